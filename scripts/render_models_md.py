@@ -51,7 +51,8 @@ rewrite is worth. Engines are compared only in turn within one run. `scripts/rep
 OWN_MODELS = """Real models out of PyPI packages, quantized by each tool's default command on the same samples, by `scripts/peers/own_models.py`
 ({source}). SQNR: of all outputs against fp32 in onnxruntime, in dB, the file as it is in either engine (shapes stay dynamic). Agreement:
 percentage of samples with the same class (largest value, or side of .5), for other outputs to be read with the mean cosine. Milliseconds:
-one sample, all files in turn. s (of CPU) and peak MB: of quantizing, on one core.
+one sample, all files in turn. s (of CPU) and peak MB: of quantizing, on one core. Names that end in -shaped are networks of that shape with random
+weights (`scripts/peers/detector_models.py`).
 
 """
 
@@ -156,7 +157,7 @@ def environments() -> str:
 def own_models() -> str:
     """ONNX files that others wrote, beside other quantizers."""
     parts = []
-    for report in markdown.reports(PEERS, "own-models"):
+    for report in (*markdown.reports(PEERS, "own-models"), *markdown.reports(PEERS, "detectors")):
         filled = [row + [""] * (len(peers.COLUMNS) - len(row)) for row in peers.rows(report.content)]
         parts.append(
             OWN_MODELS.format(source=markdown.source(report, BENCHMARKS)) + markdown.table(peers.COLUMNS, filled)

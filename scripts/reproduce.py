@@ -38,7 +38,7 @@ from zoo.wide_deep.data import Rows
 
 import synthesize_log  # isort: skip  # beside this file
 from measured import MODEL, ROOT, ROUNDS, SHARED, cpu_slug, measure_by, measure_together, report, watched  # isort: skip
-from reproduce_peers import cluster, contexts, networks, reading, servers, texts  # isort: skip
+from reproduce_peers import cluster, contexts, detectors, networks, reading, servers, texts  # isort: skip
 from reproduce_translation import bleu, imported, steps, students, threads, translation  # isort: skip
 from peers import click_models, common  # isort: skip
 from peers.wide_deep import stock_quantize  # isort: skip
@@ -370,6 +370,7 @@ PARTS: dict[str, Callable[[], None]] = {
         photos,
         networks,
         quantizers,
+        detectors,
         reading,
         bleu,
         translation,

@@ -22,6 +22,17 @@ def networks() -> None:
     measure_together("image-networks", path=PEERS / "image_networks.py")
 
 
+def detectors() -> None:
+    """scripts/peers/own_models.py on a detector and a segmentation of detector_models.py."""
+    photos = SHARED / "data" / "imagenet" / "nips17"
+    if not photos.is_dir():
+        raise RequestError(f"no photos at {photos}; set ZOO_SHARED to the folder that holds data/imagenet/nips17/")
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, PEERS / "detector_models.py", scratch, "--photos", photos]
+        subprocess.run(command, check=True)
+        measure_together("detectors", scratch, path=PEERS / "own_models.py")
+
+
 def texts() -> None:
     """scripts/peers/texts.py: sentence encoders in this project and what people run them with, on 13,000 sentences."""
     folder, source = SHARED / "weights" / ENCODER.split("/")[1], SHARED / "data" / "stsb"

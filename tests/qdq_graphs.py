@@ -15,7 +15,7 @@ class Graph:
 
     def __init__(self, seed: int = 0) -> None:
         self.rng, self.nodes, self.constants = np.random.default_rng(seed), list[Any](), dict[str, Any]()
-        self.flat = ""
+        self.flat, self.ranks = "", dict[str, int]()
 
     def add(self, kind: str, inputs: list[str], **attributes: Any) -> str:
         """A node; its output."""
@@ -43,12 +43,18 @@ class Graph:
         weight = self.add("DequantizeLinear", [w, s], axis=0)
         return self.add(kind, [x, weight, self.add("DequantizeLinear", [b, t], axis=0)], **attributes)
 
-    def save(self, path: Path, shape: list[int], out: str, dtype: int = TensorProto.FLOAT) -> Path:
-        """The model's file."""
-        given = helper.make_tensor_value_info("image", dtype, ["n", *shape])
-        found = helper.make_tensor_value_info(out, TensorProto.FLOAT, ["n"] + ["m"] * (1 if out == self.flat else 3))
+    def save(
+        self, path: Path, shape: list[int], out: str, dtype: int = TensorProto.FLOAT, *more: str, batch: Any = "n"
+    ) -> Path:
+        """The model's file. more: further outputs."""
+        given = helper.make_tensor_value_info("image", dtype, [batch, *shape])
+        ranks = {self.flat: 2, **self.ranks}
+        found = [
+            helper.make_tensor_value_info(each, TensorProto.FLOAT, ["n"] + ["m"] * (ranks.get(each, 4) - 1))
+            for each in (out, *more)
+        ]
         made = [numpy_helper.from_array(value, name) for name, value in self.constants.items()]
-        graph = helper.make_graph(self.nodes, "g", [given], [found], made)
+        graph = helper.make_graph(self.nodes, "g", [given], found, made)
         path.write_bytes(
             helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
         )

@@ -1,8 +1,11 @@
-"""Image classifiers in native kernels, from any quantized graph that maps onto an `ImageProgram`."""
+"""Image networks in native kernels, from any quantized graph that maps onto an `ImageProgram`; what a detector computes
+in float behind its int8 layers, in onnxruntime.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from pipelines.core.batches import Batch
 from pipelines.core.derived import derived
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.engines.contexts import Asynchronous
+from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.quickest import Option
 from pipelines.engines.session import BatchError, Executed, Port
 from pipelines.kernels import extension, program_file
@@ -22,7 +26,7 @@ from pipelines.kernels.images.native import PackedProgram, pack
 from pipelines.kernels.images.program import ImageProgram
 
 # Of what `store` makes of a graph: bump it when `from_graph`, the packed weights or the native object's methods change.
-VERSION = 5
+VERSION = 6
 SUFFIX = ".zoo"
 CLASSES = {PackedProgram.__name__: PackedProgram}
 
@@ -46,50 +50,77 @@ def packed(path: Path) -> PackedProgram:
 
 
 def form(path: Path) -> dict[str, Any]:
-    """What becomes of a quantized graph in these kernels: {"steps": {kind: count}}, or {"reason": why not}. Writes
-    nothing.
+    """What becomes of a quantized graph in these kernels: {"steps": {kind: count}}, and {"rest": {operator: count}} of
+    what onnxruntime computes behind them, or {"reason": why not}. Writes nothing.
     """
     try:
-        steps = [type(each).__name__ for each in _mapped(path).steps]
+        program = _mapped(path)
     except ZooError as error:
         return {"reason": str(error)}
-    return {"steps": {kind: steps.count(kind) for kind in dict.fromkeys(steps)}}
+    steps = [type(each).__name__ for each in program.steps]
+    found = {"steps": {kind: steps.count(kind) for kind in dict.fromkeys(steps)}}
+    if program.rest:
+        import onnx
+        import onnx_ir as ir
+
+        from pipelines.graph import query
+
+        found["rest"] = query.op_counts(ir.from_proto(onnx.load_from_string(program.rest)))
+    return found
 
 
 class ImageSession(Asynchronous):
-    """An image classifier, in one call of the native kernels a batch. Threads may share it, and forked processes."""
+    """An image network, in one call of the native kernels a batch, and one of onnxruntime for what goes on in float.
+
+    Threads may share it, and forked processes.
+    """
 
     engine = "native"
 
     def __init__(self, path: Path, threads: int) -> None:
         machine.require_threads(threads)
         self.path, self.threads = path, threads
-        self._program = packed(path)
+        self._program = given = packed(path)
         try:
-            self._network = self._program.open()
+            self._network = given.open()
+            self._rest = OnnxRuntimeSession(path, threads, given.rest.tobytes()) if given.rest.size else None
+            self._ends = np.cumsum([math.prod(shape) for _, shape in given.parts]).tolist()
         except (AttributeError, TypeError, ValueError) as error:
             raise self._damaged(error) from error
-        given = self._program
-        self.inputs = {given.input: Port(np.dtype(given.dtype), (None, *given.shape))}
+        self.inputs = {given.input: Port(np.dtype(given.dtype), (given.batch or None, *given.shape))}
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """The outputs for a batch, see `Session`."""
         program = self._program
         x = batch.get(program.input)
-        if x is None or x.shape[1:] != tuple(program.shape) or x.dtype != program.dtype:
-            wanted = f"{program.input} {program.dtype} [n, {', '.join(map(str, program.shape))}]"
+        fits = x is not None and x.shape[1:] == tuple(program.shape) and program.batch in (0, len(x))
+        if x is None or not fits or x.dtype != program.dtype:
+            wanted = f"{program.input} {program.dtype} [{program.batch or 'n'}, {', '.join(map(str, program.shape))}]"
             given = {name: f"{np.asarray(each).dtype} {list(np.shape(each))}" for name, each in batch.items()}
             raise BatchError(f"the native kernels cannot run {self.path} on {given}; wanted {wanted}")
         try:
             found = self._network(contiguous(x), self.threads)
-        except ValueError as error:
+            if program.parts:
+                return self._outputs(found)
+        except (ValueError, KeyError) as error:
             raise self._damaged(error) from error
         if program.ending == "Sigmoid":
             found = 1 / (1 + np.exp(-found))
         if program.ending == "Softmax":
             powers = np.exp(found - found.max(axis=1, keepdims=True))
             found = powers / powers.sum(axis=1, keepdims=True)
-        return {program.output: found.reshape(len(x), *program.result_shape)}
+        return {program.outputs[0]: found.reshape(len(x), *program.result_shape)}
+
+    def _outputs(self, results: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        """The graph's outputs, some of them parts of the results [n, ...], the rest computed from parts."""
+        pieces = np.split(results, self._ends[:-1], axis=1)
+        values: dict[str, NDArray[Any]] = {
+            name: contiguous(piece).reshape(len(results), *shape)
+            for (name, shape), piece in zip(self._program.parts, pieces, strict=True)
+        }
+        if self._rest is not None:
+            values |= self._rest.run({name: values[name] for name in self._rest.inputs})
+        return {name: values[name] for name in self._program.outputs}
 
     def _damaged(self, error: Exception) -> RequestError:
         return RequestError(f"the packed program of {self.path} is damaged: {one_line(error)}")
@@ -97,11 +128,17 @@ class ImageSession(Asynchronous):
     def executed(self, batch: Batch) -> list[Executed]:
         """The steps that run, see `Session`."""
         steps = [method for method, _ in self._program.calls if method not in ("tensor", "finish")]
-        return [Executed(f"{i}", f"{step} {self._program.isa}", "u8") for i, step in enumerate(steps)]
+        found = [Executed(f"{i}", f"{step} {self._program.isa}", "u8") for i, step in enumerate(steps)]
+        if self._rest is not None:
+            count, parts = len(batch[self._program.input]), dict(self._program.parts)
+            found += self._rest.executed(
+                {name: np.zeros((count, *parts[name]), np.float32) for name in self._rest.inputs}
+            )
+        return found
 
 
 def options(path: Path, threads: int) -> dict[str, Option]:
-    """The way to run a quantized classifier's graph. Raises RequestError where it cannot be mapped, and without
+    """The way to run a quantized image network's graph. Raises RequestError where it cannot be mapped, and without
     kernels.
     """
     packed(path)

@@ -10,7 +10,8 @@ than its file and its samples; peers get the file brought to opset 13 where it i
 Told of each: SQNR of all outputs against the float file's in onnxruntime, in dB, over all test samples one at a time,
 in both engines, which open the files as they are (shapes stay dynamic); the agreement of the first output, see
 `agreement`; size; CPU seconds and peak memory of the quantization in a process of its own, on one core. Then all files
-of a model are timed on one test sample in each engine, in turn, on one thread and one core. NNCF quantizes the model as
+of a model are timed on one test sample in each engine, in turn, on one thread and one core; in this project's native
+kernels those that have such a form. NNCF quantizes the model as
 OpenVINO converts it (on other models its bias correction is skipped in silence), so that OpenVINO alone runs the
 result. A setting that fails is told of as left out, with its error. Needs the `peers` extra.
 """
@@ -34,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
+from pipelines.engines import catalog
 from pipelines.graph import io
 from scripts.peers import common, vision
 
@@ -175,7 +177,17 @@ def openvino_session(path: Path, threads: int) -> Run:
     return run
 
 
-ENGINES: dict[str, Callable[[Path, int], Run]] = {"onnxruntime": onnxruntime_session, "openvino": openvino_session}
+def native_session(path: Path, threads: int) -> Run:
+    """This project's kernels, where the file has such a form."""
+    session = catalog.load(path, "native", threads)
+    return lambda feed: list(session.run(feed).values())
+
+
+ENGINES: dict[str, Callable[[Path, int], Run]] = {
+    "onnxruntime": onnxruntime_session,
+    "openvino": openvino_session,
+    "native": native_session,
+}
 
 
 def sqnr(wanted: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]) -> float:
@@ -295,7 +307,7 @@ def rows(report: Mapping[str, Any]) -> list[list[str]]:
             first: dict[str, Any] = next((each for each in accuracy.values() if "sqnr_db" in each), {})
             speed = [model["milliseconds"].get(e, {}).get(row["setting"], {}).get("median") for e in ENGINES]
             values: list[Any] = [model["model"], row["setting"]]
-            values += [accuracy.get(engine, {}).get("sqnr_db") for engine in ENGINES]
+            values += [accuracy.get(engine, {}).get("sqnr_db") for engine in ("onnxruntime", "openvino")]
             values += [first.get("agreement"), first.get("cosine"), round(row["bytes"] / 1e6, 2), *speed]
             values += [row.get("seconds"), row.get("peak_mb")]
             found.append(["" if each is None else str(each) for each in values])
@@ -303,14 +315,17 @@ def rows(report: Mapping[str, Any]) -> list[list[str]]:
     return found
 
 
-COLUMNS = ("model", "setting", "SQNR ORT", "SQNR OV", "agreement", "cosine", "MB", "ORT ms", "OV ms", "s", "peak MB")
+COLUMNS = (
+    *("model", "setting", "SQNR ORT", "SQNR OV", "agreement", "cosine", "MB"),
+    *("ORT ms", "OV ms", "native ms", "s", "peak MB"),
+)
 
 
 def table(report: Mapping[str, Any]) -> str:
     """The results as text."""
-    line = "{:12} {:20} {:>9} {:>9} {:>9} {:>8} {:>7} {:>9} {:>9} {:>7} {:>8}".format
+    line = "{:20} {:20} {:>9} {:>9} {:>9} {:>8} {:>7} {:>9} {:>9} {:>9} {:>7} {:>8}".format
     return "\n".join(
-        line(*row) if len(row) == len(COLUMNS) else "{:12} {:20} {}".format(*row)
+        line(*row) if len(row) == len(COLUMNS) else "{:20} {:20} {}".format(*row)
         for row in [list(COLUMNS), *rows(report)]
     )
 

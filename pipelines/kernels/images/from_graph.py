@@ -40,6 +40,7 @@ from pipelines.kernels.images.qdq import (
     refused,
 )
 from pipelines.kernels.images.reference import product
+from pipelines.kernels.images.rest import Rest
 from pipelines.kernels.images.walk import Bytes, Input, Pending, Walk
 
 FUNCTIONS = {
@@ -47,6 +48,7 @@ FUNCTIONS = {
     *("Softplus", "Softsign", "Gelu", "Mish", "Swish", "Erf", "Exp", "Log", "Sqrt", "Pow", "Abs", "Neg"),
     *("Reciprocal", "Add", "Sub", "Mul", "Div", "Min", "Max", "Relu", "Clip"),
 }
+LEAST = 100  # times as many weights as a rest in float holds are int8
 
 
 def image_program(model: ir.Model) -> ImageProgram:
@@ -59,9 +61,9 @@ class _Mapping(Walk):
 
     def program(self) -> ImageProgram:
         """See `image_program`."""
-        if len(self.main.inputs) != 1 or len(self.main.outputs) != 1:
-            raise RequestError("the graph has several inputs or outputs; the image kernels take one of each")
-        (self.given,), (found,) = self.main.inputs, self.main.outputs
+        if len(self.main.inputs) != 1:
+            raise RequestError("the graph has several inputs; the image kernels take one")
+        (self.given,), found = self.main.inputs, self.main.outputs[0]
         shape = query.dimensions(self.given)
         if shape is None or len(shape) != 4 or None in shape[1:]:
             raise RequestError(f"the input {self.given.name} has the shape {shape}; wanted [n, C, H, W] of fixed sizes")
@@ -71,26 +73,38 @@ class _Mapping(Walk):
         self.floats = self.given.dtype == ir.DataType.FLOAT
         last = self.shape[2] <= 4 < self.shape[0]  # as few channels as images have
         self.values[self.given] = Input(last, last)
-        ending = None
+        ending, rest = None, Rest(self.model)
         for node in self.main:
-            if any(value in self.values for value in node.inputs if value is not None):
-                if node.op_type in ENDINGS and node.outputs[0] is found:
+            if rest.reads(node):
+                rest.take(node)
+            elif any(value in self.values for value in node.inputs if value is not None):
+                if node.op_type in ENDINGS and node.outputs[0] is found and len(self.main.outputs) == 1:
                     ending = node
                     break
-                self._map(node)
-        result_shape = self._end(ending.inputs[0] if ending is not None else found, ending)
+                try:
+                    self._map(node)
+                except RequestError as error:
+                    rest.take(node, error)
+        parts = self._parts(rest) if rest or len(self.main.outputs) > 1 else ()
+        if parts:
+            result_shape: tuple[int, ...] = (sum(int(np.prod(shape)) for _, shape in parts),)
+        else:
+            result_shape = self._end(ending.inputs[0] if ending is not None else found, ending)
         drop_unread(self.steps)
         fuse_sums(self.steps)
         tensors, steps = renumbered(self.tensors, self.steps)
         return ImageProgram(
             str(self.given.name),
-            str(found.name),
+            tuple(str(each.name) for each in self.main.outputs),
             "float32" if self.floats else "uint8",
             self.shape,
             tensors,
             steps,
             result_shape,
             "" if ending is None else ending.op_type,
+            parts,
+            rest.model(parts) if parts else b"",
+            int(shape[0] or 0) if parts else 0,
         )
 
     def _map(self, node: ir.Node) -> None:
@@ -126,6 +140,33 @@ class _Mapping(Walk):
         if ending is not None and softmax and (len(shape) != 1 or ending.attributes.get_int("axis", -1) not in (1, -1)):
             raise refused(ending, "is not over the classes")
         return shape
+
+    def _parts(self, rest: Rest) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The values that the rest goes on from, and the steps that end the program with them.
+
+        Raises RequestError where the rest would hold layers itself.
+        """
+        while not_bytes := [each for each in rest.inputs(self.values) if self._dequantized(each) is None]:
+            producer = not_bytes[0].producer()
+            if producer is None:
+                raise rest.reason or RequestError(f"the output {not_bytes[0].name} is no dequantized tensor")
+            rest.take(producer)
+        weights = sum(step.weight.size for step in self.steps if isinstance(step, Convolution))
+        if rest and rest.weights() * LEAST > weights:
+            raise rest.reason or RequestError("the outputs are results of float layers")
+        parts = []
+        for value in rest.inputs(self.values):
+            found = self._dequantized(value)
+            assert found is not None and found.scale is not None
+            height, width, channels = self.tensors[found.tensor]
+            self.steps.append(Dequantize(found.tensor, float(found.scale), found.zero, found.last))
+            shape = (height, width, channels) if found.last else (channels, height, width)
+            parts.append((str(value.name), (height * width * channels,) if found.flat else shape))
+        return tuple(parts)
+
+    def _dequantized(self, value: ir.Value) -> Bytes | None:
+        found = self.values.get(value)
+        return found if isinstance(found, Bytes) and found.real and found.scale is not None else None
 
     # ---------------------------------------------------------------------------------------------------------- layers
 

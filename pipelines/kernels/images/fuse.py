@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipelines.kernels.images.program import Addition, Concatenation, Convolution, Lookup, Pixels, Product, Shape, Step
+from pipelines.kernels.images.program import Addition, Concatenation, Convolution, Pixels, Product, Shape, Step
 
 
 def drop_unread(steps: list[Step]) -> None:
-    """Leave out tables whose results went into other tables."""
-    for step in steps[::-1]:
-        if isinstance(step, Lookup) and not any(step.out in _reads(each) for each in steps):
-            steps.remove(step)
+    """Leave out steps whose results no step reads: tables that went into other tables, and what was begun in vain."""
+    for at in range(len(steps) - 1, 0, -1):
+        out = getattr(steps[at], "out", -1)
+        if out >= 0 and not any(out in _reads(each) for each in steps[at:]):
+            del steps[at]
 
 
 def fuse_sums(steps: list[Step]) -> None:

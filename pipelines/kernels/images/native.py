@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.kernels.arrays import Array, contiguous
 from pipelines.kernels.extension import required
@@ -22,6 +23,7 @@ from pipelines.kernels.images.program import (
     MaxPool,
     Pixels,
     Product,
+    Resampling,
     Selection,
     Sum,
 )
@@ -45,18 +47,22 @@ def product_limit(isa: str = "") -> float:
 
 @dataclass(frozen=True)
 class PackedProgram:
-    """An `ImageProgram` in the form that the kernels of one instruction set compute, which a file can hold.
+    """An `ImageProgram` in the form that the kernels of one instruction set compute, which a file can hold. rest: as
+    bytes.
 
     calls: (method of the native `ImageNetwork`, its arguments) in order; arrays are packed weights, uint8, and tables.
     """
 
     isa: str
     input: str
-    output: str
+    outputs: tuple[str, ...]
     dtype: str
     shape: tuple[int, ...]
     result_shape: tuple[int, ...]
     ending: str
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
+    rest: NDArray[np.uint8]
+    batch: int
     calls: tuple[tuple[str, tuple[Any, ...]], ...]
 
     def open(self) -> Any:
@@ -119,17 +125,22 @@ def pack(program: ImageProgram, isa: str = "") -> PackedProgram:
                 calls.append(("concatenation", (list(step.xs), step.out)))
             case Selection():
                 calls.append(("selection", (step.x, step.out, list(step.channels))))
+            case Resampling():
+                calls.append(("resampling", (step.x, step.out, list(step.rows), list(step.columns))))
             case Dequantize():
                 calls.append(("dequantize", (step.x, step.scale, step.zero, step.last)))
     calls.append(("finish", (program.results,)))
     return PackedProgram(
         isa,
         program.input,
-        program.output,
+        program.outputs,
         program.dtype,
         program.shape,
         program.result_shape,
         program.ending,
+        program.parts,
+        np.frombuffer(program.rest, np.uint8),
+        program.batch,
         tuple(calls),
     )
 

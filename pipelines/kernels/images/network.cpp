@@ -4,6 +4,8 @@
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
+#include <tuple>
+#include <utility>
 
 namespace zoo {
 namespace {
@@ -390,18 +392,40 @@ void Network::selection(int64_t x, int64_t out, const std::vector<int64_t> &chan
     });
 }
 
+void Network::resampling(int64_t x, int64_t out, const std::vector<int64_t> &rows, const std::vector<int64_t> &columns) {
+    require(at(known(x, true)).channels == at(known(out, false)).channels, "a resampling");
+    for (const auto &[places, from, to] : {std::tuple(&rows, at(x).height, at(out).height), std::tuple(&columns, at(x).width, at(out).width)}) {
+        require(static_cast<int64_t>(places->size()) == to, "a resampling");
+        for (int64_t place : *places) require(place >= 0 && place < from, "a resampling");
+    }
+    step(out, {x}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const auto bytes = static_cast<size_t>(at(out).pitch);
+        for (int64_t y = begin; y < end; ++y) {
+            const int64_t row = rows[static_cast<size_t>(y)];
+            if (y > begin && row == rows[static_cast<size_t>(y - 1)]) {
+                std::memcpy(s.pixel(at(out), y, 0), s.pixel(at(out), y - 1, 0), bytes * columns.size());
+                continue;
+            }
+            uint8_t *to = s.pixel(at(out), y, 0);
+            for (int64_t column : columns) to = std::copy_n(s.pixel(at(x), row, column), bytes, to);
+        }
+    });
+}
+
 void Network::dequantize(int64_t x, float scale, int32_t zero, bool last) {
     const int64_t height = at(known(x, true)).height, width = at(x).width, channels = at(x).channels;
+    const int64_t before = std::exchange(found_, dequantized_ ? 0 : found_);  // behind the results of those before it
     step(-1, {x}, height, [=](const Sample &s, int64_t begin, int64_t end) {
         for (int64_t y = begin; y < end; ++y)
             for (int64_t column = 0; column < width; ++column) {
                 const uint8_t *from = s.pixel(at(x), y, column);
                 for (int64_t c = 0; c < channels; ++c)
-                    s.out[last ? (y * width + column) * channels + c : (c * height + y) * width + column] =
+                    s.out[before + (last ? (y * width + column) * channels + c : (c * height + y) * width + column)] =
                         static_cast<float>(from[c] - zero) * scale;
             }
     });
-    found_ = height * width * channels;
+    found_ = before + height * width * channels;
+    dequantized_ = true;
 }
 
 void Network::finish(int64_t results) {

@@ -65,6 +65,8 @@ class Network {
     void lookup(int64_t x, int64_t out, const uint8_t *tables, int64_t count);
     void concatenation(const std::vector<int64_t> &xs, int64_t out);
     void selection(int64_t x, int64_t out, const std::vector<int64_t> &channels);
+    void resampling(int64_t x, int64_t out, const std::vector<int64_t> &rows, const std::vector<int64_t> &columns);
+    // Results; several may follow each other, and lie so.
     void dequantize(int64_t x, float scale, int32_t zero, bool last);
     // No step follows: lays out the tensors.
     void finish(int64_t results);
@@ -117,7 +119,7 @@ class Network {
     std::vector<Step> steps_;
     mutable Arenas arenas_;
     int64_t sample_ = 0, results_ = 0, arena_ = 0, found_ = 0;
-    bool floats_ = false, finished_ = false;
+    bool floats_ = false, finished_ = false, dequantized_ = false;
 };
 
 // Exact products of 8 bits a second that this thread's core can make in registers, of `seconds` of its processor time.

@@ -116,6 +116,7 @@ void bind_image_network(nb::module_ &module) {
         })
         .def("concatenation", &BoundNetwork::concatenation)
         .def("selection", &BoundNetwork::selection)
+        .def("resampling", &BoundNetwork::resampling)
         .def("dequantize", &BoundNetwork::dequantize)
         .def("finish", &BoundNetwork::finish)
         .def("time_steps", [](const BoundNetwork &n, const Array &x, double seconds) {

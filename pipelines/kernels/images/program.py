@@ -6,7 +6,8 @@ knows the scales. The arithmetic is onnxruntime's of the same QDQ graph, so that
 
     requantized(acc) = clip(rint(float32(acc) scale) + zero, low, high)     half to even; acc in exact int32
 
-The last step writes float32, the logits.
+The last step writes float32, the logits; where the graph goes on in float (a detector's boxes), so do the last few, one
+value each.
 """
 
 from __future__ import annotations
@@ -296,8 +297,27 @@ class Selection:
 
 
 @dataclass(frozen=True)
+class Resampling:
+    """The pixels of x at these rows and columns: a resize to nearest neighbours."""
+
+    x: int
+    out: int
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    def check(self, program: ImageProgram, written: set[int]) -> None:
+        """See `Step`."""
+        height, width, channels = program.read(self, self.x, written)
+        for places, size in ((self.rows, height), (self.columns, width)):
+            _fits(self, bool(places) and min(places) >= 0 and max(places) < size)
+        _fits(self, program.write(self, self.out, written) == (len(self.rows), len(self.columns), channels))
+
+
+@dataclass(frozen=True)
 class Dequantize:
-    """The program's result: scale (x - zero) of the tensor, flat, in the order [C, H, W] or, `last`, [H, W, C]."""
+    """Results: scale (x - zero) of the tensor, flat, in the order [C, H, W] or, `last`, [H, W, C]. Several may end a
+    program; they lie one after the other.
+    """
 
     x: int
     scale: float
@@ -306,9 +326,12 @@ class Dequantize:
 
     def check(self, program: ImageProgram, written: set[int]) -> None:
         """See `Step`."""
-        height, width, channels = program.read(self, self.x, written)
-        _fits(self, program.steps[-1] is self and program.results == height * width * channels)
-        _fits(self, bool(np.isfinite(self.scale)))
+        program.read(self, self.x, written)
+        behind = program.steps[program.steps.index(self) :]
+        _fits(self, all(isinstance(each, Dequantize) for each in behind) and bool(np.isfinite(self.scale)))
+        if self is program.steps[-1]:
+            shapes = [program.tensors[each.x] for each in program.steps if isinstance(each, Dequantize)]
+            _fits(self, program.results == sum(int(np.prod(shape)) for shape in shapes))
         _bytes(self, self.zero)
 
 
@@ -325,6 +348,7 @@ STEPS = {
         Lookup,
         Concatenation,
         Selection,
+        Resampling,
         Dequantize,
     )
 }
@@ -335,18 +359,25 @@ class ImageProgram:
     """A classifier of images: the graph's input, uint8 or float32 `dtype` of `shape` a sample, to `results` float32.
 
     tensors: (height, width, channels) of each; every one is written once, before it is read. result_shape: of a
-    sample's results in the graph. ending: the function of them that ends the graph, of `ENDINGS`. Raises RequestError
-    for steps that do not fit.
+    sample's results in the graph. ending: the function of them that ends the graph, of `ENDINGS`.
+
+    A graph of several outputs, or that goes on in float, has parts: the (name, shape of a sample) of each of the values
+    that the results hold then, one after the other. rest is what computes those outputs from them that are none of
+    them, a serialized ONNX model, empty where there are none. batch: the number of samples that such a graph fixes,
+    else 0. Raises RequestError for steps that do not fit.
     """
 
     input: str
-    output: str
+    outputs: tuple[str, ...]
     dtype: str
     shape: Shape
     tensors: tuple[Shape, ...]
     steps: tuple[Step, ...]
     result_shape: tuple[int, ...]
     ending: str = ""
+    parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    rest: bytes = b""
+    batch: int = 0
 
     def __post_init__(self) -> None:
         written: set[int] = set()
@@ -361,6 +392,8 @@ class ImageProgram:
             _fits(self, isinstance(step, Pixels) == (step is self.steps[0]))
             step.check(self, written)
         _fits(self, len(written) == len(self.tensors))
+        sizes = [int(np.prod(shape, dtype=np.int64)) for _, shape in self.parts]
+        _fits(self, sum(sizes) == (self.results if sizes else 0) and (bool(sizes) or not self.rest))
 
     @property
     def results(self) -> int:

@@ -21,6 +21,7 @@ from pipelines.kernels.images.program import (
     MaxPool,
     Pixels,
     Product,
+    Resampling,
     Selection,
     Sum,
     windows,
@@ -69,6 +70,7 @@ def _weighted(values: NDArray[np.uint8], first: NDArray[np.int64], weights: NDAr
 def run(program: ImageProgram, x: Array) -> Array:
     """The results of an `ImageProgram` for one sample `x`, float32 [results], without its ending."""
     tensors: dict[int, Array] = {}
+    results: list[Array] = []
     for step in program.steps:
         match step:
             case Pixels():
@@ -122,10 +124,12 @@ def run(program: ImageProgram, x: Array) -> Array:
                 tensors[step.out] = np.concatenate([tensors[each] for each in step.xs], axis=2)
             case Selection():
                 tensors[step.out] = tensors[step.x][..., step.channels]
+            case Resampling():
+                tensors[step.out] = tensors[step.x][list(step.rows)][:, list(step.columns)]
             case Dequantize():
                 real = (tensors[step.x].astype(np.float32) - np.float32(step.zero)) * np.float32(step.scale)
-                return (real if step.last else real.transpose(2, 0, 1)).ravel()
-    raise AssertionError("a program ends with its results")
+                results.append((real if step.last else real.transpose(2, 0, 1)).ravel())
+    return np.concatenate(results)
 
 
 def _convolved(step: Convolution, x: Array) -> NDArray[np.int64]:

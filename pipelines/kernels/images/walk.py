@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
-from pipelines.kernels.images.program import Concatenation, Lookup, Pixels, Selection, Shape, Step
-from pipelines.kernels.images.qdq import given, input_at, qparams, quantized, refused
+from pipelines.kernels.images.program import Concatenation, Lookup, Pixels, Resampling, Selection, Shape, Step
+from pipelines.kernels.images.qdq import computed, given, input_at, qparams, quantized, refused
 
 
 @dataclass(frozen=True)
@@ -304,6 +304,29 @@ class Walk:
         for output, size, end in zip(node.outputs, sizes, ends, strict=True):
             part = self._selected(found.tensor, range(int(end) - size, int(end)))
             self.values[output] = replace(found, tensor=part)
+
+    def _resize(self, node: ir.Node) -> None:
+        """To nearest neighbours: which, onnxruntime says of the places themselves."""
+        found = self.values[given(node)]
+        if not isinstance(found, Bytes) or found.flat:
+            raise refused(node, "resizes what is not quantized, or flat")
+        if node.attributes.get_string("mode", "nearest") != "nearest":
+            raise refused(node, "interpolates between pixels")
+        height, width, channels = self.tensors[found.tensor]
+        shape = (1, height, width, channels) if found.last else (1, channels, height, width)
+        axes = (1, 2) if found.last else (2, 3)
+        places = []
+        for axis in axes:
+            ramp = np.arange(shape[axis], dtype=np.float32).reshape([-1 if at == axis else 1 for at in range(4)])
+            made = computed(self.model, node, np.broadcast_to(ramp, shape))
+            along = np.moveaxis(made, axis, 0).reshape(made.shape[axis], -1)
+            pixels = made.shape[axes[0]] * made.shape[axes[1]]
+            if made.size != pixels * channels or np.ptp(along, axis=1).any():
+                raise refused(node, "resizes other axes than those of the pixels")
+            places.append(tuple(along[:, 0].astype(int).tolist()))
+        out = self._new((len(places[0]), len(places[1]), channels))
+        self.steps.append(Resampling(found.tensor, out, *places))
+        self.values[node.outputs[0]] = replace(found, tensor=out)
 
     def _transpose(self, node: ir.Node) -> None:
         found, order = self.values[given(node)], tuple(node.attributes.get_ints("perm", []))

@@ -25,6 +25,7 @@ from pipelines.kernels.images.program import (
     Lookup,
     MaxPool,
     Pixels,
+    Resampling,
     Selection,
     Sum,
     windows,
@@ -38,7 +39,7 @@ def program(
 ) -> ImageProgram:
     """A program from [C, H, W] bytes to flat results."""
     return ImageProgram(
-        "image", "logits", more.pop("dtype", "uint8"), shape, tuple(tensors), tuple(steps), (results,), **more
+        "image", ("logits",), more.pop("dtype", "uint8"), shape, tuple(tensors), tuple(steps), (results,), **more
     )
 
 
@@ -252,3 +253,45 @@ def test_a_call_touches_no_page_for_the_first_time() -> None:
     page = resource.getpagesize()
     assert opened[0][0].arena > 256 * page
     assert min(calls() for _ in range(5)) < opened[1][0].arena / page  # those of threads that begin, not of one arena
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_maps_made_larger_and_several_results(data: st.DataObject) -> None:
+    """Any rows and columns in any order, odd numbers of channels, results of tensors that steps before the last wrote."""
+    draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
+    rng = np.random.default_rng(draw(0, 2**32))
+    height, width, channels = draw(1, 7), draw(1, 7), draw(1, 70)
+    rows, columns = (sorted(rng.integers(0, size, draw(1, 15)).tolist()) for size in (height, width))
+    steps = [
+        Pixels(0),
+        random_convolution(rng, 0, 1, channels, (1, 1), 3),
+        Resampling(1, 2, tuple(rows), tuple(columns)),
+        random_convolution(rng, 2, 3, 9, (3, 3), channels, pads=(1, 1, 1, 1), fill=3),
+        Dequantize(3, 0.25, 3, last=data.draw(st.booleans())),
+        Dequantize(1, 0.5, 128),
+        Dequantize(2, 2.0, 0),
+    ]
+    larger = len(rows), len(columns)
+    tensors = [(height, width, 3), (height, width, channels), (*larger, channels), (*larger, 9)]
+    results = [len(rows) * len(columns) * 9, height * width * channels, len(rows) * len(columns) * channels]
+    parts = tuple((f"part{at}", (size,)) for at, size in enumerate(results))
+    found = program((3, height, width), tensors, steps, sum(results), parts=parts)
+    same_bits(found, rng.integers(0, 256, (3, 3, height, width), dtype=np.uint8))
+
+
+def test_results_that_do_not_fit() -> None:
+    steps = [Pixels(0), Resampling(0, 1, (0, 1), (1,)), Dequantize(1, 0.5, 0)]
+    tensors = [(2, 2, 3), (2, 1, 3)]
+    program((3, 2, 2), tensors, steps, 6)
+    for wrong, results, more in (
+        ([steps[0], Resampling(0, 1, (0, 2), (1,)), steps[2]], 6, {}),
+        ([steps[0], Resampling(0, 1, (0,), (1,)), steps[2]], 6, {}),
+        ([*steps, Resampling(0, 1, (0, 1), (1,))], 6, {}),
+        (steps, 7, {}),
+        ([*steps, Dequantize(0, 0.5, 0)], 6, {}),
+        (steps, 6, {"parts": (("a", (5,)),)}),
+        (steps, 6, {"rest": b"model"}),
+    ):
+        with pytest.raises(RequestError, match="do not fit|no new one"):
+            program((3, 2, 2), tensors, wrong, results, **more)
