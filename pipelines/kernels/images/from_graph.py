@@ -1,6 +1,6 @@
-"""A quantized classifier's ONNX graph as an `ImageProgram`, by structure: QDQ around Conv, Gemm, MatMul, Add, Mul,
+"""A quantized image network's ONNX graph as an `ImageProgram`, by structure: QDQ around Conv, Gemm, MatMul, Add, Mul,
 pools and Concat, with Relu, Clip or any other function of single values between, and what lays values out otherwise:
-Flatten, Reshape and Transpose, also as a shuffle of channels, Split and Slice.
+Flatten, Reshape and Transpose, also as a shuffle of channels, Split, Slice and Resize. What goes on in float: `Rest`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LEAST = 100  # times as many weights as a rest in float holds are int8
 
 
 def image_program(model: ir.Model) -> ImageProgram:
-    """The program of a quantized image classifier. Raises RequestError, naming the operator, for any other graph."""
+    """The program of a quantized image network. Raises RequestError, naming the operator, for any other graph."""
     return _Mapping(model).program()
 
 
