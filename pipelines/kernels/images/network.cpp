@@ -415,14 +415,19 @@ void Network::resampling(int64_t x, int64_t out, const std::vector<int64_t> &row
 void Network::dequantize(int64_t x, float scale, int32_t zero, bool last) {
     const int64_t height = at(known(x, true)).height, width = at(x).width, channels = at(x).channels;
     const int64_t before = std::exchange(found_, dequantized_ ? 0 : found_);  // behind the results of those before it
+    std::array<float, 256> reals;
+    for (int32_t byte = 0; byte < 256; ++byte) reals[static_cast<size_t>(byte)] = static_cast<float>(byte - zero) * scale;
     step(-1, {x}, height, [=](const Sample &s, int64_t begin, int64_t end) {
-        for (int64_t y = begin; y < end; ++y)
-            for (int64_t column = 0; column < width; ++column) {
-                const uint8_t *from = s.pixel(at(x), y, column);
-                for (int64_t c = 0; c < channels; ++c)
-                    s.out[before + (last ? (y * width + column) * channels + c : (c * height + y) * width + column)] =
-                        static_cast<float>(from[c] - zero) * scale;
-            }
+        const int64_t pitch = at(x).pitch;
+        const float *of = reals.data();
+        for (int64_t y = begin; y < end; ++y) {
+            const uint8_t *row = s.pixel(at(x), y, 0);
+            float *out = s.out + before + (last ? y * width * channels : y * width);
+            for (int64_t column = 0; last && column < width; ++column)
+                for (int64_t c = 0; c < channels; ++c) *out++ = of[row[column * pitch + c]];
+            for (int64_t c = 0; !last && c < channels; ++c, out += height * width)
+                for (int64_t column = 0; column < width; ++column) out[column] = of[row[column * pitch + c]];
+        }
     });
     found_ = before + height * width * channels;
     dequantized_ = true;
