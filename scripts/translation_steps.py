@@ -391,7 +391,7 @@ def main() -> None:
                 folder = scratch / f"{Path(model).name}-steps" / "model"
                 if not folder.is_dir():
                     folder.parent.mkdir(parents=True, exist_ok=True)
-                    copied(model, folder)
+                    copied(model, folder, STEPS)
                 found = measure(Forms(open_folder(folder, zoo.entry), precision), cases, repeats, advance)
                 return {"model": model, "precision": precision, "rows": found}
 
