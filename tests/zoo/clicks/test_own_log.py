@@ -1,6 +1,7 @@
 """The walk of docs/own-log.md on a log with ugly columns and a million different ids."""
 
 import csv
+import json
 import math
 import random
 
@@ -49,11 +50,15 @@ def test_ugly_columns_and_a_million_ids(tmp_path, capsys):
     cli.call(["schema", log, "-o", schema])
     found = {each.name: each for each in Schema.load(schema).columns}
     assert [each.kind for each in found.values()] == [
-        *("label", "category", "category", "categories", "number", "categories", "timestamp")
+        *("label", "ignored", "category", "categories", "number", "categories", "timestamp")
     ]
+    assert "nearly every row has one of its own" in found["session, id"].why
     assert found["session, id"].distinct == pytest.approx(IDS, rel=0.05)
     assert sorted(found['the "kind"'].encoding["values"]) == sorted(filter(None, KINDS))
     assert sorted(found["tags\nof it"].encoding["values"]) == sorted(TAGS)
+    edited = json.loads((tmp_path / "schema.json").read_text())  # by a person, who wants the ids
+    edited["columns"][1] |= {"kind": "category", "encoding": {"type": "hash", "buckets": 2 * IDS}}
+    (tmp_path / "schema.json").write_text(json.dumps(edited))
     small = {"embedding_size": 4, "hidden": "16", "batch_size": 8192, "epochs": 1, "l2_embeddings": 1000}
     options = [word for name, value in small.items() for word in ("--set", f"{name}={value}")]
     cli.call(["train", "deepfm", "--data", log, "--schema", schema, "-o", model, *options, "--set", "refit=false"])
