@@ -102,6 +102,8 @@ class ImageSession(Asynchronous):
             found = self._network(contiguous(x), self.threads)
             if program.parts:
                 return self._outputs(found)
+        except ZooError:  # of onnxruntime, about the batch
+            raise
         except (ValueError, KeyError) as error:
             raise self._damaged(error) from error
         if program.ending == "Sigmoid":

@@ -143,3 +143,14 @@ def test_a_map_that_is_interpolated_is_refused(tmp_path: Path) -> None:
     g, out, _ = detector(mode="linear")
     with pytest.raises(RequestError, match="interpolates between pixels"):
         catalog.load(g.save(tmp_path / "m.onnx", SHAPE, out), "native")
+
+
+def test_what_goes_on_may_take_fewer_samples_than_the_layers(tmp_path: Path) -> None:
+    """A number of samples written into a Reshape behind them: the batch is at fault, not the program."""
+    g, _, heads = detector()
+    out = g.add("Reshape", [heads[0], g.constant(np.array([1, 9, 12 * 16]))])
+    g.ranks[out] = 3
+    path = g.save(tmp_path / "m.onnx", SHAPE, out)
+    agree(path, 1)
+    with pytest.raises(RequestError, match="^onnxruntime cannot run .* on this batch"):
+        catalog.load(path, "native").run({"image": np.zeros((2, *SHAPE), np.float32)})

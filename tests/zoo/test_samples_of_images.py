@@ -75,8 +75,27 @@ def test_images_are_what_open_sizes_are_timed_with(photos: Path, capsys: pytest.
     code, out, _ = call(capsys, "plan", "open.onnx", *images_of, "--batch-size", "1,30", "--json")
     assert (code, json.loads(out)["inputs"]) == (0, [{"x": ["float32", [size, 3, 8, 8]]} for size in (1, 30)])
     assert zoo.info("open.plan")["stale"] == "no" and len(zoo.info("open.plan")["profiles"]) == 2
+    Path("cut.plan").write_bytes(Path("open.plan").read_bytes()[:200])
+    with pytest.raises(RequestError, match="cut.plan is not a plan of this version"):
+        zoo.info("cut.plan")
     code, out, _ = call(capsys, "benchmark", "open.onnx", *images_of, "--rounds", "1", "--json")
     assert code == 0 and {each["batch_size"] for each in json.loads(out)["results"]} == {1}
+
+
+@pytest.mark.parametrize("verb", ["calibrate", "quantize", "plan", "report"])
+def test_an_output_never_replaces_the_spec(photos: Path, verb: str) -> None:
+    before = Path("spec.json").read_bytes()
+    acts: dict[str, Any] = {
+        "calibrate": lambda: zoo.calibrate("net.onnx", "photos", "spec.json", preprocess="spec.json"),
+        "quantize": lambda: zoo.quantize("net.onnx", "spec.json", calibration_data="photos", preprocess="spec.json"),
+        "plan": lambda: zoo.plan("net.onnx", "spec.json", data="photos", preprocess="spec.json"),
+        "report": lambda: zoo.quantize(
+            "net.onnx", "a.onnx", calibration_data="photos", preprocess="spec.json", report_path="spec.json"
+        ),
+    }
+    with pytest.raises(RequestError, match=r"the output spec.json is the input spec.json"):
+        acts[verb]()
+    assert Path("spec.json").read_bytes() == before and not Path("a.onnx").exists()
 
 
 def test_a_broken_image_is_named_or_left_out(

@@ -113,8 +113,8 @@ def benchmark(
     if is_file(model):
         if scenario is not None:
             raise RequestError(f"scenarios are of the zoo's models; {model} is an ONNX file, leave out --scenario")
-        batches = (data, preprocess, batch_sizes or (1,))
-        return _benchmark_files([model, *others], batches, engines, threads, rounds, instances)
+        sizes = batch_sizes or (1,)
+        return _benchmark_files([model, *others], data, preprocess, engines, sizes, threads, rounds, instances)
     if others:
         raise RequestError(f"further files are compared with an ONNX file; {model} is a model of the zoo")
     folder = open_model(model, preprocess)
@@ -170,17 +170,15 @@ def benchmark(
 
 def _benchmark_files(
     paths: Sequence[Model],
-    examples: tuple[Model | None, Model | None, Sequence[int]],
+    data: Model | None,
+    preprocess: Model | None,
     engines: Sequence[str] | None,
+    batch_sizes: Sequence[int],
     threads: int,
     rounds: int,
     instances: int,
 ) -> dict[str, Any]:
-    """ONNX files in turn, in stock engines and those that have such a form in the engine native; see `benchmark`.
-
-    examples: data, preprocess and batch sizes.
-    """
-    data, preprocess, batch_sizes = examples
+    """ONNX files in turn, in stock engines and those that have such a form in the engine native; see `benchmark`."""
     if min(*batch_sizes, rounds, threads, instances) < 1:
         found = f"batch sizes {list(batch_sizes)}, rounds {rounds}, threads {threads} and instances {instances}"
         raise RequestError(f"{found} must all be 1 or more")
@@ -359,7 +357,7 @@ def plan(
     if is_file(model):
         path = Path(model)
         target = Path(output) if output is not None else path.with_suffix(".plan")
-        spare(target, model, data)
+        spare(target, model, data, preprocess)
         batches = examples_of(io.load(path), data, batch_sizes or (1,), preprocess)
         named = [AS_IT_IS, *(each for each in precisions or () if each == BF16)]
         candidates = _candidates(dict.fromkeys(named, path), names)

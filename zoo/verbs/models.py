@@ -28,7 +28,7 @@ def info(model: Model) -> dict[str, Any]:
     an ONNX file its ports, operators and whether the native kernels compute it; of a plan what it chose, and why it
     does not hold here, if so. Downloads nothing.
     """
-    if is_file(model) and zipfile.is_zipfile(model):
+    if is_file(model) and (zipfile.is_zipfile(model) or Path(model).suffix == ".plan"):
         from pipelines.engines import plan
 
         found = plan.read_plan(model)

@@ -139,7 +139,7 @@ def _calibrate_file(
             "an ONNX file is calibrated on samples; give them with --data: an .npz of its inputs, or a folder of images"
         )
     target = required(output)
-    spare(target, model, *listed(calibration.data))
+    spare(target, model, *listed(calibration.data), calibration.preprocess)
     float_model, _ = rewritten(model)
     samples = calibration.samples(float_model)
     table = calibration.best_table(float_model, _changed(QuantRecipe(), changes), samples)
@@ -263,8 +263,9 @@ def _quantize_file(
 ) -> dict[str, Any]:
     """Quantize an ONNX file by a table, or on samples."""
     target = required(output)
-    spare(target, model, *listed(calibration.data), table_path)
-    require_report(report_path, target, model, *listed(calibration.data), table_path, samples=table_path is None)
+    inputs = (model, *listed(calibration.data), calibration.preprocess, table_path)
+    spare(target, *inputs)
+    require_report(report_path, target, *inputs, samples=table_path is None)
     recipe = _changed(QuantRecipe(), changes)
     machine.return_large_arrays()
     float_model, _ = rewritten(model)
@@ -385,7 +386,7 @@ def tune(
     options: dict[str, Any] = {"max_drop": max_drop, "engine": engine, "threads": threads}
     judge: Judge
     if is_file(model):
-        spare(target, model, *listed(evaluation_data), *listed(calibration_data))
+        spare(target, model, *listed(evaluation_data), *listed(calibration_data), preprocess)
         float_model, _ = rewritten(model)
         judge, samples = judge_of(float_model, evaluation_data, calibration_data, batch_size, preprocess)
     else:

@@ -129,11 +129,8 @@ class _Mapping(Walk):
         if isinstance(found, Pending) and found.result is not None and (found.low, found.high) == (-np.inf, np.inf):
             shape = found.result()
             shape = (int(np.prod(shape)),) if found.flat else shape
-        elif isinstance(found, Bytes) and found.real and found.scale is not None:
-            height, width, channels = self.tensors[found.tensor]
-            self.steps.append(Dequantize(found.tensor, float(found.scale), found.zero, found.last))
-            shape = (height, width, channels) if found.last else (channels, height, width)
-            shape = (height * width * channels,) if found.flat else shape
+        elif value is not None and self._is_dequantized(value):
+            shape = self._result(value)
         else:
             raise RequestError(f"the output {self.main.outputs[0].name} is no layer's result, nor a dequantized tensor")
         softmax = ending is not None and ending.op_type == "Softmax"
@@ -146,27 +143,28 @@ class _Mapping(Walk):
 
         Raises RequestError where the rest would hold layers itself.
         """
-        while not_bytes := [each for each in rest.inputs(self.values) if self._dequantized(each) is None]:
-            producer = not_bytes[0].producer()
+        while odd := [each for each in rest.inputs(self.values) if not self._is_dequantized(each)]:
+            producer = odd[0].producer()
             if producer is None:
-                raise rest.reason or RequestError(f"the output {not_bytes[0].name} is no dequantized tensor")
+                raise rest.reason or RequestError(f"the output {odd[0].name} is no dequantized tensor")
             rest.take(producer)
         weights = sum(step.weight.size for step in self.steps if isinstance(step, Convolution))
         if rest and rest.weights() * LEAST > weights:
             raise rest.reason or RequestError("the outputs are results of float layers")
-        parts = []
-        for value in rest.inputs(self.values):
-            found = self._dequantized(value)
-            assert found is not None and found.scale is not None
-            height, width, channels = self.tensors[found.tensor]
-            self.steps.append(Dequantize(found.tensor, float(found.scale), found.zero, found.last))
-            shape = (height, width, channels) if found.last else (channels, height, width)
-            parts.append((str(value.name), (height * width * channels,) if found.flat else shape))
-        return tuple(parts)
+        return tuple((str(value.name), self._result(value)) for value in rest.inputs(self.values))
 
-    def _dequantized(self, value: ir.Value) -> Bytes | None:
+    def _is_dequantized(self, value: ir.Value) -> bool:
         found = self.values.get(value)
-        return found if isinstance(found, Bytes) and found.real and found.scale is not None else None
+        return isinstance(found, Bytes) and found.real and found.scale is not None
+
+    def _result(self, value: ir.Value) -> tuple[int, ...]:
+        """The step that gives a dequantized value as results; the shape of a sample's."""
+        found = self.values[value]
+        assert isinstance(found, Bytes) and found.scale is not None
+        height, width, channels = self.tensors[found.tensor]
+        self.steps.append(Dequantize(found.tensor, float(found.scale), found.zero, found.last))
+        shape = (height, width, channels) if found.last else (channels, height, width)
+        return (height * width * channels,) if found.flat else shape
 
     # ---------------------------------------------------------------------------------------------------------- layers
 
