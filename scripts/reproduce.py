@@ -20,6 +20,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -396,6 +397,7 @@ def main() -> None:
     left_out = []
     for part in parts:
         print(f"{part}: {(PARTS[part].__doc__ or '').splitlines()[0]}", flush=True)
+        start = time.perf_counter()
         try:
             PARTS[part]()
         except ZooError as error:
@@ -403,6 +405,10 @@ def main() -> None:
         except subprocess.CalledProcessError as error:
             command = " ".join(map(str, error.cmd))
             left_out.append(f"{part}: {command} ended with {error.returncode}: {(error.stderr or '').strip()}")
+        except Exception as error:  # hours of other parts are still to come
+            traceback.print_exc()
+            left_out.append(f"{part}: {type(error).__name__}: {error}")
+        print(f"{part}: took {(time.perf_counter() - start) / 60:.1f} minutes", flush=True)
     subprocess.run([sys.executable, ROOT / "scripts" / "render_models_md.py"], check=True)
     if left_out:
         sys.exit("\n".join(f"reproduce: {each}" for each in left_out))

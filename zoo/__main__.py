@@ -1,8 +1,13 @@
 """`zoo`, and `python -m zoo`: signals while modules are being imported end it in order, too."""
 
 import gc
+import os
 import signal
 import sys
+import threading
+from typing import Any
+
+AGAIN = 0.05  # seconds until a signal whose exception Python could not raise is sent again
 
 
 def main() -> None:
@@ -18,7 +23,18 @@ def main() -> None:
         asked.append(130)
         raise KeyboardInterrupt
 
+    def ignored(lost: Any) -> None:
+        """Python prints what is raised in a weak reference's callback (imports run some) and goes on: we do not."""
+        if not asked or not isinstance(lost.exc_value, KeyboardInterrupt | SystemExit):
+            sys.__unraisablehook__(lost)
+            return
+        number = signal.SIGINT if asked.pop() == 130 else signal.SIGTERM
+        again = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+
     try:
+        sys.unraisablehook = ignored
         signal.signal(signal.SIGTERM, terminate)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not one that is ignored
             signal.signal(signal.SIGINT, interrupt)

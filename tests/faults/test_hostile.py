@@ -225,6 +225,31 @@ def test_signals_at_any_moment_end_in_order(number, code, delay, tmp_path):
     assert "Traceback" not in err and out == ""
 
 
+SWALLOWED = """
+import os, sys, time, types, weakref
+import zoo, zoo.__main__
+
+class Module: ...
+
+def run():
+    module = Module()
+    reference = weakref.ref(module, lambda _: os.kill(os.getpid(), int(sys.argv[1])))
+    del module
+    time.sleep(30)
+    print("went on")
+
+zoo.cli = sys.modules["zoo.cli"] = types.SimpleNamespace(main=run)
+zoo.__main__.main()
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_in_a_callback_that_python_ignores_is_not_lost(number, code):
+    done = subprocess.run([sys.executable, "-c", SWALLOWED, str(int(number))], capture_output=True, text=True)
+    assert done.returncode == code and done.stdout == ""
+    assert done.stderr == ("zoo: interrupted\n" if code == 130 else "")
+
+
 def test_a_log_without_rows_is_given_up_soon(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(data, "HOPELESS", 100_000)
     monkeypatch.setattr(sources, "BLOCK", 1 << 16)
