@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -67,7 +68,8 @@ def cluster() -> None:
 
 def servers() -> None:
     """scripts/peers/serving.py: `zoo serve` beside the servers that users know; environments of theirs under build/."""
-    places = ROOT / "build" / "servers"
-    if not places.is_dir():
-        subprocess.run([sys.executable, PEERS / "serving.py", "--make", places], check=True)
-    measure_together("serving", str(places))
+    if shutil.which("wrk") is None:
+        raise RequestError("found no wrk, wanted it for the load; apt-get install wrk")
+    places, parts = ROOT / "build" / "servers", "peers,rows,lone,sentences,workers"
+    subprocess.run([sys.executable, PEERS / "serving.py", "--make", "--parts", parts, places], check=True)
+    measure_together("serving", str(places), "--parts", parts, "--seconds", "3")

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ REQUIREMENTS = {
 OWN = ("uvicorn", "granian", "mosec", "robyn", "blacksheep", "socketify", "litserve")  # hold this project as well
 READY, GRACE = 90.0, 10.0  # seconds for a server to answer, and to end
 CORES = sorted(os.sched_getaffinity(0))
+MADE = "made"  # a file in an environment that is whole
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ PEERS = [
     Server("ray serve, batched", "ray", ("ray_onnx.py", "batched"), "ray"),
     Server("mlserver", "mlserver", ("mlserver_onnx.py",), "mlserver"),
 ]
+SERVED = {"layers": LAYERS, "peers": PEERS}  # part: servers
 
 
 @dataclass
@@ -440,28 +442,40 @@ def table(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def make(environments: Path) -> None:
-    """Every server's environment; this project is installed into those that it runs in."""
-    for name, packages in REQUIREMENTS.items():
-        subprocess.run([sys.executable, "-m", "venv", str(environments / name)], check=True)
+def make(environments: Path, parts: Sequence[str]) -> None:
+    """The environments of the servers of these parts: what is whole is kept, what pip cannot install is left out. This
+    project is installed into those that it runs in.
+    """
+    wanted = dict.fromkeys(each.environment for part in parts for each in SERVED.get(part, ()) if each.environment)
+    free = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}  # they are not this project
+    for name in wanted:
+        place = environments / name
+        if (place / MADE).is_file():
+            continue
         own = [str(Path(__file__).parents[2])] if name in OWN else []
-        pip = [str(environments / name / "bin/python"), "-m", "pip", "install", "-q"]
-        subprocess.run([*pip, *packages, *own], check=True)
+        pip = [str(place / "bin/python"), "-m", "pip", "install", "-q"]
+        try:
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
+            subprocess.run([*pip, *REQUIREMENTS[name], *own], check=True, env=free)
+        except subprocess.CalledProcessError as error:
+            print(f"{name}: left out, its environment was not made: {error}", file=sys.stderr)
+        else:
+            (place / MADE).touch()
 
 
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("environments", type=Path, help="the folder with the servers' environments")
-    parser.add_argument("--make", action="store_true", help="make them, and no more")
+    parser.add_argument("--make", action="store_true", help="make those of the parts, and no more")
     parser.add_argument("--parts", default=",".join(PARTS), help="which, with commas between them")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each load")
     given = parser.parse_args()
-    if given.make:
-        make(given.environments)
-        return
     parts = listed("part", given.parts, PARTS)
     require_known("part", parts, PARTS)
+    if given.make:
+        make(given.environments, parts)
+        return
     os.sched_setaffinity(0, {CORES[-1]})
     about = {**environment(), "rounds": given.rounds, "seconds": given.seconds, "connections": 64}
 
