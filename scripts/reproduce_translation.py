@@ -25,6 +25,12 @@ def translators() -> list[str]:
     return [name for name in zoo.names() if hub.Hub(zoo.SHIPPED).card(name).entry == "transformer-mt"]
 
 
+def teacher_of(name: str) -> str:
+    """The model that a translation model which ships was trained by, "" if by none."""
+    training = files.read_json(zoo.SHIPPED / name / "card.json").get("training", {})
+    return str(training.get("config", {}).get("teacher", ""))
+
+
 def test_set() -> tuple[Path, Path]:
     """Sentences of Multi30k's test_2016_flickr, English and German."""
     folder = SHARED / "data" / "translation" / "multi30k"
@@ -36,9 +42,12 @@ def test_set() -> tuple[Path, Path]:
 
 def translation() -> None:
     """scripts/peers/translation.py: the same weights and sentences in CTranslate2, OpenVINO, torch and here, in turn,
-    one pinned core. The shape "base" is among `imported`.
+    one pinned core. The shape "base" is among `imported`; students have layers that no other engine has (`students`).
     """
-    measure_together("translation", ",".join(["small", *translators()]))
+    models = ["small", *(name for name in translators() if not teacher_of(name))]
+    ctranslate2 = "ctranslate2-int8,ctranslate2-default,ctranslate2-fp32"
+    peers = f"zoo-native,zoo-int8,zoo-fp32,{ctranslate2},openvino-int8,torch-fp32"
+    measure_together("translation", ",".join(models), "--peers", peers)
 
 
 def imported() -> None:
@@ -79,8 +88,7 @@ def students() -> None:
     texts, references = (gzip.decompress(each.read_bytes()).decode().splitlines() for each in (source, target))
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     for name in translators():
-        training = files.read_json(zoo.SHIPPED / name / "card.json").get("training", {})
-        if not (teacher := training.get("config", {}).get("teacher")):
+        if not (teacher := teacher_of(name)):
             continue
         opened: dict[str, Any] = {each: zoo.pipeline(each, engine="native") for each in (teacher, name)}
         said = {each: [one["translation"] for one in opened[each](texts)] for each in opened}  # and warmed up
