@@ -48,6 +48,7 @@ lint: $(VENV)/.development
 	$(BIN)/mypy
 
 bench: $(VENV)/.development
+	$(INSTALL) -e ".[peers,ray]"
 	$(BIN)/python scripts/reproduce.py
 
 wheel: $(VENV)/bin/python

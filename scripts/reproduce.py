@@ -1,12 +1,16 @@
-"""Measure again every figure that README.md and MODELS.md show, and render MODELS.md from the reports.
+"""Measure again what README.md, MODELS.md and docs/benchmarks.md show, and render them from the reports.
 
     python scripts/reproduce.py [PART ...]        all parts if none is named; `make bench` runs it
 
-Each part writes one report file, under zoo/weights/NAME/reports/ or scripts/peers/reports/; a part that cannot be
-measured here (data or a library is missing) is told at the end, and the others go on. Timings are kept per CPU (the
-file name says which), so that reports of several machines stand side by side. `quality` needs the training rows,
-`images` and `quantizers` photos and weights, `translation` its test set: $ZOO_SHARED (by default ../shared) must hold
-data/criteo/, data/imagenet/nips17/, data/translation/ and weights/.
+All parts together take up to three hours on two quiet cores. Each writes a report file for each model or comparison,
+under zoo/weights/NAME/reports/ or scripts/peers/reports/, some the figures of a card, too. Timings are kept per CPU
+(the file name says which), so that reports of several machines stand side by side. A part that cannot be measured here
+(data is missing) is told at the end, and the others go on; a peer that is not installed (extras `peers` and `ray`, and
+wrk, Debian's package) is missing in the report. $ZOO_SHARED (by default ../shared) holds weights/ and data/criteo/,
+movielens/, cifar10/, imagenet/nips17/, translation/ and stsb/.
+
+What takes longer or a cluster has scripts of its own: smaller.py and soak_serving.py here; communication.py,
+serving_on_ray.py, own_models.py, other choices of vision.py, translation.py and serving.py in peers/.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from zoo.wide_deep.data import Rows
 
 import synthesize_log  # isort: skip  # beside this file
 from measured import MODEL, ROOT, ROUNDS, SHARED, cpu_slug, measure_by, measure_together, report, watched  # isort: skip
-from reproduce_peers import cluster, contexts, detectors, networks, reading, servers, texts  # isort: skip
+from reproduce_peers import ENCODER, cluster, contexts, detectors, networks, reading, servers, texts  # isort: skip
 from reproduce_translation import bleu, imported, steps, students, threads, translation  # isort: skip
 from peers import click_models, common  # isort: skip
 from peers.wide_deep import stock_quantize  # isort: skip
@@ -341,6 +345,20 @@ def classify(name: str, folder: Path, data: str) -> None:
         files.write_json(path, card | {"metrics": metrics})
 
 
+def encoder() -> None:
+    """fp32 and int8 of the sentence encoder on the pairs of the STS benchmark, judged by people."""
+    name, weights = "minilm-l6", SHARED / "weights" / ENCODER.split("/")[1]
+    source = SHARED / "data" / "stsb"
+    if not (pairs := sorted(source.glob("*.csv"), reverse=True)):
+        raise RequestError(f"no pairs in {source}; set ZOO_SHARED to the folder that holds data/stsb/")
+    data = [word for each in pairs for word in ("--data", str(each))]
+    command = [sys.executable, "-m", "zoo.cli", "evaluate", name, *data, "--json"]
+    mirror = {"ZOO_MIRROR": str(weights)} if weights.is_dir() else {}
+    out = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | mirror).stdout
+    found = {"model": name, **json.loads(out), "data": [each.name for each in pairs]}
+    report("quality", found, name)
+
+
 def photos() -> None:
     """scripts/peers/images.py: from JPEG bytes to label, here and in the obvious pipelines of the peers, same weights
     and photos.
@@ -369,6 +387,7 @@ PARTS: dict[str, Callable[[], None]] = {
         peers,
         runs,
         images,
+        encoder,
         photos,
         networks,
         quantizers,

@@ -4,9 +4,9 @@
     ctr = zoo.pipeline("wide-deep-criteo", precision="int8", engine="auto", threads=1)
     ctr(["\\t".join(row) for row in rows])
 
-`names` and `load` find models, `pipeline` opens one. Every verb of the `zoo` command is a function of the same name
-here (`zoo.evaluate`, `zoo.benchmark`, ...), loaded from `zoo.verbs` on first use; nothing heavy is imported with the
-package.
+`names` and `load` find models, `pipeline` opens one. Verbs of the `zoo` command are functions of the same name here
+(`zoo.evaluate`, `zoo.benchmark`, ...; `zoo.import_model`), loaded from `zoo.verbs` on first use; nothing heavy is
+imported with the package.
 
 Another package adds families and models by entry points of its metadata: in the group `int8_zoo.families` a family's
 name = "module:ENTRY", in the group `int8_zoo.models` any name = "package", whose folder holds NAME/card.json and the

@@ -166,7 +166,9 @@ training = together(
     click.option("--batch-size", type=int, default=None),
     click.option("--learning-rate", type=float, default=None),
     click.option(
-        "--teacher", default=None, help="Translation: a model, usually a larger one, whose translations are trained on."
+        "--teacher",
+        default=None,
+        help="A model of the same task to learn from: its translations, soft labels or probabilities.",
     ),
     click.option(
         "--set",

@@ -23,7 +23,9 @@ def list_models(as_json: bool) -> None:
 @click.argument("model")
 @as_json
 def info(model: str, as_json: bool) -> None:
-    """What is known of MODEL: card, files, how it was built and quantized."""
+    """What is known of MODEL: card, files, how it was built and quantized; of an .onnx file, whether the native kernels
+    run it; of a plan, what was timed and chosen, and whether it holds here.
+    """
     from zoo import verbs
 
     report = verbs.info(model)

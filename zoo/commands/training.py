@@ -109,7 +109,7 @@ def finetune(
     default=None,
     metavar="RANKER",
     help="An ONNX export of a click model (torch-rechub, DeepCTR-Torch, FuxiCTR, ...); MODEL is its family: deepfm, "
-    "dcn-v2, dlrm, two-tower, wide-deep-log, or ranker for any.",
+    "dcn-v2, dlrm, two-tower, wide-deep, or ranker for any.",
 )
 @click.option("--schema", default=None, help="With --from-onnx: what the log's columns are (zoo schema).")
 @click.option("--data", multiple=True, help="With --from-...: rows of the log; the first 4,096 calibrate.")
@@ -167,9 +167,10 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
 def import_model(source: str, output: str | None, as_json: bool, **options: Any) -> None:
     """Turn a model of another toolkit into a model folder.
 
-    SOURCE is a folder of transformers (MarianMTModel, M2M-100 and NLLB, mBART, BART), a sentence encoder or
-    cross-encoder (BERT, RoBERTa, XLM-R, DistilBERT, MPNet), or its hub id ORG/NAME, which is fetched. All that is wrong
-    with it is said at once, before anything is written; nothing of it is executed.
+    SOURCE is a folder of transformers (MarianMTModel, M2M-100 and NLLB, mBART, BART; a sentence encoder or
+    cross-encoder of BERT, RoBERTa, XLM-R, DistilBERT, MPNet) or its hub id ORG/NAME, which is fetched, a model of
+    Marian or Firefox (.npz, .bin), or a folder of CTranslate2. All that is wrong with it is said at once, before
+    anything is written; nothing of it is executed.
     """
     from zoo import verbs
 

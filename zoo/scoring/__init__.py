@@ -2,7 +2,7 @@
 with a manifest for each (`shards`), and a scorer of Arrow batches for engines that bring their own distribution
 (`arrow`).
 
-It imports `zoo` and `pipelines`; only the verbs import it.
+It imports `zoo` and `pipelines`; only the verbs and `zoo/cluster` import it.
 """
 
 from __future__ import annotations

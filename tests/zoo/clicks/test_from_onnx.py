@@ -452,7 +452,7 @@ def test_a_ranker_becomes_a_model_of_the_zoo(tmp_path: Path) -> None:
     assert (frozen["family"], frozen["structure"]["family"]) == ("ranker", "deepfm")
     for family, wanted in (
         ("dlrm", "is no dlrm, but deepfm"),
-        ("wide-deep", "cannot be read"),
+        ("wide-deep", "is no wide-deep-log, but deepfm"),
         ("resnet50", "cannot be read"),
     ):
         with pytest.raises(RequestError, match=wanted):
