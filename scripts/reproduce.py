@@ -43,7 +43,7 @@ from zoo.wide_deep.data import Rows
 
 import synthesize_log  # isort: skip  # beside this file
 from measured import MODEL, ROOT, ROUNDS, SHARED, cpu_slug, measure_by, measure_together, report, watched  # isort: skip
-from reproduce_peers import ENCODER, cluster, contexts, detectors, networks, reading, servers, texts  # isort: skip
+from reproduce_peers import cluster, contexts, detectors, encoder, networks, reading, servers, texts  # isort: skip
 from reproduce_translation import bleu, imported, steps, students, threads, translation  # isort: skip
 from peers import click_models, common  # isort: skip
 from peers.wide_deep import stock_quantize  # isort: skip
@@ -343,20 +343,6 @@ def classify(name: str, folder: Path, data: str) -> None:
     if "metrics" in card:
         metrics = {"on": card["metrics"]["on"], "report": f"reports/images-{cpu_slug()}.json", **quality["metrics"]}
         files.write_json(path, card | {"metrics": metrics})
-
-
-def encoder() -> None:
-    """fp32 and int8 of the sentence encoder on the pairs of the STS benchmark, judged by people."""
-    name, weights = "minilm-l6", SHARED / "weights" / ENCODER.split("/")[1]
-    source = SHARED / "data" / "stsb"
-    if not (pairs := sorted(source.glob("*.csv"), reverse=True)):
-        raise RequestError(f"no pairs in {source}; set ZOO_SHARED to the folder that holds data/stsb/")
-    data = [word for each in pairs for word in ("--data", str(each))]
-    command = [sys.executable, "-m", "zoo.cli", "evaluate", name, *data, "--json"]
-    mirror = {"ZOO_MIRROR": str(weights)} if weights.is_dir() else {}
-    out = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | mirror).stdout
-    found = {"model": name, **json.loads(out), "data": [each.name for each in pairs]}
-    report("quality", found, name)
 
 
 def photos() -> None:
