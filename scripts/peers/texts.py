@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import zoo
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.progress import progress
 from pipelines.graph import edit, io
 from scripts.peers import common
 
@@ -369,7 +370,9 @@ def loads(texts: Sequence[str], tokenizer: Any, seed: int = 0) -> dict[str, list
     return {"sentences": sentences, "paragraphs": paragraphs, "mixed": [mixed[i] for i in rng.permutation(STREAM)]}
 
 
-def measure(name: str, workers: dict[str, Any], given: dict[str, list[str]], rounds: int) -> dict[str, Any]:
+def measure(
+    name: str, workers: dict[str, Any], given: dict[str, list[str]], rounds: int, advance: Callable[[float], None]
+) -> dict[str, Any]:
     """All ways on one load, in turn: milliseconds of a text alone, texts/s of the streams; medians of the rounds."""
     texts, results = given[name], {}
     for tokenize in (True, False):
@@ -390,6 +393,7 @@ def measure(name: str, workers: dict[str, Any], given: dict[str, list[str]], rou
                 key: common.median([1e3 * x if order == "single" else len(some) / x for x in each])
                 for key, each in seconds.items()
             }
+            advance(1)
     return {"load": name, "texts": len(texts), "characters": int(np.mean([*map(len, texts)])), "results": results}
 
 
@@ -450,9 +454,12 @@ def main() -> None:
 
             given = loads(held, tokenizers.Tokenizer.from_file(str(options.folder / "tokenizer.json")))
             environment = machine.environment(threads=1, packages=common.versions(*PACKAGES))
-            report = common.gather(
-                "loads", given, lambda name: measure(name, workers, given, options.rounds), None, environment
-            )
+            with progress("comparing", 2 * len(ORDERS) * len(given)) as advance:
+
+                def timed(name: str) -> dict[str, Any]:
+                    return measure(name, workers, given, options.rounds, advance)
+
+                report = common.gather("loads", given, timed, None, environment)
             for name, worker in workers.items():
                 ways[name]["memory_mb"] = worker.ask("memory")
                 worker.close()
