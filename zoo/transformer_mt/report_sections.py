@@ -93,8 +93,7 @@ def sections(name: str) -> str:
     ]
     if qualities := reports(zoo.SHIPPED / name / "reports", "bleu"):
         parts.append(_quality(newest(qualities)))
-    if taught := reports(zoo.SHIPPED / name / "reports", "teacher"):
-        parts.append(_beside_teacher(name, newest(taught)))
+    parts += [_beside_teacher(name, each) for each in reports(zoo.SHIPPED / name / "reports", "teacher")]
     if text := _text_to_text(name):
         rates = {engine: f"{text.rate(engine):,.0f}" for engine in text.results}
         gain = {engine: f"{text.rate(engine) / text.rate('zoo-fp32'):.2f}x" for engine in OURS}
