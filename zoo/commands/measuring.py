@@ -21,6 +21,14 @@ from zoo.options import (
     together,
 )
 
+batch_sizes = click.option(
+    "--batch-size",
+    "batch_sizes",
+    type=Numbers(),
+    default=None,
+    help="[default: 512 rows, 4 images, 32 sentences or texts; 1 for an .onnx file]",
+)
+
 
 @click.command()
 @click.argument("model")
@@ -71,13 +79,7 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
 @click.option(
     "--engine", "engines", type=Words(), default=None, help="[default: all that the machine and the model have]"
 )
-@click.option(
-    "--batch-size",
-    "batch_sizes",
-    type=Numbers(),
-    default=None,
-    help="[default: 512 rows, 4 images, 32 sentences or texts; 1 for an .onnx file]",
-)
+@batch_sizes
 @click.option("--rounds", default=15, show_default=True, help="Turns of every configuration.")
 @click.option(
     "--instances",
@@ -191,13 +193,7 @@ def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any
     "--engine", "engines", type=Words(), default=None, help="[default: all that the machine and the model have]"
 )
 @click.option("--threads", type=Numbers(), default="1", show_default=True, help="Threads of the engine.")
-@click.option(
-    "--batch-size",
-    "batch_sizes",
-    type=Numbers(),
-    default=None,
-    help="[default: 512 rows, 4 images, 32 sentences or texts; 1 for an .onnx file]",
-)
+@batch_sizes
 @together(preprocess, as_json)
 def plan(model: str, output: str | None, as_json: bool, **options: Any) -> None:
     """Time engines, precisions, threads and batch sizes for MODEL or an .onnx file; write the quickest, compiled, into
