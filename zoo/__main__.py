@@ -10,10 +10,17 @@ from typing import Any
 AGAIN = 0.05  # seconds until a signal whose exception Python could not raise is sent again
 
 
+class Interrupted(KeyboardInterrupt):
+    """Python ends by SIGINT itself, whatever exit code is asked for, once a KeyboardInterrupt, and no class below it,
+    left a text that exec runs, as in `namedtuple` (CPython, Python/pythonrun.c, run_eval_code_obj).
+    """
+
+
 def main() -> None:
     """Entry point of the `zoo` command."""
     gc.set_threshold(100_000, 20)  # importing libraries makes many objects, and none of them garbage
     asked: list[int] = []  # exit codes of signals: what they raise may be lost where a library ignores what it catches
+    pending: list[threading.Timer] = []  # signals to be sent again
 
     def terminate(*_: object) -> None:
         asked.append(143)
@@ -21,17 +28,17 @@ def main() -> None:
 
     def interrupt(*_: object) -> None:
         asked.append(130)
-        raise KeyboardInterrupt
+        raise Interrupted
 
     def ignored(lost: Any) -> None:
         """Python prints what is raised in a weak reference's callback (imports run some) and goes on: we do not."""
         if not asked or not isinstance(lost.exc_value, KeyboardInterrupt | SystemExit):
             sys.__unraisablehook__(lost)
             return
-        number = signal.SIGINT if asked.pop() == 130 else signal.SIGTERM
-        again = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
-        again.daemon = True
-        again.start()
+        number = signal.SIGINT if asked[-1] == 130 else signal.SIGTERM
+        pending.append(threading.Timer(AGAIN, os.kill, (os.getpid(), number)))
+        pending[-1].daemon = True
+        pending[-1].start()
 
     try:
         sys.unraisablehook = ignored
@@ -47,6 +54,9 @@ def main() -> None:
     except Exception as error:
         _end(_signalled(error))
         raise
+    finally:
+        for each in pending:  # what was raised ended it after all: as Python ends, a signal would kill it
+            each.cancel()
 
 
 def _signalled(error: BaseException | None) -> int:

@@ -238,14 +238,18 @@ def run():
     time.sleep(30)
     print("went on")
 
-zoo.cli = sys.modules["zoo.cli"] = types.SimpleNamespace(main=run)
+def run_text():
+    exec("os.kill(os.getpid(), int(sys.argv[1])); time.sleep(30)", globals())
+
+zoo.cli = sys.modules["zoo.cli"] = types.SimpleNamespace(main=globals()[sys.argv[2]])
 zoo.__main__.main()
 """
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_in_a_callback_that_python_ignores_is_not_lost(number, code):
-    done = subprocess.run([sys.executable, "-c", SWALLOWED, str(int(number))], capture_output=True, text=True)
+@pytest.mark.parametrize("where", ["run", "run_text"])
+def test_a_signal_in_a_callback_or_in_a_text_that_exec_runs_ends_in_order(where, number, code):
+    done = subprocess.run([sys.executable, "-c", SWALLOWED, str(int(number)), where], capture_output=True, text=True)
     assert done.returncode == code and done.stdout == ""
     assert done.stderr == ("zoo: interrupted\n" if code == 130 else "")
 
