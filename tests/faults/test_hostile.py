@@ -248,8 +248,10 @@ zoo.__main__.main()
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("where", ["run", "run_text"])
-def test_a_signal_in_a_callback_or_in_a_text_that_exec_runs_ends_in_order(where, number, code):
-    done = subprocess.run([sys.executable, "-c", SWALLOWED, str(int(number)), where], capture_output=True, text=True)
+def test_a_signal_in_a_callback_or_in_a_text_that_exec_runs_ends_in_order(where, number, code, tmp_path):
+    (tmp_path / "swallowed.py").write_text(SWALLOWED)
+    command = [sys.executable, "-m", "swallowed", str(int(number)), where]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == code and done.stdout == ""
     assert done.stderr == ("zoo: interrupted\n" if code == 130 else "")
 
