@@ -52,13 +52,16 @@ def watched(command: list[str], more: dict[str, str] | None = None) -> tuple[str
     }
 
 
-def measure_together(name: str, *arguments: str, path: Path | None = None) -> None:
-    """A report of several models among those of the peers, by the script of that name there, or by `path`."""
+def measure_together(name: str, *arguments: str, path: Path | None = None, more: dict[str, str] | None = None) -> None:
+    """A report of several models among those of the peers, by the script of that name there, or by `path`; more: what
+    its environment has beside this process's.
+    """
     script, target = (
         path or ROOT / "scripts" / "peers" / f"{name}.py",
         ROOT / "scripts" / "peers" / "reports" / f"{name}-{cpu_slug()}.json",
     )
-    subprocess.run(["taskset", "-c", "0,1", sys.executable, script, *arguments, "-o", target], check=True)
+    command = ["taskset", "-c", "0,1", sys.executable, script, *arguments, "-o", target]
+    subprocess.run(command, check=True, env=os.environ | (more or {}))
     print(f"wrote {target.relative_to(ROOT)}")
 
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from pipelines.core.errors import RequestError
 
-from measured import ROOT, SHARED, measure_together, report  # isort: skip  # beside this file
+from measured import ROOT, SHARED, measure_together, report, watched  # isort: skip  # beside this file
 
 ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
+CLONE = SHARED / "weights" / ENCODER.split("/")[1]  # which is a ZOO_MIRROR of minilm-l6, too
 PEERS = ROOT / "scripts" / "peers"
 
 
@@ -38,20 +36,6 @@ def detectors() -> None:
         measure_together("detectors", scratch, path=PEERS / "own_models.py")
 
 
-@contextlib.contextmanager
-def mirrored(folder: Path) -> Iterator[None]:
-    """ZOO_MIRROR is a folder that holds the encoder's files, where there is one."""
-    before = os.environ.get("ZOO_MIRROR")
-    if folder.is_dir():
-        os.environ["ZOO_MIRROR"] = str(folder)
-    try:
-        yield
-    finally:
-        os.environ.pop("ZOO_MIRROR", None)
-        if before is not None:
-            os.environ["ZOO_MIRROR"] = before
-
-
 def encoder() -> None:
     """fp32 and int8 of the sentence encoder on the pairs of the STS benchmark, judged by people."""
     name, source = "minilm-l6", SHARED / "data" / "stsb"
@@ -59,16 +43,15 @@ def encoder() -> None:
         raise RequestError(f"no pairs in {source}; set ZOO_SHARED to the folder that holds data/stsb/")
     data = [word for each in pairs for word in ("--data", str(each))]
     command = [sys.executable, "-m", "zoo.cli", "evaluate", name, *data, "--json"]
-    with mirrored(SHARED / "weights" / ENCODER.split("/")[1]):
-        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    out, _ = watched(command, {"ZOO_MIRROR": str(CLONE)} if CLONE.is_dir() else None)
     report("quality", {"model": name, **json.loads(out), "data": [each.name for each in pairs]}, name)
 
 
 def texts() -> None:
     """scripts/peers/texts.py: sentence encoders in this project and what people run them with, on 13,000 sentences."""
-    folder, source = SHARED / "weights" / ENCODER.split("/")[1], SHARED / "data" / "stsb"
-    if not folder.is_dir() or not source.is_dir():
-        raise RequestError(f"no {folder} (a clone of {ENCODER}) or no {source}; set ZOO_SHARED to the folder with both")
+    source = SHARED / "data" / "stsb"
+    if not CLONE.is_dir() or not source.is_dir():
+        raise RequestError(f"no {CLONE} (a clone of {ENCODER}) or no {source}; set ZOO_SHARED to the folder with both")
     with tempfile.TemporaryDirectory() as scratch:
         found: dict[str, None] = {}  # each once, in order
         for path in sorted(source.glob("*.csv")):
@@ -76,8 +59,7 @@ def texts() -> None:
                 found.update({" ".join(each.split()): None for row in csv.reader(file) for each in row[:2]})
         lines = Path(scratch) / "texts.txt"
         lines.write_text("\n".join(found) + "\n", encoding="utf-8")
-        with mirrored(folder):
-            measure_together("texts", str(folder), str(lines))
+        measure_together("texts", str(CLONE), str(lines), more={"ZOO_MIRROR": str(CLONE)})
 
 
 def reading() -> None:

@@ -198,8 +198,8 @@ def import_ranker(
     able = {name: entry for name, entry in zoo.entries().items() if entry.from_onnx}
     if family is not None:
         family = zoo.entry(family).by_schema or family
-    if family is not None and not zoo.entry(family).from_onnx:
-        raise RequestError(f"{family} cannot be read from an ONNX graph; these can: {', '.join(able)}")
+        if family not in able:
+            raise RequestError(f"{family} cannot be read from an ONNX graph; these can: {', '.join(able)}")
     if schema is None or data is None or not listed(data):
         lost = "--schema schema.json (zoo schema LOG -o schema.json)" if schema is None else "--data LOG"
         raise RequestError(f"a ranker from elsewhere needs its log and what that log's columns are; add {lost}")
