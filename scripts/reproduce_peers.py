@@ -48,7 +48,9 @@ def encoder() -> None:
 
 
 def texts() -> None:
-    """scripts/peers/texts.py: sentence encoders in this project and what people run them with, on 13,000 sentences."""
+    """scripts/peers/texts.py: sentence encoders in this project and what people run them with, on 13,000 sentences;
+    fastembed runs the float32 graph in onnxruntime.
+    """
     source = SHARED / "data" / "stsb"
     if not CLONE.is_dir() or not source.is_dir():
         raise RequestError(f"no {CLONE} (a clone of {ENCODER}) or no {source}; set ZOO_SHARED to the folder with both")
@@ -59,7 +61,9 @@ def texts() -> None:
                 found.update({" ".join(each.split()): None for row in csv.reader(file) for each in row[:2]})
         lines = Path(scratch) / "texts.txt"
         lines.write_text("\n".join(found) + "\n", encoding="utf-8")
-        measure_together("texts", str(CLONE), str(lines), more={"ZOO_MIRROR": str(CLONE)})
+        ways = "zoo,zoo-two-threads,sentence-transformers,st-onnx-int8,st-openvino-int8"
+        ways += ",onnxruntime-dynamic,onnxruntime-static,openvino-nncf,fastembed"
+        measure_together("texts", str(CLONE), str(lines), "--ways", ways, more={"ZOO_MIRROR": str(CLONE)})
 
 
 def reading() -> None:
