@@ -35,10 +35,11 @@ MODELS_HEAD = """# Models
 
 <!-- Rendered by scripts/render_models_md.py from the cards and the report files; do not edit. -->
 
-Each model on one pinned thread. Speed-up: int8 in its quickest engine to fp32 in its quickest, engines and precisions timed in turn in
-one run; rows in batches of 512 without parsing, photos from JPEG to label, sentences from text to text. The start of a process and
-the loading of a model are left out. Models without figures can be built, but their weights could not be had where the others were
-measured. Other projects beside this one, memory, rewrites, training, machines and versions: [docs/benchmarks.md](docs/benchmarks.md).
+Each model on one pinned thread, on every CPU that was met. Speed-up: int8 in its quickest engine to fp32 in its quickest, engines and
+precisions timed in turn in one run; rows in batches of 512 without parsing, photos from JPEG to label, sentences from text to text, texts
+as a stream of mixed lengths. The start of a process and the loading of a model are left out. Models without figures can be built, but their
+weights could not be had where the others were measured. Other projects beside this one, memory, rewrites, training, machines and versions:
+[docs/benchmarks.md](docs/benchmarks.md).
 """
 BENCHMARKS_HEAD = """# Benchmarks
 

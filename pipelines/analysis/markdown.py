@@ -47,6 +47,11 @@ def cpu(report: Report) -> str:
     return f"{cpu_name(report)} {report.content['environment']['cpu_model']}"
 
 
+def by_cpu(said: Iterable[tuple[Report, str]]) -> str:
+    """A table's cell of what the reports of several CPUs say: "text (CPU); text (CPU)"."""
+    return "; ".join(f"{text} ({cpu(report)})" for report, text in said)
+
+
 def link(path: Path, page: Path) -> str:
     """A link to a file from a page (both paths of files): "[stem](relative path)"."""
     return f"[{path.stem}]({os.path.relpath(path, page.parent)})"

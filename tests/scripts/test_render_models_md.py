@@ -15,7 +15,7 @@ from pipelines.analysis.markdown import Report
 from scripts import chart
 from scripts import render_models_md as render
 
-LINES = 27  # of a model's section, blank ones left out
+LINES = 18  # of a model's section, tables and blank ones left out
 LINK = re.compile(r"\]\(([^)#]+)\)")
 
 
@@ -86,7 +86,13 @@ def test_a_model_has_a_row_in_the_overview_and_a_short_section(name: str) -> Non
     assert f"| [{name}](" in page
     section = page.split(f"## {name}\n")[1].split("\n## ")[0]
     assert "licence" in section.lower() and f"`zoo run {name} " in section
-    assert len([line for line in section.splitlines() if line]) <= LINES
+    assert len([line for line in section.splitlines() if line and not line.startswith("|")]) <= LINES
+    row = next(line for line in page.splitlines() if line.startswith(f"| [{name}]("))
+    for path in (render.zoo.SHIPPED / name / "reports").glob("*.json"):
+        if path.name.startswith(("speed-", "images-", "teacher-")):
+            found = Report(path, json.loads(path.read_text()))
+            assert markdown.cpu(found) in row, path.name
+            assert f"({path.relative_to(render.MODELS.parent)})" in section
 
 
 @pytest.mark.parametrize("page", [render.MODELS, render.BENCHMARKS])

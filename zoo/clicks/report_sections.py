@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import zoo
-from pipelines.analysis.markdown import Report, cpu_name, link, newest, reports, source, stored_megabytes, table
+from pipelines.analysis.markdown import Report, by_cpu, cpu_name, link, newest, reports, source, stored_megabytes, table
 from pipelines.models.hub import Hub
 
 ROOT = zoo.SHIPPED.parents[1]
@@ -19,39 +19,47 @@ def overview(name: str) -> dict[str, str]:
     qualities, speeds = _reports(name, "quality"), _reports(name, "speed")
     if not qualities or not speeds:
         return {}
-    metrics, speed = newest(qualities).content["metrics"], newest(speeds)
-    size = _largest(speed)
-    quickest = _quickest(speed, "int8", size)
-    ratio = quickest["samples_per_second"] / _quickest(speed, "fp32", size)["samples_per_second"]
+    metrics = newest(qualities).content["metrics"]
     return {
         "quality, fp32 / int8": f"AUC {metrics['fp32']['auc']:.4f} / {metrics['int8']['auc']:.4f}",
-        "speed-up": f"{ratio:.2f}x: {quickest['samples_per_second']:,.0f} rows/s, {quickest['engine']}",
+        "speed-up": by_cpu((speed, _speed_up(speed)) for speed in speeds),
         "MB, fp32 / int8": stored_megabytes({file.name: file.size or 0 for file in Hub(zoo.SHIPPED).card(name).files}),
     }
 
 
+def _speed_up(speed: Report) -> str:
+    """int8 to fp32, each in its quickest engine, at the largest batch size."""
+    int8, fp32 = (_quickest(speed, each, _largest(speed)) for each in ("int8", "fp32"))
+    rate = int8["samples_per_second"]
+    return f"{rate / fp32['samples_per_second']:.2f}x: {rate:,.0f} rows/s, {int8['engine']}"
+
+
 def headline(name: str) -> list[str]:
-    """README's line about the model: quality, and the gain of int8 at the largest batch size."""
+    """README's lines about the model, one a CPU: quality, and the gain of int8 at the largest batch size."""
     qualities, speeds = _reports(name, "quality"), _reports(name, "speed")
     if not qualities or not speeds:
         return []
-    quality, speed = newest(qualities).content, newest(speeds)
-    size = _largest(speed)
+    quality = newest(qualities).content
     metrics = quality["metrics"]
     moves = ", ".join(
         f"{label} {metrics['fp32'][key]:.4f} -> {metrics['int8'][key]:.4f}"
         for key, label in (("auc", "AUC"), ("logloss", "LogLoss"))
     )
-    gains = ", ".join(
-        f"{_gain(result, speed):.2f}x in {result['engine']} ({result['samples_per_second']:,.0f} rows/s)"
-        for result in speed.content["results"]
-        if result["precision"] == "int8" and result["batch_size"] == size
-    )
     return [
         f"- **{name}** ({cpu_name(speed)}, one thread): fp32 -> int8 on {quality['samples']:,} "
         f"held-out rows: {moves}, largest change of a probability {quality['difference']['max_probability']:.4f}; "
-        f"batch size {size}: {gains}."
+        f"batch size {_largest(speed)}: {_gains(speed)}."
+        for speed in speeds
     ]
+
+
+def _gains(speed: Report) -> str:
+    """The gain of int8 in every engine at the largest batch size."""
+    return ", ".join(
+        f"{_gain(result, speed):.2f}x in {result['engine']} ({result['samples_per_second']:,.0f} rows/s)"
+        for result in speed.content["results"]
+        if result["precision"] == "int8" and result["batch_size"] == _largest(speed)
+    )
 
 
 def sections(name: str) -> str:
@@ -61,8 +69,7 @@ def sections(name: str) -> str:
     parts = [f"- **Run:** `zoo run {name} {log} -o scores.csv`", f"- **Input:** {details['input']}"]
     if qualities := _reports(name, "quality"):
         parts.append(_quality(newest(qualities)))
-    if speeds := _reports(name, "speed"):
-        parts.append(_speed_by_engine(newest(speeds)))
+    parts += [_speed_by_engine(speed) for speed in _reports(name, "speed")]
     return "\n".join(parts)
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import zoo
 from pipelines.analysis.markdown import (
     Report,
+    by_cpu,
     cpu_name,
     link,
     newest,
@@ -50,37 +51,50 @@ class TextToText(NamedTuple):
         """Sentences a second."""
         return float(self.results[engine]["sentences_per_second"]["median"])
 
+    def speed_up(self) -> str:
+        """The native engine to fp32."""
+        rate = self.rate("zoo-native")
+        return f"{rate / self.rate('zoo-fp32'):.2f}x: {rate:,.0f} sentences/s, native"
+
 
 def overview(name: str) -> dict[str, str]:
     """The model's cells in the overview, by column."""
-    text = _text_to_text(name)
-    if text is None:
+    qualities = reports(zoo.SHIPPED / name / "reports", "bleu")
+    if not qualities:
         return {}
-    bleu = " / ".join(f"{text.results[engine]['bleu']:.2f}" for engine in ("zoo-fp32", "zoo-native"))
-    rate = text.rate("zoo-native")
+    quality = newest(qualities).content
+    bleu = f"{quality['metrics']['fp32']['bleu']:.2f} / {quality['native']['metrics']['bleu']:.2f}"
+    card = Hub(zoo.SHIPPED).card(name)
+    students = ((each, _times_teacher(name, each)) for each in reports(zoo.SHIPPED / name / "reports", "teacher"))
     return {
-        "data": outside_brackets(Hub(zoo.SHIPPED).card(name).details["data"]).partition(": ")[2],
-        "quality, fp32 / int8": f"BLEU {bleu} (beam {text.case['beam']})",
-        "speed-up": f"{rate / text.rate('zoo-fp32'):.2f}x: {rate:,.0f} sentences/s, native",
-        "MB, fp32 / int8": stored_megabytes({file.name: file.size or 0 for file in Hub(zoo.SHIPPED).card(name).files}),
+        "data": outside_brackets(card.details["data"]).partition(": ")[2],
+        "quality, fp32 / int8": f"BLEU {bleu} (beam {quality['beam']})",
+        "speed-up": by_cpu([*((each.report, each.speed_up()) for each in _texts_to_texts(name)), *students]),
+        "MB, fp32 / int8": stored_megabytes({file.name: file.size or 0 for file in card.files}),
     }
 
 
+def _times_teacher(name: str, report: Report) -> str:
+    """A student's speed beside its teacher's, both in int8."""
+    times, rate = report.content["times_as_fast"]["median"], report.content["sentences_per_second"][name]["median"]
+    return f"{times:.2f}x its teacher: {rate:,.0f} sentences/s, native"
+
+
 def headline(name: str) -> list[str]:
-    """README's line about the model: quality, and the gain over CTranslate2 from text to text."""
-    text = _text_to_text(name)
-    if text is None:
-        return []
-    metrics = Hub(zoo.SHIPPED).card(name).details["metrics"]
-    gains = text.case["ratios"]["zoo-native"]
-    default = gains.get("ctranslate2-default")
-    all_at_once = f" ({default:.2f}x its default, all in one batch)" if default else ""
-    return [
-        f"- **{name}** ({cpu_name(text.report)}, one thread): BLEU fp32 "
-        f"{metrics['fp32']['bleu']:.2f}, int8 {metrics['native']['bleu']:.2f} (beam {text.case['beam']}); from text to "
-        f"text {text.rate('zoo-native'):,.0f} sentences/s, {gains['ctranslate2-int8']:.2f}x CTranslate2 int8 in "
-        f"batches of {text.case['batch_size']}{all_at_once}."
-    ]
+    """README's lines about the model, one a CPU: quality, and the gain over CTranslate2 from text to text."""
+    lines = []
+    for text in _texts_to_texts(name):
+        metrics = Hub(zoo.SHIPPED).card(name).details["metrics"]
+        gains = text.case["ratios"]["zoo-native"]
+        default = gains.get("ctranslate2-default")
+        all_at_once = f" ({default:.2f}x its default, all in one batch)" if default else ""
+        lines.append(
+            f"- **{name}** ({cpu_name(text.report)}, one thread): BLEU fp32 {metrics['fp32']['bleu']:.2f}, int8 "
+            f"{metrics['native']['bleu']:.2f} (beam {text.case['beam']}); from text to text "
+            f"{text.rate('zoo-native'):,.0f} sentences/s, {gains['ctranslate2-int8']:.2f}x CTranslate2 int8 in batches "
+            f"of {text.case['batch_size']}{all_at_once}."
+        )
+    return lines
 
 
 def sections(name: str) -> str:
@@ -94,7 +108,7 @@ def sections(name: str) -> str:
     if qualities := reports(zoo.SHIPPED / name / "reports", "bleu"):
         parts.append(_quality(newest(qualities)))
     parts += [_beside_teacher(name, each) for each in reports(zoo.SHIPPED / name / "reports", "teacher")]
-    if text := _text_to_text(name):
+    for text in _texts_to_texts(name):
         rates = {engine: f"{text.rate(engine):,.0f}" for engine in text.results}
         gain = {engine: f"{text.rate(engine) / text.rate('zoo-fp32'):.2f}x" for engine in OURS}
         rows = [
@@ -122,18 +136,15 @@ def benchmarks(names: Sequence[str]) -> str:
     return "\n".join(["## Translation\n", *parts]) if parts else ""
 
 
-def _text_to_text(name: str) -> TextToText | None:
-    """The newest translation of a test set by a model."""
+def _texts_to_texts(name: str) -> list[TextToText]:
+    """The translations of a test set by a model, one a CPU."""
     measured = []
     for report in reports(PEERS, "translation"):
         for case in report.content["cases"]:
             if (case["model"], case["task"]) == (name, "text"):
                 results = {result["engine"]: result for result in case["results"]}
                 measured.append(TextToText(report, case, results))
-    if not measured:
-        return None
-    report = newest([text.report for text in measured])
-    return next(text for text in measured if text.report is report)
+    return measured
 
 
 def _quality(report: Report) -> str:
