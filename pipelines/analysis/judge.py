@@ -77,11 +77,16 @@ class ArrayJudge:
             raise Unjudged(
                 "the float model computes NaN or infinity on the evaluation samples; check the samples and the model"
             )
+        if x[first].shape != y[first].shape:
+            raise Unjudged(
+                f"output {first} has shape {x[first].shape} of the float model and {y[first].shape} of an int8 one, "
+                "which cannot be compared; judge the model without the operator that chooses results"
+            )
         if not np.isfinite(y[first]).all():
             return Verdict(float("inf"))
         self.metric, score = _metric(x[first], self._labels)
         scores = {"fp32": score(x[first]), "int8": score(y[first])}
-        floats = [name for name in x if x[name].dtype.kind == "f"]
+        floats = [name for name in x if x[name].dtype.kind == "f" and x[name].shape == y[name].shape]
         db = sqnr([x[name] for name in floats], [y[name] for name in floats])
         return Verdict(scores["fp32"] - scores["int8"], db, scores)
 

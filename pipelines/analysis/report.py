@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError, ZooError
@@ -28,6 +28,7 @@ from pipelines.engines.agreement import why_wrong
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.session import Runnable
 from pipelines.graph import query, reference_session
+from pipelines.graph.infer import infer_shapes
 from pipelines.quantization.calibrate import CalibrationTable, TensorRange
 from pipelines.quantization.correction import decibel
 from pipelines.quantization.equalize_channels import scale_channels
@@ -219,17 +220,17 @@ class _Comparison:
     def __init__(self, float_model: ir.Model, int8_model: ir.Model, table: CalibrationTable) -> None:
         self.float, self.int8 = float_model.clone(), int8_model.clone()
         CleanUp()(self.float)  # as `quantize` does, which names tensors by it
-        ShapeInferencePass()(self.int8)
+        infer_shapes(self.int8)
         self.table = table
-        known = {str(out.name) for node in self.float.graph for out in node.outputs if out.dtype == ir.DataType.FLOAT}
-        inputs = {str(each.name) for each in self.float.graph.inputs if each.dtype == ir.DataType.FLOAT}
+        known = {str(out.name) for node in self.float.graph for out in node.outputs if query.is_float(out)}
+        inputs = {str(each.name) for each in self.float.graph.inputs if query.is_float(each)}
         self.outputs: dict[str, str] = {}  # operator -> the value of the int8 graph that is compared
         self.cut: list[str] = []
         for node in self.int8.graph:
             if node.op_type in QDQ or not node.outputs or _stem(str(node.outputs[0].name)) not in known:
                 continue
             out = node.outputs[0]
-            if out.dtype == ir.DataType.FLOAT:
+            if query.is_float(out):
                 self.cut.append(str(out.name))
             else:  # an int8 tensor: compared behind the DequantizeLinear that reads it
                 dequantized = [user.outputs[0] for user in out.consumers() if user.op_type == "DequantizeLinear"]
@@ -301,7 +302,7 @@ class _Comparison:
             for name in group.names:
                 if name in self.tensors:
                     self.tensors[name].add(x[name])
-                if name in self.results:
+                if name in self.results and chain[name].shape == x[name].shape:
                     self.results[name].add(x[name], x[name] - chain[name])
             for name in group.compared:
                 signal = x[_stem(name)]

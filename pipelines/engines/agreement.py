@@ -21,14 +21,18 @@ ALIKE = 0.1  # 10 dB; int8 in two engines was seen to differ by 1e-3 and less
 
 def require_alike(engine: str, found: Batch, wanted: Batch) -> None:
     """Raise ZooError where a float output of an engine differs from that of another by more than `ALIKE` of its power
-    (sum of squares).
+    (sum of squares), or any in how its axes lie.
 
     Engines round differently, but one that computes something else, as OpenVINO 2026.4 makes of a few quantized graphs,
     is not for use.
     """
     for name in wanted.keys() & found.keys():
         x, y = wanted[name], found[name]
-        if x is not y and isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.shape == np.shape(y):
+        if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
+            continue
+        if x.shape != y.shape and (x.ndim != y.ndim or x.size == y.size):  # of other sizes: as many as were found
+            raise ZooError(f"output {name} of {engine} has shape {y.shape}, that of other engines {x.shape}")
+        if x is not y and x.dtype.kind == "f" and x.shape == y.shape:
             power, difference = (float(np.square(each, dtype=np.float64).sum()) for each in (x, x - y))
             if 0 < power < np.inf and not difference <= ALIKE * power:  # NaN is none either
                 raise ZooError(

@@ -41,6 +41,9 @@ class OnnxRuntimeSession(Asynchronous):
         self.path, self.threads = path, threads
         self._model: str | bytes = model if model is not None else str(path)
         self._session = self._open()
+        for each in self._session.get_inputs():
+            if each.type not in _ORT_TYPES:
+                raise RequestError(f"the input {each.name} of {path} is a {each.type}, which numpy has not")
         self.inputs = {
             each.name: Port(
                 np.dtype(_ORT_TYPES[each.type]), tuple(d if isinstance(d, int) else None for d in each.shape)

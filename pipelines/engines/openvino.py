@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ from pipelines.engines.openvino_functions import read_exact_results
 from pipelines.engines.session import BF16, Executed, Port, brief
 
 logger = logging.getLogger(__name__)
+
+PROBED = 1009  # samples; a prime that no other axis will have
 
 
 def library() -> Any:
@@ -101,13 +104,25 @@ class OpenVinoSession(Asynchronous):
         self._lock = threading.Lock()  # one thread compiles
         self._compiled: dict[int, Requests] = {}
 
+    @functools.cached_property
+    def _samples_first(self) -> bool:
+        """Whether every output may count samples first, so that what a padded batch gives can be cut."""
+        model = self._core.read_model(self._model)
+        try:
+            model.reshape(self._shapes(PROBED))
+        except RuntimeError:  # compiling it tells
+            return True
+        return all(_first_size(port.partial_shape) in (None, PROBED) for port in model.outputs)
+
     def _size(self, count: int) -> int:
         """The static batch size that `count` samples run at, 0 where the graph's inputs have none."""
         if not self._batched:
             return 0
+        if not self._compiled or not self._samples_first:
+            return max(count, 1)
         compiled_sizes = [size for size in self._compiled if count <= size <= 2 * count]
-        if compiled_sizes or not self._compiled:
-            return min(compiled_sizes, default=max(count, 1))
+        if compiled_sizes:
+            return min(compiled_sizes)
         return 1 << max(count - 1, 0).bit_length()
 
     def _compile(self, count: int) -> tuple[int, Requests]:
@@ -121,13 +136,15 @@ class OpenVinoSession(Asynchronous):
     def _made(self, core: Any, size: int) -> Any:
         model = core.read_model(self._model)
         read_exact_results(model)
-        shapes = {name: [size, *(-1 if d is None else d for d in port.shape[1:])] for name, port in self.inputs.items()}
         try:
             if size:
-                model.reshape(shapes)
+                model.reshape(self._shapes(size))
             return core.compile_model(model, "CPU", self._options())
         except RuntimeError as error:
             raise ZooError(f"openvino cannot compile {self.path} for batch size {size}: {brief(error)}") from error
+
+    def _shapes(self, size: int) -> dict[str, list[int]]:
+        return {name: [size, *(-1 if d is None else d for d in port.shape[1:])] for name, port in self.inputs.items()}
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -154,10 +171,14 @@ class OpenVinoSession(Asynchronous):
                 results = request.infer(padded, share_inputs=True)  # which copies the outputs
         except RuntimeError as error:
             raise RequestError(f"openvino cannot run {self.path} on this batch: {brief(error)}") from error
-        return {
-            name: array[:count] if array.shape[:1] == (size,) else array
-            for name, array in zip(self._outputs, results.values(), strict=True)
-        }
+        found = dict(zip(self._outputs, results.values(), strict=True))
+        if size == count or not self._batched:
+            return found
+        odd = [name for name, array in found.items() if array.shape[:1] != (size,)]
+        if count and odd:
+            self._samples_first = False
+            return self.run(batch)
+        return {name: array if name in odd else array[:count] for name, array in found.items()}
 
     def as_opened(self) -> Callable[[Batch], dict[str, NDArray[Any]]] | None:
         """What runs the file as others open it, its shapes free and nothing else changed; None where no shape is free
@@ -202,6 +223,13 @@ class OpenVinoSession(Asynchronous):
                     Executed(op.get_friendly_name(), kind, {"i8": "s8", "i32": "s32"}.get(precision, precision))
                 )
         return operators
+
+
+def _first_size(shape: Any) -> int | None:
+    """The first of a partial shape's sizes, None where it is not known, 0 of a scalar."""
+    if shape.rank.is_dynamic or (len(shape) and shape[0].is_dynamic):
+        return None
+    return int(shape[0].get_length()) if len(shape) else 0
 
 
 def _text(info: Any, key: str) -> str:

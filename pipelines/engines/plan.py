@@ -82,11 +82,11 @@ def build(
     """Time every candidate with every thread count on every batch, in turn, and write the plan file.
 
     batches: one a batch size, {graph input: array, first axis = samples}. opener: opens a candidate. Returns {"format",
-    "machine", "environment", "models": {path: {"bytes", "modified", "sha256"}}, "inputs", "candidates", "timings":
-    [{"engine", "precision", "threads", "batch_size", "milliseconds", "samples_per_second"}] (medians), "profiles": of
-    these the quickest of every batch size, with "path", "outputs" and "compiled" (bytes of the compiled model, 0 where
-    the engine has none)}; paths are relative to the file's folder. Candidates that do not run are left out and stand
-    under "failed". Raises ZooError where none runs.
+    "machine", "environment", "models": {path: {"bytes", "modified", "sha256"}}, "samples_first" (in all outputs),
+    "inputs", "candidates", "timings": [{"engine", "precision", "threads", "batch_size", "milliseconds",
+    "samples_per_second"}] (medians), "profiles": of these the quickest of every batch size, with "path", "outputs" and
+    "compiled" (bytes of the compiled model, 0 where the engine has none)}; paths are relative to the file's folder.
+    Candidates that do not run are left out and stand under "failed". Raises ZooError where none runs.
     """
     if not candidates:
         raise RequestError(f"none of the engines asked for computes this model; choose among {', '.join(available())}")
@@ -97,6 +97,7 @@ def build(
         profiles: list[dict[str, Any]] = []
         blobs: list[bytes] = []
         failed: list[str] = []
+        samples_first = True
         with progress("timing batch sizes", len(batches)) as advance:
             for batch in sorted(batches, key=length):
                 size = length(batch)
@@ -118,12 +119,14 @@ def build(
                     for each in candidates
                     if (each.engine, each.precision) == (best["engine"], best["precision"])
                 )
+                results = chosen.run(batch)
+                samples_first &= all(np.shape(array)[:1] == (size,) for array in results.values())
                 blobs.append(_compiled(chosen, batch))
                 profiles.append(
                     {
                         **best,
                         "path": _relative(path, folder),
-                        "outputs": list(chosen.run(batch)),
+                        "outputs": list(results),
                         "compiled": len(blobs[-1]),
                     }
                 )
@@ -136,6 +139,7 @@ def build(
             "models": {
                 _relative(path, folder): files.identity(path) for path in sorted({each.path for each in candidates})
             },
+            "samples_first": samples_first,
             "inputs": [
                 {name: [str(array.dtype), list(array.shape)] for name, array in batch.items()} for batch in batches
             ],
@@ -241,6 +245,7 @@ class PlannedSession(Asynchronous):
         self._lock = threading.Lock()  # one thread opens
         self._profiles = {int(each["batch_size"]): each for each in found["profiles"]}
         self.threads = max(int(each["threads"]) for each in found["profiles"])
+        self._samples_first = bool(found.get("samples_first", True))
 
     @property
     def inputs(self) -> dict[str, Port]:
@@ -252,6 +257,11 @@ class PlannedSession(Asynchronous):
         count, most = length(batch), max(self._profiles)
         if count <= most:
             return self._profile(count).run(batch)
+        if not self._samples_first:
+            raise RequestError(
+                f"found a batch of {count}, and an output does not count samples first, so that parts of {most} cannot "
+                f"be joined; plan with --batch-size {count}"
+            )
         return joined([self.run(each) for each in cut(batch, most)])
 
     def executed(self, batch: Batch) -> list[Executed]:
@@ -282,9 +292,8 @@ class PlannedSession(Asynchronous):
             ) from error
         if profile["engine"] == "onnxruntime":
             return _Optimized(self.path, threads, blob)
-        return _Imported(
-            self.path, threads, blob, int(profile["batch_size"]), list(self.found["inputs"][0]), profile["outputs"]
-        )
+        inputs, size = list(self.found["inputs"][0]), int(profile["batch_size"])
+        return _Imported(self.path, threads, blob, size, inputs, profile["outputs"], self._samples_first)
 
 
 class _Optimized(OnnxRuntimeSession):
@@ -297,7 +306,14 @@ class _Imported(OpenVinoSession):
     """OpenVINO over a model that it has compiled before, for one batch size; smaller batches are padded."""
 
     def __init__(
-        self, path: Path, threads: int, blob: bytes, size: int, inputs: Sequence[str], outputs: Sequence[str]
+        self,
+        path: Path,
+        threads: int,
+        blob: bytes,
+        size: int,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        samples_first: bool,
     ) -> None:
         ov = library()
         self.path, self.threads, self._fixed, self._outputs = path, threads, size, list(outputs)
@@ -313,10 +329,15 @@ class _Imported(OpenVinoSession):
             )
             for port in compiled.inputs
         }
-        self._batched, self._lock = True, threading.Lock()
+        self._batched, self._samples_first, self._lock = True, samples_first, threading.Lock()
         self._compiled = {size: Requests(compiled)}
 
     def _size(self, count: int) -> int:
+        if count != self._fixed and not self._samples_first:
+            raise RequestError(
+                f"found a batch of {count}, and an output does not count samples first; {self.path} was planned for "
+                f"{self._fixed}: plan with --batch-size {count}"
+            )
         return self._fixed
 
 

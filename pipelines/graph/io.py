@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnx_ir as ir
 
 from pipelines.core.errors import RequestError, one_line
@@ -18,6 +20,7 @@ from pipelines.graph import query
 PRODUCER = "int8-zoo"
 PAGE, MAPPED = 4096, 1 << 20  # bytes; initializers above `MAPPED` lie on pages of their own
 OPSET = 13  # the first with per-channel DequantizeLinear
+RESIZED = 11  # the first in which a Resize says which pixels it reads
 WHOLE = 2**31 - 2**20  # bytes of weights that one protobuf file holds
 
 logger = logging.getLogger(__name__)
@@ -26,8 +29,9 @@ logger = logging.getLogger(__name__)
 def load(path: str | Path) -> ir.Model:
     """Read and check an ONNX model, with what it keeps in files beside it. Opsets before 13 are converted to 13.
 
-    Sizes that say nothing (-1 and 0, as PaddlePaddle writes them, "?" and "None") are dynamic. Weights that are inputs
-    only because the file is older than IR version 4 are none. Raises RequestError, in one line, for a missing,
+    The model's own functions are inlined, sparse weights made dense. Sizes that say nothing (-1 and 0, as PaddlePaddle
+    writes them, "?" and "None") are dynamic. Weights that are inputs only because the file is older than IR version 4
+    are none. Raises RequestError, in one line, for a missing,
     truncated or invalid file, weights that are not there, or an opset that is not known or cannot be converted.
     """
     path = Path(path)
@@ -45,16 +49,16 @@ def load(path: str | Path) -> ir.Model:
         if fault := _dangling(proto.graph):
             raise ValueError(fault)
         opset = _known_opset(proto)
-        outside = any(each.HasField("data_location") and each.data_location for each in proto.graph.initializer)
-        onnx.checker.check_model(str(path) if outside else proto)
+        onnx.checker.check_model(str(path))  # by its path, since files beside it are checked, too
+        if proto.functions:
+            proto = onnx.inliner.inline_local_functions(proto, convert_version=True)
+        onnx.load_external_data_for_model(proto, str(path.parent))
+        _make_dense(proto.graph)
         if opset < OPSET:
-            proto = _converted(onnx.load(path), opset)
+            proto = _converted(proto, opset)
             logger.warning("%s has opset %d; it is read as opset %d (onnx.version_converter)", path, opset, OPSET)
         _open_sizes(proto.graph)
         model = ir.from_proto(proto)
-        if outside and opset >= OPSET:
-            ir.external_data.set_base_dir(model.graph, path.parent)
-            ir.external_data.load_to_model(model)
     except Exception as error:  # the checker's kind, onnx_ir's, and UnicodeDecodeError for damaged names
         raise RequestError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
     if proto.ir_version < 4:  # before, every weight had to be an input too
@@ -74,22 +78,65 @@ def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
             f"it again with opset {OPSET} or newer"
         ) from error
     converted.ir_version = proto.ir_version
+    if opset < RESIZED:
+        for graph in _graphs(converted.graph):
+            _resize_as_before(graph)
     return converted
+
+
+def _resize_as_before(graph: onnx.GraphProto) -> None:
+    """Say of every Resize what it computed before opset 11, which the converter leaves to the new defaults.
+
+    Pixel x of the result lies at x / scale of the input; the nearest is the next one below, where it shrinks the next
+    one above (onnxruntime's UpsampleBase). Raises ValueError where it does both.
+    """
+    arrays = {each.name: each for each in graph.initializer}
+    arrays |= {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
+    for node in graph.node:
+        if node.op_type != "Resize":
+            continue
+        node.attribute.append(onnx.helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+        if any(each.name == "mode" and each.s != b"nearest" for each in node.attribute):
+            continue
+        tensor = arrays.get(node.input[2])  # else computed, as in pyramids of features, which grow
+        scales = np.ones(1) if tensor is None else onnx.numpy_helper.to_array(tensor)
+        if scales.min() < 1 < scales.max():
+            raise ValueError(f"Resize {node.name or node.output[0]} of opset 10 grows one axis and shrinks another")
+        mode = "ceil" if scales.min() < 1 else "floor"
+        node.attribute.append(onnx.helper.make_attribute("nearest_mode", mode))
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and the bodies in it."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                yield from _graphs(body)
+
+
+def _make_dense(main: onnx.GraphProto) -> None:
+    """Sparse initializers as others."""
+    for sparse in main.sparse_initializer:
+        values, at = (onnx.numpy_helper.to_array(each) for each in (sparse.values, sparse.indices))
+        dense = np.zeros(tuple(sparse.dims), values.dtype)
+        if at.ndim == 1:  # places in the array as it lies
+            dense.reshape(-1)[at] = values
+        else:
+            dense[tuple(at.T)] = values
+        main.initializer.append(onnx.numpy_helper.from_array(dense, sparse.values.name))
+    del main.sparse_initializer[:]
 
 
 def _open_sizes(graph: onnx.GraphProto) -> None:
     """Make sizes that say nothing dynamic: below 1, and names that exporters give to any unknown size alike."""
-    for value in (*graph.input, *graph.output, *graph.value_info):
+    for value in (value for each in _graphs(graph) for value in (*each.input, *each.output, *each.value_info)):
         for size in value.type.tensor_type.shape.dim:
             anonymous = size.HasField("dim_param") and (
                 size.dim_param == "None" or not any(letter.isalpha() for letter in size.dim_param)
             )
             if anonymous or (size.HasField("dim_value") and size.dim_value < 1):
                 size.Clear()
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                _open_sizes(body)
 
 
 def _known_opset(proto: onnx.ModelProto) -> int:

@@ -147,6 +147,11 @@ def is_op(node: ir.Node | None, *types: str) -> bool:
     return node is not None and node.domain in ("", "ai.onnx") and node.op_type in types
 
 
+def is_float(value: ir.Value) -> bool:
+    """Whether `value` is a float32 tensor; a sequence of such has its dtype, too."""
+    return isinstance(value.type, ir.TensorType) and value.dtype == ir.DataType.FLOAT
+
+
 def rank(value: ir.Value | None) -> int | None:
     """Number of dimensions; None where not known."""
     return None if value is None or value.shape is None else len(value.shape)

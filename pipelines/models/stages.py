@@ -336,16 +336,15 @@ def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) ->
     """The table of `model` with the very ranges that were trained; those of tensors that have none are observed on the
     kept samples.
     """
-    import onnx_ir as ir
 
-    from pipelines.graph import io
+    from pipelines.graph import io, query
     from pipelines.quantization.calibrate import calibrate
 
     values = [
         *model.graph.inputs,
         *(value for node in model.graph if node.op_type != "DequantizeLinear" for value in node.outputs),
     ]  # that is bytes already
-    names = [str(value.name) for value in values if value.dtype == ir.DataType.FLOAT]
+    names = [str(value.name) for value in values if query.is_float(value)]
     if unknown := trained.tensors.keys() - set(names):
         raise RequestError(
             f"{folder.path / TRAINED} has ranges of {min(unknown)}, which the model has not; fine-tune it again"

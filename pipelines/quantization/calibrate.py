@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from pipelines.core import machine
 from pipelines.core.batches import Batch, joined, length
@@ -22,6 +22,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, write_text
 from pipelines.core.progress import progress
 from pipelines.graph import edit, io, query, reference_session
+from pipelines.graph.infer import infer_shapes
 from pipelines.quantization.observers import Histogram, Summary, choose, errors
 from pipelines.quantization.recipe import OBSERVERS
 
@@ -207,10 +208,8 @@ class Observation:
         self._graph_digest = io.digest(model)
         self._model = model.clone()
         edit.expand_fp16(self._model)  # weights are no activations
-        ShapeInferencePass()(self._model)  # an exporter may leave the types of inner values out
-        self._tensors = [
-            str(out.name) for node in self._model.graph for out in node.outputs if out.dtype == ir.DataType.FLOAT
-        ]
+        infer_shapes(self._model)  # an exporter may leave the types of inner values out
+        self._tensors = [str(out.name) for node in self._model.graph for out in node.outputs if query.is_float(out)]
         if not self._tensors:
             raise RequestError("the model has no float32 activation to quantize; export it in float32")
         most = memory_bytes(max_memory)
@@ -228,9 +227,7 @@ class Observation:
             first.pop() if len(first) == 1 else -1
         )  # -1: no batch that all inputs share, so nothing is cut
         self._float_inputs = [
-            str(each.name)
-            for each in model.graph.inputs
-            if each.dtype == ir.DataType.FLOAT and each.name in self._input_shapes
+            str(each.name) for each in model.graph.inputs if query.is_float(each) and each.name in self._input_shapes
         ]
         self._output_names = {str(each.name) for each in model.graph.outputs}
         self._leftover: Batch = {}

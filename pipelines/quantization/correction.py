@@ -234,6 +234,8 @@ def _correct_bias(
     for y, x in outputs():
         if len(y) != len(total):
             return Correction(name, kind, reason="the sum that it is part of has other channels")
+        if x.shape != y.shape:
+            return Correction(name, kind, reason="the size of its result depends on the data")
         if not np.isfinite(x).all():
             return Correction(name, kind, reason="the sum that it is part of holds NaN or infinity")
         x = np.clip(x, target.low, target.high)

@@ -10,12 +10,12 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines.core.batches import length
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.progress import progress
 from pipelines.graph import edit, query, reference_session
+from pipelines.graph.infer import infer_shapes
 from pipelines.quantization import channel_groups
 from pipelines.quantization.channel_groups import ChannelGroup
 from pipelines.rewrites.driver import Rewrite
@@ -66,7 +66,7 @@ def channel_statistics(
     inference. total: the number of samples, for the progress bar. Raises RequestError where the samples do not fit.
     """
     copy = model.clone()
-    ShapeInferencePass()(copy)
+    infer_shapes(copy)
     taken = query.used_names(copy.graph)
     read = [value for node in copy.graph if node.op_type == "Conv" and (value := node.inputs[0]) is not None]
     summed = [
@@ -250,7 +250,7 @@ def scale_channels(model: ir.Model, factors: Mapping[str, Sequence[float] | Floa
     """
     nodes = {str(node.outputs[0].name): node for node in model.graph if node.op_type in channel_groups.WRITERS}
     if any(nodes[name].op_type != "Conv" for name in factors if name in nodes):
-        ShapeInferencePass()(model)  # as `rewrite` does before it finds groups
+        infer_shapes(model)  # as `rewrite` does before it finds groups
     for name, each in factors.items():
         k, group = np.asarray(each, np.float64), channel_groups.find(nodes[name]) if name in nodes else ""
         if isinstance(group, str) or group.channels != {len(k)} or not (k > 0).all():

@@ -38,6 +38,8 @@ def _refuse_matmul(node: ir.Node) -> str:
     weight = query.constant(node.inputs[1])
     if weight is not None and weight.ndim < 2:
         return "its weights are a vector"
+    if query.dequantized(node.inputs[1]) is not None:
+        return "its weights are int8 already"
     if query.constant(node.inputs[0]) is not None:
         return "its first factor is constant"
     return ""

@@ -11,11 +11,11 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query, reference_session
+from pipelines.graph.infer import infer_shapes
 
 Array = NDArray[Any]
 CHUNK = 8  # samples computed at once, where the largest tensor of so many takes no more than `ROOM`
@@ -29,9 +29,9 @@ def chunk_size(model: ir.Model, sample: Batch, room: int = ROOM) -> int:
     sample: inputs of the graph; the first of them is run.
     """
     copy = model.clone()
-    ShapeInferencePass()(copy)
+    infer_shapes(copy)
     graph, taken = copy.graph, query.used_names(copy.graph)
-    values = [value for node in graph for value in node.outputs if value.dtype == ir.DataType.FLOAT]
+    values = [value for node in graph for value in node.outputs if query.is_float(value)]
     if not values:
         return CHUNK
     sizes = [edit.node("Size", [each], f"{each.name}.size", dtype=ir.DataType.INT64, taken=taken) for each in values]

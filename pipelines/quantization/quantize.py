@@ -220,7 +220,7 @@ def propagate_int8(model: ir.Model, recipe: QuantRecipe) -> dict[str, str]:
 def quantize_outputs(inserter: QdqInserter, notes: dict[str, str]) -> None:
     """Quantize the float32 outputs of statically quantized operators, last, for readers may do it by now."""
     for node in list(inserter.graph):
-        if notes.get(str(node.name)) == "" and _quantizable(node) and node.outputs[0].dtype == ir.DataType.FLOAT:
+        if notes.get(str(node.name)) == "" and _quantizable(node) and query.is_float(node.outputs[0]):
             inserter.quantize_output(node)
 
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
-from pipelines.graph import reference_session
+from pipelines.graph import query, reference_session
+from pipelines.graph.infer import infer_shapes
 from pipelines.quantization.calibrate import CalibrationTable, TensorRange
 from pipelines.quantization.layerwise import CHUNK, sample_chunks, subgraph_session, values_read
 from pipelines.quantization.quantize import quantize
@@ -30,6 +31,7 @@ NARROWER, WIDER = (0.8, 0.65, 0.5, 0.4), (1.25, 1.6)  # fractions of a range tha
 GAIN = 0.97  # of the error: what a fraction must win
 # bytes of one tensor, and of what else is needed downstream of it, on the samples; of larger ones fewer samples count
 MOST = 2**27
+CHOOSING = ("NonMaxSuppression", "NonZero", "Compress", "Unique")  # the size of their results depends on the data
 IDLE = 3e-6  # of the outputs' squares, 55 dB; tensors that cause less error are left alone
 
 
@@ -76,8 +78,16 @@ def output_sqnr(
 
 
 def before_softmax(model: ir.Model) -> ir.Model:
-    """A copy whose outputs are logits: what a final Softmax or Sigmoid reads."""
+    """A copy whose outputs are logits: what a final Softmax or Sigmoid reads.
+
+    Instead of outputs whose size depends on the data (boxes that NonMaxSuppression left) it has the float values that
+    these were chosen from: of an int8 model there may be fewer or more.
+    """
     copy = model.clone()
+    chosen = [node for node in copy.graph if query.is_op(node, *CHOOSING)]
+    if chosen:
+        infer_shapes(copy)
+        _end_before(copy.graph, chosen)
     for at, value in enumerate(copy.graph.outputs):
         producer = value.producer()
         if producer is not None and producer.op_type in ("Softmax", "Sigmoid") and producer.inputs[0] is not None:
@@ -86,17 +96,49 @@ def before_softmax(model: ir.Model) -> ir.Model:
     return copy
 
 
+def _end_before(main: ir.Graph, chosen: Sequence[ir.Node]) -> None:
+    """Put float values that `chosen` nodes, and what follows them, read of the others in the place of outputs that
+    follow them.
+    """
+    nodes = list(
+        dict.fromkeys(
+            each
+            for node in chosen
+            for each in (node, *(after for value in node.outputs for after in _downstream(main, value)))
+        )
+    )
+    computed = {value for node in nodes for value in node.outputs}
+    kept = [value for value in main.outputs if value not in computed]
+    if len(kept) == len(main.outputs):
+        return
+    read: dict[str, ir.Value] = {}
+    for value in (value for node in nodes for value in values_read(node) if value not in computed):
+        float_value = _rounded_from(value)
+        if query.is_float(float_value) and float_value.producer() is not None and float_value not in kept:
+            read[str(float_value.name)] = float_value
+    if kept or read:
+        main.outputs[:] = [*kept, *(read[name] for name in sorted(read))]  # those of the int8 graph have the same names
+
+
+def _rounded_from(value: ir.Value) -> ir.Value:
+    """What was quantized and dequantized to `value`, or `value`."""
+    node = value.producer()
+    quantize = node.inputs[0].producer() if query.is_op(node, "DequantizeLinear") and node and node.inputs[0] else None
+    found = quantize.inputs[0] if query.is_op(quantize, "QuantizeLinear") and quantize else None
+    return value if found is None else found
+
+
 def relative_error(results: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> float:
     """sum (x - y)^2 / sum x^2 of float outputs x and y, the mean over the outputs; results: (x's, y's) of every batch.
 
-    An infinite x, as a masked input of a Softmax, does not count.
+    An infinite x, as a masked input of a Softmax, does not count. A y of another shape is wrong throughout.
     """
     noise, power = dict[int, float](), dict[int, float]()
     for exact, tested in results:
         for at, (x, y) in enumerate(zip(exact, tested, strict=True)):
             if x.dtype == np.float32:
                 finite = np.isfinite(x)
-                x, y = x[finite], y[finite]
+                x, y = x[finite], y[finite] if y.shape == x.shape else np.zeros(finite.sum(), np.float32)
                 noise[at] = noise.get(at, 0.0) + float(np.square(np.subtract(x, y, dtype=np.float64)).sum())
                 power[at] = power.get(at, 0.0) + float(np.square(x, dtype=np.float64).sum())
     return float(np.nan_to_num(np.mean([noise[at] / power[at] for at in noise if power[at] > 0] or [0.0]), nan=np.inf))

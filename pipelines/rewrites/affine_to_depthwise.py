@@ -27,8 +27,10 @@ class AffineToDepthwise(Rewrite):
     def _turn(self, main: ir.Graph, first: ir.Node) -> int:
         x = next((each for each in first.inputs if each is not None and query.constant(each) is None), None)
         norm = query.is_op(first, "BatchNormalization")
+        if x is None or (norm and not query.is_float(x)):  # the weights are float32
+            return 0
         sides = query.dimensions(x)
-        if x is None or not (norm or x.is_graph_input()) or sides is None or len(sides) != 4 or sides[1] is None:
+        if not (norm or x.is_graph_input()) or sides is None or len(sides) != 4 or sides[1] is None:
             return 0
         nodes, whole = self._chain(first, x, sides[1])
         last = nodes[-1].outputs[0] if nodes else x

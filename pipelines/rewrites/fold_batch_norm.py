@@ -55,7 +55,7 @@ class FoldBatchNorm(Rewrite):
         if query.sole_user(result) is None:
             self.refuse(layer, f"its result is read by others than {reader.op_type} {query.label(reader)}")
             return None
-        if layer.op_type == "MatMul" and affine.shift.any():
+        if layer.op_type == "MatMul" and (affine.shift.any() or not _same_rank(result, reader.outputs[0])):
             return None
         return self._replace(
             [layer, reader], layer, layer.inputs[0], weight.scaled(affine), affine.scale * weight.bias + affine.shift
@@ -76,12 +76,18 @@ class FoldBatchNorm(Rewrite):
             return None
         source = next((each for each in before.inputs if each is not None and query.constant(each) is None), None)
         affine = as_affine(before, source, weight.inputs, weight.rank) if source is not None else None
-        if affine is None or query.rank(x) is None:
+        if affine is None or source is None or not _same_rank(source, x):
             return None
+        constants = [] if query.is_op(before, "BatchNormalization") else map(query.constant, before.inputs)
+        if any(each is not None and each.size > 1 for each in constants):
+            sizes = query.dimensions(source) or []
+            if sizes[-1 if weight.rank is None else 1] != weight.inputs:
+                self.refuse(before, "it may spread one channel over several")
+                return None
         if query.sole_user(x) is not layer:
             self.refuse(before, "its result has several readers")
             return None
-        gate = source.producer() if source is not None else None
+        gate = source.producer()
         if query.is_op(gate, "Mul") and gate is not None and all(query.constant(each) is None for each in gate.inputs):
             self.refuse(before, "it may end a Gelu, which engines fuse whole")
             return None
@@ -113,6 +119,10 @@ class FoldBatchNorm(Rewrite):
         new = ir.Node("", layer.op_type, inputs, layer.attributes.values(), num_outputs=1, name=layer.name)
         edit.substitute(nodes, new)
         return new
+
+
+def _same_rank(x: ir.Value, y: ir.Value) -> bool:
+    return query.rank(x) is not None and query.rank(x) == query.rank(y)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ class FoldPad(Rewrite):
         before, after = pads[2 : 2 + spatial], pads[-spatial:]
         own = list(reader.attributes.get_ints("pads", ())) or [0] * (2 * spatial)
         reader.attributes["pads"] = ir.AttrInt64s("pads", [a + b for a, b in zip(own, [*before, *after], strict=True)])
+        reader.attributes.pop("auto_pad", None)  # VALID would mean no padding
         if reader.op_type == "AveragePool":
             reader.attributes["count_include_pad"] = ir.AttrInt64("count_include_pad", 1)
         edit.bypass(pad, x)

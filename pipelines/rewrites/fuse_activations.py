@@ -31,7 +31,7 @@ class FuseActivations(Rewrite):
     def rewrite(self, model: ir.Model) -> int:
         """Fuse every float32 activation of the main graph."""
         opset = model.opset_imports.get("", io.OPSET)
-        nodes = [each for each in model.graph if each.outputs and each.outputs[0].dtype == ir.DataType.FLOAT]
+        nodes = [each for each in model.graph if each.outputs and query.is_float(each.outputs[0])]
         fused = sum(self._clamp(each) or self._leaky(each) or self._hard_sigmoid(each) for each in nodes)
         if opset < HARD_SWISH - 1:
             return fused

@@ -22,7 +22,7 @@ class FuseLinear(Rewrite):
         for matmul in [each for each in model.graph if each.op_type == "MatMul"]:
             x, weight = matmul.inputs
             w = query.constant(weight)
-            if w is None or w.ndim != 2:
+            if w is None or w.ndim != 2 or w.dtype.kind != "f":  # a Gemm of integers has no kernel
                 continue
             add = query.sole_user(matmul.outputs[0])
             if add is None or add.op_type != "Add":

@@ -67,11 +67,9 @@ class WidenHalf(Rewrite):
     def _widen(self, node: ir.Node) -> None:
         main = node.graph
         assert isinstance(main, ir.Graph)
-        if (
-            node.op_type == "Cast"
-            and node.attributes.get_int("to", 0) == HALF
-            and not node.outputs[0].is_graph_output()
-        ):
+        if node.op_type == "Cast" and node.attributes.get_int("to", 0) == HALF:
+            if node.outputs[0].is_graph_output() and not list(node.outputs[0].uses()):
+                return
             node.attributes["to"] = ir.AttrInt64("to", int(FLOAT))
         if (
             node.op_type == "ConstantOfShape"
@@ -82,7 +80,7 @@ class WidenHalf(Rewrite):
                 "value", ir.tensor(node.attributes["value"].as_tensor().numpy().astype(np.float32))
             )
         for value in node.outputs:
-            if value.dtype != HALF or (value.is_graph_output() and node.op_type == "Cast"):
+            if value.dtype != HALF:
                 continue
             value.type = ir.TensorType(FLOAT)
             if value.is_graph_output():

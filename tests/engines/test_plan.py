@@ -410,3 +410,15 @@ def test_a_plan_of_bf16_stays_bf16(tmp_path, monkeypatch, compiled):
     assert (found["profiles"][0]["precision"], found["profiles"][0]["compiled"] > 0) == ("bf16", compiled)
     off = np.abs(catalog.load(tmp_path / "m.plan").run({"x": x})["y"] - x @ w).max()
     assert 1e-3 < off < 0.02 * np.abs(x @ w).max()
+
+
+@pytest.mark.parametrize("name", available())
+def test_a_plan_refuses_batches_whose_results_it_cannot_join(tmp_path, name):
+    path = io.save(model("(float[n,3] x) => (float[3,n] y) { y = Transpose(x) }"), tmp_path / "t.onnx")
+    batches = [{"x": np.ones((size, 3), np.float32)} for size in (1, 3)]
+    plan.build([Candidate(name, "fp32", path)], batches, [1], tmp_path / "t.plan", load)
+    opened, x = catalog.load(tmp_path / "t.plan"), np.arange(15, dtype=np.float32).reshape(5, 3)
+    np.testing.assert_array_equal(opened.run({"x": x[:3]})["y"], x[:3].T)
+    for count in (5, 4):
+        with pytest.raises(RequestError, match="does not count samples first.*--batch-size"):
+            opened.run({"x": x[:count]})

@@ -87,6 +87,29 @@ def test_openvino_pads_a_smaller_batch_instead_of_compiling(mixed):
     assert list(session._compiled) == [12, 1, 4, 32]  # powers of two, none more than twice the batch
 
 
+TURNED = "(float[n,3] x) => (float[4,n] y, float[n,3] z) { t = Transpose(x) y = MatMul(w, t) z = Relu(x) }"
+
+
+def turned(tmp_path):
+    return io.save(model(TURNED, w=RNG.standard_normal((4, 3)).astype(np.float32)), tmp_path / "turned.onnx")
+
+
+@ENGINES
+def test_results_that_count_samples_on_another_axis(tmp_path, name):
+    path = turned(tmp_path)
+    session, reference = catalog.load(path, name), catalog.load(path, "onnxruntime")
+    for n in (4, 3, 2, 4, 1):
+        x = {"x": RNG.standard_normal((n, 3)).astype(np.float32)}
+        for key, wanted in reference.run(x).items():
+            np.testing.assert_allclose(session.run(x)[key], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_an_input_of_a_type_that_numpy_has_not_is_named(tmp_path):
+    path = io.save(model("(bfloat16[n] x) => (float[n] y) { y = Cast<to=1>(x) }"), tmp_path / "m.onnx")
+    with pytest.raises(RequestError, match="input x"):
+        catalog.load(path, "onnxruntime")
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_threads_are_what_was_asked_for(mixed, threads):
     assert catalog.load(mixed, "onnxruntime", threads)._session.get_session_options().intra_op_num_threads == threads

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from rewriting import BRANCH, mlp, model, ops, run
 
@@ -411,3 +412,65 @@ def test_text_in_place_of_protobuf_is_refused(tmp_path):
     path = tmp_path / "m.onnx"
     path.write_text(onnx.printer.to_text(parsed(DENSE, **WEIGHTS)))
     one_line(path, "is not a readable ONNX model")
+
+
+@pytest.mark.parametrize("opset", [9, 10])
+@pytest.mark.parametrize(("mode", "scale"), [("linear", 2.0), ("linear", 0.5), ("nearest", 1.5), ("nearest", 0.6)])
+def test_old_pictures_are_resized_as_before(tmp_path, opset, mode, scale):
+    """The converter leaves a Resize to opset 11's defaults, which read other pixels."""
+    op = "Upsample" if opset == 9 else "Resize"
+    text = f'(float[1,1,5,5] x) => (float[1,1,h,w] y) {{ y = {op}<mode: string = "{mode}">(x, s) }}'
+    path = keep(parsed(text, opset, 4, s=np.array([1, 1, scale, scale], np.float32)), tmp_path / "m.onnx")
+    if op == "Upsample" and scale < 1:
+        pytest.skip("Upsample does not shrink")
+    x = RNG.standard_normal((1, 1, 5, 5)).astype(np.float32)
+    wanted = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    np.testing.assert_allclose(run(io.load(path), x=x)["y"], wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_a_nearest_resize_that_grows_and_shrinks_is_refused(tmp_path):
+    text = "(float[1,1,5,5] x) => (float[1,1,h,w] y) { y = Resize(x, s) }"
+    path = keep(parsed(text, 10, 4, s=np.array([1, 1, 2, 0.5], np.float32)), tmp_path / "m.onnx")
+    one_line(path, "grows one axis and shrinks another")
+
+
+FUNCTIONS = """<ir_version: 9, opset_import: ["": 17, "own": 1]> g (float[n,8] x) => (float[n,4] y)
+    { h = MatMul(x, w) a = own.Shift(h, b) y = Relu(a) }
+    <domain: "own", opset_import: ["": 17]> Shift (h, b) => (a) { a = Add(h, b) }"""
+
+
+def test_the_models_own_functions_are_inlined(tmp_path):
+    proto = onnx.parser.parse_model(FUNCTIONS)
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(WEIGHTS[name], name) for name in "wb")
+    path = keep(proto, tmp_path / "m.onnx")
+    found, x = io.load(path), RNG.standard_normal((3, 8)).astype(np.float32)
+    assert ops(found) == ["MatMul", "Add", "Relu"] and not found.functions
+    np.testing.assert_allclose(run(found, x=x)["y"], np.maximum(x @ WEIGHTS["w"] + WEIGHTS["b"], 0), rtol=1e-5)
+
+
+def test_weights_beside_the_file_may_be_those_of_constants(tmp_path, monkeypatch):
+    proto = parsed("(float[n,8] x) => (float[n,4] y) { w = Constant() y = MatMul(x, w) }")
+    tensor = onnx.numpy_helper.from_array(WEIGHTS["w"], "w")
+    proto.graph.node[0].attribute.append(onnx.helper.make_attribute("value", tensor))
+    path = tmp_path / "there" / "m.onnx"
+    path.parent.mkdir()
+    onnx.save(proto, path, save_as_external_data=True, location="m.bin", size_threshold=0, convert_attribute=True)
+    monkeypatch.chdir(tmp_path)
+    found = io.load(path)
+    (path.parent / "m.bin").unlink()
+    x = np.ones((2, 8), np.float32)
+    np.testing.assert_allclose(run(found, x=x)["y"], x @ WEIGHTS["w"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_sparse_weights_are_read(tmp_path, flat):
+    dense = np.zeros((8, 4), np.float32)
+    dense[[1, 3, 7], [0, 2, 3]] = [1, 2, 3]
+    places = np.array([4, 14, 31]) if flat else np.array([[1, 0], [3, 2], [7, 3]])
+    values = onnx.numpy_helper.from_array(np.array([1, 2, 3], np.float32), "w")
+    proto = parsed("(float[n,8] x) => (float[n,4] y) { y = MatMul(x, w) }")
+    indices = onnx.numpy_helper.from_array(places.astype(np.int64), "places")
+    proto.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, indices, [8, 4]))
+    x = RNG.standard_normal((3, 8)).astype(np.float32)
+    found = io.load(keep(proto, tmp_path / "m.onnx"))
+    np.testing.assert_allclose(run(found, x=x)["y"], x @ dense, rtol=1e-6)

@@ -143,3 +143,21 @@ def test_the_model_itself_is_left_alone():
     before = run(found, x=samples()[0]["x"])["y"]
     best_table(found, QuantRecipe(), samples())
     np.testing.assert_array_equal(run(found, x=samples()[0]["x"])["y"], before)
+
+
+BOXES = """(float[1,16] x) => (float[k,4] y) { b = Gemm(x, B) c = Reshape(b, rows) s = Gemm(x, S) t = Reshape(s, classes)
+    p = Sigmoid(t) chosen = NonMaxSuppression(c, p, most, overlap, least) i = Gather<axis=1>(chosen, two)
+    a = Squeeze(c, zero) y = Gather<axis=0>(a, i) }"""
+
+
+def test_outputs_as_many_as_were_found_are_judged_by_what_they_were_chosen_from():
+    """Of an int8 detector NonMaxSuppression may leave more boxes, or fewer."""
+    normal = normals(2)
+    corners = np.tile(np.float32([0, 0, 1, 1]), 20) + np.repeat(np.arange(20, dtype=np.float32), 4) * 0.3
+    found = model(BOXES, B=normal(16, 80) * 0.01 + corners / 16, S=normal(16, 40), rows=np.array([1, 20, 4]),
+                  classes=np.array([1, 2, 20]), most=np.array([20]), overlap=np.float32([0.5]), least=np.float32([0.5]),
+                  two=np.int64(2), zero=np.array([0]))  # fmt: skip
+    batches = [{"x": normals(each)(1, 16) + 1} for each in range(24)]
+    table = best_table(found, QuantRecipe(), batches)
+    int8, _ = quantize(found, QuantRecipe(), table)
+    assert 20 < output_sqnr(found, int8, batches) < 80

@@ -100,3 +100,11 @@ def test_reduced_range_avoids_the_saturation_of_16_bit_pairs(reduced):
         assert decibels(found_sums * step * scale, x @ w) > 30
     else:
         assert (found_sums < exact).mean() > 0.3 and decibels(found_sums * step * scale, x @ w) < 20
+
+
+def test_a_product_whose_weights_are_int8_already_stays(tmp_path):
+    text = "(float[n,8] x) => (float[n,5] y) { w = DequantizeLinear(q, s) h = MatMul(x, w) y = Neg(h) }"
+    found = model(text, q=np.arange(-20, 20, dtype=np.int8).reshape(8, 5), s=np.full(5, 0.1, np.float32))
+    result, report = quantized(found, x=normal(16, 8))
+    assert ops(result) == ["DequantizeLinear", "MatMul", "Neg"]
+    assert next(each.reason for each in report.operators if each.type == "MatMul") == "its weights are int8 already"

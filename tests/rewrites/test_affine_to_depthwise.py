@@ -52,3 +52,9 @@ def test_a_layer_beside_it_takes_it_first():
     found = graph(f"c = Conv(x, W) {NORM} y = Relu(n)", "float[n,8,3,3] y", W=normal(8, 4, 3, 3), **BN)
     rewrite(found, [FoldBatchNorm(), AffineToDepthwise()])
     assert ops(found) == ["Conv", "Relu"]
+
+
+def test_a_batch_norm_of_doubles_stays():
+    text = "(double[n,8,5,5] c) => (double[n,8,5,5] y) { n = BatchNormalization(c, g, be, m, v) y = Relu(n) }"
+    found = model(text, **{name: each.astype(np.float64) for name, each in BN.items()})
+    fires(found, AffineToDepthwise(), "BatchNormalization Relu", c=normal(2, 8, 5, 5).astype(np.float64))

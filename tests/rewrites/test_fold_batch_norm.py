@@ -133,3 +133,18 @@ def test_fold_batch_norm_in_training_mode_is_left_alone():
 def test_a_shared_weight_is_folded_for_its_own_reader_only():
     found = conv("u = Neg(x) c = Conv(x, W) z = Conv(u, W) d = Mul(c, s) y = Add(d, z)", s=normal(1, 6, 1, 1))
     fires(found, FoldBatchNorm(), "Neg Conv Conv Add", **IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("text", "weights", "x"),
+    [
+        ("(float[n,1,5,5] x) => (float[n,6,h,w] y) { d = Sub(x, s) y = Conv(d, W) }", (6, 4, 3, 3), (2, 1, 5, 5)),
+        ("(float[n,k,1] x) => (float[n,k,6] y) { d = Mul(x, t) y = MatMul(d, W) }", (4, 6), (2, 3, 1)),
+        ("(float[n,4] x) => (float[1,n,6] y) { d = Mul(x, u) y = MatMul(d, W) }", (4, 6), (3, 4)),
+        ("(float[n,4] x) => (float[1,n,6] y) { d = MatMul(x, W) y = Mul(d, v) }", (4, 6), (3, 4)),
+    ],
+)
+def test_constants_that_spread_the_data_stay(text, weights, x):
+    constants = {"s": normal(1, 4, 1, 1), "t": normal(4), "u": normal(1, 1, 4), "v": normal(1, 1, 6)}
+    found = model(text, W=normal(*weights), **{name: each for name, each in constants.items() if f" {name})" in text})
+    fires(found, FoldBatchNorm(), " ".join(ops(found)), x=normal(*x))

@@ -24,6 +24,7 @@ PICTURE = {"x": normal(2, 2, 5, 5)}
     [
         ("a = Pad(x, p) y = Conv(a, W)", "Conv"),
         ("a = Pad(x, p, k) y = Conv<pads=[1,1,0,0],strides=[2,2]>(a, W)", "Conv"),
+        ('a = Pad(x, p) y = Conv<auto_pad: string = "VALID">(a, W)', "Conv"),
         ("a = Pad(x, p) y = AveragePool<kernel_shape=[3,3]>(a)", "AveragePool"),
         ("a = Pad(x, p) y = AveragePool<kernel_shape=[4,4],pads=[1,1,1,1],count_include_pad=1>(a)", "AveragePool"),
         ("a = Relu(x) b = Pad(a, p) y = MaxPool<kernel_shape=[3,3],strides=[2,2]>(b)", "Relu MaxPool"),

@@ -48,3 +48,16 @@ def test_widening_of_an_output_that_is_read_too():
     rewrite(found, [WidenHalf()])
     onnx.checker.check_model(ir.to_proto(found), full_check=True)
     np.testing.assert_allclose(run(found, x=half(6) * 0 + 1)["z"], before["z"], rtol=0.01)
+
+
+def test_a_cast_to_float16_that_is_an_output_and_read_is_widened():
+    text = "(float[n,4] x) => (float16[n,4] h, float16[n,3] y) { h = Cast<to=10>(x) y = Gemm(h, w) }"
+    found = model(text, w=half(4, 3))
+    x = normal(5, 4)
+    before = run(found, x=x)
+    rewrite(found, [WidenHalf()])
+    onnx.checker.check_model(ir.to_proto(found), full_check=True)
+    after = run(found, x=x)
+    for name, value in before.items():
+        assert after[name].dtype == np.float16
+        np.testing.assert_allclose(value.astype(np.float32), after[name].astype(np.float32), rtol=0.01, atol=0.01)

@@ -201,11 +201,11 @@ class _Mapping(Walk):
             step(-1, scales)
             return (len(weight),) if flat else (len(weight), 1, 1)
 
-        self.values[node.outputs[0]] = Pending(emit, flat=flat, result=result)
+        self.values[node.outputs[0]] = Pending(emit, flat=flat, result=result, count=len(weight))
 
     def _conv(self, node: ir.Node) -> None:
         x = self._read(node)
-        weight, scale = int8_weight(node)
+        weight, scale = int8_weight(node, 0)
         if (
             x.last
             or x.flat
@@ -236,11 +236,12 @@ class _Mapping(Walk):
             or attributes.get_int("transA", 0) != 0
         ):
             raise refused(node, "has an alpha or beta, or a transposed input")
-        weight, scale = int8_weight(node)
-        self._connected(node, weight if attributes.get_int("transB", 0) == 1 else weight.T, scale, input_at(node, 2))
+        turned = attributes.get_int("transB", 0) == 1
+        weight, scale = int8_weight(node, 0 if turned else 1)
+        self._connected(node, weight if turned else weight.T, scale, input_at(node, 2))
 
     def _matmul(self, node: ir.Node) -> None:
-        weight, scale = int8_weight(node)
+        weight, scale = int8_weight(node, 1)
         self._connected(node, weight.T, scale, None)
 
     def _connected(self, node: ir.Node, weight: Array, scale: Array, bias: ir.Value | None) -> None:
@@ -345,7 +346,7 @@ class _Mapping(Walk):
             self.steps.append(GlobalAverage(x.tensor, -1, x.zero, float(factor), 0))
             return (channels,) if flat else (1, 1, channels) if x.last else (channels, 1, 1)
 
-        self.values[node.outputs[0]] = Pending(emit, last=x.last, flat=flat, result=result)
+        self.values[node.outputs[0]] = Pending(emit, last=x.last, flat=flat, result=result, count=channels)
 
     def _clipped(self, tensor: int, low: int, high: int) -> int:
         if (low, high) == (0, 255):
@@ -432,7 +433,8 @@ class _Mapping(Walk):
             raise refused(node, "is of several tensors")
         real = iter([each[1] for each in curves])
         arguments = [next(real) if value is not None and value in self.values else value for value in node.inputs]
-        values = evaluated(self.model, node, arguments, self.tensors[base][2])
+        axis = -1 if found.last or found.flat else -3
+        values = evaluated(self.model, node, arguments, self.tensors[base][2], axis)
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
             return self._lookup(base, np.clip(quantized(values, scale, zero), low, high).astype(np.uint8))

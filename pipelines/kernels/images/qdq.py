@@ -49,12 +49,19 @@ def quantized(real: Any, scale: np.float32, zero: int) -> NDArray[np.uint8]:
     return np.asarray(np.minimum(np.maximum(steps, 0), 255), np.uint8)
 
 
-def int8_weight(node: ir.Node) -> tuple[Array, Array]:
-    """(int8, scale) of a layer's weights."""
-    found = query.dequantized(input_at(node, 1))
-    if found is None or found[0].dtype != np.int8 or (found[2] is not None and found[2].any()):
+def int8_weight(node: ir.Node, axis: int) -> tuple[Array, Array]:
+    """(int8, scale) of a layer's weights, whose outputs lie on `axis`."""
+    weight = input_at(node, 1)
+    found = query.dequantized(weight)
+    if weight is None or found is None or found[0].dtype != np.int8 or (found[2] is not None and found[2].any()):
         raise refused(node, "has weights that are not symmetric int8")
-    return found[0], found[1]
+    integers, scale, _ = found
+    dequantize = weight.producer()
+    assert dequantize is not None
+    along = dequantize.attributes.get_int("axis", 1)
+    if scale.size > 1 and (scale.shape != (integers.shape[axis],) or along % integers.ndim != axis):
+        raise refused(node, "has weights that are not scaled by outputs")
+    return integers, scale
 
 
 def int32_bias(node: ir.Node, bias: ir.Value | None, scales: Array, outputs: int) -> NDArray[np.int64]:
@@ -76,10 +83,14 @@ def int32_bias(node: ir.Node, bias: ir.Value | None, scales: Array, outputs: int
 
 
 def evaluated(
-    model: ir.Model, node: ir.Node, arguments: Sequence[NDArray[np.float32] | ir.Value | None], channels: int
+    model: ir.Model,
+    node: ir.Node,
+    arguments: Sequence[NDArray[np.float32] | ir.Value | None],
+    channels: int,
+    axis: int,
 ) -> Array:
     """What onnxruntime makes of float32 [256] by a node whose other arguments are constants: [256], or where one of
-    these has a value for each channel, [channels, 256].
+    these has a value for each channel, [channels, 256]. axis: that of the channels, from the end (-1: the last).
     """
     inputs: list[ir.Value | None] = []
     constants, feeds = [], {}
@@ -87,9 +98,10 @@ def evaluated(
     for at, each in enumerate(arguments):
         if isinstance(each, ir.Value):
             constant = query.constant(each)
-            if constant is None or (_size(each) > 1 and (_size(each) != channels or max(constant.shape) != channels)):
+            single = constant is not None and constant.size == 1
+            if constant is None or not (single or (constant.size == channels == _length(constant, axis))):
                 raise refused(node, "has an argument that is no constant, nor one for each channel")
-            constant = constant.reshape((-1, 1) if _size(each) > 1 else ())
+            constant = constant.reshape(() if single else (-1, 1))
             value = ir.Value(name=f"c{at}", const_value=ir.tensor(constant, name=f"c{at}"))
             constants.append(value)
             inputs.append(value)
@@ -140,6 +152,10 @@ def _computed(
         return np.asarray(reference_session.run(opened, feeds)[0], np.float32)
     except ZooError as error:
         raise refused(node, f"cannot be computed alone: {error}") from error
+
+
+def _length(array: Array, axis: int) -> int:
+    return array.shape[axis] if array.ndim >= -axis else 1
 
 
 def _size(value: ir.Value) -> int:

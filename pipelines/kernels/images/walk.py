@@ -35,8 +35,9 @@ class Bytes:
 @dataclass(frozen=True)
 class Pending:
     """A real value not yet quantized: `emit(scale, zero, low, high)` adds the step that makes bytes of it, and returns
-    their tensor; low and high: what Relu and Clip left of the real line. result: adds the step that ends the program.
-    curve: where it is a function of single bytes, their tensor and its float32 for each of them.
+    their tensor; low and high: what Relu and Clip left of the real line. result: adds the step that ends the program
+    with `count` values a sample. curve: where it is a function of single bytes, their tensor and its float32 for each
+    of them.
     """
 
     emit: Callable[[np.float32, int, int, int], int]
@@ -45,6 +46,7 @@ class Pending:
     last: bool = False
     flat: bool = False
     result: Callable[[], tuple[int, ...]] | None = None
+    count: int = 0
     curve: tuple[int, NDArray[np.float32]] | None = None
 
 
@@ -217,7 +219,11 @@ class Walk:
         if isinstance(found, Input):
             raise refused(node, "reshapes the input")
         pixel = isinstance(found, Pending) or self.tensors[found.tensor][:2] == (1, 1)
-        if isinstance(found, Pending) and found.result is not None and (sizes is None or len(sizes) == 2):
+        if (
+            isinstance(found, Pending)
+            and found.result is not None
+            and (sizes is None or (len(sizes) == 2 and self._is_row(sizes, found.count)))
+        ):
             self.values[node.outputs[0]] = replace(found, flat=True)
             return
         if isinstance(found, Pending) or (alone and not pixel):
@@ -226,13 +232,19 @@ class Walk:
             self._shuffled(node, found, sizes)
             return
         count = int(np.prod(self.tensors[found.tensor]))
-        flat = sizes is None or (len(sizes) == 2 and sizes[1] in (-1, count))
+        flat = sizes is None or (len(sizes) == 2 and self._is_row(sizes, count))
         unflat = (
-            sizes is not None and len(sizes) == 4 and pixel and (list(sizes[2:]) == [1, 1] and sizes[1] in (-1, count))
+            sizes is not None and len(sizes) == 4 and pixel and list(sizes[2:]) == [1, 1] and self._is_row(sizes, count)
         )
         if not flat and not unflat:
             raise refused(node, f"reshapes to {sizes}")
         self.values[node.outputs[0]] = replace(found, flat=flat, last=found.last and not unflat)
+
+    def _is_row(self, sizes: Sequence[int | str | None], count: int) -> bool:
+        """Whether a Reshape to [sizes[0], sizes[1], ...] leaves a sample's `count` values beside each other."""
+        samples = (query.dimensions(self.main.inputs[0]) or [None])[0]
+        keeps = not isinstance(sizes[0], int) or sizes[0] in (0, samples)
+        return sizes[1] == count or (sizes[1] == -1 and keeps)
 
     def _shuffled(self, node: ir.Node, found: Bytes, sizes: Sequence[int | str | None]) -> None:
         """A shuffle of channels (ShuffleNet, Zhang et al. 2018): as [n, g, c, H, W], transposed to [n, c, g, H, W], and

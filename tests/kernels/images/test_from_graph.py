@@ -311,3 +311,18 @@ def test_a_graph_may_end_with_a_mean_or_a_sigmoid(end: str, tmp_path: Path) -> N
         flat = g.add("Reshape", [x, g.constant(np.array([0, -1]))])
         out = g.flat = g.add("Sigmoid", [g.layer("Gemm", flat, (4, 10 * 30), 0.1, transB=1)])
     same_as_onnxruntime(g, out, [3, 6, 5], tmp_path, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "why"), [([-1, 4], "quantized"), ([1, -1], "quantized"), ([-1, 8], ""), ([0, -1], "")]
+)
+def test_results_are_reshaped_to_rows_of_a_sample_alone(sizes: list[int], why: str, tmp_path: Path) -> None:
+    g = Graph()
+    flat = g.add("Flatten", [g.quantize("image", 0.02, 120)])
+    g.flat = g.add("Reshape", [g.layer("Gemm", flat, (8, 3 * 4 * 4), 0.02, transB=1), g.constant(np.array(sizes))])
+    path = g.save(tmp_path / "m.onnx", [3, 4, 4], g.flat)
+    if why:
+        with pytest.raises(RequestError, match=why):
+            image_program(io.load(path))
+    else:
+        assert image_program(io.load(path)).result_shape == (8,)
