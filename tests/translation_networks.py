@@ -2,7 +2,8 @@
 
 import torch
 
-from zoo.transformer_mt.model import Form, Transformer
+from zoo.transformer_mt.form import Form
+from zoo.transformer_mt.model import Transformer
 
 FORMS = {
     "small": Form(1, 2, 32, 48, 2),

@@ -54,7 +54,8 @@ def vocabulary() -> Vocabulary:
 
 def sharpened(torch, pre_norm: bool, ends: float):
     """Random weights with peaked distributions, which leave no ties; the greater `ends`, the sooner a sentence ends."""
-    from zoo.transformer_mt.model import Form, Transformer
+    from zoo.transformer_mt.form import Form
+    from zoo.transformer_mt.model import Transformer
 
     torch.manual_seed(0)
     network = Transformer(Form(2, 1, 32, 64, 4), PIECES, pre_norm=pre_norm, dropout=0.0).eval()
@@ -70,7 +71,7 @@ def sharpened(torch, pre_norm: bool, ends: float):
 @pytest.fixture(scope="module")
 def folder(torch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder of random weights."""
-    from zoo.transformer_mt.model import FORMS, Form
+    from zoo.transformer_mt.form import FORMS, Form
 
     FORMS["little"] = Form(2, 1, 32, 64, 4)
     found = tmp_path_factory.mktemp("peers") / "model"

@@ -67,6 +67,25 @@ def test_help_names_every_verb() -> None:
     assert all(callable(getattr(zoo, verb)) for verb in zoo.VERBS)
 
 
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"config.json": "{}"}, "needs torch, which is not installed; run: pip install 'int8-zoo[import]'"),
+        ({"notes.txt": ""}, "found no model in"),
+    ],
+)
+def test_an_import_without_torch_says_so_of_models_alone(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    code = "import sys; sys.modules['torch'] = None; from zoo import cli; cli.call(sys.argv[1:])"
+    words = [sys.executable, "-c", code, "import", str(folder), "-o", str(tmp_path / "ours")]
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "ours").exists()
+
+
 WRONG = {
     "no verb of that name": ["rum"],
     "missing argument": ["run"],

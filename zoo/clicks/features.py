@@ -436,6 +436,7 @@ def seconds_since_1970(texts: pa.Array, unit: str) -> NDArray[np.float64]:
     """
     if unit != "text":
         return np.nan_to_num(floats(texts) / (1000 if unit == "ms" else 1), nan=-np.inf)
+    texts = pc.replace_substring_regex(texts, r"(:\d\d\.\d{6})\d{1,3}", r"\1")  # nanoseconds, as Arrow writes them
     time = r"([01]\d|2[0-3]):[0-5]\d"
     is_time = pc.match_substring_regex(
         texts,

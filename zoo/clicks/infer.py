@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from zoo.clicks.schema import FEATURES, REGRESSION, Column, Schema
 LABELS = ("label", "click", "clicked", "target", "y")
 VOCABULARY = 10_000  # values of a category that are listed; more are hashed
 SKETCH = 4096  # smallest hashes kept to estimate how many values there are: an error of 1.6%
-SAMPLE = 100_000  # numbers kept for means and quantiles, evenly drawn
+SAMPLE = 100_000  # numbers kept for means and quantiles, at least, where there are more: drawn at random
 QUANTILES = 33
 LONGEST = 50  # items of a list that are read, at most
 STRAY = 0.01  # of a column of numbers that may be something else, which counts as missing
@@ -44,27 +45,32 @@ _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _COMMA = r"^[+-]?\d+,\d+$"  # a number as much of Europe writes it
 _DAY = r"(\d{4}[./-]\d{1,2}[./-]\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{4})"
 _DATE = f"^{_DAY}" r"([T ]\d{1,2}:\d\d(:\d\d)?( ?[AaPp][Mm])?)?$"  # also those that are no ISO 8601
-_ISO = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?$"
+_ISO = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?)?$"
 
 
-def infer(log: Log, label: str | None = None) -> Schema:
+def infer(log: Log, label: str | None = None, on_error: str = "raise") -> Schema:
     """The schema of a log: every column's kind, encoding and why, from one pass over all rows.
 
-    label: the column to predict; None: one of `LABELS` that holds 0 and 1. Raises RequestError where there is no such
-    column, or no row.
+    label: the column to predict; None: one of `LABELS` that holds 0 and 1. on_error: "skip" passes over the rows that
+    training leaves out, those of another width and those whose label is neither. Raises RequestError where there is no
+    such column, or no row.
     """
+    skip = on_error == "skip"
     seen = {name: _Seen(name) for name in log.columns}
     rows = 0
     with progress("reading", None) as advance:
-        for batch in log.batches():
+        for batch in log.batches(bad=(lambda *_: None) if skip else None):
             rows += batch.num_rows
             for name, column in zip(log.columns, batch.columns, strict=True):
                 seen[name].add(column)
             advance(batch.num_rows)
     if not rows:
         raise RequestError(f"{log.path} holds no row below its header; wanted a click log")
-    chosen = _label(log, seen, label)
-    schema = Schema(tuple(_of_tower(_column(each, each.name == chosen)) for each in seen.values()), rows)
+    chosen = _label(log, seen, label, skip)
+    columns = [_of_tower(_column(each, each.name == chosen)) for each in seen.values()]
+    columns = _only("timestamp", columns, lambda each: (bool(_TIME.search(each.name)), each.distinct))
+    columns = _only("weight", columns, lambda each: len(each.name))  # sample_weight may stand beside the goods' weight
+    schema = Schema(tuple(columns), rows)
     if not schema.of(*FEATURES):
         told = ", ".join(f"{each.name}: {each.why}" for each in schema.columns if each.kind != "label")
         raise RequestError(f"{log.path} has nothing to predict {chosen} from ({told or 'no other column'})")
@@ -105,9 +111,12 @@ class _Seen:
         self.distinct = _Distinct()
         self.whole = self.dated = self.date = True
         self.parsed = self.unparsed = self.commas = 0  # values that are numbers; others, and those with a decimal comma
+        self.zeros = self.ones = 0
         self.numbers = np.empty(0)
         self.minimum, self.maximum = np.inf, -np.inf
-        self._stride, self._skip = 1, 0
+        # Each number draws another at random, and stays while that is below the share: rows in turns (1, 0, 1, 0) are
+        # drawn like any others, and the size of batches changes nothing.
+        self._random, self._drawn, self._share = np.random.default_rng(0), np.empty(0), 1.0
         self.items = {each: _Distinct() for each in SEPARATORS}
         self.with_separator = dict.fromkeys(SEPARATORS, 0)
         self.lengths = {each: np.zeros(LONGEST + 1, np.int64) for each in SEPARATORS}
@@ -141,10 +150,16 @@ class _Seen:
             return
         self.whole = self.whole and bool((numbers == np.rint(numbers)).all())
         self.minimum, self.maximum = min(self.minimum, numbers.min()), max(self.maximum, numbers.max())
-        self.numbers = np.concatenate([self.numbers, numbers[self._skip :: self._stride]])
-        self._skip = (self._skip - len(numbers)) % self._stride
+        self.zeros += int((numbers == 0).sum())
+        self.ones += int((numbers == 1).sum())
+        drawn = self._random.random(len(numbers))
+        some = drawn < self._share
+        self.numbers = np.concatenate([self.numbers, numbers[some]])
+        self._drawn = np.concatenate([self._drawn, drawn[some]])
         while len(self.numbers) > 2 * SAMPLE:
-            self.numbers, self._stride = self.numbers[::2], 2 * self._stride
+            self._share /= 2
+            some = self._drawn < self._share
+            self.numbers, self._drawn = self.numbers[some], self._drawn[some]
 
     def _add_items(self, texts: pa.Array, separator: str) -> None:
         lists = pc.split_pattern(texts, separator)
@@ -155,14 +170,14 @@ class _Seen:
             self.items[separator].add(pc.utf8_trim_whitespace(lists.flatten()))
 
 
-def _label(log: Log, seen: dict[str, _Seen], asked: str | None) -> str:
+def _label(log: Log, seen: dict[str, _Seen], asked: str | None, skip: bool) -> str:
     if asked is not None and asked not in seen:
         raise RequestError(f"{log.path} has no column {asked!r}; its columns are {', '.join(log.columns)}")
     named = [name for name in log.columns if name.lower() in LABELS] if asked is None else [asked]
     if not named:
         why = f"none is called {', '.join(LABELS)}"
         raise RequestError(f"{log.path} has no column of 0 and 1 to predict ({why}); name it with --label")
-    if found := [name for name in named if _is_binary(seen[name])]:
+    if found := [name for name in named if _is_binary(seen[name], skip)]:
         return asked or min(found, key=lambda name: LABELS.index(name.lower()))
     first = seen[named[0]]
     if not first.numeric and int(first.distinct) == 2 and not first.missing:
@@ -170,18 +185,19 @@ def _label(log: Log, seen: dict[str, _Seen], asked: str | None) -> str:
             f"{log.path}: the label {first.name} holds {_some(first)}; wanted 0 and 1, write those in their place, or "
             "name another column with --label"
         )
-    values = set(np.unique(first.numbers)) if first.numeric and not first.unparsed else {-1.0}
-    wanted = "both of them, in every row" if values <= {0.0, 1.0} else f"name their column with --label; {REGRESSION}"
+    either = first.zeros + first.ones
+    no_other = 0 < either == first.count - first.missing
+    wanted = "both of them, in every row" if no_other else f"name their column with --label; {REGRESSION}"
     raise RequestError(f"{log.path}: the label {first.name} holds {_some(first)}; wanted 0 and 1, {wanted}")
 
 
-def _is_binary(seen: _Seen) -> bool:
-    return (
-        seen.numeric
-        and not seen.missing
-        and set(np.unique(seen.numbers)) == {0.0, 1.0}
-        and (seen.minimum, seen.maximum) == (0, 1)
-    )
+def _is_binary(seen: _Seen, skip: bool) -> bool:
+    """Whether a column holds 0 and 1 and, unless rows may be skipped, nothing else; most values must be such: a rating
+    from 0 to 5 is none.
+    """
+    either = seen.zeros + seen.ones
+    enough = 2 * either > seen.count - seen.missing if skip else either == seen.count
+    return bool(seen.zeros and seen.ones and enough)
 
 
 def _some(seen: _Seen) -> str:
@@ -197,15 +213,17 @@ def _column(seen: _Seen, is_label: bool) -> Column:
     """The kind of a column and why."""
     common: dict[str, Any] = {"name": seen.name, "distinct": int(seen.distinct), "missing": seen.missing}
     if is_label:
-        share = float(seen.numbers.mean())
-        return Column(kind="label", why=f"0 and 1, {share:.1%} of them 1", **common)
+        either = seen.zeros + seen.ones
+        others = f"; the {seen.count - either:,} rows without are left out" if either < seen.count else ""
+        return Column(kind="label", why=f"0 and 1, {seen.ones / either:.1%} of them 1{others}", **common)
     if seen.missing == seen.count:
         return Column(kind="ignored", why="every value is missing", **common)
     if int(seen.distinct) == 1 and not seen.missing:
         return Column(kind="ignored", why="one value in all rows", **common)
     if unit := _unit(seen):
         return Column(kind="timestamp", unit=unit, why=_TIMES[unit], **common)
-    if seen.numeric and not seen.unparsed and _WEIGHT.match(seen.name) and seen.minimum >= 0:
+    sound = seen.numeric and not seen.unparsed and not seen.missing
+    if sound and _WEIGHT.match(seen.name) and seen.minimum >= 0:
         return Column(kind="weight", why="its name, and no value below 0", **common)
     if seen.numeric and len(seen.numbers) and not (seen.whole and _IDENTITY.search(seen.name)):
         encoding, why = _encoding_of_numbers(seen)
@@ -218,6 +236,19 @@ def _column(seen: _Seen, is_label: bool) -> Column:
     encoding, why = _encoding_of_categories(seen.distinct)
     named = "whole numbers under the name of an id; " if seen.numeric else ""
     return Column(kind="category", encoding=encoding, why=named + why, **common)
+
+
+def _only(kind: str, columns: Sequence[Column], likely: Callable[[Column], Any]) -> list[Column]:
+    """The columns with the likeliest of a kind alone, which may stand once in a schema; the others are ignored."""
+    found = [each for each in columns if each.kind == kind]
+    if len(found) < 2:
+        return list(columns)
+    kept = max(found, key=likely)
+    why = f"{kept.name} is taken as the {kind}, of which a row has one"
+    return [
+        replace(each, kind="ignored", unit="", why=f"{each.why}; {why}") if each.kind == kind and each != kept else each
+        for each in columns
+    ]
 
 
 def _of_tower(column: Column) -> Column:

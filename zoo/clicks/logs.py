@@ -18,6 +18,7 @@ import re
 import shutil
 import sys
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -37,6 +39,7 @@ LIST = "|"  # joins what is a list in the file
 BLOCK = 4 << 20  # bytes of text read at once
 ROWS = 65_536  # of a batch of JSON lines or Parquet
 DELIMITERS = (",", "\t", ";", "|")
+HUGE = 2.0**63  # from here on whole numbers are not written out
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
 
 
@@ -83,7 +86,7 @@ class Log:
         """Makes a RequestError of what goes wrong inside."""
         try:
             yield
-        except (pa.ArrowException, EOFError, OSError, ValueError) as error:
+        except (pa.ArrowException, EOFError, OSError, ValueError, zlib.error) as error:
             raise RequestError(f"{self.path} cannot be read as {self.kind}: {one_line(error)}") from error
 
     def stream(self) -> Any:
@@ -97,11 +100,13 @@ class Log:
 def open_log(source: Any, delimiter: str | None = None) -> Log:
     """The log in a file, by its content; in a folder of `datasets` or on the hub ("org/name", either with ":split"); on
     stdin ("-"); or in memory: io.BytesIO with the bytes of CSV or JSON lines, a pyarrow table, a data frame, a list of
-    {column: value}.
+    {column: value}. A log is itself.
 
     delimiter: of CSV; None: the one that its header has most of. Raises RequestError where there is no such source, or
     one whose columns have no names, or names that stand twice.
     """
+    if isinstance(source, Log):
+        return source
     if isinstance(source, io.BytesIO):
         return _by_head("the text", *_head("the text", source, delimiter), place=source.getvalue())
     if not isinstance(source, str | Path):
@@ -139,7 +144,7 @@ def _head(name: str | Path, source: Path | io.BytesIO, delimiter: str | None) ->
                 return line, "", ()
             chosen = delimiter or max(DELIMITERS, key=_QUOTED.sub("", line).count)
             return line, chosen, tuple(next(csv.reader(itertools.chain([line], file), delimiter=chosen)))
-    except (pa.ArrowException, EOFError, OSError, UnicodeDecodeError, csv.Error) as error:
+    except (pa.ArrowException, EOFError, OSError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise _unreadable(name, error) from error
 
 
@@ -327,18 +332,35 @@ def _json_batches(log: Log, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch
 def _as_text(value: Any) -> str | None:
     if isinstance(value, list):
         return LIST.join(text for each in value if (text := _as_text(each)) is not None) or None
-    if isinstance(value, bool):
+    whole = isinstance(value, float | np.floating) and float(value).is_integer() and abs(float(value)) < HUGE
+    if isinstance(value, bool) or whole:
         return str(int(value))
     return None if value is None or str(value) in MISSING else str(value)
 
 
 def _column_as_text(column: pa.Array) -> pa.Array:
+    """The values as `_as_text` writes them."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _column_as_text(column.dictionary_decode())
+    if pa.types.is_float16(kind):  # which Arrow cannot round
+        return _column_as_text(column.cast(pa.float32()))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        column = pc.binary_join(column.cast(pa.list_(pa.string())), LIST)
+        column = _lists_as_text(column)
     if pa.types.is_boolean(kind):
         column = column.cast(pa.int8())
     text = column.cast(pa.string())
+    if pa.types.is_floating(kind):  # 3.0 is the id 3: a column of whole numbers with gaps may be of either type
+        whole = pc.and_(pc.equal(column, pc.floor(column)), pc.less(pc.abs(column), HUGE))
+        numbers = pc.if_else(whole, column, pa.scalar(None, kind)).cast(pa.int64())
+        text = pc.coalesce(numbers.cast(pa.string()), text)
     return pc.if_else(pc.is_in(text, pa.array(MISSING)), pa.scalar(None, pa.string()), text)
+
+
+def _lists_as_text(column: pa.Array) -> pa.Array:
+    """Lists joined by `LIST`, without the items that are missing."""
+    items = _column_as_text(column.flatten())
+    some = items.is_valid()
+    lengths = np.bincount(pc.list_parent_indices(column).filter(some), minlength=len(column))
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    return pc.binary_join(pa.ListArray.from_arrays(offsets, items.filter(some)), LIST)

@@ -74,6 +74,10 @@ class ClickPipeline(GraphPipeline):
     def text_form(self, stream: Any) -> TextForm:
         """How the text that begins with this stream of bytes holds rows."""
 
+    def names(self, stream: Any) -> tuple[str, ...]:
+        """The columns of the text that begins with this stream of bytes, where its first row alone tells them."""
+        return ()
+
     def count_rows(self, inputs: Any) -> int:
         """How many rows an input holds, those that would be left out counted."""
         errors = ErrorLog()

@@ -60,6 +60,11 @@ class LogPipeline(ClickPipeline):
             else TextForm(blank=False)
         )
 
+    def names(self, stream: Any) -> tuple[str, ...]:
+        """The columns that JSON's first object names: others are passed over."""
+        log = open_log(io.BytesIO(stream.readline()))
+        return log.columns if log.kind == "jsonl" else ()
+
     @property
     def last_ids(self) -> NDArray[Any]:
         """The largest id of each column of `ids`, int64 [columns]."""

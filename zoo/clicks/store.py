@@ -24,6 +24,7 @@ from zoo.clicks.reading import ErrorLog
 from zoo.clicks.schema import FEATURES
 
 BATCH = 8192  # rows read at once
+TIMES = {"text": "2024-01-31T12:00:00 or the like", "s": "seconds since 1970", "ms": "milliseconds since 1970"}
 
 
 class Store:
@@ -72,7 +73,14 @@ class Store:
         self.digest = digest.hexdigest()
         self.seen = {each.name for each in features.fields if some[0][each.start : each.start + each.width].any()}
         self.seen |= {each.name for each, found in zip(features.numbers, some[1], strict=False) if found}
-        self.order = np.argsort(np.concatenate(times), kind="stable")
+        when = np.concatenate(times)
+        if np.isneginf(when).all():  # their order is no time
+            (column,) = features.schema.of("timestamp")
+            raise RequestError(
+                f"found no time in the column {column.name}, wanted {TIMES[column.unit]}; give it "
+                '"kind": "ignored" in the schema, or leave it out of the log'
+            )
+        self.order = np.argsort(when, kind="stable")
         self._records = np.memmap(self._file, self.record, "r")
 
     def __len__(self) -> int:

@@ -91,9 +91,14 @@ def train(
         if about:
             sizes = {name: about["config"][name] for name in _sizes(config) if name in about["config"]}
             config = replace(config, **from_plain(sizes))
-        features = Features.from_json(about["features"]) if about else Features(_schema(data, schema, label))
+        features = Features.from_json(about["features"]) if about else Features(_schema(data, schema, label, on_error))
         if not features.schema.of("label"):
             raise RequestError("the schema has no column of the kind label; training predicts one of 0 and 1")
+        if not features.fields:
+            raise RequestError(
+                "found numbers alone, wanted a category or a list of them to learn embeddings of; give one such as an "
+                'id or a code "kind": "category" (zoo schema LOG -o schema.json, then --schema schema.json)'
+            )
         torch.manual_seed(config.seed)
         start = sha256(Path(start_from) / "fp32.onnx") if start_from else None
         rounding = None
@@ -201,10 +206,10 @@ def weights_of(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def _schema(data: Any, schema: str | Path | Schema | None, label: str | None) -> Schema:
+def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on_error: str) -> Schema:
     """The schema given, with another label if one is named, or the one inferred from the first source."""
     if schema is None:
-        found = infer(open_logs(data)[0], label)
+        found = infer(open_logs(data)[0], label, on_error)
         labels = ", ".join(each.name for each in found.of("label"))
         ignored = ", ".join(f"{each.name} ({each.why})" for each in found.of("ignored"))
         held = ", ".join(each.name for each in found.of("timestamp")) or "their order"

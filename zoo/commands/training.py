@@ -182,8 +182,8 @@ def import_model(source: str, output: str | None, as_json: bool, **options: Any)
 @click.option("-o", "--output", default=None, help="Where the schema goes, as JSON; else it is only shown.")
 @click.option("--label", default=None, metavar="COLUMN", help="What is predicted: a column of 0 and 1.")
 @click.option("--delimiter", default=None, metavar="CHARACTER", help="Between the columns of CSV. [default: found]")
-@as_json
-def schema(log: str, output: str | None, label: str | None, delimiter: str | None, as_json: bool) -> None:
+@together(on_error, as_json)
+def schema(log: str, output: str | None, as_json: bool, **options: Any) -> None:
     """What the columns of a click LOG are: numbers, categories, lists, the label, how each is encoded, and why.
 
     LOG is CSV or TSV with a header, JSON lines (also .gz) or Parquet. The JSON that -o writes can be edited.
@@ -191,7 +191,7 @@ def schema(log: str, output: str | None, label: str | None, delimiter: str | Non
     from zoo import verbs
     from zoo.clicks.schema import COLUMNS
 
-    report = verbs.schema(log, output, label=label, delimiter=delimiter)
+    report = verbs.schema(log, output, **options)
     emit(report["schema"], as_json, lambda: table(COLUMNS, report["table"]))
     if output is not None and not as_json:
         click.echo(report["path"])

@@ -9,7 +9,8 @@ import io
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -33,6 +34,7 @@ TRAIN, HELD_OUT = (
     "train",
     ("test", "val", "valid", "validation"),
 )  # folders or splits; of several to hold out, the first is used
+SPLITS = {**{each: each for each in (TRAIN, *HELD_OUT)}, "training": TRAIN, "testing": HELD_OUT[0]}  # in lower case
 SMALL = 64  # pixels a side up to which images are decoded once and kept
 MEMORY = 1 << 30  # bytes of decoded small images, or of the files in an archive, that are kept
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -96,12 +98,12 @@ def open_images(data: Any, *, held_out: float = 0.1, seed: int = 0, on_error: st
     """Find labelled images and look at each of them once.
 
     data: a folder or a .tar(.gz) archive with a subfolder of images for every class, or with labels.csv (columns file
-    and label, others are ignored); either may hold such folders called train and test (or val). Or a folder that
-    `datasets` wrote, or the hub id org/name of a data set. Files without an image's ending are ignored. held_out: the
-    share that is held out, by a hash of `seed` and the file's name, where the source has no such split. on_error:
-    "raise" stops at the first image that cannot be read, "skip" leaves it out. Images of one size up to `SMALL` pixels
-    are kept decoded while they fill less than `MEMORY`. Raises RequestError where there are no two classes of images to
-    train on, or an image that cannot be read.
+    and label, others are ignored); either may hold such folders called train and test (or val, in any case), and then
+    no others. Or a folder that `datasets` wrote, or the hub id org/name of a data set. Files without an image's ending
+    are ignored. held_out: the share that is held out, by a hash of `seed` and the file's name, where the source has no
+    such split. on_error: "raise" stops at the first image that cannot be read, "skip" leaves it out. Images of one size
+    up to `SMALL` pixels are kept decoded while they fill less than `MEMORY`. Raises RequestError where there are no two
+    classes of images to train on, or an image that cannot be read.
     """
     if on_error not in ("raise", "skip"):
         raise RequestError(f"on_error is {on_error!r}; wanted raise or skip")
@@ -273,7 +275,9 @@ def _archive(path: Path) -> dict[str, Callable[[], bytes]]:
                 content = archive.extractfile(member)
                 assert content is not None  # it is a file
                 files[name.as_posix()] = functools.partial(bytes, content.read())
-    except (tarfile.TarError, EOFError, OSError) as error:
+            while archive.fileobj is not None and archive.fileobj.read(1 << 20):
+                pass  # a damaged header passes for the end of the archive; gzip knows better, at its own
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise RequestError(
             f"cannot read {path}: {_reason(error)}; wanted a .tar or .tar.gz archive of image folders"
         ) from error
@@ -294,17 +298,32 @@ def _labelled(source: str, files: dict[str, Callable[[], bytes]]) -> Iterator[It
     ):
         known = {name: path.relative_to(path.parts[0]) for name, path in known.items()}  # an archive's one outer folder
     by_path = {path: files[name] for name, path in known.items()}
-    tops = {path.parts[0] for path in by_path}
-    split_up = TRAIN in tops and tops <= {TRAIN, *HELD_OUT}
-    for split in sorted(tops) if split_up else [""]:
-        inside = {
-            path.relative_to(split): read for path, read in by_path.items() if not split or path.parts[0] == split
-        }
+    for top, split in _splits(source, by_path).items():
+        inside = {path.relative_to(top): read for path, read in by_path.items() if not top or path.parts[0] == top}
         table = inside.pop(PurePosixPath("labels.csv"), None)
-        place = f"{source}/{split}" if split else source
+        place = f"{source}/{top}" if top else source
         pairs = _table(f"{place}/labels.csv", table()) if table else _subfolders(place, inside)
         for path, label in pairs:
-            yield Item((split / path).as_posix(), split, label, inside.get(path) or functools.partial(_missing, path))
+            yield Item((top / path).as_posix(), split, label, inside.get(path) or functools.partial(_missing, path))
+
+
+def _splits(source: str, paths: Collection[PurePosixPath]) -> dict[str, str]:
+    """{folder: its split}; {"": ""} where the folders are classes. Raises RequestError where some may be either."""
+    if any(len(path.parts) == 1 for path in paths):  # labels.csv, which says the classes, or what is refused
+        return {"": ""}
+    folders = {path.parts[0] for path in paths}
+    found = {each: SPLITS[each.lower()] for each in sorted(folders) if each.lower() in SPLITS}
+    if len(found) == len(folders):
+        return found
+    # Images in the folder train itself, in none below it, can only be of the class train; those in test may have none.
+    nested = {path.parts[0] for path in paths if len(path.parts) > 2 or path.name == "labels.csv"}
+    if either := [each for each, split in found.items() if split != TRAIN or each in nested]:
+        others = ", ".join(sorted(folders - set(either)))
+        raise RequestError(
+            f"found {', '.join(either)} beside {others[:200]} in {source}, wanted splits alone (train, test or val) or "
+            "classes alone; take out what is neither, or name the classes in labels.csv (file,label)"
+        )
+    return {"": ""}
 
 
 def _subfolders(place: str, paths: Iterable[PurePosixPath]) -> Iterator[tuple[PurePosixPath, str]]:
@@ -333,8 +352,9 @@ def _missing(path: PurePosixPath) -> bytes:
 
 def _dataset(name: str, load: Callable[[Any], Any]) -> Iterator[Item]:
     dataset = load_dataset(name, load)
-    for split, rows in dataset.items() if isinstance(dataset, dict) else [("", dataset)]:
-        if isinstance(dataset, dict) and split != TRAIN and split not in HELD_OUT:
+    for key, rows in dataset.items() if isinstance(dataset, dict) else [("", dataset)]:
+        split = SPLITS.get(key.lower(), "")
+        if isinstance(dataset, dict) and not split:
             continue
         image = next((key for key, kind in rows.features.items() if isinstance(kind, datasets().Image)), None)
         label = next((key for key in ("label", "labels", "fine_label") if key in rows.features), None)

@@ -28,7 +28,7 @@ from pipelines.data.preprocess import Preprocess
 from pipelines.data.tables import on_terminal, writing
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import GraphPipeline
-from zoo.images.data import TRAIN, Item, find_images
+from zoo.images.data import SPLITS, TRAIN, Item, find_images
 
 INPUT, OUTPUT = "image", "logits"
 NAMES = "classes.txt"  # of a model's folder: the class names, one a line
@@ -310,7 +310,8 @@ def pictures(data: Any) -> list[Path | Item]:
     path = Path(sources[0]) if len(sources) == 1 else None
     images: list[Path | Item]
     if path is not None and path.is_dir() and not list(path.glob("dataset_*.json")):
-        images = list(listed(path / TRAIN if (path / TRAIN).is_dir() else path))
+        splits = (each for each in sorted(path.iterdir()) if each.is_dir() and SPLITS.get(each.name.lower()) == TRAIN)
+        images = list(listed(next(splits, path)))
     elif path is None or path.suffix.lower() in SUFFIXES:
         images = list(listed(sources))
     else:

@@ -21,6 +21,7 @@ from pipelines.core.progress import progress
 from pipelines.data.images import SUFFIXES, listed
 from pipelines.data.text import TextForm, pieces
 from pipelines.models.pipeline import Pipeline
+from zoo.clicks.logs import Log
 from zoo.clicks.predict import ClickPipeline
 from zoo.images.data import Item
 from zoo.scoring import places
@@ -36,6 +37,7 @@ class Part:
     """Some of the input. kind: "file", a whole one; "bytes" or "groups", those from `begin` to below `end` of a file
     (behind the `head` bytes of its header) or of a Parquet file's row groups; "files", images by their paths, which
     stand in `place` a line each. first: the position of its first row in the whole input; None where rows have none.
+    names: of JSON lines, the columns, which the file's first line names alone.
     """
 
     place: str
@@ -44,6 +46,7 @@ class Part:
     end: int = 0
     head: int = 0
     first: int | None = None
+    names: Sequence[str] = ()
 
     def __str__(self) -> str:
         if self.kind == "files":
@@ -109,6 +112,8 @@ def _of_file(pipeline: Pipeline, place: str) -> list[tuple[Part, int]]:
         text: Any = gzip.GzipFile(fileobj=stream) if packed else stream
         form = pipeline.text_form(text) if isinstance(pipeline, ClickPipeline) else TextForm()
         text.seek(0)
+        names = pipeline.names(text) if isinstance(pipeline, ClickPipeline) else ()
+        text.seek(0)
         some = pieces(text, form, BYTES)
         if some is None:
             assert isinstance(pipeline, ClickPipeline)
@@ -116,7 +121,8 @@ def _of_file(pipeline: Pipeline, place: str) -> list[tuple[Part, int]]:
                 return [(Part(place), pipeline.count_rows(path))]
         if packed or len(some) < 2:
             return [(Part(place), sum(each.rows for each in some))]
-        return [(Part(place, "bytes", each.begin, each.end, some[0].begin), each.rows) for each in some]
+        head = some[0].begin
+        return [(Part(place, "bytes", each.begin, each.end, head, names=names), each.rows) for each in some]
 
 
 def _of_parquet(place: str, stream: Any) -> list[tuple[Part, int]]:
@@ -147,7 +153,8 @@ def reading(part: Part) -> Iterator[Any]:
                 for each in names
             ]
         elif part.kind == "bytes":
-            yield places.copy(part.place, copy, part.head, part.begin, part.end)
+            places.copy(part.place, copy, part.head, part.begin, part.end)
+            yield Log(copy, "jsonl", "", tuple(part.names)) if part.names else copy
         elif part.kind == "groups":
             with (
                 places.opened(part.place) as stream,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.errors import RequestError
+from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import read_json, replacing, require_place, sha256, write_json
 from pipelines.models.entry import Importer
 from pipelines.models.hub import CARD, CardFile
@@ -100,12 +100,13 @@ def _write(
     names = (CARD, weights.FILE, tokens.FILE, CONFIG)
     for name in names:
         require_place(output / name)
+    convert = None if source.is_file() else _converter()  # raises without torch, before there is a folder
     output.mkdir(parents=True, exist_ok=True)
     with replacing(output / weights.FILE) as temporary:
-        if source.is_file():
+        if convert is None:
             shutil.copyfile(source, temporary)
         else:
-            _convert(path / PICKLED, temporary)
+            convert(path / PICKLED, temporary)
         weights.shared_names(form, weights.read(temporary), path)  # raises for what does not fit
     for name in names[2:]:
         with replacing(output / name) as temporary:
@@ -252,15 +253,23 @@ def _activation(config: Mapping[str, Any], prompts: Mapping[str, Any], labels: i
     return (SIGMOID if labels == 1 else IDENTITY) if not name else SIGMOID if name.endswith("Sigmoid") else IDENTITY
 
 
-def _convert(path: Path, target: Path) -> None:
-    """Weights that torch pickled as safetensors; nothing in them is executed."""
-    import torch
-    from safetensors.torch import save_file
-
-    from pipelines.core.errors import one_line
-
+def _converter() -> Callable[[Path, Path], None]:
+    """What writes weights that torch pickled as safetensors; nothing in them is executed. Raises RequestError without
+    torch.
+    """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        save_file({name: each.contiguous().clone() for name, each in state.items()}, target)
-    except Exception as error:  # pickle's and torch's own kinds
-        raise RequestError(f"cannot read the weights in {path} ({one_line(error)}); copy them again") from error
+        import torch
+        from safetensors.torch import save_file
+    except ModuleNotFoundError as error:
+        raise RequestError(
+            f"importing {PICKLED} needs {error.name}, which is not installed; run: pip install 'int8-zoo[import]'"
+        ) from error
+
+    def convert(path: Path, target: Path) -> None:
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            save_file({name: each.contiguous().clone() for name, each in state.items()}, target)
+        except Exception as error:  # pickle's and torch's own kinds
+            raise RequestError(f"cannot read the weights in {path} ({one_line(error)}); copy them again") from error
+
+    return convert

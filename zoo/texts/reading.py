@@ -11,6 +11,7 @@ import gzip
 import json
 import os
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ WANTED = "wanted text, a line each, or .csv, .tsv, .jsonl (also .gz) or .parquet
 NOT_UTF8, EMPTY, NO_VALUE = "is not UTF-8", "is empty", "has no value"
 HALF = "holds half a surrogate pair"  # which no UTF-8 has: JSON's escapes can write it
 SHOWN = 5  # faults that are named
+BOM = b"\xef\xbb\xbf"
 
 
 class Item(NamedTuple):
@@ -55,6 +57,11 @@ def named(data: Any) -> str:
 def suffix(name: str) -> str:
     """The kind of a file by its name, without .gz."""
     return Path(name.lower().removesuffix(".gz")).suffix
+
+
+def narrow(found: int, wanted: int) -> str:
+    """The fault of a row of too few columns, as it begins."""
+    return f"has {found} columns, wanted {wanted}"
 
 
 def items(data: Any, count: int, columns: Sequence[str] = (), extra: int = 0) -> Iterator[Item]:
@@ -139,7 +146,7 @@ def _lines(name: str) -> Iterator[bytes]:
                 if number == 0 and line.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\0" in line:
                     raise RequestError(f"{name} is UTF-16; wanted UTF-8: iconv -f UTF-16 -t UTF-8 {name} > texts.txt")
                 yield line.rstrip(b"\r\n")
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise RequestError(f"cannot read {name}: {one_line(error)}") from error
 
 
@@ -153,10 +160,10 @@ def _text(line: bytes) -> str | None:
 def _of_lines(name: str, width: int) -> Iterator[Item]:
     for number, line in enumerate(_lines(name), 1):
         where = f"{'line' if name == STDIN else f'{name}, line'} {number}"
-        text = _text(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+        text = _text(line.removeprefix(BOM) if number == 1 else line)
         parts = [] if text is None else text.split("\t") if width > 1 else [text]
         if text is None or len(parts) < width:
-            fault = NOT_UTF8 if text is None else f"has {len(parts)} columns, wanted {width} with a TAB between"
+            fault = NOT_UTF8 if text is None else f"{narrow(len(parts), width)} with a TAB between"
             yield Item(where, ("",) * width, EMPTY if text == "" else fault)
         else:
             yield _item(where, parts[:width], min(width, 2))
@@ -180,9 +187,7 @@ class _Rows:
             text = self._again.popleft()
         else:
             line = next(self._lines)
-            text = (line if self.number else line.removeprefix(b"\xef\xbb\xbf")).decode(
-                "utf-8", "surrogateescape"
-            ) + "\n"
+            text = (line if self.number else line.removeprefix(BOM)).decode("utf-8", "surrogateescape") + "\n"
         self.number += 1
         self.read.append(text)
         return text
@@ -232,7 +237,7 @@ def _of_csv(name: str, width: int, columns: Sequence[str], delimiter: str) -> It
                 )
             places = [int(each) - 1 for each in columns] if by_place else list(range(width))
         if len(row) <= max(places):
-            fault = EMPTY if not any(row) else f"has {len(row)} columns, wanted {max(places) + 1}"
+            fault = EMPTY if not any(row) else narrow(len(row), max(places) + 1)
             yield Item(where, nothing, fault)
             continue
         texts = [row[at] for at in places]
@@ -268,7 +273,7 @@ def _usual(header: Sequence[str], width: int, texts: Sequence[str]) -> list[str]
 def _of_json(name: str, width: int, columns: Sequence[str]) -> Iterator[Item]:
     wanted: list[str] = list(columns)
     for number, line in enumerate(_lines(name), 1):
-        where, text = f"{name}, line {number}", _text(line)
+        where, text = f"{name}, line {number}", _text(line.removeprefix(BOM) if number == 1 else line)
         if text is None or not text.strip():
             yield Item(where, ("",) * width, NOT_UTF8 if text is None else EMPTY)
             continue

@@ -121,10 +121,11 @@ def train(
 def read_pairs(
     data: Any, classes: int, on_error: str, columns: Sequence[str] = ()
 ) -> tuple[Pairs, np.ndarray[Any, np.dtype[np.float32]] | None]:
-    """(pairs, their labels from 0 on; None where there is no third column).
+    """(pairs, their labels from 0 on; None where the first pair has no third column).
 
     classes: of a cross-encoder, which needs labels, and where it has several, each a class; else 0. columns: see
-    `zoo.texts.reading.items`.
+    `zoo.texts.reading.items`. Raises RequestError for a row that is no such pair, or, with on_error "skip", where none
+    is.
     """
     for extra in (len(columns) - 2,) if len(columns) in (2, 3) else (1, 0):
         pairs: Pairs = []
@@ -142,18 +143,18 @@ def read_pairs(
                         fault = _label_fault(labels[-1], classes)
                     if fault:
                         labels = labels[: len(pairs)]
-                first = first or (f"{each.where} {fault}" if fault else "")
-                if fault and not pairs:
-                    break
-                if fault and on_error == "raise":
-                    raise RequestError(first)
                 if not fault:
                     pairs.append((each.texts[0], each.texts[1]))
+                    continue
+                first = first or f"{each.where} {fault}"
+                if extra and not (pairs or classes or columns) and fault.startswith(reading.narrow(2, 3)):
+                    raise reading.NoColumnsError(first)  # pairs without labels
+                if on_error == "raise":
+                    raise RequestError(first)
+            break
         except reading.NoColumnsError:
             if not extra or classes or columns:
                 raise
-        if pairs or classes:
-            break
     if not pairs:
         wanted = "two texts and a number" if classes else "two texts, or two and a number"
         raise RequestError(

@@ -90,7 +90,8 @@ def state_of(source: Path, model: Transformer) -> dict[str, torch.Tensor]:
 
 def load_model(folder: str | Path) -> tuple[Transformer, Vocabulary | ImportedVocabulary]:
     """The trained network of a model folder, and its vocabulary. Raises RequestError where the folder holds none."""
-    from zoo.transformer_mt.model import Form, Transformer, build
+    from zoo.transformer_mt.form import Form
+    from zoo.transformer_mt.model import Transformer, build
 
     about = described(Path(folder))
     vocabulary = open_vocabulary(Path(folder), about)

@@ -33,8 +33,9 @@ from zoo.transformer_mt.data import (
     open_text,
     padded,
 )
+from zoo.transformer_mt.form import FORMS
 from zoo.transformer_mt.metrics import translation_metrics
-from zoo.transformer_mt.model import FORMS, Attention, FeedForward, Transformer, translate
+from zoo.transformer_mt.model import Attention, FeedForward, Transformer, translate
 from zoo.transformer_mt.networks import MODEL, copy_kept, described, kept_of, load_model, require_own
 
 if TYPE_CHECKING:

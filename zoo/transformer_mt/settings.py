@@ -35,7 +35,7 @@ RANGES = {
 class Settings:
     """The training recipe.
 
-    arch: a key of `zoo.transformer_mt.model.FORMS`. pre_norm: normalize before a layer, not after the sum.
+    arch: a key of `zoo.transformer_mt.form.FORMS`. pre_norm: normalize before a layer, not after the sum.
     dropout: of embeddings and of what a layer adds.
     vocabulary: pieces, at most. languages: source-target, e.g. "en-de"; names the columns of data sets. swap: files
     hold target, source.

@@ -37,8 +37,9 @@ from zoo.transformer_mt.data import (
     open_text,
 )
 from zoo.transformer_mt.distillation import distilled
+from zoo.transformer_mt.form import FORMS, Form
 from zoo.transformer_mt.metrics import signatures
-from zoo.transformer_mt.model import FORMS, Form, build, translate
+from zoo.transformer_mt.model import build, translate
 from zoo.transformer_mt.networks import (
     MODEL,
     copy_kept,

@@ -9,12 +9,18 @@ from zoo.paths import Model, spare
 
 
 def schema(
-    log: Model, output: Model | None = None, *, label: str | None = None, delimiter: str | None = None
+    log: Model,
+    output: Model | None = None,
+    *,
+    label: str | None = None,
+    delimiter: str | None = None,
+    on_error: str = "raise",
 ) -> dict[str, Any]:
     """The schema of a click log, inferred from all its rows; written to `output` as JSON where one is given.
 
     log: CSV or TSV with a header, JSON lines (plain or .gz) or Parquet. label: the column of 0 and 1 that is predicted;
-    None: one called label, click, clicked, target or y. Returns {"schema": see `zoo.clicks.schema.JSON_SCHEMA`,
+    None: one called label, click, clicked, target or y. on_error: "skip" passes over rows that training with it leaves
+    out. Returns {"schema": see `zoo.clicks.schema.JSON_SCHEMA`,
     "table": rows of text under `zoo.clicks.schema.COLUMNS`, "path": of the file or None}. Raises RequestError for a log
     that cannot be read, or has no such label.
     """
@@ -24,6 +30,6 @@ def schema(
     if delimiter is not None and len(delimiter) != 1:
         raise RequestError(f"found the delimiter {delimiter!r}, wanted one character")
     spare(output, log)
-    found = infer(open_log(log, delimiter), label)
+    found = infer(open_log(log, delimiter), label, on_error)
     path = None if output is None else str(found.save(output))
     return {"schema": found.to_json(), "table": found.table(), "path": path}

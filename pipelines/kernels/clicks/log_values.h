@@ -205,7 +205,7 @@ ALWAYS_INLINE uint64_t places_of_numbers(
     return any;
 }
 
-// Seconds since 1970 of YYYY-MM-DD[(T| )HH:MM[:SS[.f]][Z|(+|-)HH[:]MM]], f of up to six digits; -infinity for what is no such time.
+// Seconds since 1970 of YYYY-MM-DD[(T| )HH:MM[:SS[.f]][Z|(+|-)HH[:]MM]], f of up to nine digits, of which six count; -infinity for what is no such time.
 inline double instant(Text text) {
     const uint8_t *p = text.begin;
     const uint8_t *const end = text.end;
@@ -245,8 +245,8 @@ inline double instant(Text text) {
             if (formed && is('.')) {
                 ++p;
                 int count = 0;
-                for (; count < 6 && p < end && *p >= '0' && *p <= '9'; ++count)
-                    micro = micro * 10 + (*p++ - '0');
+                for (; count < 9 && p < end && *p >= '0' && *p <= '9'; ++count, ++p)
+                    micro = count < 6 ? micro * 10 + (*p - '0') : micro;
                 formed = count > 0;
                 for (; count < 6; ++count)
                     micro *= 10;

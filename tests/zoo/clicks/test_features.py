@@ -267,6 +267,8 @@ def test_numbers_and_times():
     times = seconds_since_1970(pa.array(texts), "text")
     assert times.tolist() == [start, start + 3600, start + 3600, start, *[-math.inf] * 3]
     assert seconds_since_1970(pa.array(["5000"]), "ms").tolist() == [5.0]
+    fine = ["2024-01-01 00:00:00.123456789", "2024-01-01T00:00:00.1234567Z", "2024-01-01T00:00:00.1234567890"]
+    assert seconds_since_1970(pa.array(fine), "text").tolist() == [start + 0.123456] * 2 + [-math.inf]
 
 
 def test_features_travel_as_json():
@@ -274,3 +276,34 @@ def test_features_travel_as_json():
     assert again.schema == SCHEMA and again.shape == FEATURES.shape == (11, 6, 1)
     with pytest.raises(RequestError, match="holds no schema"):
         Features.from_json({})
+
+
+VALUES = {
+    "whole": [3.0, 1e10, -0.0, 0.5, None, 1e20, math.nan],
+    "list": [["p", None, "q"], [None], [], None, ["NA", "", "r s"], ["q"], [None, "zzz"]],
+    "numbers": [[1.0, None], [2.5], [3.0], [], None, [4e12, 5.0], [6.0]],
+    "flag": [True, False, None, True, True, False, True],
+    "count": [3, 10**10, 0, None, 7, 1, 2],
+}
+
+
+@pytest.mark.parametrize("form", ["dicts", "jsonl", "parquet"])
+def test_a_value_is_the_same_text_in_every_source(tmp_path, form):
+    """Ids of whole numbers with gaps are floats in some, and lists may lack items."""
+    table = pa.table(VALUES, schema=pa.schema({name: pa.array(each).type for name, each in VALUES.items()}.items()))
+    path = tmp_path / f"log.{form}"
+    match form:
+        case "dicts":
+            path = table.to_pylist()
+        case "jsonl":
+            path.write_text("".join(json.dumps(each) + "\n" for each in table.to_pylist()))
+        case "parquet":
+            pq.write_table(table, path)
+    found = pa.Table.from_batches(open_log(path).batches()).to_pydict()
+    assert found == {
+        "whole": ["3", "10000000000", "0", "0.5", None, "1e+20", None],
+        "list": ["p|q", None, None, None, "r s", "q", "zzz"],
+        "numbers": ["1", "2.5", "3", None, None, "4000000000000|5", "6"],
+        "flag": ["1", "0", None, "1", "1", "0", "1"],
+        "count": ["3", "10000000000", "0", None, "7", "1", "2"],
+    }

@@ -130,7 +130,7 @@ TIMES = st.one_of(
         ]
     ),
     st.from_regex(
-        r"\A[0-9]{4}-[01][0-9]-[0-2][0-9]([T ][01][0-9]:[0-5][0-9](:[0-5][0-9](\.[0-9]{1,7})?)?(Z|[+-]01:?00)?)?\Z"
+        r"\A[0-9]{4}-[01][0-9]-[0-2][0-9]([T ][01][0-9]:[0-5][0-9](:[0-5][0-9](\.[0-9]{1,10})?)?(Z|[+-]01:?00)?)?\Z"
     ),
 )
 TEXT = st.one_of(
@@ -186,6 +186,14 @@ def contents(draw):
         at = draw(st.integers(len(text) // 2, len(text)))
         text = text[:at] + draw(st.sampled_from([b"\xff", b"\xc3", b"\xed\xa0\x80", b"\x00", b'"', b"\r"])) + text[at:]
     return text[:-1] if draw(st.booleans()) else text
+
+
+def test_times_to_the_nanosecond_are_read(both):
+    reader = features("text", ("y", "t", "town"))
+    lines = "".join(f"1,x,2024-01-01 00:00:{at:02}.{at:09}\n" for at in range(60))
+    times = both(f"y,town,t\n0,x,\n{lines}".encode(), reader)[ARRAYS.index("times")]
+    found = np.frombuffer(times[2], times[0])
+    assert found[0] == -np.inf and found[1:].tolist() == [1_704_067_200.0 + at for at in range(60)]
 
 
 @settings(max_examples=150, deadline=None)

@@ -254,6 +254,85 @@ def test_a_log_that_is_none_gets_one_line(tmp_path, capsys, text, said):
     assert not (tmp_path / "schema.json").exists()
 
 
+def test_a_row_has_one_time_and_one_weight(tmp_path):
+    found = [
+        {
+            "label": at % 2,
+            "signup_date": f"2024-01-{at % 28 + 1:02}",
+            "born": f"19{at:02}-03-04",
+            "when": f"2024-03-04 05:06:{at:02}",
+            "weight": at,
+            "sample_weight": at % 3,
+            "item": at % 5,
+        }
+        for at in range(60)
+    ]
+    schema = infer(open_log(write_csv(tmp_path / "log.csv", found)))
+    assert Features.from_json(Features(schema).to_json()).schema == schema
+    assert [each.name for each in schema.of("timestamp", "weight")] == ["when", "sample_weight"]
+    told = {each.name: each.why for each in schema.of("ignored")}
+    assert told["signup_date"] == "dates in ISO 8601; when is taken as the timestamp, of which a row has one"
+    assert told.keys() == {"signup_date", "born", "weight"}
+
+
+def test_a_weight_with_gaps_is_a_number(tmp_path):
+    found = [{"label": at % 2, "weight": at if at % 9 else "", "item": at % 5} for at in range(60)]
+    assert infer(open_log(write_csv(tmp_path / "log.csv", found))).columns[1].kind == "number"
+
+
+def test_times_to_the_nanosecond_are_read_as_arrow_writes_them(tmp_path):
+    path = tmp_path / "log.parquet"
+    times = pa.array([10**18 + at for at in range(60)], pa.timestamp("ns"))
+    pq.write_table(pa.table({"label": [0, 1] * 30, "item": ["a", "b", "c"] * 20, "when": times}), path)
+    schema = infer(open_log(path))
+    assert [each.name for each in schema.of("timestamp")] == ["when"]
+    assert (next(Features(schema).read(path)).times == 1e9).all()
+
+
+def test_labels_in_turns_are_seen_both(tmp_path):
+    """However the numbers that stand for all are drawn, and however many rows a batch has."""
+    pq.write_table(pa.table({"label": [1, 0] * 150_000, "x": ["a", "b", "c"] * 100_000}), tmp_path / "log.parquet")
+    (label,) = infer(open_log(tmp_path / "log.parquet")).of("label")
+    assert label.why == "0 and 1, 50.0% of them 1"
+
+
+def test_numbers_in_turns_are_drawn_alike(tmp_path):
+    values = np.tile([0.0, 7.0, 1.0, 9.0], 75_000)
+    pq.write_table(pa.table({"label": [1, 0] * 150_000, "x": values}), tmp_path / "log.parquet")
+    (number,) = infer(open_log(tmp_path / "log.parquet")).of("number")
+    assert number.encoding["mean"] == pytest.approx(values.mean(), abs=0.1)
+
+
+def test_rows_that_training_skips_are_passed_over(tmp_path, capsys):
+    path = tmp_path / "log.csv"
+    path.write_text("label,x\n" + "1,a\n0,b\n" * 20 + ",a\nyes,b\n2,b\n1\n")
+    with pytest.raises(SystemExit):
+        cli.call(["schema", str(path)])
+    assert "Expected 2 columns, got 1" in capsys.readouterr().err
+    cli.call(["schema", str(path), "--on-error", "skip"])
+    assert "0 and 1, 50.0% of them 1; the 3 rows without are left out" in " ".join(capsys.readouterr().out.split())
+    path.write_text("label,x\n" + "".join(f"{at % 6},{at % 5}\n" for at in range(60)))  # stars
+    with pytest.raises(RequestError, match="holds 0, 1, 2, 3, ...; wanted 0 and 1"):
+        infer(open_log(path), on_error="skip")
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_damaged_gz_gets_one_line(tmp_path, capsys, kind):
+    path = tmp_path / f"log.{kind}.gz"
+    text = "".join(f"{at * at % 2},{at * 7919 % 1000}\n" for at in range(60_000))
+    text = (
+        f"label,x\n{text}" if kind == "csv" else "".join(f'{{"label": {at % 2}, "x": {at}}}\n' for at in range(60_000))
+    )
+    for start in (10, 9000):  # in the block that tells the columns, and later
+        packed = bytearray(gzip.compress(text.encode()))
+        packed[start : start + 400] = b"\xff" * 400
+        path.write_bytes(packed)
+        with pytest.raises(SystemExit) as ended:
+            cli.call(["schema", str(path)])
+        error = capsys.readouterr().err
+        assert ended.value.code == 2 and error.count("\n") == 1 and "cannot be read" in error
+
+
 @pytest.mark.parametrize("form", ["gz", "parquet"])
 def test_a_log_that_breaks_off_gets_one_line(tmp_path, capsys, form):
     path = tmp_path / f"log.{form}"

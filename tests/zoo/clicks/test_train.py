@@ -308,6 +308,7 @@ def written(path, **columns):
         ({"clicked": ["0", "1"] * 45, "x": [""] * 90}, "nothing to predict clicked from .x: every value is missing"),
         ({"clicked": ["0", "1"] * 2, "x": "abba"}, "found 4 rows, wanted more than the 0 to hold out"),
         ({"clicked": ["0", "1"] * 40 + ["1"] * 10, "x": "ab" * 45}, "found only label 1 in the last 9 rows"),
+        ({"clicked": ["0", "1"] * 45, "age": range(90)}, "found numbers alone, wanted a category or a list"),
     ],
 )
 def test_logs_that_cannot_be_trained_on(tmp_path, columns, said):
@@ -340,6 +341,25 @@ def test_columns_without_any_value(tmp_path, capsys):
     with pytest.raises(RequestError, match="found no value in the columns n, c, l, wanted some to train on; give what"):
         zoo.train("deepfm", log, tmp_path / "given", settings=settings, schema=schema)
     assert not (tmp_path / "given").exists()
+
+
+def test_a_column_of_times_holds_some(tmp_path):
+    log = written(tmp_path / "log.csv", clicked=["0", "1"] * 45, x="abc" * 30, when=["soon"] * 90)
+    values = {"type": "vocabulary", "values": ["a", "b", "c"]}
+    columns = Column("clicked", "label"), Column("x", "category", encoding=values)
+    schema = Schema((*columns, Column("when", "timestamp", unit="text")))
+    with pytest.raises(RequestError, match="found no time in the column when, wanted 2024-01-31T12:00:00 or the like"):
+        zoo.train("deepfm", log, tmp_path / "model", settings={**SMALL, "epochs": "1"}, schema=schema)
+
+
+def test_rows_without_a_label_may_be_skipped_without_a_schema(tmp_path):
+    log = written(tmp_path / "log.csv", clicked=[*["0", "1"] * 45, "", "maybe"], x="abcd" * 23)
+    settings = {**SMALL, "epochs": "1"}
+    with pytest.raises(RequestError, match="clicked holds 0, 1, maybe, 1 missing; wanted 0 and 1"):
+        zoo.train("deepfm", log, tmp_path / "strict", settings=settings)
+    zoo.train("deepfm", log, tmp_path / "model", settings=settings, on_error="skip")
+    rows = json.loads((tmp_path / "model/train.json").read_text())["rows"]
+    assert (rows["train"] + rows["held_out"], rows["left_out"]) == (90, 2)
 
 
 def test_a_trial_is_judged_by_logits_shifted_to_the_share_of_clicks():

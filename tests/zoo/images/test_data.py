@@ -12,6 +12,7 @@ from pipelines.core.errors import RequestError, ZooError
 from zoo.images import augment
 from zoo.images.augment import Views
 from zoo.images.data import decode, open_images, prepare
+from zoo.images.predict import pictures
 
 RED, BLUE = (220, 30, 20), (10, 40, 200)
 
@@ -64,19 +65,53 @@ def test_what_is_held_out_hangs_on_names_and_seed_alone(tmp_path):
     assert open_images(tmp_path, held_out=0.3, seed=1).held_out.names != more.held_out.names
 
 
-@pytest.mark.parametrize("name", ["test", "val"])
+@pytest.mark.parametrize("name", ["test", "val", "Test", "testing", "Validation"])
 def test_a_folder_with_splits_keeps_them(tmp_path, name):
-    fill(tmp_path / "train", 5)
+    fill(tmp_path / {"Test": "Train", "testing": "training"}.get(name, "train"), 5)
     fill(tmp_path / name, 2)
     images = open_images(tmp_path)
     assert (len(images.train), len(images.held_out)) == (10, 4)
     assert all(each.startswith(f"{name}/") for each in images.held_out.names)
+    assert len(pictures(tmp_path)) == 10  # what int8 is calibrated on
 
 
 def test_train_is_a_class_where_other_classes_are(tmp_path):
     fill(tmp_path, 10)
     (tmp_path / "red").rename(tmp_path / "train")
     assert open_images(tmp_path, held_out=0.3).classes == ("blue", "train")
+
+
+@pytest.mark.parametrize("names", [("train", "valid", "extra"), ("Train", "test", "red"), ("train", "extra")])
+def test_splits_beside_other_folders_are_no_classes(tmp_path, names):
+    for name in names:
+        fill(tmp_path / name, 3)
+    with pytest.raises(
+        RequestError, match=rf"found {', '.join(names[:-1])} beside {names[-1]} in .*wanted splits alone"
+    ):
+        open_images(tmp_path)
+
+
+def test_a_class_called_as_a_split_is_named_in_labels_csv(tmp_path):
+    fill(tmp_path, 10)
+    (tmp_path / "red").rename(tmp_path / "test")  # or images of no class
+    with pytest.raises(RequestError, match=r"found test beside blue in .*or name the classes in labels.csv"):
+        open_images(tmp_path)
+    files = [f"{each.relative_to(tmp_path)},{each.parent.name}" for each in tmp_path.glob("*/*.png")]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,label", *files]) + "\n")
+    assert open_images(tmp_path, held_out=0.3).classes == ("blue", "test")
+
+
+def test_a_damaged_archive_is_refused(tmp_path):
+    fill(tmp_path / "photos", 20)
+    with tarfile.open(tmp_path / "photos.tar.gz", "w:gz") as file:
+        file.add(tmp_path / "photos", "photos")
+    whole = (tmp_path / "photos.tar.gz").read_bytes()
+    for start in range(500, len(whole) - 400, 1500):  # in a header, in an image
+        packed = bytearray(whole)
+        packed[start : start + 400] = b"\xff" * 400
+        (tmp_path / "photos.tar.gz").write_bytes(packed)
+        with pytest.raises(RequestError, match=r"cannot read .*photos.tar.gz: .*wanted a .tar or .tar.gz"):
+            open_images(tmp_path / "photos.tar.gz")
 
 
 @pytest.mark.parametrize("outer", ["", "photos/"])

@@ -1,4 +1,5 @@
 import gzip
+import json
 import shutil
 from pathlib import Path
 
@@ -58,6 +59,21 @@ def test_shards_together_write_what_one_process_writes(log, small, tmp_path):
         name: whole[name] for name in ("rows", "clicks", "skipped")
     }
     assert found["expected_clicks"] == pytest.approx(whole["expected_clicks"], abs=0.01 * found["parts"])
+
+
+@pytest.mark.parametrize("end", ["\n", "\n\n"], ids=["", "blank"])
+def test_parts_of_json_lines_have_the_columns_of_the_first(log, small, tmp_path, end):
+    """Objects may leave out what is null, and blank lines may lie where a part begins."""
+    rows = pq.read_table(log / "c.parquet").to_pylist()[:400]
+    some = [
+        row if at < 5 else {key: each for key, each in row.items() if each and key != "age"}
+        for at, row in enumerate(rows)
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(each) + end for each in some))
+    run_shard(CLICKS, [str(tmp_path / "log.jsonl")], tmp_path / "out")
+    zoo.run(CLICKS, [str(tmp_path / "log.jsonl")], tmp_path / "one.parquet")
+    found = check(tmp_path / "out")
+    assert found["parts"] > 2 and union(found).equals(pq.read_table(tmp_path / "one.parquet"))
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])

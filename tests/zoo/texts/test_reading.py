@@ -1,5 +1,6 @@
 """Which columns of a table are the texts, and what is no row."""
 
+import gzip
 import json
 
 import pyarrow as pa
@@ -89,3 +90,19 @@ def test_utf_16_is_told(tmp_path, name):
     (tmp_path / name).write_text("text\nthe cat\n", encoding="utf-16")
     with pytest.raises(RequestError, match="is UTF-16; wanted UTF-8: iconv"):
         found(tmp_path / name, 1)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt"])
+def test_a_byte_order_mark_is_no_text(tmp_path, suffix):
+    path = tmp_path / f"t{suffix}"
+    path.write_text("the cat\n") if suffix == ".txt" else table(path, [{"text": "the cat"}])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert found(path, 1) == [("the cat",)]
+
+
+def test_a_damaged_gz_is_refused(tmp_path):
+    whole = gzip.compress("".join(f"text {i * i % 9973}\n" for i in range(9000)).encode())
+    for start in range(100, len(whole) - 400, 1500):
+        (tmp_path / "t.txt.gz").write_bytes(whole[:start] + b"\xff" * 400 + whole[start + 400 :])
+        with pytest.raises(RequestError, match="cannot read .*t.txt.gz"):
+            found(tmp_path / "t.txt.gz", 1)

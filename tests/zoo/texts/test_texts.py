@@ -399,6 +399,21 @@ def test_a_folder_that_is_no_encoder_is_refused_in_one_line(tmp_path, what):
     assert not (tmp_path / "ours" / "card.json").exists()
 
 
+def test_pickled_weights_need_torch(tmp_path, monkeypatch):
+    folder, model = folder_of(tmp_path)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch", None)
+        with pytest.raises(
+            RequestError, match="needs torch, which is not installed; run: pip install 'int8-zoo.import.'"
+        ):
+            zoo.import_model(folder, tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+    zoo.import_model(folder, tmp_path / "ours")
+    assert (tmp_path / "ours/model.safetensors").is_file()
+
+
 def test_a_folder_without_pooling_is_told_it(tmp_path):
     folder, model = folder_of(tmp_path)
     (folder / "1_Pooling" / "config.json").unlink()

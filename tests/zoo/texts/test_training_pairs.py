@@ -34,6 +34,33 @@ def test_labels_that_no_loss_takes_are_named(tmp_path, classes, label, told):
     assert len(kept) == 2 and labels.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("classes", [0, 1])
+def test_a_label_that_is_none_in_the_first_row_is_named(tmp_path, classes):
+    """Pairs with labels are never taken for matching ones."""
+    path = pairs(tmp_path, "gold", "1", "0")
+    with pytest.raises(RequestError, match="1 has the label 'gold', wanted a number"):
+        read_pairs(path, classes, "raise")
+    kept, labels = read_pairs(path, classes, "skip")
+    assert len(kept) == 2 and labels.tolist() == [1, 0]
+    with pytest.raises(RequestError, match="found no pairs in .*has the label 'gold'"):
+        read_pairs(pairs(tmp_path, "gold", "gold"), classes, "skip")
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl", ".txt"])
+def test_pairs_without_a_third_column_have_no_labels(tmp_path, suffix):
+    path = tmp_path / f"pairs{suffix}"
+    lines = [("a", "b"), ("c", "d")]
+    mark = "," if suffix == ".csv" else "\t"
+    text = "".join(f"{mark.join(each)}\n" for each in lines)
+    path.write_text(
+        "".join(json.dumps({"query": q, "answer": a}) + "\n" for q, a in lines) if suffix == ".jsonl" else text
+    )
+    assert read_pairs(str(path), 0, "raise") == (lines, None)
+    if suffix != ".jsonl":
+        path.write_text(f"\n{text}")
+        assert read_pairs(str(path), 0, "skip") == (lines, None)
+
+
 def test_a_cosine_may_be_negative(tmp_path):
     assert read_pairs(pairs(tmp_path, "-1", "1"), 0, "raise")[1].tolist() == [-1, 1]
 

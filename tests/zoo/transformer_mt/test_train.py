@@ -18,7 +18,8 @@ from zoo.training import Processes
 torch = pytest.importorskip("torch", reason="needs the train extra")
 from zoo.transformer_mt import averages, data, networks, reading  # noqa: E402
 from zoo.transformer_mt import train as training  # noqa: E402
-from zoo.transformer_mt.model import FORMS, Form, build, watching  # noqa: E402
+from zoo.transformer_mt.form import FORMS, Form  # noqa: E402
+from zoo.transformer_mt.model import build, watching  # noqa: E402
 from zoo.transformer_mt.predict import TranslationPipeline  # noqa: E402
 from zoo.transformer_mt.settings import Settings  # noqa: E402
 from zoo.transformer_mt.train import train  # noqa: E402

@@ -54,7 +54,12 @@ def write(
     `zoo.transformer_mt.shortlist.of_data`. Raises RequestError with all that is wrong with it;
     nothing is written then, and nothing of what is read is executed.
     """
-    import torch
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise RequestError(
+            f"importing {FORMATS[format]} needs torch, which is not installed; run: pip install 'int8-zoo[import]'"
+        ) from error
 
     from zoo.training import fill, save_weights
     from zoo.transformer_mt.freeze import export

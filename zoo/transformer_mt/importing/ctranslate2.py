@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from zoo.transformer_mt.data import END, POSITIONS
 from zoo.transformer_mt.decode import Rules
+from zoo.transformer_mt.form import Form, sinusoids
 from zoo.transformer_mt.importing.imported import Imported, Renumbering
-from zoo.transformer_mt.model import Form, sinusoids
 from zoo.transformer_mt.vocabularies import Framing
 
 MODEL, CONFIG = "model.bin", "config.json"

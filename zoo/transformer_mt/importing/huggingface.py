@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import one_line
 from zoo.transformer_mt.decode import Rules
+from zoo.transformer_mt.form import Form, sinusoids
 from zoo.transformer_mt.importing.imported import Imported, Renumbering
-from zoo.transformer_mt.model import Form, sinusoids
 from zoo.transformer_mt.vocabularies import SOURCE, TARGET
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from zoo.transformer_mt.data import END, PAD, START, UNKNOWN
 from zoo.transformer_mt.decode import Rules
-from zoo.transformer_mt.model import BARRED, Form
+from zoo.transformer_mt.form import BARRED, Form
 from zoo.transformer_mt.vocabularies import Framing
 
 FIRST = 1 + max(PAD, UNKNOWN, START, END)  # the token that the original's own begin with

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from zoo.transformer_mt.data import POSITIONS, UNKNOWN
 from zoo.transformer_mt.decode import Rules
+from zoo.transformer_mt.form import Form
 from zoo.transformer_mt.importing.imported import Imported, Renumbering
 from zoo.transformer_mt.importing.marian_file import Tensor, candidates, is_model
 from zoo.transformer_mt.importing.marian_folder import Folder, Vocabulary
-from zoo.transformer_mt.model import Form
 from zoo.transformer_mt.shortlist import MAGIC, SHORTLIST, Shortlist, read_binary, read_text
 from zoo.transformer_mt.vocabularies import Framing
 
