@@ -83,6 +83,12 @@ def write(folder, kind="bert", labels=0, pooling="mean", normalize=True, seed=0,
     return model
 
 
+def prompted(folder, **more):
+    """Give a folder prompts, one of them its default."""
+    said = {"prompts": {"query": "the ", "passage": "a ", "document": ""}, "default_prompt_name": "query", **more}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(said))
+
+
 def expected(model, texts, pooling="mean", normalize=True):
     """What transformers computes: float32 [n, width or labels]."""
     made = tokenizer()

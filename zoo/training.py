@@ -1,6 +1,5 @@
 """What trainings share: settings, data sets, the output folder, a checkpoint's run, learning curves; processes of
-TensorFlow (TF_CONFIG)
-and torch (torchrun), torch's checkpoints."""
+TensorFlow (TF_CONFIG) and torch (torchrun), torch's checkpoints."""
 
 from __future__ import annotations
 
@@ -30,6 +29,7 @@ from pipelines.models.hub import CARD
 if TYPE_CHECKING:
     import torch
 
+TAUGHT = "checkpoint/distilled.*"  # what a teacher said: dear, and of use to a training that begins anew
 QAT_FROZEN = 0.3  # the last share of the steps of QAT, in which ranges and the statistics of batch norms stand still
 QAT_RATE = 0.1  # share of fine-tuning's learning rate, where what is predicted stays the same
 
@@ -37,25 +37,31 @@ Made = TypeVar("Made")
 _CLAIMED: dict[Path, filelock.BaseFileLock] = {}  # output folders of this process's trainings
 
 
-def require_free(output: Path) -> None:
-    """Raise RequestError unless `output` is new or an empty folder."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+def require_free(output: Path, taught: bool = False) -> None:
+    """Raise RequestError unless `output` is new or an empty folder. taught: it may hold what a teacher said."""
+    if output.exists() and (not output.is_dir() or any(beside_taught(output) if taught else output.iterdir())):
         raise RequestError(
             f"found {output} in use, wanted a new or empty folder; choose another, or go on training there with "
             "--resume"
         )
 
 
+def beside_taught(output: Path) -> list[Path]:
+    """All in a folder but what a teacher said there, and the folder `checkpoint` around it."""
+    found = (*output.iterdir(), *output.glob("checkpoint/*"))
+    return [each for each in found if each != output / "checkpoint" and not each.match(TAUGHT)]
+
+
 def require_output(output: Path, state: str, resume: bool) -> None:
-    """Raise RequestError unless `output` holds the checkpoint `state` to resume from, or else is new or empty, and can
-    be written.
+    """Raise RequestError unless `output` holds the checkpoint `state` to resume from, or else is new or empty but for
+    what a teacher said, and can be written.
 
     From here on no other process may train there until this one ends.
     """
     if resume and not (output / state).is_file():
         raise RequestError(f"found no {state} in {output} to resume from; train without --resume")
     if not resume:
-        require_free(output)
+        require_free(output, taught=True)
     require_place(output / state)
     if is_first():
         _claim(output.resolve())

@@ -40,7 +40,7 @@ _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF
 _ORIENTATION = 0x0112  # the EXIF tag
 
 
-def decode(image: bytes | Location, *, smallest: int = 0) -> Pixels:
+def decode(image: bytes | Location, *, smallest: int = 0, name: str = "") -> Pixels:
     """The image in a file, or in its bytes, as people see it: uint8 [H, W, 3] RGB, C-contiguous.
 
     JPEG, PNG, WebP, GIF and TIFF (first frame), BMP, PPM, AVIF, JPEG 2000; turned as EXIF says, alpha dropped (what
@@ -48,13 +48,13 @@ def decode(image: bytes | Location, *, smallest: int = 0) -> Pixels:
     that Pillow gives.
 
     smallest: a JPEG may be decoded at 1/2, 3/8, 1/4 or 1/8 of its size as long as both sides keep so many pixels; 0: at
-    full size.
+    full size. name: what errors call the image, if not by its path, or its size.
 
     Raises RequestError, one line that names the file, for what is missing, no image, broken, cut short (a JPEG also
     where its decoder would fill the rest with grey), or larger than `MAX_PIXELS`.
     """
-    name = f"the image of {len(image)} bytes" if isinstance(image, bytes) else os.fspath(image)
-    data = image if isinstance(image, bytes) else _read(image)
+    name = name or (f"the image of {len(image)} bytes" if isinstance(image, bytes) else os.fspath(image))
+    data = image if isinstance(image, bytes) else read(image)
     if not data:
         raise RequestError(f"{name} is empty; wanted an image")
     pixels = _jpeg(data, name, smallest) if data.startswith(b"\xff\xd8") else None
@@ -246,19 +246,23 @@ def _taken(inputs: Mapping[str, Port], size: int) -> tuple[str, np.dtype[Any], b
 # ------------------------------------------------------------------------------------------------------------ decoding
 
 
-def _read(path: Location) -> bytes:
+def read(path: Location, name: str = "") -> bytes:
+    """The bytes of an image file. name: what errors call it, if not by its path. Raises RequestError where it cannot be
+    read, or has more than `MAX_BYTES`.
+    """
+    path = Path(path)
+    name = name or str(path)
     try:
-        path = Path(path)
         if not path.is_file():
             kind = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
-            raise RequestError(f"{path} {kind}; wanted an image")
+            raise RequestError(f"{name} {kind}; wanted an image")
         if path.stat().st_size > MAX_BYTES:
-            raise RequestError(f"{path} has {path.stat().st_size} bytes; images may have {MAX_BYTES}")
+            raise RequestError(f"{name} has {path.stat().st_size} bytes; images may have {MAX_BYTES}")
         return path.read_bytes()
     except RequestError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise RequestError(f"cannot read {str(path)!r}: {error}") from error
+        raise RequestError(f"cannot read {name!r}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _jpeg(data: bytes, name: str, smallest: int) -> Pixels | None:

@@ -6,6 +6,7 @@ begin in the order they were submitted; nothing is locked while they compute.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,13 +14,16 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from pipelines.core import machine
+from pipelines.core import forks, machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 
 WAITING = 4  # calls that wait for a context, for each: further ones make `submit` wait
 Result = dict[str, NDArray[Any]]
 _STARTING = threading.Lock()
+os.register_at_fork(  # the child must not find it taken by a thread that it does not have
+    before=_STARTING.acquire, after_in_parent=_STARTING.release, after_in_child=_STARTING.release
+)
 
 
 class Asynchronous:
@@ -68,4 +72,9 @@ class Asynchronous:
                 count = self.contexts or max(1, machine.cores() // self.threads)
                 pool = ThreadPoolExecutor(count, thread_name_prefix="context")
                 self._contexts = pool, threading.BoundedSemaphore((1 + WAITING) * count), count
+                forks.tell(self)
             return self._contexts
+
+    def forked(self) -> None:
+        """The contexts' threads are the parent's; the next call makes others."""
+        self._contexts = None

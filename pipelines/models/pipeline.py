@@ -72,10 +72,11 @@ class Pipeline(abc.ABC):
     CALIBRATION: ClassVar[int] = 4096  # samples that ranges are chosen on, unless told
     ON_ERROR: ClassVar[str] = "raise"  # what `run` does about bad input unless told: "raise", or "skip"
     ENGINES: ClassVar[tuple[str, ...]] = catalog.ENGINES  # that compute it
-    # what input is cut into by `zoo run --shard`: "file" (each whole), "files" (images), "lines" or "rows", which have
-    # positions
+    # what input is cut into by `zoo run --shard`: "file" (each whole), "files" (images), or what has positions: "lines"
+    # of text, "rows" of logs, "texts" (files whole, too)
     PARTS: ClassVar[str] = "file"
     in_parts: bool = False  # whether `run` gets parts of an input: that nothing in one is good is no error then
+    first_row: int = 0  # the position of the first row that `run` gets, where rows have positions
     TUNED: ClassVar[tuple[str, ...]] = tuple(stock.STOCK)  # those of them that compute any int8 form of its graph
 
     def __init__(
@@ -160,6 +161,13 @@ class Pipeline(abc.ABC):
     @abc.abstractmethod
     def run(self, inputs: Any, output: str | Path, on_error: str = "raise") -> dict[str, Any]:
         """Raw input of any size -> a file of results, in constant memory and input order; returns a summary."""
+
+    def count_rows(self, inputs: Any, **options: Any) -> int:
+        """How many positions an input takes up, those left out counted; asked where `PARTS` says that there are such.
+
+        options: those of `run`.
+        """
+        raise NotImplementedError
 
     @abc.abstractmethod
     def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -9,7 +11,7 @@ import onnx
 import pytest
 
 import zoo
-from pipelines.engines import catalog, plan, stock
+from pipelines.engines import catalog, contexts, plan, stock
 from pipelines.kernels import extension
 
 THREADS, CALLS = 8, 40
@@ -112,6 +114,39 @@ def test_a_forked_process_goes_on_with_a_pipeline(engine, threads):
     batch = pipeline.preprocess(pipeline.example(512))
     before = pipeline.predict(batch)["probability"]
     assert in_a_child(lambda: close(pipeline.predict(batch)["probability"], before)) == 0
+
+
+@needs_kernels
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_process_has_contexts_of_its_own():
+    pipeline = zoo.pipeline("wide-deep-criteo", engine="native")
+    pipeline.session.contexts = 1
+    batch = pipeline.preprocess(pipeline.example(8))
+    before = pipeline.submit(batch).result()["probability"]
+
+    def again():
+        close(pipeline.submit(batch).result(timeout=20)["probability"], before)
+
+    assert in_a_child(again) == 0
+    again()  # and the parent keeps its own
+
+
+@needs_kernels
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_process_forked_while_a_thread_starts_contexts_starts_its_own():
+    pipeline = zoo.pipeline("wide-deep-criteo", engine="native")
+    batch, started = pipeline.preprocess(pipeline.example(8)), threading.Event()
+
+    def starting():
+        with contexts._STARTING:
+            started.set()
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=starting)
+    thread.start()
+    started.wait()
+    assert in_a_child(lambda: pipeline.submit(batch).result(timeout=20)) == 0
+    thread.join()
 
 
 @needs_kernels

@@ -89,6 +89,19 @@ def test_a_training_is_refused_before_it_begins(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_what_a_teacher_said_is_in_no_training_s_way(tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "distilled.npz").touch()
+    training.require_output(tmp_path, "checkpoint/state.pt", resume=False)
+    with pytest.raises(RequestError, match="in use"):
+        training.require_free(tmp_path)
+    for other in ("checkpoint/epoch-0001.pt", "model.pt"):
+        (tmp_path / other).touch()
+        with pytest.raises(RequestError, match="in use"):
+            training.require_output(tmp_path, "checkpoint/state.pt", resume=False)
+        (tmp_path / other).unlink()
+
+
 @pytest.mark.parametrize("verb", [["train", "transformer-mt"], ["finetune", "wide-deep-criteo"]])
 def test_a_used_folder_is_refused_before_a_framework_is_imported(verb, here, tmp_path, capsys, monkeypatch):
     part = Entry.part
@@ -314,11 +327,14 @@ def test_one_array_is_no_archive(here, capsys):
 # -------------------------------------------------------------------------------------------------------------- Ctrl-C
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_only_a_training_with_a_checkpoint_is_said_to_go_on(begun, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("left", "begun"), [("", False), ("distilled.npz", False), ("state.npz", True), ("run.json", True)]
+)
+def test_only_a_training_with_a_checkpoint_is_said_to_go_on(left, begun, tmp_path, capsys, monkeypatch):
     def interrupted(*_, **__):
-        if begun:
-            (tmp_path / "m" / "checkpoint").mkdir(parents=True)
+        (tmp_path / "m" / "checkpoint").mkdir(parents=True)
+        if left:
+            (tmp_path / "m" / "checkpoint" / left).touch()
         raise KeyboardInterrupt
 
     monkeypatch.setattr("zoo.verbs.train", interrupted)

@@ -8,11 +8,11 @@ import itertools
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,9 @@ from pipelines.engines.session import Session
 from pipelines.models.pipeline import GraphPipeline
 from zoo.clicks.reading import ErrorLog, NoRow, timed
 
+if TYPE_CHECKING:
+    from zoo.clicks.logs import Log
+
 # rows on their way through `run` together: enough to make every step's overhead vanish, few enough for the cache
 AT_ONCE = 4096
 
@@ -38,11 +41,11 @@ logger = logging.getLogger(__name__)
 class ClickPipeline(GraphPipeline):
     """Scores rows of a click log; see `zoo.pipeline`. A subclass says how rows are read and encoded.
 
-    first_row: the position that `run` counts rows from.
+    with_label: whether rows have a label, where what came before them has told; None: the first of them tells.
     """
 
     PARTS: ClassVar[str] = "rows"
-    first_row: int = 0
+    with_label: bool | None = None
 
     @abc.abstractmethod
     def likely(self) -> Any:
@@ -74,11 +77,17 @@ class ClickPipeline(GraphPipeline):
     def text_form(self, stream: Any) -> TextForm:
         """How the text that begins with this stream of bytes holds rows."""
 
-    def names(self, stream: Any) -> tuple[str, ...]:
-        """The columns of the text that begins with this stream of bytes, where its first row alone tells them."""
-        return ()
+    def told_by_first(self, stream: Any) -> Log | None:
+        """The log that begins with this stream of bytes, where its first row alone tells the columns."""
+        return None
 
-    def count_rows(self, inputs: Any) -> int:
+    def label_in(self, lines: Iterable[bytes] = (), columns: Sequence[str] = ()) -> bool | None:
+        """Whether the rows of a text of these lines, or of a table with these columns, have a label; None where that
+        is not told, or where a model does not hold all rows to what the first one has.
+        """
+        return None
+
+    def count_rows(self, inputs: Any, **options: Any) -> int:
         """How many rows an input holds, those that would be left out counted."""
         errors = ErrorLog()
         try:

@@ -64,7 +64,7 @@ class PrunableLog:
         self._data, self._on_error = data, on_error
         self._logs: dict[str, Store] = {} if like is None else like._logs
         self.log = self._read(self.features)
-        self.split = self.log.split(config.held_out)
+        self.split, self.digest = self.log.split(config.held_out), self.log.digest
         self._importances: NDArray[np.float64] | None = None
 
     def _read(self, features: Features) -> Store:

@@ -15,7 +15,7 @@ from pipelines.core.errors import RequestError
 from pipelines.data.text import TextForm
 from pipelines.models.stages import ModelFolder
 from zoo.clicks.features import Features, Rows
-from zoo.clicks.logs import open_log
+from zoo.clicks.logs import Log, open_log
 from zoo.clicks.predict import ClickPipeline
 from zoo.clicks.reading import ErrorLog
 
@@ -60,10 +60,12 @@ class LogPipeline(ClickPipeline):
             else TextForm(blank=False)
         )
 
-    def names(self, stream: Any) -> tuple[str, ...]:
-        """The columns that JSON's first object names: others are passed over."""
+    def told_by_first(self, stream: Any) -> Log | None:
+        """JSON's first object names the columns: others are passed over. Criteo's first row says whether all have a
+        label.
+        """
         log = open_log(io.BytesIO(stream.readline()))
-        return log.columns if log.kind == "jsonl" else ()
+        return log if log.kind == "jsonl" or not log.header else None
 
     @property
     def last_ids(self) -> NDArray[Any]:

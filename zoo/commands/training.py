@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +13,7 @@ from zoo.commands.show import INTERRUPTED, emit, fail, show, table
 from zoo.options import Words, as_json, columns, on_error, together, training
 
 CLUSTER = ("address", "workers", "cores", "storage")  # options of training on Ray
+BEGUN = ("state.*", "run.json")  # in a checkpoint: what --resume goes on from, of a training and of a strategy
 NAMED = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # settings of training with an option of their own
 
 
@@ -222,7 +223,7 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
     try:
         report = verb(model, list(left.pop("data")), output, settings=settings, **left)
     except KeyboardInterrupt:
-        if not os.path.isdir(os.path.join(output, "checkpoint")):  # noqa: PTH112, PTH118
+        if not any(any(Path(output).glob(f"checkpoint/{each}")) for each in BEGUN):
             raise
         fail("interrupted; the same command with --resume goes on from the last checkpoint", INTERRUPTED)
     if is_first():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core.errors import RequestError
 from pipelines.data.tables import writing
 from zoo.texts.form import SCORES
 from zoo.texts.importing import SIGMOID
@@ -61,11 +61,10 @@ class RankingPipeline(TextPipeline):
         for stdin, or a list of pairs. output: .csv, .csv.gz, .jsonl or .parquet, "-" for CSV on stdout. The rest is as
         in `zoo.sentence_encoder.predict.SentencePipeline.run`; a row that is no pair has no scores (NaN).
         """
-        self.raw = raw
-        columns = [each.strip() for each in column.split(",")] if column else []
-        if columns and len(columns) != self.COUNT:
-            raise RequestError(f"found {len(columns)} columns in --column {column}; wanted two, such as query,text")
-        return self._run(inputs, output, on_error, columns)
+        columns = self.columns_of(column)
+        chosen = copy.copy(self)  # for `raw` holds for this call alone
+        chosen.raw = raw
+        return chosen._run(inputs, output, on_error, columns)
 
     @contextlib.contextmanager
     def _writing(self, output: str | Path) -> Iterator[Any]:

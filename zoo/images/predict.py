@@ -341,10 +341,7 @@ def _images(inputs: Any) -> Iterator[Path | Item]:
 def _decoded(image: Path | Item, smallest: int) -> NDArray[np.uint8]:
     if not isinstance(image, Item):
         return decode(image, smallest=smallest)
-    try:
-        return decode(content(image), smallest=smallest)
-    except RequestError as error:
-        raise RequestError(f"{image.name}: {error}") from error
+    return decode(content(image), smallest=smallest, name=image.name)
 
 
 def _name(image: Path | Item) -> str:

@@ -62,10 +62,12 @@ class PrunableImages:
         )
         self.classes = list(self.images.classes)
         if (known := folder.card.details.get("classes")) != self.classes:
+            told = f"{', '.join(map(str, known[:4]))}, ..." if isinstance(known, list) else f"{known} classes"
             raise RequestError(
-                f"found images of {', '.join(self.classes[:4])}, ..., wanted those of {folder.card.name} "
-                f"({', '.join(map(str, (known or ())[:4]))}, ...) to prune it by; fine-tune it on yours first"
+                f"found images of {', '.join(self.classes[:4])}, ..., wanted those of {folder.card.name} ({told}) to "
+                "prune it by; fine-tune it on yours first"
             )
+        self.digest = self.images.digest
         self.network.to(memory_format=torch.channels_last)
         self.normalize = Normalize(self.features, torch.device("cpu"))
         self.example = torch.zeros(1, 3, self.features["size"], self.features["size"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 from pipelines.core.errors import RequestError
 from zoo.training import BELOW_1, FROM_0, PRECISION, SEED, SHARE, Range, require_settings
@@ -30,8 +31,8 @@ class Settings:
     progressive: smaller sizes that are trained first, as shares of image_size (rounded to multiples of 8). They take
     the share `progressive_epochs` of all epochs, in equal parts.
     learning_rate: for 256 images a batch, of all processes together; for others in proportion (Goyal et al. 2017). It
-    rises from zero over `warmup_epochs`, of small data sets over `WARMUP_STEPS` or a third of all steps, and falls
-    linearly to zero.
+    rises from zero over `warmup_epochs`, of small data sets over `WARMUP_STEPS`, but over no more than a third of all
+    steps, and falls linearly to zero.
     clip: greatest norm of the gradient. Without a limit a wide head over few classes throws the first steps far off.
     weight_decay: not of norms and biases.
     randaugment_n, randaugment_m: operations an image, and their strength in 0..10.
@@ -53,6 +54,7 @@ class Settings:
     the flow between them (`zoo.images.teaching`). Raises RequestError for values out of range.
     """
 
+    KEPT: ClassVar[tuple[str, ...]] = ("arch", "width")  # of a model that is gone on from
     arch: str = ""
     width: float = 1.0
     image_size: int = 0
@@ -107,13 +109,9 @@ class Settings:
     def rate(self, step: float, epoch_steps: int) -> float:
         """The learning rate at `step` of the whole training."""
         total = self.epochs * epoch_steps
-        warm = max(self.warmup_epochs * epoch_steps, min(WARMUP_STEPS, total / 3))
-        return (
-            self.learning_rate
-            * self.batch_size
-            / 256
-            * ((step + 1) / warm if step < warm else (total - step) / (total - warm + 1))
-        )
+        warm = min(max(self.warmup_epochs * epoch_steps, WARMUP_STEPS), total / 3)
+        share = min((step + 1) / warm, (total - step) / (total - warm + 1))  # both are 1 in step `warm` - 1
+        return self.learning_rate * self.batch_size / 256 * share
 
 
 # Fine-tuning starts near a good minimum: few epochs, all at the model's own size, at a tenth of the rate.

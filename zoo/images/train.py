@@ -331,7 +331,7 @@ def fit(
             )
         images = open_images(data, held_out=config.validation, seed=config.seed, on_error=on_error)
         about: dict[str, Any] = about_of(Path(start_from)) if start_from is not None else {"features": PREPROCESSING}
-        config = replace(config, **{name: about[name] for name in ("arch", "width") if name in about})
+        config = replace(config, **{name: about[name] for name in config.KEPT if name in about})
         torch.manual_seed(config.seed)
         model = resize(build(config, len(images.classes)), about.get("shapes", {}))
         start = fill_from(model, about, list(images.classes)) if start_from is not None else None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,17 @@ import numpy as np
 
 import zoo
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.core.files import read_json, require_place, sha256, write_json
+from pipelines.core.files import read_json, require_place, sha256, write_json, write_text
 from pipelines.data.tables import writing
 from pipelines.models.pipeline import PRECISIONS, Pipeline
 from zoo.clicks.predict import ClickPipeline
 from zoo.clicks.reading import NoRow
+from zoo.paths import spare
 from zoo.scoring import places
 from zoo.scoring.parts import Part, cut, reading
 
 PLAN = "plan.json"
-VERSION = 1
+VERSION, OF_IMAGES = 1, 2  # plans of images say since 2 where names are relative to
 FORMATS = (".txt", ".parquet", ".csv", ".csv.gz", ".jsonl")
 SPEEDS = ("per_second", "split_")  # in the names of figures that are no sums
 
@@ -91,7 +92,7 @@ class Work:
         self.on_error = on_error or self.pipeline.ON_ERROR
         self.options = more
         asked = {
-            "version": VERSION,
+            "version": OF_IMAGES if kind.PARTS == "files" else VERSION,
             "model": loaded.card.name,
             "digest": sha256(loaded.ensure(PRECISIONS[precision])),
             "precision": precision,
@@ -99,16 +100,17 @@ class Work:
             "on_error": self.on_error,
             "options": more,
             "format": suffix,
-            "inputs": list(inputs) if kind.PARTS == "files" else [places.absolute(each) for each in inputs],
+            "inputs": [each if each == "-" else places.absolute(each) for each in inputs],
         }
         self.pipeline.in_parts = True
-        self.plan = self._planned(asked)
+        self.plan = self._planned(asked, inputs)
         self.parts = [Part(**each) for each in self.plan["parts"]]
 
-    def _planned(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """The plan in the folder, or a new one, which is written there."""
+    def _planned(self, asked: dict[str, Any], inputs: Sequence[str]) -> dict[str, Any]:
+        """The plan in the folder, or a new one, which is written there. inputs: as they were given."""
         path = self.folder / PLAN
-        files = places.expand(asked["inputs"]) if self.pipeline.PARTS != "files" else []
+        images = self.pipeline.PARTS == "files"
+        files = [] if images else places.expand(asked["inputs"])
         asked = {**asked, "files": {each: places.identity(each) for each in files}}
         if path.is_file():
             found = read_json(path)
@@ -117,8 +119,11 @@ class Work:
                     f"{self.folder} holds a run with another {', '.join(wrong)}; choose another folder, or remove it"
                 )
             return dict(found)
-        plan = {**asked, "parts": [each.to_json() for each in cut(self.pipeline, asked["inputs"])]}
-        write_json(path, plan)
+        parts = cut(self.pipeline, inputs if images else asked["inputs"], self.options)
+        plan = {**asked, "parts": [each.to_json() for each in parts]}
+        results = (each for number in range(len(parts)) for each in _paths(self.folder, plan, number))
+        _spare_all(results, [*files, *(each for part in parts for each in part.opened())])
+        write_text(path, json.dumps(plan, indent=2) + "\n")  # in ASCII: names need not be UTF-8
         return plan
 
     def done(self, number: int) -> bool:
@@ -131,8 +136,9 @@ class Work:
         if (found := _done(self.folder, self.plan, number)) is not None:
             return found
         part = self.parts[number]
+        self.pipeline.first_row = part.first or 0
         if isinstance(self.pipeline, ClickPipeline):
-            self.pipeline.first_row = part.first or 0
+            self.pipeline.with_label = part.with_label
         try:
             with reading(part) as inputs:
                 summary = self.pipeline.run(inputs, result, self.on_error, **self.options)
@@ -207,6 +213,21 @@ def merged(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         elif all(each == values[0] for each in values):
             found[name] = values[0]
     return found
+
+
+def _spare_all(results: Iterable[Path], inputs: Sequence[str]) -> None:
+    """Raise RequestError where a result would replace an input. Looks once at each: there may be millions."""
+    there = {_file(each): each for each in results if each.exists()}
+    local = (each.removeprefix("file://") for each in inputs)
+    for each in (each for each in local if there and not places.is_url(each)):
+        if (result := there.get(_file(each))) is not None:
+            spare(result, each)
+
+
+def _file(path: str | Path) -> tuple[int, int]:
+    """What two names of one file have in common."""
+    found = Path(path).stat()
+    return found.st_dev, found.st_ino
 
 
 def _digest(plan: dict[str, Any]) -> str:

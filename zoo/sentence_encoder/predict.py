@@ -41,15 +41,14 @@ class SentencePipeline(TextPipeline):
 
         inputs: text files, a text a line, tables with the column `column`, "-" for stdin, or a list of texts.
         output_dtype: see `zoo.texts.vectors.converted`. prompt: put before each text; the name of one that the model's
-        card knows, or itself. What is no text (not UTF-8, an empty line) is named on stderr and becomes a row of zeros;
-        on_error="raise" stops at the first. Texts over the limit are cut and counted. Raises RequestError where there
-        are none. Returns {"texts", "skipped", "cut", "seconds", "texts_per_second", "tokens_per_second", "engine",
-        "precision"}.
+        card knows, or itself; None for the model's own. What is no text (not UTF-8, an empty line) is named on stderr
+        and becomes a row of zeros; on_error="raise" stops at the first. Texts over the limit are cut and counted.
+        Raises RequestError where there are none. Returns {"texts", "skipped", "cut", "seconds", "texts_per_second",
+        "tokens_per_second", "engine", "precision"}.
         """
         self.output_dtype = vectors.require(output_dtype)
-        features = self.folder.preprocessing
-        known, name = features.get("prompts", {}), features.get("prompt", "") if prompt is None else prompt
-        return self._run(inputs, output, on_error, [column] if column else [], known.get(name, name))
+        known = self.folder.preprocessing.get("prompts", {})
+        return self._run(inputs, output, on_error, self.columns_of(column), known.get(prompt, prompt))
 
     @contextlib.contextmanager
     def _writing(self, output: str | Path) -> Iterator[Any]:

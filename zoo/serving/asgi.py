@@ -24,7 +24,7 @@ from zoo.serving.worker import Worker
 class Application:
     """Models as an ASGI 3 application, over HTTP. Models are opened at the first request, or by lifespan events.
 
-    Raises RequestError or ZooError, then, for a model that cannot be opened.
+    Raises RequestError or ZooError, then, for a model that cannot be opened; the next request tries again.
     """
 
     def __init__(self, openings: Sequence[Opening], settings: Settings) -> None:
@@ -75,14 +75,19 @@ class Application:
             if self._front is None:
                 names = [each.name for each in self._openings]
                 settings = self._settings
+                self._problem = None  # that of an earlier call may be over
                 dispatcher = Dispatcher(
                     names, settings.workers, settings.max_batch, settings.queue, self._thread, self._failed
                 )
-                await dispatcher.start()
-                while not dispatcher.ready and self._problem is None:
-                    await asyncio.sleep(0.005)
-                if self._problem is not None:
-                    raise self._problem
+                try:
+                    await dispatcher.start()
+                    while not dispatcher.ready and self._problem is None:
+                        await asyncio.sleep(0.005)
+                    if self._problem is not None:
+                        raise self._problem
+                except BaseException:  # a call may be cancelled, too; what some workers opened is let go
+                    dispatcher.close()
+                    raise
                 self._dispatcher, self._front = dispatcher, Front(settings, names, dispatcher)
         return self._front
 

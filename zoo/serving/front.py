@@ -19,7 +19,7 @@ from zoo.serving import openapi, static
 from zoo.serving.access import AccessLog
 from zoo.serving.answers import JSON, fault
 from zoo.serving.dispatch import Dispatcher, Full
-from zoo.serving.encoding import ENCODINGS, expanded
+from zoo.serving.encoding import ENCODINGS, TAKEN, expanded
 from zoo.serving.exchange import Gone, Refused, Request, Response, TooLarge
 from zoo.serving.messages import Job
 from zoo.serving.metrics import CONTENT_TYPE, STAGES, Metrics
@@ -269,7 +269,7 @@ class Front:
         """A body as it was before its Content-Encoding."""
         if encoding == "identity":
             return body
-        if encoding not in ENCODINGS:
+        if encoding not in TAKEN:
             found = f"found Content-Encoding {encoding[:40]!r}, wanted one of {', '.join(ENCODINGS)}"
             raise Refused(415, found, ("accept-encoding", ", ".join(ENCODINGS)))
         try:

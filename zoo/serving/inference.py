@@ -10,6 +10,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 BYTES = "BYTES"  # elements of any length, each behind its length in four bytes
 _LENGTH = struct.Struct("<I")
 MAX_RANK = 8
+MAX_SIZE = 2**31  # what every size, and all of a shape together, lie below
 
 
 @dataclass(frozen=True)
@@ -80,15 +82,16 @@ def parse(body: bytes, header: int = -1) -> InferRequest:
         at += size
     if at != len(rest):
         raise RequestError(f"the body has {len(rest)} bytes of tensors, and the inputs take {at}")
+    binary = _parameters(found).get("binary_data_output") is True
     outputs = {}
     for tensor in _listed(found, "outputs"):
         if not isinstance(tensor, dict) or not isinstance(tensor.get("name"), str):
             raise RequestError('an output must be an object with a "name"')
-        outputs[tensor["name"]] = _parameters(tensor).get("binary_data") is True
+        outputs[tensor["name"]] = _parameters(tensor).get("binary_data", binary) is True
     identity = found.get("id", "")
     if not isinstance(identity, str):
         raise RequestError('"id" must be text')
-    return InferRequest(identity, inputs, outputs, _parameters(found).get("binary_data_output") is True)
+    return InferRequest(identity, inputs, outputs, binary)
 
 
 def encode(request: InferRequest, model: str, version: str, outputs: Mapping[str, NDArray[Any]]) -> tuple[bytes, int]:
@@ -152,9 +155,11 @@ def _tensor(tensor: Any, rest: memoryview) -> tuple[str, NDArray[Any], int]:
     if (
         not isinstance(shape, list)
         or len(shape) > MAX_RANK
-        or not all(type(each) is int and 0 <= each < 2**31 for each in shape)
+        or not all(type(each) is int and 0 <= each < MAX_SIZE for each in shape)
     ):
         raise RequestError(f"the shape of the input {name!r} must be a list of up to {MAX_RANK} whole numbers")
+    if math.prod(each or 1 for each in shape) >= MAX_SIZE:  # numpy refuses such, even where a size is 0
+        raise RequestError(f"the input {name!r} has the shape {shape}; wanted sizes with a product below {MAX_SIZE:,}")
     if not isinstance(datatype, str) or (datatype not in DATATYPES and datatype != BYTES):
         raise RequestError(f"the input {name!r} has the datatype {datatype!r}; wanted {', '.join(DATATYPES)} or BYTES")
     count = math.prod(shape)
@@ -183,6 +188,7 @@ def _from_json(name: str, data: Any, shape: list[int], count: int, datatype: str
         strings[:] = [each.encode() for each in flat]
         return strings.reshape(shape)
     dtype = DATATYPES[datatype]
+    _require_numbers(name, data)
     try:
         found = np.array(data)
         if found.size != count:
@@ -200,6 +206,16 @@ def _from_json(name: str, data: Any, shape: list[int], count: int, datatype: str
         if isinstance(error, RequestError):
             raise
         raise RequestError(f"the input {name!r} must hold numbers, flat or in lists of equal lengths") from error
+
+
+def _require_numbers(name: str, data: list[Any]) -> None:
+    """Raise RequestError for a list, of lists or not, with what is no number: for one text numpy would give every
+    element of the array as many bytes as that has.
+    """
+    while (kinds := set(map(type, data))) == {list}:
+        data = list(chain.from_iterable(data))
+    if not kinds <= {int, float, bool}:
+        raise RequestError(f"the input {name!r} must hold numbers, flat or in lists of equal lengths")
 
 
 def _flat(data: list[Any]) -> list[Any]:

@@ -26,7 +26,7 @@ _FAULTS = {
     415: "Another Content-Encoding than gzip or deflate.",
     429: "Too many requests wait; Retry-After says when to try again.",
     500: "The server failed.",
-    503: "The models are not open, or the worker died twice.",
+    503: "The models are not open, the worker died twice, or too many sets of options are under way; try again.",
     504: "The deadline passed.",
 }
 # of a translation's query

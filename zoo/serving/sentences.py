@@ -17,7 +17,7 @@ from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError, ZooError
 from zoo.serving import answers
 from zoo.serving.messages import Answer, Job
-from zoo.serving.services import INFER, Service, failed, json_of, lines_of
+from zoo.serving.services import INFER, Busy, Service, failed, json_of, lines_of
 from zoo.transformer_mt.decode import Hypothesis
 from zoo.transformer_mt.predict import Line, TranslationPipeline
 
@@ -107,14 +107,14 @@ class Sentences(Service):
         return Asked(job, kind, pipeline, lines, tokens, now - begin, now)
 
     def _variant(self, pipeline: TranslationPipeline) -> Variant:
-        """The stream for a pipeline's options; one that has no work gives way to it."""
+        """The stream for a pipeline's options; one that has no work gives way to it. Raises Busy where all have."""
         key = (pipeline.beam, pipeline.best, pipeline.vocabulary.prefix)
         found = self._variants.pop(key, None)
         if found is None:
             if len(self._variants) >= VARIANTS:
                 idle = next((key for key, each in self._variants.items() if not each.busy), None)
                 if idle is None:
-                    raise RequestError(f"requests with {VARIANTS} other sets of options are under way; try again")
+                    raise Busy(f"requests with {VARIANTS} other sets of options are under way; try again")
                 self._variants.pop(idle).close()
             found = Variant(pipeline)
         self._variants[key] = found  # the last used one last

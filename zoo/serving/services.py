@@ -24,7 +24,11 @@ from zoo.serving.messages import Answer, Job
 
 INFER, RUN = "infer", "run"
 logger = logging.getLogger(__name__)
-WRONG, FAILED = 400, 500
+WRONG, FAILED, BUSY = 400, 500, 503
+
+
+class Busy(ZooError):
+    """A request that is right finds too much under way; it may be tried again."""
 
 
 def lines_of(body: bytes) -> list[str]:
@@ -212,13 +216,13 @@ class Service:
 
 def failed(job: Job, error: Exception) -> Answer:
     """What went wrong with a request, in one line; nothing of the server's own where it is the server's fault."""
-    wrong = isinstance(error, RequestError)
+    status = WRONG if isinstance(error, RequestError) else BUSY if isinstance(error, Busy) else FAILED
     if not isinstance(error, ZooError):
         logger.error("a request failed", exc_info=error)
     text = f"the server failed ({type(error).__name__})"
     if isinstance(error, ZooError):
         text = re.sub(r" \(--[^()]*\)$", "", one_line(error))  # options of the command are no client's
-    return Answer(job.number, WRONG if wrong else FAILED, answers.JSON, answers.fault(text))
+    return Answer(job.number, status, answers.JSON, answers.fault(text))
 
 
 def _alike(one: Mapping[str, NDArray[Any]], other: Mapping[str, NDArray[Any]]) -> bool:

@@ -16,6 +16,7 @@ from zoo.texts.form import POOLINGS, Form
 from zoo.texts.tokens import Tokenizer
 
 CONFIG, MODULES, PICKLED = "config.json", "modules.json", "pytorch_model.bin"
+SAID = "config_sentence_transformers.json"  # of the model as a whole: its prompts, a cross-encoder's activation
 KINDS = {  # model types of transformers
     "bert": "bert",
     "roberta": "roberta",
@@ -141,12 +142,16 @@ def features_of(
     if activation not in ACTIVATIONS:
         raise RequestError(f"its activation is {activation}; known are {', '.join(ACTIVATIONS)}")
     modules = _modules(path)
+    about = _json(path / _folder(modules, "Transformer") / "sentence_bert_config.json")
+    said = _json(path / SAID)
+    named = said.get("prompts")
+    prompts = {str(key): str(each or "") for key, each in named.items()} if isinstance(named, dict) else {}
     labels = 0
     if scorer:
         labels = len(config.get("id2label") or {}) or int(number("num_labels", default=2))
         pooled, unit = "cls", False
     else:
-        pooled, unit = _pooling(path, modules, pooling)
+        pooled, unit = _pooling(path, modules, pooling, any(prompts.values()))
     form = Form(
         kind=KINDS[kind],
         layers=number("num_hidden_layers", "n_layers"),
@@ -164,21 +169,18 @@ def features_of(
         normalize=unit or (normalize and not scorer),
         labels=labels,
     )
-    about = _json(path / _folder(modules, "Transformer") / "sentence_bert_config.json")
-    prompts = _json(path / "config_sentence_transformers.json")
     features = {
         "form": form.to_json(),
         "max_length": _longest(path, form, about),
         "lower": bool(about.get("do_lower_case", False)),
     }
     if scorer:
-        features["activation"] = _activation(config, prompts, labels)
+        features["activation"] = _activation(config, said, labels)
         features["names"] = [
             str(each) for _, each in sorted((config.get("id2label") or {}).items(), key=lambda x: int(x[0]))
         ]
-    elif isinstance(prompts.get("prompts"), dict):
-        features["prompts"] = {str(key): str(each) for key, each in prompts["prompts"].items() if each}
-        features["prompt"] = str(prompts.get("default_prompt_name") or "")
+    if prompts:
+        features |= {"prompts": prompts, "prompt": str(said.get("default_prompt_name") or "")}
     return features
 
 
@@ -201,17 +203,22 @@ def _folder(modules: list[tuple[str, str]], kind: str) -> str:
     return next((folder for each, folder in modules if each == kind), "")
 
 
-def _pooling(path: Path, modules: list[tuple[str, str]], told: str) -> tuple[str, bool]:
-    """(pooling, whether vectors are normalized). told: "" to find it."""
+def _pooling(path: Path, modules: list[tuple[str, str]], told: str, prompted: bool) -> tuple[str, bool]:
+    """(pooling, whether vectors are normalized). told: "" to find it. prompted: whether the model has prompts."""
     if told and told not in POOLINGS:
         raise RequestError(f"pooling is {told!r}; choose {', '.join(POOLINGS)}")
     if unknown := [kind for kind, _ in modules if kind not in ("Transformer", "Pooling", "Normalize")]:
         raise RequestError(f"its module {unknown[0]} has no form here; known are Transformer, Pooling and Normalize")
     normalize = any(kind == "Normalize" for kind, _ in modules)
-    if told:
-        return told, normalize
     folder = _folder(modules, "Pooling") or "1_Pooling"
     about = _json(path / folder / CONFIG)
+    if prompted and about.get("include_prompt") is False:
+        raise RequestError(
+            f"its pooling leaves prompts out (include_prompt in {folder}/{CONFIG}), and it has prompts ({SAID}); "
+            "wanted a pooling of all tokens, or no prompts"
+        )
+    if told:
+        return told, normalize
     if not about:
         raise RequestError(
             f"there is no {folder}/{CONFIG}, which says how a text's vector is made; say it with --pooling"
@@ -224,7 +231,7 @@ def _pooling(path: Path, modules: list[tuple[str, str]], told: str) -> tuple[str
     return found[0], normalize
 
 
-def write_modules(folder: Path, form: Form, max_length: int, lower: bool) -> None:
+def write_modules(folder: Path, form: Form, features: Mapping[str, Any]) -> None:
     """What sentence-transformers, and an import, read beside the network: how a text's vector is made of it."""
     kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if form.normalize else [])]
     modules = [
@@ -235,8 +242,11 @@ def write_modules(folder: Path, form: Form, max_length: int, lower: bool) -> Non
     pooling: dict[str, Any] = {"word_embedding_dimension": form.width}
     pooling |= {f"pooling_mode_{key}": form.pooling == mode for key, mode in MODES.items()}
     write_json(folder / "1_Pooling" / CONFIG, pooling)
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": lower})
+    about = {"max_seq_length": features["max_length"], "do_lower_case": bool(features.get("lower"))}
+    write_json(folder / "sentence_bert_config.json", about)
     write_json(folder / MODULES, modules)
+    if prompts := features.get("prompts"):
+        write_json(folder / SAID, {"prompts": prompts, "default_prompt_name": features.get("prompt") or None})
 
 
 def _longest(path: Path, form: Form, about: Mapping[str, Any]) -> int:
@@ -245,12 +255,19 @@ def _longest(path: Path, form: Form, about: Mapping[str, Any]) -> int:
     return min(form.longest, int(told))
 
 
-def _activation(config: Mapping[str, Any], prompts: Mapping[str, Any], labels: int) -> str:
-    """What becomes of the logits: what sentence-transformers' CrossEncoder would do."""
-    told = [config.get("sentence_transformers", {}).get("activation_fn"), prompts.get("activation_fn")]
+def _activation(config: Mapping[str, Any], said: Mapping[str, Any], labels: int) -> str:
+    """What becomes of the logits: what sentence-transformers' CrossEncoder would do. Raises RequestError for what has
+    no form here.
+    """
+    told = [said.get("activation_fn"), config.get("sentence_transformers", {}).get("activation_fn")]
     told.append(config.get("sbert_ce_default_activation_function"))
     name = next((str(each) for each in told if each), "")
-    return (SIGMOID if labels == 1 else IDENTITY) if not name else SIGMOID if name.endswith("Sigmoid") else IDENTITY
+    if not name:
+        return SIGMOID if labels == 1 else IDENTITY
+    kind = name.rpartition(".")[2].lower()
+    if kind not in (IDENTITY, SIGMOID):
+        raise RequestError(f"its scores go through {name}; known are Identity and Sigmoid")
+    return kind
 
 
 def _converter() -> Callable[[Path, Path], None]:

@@ -6,7 +6,7 @@ import abc
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -57,6 +57,7 @@ class TextPipeline(Pipeline):
     BATCH_SIZE: ClassVar[int] = 32
     CALIBRATION: ClassVar[int] = 512
     ON_ERROR: ClassVar[str] = "skip"
+    PARTS: ClassVar[str] = "texts"
     RESULT: ClassVar[str]  # the graph's output
     COUNT: ClassVar[int]  # texts of a sample
     NOTHING: ClassVar[float] = 0.0  # the numbers of what is no sample
@@ -72,6 +73,7 @@ class TextPipeline(Pipeline):
         super().__init__(folder, *arguments, **options)
         path = folder.verify(tokens.FILE)
         self.tokenizer = Tokenizer(path, self.form.vocabulary, self.max_length, bool(features.get("lower")))
+        self.prompt = default_prompt(features)
 
     @property
     def width(self) -> int:
@@ -144,10 +146,26 @@ class TextPipeline(Pipeline):
         """The samples in files or lists; see `zoo.texts.reading.items`."""
         return reading.items(data, self.COUNT, columns or self.columns)
 
-    def tokenize(self, texts: Sequence[tuple[str, ...]]) -> Tokens:
-        """The tokens of samples."""
+    def columns_of(self, column: str | None) -> list[str]:
+        """The columns that --column names, with a comma between two. Raises RequestError for another number of them
+        than a sample has texts.
+        """
+        names = [] if not column else [column] if self.COUNT == 1 else [each.strip() for each in column.split(",")]
+        if len(names) not in (0, self.COUNT):
+            raise RequestError(f"found {len(names)} columns in --column {column}; wanted two, such as query,text")
+        return names
+
+    def count_rows(self, inputs: Any, *, column: str | None = None, **options: Any) -> int:
+        """How many samples a file holds, those that are none counted."""
+        return sum(1 for _ in self.items([inputs], self.columns_of(column)))
+
+    def tokenize(self, texts: Sequence[tuple[str, ...]], prompt: str | None = None) -> Tokens:
+        """The tokens of samples. prompt: put before each, or before the first text of a pair; None for the model's
+        own.
+        """
+        before = self.prompt if prompt is None else prompt
         return self.tokenizer(
-            [each[0] for each in texts] if self.COUNT == 1 else [(each[0], each[1]) for each in texts]
+            [before + each[0] for each in texts] if self.COUNT == 1 else [(before + each[0], each[1]) for each in texts]
         )
 
     def _padded(self, found: Tokens) -> dict[str, NDArray[Any]]:
@@ -168,6 +186,9 @@ class TextPipeline(Pipeline):
         Raises RequestError where the batch is none, or a token none of the model's.
         """
         self._check(batch)
+        if len({array.shape for array in batch.values()}) > 1 or 0 in batch[IDS].shape:
+            found = ", ".join(f"{name} {list(array.shape)}" for name, array in batch.items())
+            raise RequestError(f"found {found}; wanted one shape for all, of one token or more")
         ids, given = batch[IDS], batch[MASK] != 0
         kinds = batch.get(TYPES, np.zeros_like(ids))
         for name, array, most in ((IDS, ids, self.form.vocabulary), (TYPES, kinds, max(self.form.types, 1))):
@@ -211,7 +232,7 @@ class TextPipeline(Pipeline):
         """A context that yields write(results float32 [n, width], rows of input from 1 on, int64 [n])."""
 
     def _run(
-        self, inputs: Any, output: str | Path, on_error: str, columns: Sequence[str], prompt: str = ""
+        self, inputs: Any, output: str | Path, on_error: str, columns: Sequence[str], prompt: str | None = None
     ) -> dict[str, Any]:
         """`run` of both: each sample to a row of results, what is none to a row of `NOTHING`."""
         names = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
@@ -223,13 +244,13 @@ class TextPipeline(Pipeline):
                 good = [i for i, each in enumerate(window) if not each.fault]
                 results = np.full((len(window), self.width), self.NOTHING, np.float32)
                 if good:
-                    given = self.tokenize([(prompt + window[i].texts[0], *window[i].texts[1:]) for i in good])
+                    given = self.tokenize([window[i].texts for i in good], prompt)
                     results[good] = self.compute(given)
                     cut, size = cut + int(given.cut.sum()), size + len(given.ids)
-                write(results, np.arange(count + 1, count + len(window) + 1))
+                write(results, np.arange(1, len(window) + 1) + (self.first_row + count))
                 count += len(window)
                 advance(len(window))
-            if count == faults.total() and not (count and self.in_parts):
+            if count == faults.total() and not self.in_parts:
                 raise RequestError(
                     f"found no texts in {', '.join(map(str, names))}" + (f"; {count:,} rows are none" if count else "")
                 )
@@ -284,6 +305,11 @@ class TextPipeline(Pipeline):
             if not some:
                 raise RequestError(f"found no texts in {data}")
         return list(itertools.islice(itertools.cycle(some), count))
+
+
+def default_prompt(features: Mapping[str, Any]) -> str:
+    """What a model whose card has these features puts before each text unless told."""
+    return str(features.get("prompts", {}).get(features.get("prompt", ""), ""))
 
 
 def packed(found: Tokens, inputs: Sequence[str], length: int, count: int) -> dict[str, NDArray[Any]]:

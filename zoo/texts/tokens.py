@@ -32,7 +32,8 @@ class Tokenizer:
     """The tokenizer of a model; a call returns the `Tokens` of texts, or of pairs of texts.
 
     vocabulary: rows of the model's embeddings. longest: tokens of a text, special ones included, at most. lower: texts
-    are lowered first. Raises RequestError where the file is broken, or of another model.
+    are lowered first; spaces at their ends stay: sentence-transformers stripped them once, 6.2 does not. Raises
+    RequestError where the file is broken, or of another model.
     """
 
     def __init__(self, path: Path, vocabulary: int, longest: int, lower: bool = False) -> None:

@@ -28,7 +28,7 @@ from pipelines.models.hub import CARD
 from zoo.texts import reading, tokens
 from zoo.texts.form import IDS, MASK, TYPES, Form
 from zoo.texts.importing import CONFIG, write_modules
-from zoo.texts.predict import CALIBRATION_LENGTH, packed
+from zoo.texts.predict import CALIBRATION_LENGTH, default_prompt, packed
 from zoo.texts.tokens import Tokenizer
 from zoo.texts.weights import FILE
 from zoo.training import FROM_0, SEED, SHARE, Range, load_checkpoint, require_output, require_settings
@@ -311,9 +311,11 @@ def _write(
         with replacing(output / name) as temporary:
             shutil.copyfile(start_from / name, temporary)
     if not trainer.form.labels:
-        write_modules(output, trainer.form, features["max_length"], bool(features.get("lower")))
-    count = 8 * CALIBRATION_ROWS
-    some: Any = pairs[:count] if trainer.form.labels else list(dict.fromkeys(text for pair in pairs for text in pair))
+        write_modules(output, trainer.form, features)
+    count, before = 8 * CALIBRATION_ROWS, default_prompt(features)
+    some: Any = [(before + one, other) for one, other in pairs[:count]]
+    if not trainer.form.labels:
+        some = list(dict.fromkeys(before + text for pair in pairs for text in pair))
     inputs = (IDS, MASK, *([TYPES] if trainer.form.labels and trainer.form.types > 1 else []))
     rows = packed(trainer.tokenizer(some[:count]), inputs, CALIBRATION_LENGTH, CALIBRATION_ROWS)
     with replacing(output / SAMPLES) as temporary:

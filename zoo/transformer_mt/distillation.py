@@ -23,12 +23,13 @@ KEPT, OF = "distilled.npz", "distilled.sha256"  # in a checkpoint: the pairs, an
 TAUGHT = 4096  # sentences between two steps of the teacher's progress
 
 
-def distilled(text: ParallelText, config: Settings, group: Processes, output: Path) -> Corpus:
+def distilled(text: ParallelText, config: Settings, group: Processes, output: Path, resumed: bool = False) -> Corpus:
     """The pairs to train on with the teacher's translations; made once, and kept with the checkpoint. A training in a
-    folder beside this one that was of the same, as another step of a strategy is, has made them already.
+    folder beside this one that was of the same, as another step of a strategy is, has made them already; so has one in
+    this folder that ended before its first checkpoint. resumed: from a checkpoint, those beside it are of the same.
     """
     kept = output / "checkpoint" / KEPT
-    if kept.is_file():
+    if resumed and kept.is_file():
         return _read(kept)
     pairs = [text.train.pair(i) for i in range(len(text.train))]
     own = [source for source, _ in pairs]
@@ -40,7 +41,7 @@ def distilled(text: ParallelText, config: Settings, group: Processes, output: Pa
     made_of = _digest(teacher, own, text, config)
     if group.same(beside := _beside(output, made_of) if group.rank == 0 else None) is not None:
         taken: Corpus = group.same(_read(beside) if beside is not None else None)
-        if group.rank == 0:
+        if group.rank == 0 and beside != kept.absolute():
             _keep(taken, kept, made_of)
         return taken
     asked = vocabulary.encode(text.vocabulary.decode([each[:-1].tolist() for each in own]))
@@ -73,7 +74,7 @@ def _digest(teacher: TranslationPipeline, sources: Sequence[Any], text: Parallel
 
 
 def _beside(output: Path, made_of: str) -> Path | None:
-    """The pairs that a training in a folder beside `output` made of the same, if any."""
+    """The pairs that a training in `output`, or in a folder beside it, made of the same, if any."""
     for each in sorted(output.absolute().parent.glob(f"*/checkpoint/{OF}")):
         if each.with_name(KEPT).is_file() and each.read_text() == made_of:
             return each.with_name(KEPT)
@@ -86,6 +87,7 @@ def _read(path: Path) -> Corpus:
 
 
 def _keep(found: Corpus, path: Path, made_of: str) -> None:
+    path.with_name(OF).unlink(missing_ok=True)  # which is of other pairs, where a training began anew
     with replacing(path) as temporary:
         np.savez(temporary, **vars(found))
     write_text(path.with_name(OF), made_of)

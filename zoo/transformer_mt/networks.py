@@ -17,7 +17,7 @@ from pipelines.graph import edit, io, query
 from pipelines.models.hub import CARD
 from zoo.training import fill
 from zoo.transformer_mt.data import Vocabulary
-from zoo.transformer_mt.settings import Settings
+from zoo.transformer_mt.settings import FROZEN, Settings
 from zoo.transformer_mt.vocabularies import ImportedVocabulary, open_vocabulary
 
 if TYPE_CHECKING:
@@ -105,20 +105,23 @@ def load_model(folder: str | Path) -> tuple[Transformer, Vocabulary | ImportedVo
     return model.eval(), vocabulary
 
 
-def network(name: str) -> Transformer:
-    """The network of a model, by its name or folder."""
+def _opened(name: str) -> tuple[Transformer, Vocabulary | ImportedVocabulary]:
+    """The network of a model, by its name or folder, and its vocabulary."""
     folder = zoo.load(name)
     folder.ensure("fp32.onnx")
-    return load_model(folder.path)[0]
+    return load_model(folder.path)
 
 
-def teacher_of(config: Settings, student: Transformer) -> Transformer:
-    """The network whose distributions are learned. Raises RequestError for one of another vocabulary."""
-    found = network(config.teacher).requires_grad_(False)
-    if found.embedding.num_embeddings != student.embedding.num_embeddings:
+def teacher_of(config: Settings, student: Transformer, vocabulary: Vocabulary) -> Transformer:
+    """The network whose distributions are learned. Raises RequestError for one of another vocabulary than the
+    student's.
+    """
+    found, known = _opened(config.teacher)
+    found.requires_grad_(False)
+    if (known.pieces, known.source_pieces) != (vocabulary.pieces, vocabulary.source_pieces):
         raise RequestError(
-            f"{config.teacher} has {found.embedding.num_embeddings} pieces, the student "
-            f"{student.embedding.num_embeddings}; soft needs the same vocabulary: --set inherit=true"
+            f"{config.teacher} has {len(known)} pieces that are not the student's {len(vocabulary)}; soft needs the "
+            "same vocabulary: --set inherit=true"
         )
     sizes, own = ((each.form.decoder, each.form.width) for each in (found, student))
     if config.hints and sizes != own:
@@ -129,9 +132,25 @@ def teacher_of(config: Settings, student: Transformer) -> Transformer:
     return found
 
 
-def inherit(model: Transformer, teacher: Transformer) -> None:
-    """Begin with the teacher's weights where names and shapes are the same. In place."""
+def inherit(model: Transformer, config: Settings) -> None:
+    """Begin with the teacher's weights where names and shapes are the same. In place. Raises RequestError where that is
+    not the whole encoder, which then cannot stay frozen.
+    """
+    teacher, _ = _opened(config.teacher)
     own, given = model.state_dict(), teacher.state_dict()
     same = {name: each for name, each in given.items() if name in own and own[name].shape == each.shape}
+    lost = [name for name in own if name.startswith(FROZEN) and name not in same]
+    if config.frozen and (lost or _encoding(model) != _encoding(teacher)):
+        raise RequestError(
+            f"found frozen for the encoder of {config.arch}, which is not that of {config.teacher}; leave it out, or "
+            "take an arch with the same encoder"
+        )
     model.load_state_dict(same, strict=False)
     console.print(f"{len(same)} of {len(own)} weights begin as the teacher's", highlight=False, soft_wrap=True)
+
+
+def _encoding(network: Transformer) -> tuple[Any, ...]:
+    """What an encoder computes with its weights, where their names and shapes do not tell."""
+    form = network.form
+    layers = (form.encoder, form.heads, form.activation, form.epsilon, network.pre_norm, form.final_norm)
+    return *layers, form.scaled, form.embedding_norm, form.shared_source, form.positions

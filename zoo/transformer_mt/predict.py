@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import logging
 import os
@@ -348,7 +349,7 @@ class TranslationPipeline(Pipeline):
         tokens = self.vocabulary.encode([text])[0]
         if len(tokens) > self.max_length:
             return tokens, f"has {len(tokens)} tokens, the model takes {self.max_length}; split it"
-        unknown = 2 * np.count_nonzero(tokens == UNKNOWN) >= len(tokens) - 1
+        unknown = 2 * np.count_nonzero(tokens == UNKNOWN) >= len(tokens) - self.vocabulary.frame
         return tokens, "is in a script or language that the model does not know" if unknown else ""
 
     def run(
@@ -373,25 +374,31 @@ class TranslationPipeline(Pipeline):
         the model's maximum, or with `sentences` any, is cut at the ends of its sentences, and their translations are
         joined by a space. source_language, target_language: of a model of several. max_tokens: of a translation. Lines
         that cannot be translated (not UTF-8, control characters, a sentence too long, an unknown script) become empty
-        ones and are named on stderr; on_error="raise" stops at the first. Raises RequestError where all are so. Returns
-        {"sentences", "skipped", "seconds", "sentences_per_second", "tokens_per_second" (of the translations), "engine",
-        "precision"}.
+        ones and are named on stderr; on_error="raise" stops at the first. Raises RequestError where all are so (and
+        they are no part of more). Returns {"sentences", "skipped", "seconds", "sentences_per_second",
+        "tokens_per_second" (of the translations), "engine", "precision"}.
         """
-        self.beam, self.best, self.apart = self.rules.beam if beam is None else beam, n_best, sentences
-        self.vocabulary = self.vocabulary.choose(source_language or "", target_language or "")
+        chosen = copy.copy(self)  # for the options hold for this call alone
+        chosen.beam, chosen.best, chosen.apart = self.rules.beam if beam is None else beam, n_best, sentences
+        chosen.vocabulary = self.vocabulary.choose(source_language or "", target_language or "")
         if max_tokens is not None:
-            self.rules = replace(self.rules, most=whole_number("max tokens", max_tokens))
+            chosen.rules = replace(self.rules, most=whole_number("max tokens", max_tokens))
+        return chosen._run(inputs, output, on_error, scores)
+
+    def _run(self, inputs: Any, output: str | Path, on_error: str, scores: bool) -> dict[str, Any]:
+        """`run` with the options that this pipeline has."""
         faults, start = Faults(), time.perf_counter()
         count: Counter[str] = Counter()
         names = [os.fspath(each) for each in (inputs if isinstance(inputs, list | tuple) else [inputs])]
-        with _writing(output, scores, n_best > 1) as write, progress("translating lines") as advance:
+        with _writing(output, scores, self.best > 1) as write, progress("translating lines") as advance:
             found = self._read(names, split=True)
             while window := list(itertools.islice(found, AT_ONCE * self.batch_size)):
                 self._note(window, faults, on_error)
                 translated = self.translate([part for each in window for part in each.parts])
                 ends = list(itertools.accumulate(len(each.parts) for each in window))
+                before = self.first_row + count["lines"]
                 rows = [
-                    (count["lines"] + i, *self.joined([each[k] for each in translated[end - len(line.parts) : end]]))
+                    (before + i, *self.joined([each[k] for each in translated[end - len(line.parts) : end]]))
                     for i, (line, end) in enumerate(zip(window, ends, strict=True), 1)
                     for k in range(self.best)
                 ]
@@ -400,7 +407,7 @@ class TranslationPipeline(Pipeline):
                 count["sentences"] += sum(bool(each.parts) for each in window)
                 count["tokens"] += sum(len(each[0].tokens) for each in translated)
                 advance(len(window))
-            if faults and not count["sentences"]:
+            if faults and not count["sentences"] and not self.in_parts:
                 raise RequestError(
                     f"none of {faults.total():,} lines could be translated; wanted sentences, one a line, in UTF-8"
                 )

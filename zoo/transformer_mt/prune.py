@@ -81,6 +81,7 @@ class PrunableText:
             if like is None
             else like.text
         )
+        self.digest = self.text.digest
         self.parts: dict[str, list[str]] = {}
         self.groups: Widths = {}
         self.tiles: Widths = {}

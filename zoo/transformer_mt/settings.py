@@ -19,6 +19,7 @@ from zoo.transformer_mt.data import (
     POSITIONS,
 )
 
+FROZEN = ("encoder.", "encoder_norm.", "embedding.")  # begin the names of what `Settings.frozen` leaves as it is
 RANGES = {
     "languages": Range("source-target, as en-de", lambda languages: languages.count("-") == 1),
     "max_length": Range(f"2 to {POSITIONS}", lambda tokens: 2 <= tokens <= POSITIONS),
@@ -67,6 +68,7 @@ class Settings:
 
     SOFT: ClassVar[str] = "soft"  # what a strategy calls "weight"
     HINTS: ClassVar[str] = "hints"  # and "features"
+    KEPT: ClassVar[tuple[str, ...]] = ("arch", "pre_norm", "languages", "max_length")  # of a model that is gone on from
     arch: str = "tiny"
     pre_norm: bool = True
     dropout: float = 0.2

@@ -46,7 +46,6 @@ from zoo.transformer_mt.networks import (
     described,
     inherit,
     kept_of,
-    network,
     require_own,
     state_of,
     teacher_of,
@@ -100,7 +99,7 @@ def train(
         if start_from is not None:
             about = described(Path(start_from))
             require_own(start_from, about)
-            config = replace(config, **{name: about[name] for name in ("arch", "pre_norm", "languages", "max_length")})
+            config = replace(config, **{name: about[name] for name in config.KEPT})
             known, start = Vocabulary.read(Path(start_from) / VOCABULARY), sha256(about["source"])
             form = Form.from_json(about["form"]) if "form" in about else None
             kept = kept_of(Path(start_from))
@@ -132,15 +131,15 @@ def train(
         if start_from is not None:
             fill(model, state_of(about["source"], model), about["source"])
         elif config.inherit:
-            inherit(model, network(config.teacher))
-        taught = teacher_of(config, model) if config.soft else None
+            inherit(model, config)
+        taught = teacher_of(config, model, text.vocabulary) if config.soft else None
         if config.qat:
             config = qat.settled(config, start, group.count)
             qat.prepare(model, zoo.load(str(start_from)))
         run = {"config": asdict(config), "data": text.digest, "start": start}
         state = load_checkpoint(output / STATE, run) if resume else None
         if config.teacher:
-            text.train = distilled(text, config, group, output)
+            text.train = distilled(text, config, group, output, resumed=state is not None)
         trainer = Trainer(model, config, group, taught)
         if state:
             trainer.restore(state)

@@ -23,7 +23,7 @@ from zoo.training import QAT_FROZEN, Processes, choose_precision
 from zoo.transformer_mt.data import PAD, START, Corpus, ParallelText, Tokens, batches, by_tokens, padded
 from zoo.transformer_mt.metrics import translation_metrics
 from zoo.transformer_mt.model import Transformer, translate, watching
-from zoo.transformer_mt.settings import Settings
+from zoo.transformer_mt.settings import FROZEN, Settings
 
 DECODED = 8192  # tokens, padded sources of a batch that is translated
 PLAIN = Communication(gradient_as_bucket_view=True)
@@ -69,7 +69,7 @@ class Trainer:
         self.config, self.group = config, group
         self.model = model.to(group.device)
         self.teacher = teacher.to(group.device).eval() if teacher is not None else None
-        frozen = ("encoder.", "encoder_norm.", "embedding.") if config.frozen else ()
+        frozen = FROZEN if config.frozen else ()
         self.trained = []
         for name, each in model.named_parameters():
             if name.startswith(frozen):

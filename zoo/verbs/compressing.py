@@ -26,7 +26,7 @@ from pipelines.models import stages
 from pipelines.models.hub import CARD
 from pipelines.models.pipeline import Pipeline, Predictor
 from zoo.paths import Model, listed
-from zoo.training import require_free, require_task
+from zoo.training import beside_taught, require_free, require_task
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,8 @@ def plan(
 
     Raises RequestError for a file that is no strategy, for one beside those flags, and a teacher of another task.
     """
+    from zoo.verbs.training import convert
+
     given = {name: settings.pop(name) for name in ("teacher", "qat", "epochs") if name in settings}
     if strategy is not None:
         if said := [*(["prune"] if prune else []), *given]:
@@ -52,8 +54,8 @@ def plan(
             epochs = int(given.get("epochs", folder.entry.part("finetune_settings").epochs))
         except ValueError:
             raise RequestError(f"setting epochs is {given['epochs']!r}; wanted a whole number") from None
-        teacher = given.get("teacher", "")
-        found = strategies.preset(epochs, prune or "", teacher=teacher, qat="qat" in given, distil=bool(teacher))
+        teacher, qat = given.get("teacher", ""), convert("qat", given.get("qat", "false"), False)
+        found = strategies.preset(epochs, prune or "", teacher=teacher, qat=qat, distil=bool(teacher))
     for step in found.steps():
         name = (step.distil or {}).get("teacher") or folder.path
         if step.distil is not None:
@@ -93,12 +95,14 @@ def compress(
                 "value of a vocabulary; leave rows out"
             )
     configs = [_config(folder, step, settings) for step in steps]  # raises before an hour is spent
-    if not resume:
-        require_free(output)
     new = not output.exists()
     run = {"strategy": strategy.to_json(), "settings": settings, "start": folder.card.name}
     kept = output / WORK / "run.json"
-    if resume and kept.is_file() and read_json(kept) != run:
+    if not resume:
+        require_free(output)
+    elif not kept.is_file():
+        raise RequestError(f"found no {WORK}/{kept.name} in {output} to resume from; begin without --resume")
+    elif read_json(kept) != run:
         raise RequestError(
             f"found another strategy, settings or model begun in {output}; go on with those, or elsewhere"
         )
@@ -107,10 +111,11 @@ def compress(
     work = _Run(folder, data, output, strategy, on_error)
     previous = folder
     try:
+        work.begin(configs[0])
         for step, config in zip(steps, configs, strict=True):
             previous = work.step(previous, step, config)
     except ZooError:
-        if "base" not in work.log:  # nothing was done that could be gone on with
+        if not resume and "base" not in work.log:  # nothing was done that could be gone on with
             shutil.rmtree(output if new else output / WORK)
         raise
     return work.finish()
@@ -118,9 +123,9 @@ def compress(
 
 def _config(folder: stages.ModelFolder, step: Step, settings: Mapping[str, str]) -> Any:
     """The training settings of a step."""
-    from zoo.verbs.training import configured
+    from zoo.verbs.training import finetuned
 
-    entry, defaults = folder.entry, folder.entry.part("finetune_settings")
+    defaults = folder.entry.part("finetune_settings")
     values = {"epochs": str(step.epochs), **({"qat": "true"} if step.qat else {})}
     if hasattr(defaults, "refit"):
         values["refit"] = "false"  # who has learned the held-out rows cannot be judged by them
@@ -131,7 +136,7 @@ def _config(folder: stages.ModelFolder, step: Step, settings: Mapping[str, str])
         }
         values["teacher"] = str(step.distil.get("teacher") or folder.path)
         values |= {named.get(key, key): str(value) for key, value in step.distil.items() if key != "teacher"}
-    return configured(entry.name, defaults, {**settings, **values})
+    return finetuned(folder, {**settings, **values})
 
 
 @dataclass(frozen=True)
@@ -159,13 +164,25 @@ class _Run:
 
     def _open(self, folder: stages.ModelFolder, config: Any, importance: str = "taylor") -> Any:
         options = {"config": config, "importance": importance, "on_error": self.on_error}
-        opened = self.kind(folder, self.data, **options, like=self.judge)
-        self.judge = self.judge or opened
-        return opened
+        return self.kind(folder, self.data, **options, like=self.judge)
 
-    def _judged(self, folder: stages.ModelFolder, config: Any) -> dict[str, float]:
-        judge = self.judge or self._open(self.start, config)
-        found: dict[str, float] = judge.quality(self._int8(folder))
+    def begin(self, config: Any) -> None:
+        """Open the first model with its data, and judge it. Raises RequestError for other data than it was judged by
+        before.
+        """
+        self.judge = self._open(self.start, config)
+        if "base" not in self.log:
+            base = {"model": self.start.card.name, **self._told(self.start, self._judged(self.start), 1.0)}
+            self._note(base=base, data=self.judge.digest)
+            self._say("as it is", base)
+        elif self.log.get("data", self.judge.digest) != self.judge.digest:
+            raise RequestError(
+                f"found a checkpoint in {self.output} made with other data; resume with the same, or begin in an empty "
+                "folder"
+            )
+
+    def _judged(self, folder: stages.ModelFolder) -> dict[str, float]:
+        found: dict[str, float] = self.judge.quality(self._int8(folder))
         return found
 
     def _int8(self, folder: stages.ModelFolder, **options: Any) -> Pipeline:
@@ -201,18 +218,17 @@ class _Run:
         from zoo.verbs.training import write_trained_card
 
         place = self.output / WORK / step.name
-        if not self.log["steps"] and "base" not in self.log:
-            quality = self._judged(self.start, config)
-            self._note(base={"model": self.start.card.name, **self._told(self.start, quality, 1.0)})
-            self._say("as it is", self.log["base"])
         if step.cut is not None and step.cut.goal.rows:
             previous = self._fewer_rows(previous, step, config, place.with_name(f"{step.name}.rows"))
         if step.cut is not None and step.cut.goal.channels:
             previous = self._cut(previous, step, config, place.with_name(f"{step.name}.cut"))
         if not (place / CARD).is_file():
             resume = any((place / "checkpoint").glob("state.*"))
-            if place.exists() and not resume:
-                shutil.rmtree(place)
+            for each in beside_taught(place) if place.exists() and not resume else ():
+                if each.is_dir():
+                    shutil.rmtree(each)
+                else:
+                    each.unlink()
             console.print(f"step {step.name}: {step.epochs} epochs", highlight=False)
             train = self.start.entry.part("train")
             previous.ensure("fp32.onnx")
@@ -221,7 +237,7 @@ class _Run:
         folder = zoo.load(place)
         if step.name not in {each["step"] for each in self.log["steps"]}:
             stages.build(folder)
-            told = self._told(folder, self._judged(folder, config), self.speed(folder, self.kind.batch_size))
+            told = self._told(folder, self._judged(folder), self.speed(folder, self.kind.batch_size))
             told |= self._within(told)
             self._note(steps=[*self.log["steps"], {"step": step.name, "epochs": step.epochs, **told}])
             self._say(f"step {step.name}", told)

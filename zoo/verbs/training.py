@@ -51,7 +51,7 @@ def train(
         able = ", ".join(name for name, each in zoo.entries().items() if each.schema or each.by_schema)
         raise RequestError(f"{entry.name} takes no --{next(iter(options))}; these families do: {able}")
     if not resume and is_first():
-        require_free(Path(output))  # before the seconds that importing a framework takes
+        require_free(Path(output), taught=True)  # before the seconds that importing a framework takes
     config = configured(entry.name, entry.part("settings"), settings or {})
     result: dict[str, Any] = entry.part("train")(
         data, Path(output), config=config, resume=resume, on_error=on_error, **options
@@ -102,10 +102,10 @@ def finetune(
     if drop is not None:
         raise RequestError("--drop is of --prune or --strategy; name one of them")
     if not resume and is_first():
-        require_free(Path(output))
-    folder.ensure("fp32.onnx")
+        require_free(Path(output), taught=True)
     entry = folder.entry
-    config = configured(entry.name, entry.part("finetune_settings"), settings or {})
+    config = finetuned(folder, settings or {})
+    folder.ensure("fp32.onnx")
     result: dict[str, Any] = entry.part("train")(
         data, Path(output), config=config, resume=resume, start_from=folder.path, on_error=on_error
     )
@@ -268,10 +268,33 @@ def configured(family: str, defaults: Any, settings: Mapping[str, str]) -> Any:
         )
     if unknown := [name for name in settings if name not in known]:
         raise RequestError(f"{family} has no training setting {', '.join(unknown)}; choose among {', '.join(known)}")
-    return dataclasses.replace(defaults, **{name: _convert(name, text, known[name]) for name, text in settings.items()})
+    return dataclasses.replace(defaults, **{name: convert(name, text, known[name]) for name, text in settings.items()})
 
 
-def _convert(name: str, text: str, like: Any) -> Any:
+def finetuned(folder: ModelFolder, settings: Mapping[str, str]) -> Any:
+    """`configured`, to go on from a model. Raises RequestError where another value is given of what a model keeps, the
+    settings `KEPT`.
+    """
+    entry, details = folder.entry, folder.card.details
+    defaults = entry.part("finetune_settings")
+    config = configured(entry.name, defaults, settings)
+    own = {
+        **dataclasses.asdict(defaults),
+        **details.get("training", {}).get("config", {}),
+        **details.get("weights", {}),
+        **details.get("preprocessing", {}),
+    }
+    for name in getattr(defaults, "KEPT", ()):
+        if name in settings and (found := getattr(config, name)) != own[name]:
+            raise RequestError(
+                f"found the setting {name} {found}, but fine-tuning keeps that of {folder.card.name} ({own[name]}); "
+                "leave it out"
+            )
+    return config
+
+
+def convert(name: str, text: str, like: Any) -> Any:
+    """The value that a setting's text is, of the type of `like`. Raises RequestError for text that is none such."""
     try:
         if isinstance(like, bool):
             return {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}[text.lower()]

@@ -95,6 +95,7 @@ def read_rows(
     on_error: str = "raise",
     errors: ErrorLog | None = None,
     seconds: defaultdict[str, float] | None = None,
+    with_label: bool | None = None,
 ) -> Iterator[Rows]:
     """Read rows as a stream of `Rows` of `batch_rows` rows each (the last one shorter), in input order and constant
     memory.
@@ -105,7 +106,7 @@ def read_rows(
     columns label / click / clicked, I1.. or integer_feature_1.., C1.. or categorical_feature_1.. in any case, else 39
     or 40 columns by order); the bytes of a TSV file as io.BytesIO; an Arrow table. Or it is a list of raw rows: each a
     tab separated str or bytes, or a sequence of values where None, NaN and "" are missing. Whether rows have a label is
-    decided by the first row's column count and must hold for all of them.
+    decided by the first row's column count, unless `with_label` says it, and must hold for all of them.
 
     A row with a wrong column count, a number that is none (plain integers and decimals are; nan and inf are not), or a
     label other than 0 and 1 raises RequestError with file and line; with on_error="skip" it is left out and counted in
@@ -118,7 +119,7 @@ def read_rows(
     if batch_rows < 1:
         raise RequestError(f"found {batch_rows} rows a batch, wanted at least 1")
     log = None if on_error == "raise" else ErrorLog() if errors is None else errors
-    reader = _Reader(numeric, categorical, buckets, log, defaultdict(float) if seconds is None else seconds)
+    reader = _Reader(numeric, categorical, buckets, log, defaultdict(float) if seconds is None else seconds, with_label)
     if isinstance(sources, io.BytesIO):
         return _batches(reader.whole(sources.getvalue()), batch_rows, log)
     if isinstance(sources, pa.Table):
@@ -181,6 +182,7 @@ class _Reader:
         buckets: int | Sequence[int],
         errors: ErrorLog | None,
         seconds: defaultdict[str, float],
+        labelled: bool | None,
     ) -> None:
         self.numeric, self.categorical, self.buckets, self.errors, self.seconds = (
             numeric,
@@ -190,7 +192,7 @@ class _Reader:
             seconds,
         )
         self.native = extension.native()
-        self.labelled: bool | None = None  # unknown before the first row
+        self.labelled = labelled  # None: unknown before the first row
         self.seen = 0
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +50,34 @@ class CriteoPipeline(ClickPipeline):
     ) -> Iterator[Rows]:
         """Rows as this model wants them, see `read_rows`, which holds all rows to what the first one has."""
         counts = self.features.counts
-        return read_rows(inputs, on_error=on_error, errors=errors, batch_rows=batch_rows, seconds=seconds, **counts)
+        return read_rows(
+            inputs,
+            on_error=on_error,
+            errors=errors,
+            batch_rows=batch_rows,
+            seconds=seconds,
+            with_label=self.with_label,
+            **counts,
+        )
 
     def encode(self, rows: Rows) -> dict[str, NDArray[Any]]:
         """Hashed ids, and numbers scaled to [0, 1]."""
         return self.features.encode(rows)
 
     def text_form(self, stream: Any) -> TextForm:
-        """Every line is a row, an empty one a faulty one."""
+        """Every line is a row, an empty one a faulty one. Raises RequestError where there is none."""
+        if not stream.read(1):
+            raise RequestError("found it empty, wanted at least one row")
         return TextForm()
+
+    def label_in(self, lines: Iterable[bytes] = (), columns: Sequence[str] = ()) -> bool | None:
+        """By the first line that has as many columns as a row may have, as `read_rows` tells; or by the names."""
+        numeric, categorical = (self.features.counts[each] for each in ("numeric", "categorical"))
+        if columns:
+            return sources.choose_columns("the table", list(columns), numeric, categorical)[1]
+        fields = numeric + categorical
+        widths = (line.count(b"\t") + 1 for line in lines)
+        return next((width > fields for width in widths if width in (fields, fields + 1)), None)
 
     @property
     def last_ids(self) -> NDArray[Any]:

@@ -85,7 +85,7 @@ class PrunableRows:
             raise RequestError(
                 f"found {self.log.rows} rows, wanted more than the {held} to hold out; set validation to a share"
             )
-        self.split = self.log.rows - held
+        self.split, self.digest = self.log.rows - held, self.log.digest
         self.held = self._encoded(self.log.part(self.split, self.log.rows))
         self._order: dict[str, Any] = {}
 

@@ -11,7 +11,7 @@ from trainings import broken_off, random_network, results
 
 import zoo
 from pipelines.core.errors import RequestError
-from pipelines.core.files import read_json
+from pipelines.core.files import read_json, write_json
 from zoo import cli
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
@@ -168,6 +168,23 @@ def test_interrupted_in_any_step_and_gone_on_it_leaves_the_same_bytes(whole, sta
     zoo.finetune(start, log, tmp_path / "out", resume=True, **given)
     for name in ("3-distil-qat/model.pt", "2-prune-distil.cut/sensitivity.json"):
         assert (tmp_path / "out/checkpoint" / name).read_bytes() == (whole / "out/checkpoint" / name).read_bytes()
+
+
+def test_other_data_end_what_was_begun(start, log, tmp_path):
+    fewer = tmp_path / "fewer.csv"
+    fewer.write_text("".join(Path(log).read_text().splitlines(keepends=True)[:-9]))
+    out = tmp_path / "out"
+
+    def gone_on(data, **options):
+        zoo.finetune(start, str(data), out, prune="ratio=.3", settings=SETTINGS | {"epochs": "1"}, **options)
+
+    broken_off(Trainer, 0, lambda: gone_on(log))
+    with pytest.raises(RequestError, match="made with other data; resume with the same"):
+        gone_on(fewer, resume=True)
+    broken_off(Trainer, 0, lambda: gone_on(log, resume=True))
+    kept = out / "checkpoint/compression.json"
+    write_json(kept, {name: each for name, each in read_json(kept).items() if name != "data"})
+    broken_off(Trainer, 0, lambda: gone_on(fewer, resume=True))  # a log of former versions does not tell
 
 
 def test_what_cannot_begin_leaves_no_folder(start, log, tmp_path):

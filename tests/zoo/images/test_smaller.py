@@ -11,10 +11,11 @@ from trainings import broken_off, write_images
 import zoo
 import zoo.mobilenet
 from pipelines.core.errors import RequestError
-from pipelines.core.files import read_json
+from pipelines.core.files import read_json, write_json
 from pipelines.quantization.recipe import QuantRecipe
 from zoo import cli
 from zoo.verbs import compressing
+from zoo.verbs.training import finetuned
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 pytest.importorskip("torch_pruning", reason="needs the train extra")
@@ -176,6 +177,52 @@ def test_a_bad_request_is_one_line(start, pictures, tmp_path, options, message):
     with pytest.raises(RequestError, match=message) as error:
         zoo.finetune(start, pictures, tmp_path / "out", **options)
     assert "\n" not in str(error.value)
+
+
+def test_a_model_whose_card_counts_its_classes_is_refused_in_one_line(start, pictures, tmp_path):
+    counted = shutil.copytree(start, tmp_path / "counted")
+    write_json(counted / "card.json", read_json(counted / "card.json") | {"classes": 1000})
+    with pytest.raises(RequestError, match=r"wanted those of small \(1000 classes\) to prune it by") as error:
+        zoo.finetune(counted, pictures, tmp_path / "out", prune="ratio=.3", settings=SETTINGS | {"epochs": "1"})
+    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+
+
+def test_nothing_is_resumed_that_was_not_begun(start, pictures, tmp_path):
+    options = {"prune": "ratio=.3", "settings": SETTINGS | {"epochs": "1"}, "resume": True}
+    (tmp_path / "plain/checkpoint").mkdir(parents=True)
+    (tmp_path / "plain/checkpoint/state.pt").write_text("of another training")
+    for place in ("plain", "typo"):
+        with pytest.raises(RequestError, match=r"found no checkpoint/run.json in .* to resume from"):
+            zoo.finetune(start, pictures, tmp_path / place, **options)
+    assert (tmp_path / "plain/checkpoint/state.pt").is_file() and not (tmp_path / "typo").exists()
+
+
+def test_what_was_begun_stays_where_it_cannot_be_gone_on_with(start, pictures, tmp_path, monkeypatch):
+    def ended(*arguments):
+        raise KeyboardInterrupt
+
+    options = {"prune": "ratio=.3", "settings": SETTINGS | {"epochs": "1"}}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(compressing._Run, "_judged", ended)
+        zoo.finetune(start, pictures, tmp_path / "out", **options)
+    options["settings"] = SETTINGS | {"epochs": "1"}
+    with pytest.raises(RequestError):
+        zoo.finetune(start, tmp_path / "nowhere", tmp_path / "out", **options, resume=True)
+    assert (tmp_path / "out/checkpoint/run.json").is_file()
+
+
+@pytest.mark.parametrize("prune", [None, "ratio=.3"])
+def test_a_network_cannot_be_set_to_another(start, pictures, tmp_path, prune):
+    for name, value in (("width", "0.5"), ("arch", "mobilenet-v2")):
+        with pytest.raises(RequestError, match=f"setting {name} {value}, but fine-tuning keeps that of small"):
+            zoo.finetune(start, pictures, tmp_path / "out", settings={name: value}, prune=prune)
+    assert finetuned(zoo.load(start), {"width": "0.25"}).width == 0.25
+
+
+@pytest.mark.parametrize(("given", "qat"), [({}, False), ({"qat": "false"}, False), ({"qat": "yes"}, True)])
+def test_int8_is_trained_for_only_where_that_is_asked(start, given, qat):
+    planned = compressing.plan(zoo.load(start), "ratio=.3", None, None, {"epochs": "2", **given})
+    assert any(each.qat for each in planned.steps()) == qat
 
 
 def test_unknown_layers_and_flags_beside_a_strategy_end_with_2(start, pictures, tmp_path, capsys):

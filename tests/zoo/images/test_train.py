@@ -224,6 +224,17 @@ def test_sizes_grow_and_the_rate_rises_and_falls():
         assert np.all(np.diff(rates[warm - 1 :]) < 0)
 
 
+@pytest.mark.parametrize(("epochs", "epoch_steps"), [(1, 1), (1, 2), (1, 4), (1, 100), (2, 50), (3, 50), (1, 1000)])
+def test_the_rate_falls_in_the_shortest_training_too(epochs, epoch_steps):
+    config = replace(FINETUNE, epochs=epochs, warmup_epochs=2.0)
+    total = epochs * epoch_steps
+    rates = [config.rate(step, epoch_steps) for step in range(total)]
+    highest = int(np.argmax(rates))
+    assert max(rates) <= config.learning_rate / 4 and highest <= total / 3
+    assert np.all(np.diff(rates[highest:]) < 0)
+    assert rates[-1] <= max(rates) * 1.5 / (total - highest)
+
+
 def test_a_step_is_limited():
     config = replace(TINY, clip=1e-3, momentum=0.0, weight_decay=0.0)
     trainer = training.Trainer(build(config, 3), config, dict(training.PREPROCESSING), training.Processes())

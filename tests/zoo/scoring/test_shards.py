@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from zoo.scoring import arrow_scorer, parts, places
 from zoo.scoring.shards import check, run_shard
 
 CLICKS = "shop-clicks"
+IMAGES = "mobilenet-v1-cifar10"
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +98,29 @@ def test_a_part_without_a_good_row_is_an_empty_one(log, tmp_path, suffix):
         run_shard(CLICKS, inputs, tmp_path / "strict")
 
 
+def test_files_that_hold_only_a_header_are_no_parts(log, tmp_path):
+    header, *rows = (log / "a.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "a.csv").write_text(header + "".join(rows[:20]))
+    (tmp_path / "b.csv").write_text(header)
+    run_shard(CLICKS, [str(tmp_path / "*.csv")], tmp_path / "out")
+    zoo.run(CLICKS, [tmp_path / "a.csv", tmp_path / "b.csv"], tmp_path / "one.parquet")
+    found = check(tmp_path / "out")
+    assert found["parts"] == 1 and union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+    with pytest.raises(RequestError, match="found no row in .*b.csv"):
+        run_shard(CLICKS, [str(tmp_path / "b.csv")], tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["part-00000.parquet", "part-00000.json"])
+@pytest.mark.parametrize("place", ["{}", "{}/*", "file://{}/*"])
+def test_results_never_replace_the_input(log, tmp_path, name, place):
+    if "://" in place:
+        pytest.importorskip("fsspec")
+    kept = (tmp_path / name).write_bytes((log / "c.parquet").read_bytes())
+    with pytest.raises(RequestError, match=f"the output .*{name} is the input .*which it would replace"):
+        run_shard(CLICKS, [place.format(tmp_path)], tmp_path)
+    assert [(each.name, each.stat().st_size) for each in tmp_path.iterdir()] == [(name, kept)]
+
+
 def test_what_is_done_is_kept_and_what_is_damaged_done_again(log, small, tmp_path):
     inputs, out = [str(log / "a.csv")], tmp_path / "out"
     first = run_shard(CLICKS, inputs, out)
@@ -145,6 +170,48 @@ def test_rows_of_criteo(small, tmp_path):
     assert lines == (tmp_path / "one.csv").read_text().splitlines()[1:]
 
 
+@pytest.mark.parametrize("labelled", [True, False])
+def test_the_first_row_of_all_says_whether_rows_of_criteo_have_a_label(small, tmp_path, labelled):
+    text = gzip.decompress((zoo.load("wide-deep-criteo").path / "sample.tsv.gz").read_bytes())
+    rows = [line.split(b"\t")[-39:] for line in text.splitlines()[:400]]
+    lines, others = ([b"\t".join([b"1"] * label + row) for row in rows] for label in (labelled, not labelled))
+    inputs = [str(tmp_path / name) for name in ("a.tsv", "b.tsv")]
+
+    def write() -> None:
+        (tmp_path / "a.tsv").write_bytes(b"\n".join([b"bad", *lines[:200]]) + b"\n")
+        (tmp_path / "b.tsv").write_bytes(b"\n".join(lines[200:]))
+
+    write()
+    begin = parts.cut(zoo.pipeline("wide-deep-criteo"), inputs, {})[1].begin
+    for at in (200, (tmp_path / "a.tsv").read_bytes()[:begin].count(b"\n") - 1):  # a file and a part begin there
+        lines[at] = others[at]
+    write()
+    run_shard("wide-deep-criteo", inputs, tmp_path / "out", on_error="skip")
+    whole = zoo.run("wide-deep-criteo", inputs, tmp_path / "one.parquet", on_error="skip")
+    found = check(tmp_path / "out")
+    assert found["skipped"] == whole["skipped"] == 3
+    assert union(found)["row"].to_pylist() == pq.read_table(tmp_path / "one.parquet")["row"].to_pylist()
+
+
+def test_parts_of_rows_without_a_header_have_the_columns_of_the_first(small, tmp_path):
+    from zoo.clicks.logs import CRITEO, open_log
+
+    text = gzip.decompress((zoo.load("wide-deep-criteo").path / "sample.tsv.gz").read_bytes())
+    rows = [b"\t".join(line.split(b"\t")[-39:]) for line in text.splitlines()[:400]]
+    (tmp_path / "rows.tsv").write_bytes(b"\n".join([b"1\t" + rows[0], *rows]))
+    found = parts.cut(zoo.pipeline(CLICKS), [str(tmp_path / "rows.tsv")], {})
+    assert len(found) > 2
+    for part in found:
+        with parts.reading(part) as log:
+            assert open_log(log).columns == CRITEO and not open_log(log).header
+
+
+def test_empty_files_of_criteo_are_refused(tmp_path):
+    (tmp_path / "empty.tsv").touch()
+    with pytest.raises(RequestError, match=r"empty.tsv: found it empty"):
+        run_shard("wide-deep-criteo", [str(tmp_path / "empty.tsv")], tmp_path / "out")
+
+
 def test_sentences(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "BYTES", 40)
     (tmp_path / "text.txt").write_text("A dog runs.\n\nTwo men sit on a bench.\nA girl is singing.\nA cat sleeps.\n")
@@ -153,6 +220,55 @@ def test_sentences(tmp_path, monkeypatch):
     files = check(tmp_path / "out")["files"]
     assert len(files) == 2
     assert "".join(Path(each).read_text() for each in files) == (tmp_path / "one.txt").read_text()
+
+
+def test_lines_count_through_the_whole_input(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "BYTES", 20)
+    texts = {"a.txt": "A dog runs.\n\nTwo men sit on a bench.\nA girl is singing.", "c.txt": "A cat sleeps."}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"A dog runs.\nA cat sleeps.\n"))
+    inputs = [str(tmp_path / name) for name in ("a.txt", "b.txt.gz", "c.txt")]
+    run_shard("multi30k-en-de", inputs, tmp_path / "out", format=".parquet")
+    zoo.run("multi30k-en-de", inputs, tmp_path / "one.parquet")
+    found = check(tmp_path / "out")
+    assert found["parts"] == 4 and union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+    assert union(found)["line"].to_pylist() == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_part_that_cannot_be_translated_ends_no_run(tmp_path):
+    name = os.fsdecode(b"a\xff\n.txt")
+    (tmp_path / name).write_text("A dog runs.\n")
+    (tmp_path / "b.txt").write_text("\x01\n")
+    inputs = [str(tmp_path / name), str(tmp_path / "b.txt")]
+    run_shard("multi30k-en-de", inputs, tmp_path / "out")
+    zoo.run("multi30k-en-de", [Path(each) for each in inputs], tmp_path / "one.txt")
+    found = check(tmp_path / "out")
+    assert found["skipped"] == 1
+    assert "".join(Path(each).read_text() for each in found["files"]) == (tmp_path / "one.txt").read_text()
+
+
+@pytest.mark.parametrize("labels", [0, 1], ids=["encoder", "reranker"])
+def test_texts_count_through_the_whole_input(tmp_path, labels):
+    pytest.importorskip("transformers", reason="needs the test extra")
+    import text_models
+
+    (tmp_path / "theirs").mkdir()
+    text_models.write(tmp_path / "theirs", labels=labels)
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    (tmp_path / "a.csv").write_text("one,two\nthe cat,a\nthe zoo,b\n")
+    (tmp_path / "b.csv").write_text("one,two\n")
+    (tmp_path / "c.csv").write_text("one,two\n,\n")
+    (tmp_path / "d.jsonl").write_text('{"two": "a", "one": "the cat"}\n')
+    inputs = [str(tmp_path / name) for name in ("a.csv", "b.csv", "c.csv", "d.jsonl")]
+    options = {"precision": "fp32", "engine": "onnxruntime", "column": "one,two" if labels else "one"}
+    run_shard(tmp_path / "ours", inputs, tmp_path / "out", **options)
+    zoo.run(tmp_path / "ours", inputs, tmp_path / "one.parquet", **options)
+    found = check(tmp_path / "out")
+    assert found["parts"] == 3 and found["skipped"] == 1
+    assert union(found)["row"].to_pylist() == pq.read_table(tmp_path / "one.parquet")["row"].to_pylist() == [1, 2, 3, 4]
+    with pytest.raises(RequestError, match=r"found no row in .*b\.csv"):
+        run_shard(tmp_path / "ours", inputs[1:2], tmp_path / "other", **options)
 
 
 def test_sentences_of_urls(tmp_path, monkeypatch):
@@ -168,18 +284,24 @@ def test_sentences_of_urls(tmp_path, monkeypatch):
     assert "".join(Path(each).read_text() for each in files) == (tmp_path / "one.txt").read_text()
 
 
-def test_images_of_urls(small, tmp_path):
+def pictures(folder, *names):
+    """Images of noise, small ones."""
     from PIL import Image
 
-    fsspec = pytest.importorskip("fsspec")
-    for i in range(4):
+    for i, name in enumerate(names):
         noise = np.random.default_rng(i).integers(0, 256, (64, 64, 3), np.uint8)
-        Image.fromarray(noise).save(tmp_path / f"{i}.png")
+        Image.fromarray(noise).save(folder / name)
+
+
+def test_images_of_urls(small, tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    pictures(tmp_path, *(f"{i}.png" for i in range(4)))
+    for i in range(4):
         fsspec.filesystem("memory").pipe(f"/photos/{i}.png", (tmp_path / f"{i}.png").read_bytes())
     fsspec.filesystem("memory").pipe({"/photos/notes.txt": b"no image", "/photos/1b.png": b"no image"})
     fsspec.filesystem("memory").pipe("/empty/notes.txt", b"no image")
-    run_shard("mobilenet-v1-cifar10", ["memory://photos/"], tmp_path / "out")
-    zoo.run("mobilenet-v1-cifar10", [str(tmp_path / f"{i}.png") for i in range(4)], tmp_path / "one.parquet")
+    run_shard(IMAGES, ["memory://photos/"], tmp_path / "out")
+    zoo.run(IMAGES, [str(tmp_path / f"{i}.png") for i in range(4)], tmp_path / "one.parquet")
     found = check(tmp_path / "out")
     assert found["images"] == 4 and found["skipped"] == 1
     scored, one = union(found).to_pylist(), pq.read_table(tmp_path / "one.parquet").to_pylist()
@@ -187,22 +309,55 @@ def test_images_of_urls(small, tmp_path):
     assert "is no image" in scored.pop(2)["error"]
     assert [each | {"file": ""} for each in scored] == [each | {"file": ""} for each in one]
     with pytest.raises(RequestError, match="found no images in memory://empty/"):
-        run_shard("mobilenet-v1-cifar10", ["memory://empty/"], tmp_path / "other")
+        run_shard(IMAGES, ["memory://empty/"], tmp_path / "other")
 
 
 def test_images(small, tmp_path):
-    from PIL import Image
-
-    for i in range(5):
-        noise = np.random.default_rng(i).integers(0, 256, (64, 64, 3), np.uint8)
-        Image.fromarray(noise).save(tmp_path / f"{i}.png")
+    pictures(tmp_path, *(f"{i}.png" for i in range(5)))
     for i in (2, 3):  # a part of them
         (tmp_path / f"{i}.png").write_bytes(b"no image")
-    run_shard("mobilenet-v1-cifar10", [str(tmp_path)], tmp_path / "out", engine="onnxruntime", batch_size=1)
-    zoo.run("mobilenet-v1-cifar10", [str(tmp_path)], tmp_path / "one.parquet", engine="onnxruntime", batch_size=1)
+    run_shard(IMAGES, [str(tmp_path)], tmp_path / "out", engine="onnxruntime", batch_size=1)
+    zoo.run(IMAGES, [str(tmp_path)], tmp_path / "one.parquet", engine="onnxruntime", batch_size=1)
     found = check(tmp_path / "out")
     assert found["parts"] == 3 and found["images"] == 3 and found["skipped"] == 2
     assert union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+
+
+def test_names_of_images_mean_what_they_meant_where_the_plan_was_made(small, tmp_path, monkeypatch):
+    photos, options = Path("photos"), {"engine": "onnxruntime", "batch_size": 1}
+    (tmp_path / photos).mkdir()
+    monkeypatch.chdir(tmp_path)
+    names = ("a.png", "b.png", "c\n.png", os.fsdecode(b"d\xff.png"))
+    pictures(photos, *names)
+    (photos / "b.png").write_bytes(b"no image")
+    run_shard(IMAGES, ["photos/*.png"], tmp_path / "out", "1/2", **options)
+    monkeypatch.chdir("/")
+    run_shard(IMAGES, [str(tmp_path / "photos/*.png")], tmp_path / "out", "2/2", **options)
+    monkeypatch.chdir(tmp_path)
+    zoo.run(IMAGES, [photos / name for name in names], tmp_path / "one.parquet", **options)
+    found = check("out")
+    assert found["parts"] == 2 and found["images"] == 3
+    assert union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+    monkeypatch.chdir("/")
+    with pytest.raises(RequestError, match="holds a run with another inputs"):
+        run_shard(IMAGES, ["photos/*.png"], tmp_path / "out", "2/2", **options)
+
+
+def test_images_that_are_not_there_are_told(small, tmp_path):
+    pictures(tmp_path, "a.png", "b.png", "c.png")
+    out, inputs = tmp_path / "out", [str(tmp_path / name) for name in ("a.png", "b.png", "c.png")]
+    for wrong in ("d.png", "d*.png"):
+        with pytest.raises(RequestError, match=r"found no file .*/d"):
+            run_shard(IMAGES, [*inputs, str(tmp_path / wrong)], out)
+    assert not out.exists()
+    run_shard(IMAGES, inputs, out, "1/2")
+    (tmp_path / "c.png").unlink()
+    with pytest.raises(RequestError, match=r"part 1 .*found no .*c\.png here"):
+        run_shard(IMAGES, inputs, out, "2/2")
+    plan = json.loads((out / "plan.json").read_text())
+    (out / "plan.json").write_text(json.dumps(plan | {"version": 1}))
+    with pytest.raises(RequestError, match="another version"):
+        run_shard(IMAGES, inputs, out)
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,21 @@
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from zoo.serving import dispatch, worker
+from pipelines.core.errors import ZooError
+from zoo.serving import asgi, dispatch, worker
 from zoo.serving.dispatch import Dispatcher
+from zoo.serving.exchange import Response
 from zoo.serving.messages import Answer, Job, packed, taken
+from zoo.serving.opening import Opening
+from zoo.serving.settings import Settings
 
 ROWS, TEXTS = "rows", "texts"
 MODELS = [{"name": ROWS, "streams": False, "gathers": 64}, {"name": TEXTS, "streams": True, "gathers": 1}]
@@ -219,11 +226,46 @@ def test_a_worker_that_cannot_open_what_others_could_is_replaced(monkeypatch: py
     asyncio.run(run())
 
 
+@dataclass
+class Shaky:
+    """A model that cannot be opened while `faults` holds any, by the worker that takes it."""
+
+    name: str
+    faults: list[ZooError]
+
+    def service(self) -> Any:
+        if self.faults:
+            raise self.faults.pop()
+        return SimpleNamespace(describe=lambda: MODELS[0])
+
+
+def test_an_application_that_could_not_open_its_models_opens_them_later_and_leaves_no_worker_behind() -> None:
+    def workers() -> int:
+        return sum(each.name.startswith("zoo-worker") for each in threading.enumerate())
+
+    async def until(count: int) -> None:
+        async with asyncio.timeout(5):
+            while workers() != count:
+                await asyncio.sleep(0.001)
+
+    async def run() -> None:
+        faults = [ZooError("no network")]
+        application = asgi.Application([cast(Opening, Shaky(ROWS, faults))], Settings(workers=2))
+        with pytest.raises(ZooError, match="no network"):
+            await application.opened()
+        await until(0)  # the other worker, which opened it, ends
+        assert await application.opened() is await application.opened()
+        await until(2)
+        await application.close()
+        await until(0)
+
+    asyncio.run(run())
+
+
 def test_a_stream_ends_where_its_client_left_before_it_began() -> None:
     from granian.rsgi import ProtocolClosed
 
-    from zoo.serving import asgi, rsgi
-    from zoo.serving.exchange import Response
+    from zoo.serving import rsgi
 
     ended: list[str] = []
 

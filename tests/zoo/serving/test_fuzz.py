@@ -5,12 +5,16 @@ import http.client
 import io
 import json
 import random
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
+
+from pipelines.core.errors import RequestError
+from zoo.serving import inference
 
 from .conftest import Server
 
@@ -323,6 +327,36 @@ def fuzzed(server: Server, row: bytes, photo: bytes, count: int, seed: int) -> N
     assert server.workers() == workers  # none died of it
     assert server.json(f"/v1/models/{ROWS}:run", row, TSV) == before
     assert not any("Traceback" in line for line in server.said)
+
+
+def parsed(**about: Any) -> inference.InferRequest:
+    tensor = {"name": "x", "shape": [1], "datatype": "FP32", **about}
+    return inference.parse(json.dumps({"inputs": [tensor]}).encode())
+
+
+@pytest.mark.parametrize("nest", [lambda data: data, lambda data: [[each] for each in data]])
+def test_a_long_text_among_numbers_is_not_given_room_in_each_of_them(nest: Callable[[list[Any]], list[Any]]) -> None:
+    data = nest(["x" * 20_000, *[""] * 1_000])
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match="must hold numbers"):
+            parsed(shape=[1001], data=data)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("shape", "data"), [([2, 2], [[1, 2.5], [3, True]]), ([0, 2], []), ([2, 0], [[], []])])
+def test_numbers_come_flat_or_in_lists(shape: list[int], data: list[Any]) -> None:
+    assert parsed(shape=shape, data=data).inputs["x"].tolist() == data
+
+
+@pytest.mark.parametrize(
+    "about", [{"data": []}, {"data": [], "datatype": "BYTES"}, {"parameters": {"binary_data_size": 0}}]
+)
+def test_a_shape_beyond_what_numpy_takes_is_refused(about: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="wanted sizes with a product below"):
+        parsed(shape=[0, *[(1 << 31) - 1] * 3], **about)
 
 
 def test_wrong_bodies_get_a_line_each(served: Server, lines: list[bytes], photo: bytes) -> None:

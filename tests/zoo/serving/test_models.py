@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from PIL import Image
 
 import zoo
 from pipelines.core.errors import RequestError
+from zoo.serving import sentences
+from zoo.serving.messages import Answer, Job
 
 from .conftest import Server, wait_until
 
@@ -257,6 +260,16 @@ def test_the_front_is_an_asgi_application(home: Path, lines: list[bytes], monkey
 
     asyncio.run(run())
     wait_until(lambda: not any(each.name.startswith("zoo-worker") for each in threading.enumerate()))
+
+
+def test_too_many_sets_of_options_at_once_are_load_and_no_wrong_request(opened: Callable[..., Any]) -> None:
+    service = sentences.Sentences("mt", "1", opened("multi30k-en-de", "int8", "native"))
+    busy: Any = SimpleNamespace(busy=True)
+    service._variants = dict.fromkeys([(i,) for i in range(sentences.VARIANTS)], busy)
+    found: list[Answer] = []
+    service.begin([Job(1, "run", "text/plain", "", {"beam": "3"}, -1, b"A man.")], found.extend)
+    (answer,) = found
+    assert (answer.status, "try again" in json.loads(answer.body)["error"]) == (503, True)
 
 
 def test_a_form_is_no_text(both: Server) -> None:

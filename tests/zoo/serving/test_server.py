@@ -7,8 +7,10 @@ import gzip
 import io
 import json
 import os
+import random
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -21,6 +23,8 @@ import pyarrow as pa
 import pytest
 
 import zoo
+from zoo.serving import inference
+from zoo.serving.encoding import expanded
 
 from .conftest import Server, wait_until
 
@@ -145,6 +149,19 @@ def _wrong(client_of: Any) -> Any:
     return found
 
 
+def arrow(*replaced: bytes) -> bytes:
+    """A row as an Arrow stream, with some bytes of it replaced by others."""
+    sink = io.BytesIO()
+    table = pa.table({"a": ["x" * 7, "y" * 9]})
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    assert sink.getvalue().count(replaced[0]) == 1
+    return sink.getvalue().replace(*replaced)
+
+
+BEYOND = arrow(struct.pack("<3i", 0, 7, 16), struct.pack("<3i", 0, 7, 1 << 30))  # where a text ends
+DEEP = b'[{"a":' + b"[" * 500 + b"]" * 500 + b"}]"
+TWO_MEMBERS = gzip.compress(b"a\t", mtime=0) + gzip.compress(b"b", mtime=0)
 GOOD = (
     b'{"inputs":[{"name":"ids","shape":[1,26],"datatype":"INT32","data":[%s]},{"name":"numbers","shape":[1,13],'
     b'"datatype":"FP32","data":[%s]}]}'
@@ -161,12 +178,17 @@ GOOD = (
         (RUN, b"{", {"content_type": JSON}, 400, "no JSON"),
         (RUN, b'["/etc/passwd"]', {"content_type": JSON}, 400, "must be"),
         (RUN, b"ARROW1", {"content_type": "application/vnd.apache.arrow.stream"}, 400, "cannot be read"),
+        (RUN, BEYOND, {"content_type": "application/vnd.apache.arrow.stream"}, 400, "cannot be read"),
+        (RUN, DEEP, {"content_type": JSON}, 400, "lists deep"),
         (RUN, b"PAR1", {"content_type": "application/vnd.apache.parquet"}, 400, "cannot be read"),
         (RUN, b"x", {"content_type": "video/mp4"}, 400, "Content-Type"),
         (RUN, b"x", {"content_encoding": "br"}, 415, "wanted one of gzip, deflate"),
         (RUN, b"x", {"content_encoding": "gzip"}, 400, "cannot be read as gzip"),
         (RUN, gzip.compress(b"a\tb", mtime=0)[:-1], {"content_encoding": "gzip"}, 400, "ends before or after"),
         (RUN, gzip.compress(b"a\tb", mtime=0), {"content_encoding": "gzip"}, 400, "found 2 columns"),
+        (RUN, TWO_MEMBERS, {"content_encoding": "gzip"}, 400, "found 2 columns"),
+        (RUN, TWO_MEMBERS, {"content_encoding": "x-gzip"}, 400, "found 2 columns"),
+        (RUN, TWO_MEMBERS + b"and more", {"content_encoding": "gzip"}, 400, "cannot be read as gzip"),
         (RUN, gzip.compress(b"x" * 1_000_001, mtime=0), {"content_encoding": "gzip"}, 413, "wanted at most 1,000,000"),
         (RUN, b"x", {"accept": "image/png"}, 400, "Accept"),
         (RUN, b"x", {"timeout_ms": "soon"}, 400, "timeout-ms"),
@@ -188,6 +210,19 @@ def test_what_is_wrong_is_said_in_one_line(
     assert (found, about["content-type"]) == (status, JSON), text
     error = json.loads(text)["error"]
     assert says in error and "\n" not in error and "Traceback" not in error and "--" not in error
+
+
+@pytest.mark.parametrize(("own", "binary"), [({}, True), ({"binary_data": False}, False)])
+def test_outputs_are_binary_as_all_are_unless_they_say_otherwise(own: dict[str, bool], binary: bool) -> None:
+    asked = {"inputs": [], "outputs": [{"name": "y", "parameters": own}], "parameters": {"binary_data_output": True}}
+    assert inference.parse(json.dumps(asked).encode()).outputs == {"y": binary}
+
+
+@pytest.mark.parametrize("most", [0, 5, 299_999, 300_000])
+def test_a_gzip_body_of_many_members_is_all_of_them_up_to_the_limit(most: int) -> None:
+    content = random.Random(0).randbytes(300_000)
+    body = b"".join(gzip.compress(content[i : i + 3_000]) for i in range(0, len(content), 3_000))
+    assert expanded(body, most) == content[: most + 1]
 
 
 def talk(server: Server, data: bytes, seconds: float = 10.0) -> bytes:

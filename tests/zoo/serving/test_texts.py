@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,16 @@ def test_what_is_wrong_is_said(served: Server, name: str, body: Any) -> None:
     status, _, found = served.ask(f"/v1/models/{name}:run", json.dumps(body).encode(), "application/json")
     assert status == 400
     assert "texts" in json.loads(found)["error"] or "text 1" in json.loads(found)["error"]
+
+
+@pytest.mark.parametrize("shapes", [([1, 5], [1, 3]), ([1, 3], [1, 5]), ([1, 0], [1, 0]), ([2, 4], [1, 4])])
+def test_tensors_of_shapes_that_do_not_fit_are_wrong(served: Server, shapes: tuple[list[int], list[int]]) -> None:
+    tensors = [
+        {"name": name, "shape": shape, "datatype": "INT64", "data": [1] * math.prod(shape)}
+        for name, shape in zip(("input_ids", "attention_mask"), shapes, strict=True)
+    ]
+    status, _, found = served.ask("/v2/models/texts-0/infer", json.dumps({"inputs": tensors}).encode(), JSON)
+    assert status == 400 and "wanted" in json.loads(found)["error"]
 
 
 def test_clients_at_once_each_get_the_answer_to_their_own_text(served: Server, folders: list[Path]) -> None:

@@ -222,6 +222,50 @@ def test_a_prompt_stands_before_each_text(encoder, tmp_path):
     assert np.array_equal(np.load(tmp_path / "v.npy"), zoo.pipeline(encoder).of_texts([("the cat",)]))
 
 
+def test_a_default_prompt_stands_before_each_text_wherever_it_comes_in(tmp_path):
+    folder, model = folder_of(tmp_path)
+    text_models.prompted(folder)
+    zoo.import_model(folder, tmp_path / "ours")
+    opened = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
+    (tmp_path / "texts.txt").write_text("cat\n")
+    found = {"the cat": [opened(["cat"])[0]["embedding"], opened.of_texts([("cat",)])[0]]}
+    for prompt, text in (
+        (None, "the cat"),
+        ("passage", "a cat"),
+        ("document", "cat"),
+        ("", "cat"),
+        ("yes ", "yes cat"),
+    ):
+        opened.run(tmp_path / "texts.txt", tmp_path / "v.npy", prompt=prompt)
+        found.setdefault(text, []).append(np.load(tmp_path / "v.npy")[0])
+    for text, each in found.items():
+        assert np.abs(np.stack(each) - text_models.expected(model, [text])).max() < 1e-5, text
+    wanted = text_models.tokenizer().encode("the cat").ids
+    assert opened.calibration(["cat"], 1)["input_ids"].tolist() == [wanted]
+
+
+def test_raw_scores_are_of_the_run_that_asks_for_them_alone(reranker, tmp_path):
+    opened = zoo.pipeline(reranker)
+    wanted = opened(PAIRS)
+    opened.run(PAIRS, tmp_path / "s.jsonl", raw=True)
+    assert opened(PAIRS) == wanted
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [("sbert_ce_default_activation_function", "torch.nn.modules.activation.Tanh"), ("", "torch.nn.LogSigmoid")],
+)
+def test_a_reranker_with_another_activation_is_refused_by_its_name(tmp_path, where, name):
+    folder, _ = folder_of(tmp_path, labels=1)
+    if where:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, where: name}))
+    else:
+        text_models.prompted(folder, activation_fn=name)
+    with pytest.raises(RequestError, match=f"its scores go through {name}; known are Identity and Sigmoid"):
+        zoo.import_model(folder, tmp_path / "ours")
+
+
 def test_a_reranker_scores_pairs(reranker, tmp_path):
     lines = ["\t".join(each) for each in PAIRS] + ["alone", ""]
     (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n")
@@ -343,6 +387,11 @@ def damaged(folder, what):
             about = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}
             (folder / "1_Pooling" / "config.json").write_text(json.dumps(about))
             return "its pooling is cls and mean"
+        case "prompts that are left out":
+            about = {"pooling_mode": "mean", "include_prompt": False}
+            (folder / "1_Pooling" / "config.json").write_text(json.dumps(about))
+            text_models.prompted(folder)
+            return "its pooling leaves prompts out .include_prompt in 1_Pooling/config.json"
         case "a layer more":
             config["num_hidden_layers"] = 3
             why = "no encoder.layer.2"
@@ -380,6 +429,7 @@ def damaged(folder, what):
     [
         "no pooling",
         "two poolings",
+        "prompts that are left out",
         "a layer more",
         "another tokenizer",
         "no tokenizer",

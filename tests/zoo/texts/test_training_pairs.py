@@ -1,7 +1,8 @@
-"""Labels of pairs to train on, and folders of encoders that have no network here."""
+"""Labels of pairs to train on, prompts, and folders of encoders that have no network here."""
 
 import json
 
+import numpy as np
 import pytest
 
 import zoo
@@ -79,3 +80,20 @@ def test_encoders_without_a_network_here_are_refused_by_name(tmp_path, kind, why
     with pytest.raises(RequestError, match=why):
         zoo.import_model(tmp_path / "model", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_fine_tuning_keeps_prompts_and_observes_them_without_training_on_them(tmp_path, monkeypatch):
+    text_models = pytest.importorskip("text_models", reason="needs the test extra", exc_type=ImportError)
+    begin, alone = (text_models.tokenizer().encode(each).ids[:2] for each in ("the", "a"))
+    (tmp_path / "theirs").mkdir()
+    text_models.write(tmp_path / "theirs")
+    text_models.prompted(tmp_path / "theirs")
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    (tmp_path / "pairs.tsv").write_text("a cat\ta zoo\n" * 4)
+    seen = []
+    monkeypatch.setattr(train._Trainer, "fit", lambda self, pairs, *_: seen.append(self._inputs(pairs[0])) or 0.0)
+    zoo.finetune(tmp_path / "ours", str(tmp_path / "pairs.tsv"), tmp_path / "tuned", settings={"batch_size": "4"})
+    assert seen[0]["input_ids"][:, :2].tolist() == [alone] * 2
+    assert np.load(tmp_path / "tuned" / "calibration.npz")["input_ids"][0, :2].tolist() == begin
+    zoo.import_model(tmp_path / "tuned", tmp_path / "again")
+    assert zoo.pipeline(tmp_path / "again", "fp32").prompt == "the "

@@ -116,6 +116,30 @@ def edited(path, **changes):
     (path / "config.json").write_text(json.dumps({**config, **changes}))
 
 
+def test_a_line_of_one_known_word_is_translated_where_sources_have_no_end(tmp_path):
+    original = folder_of(tmp_path / "original")
+    edited(original, add_source_eos=False)  # as CTranslate2 writes OpenNMT-py's
+    zoo.import_model(original, tmp_path / "imported")
+    pipeline = zoo.pipeline(tmp_path / "imported", "fp32")
+    faults = [bool(pipeline.line("line 1", text).fault) for text in ("w1", "what w1 w2", "what", "what w1")]
+    assert faults == [False, False, True, True]
+    assert pipeline([""]) == [{"translation": "", "score": 0.0}]
+
+
+def test_options_of_a_run_hold_for_that_run_alone(tmp_path):
+    zoo.import_model(folder_of(tmp_path / "original"), tmp_path / "imported")
+    pipeline = zoo.pipeline(tmp_path / "imported", "fp32")
+    given = tmp_path / "in.txt"
+    given.write_text("\n".join(TEXTS[:9]))
+    wanted = pipeline(TEXTS[:9])
+    pipeline.run(given, tmp_path / "short.txt", max_tokens=1, beam=3, n_best=3, sentences=True)
+    pipeline.run(given, tmp_path / "out.txt")
+    whole = (tmp_path / "out.txt").read_text().splitlines()
+    assert whole == [each["translation"] for each in wanted] and max(len(each.split()) for each in whole) > 1
+    assert all(len(each.split("\t")[1].split()) < 2 for each in (tmp_path / "short.txt").read_text().splitlines())
+    assert pipeline(TEXTS[:9]) == wanted
+
+
 @pytest.mark.parametrize(
     ("fault", "why"),
     [

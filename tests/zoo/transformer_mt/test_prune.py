@@ -14,6 +14,7 @@ from zoo import cli
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 
+from zoo.transformer_mt import distillation  # noqa: E402
 from zoo.transformer_mt.networks import load_model  # noqa: E402
 from zoo.transformer_mt.prune import LAST, PrunableText, _tokens  # noqa: E402
 from zoo.transformer_mt.settings import Settings  # noqa: E402
@@ -112,10 +113,14 @@ def whole(translator, pairs, tmp_path_factory):
 
 
 @pytest.mark.parametrize("steps", [2, pytest.param(5, marks=pytest.mark.slow), pytest.param(9, marks=pytest.mark.slow)])
-def test_interrupted_in_any_step_and_gone_on_it_leaves_the_same_bytes(whole, translator, pairs, tmp_path, steps):
+def test_interrupted_in_any_step_and_gone_on_it_leaves_the_same_bytes(
+    whole, translator, pairs, tmp_path, monkeypatch, steps
+):
     assert [each["step"] for each in read_json(whole / "out/compression.json")["steps"]] == ["1-prune-distil", "2-qat"]
     given = {"strategy": whole / "compress.json", "settings": dict(TUNED)}
     broken_off(Trainer, steps, lambda: zoo.finetune(translator, pairs, tmp_path / "out", **given))
+    asked_again = "what the teacher had said was asked again"
+    monkeypatch.setattr(distillation, "progress", lambda *_: pytest.fail(asked_again))
     zoo.finetune(translator, pairs, tmp_path / "out", resume=True, **given)
     for name in ("2-qat/model.pt", "1-prune-distil.cut/sensitivity.json"):
         assert (tmp_path / "out/checkpoint" / name).read_bytes() == (whole / "out/checkpoint" / name).read_bytes()
