@@ -89,8 +89,13 @@ def train(
         require_output(output, STATE, resume)
         about = about_of(Path(start_from)) if start_from else {}
         if about:
-            sizes = {name: about["config"][name] for name in _sizes(config) if name in about["config"]}
-            config = replace(config, **from_plain(sizes))
+            sizes = from_plain({name: about["config"][name] for name in _sizes(config) if name in about["config"]})
+            for name, size in sizes.items():
+                if (given := getattr(config, name)) not in (getattr(type(config)(), name), size):
+                    raise RequestError(
+                        f"found {name} {given}, but fine-tuning keeps the sizes of the model ({size}); leave it out"
+                    )
+            config = replace(config, **sizes)
         features = Features.from_json(about["features"]) if about else Features(_schema(data, schema, label, on_error))
         if not features.schema.of("label"):
             raise RequestError("the schema has no column of the kind label; training predicts one of 0 and 1")

@@ -272,6 +272,11 @@ def test_finetuning_goes_on_from_the_weights(models, log, tmp_path):
     assert 0 < moved < 0.1
 
 
+def test_finetuning_keeps_the_sizes(models, log, tmp_path):
+    with pytest.raises(RequestError, match="found embedding_size 3, but fine-tuning keeps"):
+        zoo.finetune(models["deepfm"], str(log), tmp_path / "tuned", settings={"embedding_size": "3"})
+
+
 def test_a_shipped_model_is_tuned_without_its_checkpoint(log, tmp_path):
     zoo.finetune("shop-clicks", str(log), tmp_path / "tuned", settings={"epochs": "1", "refit": "false"})
     before = zoo.pipeline("shop-clicks", precision="fp32", engine="onnxruntime")
