@@ -56,7 +56,7 @@ def test_evaluation_reads_archives_and_leaves_out_what_is_broken(
         archive.add(photos / "red", "test/red")
         archive.add(photos / "green" / "0.jpg", "test/red/z.jpg")
         archive.add(tmp_path / "bad.jpg", "test/red/00.jpg")
-    with pytest.raises(RequestError, match=r"00\.jpg: .* is no image"):
+    with pytest.raises(RequestError, match=r"00\.jpg is no image"):
         zoo.evaluate(folder, tmp_path / "data.tar.gz", engine="onnxruntime")
     found = zoo.evaluate(folder, [tmp_path / "data.tar.gz"], engine="onnxruntime", on_error="skip")
     assert (found["samples"], found["skipped"]) == (6, 1)
