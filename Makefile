@@ -18,7 +18,7 @@ run: $(VENV)/.runtime
 # Training in torch, and the toolkits that models are imported from, in a process of their own: with tensorflow and both engines in it,
 # torch crashed there when it started another process.
 TRAINING := tests/zoo/images/test_train.py tests/zoo/images/test_qat.py tests/zoo/images/test_smaller.py $(wildcard tests/zoo/transformer_mt/test_import_*.py) \
-	tests/zoo/transformer_mt/test_train.py tests/zoo/transformer_mt/test_prune.py
+	tests/zoo/transformer_mt/test_train.py tests/zoo/transformer_mt/test_students.py tests/zoo/transformer_mt/test_prune.py
 
 # A file's tests stay in one process: they share what is slow to make.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
