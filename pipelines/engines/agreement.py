@@ -30,9 +30,10 @@ def require_alike(engine: str, found: Batch, wanted: Batch) -> None:
         x, y = wanted[name], found[name]
         if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
             continue
-        if x.shape != y.shape and (x.ndim != y.ndim or x.size == y.size):  # of other sizes: as many as were found
-            raise ZooError(f"output {name} of {engine} has shape {y.shape}, that of other engines {x.shape}")
-        if x is not y and x.dtype.kind == "f" and x.shape == y.shape:
+        if x.shape != y.shape:
+            if x.ndim != y.ndim or x.size == y.size:  # of another size: as many as were found
+                raise ZooError(f"output {name} of {engine} has shape {y.shape}, that of other engines {x.shape}")
+        elif x is not y and x.dtype.kind == "f":
             power, difference = (float(np.square(each, dtype=np.float64).sum()) for each in (x, x - y))
             if 0 < power < np.inf and not difference <= ALIKE * power:  # NaN is none either
                 raise ZooError(

@@ -100,13 +100,7 @@ def _end_before(main: ir.Graph, chosen: Sequence[ir.Node]) -> None:
     """Put float values that `chosen` nodes, and what follows them, read of the others in the place of outputs that
     follow them.
     """
-    nodes = list(
-        dict.fromkeys(
-            each
-            for node in chosen
-            for each in (node, *(after for value in node.outputs for after in _downstream(main, value)))
-        )
-    )
+    nodes = [*chosen, *_downstream(main, *(value for node in chosen for value in node.outputs))]
     computed = {value for node in nodes for value in node.outputs}
     kept = [value for value in main.outputs if value not in computed]
     if len(kept) == len(main.outputs):
@@ -192,9 +186,9 @@ def _best_range(
     return replace(observed, low=best * observed.low, high=best * observed.high, method=f"{observed.method} x {best:g}")
 
 
-def _downstream(main: ir.Graph, value: ir.Value) -> list[ir.Node]:
-    """The operators that are computed from `value`, in order."""
-    computed, nodes = {value}, []
+def _downstream(main: ir.Graph, *values: ir.Value) -> list[ir.Node]:
+    """The operators that are computed from any of `values`, in order."""
+    computed, nodes = set(values), []
     for node in main:
         if any(each in computed for each in values_read(node)):
             nodes.append(node)

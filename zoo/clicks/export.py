@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines.core.errors import RequestError
+from pipelines.graph.infer import infer_shapes
 from zoo.clicks.features import Features
 from zoo.export import OPSET, Writer, path_of
 
@@ -74,7 +74,7 @@ def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) 
         if value is not None:
             node.meta[TENSOR] = value.name
     exported = ir.Model(graph, ir_version=9)
-    ShapeInferencePass()(exported)
+    infer_shapes(exported)
     return exported
 
 

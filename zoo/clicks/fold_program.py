@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
+from pipelines.graph.infer import infer_shapes
 from pipelines.kernels.clicks import program as steps
 from pipelines.kernels.clicks.from_graph import program_node
 from pipelines.kernels.clicks.operators import COLUMNS
@@ -63,7 +63,7 @@ def fold_program(
     """
     table.require(model)
     found = model.clone()
-    ShapeInferencePass()(found)
+    infer_shapes(found)
     reader = Reader()
     try:
         if not recipe.quantize_tables:

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import replacing, sha256
 from pipelines.graph import edit, io, query, reference_session
+from pipelines.graph.infer import infer_shapes
 from pipelines.models.hub import CardFile
 from pipelines.models.stages import SAMPLES
 from pipelines.rewrites import driver
@@ -368,7 +368,7 @@ def _behind(model: ir.Model, features: Features, fed: dict[str, Fed], output: ir
     last.outputs[0].shape = ir.Shape(["batch", 1])
     main.append(last)
     main.outputs[:] = [last.outputs[0]]
-    ShapeInferencePass()(made)
+    infer_shapes(made)
     return made
 
 
@@ -385,7 +385,7 @@ def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
         return GENERIC, f"mapped as any graph: no family here has the operator{many} {', '.join(strange)}", features
     reader = Reader()
     try:
-        ShapeInferencePass()(model)
+        infer_shapes(model)
         result = reader.read(model.graph.outputs[0])
     except RequestError as error:
         return GENERIC, f"mapped as any graph: {error}", features

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query
+from pipelines.graph.infer import infer_shapes
 from zoo.clicks.bases import OF_CODES, TINY, Array, Base, Layout, Writer
 from zoo.clicks.features import Features, Field
 from zoo.clicks.fed import Fed, feeds, known_ids, run
@@ -75,7 +75,7 @@ class Rewriter(Writer):
         value.name, value.shape = "probability", ir.Shape(["batch", 1])
         self.main.outputs.append(value)
         written = ir.Model(self.main, ir_version=9)
-        ShapeInferencePass()(written)
+        infer_shapes(written)
         return written
 
     # --- the old graph

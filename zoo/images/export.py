@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines.core.errors import RequestError
 from pipelines.data.preprocess import Preprocess
 from pipelines.graph import query
+from pipelines.graph.infer import infer_shapes
 from zoo.export import OPSET, Writer, path_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def export(model: nn.Module, preprocess: Preprocess) -> ir.Model:
     logits = writer.main.outputs[0]
     logits.name, logits.shape = LOGITS, ir.Shape(["batch", _columns(logits)])
     exported = ir.Model(writer.main, ir_version=9)
-    ShapeInferencePass()(exported)
+    infer_shapes(exported)
     for node in writer.main:
         _drop_ceil(node)
     return exported

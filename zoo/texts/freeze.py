@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines.core.files import read_json
 from pipelines.graph import io, query
+from pipelines.graph.infer import infer_shapes
 from pipelines.models.hub import CARD
 from zoo.export import OPSET, Writer
 from zoo.texts.form import EMBEDDING, IDS, MASK, SCORES, TYPES, Form
@@ -66,7 +66,7 @@ def export(form: Form, state: Mapping[str, Floats]) -> ir.Model:
     result.shape = ir.Shape(["batch", form.labels or form.width])
     main.outputs.append(result)
     exported = ir.Model(main, ir_version=9)
-    ShapeInferencePass()(exported)
+    infer_shapes(exported)
     return exported
 
 

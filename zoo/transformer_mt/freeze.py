@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes.common import ShapeInferencePass
 from torch import nn
 
 from pipelines.graph import edit, io, query
+from pipelines.graph.infer import infer_shapes
 from zoo.transformer_mt.data import PAD, VOCABULARY
 from zoo.transformer_mt.model import Attention, Average, FeedForward, Layer, Recurrence, Residual, Transformer
 from zoo.transformer_mt.networks import MODEL, load_model
@@ -83,7 +83,7 @@ def export(model: Transformer) -> ir.Model:
     logits.shape = ir.Shape(["batch", model.embedding.num_embeddings])
     writer.main.outputs.append(logits)
     exported = ir.Model(writer.main, ir_version=9)
-    ShapeInferencePass()(exported)
+    infer_shapes(exported)
     memory.shape = ir.Shape(["batch", f"{SOURCE}_length", form.width])
     return exported
 

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedOpsetsPass, ShapeInferencePass
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedOpsetsPass
 
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, write_json
 from pipelines.graph import io as onnx_graph
 from pipelines.graph import query
+from pipelines.graph.infer import infer_shapes
 from pipelines.models.folder import SAMPLES
 from pipelines.models.hub import CARD
 from zoo.clicks.reading import ErrorLog
@@ -391,7 +392,8 @@ def _tidied(model: ir.Model) -> ir.Model:
     for value in initializers:
         graph.register_initializer(value)
     graph.name = "wide_deep"
-    ir.passes.Sequential(ClearMetadataAndDocStringPass(), RemoveUnusedOpsetsPass(), ShapeInferencePass())(model)
+    ir.passes.Sequential(ClearMetadataAndDocStringPass(), RemoveUnusedOpsetsPass())(model)
+    infer_shapes(model)
     for node in graph:
         for value in node.outputs:
             if value.shape is not None:
