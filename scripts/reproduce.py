@@ -31,6 +31,8 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import zoo
 from pipelines.core import files, machine, settings
 from pipelines.core.errors import RequestError, ZooError
@@ -38,16 +40,27 @@ from pipelines.engines.catalog import ENGINES, load
 from pipelines.models import hub, stages
 from pipelines.models.folder import SAMPLES
 from pipelines.models.pipeline import model_file
+from scripts import synthesize_log
+from scripts.peers import harness
+from scripts.peers.recommenders import click_models
+from scripts.peers.recommenders.wide_deep import stock_quantize
+from scripts.reproduction.peers import cluster, contexts, detectors, encoder, networks, reading, servers, texts
+from scripts.reproduction.reports import (
+    MODEL,
+    ROOT,
+    ROUNDS,
+    SHARED,
+    cpu_slug,
+    measure_by,
+    measure_together,
+    report,
+    watched,
+)
+from scripts.reproduction.translation import bleu, imported, steps, students, threads, translation
 from zoo.clicks.metrics import click_metrics
 from zoo.wide_deep.data import Rows
 
-import synthesize_log  # isort: skip  # beside this file
-from measured import MODEL, ROOT, ROUNDS, SHARED, cpu_slug, measure_by, measure_together, report, watched  # isort: skip
-from reproduce_peers import cluster, contexts, detectors, encoder, networks, reading, servers, texts  # isort: skip
-from reproduce_translation import bleu, imported, steps, students, threads, translation  # isort: skip
-from peers import click_models, common  # isort: skip
-from peers.wide_deep import stock_quantize  # isort: skip
-
+PEERS = ROOT / "scripts" / "peers"
 HELD_OUT = 1500
 CALIBRATED = 5  # every so manieth photo made the tables that ship
 
@@ -111,7 +124,7 @@ FAMILIES = ("wide-deep", "deepfm", "dcn-v2", "dlrm", "two-tower")
 
 def families() -> None:
     """Every family of recommenders on a log with columns of its own: trained on the first three quarters of it, judged
-    on the last, timed beside its peers (`scripts/peers/click_models.py`), one pinned thread; DeepCTR-Torch where it is
+    on the last, timed beside its peers (`scripts/peers/recommenders/click_models.py`), one pinned thread; DeepCTR-Torch where it is
     installed.
     """
     source = SHARED / "data" / "movielens" / "train.csv.gz"
@@ -139,7 +152,7 @@ def families() -> None:
             kept = {key: quality[key] for key in ("samples", "metrics", "difference", "native")}
             found["models"].append({**timed, "model": family, "quality": kept, "training_seconds": round(seconds, 1)})
         found["deepctr"] = click_models.deepctr(first, last)
-    found["environment"] = machine.environment(threads=1, rounds=ROUNDS, peers=common.versions(*click_models.PACKAGES))
+    found["environment"] = machine.environment(threads=1, rounds=ROUNDS, peers=harness.versions(*click_models.PACKAGES))
     target = ROOT / "scripts" / "peers" / "reports" / f"click-models-{cpu_slug()}.json"
     files.write_json(target, found)
     print(f"wrote {target.relative_to(ROOT)}")
@@ -275,18 +288,18 @@ def instances() -> None:
 
 
 def peers() -> None:
-    """scripts/peers/wide_deep.py: the same weights and inputs in the engines of others and in ours, in turn, one pinned
+    """scripts/peers/recommenders/wide_deep.py: the same weights and inputs in the engines of others and in ours, in turn, one pinned
     thread.
     """
-    measure_by("wide_deep.py", f"peers-{cpu_slug()}")
+    measure_by("recommenders/wide_deep.py", f"peers-{cpu_slug()}")
 
 
 def runs() -> None:
-    """scripts/peers/criteo_run.py: whole processes from a file of rows to a file of scores, `zoo run` beside the script
+    """scripts/peers/recommenders/criteo_run.py: whole processes from a file of rows to a file of scores, `zoo run` beside the script
     written by hand.
     """
-    measure_by("criteo_run.py", f"runs-{cpu_slug()}")
-    measure_by("log_run.py", f"runs-{cpu_slug()}", "shop-clicks")
+    measure_by("recommenders/criteo_run.py", f"runs-{cpu_slug()}")
+    measure_by("recommenders/log_run.py", f"runs-{cpu_slug()}", "shop-clicks")
 
 
 def images() -> None:
@@ -346,18 +359,23 @@ def classify(name: str, folder: Path, data: str) -> None:
 
 
 def photos() -> None:
-    """scripts/peers/images.py: from JPEG bytes to label, here and in the obvious pipelines of the peers, same weights
+    """scripts/peers/vision/images.py: from JPEG bytes to label, here and in the obvious pipelines of the peers, same weights
     and photos: 300 of the 500, which leaves the ratios as they are.
     """
-    measure_together("images", "--photos", "300")
+    measure_together("images", "--photos", "300", path=PEERS / "vision" / "images.py")
 
 
 def quantizers() -> None:
-    """scripts/peers/vision.py: this quantizer beside onnxruntime's and NNCF's, same float files and photos: accuracy,
+    """scripts/peers/quantization/vision.py: this quantizer beside onnxruntime's and NNCF's, same float files and photos: accuracy,
     speed, memory. By its own settings beside the default this quantizer takes half an hour more.
     """
     kinds = "onnxruntime-minmax,onnxruntime-percentile,onnxruntime-entropy,nncf-default,nncf-mixed"
-    measure_together("vision", "--settings", f"zoo,{kinds},nncf-default-exact,nncf-mixed-exact")
+    measure_together(
+        "vision",
+        "--settings",
+        f"zoo,{kinds},nncf-default-exact,nncf-mixed-exact",
+        path=PEERS / "quantization" / "vision.py",
+    )
 
 
 PARTS: dict[str, Callable[[], None]] = {
@@ -415,7 +433,7 @@ def main() -> None:
             traceback.print_exc()
             left_out.append(f"{part}: {type(error).__name__}: {error}")
         print(f"{part}: took {(time.perf_counter() - start) / 60:.1f} minutes", flush=True)
-    subprocess.run([sys.executable, ROOT / "scripts" / "render_models_md.py"], check=True)
+    subprocess.run([sys.executable, ROOT / "scripts" / "render.py"], check=True)
     if left_out:
         sys.exit("\n".join(f"reproduce: {each}" for each in left_out))
 

@@ -6,7 +6,7 @@
 FOLDER is the package's folder of models, zoo/weights unless named. What is common to all versions of a model
 (description, data, licence, ...; of a translation model how it searches, preprocessing.search) is read from
 FOLDER/NAME/card.json, so write that first; this script fills in files, preprocessing, training and calibration. Metrics
-come from reports: see scripts/render_models_md.py.
+come from reports: see scripts/render.py.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from pipelines.graph import edit, io
-from scripts.peers import common
+from scripts.peers import harness
 
 BATCH, LONGEST = 32, 256
 CALIBRATION = 256  # texts that peers are calibrated on
@@ -390,7 +390,7 @@ def measure(
                         seconds[key].append(float(np.median(found)) if order == "single" else sum(found))
             what = f"{order}{'' if tokenize else ', tokens given'}"
             results[what] = {
-                key: common.median([1e3 * x if order == "single" else len(some) / x for x in each])
+                key: harness.median([1e3 * x if order == "single" else len(some) / x for x in each])
                 for key, each in seconds.items()
             }
             advance(1)
@@ -409,8 +409,8 @@ def table(report: Any) -> str:
 
 def main() -> None:
     """The command."""
-    with common.one_line("texts.py"):
-        parser = common.Parser(__doc__)
+    with harness.one_line("texts.py"):
+        parser = harness.Parser(__doc__)
         parser.add_argument("folder", type=Path)
         parser.add_argument("texts", type=Path)
         parser.add_argument("--ways", default=",".join(WAYS))
@@ -418,11 +418,11 @@ def main() -> None:
         parser.add_argument("--core", type=int, default=0)
         parser.add_argument("--work", default=None)
         options = parser.parse_args()
-        names = common.listed("way", options.ways, WAYS)
+        names = harness.listed("way", options.ways, WAYS)
         texts = list(dict.fromkeys(filter(None, options.texts.read_text().split("\n"))))
         if len(texts) < 20 * STREAM:
             raise RequestError(f"found {len(texts)} texts, wanted {20 * STREAM}")
-        with common.folder(options.work) as work:
+        with harness.folder(options.work) as work:
             fp32 = zoo.load(MODEL).ensure("fp32.onnx")
             (work / "fp32.onnx").write_bytes(fp32.read_bytes())
             left_out: dict[str, str] = {}
@@ -434,11 +434,11 @@ def main() -> None:
                 make = functools.partial(WAYS[name], options.folder, work, calibration)
                 try:
                     if not (done := work / f"{name}.built").exists():
-                        builder = common.Worker(make, options.core, work / f"{name}-build.log", OMP_NUM_THREADS="1")
+                        builder = harness.Worker(make, options.core, work / f"{name}-build.log", OMP_NUM_THREADS="1")
                         builder.ask("build")
                         builder.close()
                         done.touch()
-                    worker = common.Worker(make, options.core, work / f"{name}.log", OMP_NUM_THREADS="1")
+                    worker = harness.Worker(make, options.core, work / f"{name}.log", OMP_NUM_THREADS="1")
                     worker.ask("open")
                     found = worker.ask("vectors", held[:512])
                 except ZooError as error:
@@ -453,13 +453,13 @@ def main() -> None:
             import tokenizers
 
             given = loads(held, tokenizers.Tokenizer.from_file(str(options.folder / "tokenizer.json")))
-            environment = machine.environment(threads=1, packages=common.versions(*PACKAGES))
+            environment = machine.environment(threads=1, packages=harness.versions(*PACKAGES))
             with progress("comparing", 2 * len(ORDERS) * len(given)) as advance:
 
                 def timed(name: str) -> dict[str, Any]:
                     return measure(name, workers, given, options.rounds, advance)
 
-                report = common.gather("loads", given, timed, None, environment)
+                report = harness.gather("loads", given, timed, None, environment)
             for name, worker in workers.items():
                 ways[name]["memory_mb"] = worker.ask("memory")
                 worker.close()
@@ -469,7 +469,7 @@ def main() -> None:
                 from pipelines.core import files
 
                 files.write_json(options.output, report)
-            common.show(report, table, options.json)
+            harness.show(report, table, options.json)
 
 
 if __name__ == "__main__":

@@ -241,7 +241,8 @@ def _peers(report: Report) -> str:
     columns = ["rows/s", *(f"{ids}, batch size {size}" for ids, size in cases), "largest change of a probability"]
     return (
         "The same weights and inputs, the model alone, ids by a Zipf law (1.1) and uniform, by "
-        f"`scripts/peers/wide_deep.py` ({source(report, BENCHMARKS)}).\n\n" + table(columns, [*rows, [*best, ""]])
+        f"`scripts/peers/recommenders/wide_deep.py` ({source(report, BENCHMARKS)}).\n\n"
+        + table(columns, [*rows, [*best, ""]])
     )
 
 
@@ -288,7 +289,7 @@ def _whole_processes(report: Report) -> str:
     columns = ["whole process, file to file", "rows/s", "to the first", "peak MB", "largest difference to the first"]
     content = report.content
     return (
-        f"{content['rows']:,} rows, the start of the process included, by `scripts/peers/{content['by']}` "
+        f"{content['rows']:,} rows, the start of the process included, by `scripts/peers/recommenders/{content['by']}` "
         f"({source(report, BENCHMARKS)}).\n\n" + table(columns, rows)
     )
 

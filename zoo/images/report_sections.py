@@ -195,7 +195,7 @@ def _beside_pipelines(report: Report) -> str:
     count = report.content["models"][0]["photos"]["tested"]
     return (
         f"The obvious pipelines (Pillow, numpy, the peer's engine) and this one: the same weights, {count} photos one "
-        "by one, in turn, medians of processor time, by `scripts/peers/images.py` "
+        "by one, in turn, medians of processor time, by `scripts/peers/vision/images.py` "
         f"({source(report, BENCHMARKS)}).\n\n" + table(columns, rows)
     )
 
@@ -243,7 +243,8 @@ def _networks_alone(report: Report) -> str:
     return (
         "Milliseconds an image of this project's int8.onnx in native kernels, onnxruntime and OpenVINO, and of the "
         "peers' own quantized files; in brackets how many times as fast the native kernels are. In turn within one "
-        f"process, by `scripts/peers/image_networks.py` ({source(report, BENCHMARKS)}). Products a second beside "
+        f"process, by `scripts/peers/vision/image_networks.py` ({source(report, BENCHMARKS)}). Products a second "
+        "beside "
         f"those of int8 in registers alone, the limit of this core: {limits}. Labels equal to onnxruntime's: {labels}. "
         "Held to AVX2, OpenVINO's products saturate unless weights have 7 bits (`zoo quantize --reduced-range`); these "
         "are always exact.\n\n" + table(["network", "what", "native", *engines], rows)
@@ -278,7 +279,7 @@ def _beside_quantizers(report: Report) -> str:
     counts = report.content["models"][0]["photos"]
     return (
         f"Post-training quantization of the same float files, calibrated on {counts['calibration']} photos, judged on "
-        f"{counts['test']} others, batch size 1, in turn, by `scripts/peers/vision.py` "
+        f"{counts['test']} others, batch size 1, in turn, by `scripts/peers/quantization/vision.py` "
         f"({source(report, BENCHMARKS)}). `zoo` is `zoo quantize --search`. Agreement: share of labels equal to "
         "fp32's, where one photo is .25 points; over five views of each photo chance moves it less, and it moves the "
         "SQNR of the logits least. MB: peak memory of quantizing.\n\n" + table(columns, rows)

@@ -27,8 +27,9 @@ PEERS = ROOT / "scripts" / "peers" / "reports"
 OURS = ("zoo-native", "zoo-int8")  # whose gain over the other engines is shown
 LISTED = "zoo-shortlist"  # and this one's, where it was timed
 ENGINES = """The same weights and sentences, one thread and core, in turn, medians of processor time, by
-`scripts/peers/translation.py`. The last columns: how many times as fast int8 is here. Random weights: `base` (32,000
-pieces), `opus` (the same with 58,101), `small`, and `firefox` (6 + 2 layers with SSRU in Marian's format, imported).
+`scripts/peers/translation/translation.py`. The last columns: how many times as fast int8 is here. Random weights:
+`base` (32,000 pieces), `opus` (the same with 58,101), `small`, and `firefox` (6 + 2 layers with SSRU in Marian's
+format, imported).
 zoo-shortlist: with logits of some 3,250 words of each sentence alone.
 
 What batches of 32 leave to gain, of `opus` (perf, AMD EPYC 25/17): products of int8 are four fifths of the time of
@@ -36,7 +37,7 @@ zoo-native, at 85% (greedy) and 89% (beam 4) of the 236 G a second that `zoo doc
 instructions. Attention takes 10% and 7%, top-k 6% and 7%. Fewer products, by a shortlist, gain more than all of these.
 """
 REWRITES = """Milliseconds a decoding step with the rewrite / without it (how many times as long without), in
-onnxruntime, by `scripts/translation_steps.py`, which says how each is compared.
+onnxruntime, by `scripts/peers/translation/rewrites.py`, which says how each is compared.
 """
 
 

@@ -1,0 +1,137 @@
+"""The models that translation is timed with: those of the zoo, and random weights in their shapes."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import zoo
+from pipelines.core import files
+from pipelines.core.errors import RequestError
+from pipelines.models.hub import CARD, Card
+from scripts.peers.translation import marian_export
+from zoo.transformer_mt.data import END, PAD, START, VOCABULARY, Tokens, Vocabulary, padded
+from zoo.transformer_mt.shortlist import Shortlist
+from zoo.transformer_mt.vocabularies import ImportedVocabulary, open_vocabulary
+
+RANDOM = {"base": ("base", 32000), "opus": ("base", 58_101), "small": ("tiny", 8000)}  # preset, pieces
+FIREFOX, FIREFOX_PIECES, FIREFOX_LENGTH = "firefox", 32000, 20  # random weights in Marian's format; tokens of a source
+LENGTHS = (8, 32)  # tokens of a sentence of task steps; a batch of the longest is one batch for all engines
+CALIBRATION = 16  # sentences that calibrate random weights
+LISTED = (3000, 50)  # words of a drawn shortlist that are in every list, and more for each token of a source
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every process is given: a copy of the model's folder, and beside it what was made for the peers."""
+
+    folder: Path
+
+    def made(self, name: str) -> Path:
+        """Where a peer's model is."""
+        return self.folder.parent / name
+
+    @property
+    def vocabulary(self) -> Vocabulary | ImportedVocabulary:
+        """The pieces."""
+        return open_vocabulary(self.folder, files.read_json(self.folder / CARD)["preprocessing"])
+
+
+def made_up(size: int, marian: bool = False) -> bytes:
+    """A sentencepiece model of so many pieces that no text has. marian: without padding and start, the end first."""
+    from sentencepiece import sentencepiece_model_pb2 as proto
+
+    found = proto.ModelProto()
+    kinds = proto.ModelProto.SentencePiece
+    names = ["</s>", "<unk>"] if marian else ["<pad>", "<unk>", "<s>", "</s>"]
+    for name in names:
+        found.pieces.add(piece=name, score=0, type=kinds.UNKNOWN if name == "<unk>" else kinds.CONTROL)
+    for index in range(len(found.pieces), size):
+        found.pieces.add(piece=f"▁w{index}", score=-float(index), type=kinds.NORMAL)
+    spec = found.trainer_spec
+    spec.model_type, spec.vocab_size = spec.UNIGRAM, size
+    spec.unk_id, spec.eos_id = 1, names.index("</s>")
+    spec.pad_id, spec.bos_id = (-1, -1) if marian else (PAD, START)
+    return bytes(found.SerializeToString())
+
+
+def untrained(arch: str, pieces: int, folder: Path) -> None:
+    """Write a model folder of random weights and biases, as a training leaves it. No sentence ends with padding: its
+    logit is 0.
+    """
+    import torch
+
+    from zoo.transformer_mt.model import build
+
+    torch.manual_seed(0)
+    model = build(arch, pieces)
+    with torch.no_grad():
+        model.embedding.weight[PAD] = 0
+        for each in model.modules():
+            if isinstance(each, torch.nn.Linear):
+                each.bias.normal_(std=0.02)  # a layer without bias would be quicker than any that was trained
+    folder.mkdir(parents=True)
+    torch.save({"state_dict": model.state_dict()}, folder / "model.pt")
+    (folder / VOCABULARY).write_bytes(made_up(pieces))
+    features = {"arch": arch, "pre_norm": True, "languages": "en-de", "max_length": 128}
+    files.write_json(folder / "train.json", {"features": features})
+    card = Card(f"random-{arch}", "transformer-mt", "random weights", (), {"preprocessing": features})
+    files.write_json(folder / CARD, card.to_json())
+    sources = drawn(pieces, CALIBRATION)
+    np.savez(
+        folder / "calibration.npz", source=padded(sources), target=padded([[START, *each[:-1]] for each in sources])
+    )
+
+
+def imported(steps: int, folder: Path) -> None:
+    """Write random weights in Marian's format, and the model folder that is imported of them. All its translations have
+    so many tokens, those of sources of `FIREFOX_LENGTH`.
+    """
+    original = folder.parent / FIREFOX
+    content = made_up(FIREFOX_PIECES, marian=True)
+    marian_export.random_model(original, content, FIREFOX_PIECES, steps / FIREFOX_LENGTH)
+    zoo.import_model(original, folder)
+    vocabulary = Work(folder).vocabulary
+    text = folder.parent / "calibration.txt"
+    sources = drawn(len(vocabulary), CALIBRATION, (FIREFOX_LENGTH, FIREFOX_LENGTH))
+    text.write_text("".join(f"{line}\n" for line in vocabulary.decode([each[:-1].tolist() for each in sources])))
+    zoo.calibrate(folder, data=text)
+
+
+def drawn(pieces: int, count: int, lengths: tuple[int, int] = LENGTHS) -> list[Tokens]:
+    """So many sentences of random tokens, `END` last. lengths: the least and the greatest."""
+    random = np.random.default_rng(0)
+    sizes = random.integers(lengths[0], lengths[1] + 1, count)
+    return [np.array([*random.integers(END + 1, pieces, size - 1), END], np.int32) for size in sizes.tolist()]
+
+
+def copied(model: str, folder: Path, steps: int) -> None:
+    """Random weights, or a copy of a model's folder: what is derived of it for a benchmark is no use to others. steps:
+    of task steps.
+
+    Built here, so that no engine has in its memory what building takes.
+    """
+    if model in RANDOM:
+        untrained(*RANDOM[model], folder)
+    elif model == FIREFOX:
+        imported(steps, folder)
+    else:
+        found = zoo.load(model)
+        if found.card.entry != "transformer-mt":
+            raise RequestError(
+                f"{model} is a {found.card.entry} model; wanted a transformer-mt one, {', '.join(RANDOM)} or {FIREFOX}"
+            )
+        shutil.copytree(found.path, folder, ignore=shutil.ignore_patterns("checkpoint", "reports", ".build.lock"))
+    zoo.build(folder)
+
+
+def listed(pieces: int) -> Shortlist:
+    """A shortlist for random weights, see `LISTED`: of words drawn as often as words are used (Zipf's law)."""
+    first, each = LISTED
+    random = np.random.default_rng(1)
+    order = np.concatenate([[END], random.permutation(np.delete(np.arange(pieces), END))])
+    words = order[(pieces ** random.random((pieces, each))).astype(np.int64) - 1]
+    return Shortlist(first, order, np.arange(pieces + 1) * each, words.ravel(), shared=True)

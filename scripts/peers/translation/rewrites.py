@@ -1,0 +1,407 @@
+"""What each rewrite of translation is worth, in ms a step with it and without.
+
+    python scripts/peers/translation/rewrites.py [MODEL,...] [--precision fp32,int8] [--batch-size 1,32] [--beam 1,4] [--repeats
+    9] [-o FILE]
+
+MODEL: a trained model, or `base` or `small` of random weights, as in scripts/peers/translation/translation.py. Both forms of a
+rewrite run in turn, one thread (pin it: taskset -c 1), in onnxruntime, exactly `STEPS` steps of sentences of `SOURCE`
+tokens; medians of pairs. What is compared is the whole search in one graph, but for the rows that say "in Python":
+there it is `beam_search` over a step, which a decoder without caches can have, too; that one's step is timed at half of
+the tokens. Sentences of mixed lengths (`MIXED`) have as many tokens on average, their translations as many as they
+have; a step then is as many tokens of translations as a batch has rows. Padding is removed nowhere: its row is the
+bound, a batch of mixed lengths against one of equal lengths with as many tokens, of the encoder alone, over `STEPS`
+steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+import zoo
+from pipelines.core import machine
+from pipelines.core.errors import RequestError
+from pipelines.core.progress import progress
+from pipelines.engines.catalog import load
+from pipelines.engines.session import Session
+from pipelines.graph import edit, io, query
+from pipelines.models.folder import ModelFolder, open_folder
+from pipelines.models.stages import read_npz
+from pipelines.quantization.calibrate import calibrate
+from pipelines.quantization.quantize import quantize
+from pipelines.rewrites.driver import rewrite
+from scripts.peers import harness
+from scripts.peers.translation.models import RANDOM, copied
+from zoo.transformer_mt import cache, loop, step_graph
+from zoo.transformer_mt.cache import Incremental, cached_step, incremental
+from zoo.transformer_mt.data import END, START, VOCABULARY, Vocabulary, padded
+from zoo.transformer_mt.decode import Step, beam_search
+from zoo.transformer_mt.rewrites import passes
+from zoo.transformer_mt.sessions import ENCODER
+
+Array = NDArray[Any]
+STEPS, SOURCE, MIXED = 30, 20, (8, 32)  # tokens of a translation and of its source; of sources of mixed lengths
+BATCHES = 4  # that are sorted together
+NEVER = -1  # no token: translations run to their limit
+SECONDS = 20.0  # of one row and case, if three repeats are done
+PRECISIONS = ("fp32", "int8")
+Run = Callable[[int, int], float]  # sentences, beam -> ms a step
+
+
+class Row(NamedTuple):
+    """A rewrite: the form that has it and the one that has not. alone: it does something for a batch of one."""
+
+    name: str
+    on: Run
+    off: Run
+    alone: bool = True
+
+
+# --------------------------------------------------------------------------------------------------------- other forms
+
+
+def gather_nd(model: Incremental) -> None:
+    """Reorder the caches by GatherND."""
+    for node in [
+        each for each in model.step.graph if each.op_type == "Gather" and str(each.inputs[1].name) == step_graph.PARENTS
+    ]:  # type: ignore[union-attr]
+        index = edit.node(
+            "Unsqueeze", [node.inputs[1], _axes(model)], f"{node.outputs[0].name}.index", dtype=ir.DataType.INT64
+        )
+        model.step.graph.insert_before(node, index)
+        edit.substitute([node], edit.node("GatherND", [node.inputs[0], index.outputs[0]], f"{node.outputs[0].name}"))
+
+
+def _axes(model: Incremental) -> ir.Value:
+    return edit.initializer(model.step.graph, "last_axis", np.array([-1]), query.used_names(model.step.graph))
+
+
+def copied_source(model: Incremental) -> None:
+    """Keys and values of the source once for every beam: each row is a sentence to the step."""
+    main, inputs = model.step.graph, {str(each.name): each for each in model.step.graph.inputs}
+    taken, first = query.used_names(main), next(iter(main))
+
+    def add(op: str, values: list[ir.Value | None], dtype: ir.DataType, **attributes: Any) -> ir.Value:
+        node = edit.node(op, values, f"copied/{op}", dtype=dtype, taken=taken, **attributes)
+        main.insert_before(first, node)
+        return node.outputs[0]
+
+    integer = ir.DataType.INT64
+    zero, one = (edit.initializer(main, "copied/constant", np.array(each), taken) for each in (0, 1))
+    rows = add("Shape", [inputs[step_graph.TOKENS]], integer, start=0, end=1)
+    sentences = add("Shape", [inputs[model.given[0]]], integer, start=0, end=1)
+    owners = add("Range", [zero, add("Squeeze", [rows], integer), one], integer)
+    owners = add("Div", [owners, add("Div", [rows, sentences], integer)], integer)
+    for name in model.given:
+        users = [use for use in inputs[name].uses() if not str(use.node.name).startswith("copied/")]
+        found = add("Gather", [inputs[name], owners], inputs[name].dtype or ir.DataType.FLOAT, axis=0)
+        for user, index in users:
+            user.replace_input_with(index, found)
+
+
+def skip_normalization(model: Incremental) -> None:
+    """onnxruntime's SkipLayerNormalization for Add + LayerNormalization in the step; in the encoder it makes it by
+    itself.
+    """
+    main = model.step.graph
+    main.opset_imports["com.microsoft"] = 1
+    for norm in [each for each in main if each.op_type == "LayerNormalization"]:
+        total = norm.inputs[0].producer() if norm.inputs[0] is not None else None
+        if (
+            total is None
+            or total.op_type != "Add"
+            or any(getattr(each.producer(), "op_type", "Gather") == "Gather" for each in total.inputs)
+        ):
+            continue  # a position is one row
+        epsilon = norm.attributes.get_float("epsilon", 1e-5)
+        inputs = [*total.inputs, *norm.inputs[1:]]
+        fused = ir.node("SkipLayerNormalization", inputs, {"epsilon": epsilon}, domain="com.microsoft", num_outputs=4)
+        for value, old in ((fused.outputs[0], norm.outputs[0]), (fused.outputs[3], total.outputs[0])):
+            value.name, value.type, value.shape = old.name, old.type, old.shape
+        fused.outputs[1].name = fused.outputs[2].name = ""
+        main.insert_after(norm, fused)
+        norm.outputs[0].replace_all_uses_with(fused.outputs[0])
+        total.outputs[0].replace_all_uses_with(fused.outputs[3])
+        main.remove([norm, total], safe=True)
+    main.sort()
+
+
+def all_normalized(model: Incremental) -> None:
+    """Log probabilities of all words, before the likeliest are looked for."""
+    (logits,) = (each for each in model.step.graph.outputs if each.name == step_graph.LOGITS)
+    node = edit.node("LogSoftmax", [logits], "log_probabilities", dtype=ir.DataType.FLOAT, axis=-1)
+    model.step.graph.append(node)
+    model.step.graph.outputs[list(model.step.graph.outputs).index(logits)] = node.outputs[0]
+    logits.name, node.outputs[0].name = "step/unnormalized", step_graph.LOGITS
+
+
+@contextlib.contextmanager
+def without_passes(*names: str) -> Iterator[None]:
+    """A step is derived without these rewrites."""
+    with mock.patch.object(
+        cache, "rewrite", lambda model, found: rewrite(model, [each for each in found if each.name not in names])
+    ):
+        yield
+
+
+# --------------------------------------------------------------------------------------------------------------- forms
+
+
+class Forms:
+    """All forms of one model in one precision."""
+
+    def __init__(self, folder: ModelFolder, precision: str) -> None:
+        self.folder, self.precision = folder, precision
+        self.whole = self.rewritten()
+        self.words = len(Vocabulary.read(folder.verify(VOCABULARY)))
+
+    def rewritten(self, without: str = "") -> ir.Model:
+        """The graph in this precision, one pass left out."""
+        model = io.load(self.folder.ensure("fp32.onnx"))
+        rewrite(model, [each for each in passes() if each.name != without])
+        if self.precision == "fp32":
+            return model
+        samples = read_npz(self.folder.path / "calibration.npz")[0]
+        return quantize(model, self.folder.recipe, calibrate(model, samples, "minmax"))[0]
+
+    def opened(self, model: ir.Model) -> Session:
+        """In onnxruntime, one thread."""
+        return load(self.folder.path / "fp32.onnx", "onnxruntime", 1, self.precision, io.serialized(model))
+
+    def drawn(self, lengths: Sequence[int]) -> Array:
+        """Sentences of random words, padded."""
+        random = np.random.default_rng(0)
+        return padded([np.array([*random.integers(END + 1, self.words, each - 1), END]) for each in lengths])
+
+    def session(self, change: Callable[[Incremental], None] = lambda model: None, without: str = "") -> Session:
+        """The whole search in one graph."""
+        model = incremental(self.rewritten(without) if without else self.whole)
+        change(model)
+        return self.opened(loop.search(model, NEVER))
+
+    def search(self, session: Session) -> Run:
+        """Equal lengths."""
+        return lambda count, beam: self.timed(session, self.drawn([SOURCE] * count), beam, (0, STEPS)) / STEPS
+
+    def timed(self, session: Session, source: Array, beam: int, growth: tuple[int, int]) -> float:
+        """Milliseconds of a translation."""
+        batch = {"source": source, "beam": np.array([beam]), "best": np.array([1]), "growth": np.array(growth)}
+        start = time.perf_counter()
+        session.run({**batch, "length_penalty": np.ones(1, np.float32)})
+        return 1e3 * (time.perf_counter() - start)
+
+    def python(self, begin: Callable[[Array], Step]) -> Run:
+        """The search in Python."""
+
+        def run(count: int, beam: int) -> float:
+            source = self.drawn([SOURCE] * count)
+            start = time.perf_counter()
+            beam_search(begin(source), np.full(count, STEPS), start=START, end=NEVER, beam=beam)
+            return 1e3 * (time.perf_counter() - start) / STEPS
+
+        return run
+
+    def recomputed(self, session: Session, encoder: Session) -> Run:
+        """A decoder that computes all target tokens anew, at half of them. encoder: computes what the source is to it,
+        a row a sentence.
+        """
+
+        def run(count: int, beam: int) -> float:
+            source = self.drawn([SOURCE] * count)
+            given = {"source": source, **encoder.run({"source": source})}
+            batch = {name: np.repeat(each, beam, axis=0) for name, each in given.items() if name in session.inputs}
+            batch["target"] = np.full((count * beam, STEPS // 2), START)
+            start = time.perf_counter()
+            session.run(batch)
+            return 1e3 * (time.perf_counter() - start)
+
+        return run
+
+
+def mixed(count: int) -> list[int]:
+    """Lengths in a random order."""
+    lengths = np.linspace(*MIXED, count).round().astype(int)
+    return [int(each) for each in np.random.default_rng(1).permutation(lengths)]
+
+
+def rows(forms: Forms) -> Iterator[Row]:
+    """All comparisons, one after the other; what was opened for one alone is not kept."""
+    model = incremental(forms.whole)
+    first, step = forms.opened(model.encoder), forms.opened(model.step)
+    in_python = forms.python(lambda source: cached_step(step, first.run({"source": source}), model.caches))
+    encoder = forms.opened(edit.extract(forms.whole, *ENCODER))
+
+    naive = forms.opened(edit.extract(forms.whole, ["source", "memory", "target"], ["logits"]))
+    yield Row("all caches (in Python)", in_python, forms.recomputed(naive, encoder))
+    decoder = forms.opened(edit.extract(forms.whole, ["target", *model.given], ["logits"]))
+    yield Row("keys and values of self-attention cached (in Python)", in_python, forms.recomputed(decoder, first))
+
+    computed = [name for name in model.given if "source" not in _needs(forms.whole, name)]
+    keys = forms.opened(edit.extract(forms.whole, ["memory"], computed))
+
+    def anew(source: Array) -> Step:
+        memory, cached = encoder.run({"source": source}), cached_step(step, first.run({"source": source}), model.caches)
+
+        def both(tokens: Array, parents: Array) -> Array:
+            keys.run(memory)
+            return cached(tokens, parents)
+
+        return both
+
+    yield Row("keys and values of the source computed once (in Python)", in_python, forms.python(anew))
+    session = forms.session()
+    whole = forms.search(session)
+    yield Row("the search in the graph, not in Python", whole, in_python)
+    yield Row("keys and values of the source shared by the beams", whole, forms.search(forms.session(copied_source)))
+    yield Row("beams reordered by Gather, not GatherND", whole, forms.search(forms.session(gather_nd)))
+    yield Row("Q, K and V merged", whole, forms.search(forms.session(without="MergeSiblings")))
+    yield Row("scale in the weights, no mask in the step", whole, forms.search(forms.session(without="FoldScale")))
+    with without_passes("FuseLinear", "FuseQuantizedLinear", "ReshapeChains"):
+        apart = forms.session()
+    yield Row("Reshape before MatMul, fused with its bias", whole, forms.search(apart))
+    del apart
+    yield Row(
+        "Add + LayerNormalization, not SkipLayerNormalization", whole, forms.search(forms.session(skip_normalization))
+    )
+    with mock.patch.object(loop, "_norm", lambda body, *_: body.constant(0.0)):
+        normalized = forms.session(all_normalized)
+    yield Row("top-k before log-sum-exp", whole, forms.search(normalized))
+    del normalized
+
+    def of_mixed(session: Session, lengths: Callable[[int], list[int]], batches: int = 1) -> Run:
+        def run(count: int, beam: int) -> float:
+            found = lengths(count * batches)
+            parts = [forms.drawn(found[at : at + count]) for at in range(0, len(found), count)]
+            return sum(forms.timed(session, each, beam, (1, 0)) for each in parts) * count / sum(found)
+
+        return run
+
+    with mock.patch.object(loop, "FEW", (0, 1)):
+        staying = forms.session()
+    yield Row("finished sentences leave (mixed lengths)", of_mixed(session, mixed), of_mixed(staying, mixed), False)
+    in_order = of_mixed(session, lambda count: sorted(mixed(count)), BATCHES)
+    yield Row(f"{BATCHES} batches sorted by length (mixed lengths)", in_order, of_mixed(session, mixed, BATCHES), False)
+
+    def encode(lengths: Callable[[int], list[int]]) -> Run:
+        def run(count: int, beam: int) -> float:
+            source = forms.drawn(lengths(count))
+            start = time.perf_counter()
+            encoder.run({"source": source})
+            return 1e3 * (time.perf_counter() - start) / STEPS
+
+        return run
+
+    yield Row(
+        "padding removed in the encoder (bound)",
+        encode(lambda count: [sum(mixed(count)) // count] * count),
+        encode(mixed),
+        False,
+    )
+
+
+def _needs(model: ir.Model, name: str) -> set[str]:
+    """Which of the graph's inputs a value depends on where `memory` is given."""
+    with contextlib.suppress(RequestError):
+        edit.extract(model, ["memory"], [name])
+        return set()
+    return {"source"}
+
+
+# ------------------------------------------------------------------------------------------------------------- measure
+
+
+def measure(
+    forms: Forms, cases: Sequence[tuple[int, int]], repeats: int, advance: Callable[[float], None]
+) -> list[dict[str, Any]]:
+    """[{"rewrite", "cases": [{"batch_size", "beam", "on", "off" (median ms a step), "times" (median of off / on of a
+    pair)}]}].
+    """
+    found = []
+    for row in rows(forms):
+        results = []
+        for count, beam in cases:
+            if count == 1 and not row.alone:
+                continue
+            pairs: list[tuple[float, float]] = []
+            begin = time.perf_counter()
+            while len(pairs) <= repeats and (len(pairs) < 4 or time.perf_counter() - begin < SECONDS):
+                pairs.append((row.on(count, beam), row.off(count, beam)))
+            pairs = pairs[1:]  # the first warms up
+            on, off = (round(statistics.median(each), 4) for each in zip(*pairs, strict=True))
+            times = round(statistics.median(b / a for a, b in pairs), 3)
+            results.append({"batch_size": count, "beam": beam, "on": on, "off": off, "times": times})
+        found.append({"rewrite": row.name, "cases": results})
+        advance(1)
+    return found
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The results as text."""
+    lines = []
+    for each in report["models"]:
+        lines.append(
+            f"{each['model']} {each['precision']}, ms a step with / without, and how many times as long without"
+        )
+        for row in each["rows"]:
+            told = (
+                f"B{c['batch_size']} beam {c['beam']} {c['on']:8.3f} /{c['off']:8.3f} {c['times']:6.2f}x"
+                for c in row["cases"]
+            )
+            lines.append(f"  {row['rewrite']:56} " + "   ".join(told))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """See the top."""
+    parser = harness.Parser(__doc__)
+    parser.add_argument(
+        "models", nargs="?", default=",".join(RANDOM), help=f"with commas; {', '.join(RANDOM)} by default"
+    )
+    parser.add_argument("--precision", default=",".join(PRECISIONS), help="fp32, int8; both by default")
+    parser.add_argument("--batch-size", default="1,32", help="several with commas (default 1,32)")
+    parser.add_argument("--beam", default="1,4", help="several with commas (default 1,4)")
+    parser.add_argument("--repeats", default="9", help="pairs of each row and case (default 9)")
+    parser.add_argument("--work", metavar="DIR", help="keep the models there; what is found there is not made again")
+    with harness.one_line("translation_steps"):
+        args = parser.parse_args()
+        models, precisions = (
+            harness.listed("model", args.models),
+            harness.listed("precision", args.precision, PRECISIONS),
+        )
+        harness.require_known("model", [each for each in models if not Path(each).is_dir()], [*RANDOM, *zoo.names()])
+        cases = list(
+            itertools.product(harness.numbers("batch size", args.batch_size), harness.numbers("beam", args.beam))
+        )
+        (repeats,) = harness.numbers("repeats", args.repeats)[:1]
+        wanted = list(itertools.product(models, precisions))
+        with harness.folder(args.work) as scratch, progress("timing rewrites", 15 * len(wanted)) as advance:
+
+            def one(of: tuple[str, str]) -> dict[str, Any]:
+                model, precision = of
+                folder = scratch / f"{Path(model).name}-steps" / "model"
+                if not folder.is_dir():
+                    folder.parent.mkdir(parents=True, exist_ok=True)
+                    copied(model, folder, STEPS)
+                found = measure(Forms(open_folder(folder, zoo.entry), precision), cases, repeats, advance)
+                return {"model": model, "precision": precision, "rows": found}
+
+            facts = machine.environment(threads=1, repeats=repeats, steps=STEPS)
+            report = harness.gather("models", wanted, one, args.output, facts)
+        harness.show(report, table, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,402 @@
+"""Translation in the engines of the peers and in this project's: how each is made of a model folder, opened and
+called.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import zoo
+from pipelines.core import machine
+from pipelines.core.errors import RequestError
+from scripts.peers.translation import marian_export
+from scripts.peers.translation.models import FIREFOX, FIREFOX_LENGTH, RANDOM, Work, listed
+from zoo.transformer_mt.data import END, PAD, POSITIONS, START, VOCABULARY, Tokens, by_tokens, padded
+from zoo.transformer_mt.decode import Step, beam_search, limit, naive_step
+
+Array = NDArray[Any]
+AVERAGE = 32  # tokens of a sentence in a batch, padding included, on the average, at most
+NO_TOKEN = -1
+
+
+class Case(NamedTuple):
+    """What is timed in one go. beam 1 is greedy search; steps: of every sentence, 0 for natural lengths."""
+
+    model: str
+    task: str
+    batch_size: int
+    beam: int
+    steps: int = 0
+
+    def limits(self, sentences: Sequence[Tokens]) -> Array:
+        """Most tokens of each, int64 [n]."""
+        return np.array([self.steps or limit(len(each), POSITIONS) for each in sentences])
+
+
+def make_ctranslate2(work: Work, quantization: str) -> None:
+    """The weights in CTranslate2's format."""
+    from scripts.peers.translation.ctranslate2_export import export
+    from zoo.transformer_mt.networks import load_model
+
+    export(*load_model(work.folder), work.made(f"ctranslate2-{quantization}"), quantization)
+
+
+def make_openvino(work: Work) -> None:
+    """Encoder and decoder for OpenVINO: keys and values of the source as inputs, those of the target as states; weights
+    int8.
+    """
+    import nncf  # type: ignore[import-untyped]
+    import openvino as ov
+    import torch
+    from openvino import opset13 as ops
+    from openvino._offline_transformations import apply_make_stateful_transformation
+
+    from zoo.transformer_mt.networks import load_model
+
+    model, _ = load_model(work.folder)
+    model.requires_grad_(False)
+    form = model.form
+    heads, width = form.heads, form.width // form.heads
+
+    class Encoder(torch.nn.Module):
+        def forward(self, source: Any) -> Any:
+            memory, mask = model.encode(source)
+            return mask, *(each for layer in model.decoder for each in layer.cross.keys_values(memory))
+
+    class Decoder(torch.nn.Module):
+        def forward(self, tokens: Any, parents: Any, position: Any, mask: Any, *given: Any) -> Any:
+            memory, past = given[: 2 * form.decoder], given[2 * form.decoder :]
+            x = model.embedding(tokens)[:, None] * math.sqrt(form.width) + model.positions[position]
+            grown: list[Any] = []
+
+            for i, layer in enumerate(model.decoder):
+
+                def own(y: Any, i: int = i, layer: Any = layer) -> Any:
+                    new = layer.attention.keys_values(y)
+                    grown.extend(
+                        torch.cat([before.index_select(0, parents), now], 2)
+                        for before, now in zip(past[2 * i :], new, strict=False)
+                    )
+                    return layer.attention(
+                        y, grown[-2:], None
+                    )  # without torch's own form: that with a state goes wrong in OpenVINO 2026.4
+
+                def cross(y: Any, i: int = i, layer: Any = layer) -> Any:
+                    return layer.cross(y, memory[2 * i : 2 * i + 2], mask)
+
+                x = layer.around_feed(layer.around_cross(layer.around_attention(x, own), cross), layer.feed)
+            return model._logits(x[:, 0]), *grown
+
+    torch.set_grad_enabled(False)
+    source = torch.tensor([[4, 5, END], [6, END, PAD]])
+    mask, *memory = Encoder()(source)
+    past = [torch.zeros(2, heads, 1, width) for _ in range(2 * form.decoder)]
+    example = (torch.tensor([START, START]), torch.tensor([0, 1]), torch.tensor([1]), mask, *memory, *past)
+    encoder = ov.convert_model(Encoder().eval(), example_input=(source,))
+    decoder = ov.convert_model(Decoder().eval(), example_input=example)
+    names = [
+        "tokens",
+        "parents",
+        "position",
+        "mask",
+        *(f"memory.{i}" for i in range(len(memory))),
+        *(f"past.{i}" for i in range(len(past))),
+    ]
+    for port, name in zip(decoder.inputs, names, strict=True):
+        port.get_tensor().set_names({name})
+        if name.startswith(("memory", "past")):
+            port.get_node().set_partial_shape(ov.PartialShape([-1, heads, -1, width]))
+    for port, name in zip(decoder.outputs, ["logits", *(f"grown.{i}" for i in range(len(past)))], strict=True):
+        port.get_tensor().set_names({name})
+    decoder.validate_nodes_and_infer_types()
+    apply_make_stateful_transformation(decoder, {f"past.{i}": f"grown.{i}" for i in range(len(past))})
+    rows = ops.gather(ops.shape_of(decoder.input("parents")), ops.constant([0]), ops.constant(0))
+    for node in decoder.get_ops():
+        if node.get_type_name() == "ReadValue":  # nothing at first, of as many rows as there are
+            shape = ops.concat([rows, *(ops.constant(np.array([n], np.int64)) for n in (heads, 0, width))], 0)
+            node.set_arguments([ops.broadcast(ops.constant(np.float32(0)), shape)])
+    decoder.validate_nodes_and_infer_types()
+    for name, each in (("encoder", encoder), ("decoder", decoder)):
+        ov.save_model(
+            nncf.compress_weights(each, mode=nncf.CompressWeightsMode.INT8_SYM),
+            work.made(f"openvino-{name}.xml"),
+            compress_to_fp16=False,
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------- engines
+
+
+class System(NamedTuple):
+    """One engine: tokens (`END` last) or texts to its own input, that to its own result, and the result's best tokens
+    and texts.
+    """
+
+    given: Callable[[Sequence[Tokens]], Any]
+    read: Callable[[list[str]], Any]
+    search: Callable[[Any], Any]
+    tokens: Callable[[Any], list[list[int]]]
+    write: Callable[[Any], list[str]]
+
+
+def force_steps(steps: int, engine: str) -> None:
+    """A pipeline that this process opens hereafter takes exactly so many steps: no token ends a sentence, its limit
+    does.
+
+    Both for the search in Python, and for that in the graph, which has the growth of a sentence as an input, and is
+    made with its end.
+    """
+    from zoo.transformer_mt import decode, predict
+
+    changes: dict[Any, dict[str, Any]] = {
+        decode: {"limit": lambda source, most: steps},
+        predict: {"END": NO_TOKEN, "GROWTH": (0, steps)},
+    }
+    if engine != "native":  # which has no use for the graph, nor memory for what reads it
+        from zoo.transformer_mt import loop
+
+        changes[loop] = {"search": partial(loop.search, end=NO_TOKEN), "FORM": f"{loop.FORM}, endless"}
+    for module, values in changes.items():
+        for name, value in values.items():
+            setattr(module, name, value)
+
+
+def open_zoo(precision: str, engine: str, shortlist: bool = False) -> Callable[[Work, Case], System]:
+    """This project's pipeline, with its checks of what it is given. shortlist: with one that is drawn for it."""
+
+    def open_pipeline(work: Work, case: Case) -> System:
+        if case.steps and case.model != FIREFOX:
+            force_steps(case.steps, engine)
+        opened: Any = zoo.pipeline(work.folder, precision, engine, 1, case.batch_size)
+        opened.beam = case.beam
+        if shortlist:
+            if case.model not in (*RANDOM, FIREFOX):
+                raise RequestError("a shortlist is drawn for random weights alone")
+            opened.shortlist = listed(len(opened.vocabulary))
+            opened._native.share_words(opened.shortlist.everywhere.astype(np.int32))
+        return System(
+            lambda sentences: {"source": padded(sentences)},
+            opened.preprocess,
+            opened.predict,
+            lambda out: [row[0][row[0] != PAD].tolist() for row in out["tokens"]],
+            lambda out: [each["translation"] for each in opened.postprocess(out)],
+        )
+
+    return open_pipeline
+
+
+def isa() -> dict[str, str]:
+    """Environment variables by which CTranslate2 is quickest on this CPU: by itself it leaves AVX-512 to Intel's."""
+    amd = "amd" in machine.cpu()["name"].lower()
+    return {"CT2_FORCE_CPU_ISA": "AVX512"} if amd and "avx512f" in machine.cpu()["flags"] else {}
+
+
+def open_ctranslate2(precision: str, batched: bool = True) -> Callable[[Work, Case], System]:
+    """CTranslate2, which sorts and batches sentences by itself, with sentencepiece. batched: in its own default all are
+    one batch.
+    """
+
+    def open_translator(work: Work, case: Case) -> System:
+        import ctranslate2  # type: ignore[import-untyped]
+        import sentencepiece
+
+        path = work.made("ctranslate2-int8" if precision == "int8" else "ctranslate2-float32")
+        translator = ctranslate2.Translator(str(path), compute_type=precision, intra_threads=1, inter_threads=1)
+        text = sentencepiece.SentencePieceProcessor(model_file=str(work.folder / VOCABULARY))
+        options: dict[str, Any] = {"beam_size": case.beam, "length_penalty": 1, "return_scores": True}
+        if batched:
+            options["max_batch_size"] = case.batch_size
+        if case.steps:
+            options |= {"max_decoding_length": case.steps, "min_decoding_length": case.steps}
+        names = work.vocabulary.pieces
+        ids = {name: index for index, name in enumerate(names)}
+        return System(
+            lambda sentences: [[names[token] for token in each[:-1]] for each in sentences],
+            lambda texts: text.encode(texts, out_type=str),
+            lambda given: translator.translate_batch(given, **options),
+            lambda found: [[ids[each] for each in one.hypotheses[0]] for one in found],
+            lambda found: text.decode([one.hypotheses[0] for one in found]),
+        )
+
+    return open_translator
+
+
+def open_marian(file: str) -> Callable[[Work, Case], System]:
+    """Marian itself, from text to text."""
+
+    def open_translator(work: Work, case: Case) -> System:
+        import pymarian
+
+        original, vocabulary = work.made(FIREFOX), work.vocabulary
+        translator = pymarian.Translator(
+            models=[str(original / file)],
+            vocabs=[str(original / marian_export.VOCABULARY)] * 2,
+            beam_size=case.beam,
+            mini_batch=case.batch_size,
+            maxi_batch=1,
+            max_length_factor=case.steps / FIREFOX_LENGTH,
+            normalize=0,
+            cpu_threads=1,
+            workspace=512,
+            quiet="true",
+            quiet_translation="true",
+        )
+        return System(
+            lambda sentences: "\n".join(vocabulary.decode([each[:-1].tolist() for each in sentences])),
+            "\n".join,
+            translator.translate,
+            lambda said: [each[:-1].tolist() for each in vocabulary.encode(said.splitlines())],
+            str.splitlines,
+        )
+
+    return open_translator
+
+
+def stepping(begin: Callable[[Array], Step], work: Work, case: Case) -> System:
+    """This project's search in Python over the steps of another engine. begin: encodes sources int64 [n, s], padded."""
+    vocabulary = work.vocabulary
+
+    def search(sentences: Sequence[Tokens]) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in sentences]
+        order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
+        for a, b in by_tokens([len(sentences[i]) for i in order], AVERAGE * case.batch_size, case.batch_size):
+            chosen = [sentences[i] for i in order[a:b]]
+            end = NO_TOKEN if case.steps else END
+            best = beam_search(begin(padded(chosen)), case.limits(chosen), start=START, end=end, beam=case.beam)
+            for i, each in zip(order[a:b], best, strict=True):
+                found[i] = each[0].tokens
+        return found
+
+    return System(list, vocabulary.encode, search, list, vocabulary.decode)
+
+
+def open_torch(work: Work, case: Case) -> System:
+    """torch in float32 with caches."""
+    import torch
+
+    from zoo.transformer_mt.networks import load_model
+
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    model, _ = load_model(work.folder)
+    return stepping(lambda source: model.begin(torch.from_numpy(source)), work, case)
+
+
+def open_naive(work: Work, case: Case) -> System:
+    """torch in float32, all tokens so far computed anew in every step, the source copied for every beam."""
+    import torch
+
+    from zoo.transformer_mt.networks import load_model
+
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    model, _ = load_model(work.folder)
+
+    class Decoder:
+        def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+            source, memory, target = (torch.from_numpy(batch[name]) for name in ("source", "memory", "target"))
+            mask, x = (source != PAD)[:, None, None, :], model._embed("target", target)
+            for layer in model.decoder:
+                x, _ = layer.decode(x, None, layer.cross.keys_values(memory), mask)  # type: ignore[operator, union-attr]
+            return {"logits": model._logits(x[:, -1]).numpy()}
+
+    return stepping(
+        lambda source: naive_step(Decoder(), source, model.encode(torch.from_numpy(source))[0].numpy()), work, case
+    )
+
+
+def open_openvino(work: Work, case: Case) -> System:
+    """OpenVINO's plugin quantizes activations by itself, where the CPU can; states in float32, without which it gave
+    NaN here.
+    """
+    import openvino as ov
+
+    options = {
+        "INFERENCE_NUM_THREADS": 1,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+        "KV_CACHE_PRECISION": "f32",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "512",
+        "ENABLE_CPU_PINNING": False,
+    }
+    core = ov.Core()
+    encoder, decoder = (
+        core.compile_model(work.made(f"openvino-{name}.xml"), "CPU", options).create_infer_request()
+        for name in ("encoder", "decoder")
+    )
+
+    def begin(source: Array) -> Step:
+        given = [np.array(each) for each in encoder.infer([source]).values()]
+        decoder.reset_state()
+        sentences, rows, position = np.arange(len(source)), given, 0
+
+        def step(tokens: Array, parents: Array) -> Array:
+            nonlocal sentences, rows, position
+            before, sentences = sentences, sentences[parents]
+            if not np.array_equal(before, sentences):
+                rows = [each[sentences] for each in given]
+            memory = {f"memory.{i}": each for i, each in enumerate(rows[1:])}
+            batch = {"tokens": tokens, "parents": parents, "position": np.array([position]), "mask": rows[0], **memory}
+            position += 1
+            logits: Array = decoder.infer(batch, share_inputs=True)["logits"]
+            return logits
+
+        return step
+
+    return stepping(begin, work, case)
+
+
+class Peer(NamedTuple):
+    """How an engine is opened, what it reads, if that is made for it beforehand: how, and a file of it; whether it is
+    for texts alone; whether it reads Marian's format.
+    """
+
+    open: Callable[[Work, Case], System]
+    make: Callable[[Work], None] | None = None
+    reads: str = ""
+    texts: bool = False
+    marian: bool = False
+
+
+PEERS = {
+    "zoo-native": Peer(open_zoo("int8", "native")),
+    "zoo-shortlist": Peer(open_zoo("int8", "native", shortlist=True)),
+    "zoo-int8": Peer(open_zoo("int8", "onnxruntime")),
+    "zoo-fp32": Peer(open_zoo("fp32", "onnxruntime")),
+    "ctranslate2-int8": Peer(
+        open_ctranslate2("int8"), partial(make_ctranslate2, quantization="int8"), "ctranslate2-int8/model.bin"
+    ),
+    "ctranslate2-default": Peer(
+        open_ctranslate2("int8", batched=False),
+        partial(make_ctranslate2, quantization="int8"),
+        "ctranslate2-int8/model.bin",
+        texts=True,
+    ),
+    "ctranslate2-fp32": Peer(
+        open_ctranslate2("float32"), partial(make_ctranslate2, quantization="float32"), "ctranslate2-float32/model.bin"
+    ),
+    "openvino-int8": Peer(open_openvino, make_openvino, "openvino-decoder.xml"),
+    "torch-fp32": Peer(open_torch),
+    "torch-naive": Peer(open_naive),
+    "marian-int8": Peer(
+        open_marian(marian_export.INT8),
+        lambda work: marian_export.convert(work.made(FIREFOX)),
+        f"{FIREFOX}/{marian_export.INT8}",
+        marian=True,
+    ),
+    "marian-fp32": Peer(open_marian(marian_export.MODEL), marian=True),
+}
+
+
+def make(name: str, work: Work) -> None:
+    """Make what an engine reads, unless it is there."""
+    peer = PEERS[name]
+    if peer.make is not None and not work.made(peer.reads).is_file():
+        peer.make(work)

@@ -1,0 +1,148 @@
+"""The parts of scripts/reproduce.py that measure translation."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import zoo
+from pipelines.core import files, machine
+from pipelines.core.errors import RequestError
+from pipelines.models import hub
+from scripts.peers.harness import median
+from scripts.reproduction.reports import ROOT, ROUNDS, SHARED, cpu_slug, measure_together, report
+from zoo.transformer_mt.metrics import translation_metrics
+
+SCRIPT = ROOT / "scripts" / "peers" / "translation" / "translation.py"
+
+
+def translators() -> list[str]:
+    """The translation models that ship."""
+    return [name for name in zoo.names() if hub.Hub(zoo.SHIPPED).card(name).entry == "transformer-mt"]
+
+
+def teacher_of(name: str) -> str:
+    """The model that a translation model which ships was trained by, "" if by none."""
+    training = files.read_json(zoo.SHIPPED / name / "card.json").get("training", {})
+    return str(training.get("config", {}).get("teacher", ""))
+
+
+def test_set() -> tuple[Path, Path]:
+    """Sentences of Multi30k's test_2016_flickr, English and German."""
+    folder = SHARED / "data" / "translation" / "multi30k"
+    source, target = (folder / f"test_2016_flickr.{language}.gz" for language in ("en", "de"))
+    if not source.is_file():
+        raise RequestError(f"no test set at {source}; set ZOO_SHARED to the folder that holds data/translation/")
+    return source, target
+
+
+def translation() -> None:
+    """scripts/peers/translation/translation.py: the same weights and sentences in CTranslate2, OpenVINO, torch and here, in turn,
+    one pinned core. The shape "base" is among `imported`; students have layers that no other engine has (`students`).
+    """
+    models = ["small", *(name for name in translators() if not teacher_of(name))]
+    ctranslate2 = "ctranslate2-int8,ctranslate2-default,ctranslate2-fp32"
+    peers = f"zoo-native,zoo-int8,zoo-fp32,{ctranslate2},openvino-int8,torch-fp32"
+    measure_together("translation", ",".join(models), "--peers", peers, path=SCRIPT)
+
+
+def imported() -> None:
+    """The same of the shapes that are imported, of Marian's format beside Marian itself, with shortlists, too."""
+    peers = "zoo-native,zoo-shortlist,ctranslate2-int8,marian-int8,marian-fp32"
+    arguments = "base,opus,firefox", "--tasks", "steps", "--rounds", "5", "--peers", peers
+    measure_together("translation-imported", *arguments, path=SCRIPT)
+
+
+def threads() -> None:
+    """Multi30k's test set from text to text in native code, int8, beam 4: one thread and two, in turn, on two cores."""
+    source, _ = test_set()
+    texts = gzip.decompress(source.read_bytes()).decode().splitlines()
+    for name in translators():
+        opened = {count: zoo.pipeline(name, engine="native", threads=count) for count in (1, 2)}
+        results = {count: each(texts) for count, each in opened.items()}  # and warmed up
+        rates: dict[int, list[float]] = {count: [] for count in opened}
+        for _ in range(ROUNDS):
+            for count, each in opened.items():
+                start = time.perf_counter()
+                each(texts)
+                rates[count].append(len(texts) / (time.perf_counter() - start))
+        told = {str(count): median(each, 1) for count, each in rates.items()}
+        found = {
+            "data": f"Multi30k test_2016_flickr ({len(texts):,} sentences), beam {opened[1].beam}",
+            "sentences_per_second": told,
+            "times_as_fast": round(float(np.median(rates[2]) / np.median(rates[1])), 3),
+            "same_translations": results[1] == results[2],
+        }
+        report(f"threads-{cpu_slug()}", {**found, "environment": machine.environment(threads=2, rounds=ROUNDS)}, name)
+
+
+def students() -> None:
+    """Translation models that ship and the teacher each was trained by, in native code, int8, each with its own beam:
+    Multi30k's test set from text to text, in turn, one pinned thread.
+    """
+    source, target = test_set()
+    texts, references = (gzip.decompress(each.read_bytes()).decode().splitlines() for each in (source, target))
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    for name in translators():
+        if not (teacher := teacher_of(name)):
+            continue
+        opened: dict[str, Any] = {each: zoo.pipeline(each, engine="native") for each in (teacher, name)}
+        said = {each: [one["translation"] for one in opened[each](texts)] for each in opened}  # and warmed up
+        seconds: dict[str, list[float]] = {each: [] for each in opened}
+        for _ in range(ROUNDS):
+            for each, translate in opened.items():
+                start = time.process_time()
+                translate(texts)
+                seconds[each].append(time.process_time() - start)
+        found = {
+            "teacher": teacher,
+            "data": f"Multi30k test_2016_flickr ({len(texts):,} sentences)",
+            "beams": {each: translate.beam for each, translate in opened.items()},
+            "metrics": {each: translation_metrics(said[each], references) for each in opened},
+            "sentences_per_second": {each: median([len(texts) / one for one in seconds[each]], 1) for each in opened},
+            "times_as_fast": median([a / b for a, b in zip(seconds[teacher], seconds[name], strict=True)]),
+        }
+        environment = machine.environment(threads=1, rounds=ROUNDS)
+        report(f"teacher-{cpu_slug()}", {**found, "environment": environment}, name)
+
+
+def steps() -> None:
+    """scripts/peers/translation/rewrites.py: what each rewrite of translation is worth in ms a step, fp32 and int8, one pinned
+    thread. The smaller of the two models alone: the base one takes an hour more.
+    """
+    measure_together("steps", "small", path=ROOT / "scripts" / "peers" / "translation" / "rewrites.py")
+
+
+def bleu() -> None:
+    """fp32 and int8, in onnxruntime and native code, of every translation model that ships on Multi30k's test set, with
+    its own beam; cards.
+    """
+    source, target = test_set()
+    for name in translators():
+        found, native = (
+            zoo.evaluate(name, f"{source},{target}", engine=engine) for engine in ("onnxruntime", "native")
+        )
+        found["native"] = {
+            "metrics": native["metrics"]["int8"],
+            **{key: native[key] for key in ("difference", "interval")},
+        }
+        report(
+            "bleu",
+            found | {"data": f"Multi30k test_2016_flickr ({found['samples']:,} sentences), beam {found['beam']}"},
+            name,
+        )
+        card = zoo.SHIPPED / name / "card.json"
+        metrics = {
+            kind: {key: round(value, 2) for key, value in each.items()} for kind, each in found["metrics"].items()
+        }
+        metrics["native"] = {key: round(value, 2) for key, value in found["native"]["metrics"].items()}
+        said = {
+            "on": f"Multi30k test_2016_flickr, beam {found['beam']}, sacreBLEU {found['signatures']['bleu']}",
+            "report": "reports/bleu.json",
+        }
+        files.write_json(card, files.read_json(card) | {"metrics": said | metrics})

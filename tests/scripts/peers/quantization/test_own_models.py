@@ -1,0 +1,69 @@
+"""The comparison of quantizers on ONNX files of other people, without the peers."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from pipelines.core.files import read_json
+from scripts.peers.quantization import own_models, vision
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A linear layer [batch, 4] -> [batch, 3], and a state whose batch is its second axis."""
+    text = """<ir_version: 8, opset_import: ["" : 13]>
+    net (float[n, 4] x, float[2, n, 3] state) => (float[n, 3] y, float[2, n, 3] kept) { y = MatMul(x, w) kept = Mul(state, half) }"""
+    model = onnx.parser.parse_model(text)
+    random = np.random.default_rng(0)
+    arrays = {"w": random.normal(size=(4, 3)).astype(np.float32), "half": np.float32(0.5)}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in arrays.items())
+    onnx.save(model, tmp_path / "net.onnx")
+    for kind, count in (("calib", 6), ("test", 5)):
+        x, state = random.normal(size=(count, 4)), random.normal(size=(count, 2, 1, 3))
+        np.savez(tmp_path / f"net.{kind}.npz", x=x.astype(np.float32), state=state.astype(np.float32))
+    return tmp_path
+
+
+def test_a_sample_gets_the_batch_axis_that_it_lacks(folder):
+    feeds = own_models.feeds(folder / "net.onnx", folder / "net.test.npz")
+    assert len(feeds) == 5
+    assert {name: array.shape for name, array in feeds[0].items()} == {"x": (1, 4), "state": (2, 1, 3)}
+    onnxruntime.InferenceSession(folder / "net.onnx").run(None, feeds[0])
+
+
+def test_every_output_counts_alike():
+    wanted = [[np.array([[100.0, 0.0]], np.float32), np.array([0.1], np.float32), np.array([3])]]
+    found = [[np.array([[100.0, 0.0]], np.float32), np.array([0.09], np.float32), np.array([4])]]
+    assert own_models.sqnr(wanted, found) == pytest.approx(-10 * np.log10(0.01 / 2), abs=0.01)
+    assert own_models.sqnr(wanted, wanted) == 200
+
+
+def test_agreement_is_of_classes_or_of_the_side_of_a_half():
+    two = [[np.array([[0.1, 0.9], [0.8, 0.2]])], [np.array([[0.1, 0.9], [0.2, 0.8]])]]
+    assert own_models.agreement(two[:1], two[1:])["agreement"] == 50
+    one = [[np.array([0.4])], [np.array([0.6])]]
+    assert own_models.agreement(one[:1], one[1:]) == {"agreement": 0, "cosine": 1}
+
+
+def test_a_setting_that_fails_is_left_out(folder, tmp_path, monkeypatch):
+    def copy(work, target):
+        target.with_suffix(".onnx").write_bytes(work.fp32.read_bytes())
+        return {}
+
+    def broken(work, target):
+        raise ValueError("no\nway")
+
+    monkeypatch.setattr(own_models, "SETTINGS", {"copy": copy, "broken": broken})
+    monkeypatch.setattr(vision, "apart", lambda function, *args: function(*args))
+    monkeypatch.setattr(own_models.os, "sched_setaffinity", lambda *_: None)
+    monkeypatch.setattr(vision, "TURN_SECONDS", 0)
+    (tmp_path / "work").mkdir()
+    found = own_models.compare("net", folder, ["copy", "broken"], 2, tmp_path / "work", lambda _: None)
+    assert found["samples"] == {"calibration": 6, "test": 5}
+    assert found["left_out"] == {"broken": "ValueError: no way"}
+    assert found["results"][1]["accuracy"]["onnxruntime"] == {"sqnr_db": 200.0, "agreement": 100.0, "cosine": 1.0}
+    assert found["milliseconds"]["openvino"].keys() == {"fp32", "copy"}
+    assert read_json(tmp_path / "work" / "net-copy.json") == found["results"][1]
+    lines = own_models.table({"models": [found]}).splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [["net", "fp32"], ["net", "copy"], ["net", "broken"]]

@@ -1,0 +1,250 @@
+"""The benchmark beside other engines: what it feeds them, the networks it rebuilds, and the script it compares whole
+runs with.
+"""
+
+import importlib.util
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import zoo
+
+PEERS = Path(__file__).resolve().parents[4] / "scripts" / "peers" / "recommenders"
+MODEL = "wide-deep-criteo"
+FIELDS, BUCKETS, NUMERIC = 3, 10, 2
+
+
+@pytest.fixture(scope="module")
+def peers() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("peers_wide_deep", PEERS / "wide_deep.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Wide & Deep graph with the tensor names that freezing gives."""
+    random = np.random.default_rng(0)
+    weights = {f"deep/C{i}/embeddings": (BUCKETS, 4) for i in range(1, FIELDS + 1)}
+    weights |= {f"wide/C{i}/weights": (BUCKETS, 1) for i in range(1, FIELDS + 1)}
+    sizes = [FIELDS * 4 + NUMERIC, 8, 5]
+    layers = [("hidden_0", *sizes[:2]), ("hidden_1", *sizes[1:]), ("deep_logit", 5, 1)]
+    for name, inner, outer in layers:
+        weights |= {f"{name}/kernel": (inner, outer), f"{name}/bias": (outer,)}
+    nodes = []
+    for i in range(1, FIELDS + 1):
+        nodes.append(helper.make_node("Gather", ["ids", f"field_{i}"], [f"id_{i}"], axis=1))
+        nodes.append(helper.make_node("Gather", [f"deep/C{i}/embeddings", f"id_{i}"], [f"deep_{i}"]))
+        nodes.append(helper.make_node("Gather", [f"wide/C{i}/weights", f"id_{i}"], [f"wide_{i}"]))
+    nodes.append(helper.make_node("Concat", [*(f"deep_{i}" for i in range(1, FIELDS + 1)), "numbers"], ["x_0"], axis=1))
+    for k, (name, _, _) in enumerate(layers):
+        nodes.append(helper.make_node("Gemm", [f"x_{k}", f"{name}/kernel", f"{name}/bias"], [f"y_{k}"]))
+        nodes.append(helper.make_node("Relu", [f"y_{k}"], [f"x_{k + 1}"]))
+    nodes[-1] = helper.make_node("Sum", ["y_2", *(f"wide_{i}" for i in range(1, FIELDS + 1))], ["logit"])
+    nodes.append(helper.make_node("Sigmoid", ["logit"], ["probability"]))
+    constants = [
+        numpy_helper.from_array(random.normal(size=shape).astype(np.float32), name) for name, shape in weights.items()
+    ]
+    constants += [numpy_helper.from_array(np.int64(i - 1), f"field_{i}") for i in range(1, FIELDS + 1)]
+    ports = [
+        helper.make_tensor_value_info("ids", TensorProto.INT32, ["batch", FIELDS]),
+        helper.make_tensor_value_info("numbers", TensorProto.FLOAT, ["batch", NUMERIC]),
+    ]
+    output = [helper.make_tensor_value_info("probability", TensorProto.FLOAT, ["batch", 1])]
+    graph = helper.make_graph(nodes, "wide_deep", ports, output, constants)
+    path = tmp_path_factory.mktemp("frozen") / "fp32.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def batch(peers: ModuleType) -> dict[str, np.ndarray]:
+    numbers = np.random.default_rng(1).random((50, NUMERIC), dtype=np.float32)
+    return {"ids": peers.draw_ids("uniform", 50, FIELDS, BUCKETS), "numbers": numbers}
+
+
+@pytest.fixture(scope="module")
+def expected(frozen: Path, batch: dict[str, np.ndarray]) -> np.ndarray:
+    return onnxruntime.InferenceSession(frozen).run(None, batch)[0]
+
+
+def test_ids_are_buckets_of_every_field_and_come_again(peers: ModuleType) -> None:
+    for kind in peers.IDS:
+        ids = peers.draw_ids(kind, 5000, 4, 100)
+        assert (ids.dtype, ids.shape) == (np.int32, (5000, 4))
+        assert (ids.min(), ids.max()) == (0, 99)
+        assert np.array_equal(ids, peers.draw_ids(kind, 5000, 4, 100))
+        assert not np.array_equal(ids, peers.draw_ids(kind, 5000, 4, 100, seed=1))
+
+
+def test_zipf_ids_have_the_frequencies_of_the_law_and_their_own_order_in_every_field(peers: ModuleType) -> None:
+    ids = peers.draw_ids("zipf", 200_000, 3, 1000)
+    wanted = np.arange(1, 1001) ** -1.1
+    wanted /= wanted.sum()
+    tops = []
+    for field in ids.T:
+        counts = np.sort(np.bincount(field, minlength=1000))[::-1] / len(field)
+        assert np.allclose(counts[:10], wanted[:10], rtol=0.05)
+        assert np.isclose(counts[:100].sum(), wanted[:100].sum(), rtol=0.02)
+        tops.append(int(np.bincount(field).argmax()))
+    assert len(set(tops)) == 3
+    again = peers.draw_ids("zipf", 200_000, 3, 1000, seed=5)
+    assert [int(np.bincount(field).argmax()) for field in again.T] == tops, "the permutation does not follow the seed"
+
+
+def test_uniform_ids_are_even(peers: ModuleType) -> None:
+    counts = np.bincount(peers.draw_ids("uniform", 100_000, 1, 10).ravel(), minlength=10)
+    assert np.allclose(counts, 10_000, rtol=0.05)
+
+
+def test_a_pool_holds_many_different_batches(peers: ModuleType, tmp_path: Path) -> None:
+    work = peers.Work(MODEL, tmp_path, FIELDS, BUCKETS, NUMERIC)
+    assert len(work.batches("zipf", 1)) == 32768
+    for size in (512, 1000):
+        batches = work.batches("zipf", size)
+        assert len(batches) == 64
+        assert {len(each["ids"]) for each in batches} == {size}
+    assert not np.array_equal(batches[0]["numbers"], batches[1]["numbers"])
+    assert all(each["numbers"].min() >= 0 and each["numbers"].max() <= 1 for each in batches)
+
+
+def test_the_torch_network_is_the_frozen_graph(
+    peers: ModuleType, frozen: Path, batch: dict[str, np.ndarray], expected: np.ndarray
+) -> None:
+    torch = pytest.importorskip("torch", reason="needs the train extra")
+    network = peers.torch_network(peers.Network.read(frozen, FIELDS))
+    with torch.no_grad():
+        found = network(torch.from_numpy(batch["ids"]), torch.from_numpy(batch["numbers"])).numpy()
+    assert np.abs(found - expected).max() < 1e-6
+
+
+def test_the_tensorflow_network_is_the_frozen_graph(
+    peers: ModuleType, frozen: Path, batch: dict[str, np.ndarray], expected: np.ndarray
+) -> None:
+    pytest.importorskip("tensorflow", reason="needs the train extra")
+    found = peers.tensorflow_network(peers.Network.read(frozen, FIELDS))(batch["ids"], batch["numbers"]).numpy()
+    assert np.abs(found - expected).max() < 1e-6
+
+
+def test_a_graph_without_the_weights_of_the_model_is_refused(peers: ModuleType, frozen: Path) -> None:
+    with pytest.raises(peers.RequestError, match="deep/C4/embeddings"):
+        peers.Network.read(frozen, FIELDS + 1)
+
+
+def test_onnxruntimes_quantizer_writes_int8(
+    peers: ModuleType, frozen: Path, batch: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    peers.stock_quantize(frozen, tmp_path / "stock.onnx", [batch])
+    kinds = {each.data_type for each in onnx.load(tmp_path / "stock.onnx").graph.initializer}
+    assert {TensorProto.INT8, TensorProto.UINT8} <= kinds
+
+
+def test_a_turn_without_its_core_is_one_call(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "TURN_SECONDS", 0.0)
+    engine = object.__new__(peers.Engine)
+    engine.inputs, engine.run = itertools.repeat(1), lambda _: None
+    taken, share = engine.turn()
+    assert taken.size == 1
+    assert np.isfinite([peers.summary(1, [(taken, share)])["samples_per_second"], taken[0]]).all()
+
+
+def test_ratios_pair_the_turns_of_a_round(peers: ModuleType) -> None:
+    seconds = {"peer": [4.0, 8.0, 12.0], "zoo-x": [2.0, 4.0, 1.0]}
+    turns = {name: [(np.array([each]), 1.0) for each in taken] for name, taken in seconds.items()}
+    assert list(peers.speedups(turns)) == [{"engine": "zoo-x", "over": {"peer": 2.0}}]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nosuchmodel"],
+        ["--peers", "nosuchpeer"],
+        ["--ids", "normal"],
+        ["--batch-size", "0"],
+        ["--batch-size", "many"],
+        ["--batch-size", ""],
+        ["--rounds", "0"],
+        ["--nosuchoption"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_wrong_with_a_request_is_one_line(
+    peers: ModuleType, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["wide_deep.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        peers.main()
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert len(said.err.splitlines()) == 1
+    assert said.out == ""
+
+
+def test_engines_in_processes_of_their_own_make_a_report(tmp_path: Path) -> None:
+    engines = ["onnxruntime-fp32", "zoo-onnxruntime"]
+    options = [
+        "--peers",
+        ",".join(engines),
+        "--batch-size",
+        "16",
+        "--ids",
+        "zipf",
+        "--rounds",
+        "2",
+        "-o",
+        tmp_path / "report.json",
+    ]
+    done = subprocess.run([sys.executable, PEERS / "wide_deep.py", *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [each["engine"] for each in report["results"]] == engines
+    assert report["left_out"] == {}
+    for each in report["results"]:
+        assert (each["ids"], each["batch_size"]) == ("zipf", 16)
+        assert 0 < each["latency_ms"]["p50"] <= each["latency_ms"]["p95"] <= each["latency_ms"]["p99"]
+        assert each["spread"][0] <= each["samples_per_second"] <= each["spread"][1]
+        assert 20 < each["memory_mb"] < 2000
+        assert 0 < each["core_share"] <= 1.1  # the processor's clock is coarser
+    reference, ours = (each["max_probability"] for each in report["results"])
+    assert reference < 1e-6 < ours < 0.01
+    assert [(each["engine"], list(each["over"])) for each in report["ratios"]] == [
+        ("zoo-onnxruntime", ["onnxruntime-fp32"])
+    ]
+    assert report["environment"]["threads"] == 1
+
+
+@pytest.mark.parametrize("options", [[], ["--factorize"]], ids=["one by one", "factorize"])
+def test_the_obvious_script_scores_as_zoo_run_does(options: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("pandas", reason="needs the peers extra")
+    pytest.importorskip("farmhash", reason="needs the peers extra")
+    rows = tmp_path / "rows.tsv"
+    rows.write_bytes(b"\n".join(zoo.pipeline(MODEL).example(200)))
+    zoo.run(MODEL, str(rows), tmp_path / "zoo.csv", precision="fp32", engine="onnxruntime")
+    command = [sys.executable, PEERS / "pandas_criteo.py", rows, "-o", tmp_path / "obvious.csv", *options]
+    subprocess.run(command, check=True)
+    ours, theirs = (np.loadtxt(tmp_path / f"{name}.csv", delimiter=",", skiprows=1) for name in ("zoo", "obvious"))
+    assert theirs.shape == (200, 2)
+    assert np.array_equal(ours[:, 0], theirs[:, 0])
+    assert np.abs(ours - theirs).max() < 1e-5
+
+
+def test_the_obvious_script_says_in_one_line_what_is_wrong(tmp_path: Path) -> None:
+    pytest.importorskip("pandas", reason="needs the peers extra")
+    pytest.importorskip("farmhash", reason="needs the peers extra")
+    command = [sys.executable, PEERS / "pandas_criteo.py", tmp_path / "nothing.tsv", "-o", tmp_path / "scores.csv"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1

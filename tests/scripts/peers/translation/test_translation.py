@@ -1,0 +1,428 @@
+"""The benchmark of translation: models in CTranslate2's format, the engines it opens, what it reports and renders."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import zoo
+from pipelines.core.errors import RequestError
+from pipelines.kernels import extension
+from pipelines.models.folder import open_folder
+from scripts.peers import harness
+from scripts.peers.translation import models, translation
+from scripts.peers.translation import rewrites as steps
+from scripts.peers.translation import systems as engines
+from zoo.transformer_mt import report_sections
+from zoo.transformer_mt.data import END, PAD, POSITIONS, START, Vocabulary
+from zoo.transformer_mt.decode import Hypothesis, limit
+
+SCRIPT = Path(translation.__file__)
+PIECES = 40
+
+
+@pytest.fixture(autouse=True)
+def gradients():
+    """The engines turn them off, in processes of their own otherwise."""
+    with pytest.importorskip("torch", reason="needs the train extra").set_grad_enabled(True):
+        yield
+
+
+@pytest.fixture(scope="module")
+def torch():
+    found = pytest.importorskip("torch", reason="needs the train extra")
+    found.set_num_threads(1)
+    return found
+
+
+@pytest.fixture(scope="module")
+def exporter() -> ModuleType:
+    pytest.importorskip("ctranslate2", reason="needs the peers extra")
+    from scripts.peers.translation import ctranslate2_export
+
+    return ctranslate2_export
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary(models.made_up(PIECES))
+
+
+def sharpened(torch, pre_norm: bool, ends: float):
+    """Random weights with peaked distributions, which leave no ties; the greater `ends`, the sooner a sentence ends."""
+    from zoo.transformer_mt.form import Form
+    from zoo.transformer_mt.model import Transformer
+
+    torch.manual_seed(0)
+    network = Transformer(Form(2, 1, 32, 64, 4), PIECES, pre_norm=pre_norm, dropout=0.0).eval()
+    with torch.no_grad():
+        for each in network.parameters():
+            each.add_(0.1 * torch.randn_like(each))
+        network.embedding.weight.mul_(1.5)
+        last = network.decoder_norm if pre_norm else network.decoder[-1].around_feed.norm
+        last.bias.add_(ends * network.embedding.weight[END])
+    return network
+
+
+@pytest.fixture(scope="module")
+def folder(torch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder of random weights."""
+    from zoo.transformer_mt.form import FORMS, Form
+
+    FORMS["little"] = Form(2, 1, 32, 64, 4)
+    found = tmp_path_factory.mktemp("peers") / "model"
+    models.untrained("little", PIECES, found)
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------- CTranslate2
+
+
+@pytest.mark.parametrize("pre_norm", [True, False], ids=["pre", "post"])
+@pytest.mark.parametrize(
+    "penalty",
+    [0.0, 0.6, 1.0],
+)
+def test_ctranslate2_finds_what_this_search_finds(torch, exporter, vocabulary, pre_norm, penalty, tmp_path) -> None:
+    network = sharpened(torch, pre_norm, 3.0 if pre_norm else 1.5)
+    sentences = [each[-2 - i % 5 :] for i, each in enumerate(models.drawn(PIECES, 40))]
+    found = exporter.check(
+        network, vocabulary, exporter.export(network, vocabulary, tmp_path / "made"), sentences, length_penalty=penalty
+    )
+    lengths = [len(each[0].tokens) for each in exporter._in_torch(network, sentences, beam=4, length_penalty=penalty)]
+    ended = [length < limit(len(each), POSITIONS) for each, length in zip(sentences, lengths, strict=True)]
+    assert sum(ended) > 5, "too few translations end before their limit to say anything of the end"
+    assert found["same"] == 1.0, found["different"][:1]
+    assert found["same_n_best"] >= 0.95
+    assert found["score_difference"] < 1e-3
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_ctranslate2_translates_the_test_set_as_the_shipped_model(
+    torch, exporter, shared, tmp_path, monkeypatch
+) -> None:
+    import zoo
+    from zoo.transformer_mt.networks import load_model
+
+    if "multi30k-en-de" not in zoo.names():
+        pytest.skip("multi30k-en-de does not ship yet")
+    monkeypatch.setattr(translation, "SHARED", shared)
+    network, pieces = load_model(zoo.load("multi30k-en-de").path)
+    sentences = pieces.encode(translation.test_set(1000)[0])
+    found = exporter.check(network, pieces, exporter.export(network, pieces, tmp_path / "made"), sentences)
+    assert found["same"] >= 0.99
+    assert found["score_difference"] < 1e-3
+
+
+def test_int8_weights_take_a_quarter(torch, exporter, vocabulary, tmp_path) -> None:
+    network = sharpened(torch, True, 0.0)
+    sizes = [
+        (exporter.export(network, vocabulary, tmp_path / each, each) / "model.bin").stat().st_size
+        for each in exporter.QUANTIZATIONS
+    ]
+    positions = 2 * network.positions.numel() * 4
+    assert sizes[1] < 0.6 * sizes[0] or sizes[1] - positions < 0.5 * (sizes[0] - positions)
+
+
+def test_all_faults_of_a_model_are_told_at_once(torch, exporter, vocabulary, tmp_path) -> None:
+    network = sharpened(torch, True, 0.0)
+    with torch.no_grad():
+        network.encoder[0].feed.inner.bias[3] = float("nan")
+    network.decoder_norm.eps = 1e-3
+    with pytest.raises(RequestError, match=r"layer normalizations of several epsilons.*encoder\.0\.feed\.inner\.bias"):
+        exporter.export(network, vocabulary, tmp_path / "made")
+    with pytest.raises(RequestError, match="50 pieces for 40 embeddings"):
+        exporter.export(sharpened(torch, True, 0.0), Vocabulary(models.made_up(50)), tmp_path / "made")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_replaces_an_export_and_nothing_else(torch, exporter, vocabulary, tmp_path) -> None:
+    network = sharpened(torch, True, 0.0)
+    for _ in range(2):
+        exporter.export(network, vocabulary, tmp_path / "made")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "letter.txt").write_text("dear")
+    with pytest.raises(RequestError, match="in use"):
+        exporter.export(network, vocabulary, tmp_path / "own")
+    with pytest.raises(RequestError, match="int4"):
+        exporter.export(network, vocabulary, tmp_path / "made", "int4")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["made", "own"]
+
+
+def test_comparing_counts_translations_lists_and_scores(exporter) -> None:
+    ours = [[Hypothesis([1], -1.0), Hypothesis([2], -2.0)], [Hypothesis([1], -1.0), Hypothesis([2], -2.0)]]
+    theirs = [[Hypothesis([1], -1.5), Hypothesis([3], -2.0)], [Hypothesis([2], -1.0), Hypothesis([1], -2.0)]]
+    found = exporter.compare(ours, theirs)
+    assert (found["same"], found["same_n_best"], found["score_difference"]) == (0.5, 0.0, 0.5)
+    assert [each["sentence"] for each in found["different"]] == [1]
+
+
+# ------------------------------------------------------------------------------------------------------------- engines
+
+
+@pytest.mark.parametrize(
+    "name", ["zoo-native", "zoo-shortlist", "zoo-int8", "zoo-fp32", "torch-fp32", "torch-naive", "ctranslate2-fp32"]
+)
+@pytest.mark.parametrize("beam", [1, 3])
+def test_all_engines_take_exactly_so_many_steps(torch, folder, name, beam, monkeypatch) -> None:
+    if name.startswith("ctranslate2"):
+        pytest.importorskip("ctranslate2", reason="needs the peers extra")
+    if name in ("zoo-native", "zoo-shortlist") and not extension.isas():
+        pytest.skip("needs the native kernels")
+    monkeypatch.setitem(models.RANDOM, "little", ("one", PIECES))
+    from zoo.transformer_mt import decode, loop, predict
+
+    changed = [(decode, "limit"), (predict, "END"), (predict, "GROWTH"), (loop, "search"), (loop, "FORM")]
+    for module, each in changed:  # what `force_steps` changes comes back
+        monkeypatch.setattr(module, each, getattr(module, each))
+    work = models.Work(folder)
+    engines.make(name, work)
+    opened = engines.PEERS[name].open(work, engines.Case("little", "steps", 4, beam, 7))
+    sentences = models.drawn(PIECES, 4)
+    assert [len(each) for each in opened.tokens(opened.search(opened.given(sentences)))] == [7] * 4
+
+
+def test_drawn_sentences_end_and_fit_into_one_batch() -> None:
+    found = models.drawn(PIECES, 300)
+    assert {len(each) for each in found} == set(range(models.LENGTHS[0], models.LENGTHS[1] + 1))
+    assert all(each[-1] == END and (each[:-1] > END).all() and (each < PIECES).all() for each in found)
+    assert models.LENGTHS[1] <= engines.AVERAGE
+
+
+def test_a_drawn_shortlist_has_the_end_and_so_many_words() -> None:
+    pieces, (first, each) = 8000, models.LISTED
+    found = [models.listed(pieces).allowed(sentence.tolist()) for sentence in models.drawn(pieces, 20)]
+    assert all(END in one and first < len(one) <= first + models.LENGTHS[1] * (each + 1) + 7 for one in found)
+    assert len({len(one) for one in found}) > 10
+
+
+def test_a_made_up_vocabulary_has_its_size_and_special_tokens(vocabulary: Vocabulary) -> None:
+    assert len(vocabulary) == PIECES
+    assert len(set(vocabulary.pieces)) == PIECES
+    assert [vocabulary.pieces[each] for each in (PAD, START, END)] == ["<pad>", "<s>", "</s>"]
+
+
+def test_ctranslate2_is_told_of_avx512_on_amd_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = {"name": "AMD EPYC", "flags": ["avx2", "avx512f"]}
+    monkeypatch.setattr(engines.machine, "cpu", lambda: cpu)
+    assert engines.isa() == {"CT2_FORCE_CPU_ISA": "AVX512"}
+    for changed in ({"name": "Intel Xeon"}, {"flags": ["avx2"]}):
+        monkeypatch.setattr(engines.machine, "cpu", lambda changed=changed: cpu | changed)
+        assert engines.isa() == {}
+
+
+# -------------------------------------------------------------------------------------------------------------- report
+
+
+def turn(whole: float, tokens: int = 120, texts: tuple[str, ...] = ()):
+    return {"whole": whole, "search": whole / 2, "clock": 2 * whole, "tokens": tokens, "texts": list(texts)}
+
+
+def test_a_summary_tells_rates_steps_and_quality() -> None:
+    case = engines.Case("little", "steps", 2, 1, 30)
+    found = translation.summary(case, [turn(1.0), turn(2.0), turn(4.0)], 4, [])
+    assert found["sentences_per_second"] == {"median": 2.0, "spread": [1.0, 4.0]}
+    assert found["tokens_per_second"]["median"] == 60.0
+    assert found["ms_a_step"]["median"] == round(1e3 * 2 / 2 / 30, 4)
+    assert found["core_share"] == 0.5
+    texts = ("Ein Mann geht heute nach Hause .",)
+    found = translation.summary(engines.Case("little", "text", 2, 1), [turn(1.0, texts=texts)], 1, texts)
+    assert (found["bleu"], found["chrf"]) == (100.0, 100.0)
+    assert found["search_per_second"]["median"] == 2.0
+
+
+def test_ratios_pair_the_turns_of_a_round() -> None:
+    turns = {
+        "zoo-int8": [turn(1.0), turn(2.0), turn(4.0)],
+        "peer": [turn(3.0), turn(4.0), turn(40.0)],
+        "zoo-fp32": [turn(3.0)] * 3,
+    }
+    assert translation.ratios(turns) == {"zoo-int8": {"peer": 3.0}, "zoo-fp32": {"peer": 1.333}}
+
+
+def test_random_weights_have_no_text_to_translate() -> None:
+    found = list(translation.cases(["small", "mine"], ["steps", "text"], [1, 32], [1, 4], 30))
+    assert [tuple(each) for each in found] == [
+        *(("small", "steps", size, beam, 30) for size in (1, 32) for beam in (1, 4)),
+        *(("mine", "steps", size, beam, 30) for size in (1, 32) for beam in (1, 4)),
+        ("mine", "text", 32, 4, 0),
+    ]
+
+
+def test_every_turn_of_all_engines_has_whole_batches(folder: Path) -> None:
+    found = translation.inputs_of(engines.Case("small", "steps", 32, 4, 30), models.Work(folder), [])
+    assert [len(each) for each in found] == [32] * (translation.POOL // 32)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nosuchmodel"],
+        ["--peers", "nosuchpeer"],
+        ["--peers", ""],
+        ["--tasks", "songs"],
+        ["--batch-size", "0"],
+        ["--beam", "many"],
+        ["--rounds", "0"],
+        ["small", "--tasks", "text"],
+        ["wide-deep-criteo", "--peers", "torch-fp32"],
+        ["--nosuchoption"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_wrong_with_a_request_is_one_line(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["translation.py", *arguments])
+    monkeypatch.setattr(
+        translation, "SHARED", tmp_path
+    )  # where the request is of a trained model, its test set is missing
+    with pytest.raises(SystemExit) as ended:
+        translation.main()
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert len(said.err.splitlines()) == 1
+    assert said.out == ""
+
+
+def test_a_report_is_on_disk_after_every_case(tmp_path: Path) -> None:
+    def measure(name: str) -> str:
+        if name == "c":
+            raise RequestError("no more")
+        return name.upper()
+
+    with pytest.raises(RequestError, match="no more"):
+        harness.gather("cases", ["a", "b", "c"], measure, str(tmp_path / "report.json"), {"cpu": "some"})
+    assert json.loads((tmp_path / "report.json").read_text()) == {"cases": ["A", "B"], "environment": {"cpu": "some"}}
+
+
+@pytest.mark.slow
+def test_engines_in_processes_of_their_own_make_a_report(torch, tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2", reason="needs the peers extra")
+    wanted = ["zoo-fp32", "ctranslate2-int8"]
+    options = [
+        "--tasks",
+        "steps",
+        "--batch-size",
+        "2",
+        "--beam",
+        "2",
+        "--steps",
+        "3",
+        "--rounds",
+        "2",
+        "-o",
+        tmp_path / "report.json",
+    ]
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "small", "--peers", ",".join(wanted), *options], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (case,) = json.loads((tmp_path / "report.json").read_text())["cases"]
+    assert [each["engine"] for each in case["results"]] == wanted
+    assert case["left_out"] == {}
+    assert list(case["ratios"]) == ["zoo-fp32"]
+    for each in case["results"]:
+        assert each["tokens_per_second"]["median"] == pytest.approx(
+            3 * each["sentences_per_second"]["median"], rel=0.01
+        )
+        assert 20 < each["memory_mb"]["peak"] < 4000
+
+
+# --------------------------------------------------------------------------------------------------- translation_steps
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_all_forms_without_a_rewrite_translate_alike(
+    folder: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a row times must compute the same, or it says nothing of the rewrite."""
+    found: list[tuple[str, list[list[int]]]] = []
+
+    class Forms(steps.Forms):
+        def search(self, session):
+            """As `timed` gives it, but keeps the translations."""
+            batch = {"source": self.drawn([5, 9, 3]), "beam": [2], "best": [1], "growth": [0, 6]}
+            ran = session.run(
+                {**{name: np.array(each) for name, each in batch.items()}, "length_penalty": np.ones(1, np.float32)}
+            )
+            found.append((str(len(found)), ran["tokens"].tolist()))
+            return super().search(session)
+
+    names = [row.name for row in steps.rows(Forms(open_folder(folder, zoo.entry), precision))]
+    assert len(names) == len(set(names)) == 14
+    assert len(found) == 8
+    wanted = np.array(found[0][1])
+    for which, tokens in found[1:]:
+        assert np.mean(np.array(tokens) == wanted) > (0.99 if precision == "fp32" else 0.6), (
+            which
+        )  # int8: ranges anew, biases rounded
+
+
+def test_a_report_of_rewrites_has_a_row_for_each(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = steps.Row("one", lambda count, beam: 1.0, lambda count, beam: 2.0)
+    batch = steps.Row("other", lambda count, beam: 3.0 * count, lambda count, beam: 1.5, False)
+    monkeypatch.setattr(steps, "rows", lambda forms: iter([row, batch]))
+    found = steps.measure(None, [(1, 4), (32, 4)], 3, lambda done: None)
+    assert found[0]["cases"][0] == {"batch_size": 1, "beam": 4, "on": 1.0, "off": 2.0, "times": 2.0}
+    assert [each["batch_size"] for each in found[1]["cases"]] == [32]
+    assert "B32 beam 4   96.000 /   1.500   0.02x" in steps.table(
+        {"models": [{"model": "m", "precision": "int8", "rows": found}]}
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- pages
+
+
+def test_rewrites_are_a_table_of_the_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [{"batch_size": size, "beam": 4, "on": 1.0, "off": 2.5, "times": 2.5} for size in (1, 32)]
+    rows = [{"rewrite": "a", "cases": cases}, {"rewrite": "b", "cases": cases[1:]}]
+    place = {"cpu": "some CPU", "cpu_model": "1/2", "isa": ["avx2"], "threads": 1, "commit": "abc"}
+    place |= {"versions": {"onnxruntime": "1", "openvino": "2", "python": "3"}}
+    report = {"models": [{"model": "small", "precision": "int8", "rows": rows}], "environment": place}
+    (tmp_path / "steps-some-cpu.json").write_text(json.dumps(report))
+    monkeypatch.setattr(report_sections, "PEERS", tmp_path)
+    found = report_sections.benchmarks([])
+    assert "| small, int8 | batch 1, beam 4 | batch 32, beam 4 |" in found
+    assert "| b |  | 1.000 / 2.500 (2.50x) |" in found
+
+
+def test_a_report_is_a_section_of_the_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_sections, "PEERS", tmp_path)
+    assert report_sections.benchmarks([]) == ""
+    steps, text = engines.Case("small", "steps", 2, 1, 30), engines.Case("mine", "text", 2, 4)
+    said = ("Ein Mann geht heute nach Hause .",)
+    cases = []
+    for case in (steps, text):
+        turns = {
+            name: [turn(seconds, texts=said)]
+            for name, seconds in (("zoo-native", 0.5), ("zoo-int8", 1), ("ctranslate2-int8", 2.5))
+        }
+        memory = {"peak": 99.4, "shares": 50.2}
+        results = [
+            {"engine": name, **translation.summary(case, found, 4, said), "memory_mb": memory}
+            for name, found in turns.items()
+        ]
+        cases.append(
+            {**case._asdict(), "sentences": 4, "results": results, "ratios": translation.ratios(turns), "left_out": {}}
+        )
+    place = {"cpu": "some CPU", "cpu_model": "1/2", "isa": ["avx2"], "threads": 1, "commit": "abc"}
+    place |= {"versions": {"onnxruntime": "1", "openvino": "2", "python": "3"}, "peers": {"ctranslate2": "4.8.5"}}
+    place |= {
+        "ctranslate2": {"CT2_FORCE_CPU_ISA": "AVX512"},
+        "test_set": "some sentences",
+        "signatures": {"bleu": "sig"},
+    }
+    (tmp_path / "translation-some-cpu.json").write_text(json.dumps({"cases": cases, "environment": place}))
+    found = report_sections.benchmarks([])
+    assert found.startswith("## Translation\n\n### Beside other engines\n")
+    assert "| small | 2 | 1 | ctranslate2-int8 | 1.6 | 48 | 99 (50) | 41.667 | 5.00x | 2.50x |" in found
+    assert "| mine | 2 | 4 | zoo-int8 | 4.0 | 120 | 99 (50) | 100.00 | 100.00 | 8.0 |  |  |" in found
+    assert "CT2_FORCE_CPU_ISA=AVX512" in found
+    widths = [{line.count("|") for line in part.splitlines() if line.startswith("|")} for part in found.split("\n\n")]
+    assert all(len(each) <= 1 for each in widths), "a row has not as many cells as its table has columns"

@@ -1,0 +1,120 @@
+"""MODELS.md, docs/benchmarks.md and README's figures are what the cards and the report files hold."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import zoo
+from pipelines.analysis import markdown
+from pipelines.analysis.markdown import Report
+from scripts import render
+from scripts import render_chart as chart
+
+LINES = 18  # of a model's section, tables and blank ones left out
+LINK = re.compile(r"\]\(([^)#]+)\)")
+
+
+def test_the_pages_are_what_the_reports_hold() -> None:
+    script = render.ROOT / "scripts" / "render.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_check_names_a_page_that_is_out_of_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stale = tmp_path / "MODELS.md"
+    stale.write_text(render.MODELS.read_text() + "\n")
+    monkeypatch.setattr(render, "MODELS", stale)
+    monkeypatch.setattr(sys, "argv", ["render.py", "--check"])
+    with pytest.raises(SystemExit, match=r"^out of date: MODELS\.md; run"):
+        render.main()
+
+
+def test_the_chart_tells_where_a_peer_is_quicker() -> None:
+    ahead = chart.Load("A 1/2", "Task <a>", "rows", 300, "x", 150, 2)
+    behind = chart.Load("B 3/4", "Task b", "rows", 100, "y", 400, 0.25)
+    drawn = chart.svg([behind, ahead])
+    root = ElementTree.fromstring(drawn)
+    widths = [int(each.get("width", "")) for each in root.iter("{http://www.w3.org/2000/svg}rect")][1:]
+    assert widths == [chart.LONGEST, chart.LONGEST // 2, chart.LONGEST // 4, chart.LONGEST]
+    words = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert words[1:4] == ["Task <a>", "2.00x, 300 rows/s", "x, 150"] and words[6:] == ["0.25x, 100 rows/s", "y, 400"]
+    assert chart.best({"x": 2.0, "y": 0.25}) == "y"
+
+
+def test_the_chart_has_five_tasks_of_a_cpu() -> None:
+    of_cpus: dict[str, set[str]] = {}
+    for each in chart.loads():
+        of_cpus.setdefault(each.cpu, set()).add(each.task)
+    assert max(map(len, of_cpus.values())) == 5
+
+
+@pytest.mark.parametrize("page", [render.MODELS, render.BENCHMARKS, render.README])
+def test_links_lead_to_files(page: Path) -> None:
+    links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
+    assert links
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_report_file_is_linked_above_and_in_the_table_of_reports() -> None:
+    files = {*zoo.SHIPPED.glob("*/reports/*.json"), *(render.ROOT / "scripts" / "peers" / "reports").glob("*.json")}
+    above, table = render.BENCHMARKS.read_text().split("## Reports")
+    linked = {
+        (page.parent / link).resolve()
+        for page, text in ((render.BENCHMARKS, above), (render.MODELS, render.MODELS.read_text()))
+        for link in LINK.findall(text)
+    }
+    listed = {(render.BENCHMARKS.parent / link).resolve() for link in LINK.findall(table)}
+    assert files == listed
+    assert files <= linked
+    for each in files:
+        json.loads(each.read_text(), parse_constant=pytest.fail)  # NaN is no JSON
+
+
+def test_a_peer_that_was_never_timed_is_not_the_best() -> None:
+    over = {"engine": "zoo-native", "batch_size": 1, "over": {"a": None, "b": 3.0, "c": 2.0}}
+    assert render._over_best({"ratios": [over]}, 1) == (2.0, "c")
+
+
+@pytest.mark.parametrize("name", render.SHIPPED.names())
+def test_a_model_has_a_row_in_the_overview_and_a_short_section(name: str) -> None:
+    page = render.MODELS.read_text()
+    assert f"| [{name}](" in page
+    section = page.split(f"## {name}\n")[1].split("\n## ")[0]
+    assert "licence" in section.lower() and f"`zoo run {name} " in section
+    assert len([line for line in section.splitlines() if line and not line.startswith("|")]) <= LINES
+    row = next(line for line in page.splitlines() if line.startswith(f"| [{name}]("))
+    for path in (render.zoo.SHIPPED / name / "reports").glob("*.json"):
+        if path.name.startswith(("speed-", "images-", "teacher-")):
+            found = Report(path, json.loads(path.read_text()))
+            assert markdown.cpu(found) in row, path.name
+            assert f"({path.relative_to(render.MODELS.parent)})" in section
+
+
+@pytest.mark.parametrize("page", [render.MODELS, render.BENCHMARKS])
+def test_rows_have_as_many_cells_as_their_table_has_columns(page: Path) -> None:
+    for part in page.read_text().split("\n\n"):
+        assert len({line.count("|") for line in part.splitlines() if line.startswith("| ")}) <= 1, part[:200]
+
+
+def test_the_newest_report_is_the_one_of_the_newest_engines() -> None:
+    def report(name: str, onnxruntime: str, openvino: str) -> Report:
+        versions = {"onnxruntime": onnxruntime, "openvino": openvino}
+        return Report(Path(name), {"environment": {"versions": versions}})
+
+    several = [
+        report("a", "1.9.1", "2026.4.1-rc2"),
+        report("b", "1.31.1", "2025.1.0"),
+        report("c", "1.31.1", "2024.6.0"),
+    ]
+    assert markdown.newest(several).path.name == "b"
+
+
+def test_what_stands_in_brackets_is_left_out() -> None:
+    assert render.opening("MIT (He et al. 2016). The photos: others'") == "MIT"
+    assert render.opening("Apache-2.0 (timm). The photos") == "Apache-2.0"
+    assert render.opening("Research use: Multi30k") == "Research use"
