@@ -8,9 +8,9 @@ INSTALL = PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS) $(BI
 # what an installed copy is built from; Python files are used where they lie
 BUILT := pyproject.toml $(CONSTRAINTS) $(wildcard pipelines/kernels/*.cpp pipelines/kernels/*/*.cpp pipelines/kernels/*/*.h) pipelines/kernels/CMakeLists.txt
 # the checks of a file that a person wrote; generated folders stay out
-SOURCES := zoo pipelines scripts tests
+SOURCES := zoo pipelines scripts tests docs/site
 
-.PHONY: run test test-all fuzz lint bench wheel sanitize clean
+.PHONY: run test test-all fuzz lint docs bench wheel sanitize clean
 
 run: $(VENV)/.runtime
 	$(BIN)/python scripts/first_run.py
@@ -47,6 +47,10 @@ lint: $(VENV)/.development
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 
+# The site: the pages, and the API reference from the docstrings. To read it: python -m http.server -d build/site
+docs: $(VENV)/.development
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict -f docs/site/mkdocs.yml
+
 bench: $(VENV)/.development
 	$(INSTALL) -e ".[peers,ray]"
 	$(BIN)/python scripts/reproduce.py
@@ -73,5 +77,5 @@ $(VENV)/.runtime: $(BUILT) | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.development: $(BUILT) | $(VENV)/bin/python
-	$(INSTALL) -e ".[train,import,serve,test]"
+	$(INSTALL) -e ".[train,import,serve,test,docs]"
 	touch $@ $(VENV)/.runtime

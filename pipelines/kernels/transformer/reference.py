@@ -175,7 +175,7 @@ def attention(queries: Floats, keys: Floats, values: Floats, heads: int) -> Floa
 
 
 def quantized_attention(x: Floats, heads: int, bias: Floats | None = None) -> Floats:
-    """`QuantizedAttention` of one sentence, rows [query | key | value] [n, 3 W]: [n, W]."""
+    """`QuantizedAttention` of one sentence, rows of query, key and value (`[n, 3 W]`) to `[n, W]`."""
     n = len(x)
     queries, keys, values = (part.reshape(n, heads, -1) for part in np.split(x, 3, axis=1))
     key_scale, key_inverse = _code_scales(keys, 0)
