@@ -5,6 +5,7 @@ embeddings as int16 codes where not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.graph.infer import infer_shapes
 from pipelines.kernels.clicks import program as steps
+from pipelines.kernels.clicks import reference
 from pipelines.kernels.clicks.from_graph import program_node
 from pipelines.kernels.clicks.operators import COLUMNS
 from pipelines.kernels.clicks.program import CODES, ClickProgram
@@ -47,6 +49,7 @@ from zoo.clicks.reader import Reader
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
+SAMPLES = 64  # random ones, to learn which units of hidden layers are seldom active
 FLOAT = 1e-9  # the finest step of a result that stays float
 
 
@@ -72,6 +75,9 @@ def fold_program(
         kept = any(recipe.keeps_float(str(node.name or node.outputs[0].name)) for node in reader.nodes)
         compiler = Compiler(reader, table, machine.caches(), not kept)
         program = compiler.compile(outputs)
+        if hidden := compiler.hidden():
+            compiler = Compiler(reader, table, machine.caches(), not kept, compiler.by_activity(program, hidden))
+            program = compiler.compile(outputs)
     except RequestError as error:
         return None, {"fold": False, "reason": str(error), "layers": {}, "refused": {}}
     names = [str(value.name) for value in found.graph.outputs]
@@ -95,14 +101,22 @@ def fold_program(
 
 
 class Compiler(Codes):
-    """Expressions to a `ClickProgram`. coarse: large layers and tables may be in bytes.
+    """Expressions to a `ClickProgram`. coarse: large layers and tables may be in bytes. orders: which unit of a hidden
+    layer stands where in its buffers, where they do not stand as they come.
 
     Raises RequestError for what it has no step for.
     """
 
-    def __init__(self, reader: Reader, table: CalibrationTable, caches: Mapping[str, int], coarse: bool = True) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        table: CalibrationTable,
+        caches: Mapping[str, int],
+        coarse: bool = True,
+        orders: Mapping[Expression, Array] = MappingProxyType({}),
+    ) -> None:
         super().__init__(reader, table, caches, coarse)
-        self._orders: dict[Expression, Array] = {}
+        self._orders = orders
         self._made: dict[tuple[Any, str], tuple[int, float]] = {}
 
     def compile(self, outputs: Sequence[Expression]) -> ClickProgram:
@@ -136,6 +150,7 @@ class Compiler(Codes):
         weights = np.zeros(max(self._codes_width, 1), np.float64)
         terms: list[tuple[int, float]] = []
         bias = x.bias
+        looked_up: list[tuple[Field, float]] = []
         for term, factor in x.terms:
             match term:
                 case Linear():
@@ -151,6 +166,8 @@ class Compiler(Codes):
                         else:
                             for at, scale, row in self._places(part):
                                 weights[at] += rows[row] * scale
+                case Field() if term not in self.raw:
+                    looked_up.append((term, factor))
                 case Field() | Numbers():
                     for at, scale, _ in self._places(term):
                         weights[at] += factor * scale
@@ -167,11 +184,22 @@ class Compiler(Codes):
                     terms.append((out, factor))
                 case _:
                     raise RequestError("a term of the logit has no step")
+        if looked_up:
+            terms.append((self._lookup_sum(looked_up), 1.0))
         out = self._slot("f4", 1)
         if (used := np.flatnonzero(weights)).size:
             first, end = int(used[0]), int(used[-1]) + 1
             terms.append((self._weighted(self.x, first, weights[first:end]), 1.0))
         self.steps.append(steps.Total(out, tuple(terms), bias, x.sigmoid))
+        return out
+
+    def _lookup_sum(self, terms: Sequence[tuple[Field, float]]) -> int:
+        """The buffer of a sum of numbers that ids choose, times a factor each."""
+        out, heights = self._slot("f4", 1), [len(field.table) for field, _ in terms]
+        table = np.concatenate([field.table[:, 0] * np.float32(factor) for field, factor in terms])
+        columns = np.array([field.column for field, _ in terms], np.int32)
+        offsets = np.cumsum([0, *heights])[:-1].astype(np.int32)
+        self.steps.append(steps.LookupSum(out, table, columns, offsets, np.array(heights, np.int32)))
         return out
 
     def _weighted(self, slot: int, first: int, weight: Floats) -> int:
@@ -266,15 +294,28 @@ class Compiler(Codes):
         return out
 
     def _order(self, x: Linear | Curved) -> Array:
-        """Which unit of a layer stands where in its buffers: of a hidden one those first that weigh most in what reads
-        it. Units that training gave up stand together then, and kernels pass over zeros by twos and fours.
+        """Which unit of a layer stands where in its buffers."""
+        order = self._orders.get(x)
+        return np.arange(x.width) if order is None else order
+
+    def hidden(self) -> dict[Linear, int]:
+        """Layers before a ReLU that only other layers read, and the buffer of each."""
+        forms = {x: "u1" if "u1" in self.forms[x] else "i2" for x in self.readers if self.forms[x] <= {"u1", "i2"}}
+        return {x: self._made[x, form][0] for x, form in forms.items() if x.relu and (x, form) in self._made}
+
+    def by_activity(self, program: ClickProgram, hidden: Mapping[Linear, int]) -> dict[Expression, Array]:
+        """Orders of the units of `hidden`, those first that are not zero in most of some random samples: zeros of
+        neighbours, which kernels pass over by twos and fours, come together.
         """
-        if x not in self._orders:
-            hidden = isinstance(x, Linear) and self.forms[x] <= {"u1", "i2"}
-            read = self.readers.get(x, []) if hidden and isinstance(x, Linear) else []
-            weights = sum((np.abs(each).sum(axis=1) for each in read), np.zeros(x.width))
-            self._orders[x] = np.argsort(-weights, kind="stable")
-        return self._orders[x]
+        generator = np.random.default_rng(0)
+        ids = generator.integers(0, np.maximum(program.rows, 1), (SAMPLES, program.rows.size), np.int32)
+        numbers = None
+        if self.reader.numbers is not None:
+            seen = self.table.tensors[str(self.reader.numbers.name)]
+            numbers = generator.uniform(seen.low, seen.high, (SAMPLES, program.numbers)).astype(np.float32)
+        scales = generator.uniform(0, 1, (SAMPLES, program.means)).astype(np.float32)
+        buffers = reference.buffers(program, ids, numbers, scales)
+        return {x: np.argsort(-(buffers[slot] > 0).sum(axis=0), kind="stable") for x, slot in hidden.items()}
 
     def _unit(self, x: Linear | Curved, form: str) -> float:
         """The scale of a layer's result in this form."""

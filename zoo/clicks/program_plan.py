@@ -62,6 +62,7 @@ class Plan:
         self.groups: dict[tuple[int, ...], Group] = {}
         self.forms: dict[Linear | Curved, set[str]] = {}  # how a layer's result is read: "u1", "i2", "f4", "piece"
         self.raw: dict[Field, None] = {}  # whose codes are needed, in order
+        self.summed: dict[Field, None] = {}  # terms of logits
         self.even: dict[Expression, None] = {}  # vectors whose codes share one scale
         self.pieces: dict[Expression, None] = {}  # computed vectors that stand among the codes
         self.changes: dict[Expression, None] = {}  # of cross networks, laid out like the codes
@@ -93,7 +94,7 @@ class Plan:
                 for term, _ in x.terms:
                     self._terms.add(term)
                     if isinstance(term, Field):
-                        self.raw[term] = None
+                        self.summed[term] = None
                     self._visit(term)
             case Linear():
                 self._visit_layer(x)

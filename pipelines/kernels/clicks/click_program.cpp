@@ -29,6 +29,7 @@ namespace {
 constexpr int64_t kSamples = 64;  // that go through all steps together: their buffers stay in L2
 constexpr int64_t kSlack = 32;    // int16 that kernels may touch behind a row
 constexpr int64_t kWidest = int64_t{1} << 20;
+constexpr size_t kOutputs = 64;
 constexpr int64_t kNear = 1 << 18;  // bytes of a table that stays in L2
 constexpr float kRoundToInt = 12582912.0f;  // 1.5 * 2^23: added to a code and taken away, it rounds, ties to even
 
@@ -121,15 +122,12 @@ class ClickProgram {
                const std::optional<Array> &table, const Array &columns, const Array &offsets, const Array &rows, int shift) {
         const auto *w = data_of<int16_t>(weight, "weight", 2);
         const auto *s = data_of<float>(scale, "scale", 1), *b = data_of<float>(bias, "bias", 1);
-        const auto *column = data_of<int32_t>(columns, "columns", 1), *offset = data_of<int32_t>(offsets, "offsets", 1),
-                   *count = data_of<int32_t>(rows, "rows", 1);
         const int64_t inputs = static_cast<int64_t>(weight.shape(0)), width = static_cast<int64_t>(weight.shape(1));
         const int64_t fields = static_cast<int64_t>(columns.shape(0)), stride = width, pairs = (inputs + 1) / 2;
         const Slot from = inputs ? slot(x, Kind::kWords, "mixed") : Slot{};
-        bool fits = width >= 1 && width % kColumns == 0 && width <= kWidest && static_cast<int64_t>(scale.shape(0)) == width &&
+        const bool fits = width >= 1 && width % kColumns == 0 && width <= kWidest && static_cast<int64_t>(scale.shape(0)) == width &&
                     static_cast<int64_t>(bias.shape(0)) == width && shift >= 0 && shift <= 14 && fields <= kMaxFields && !outs.empty() &&
-                    first >= 0 && (!inputs || first + inputs <= from.width) && static_cast<int64_t>(offsets.shape(0)) == fields &&
-                    static_cast<int64_t>(rows.shape(0)) == fields && table.has_value() == (fields > 0);
+                    first >= 0 && (!inputs || first + inputs <= from.width) && table.has_value() == (fields > 0);
         require(fits, "mixed");
         auto step = std::make_shared<Mixed>();
         MixedLinear &m = step->linear;
@@ -139,15 +137,8 @@ class ClickProgram {
                 m.wide_table = data_of<int16_t>(*table, "table", 2);
             else
                 m.table = data_of<uint8_t>(*table, "table", 2);
-            const int64_t height = static_cast<int64_t>(table->shape(0));
-            fits = static_cast<int64_t>(table->shape(1)) == stride;
-            for (int64_t f = 0; fits && f < fields; ++f)
-                fits = column[f] >= 0 && column[f] < this->columns() && offset[f] >= 0 && count[f] >= 1 &&
-                       int64_t{offset[f]} + count[f] <= height && rows_[static_cast<size_t>(column[f])] >= 1 &&
-                       rows_[static_cast<size_t>(column[f])] <= count[f];
-            require(fits, "mixed");
-            step->columns.assign(column, column + fields), step->offsets.assign(offset, offset + fields);
-            step->rows.reserve(kSamples * fields);
+            require(static_cast<int64_t>(table->shape(1)) == stride, "mixed");
+            step->fields = this->fields(columns, offsets, rows, static_cast<int64_t>(table->shape(0)), "mixed");
             kept_.push_back(*table);
         }
         int64_t end = 0;
@@ -174,9 +165,9 @@ class ClickProgram {
             static thread_local Buffer<uint32_t> chosen;
             const int64_t f_count = step->linear.fields;
             chosen.reserve(kSamples * f_count);
+            uint32_t *next = chosen.data();
             for (int64_t r = 0; r < block.n; ++r)
-                for (int64_t f = 0; f < f_count; ++f)
-                    chosen[r * f_count + f] = step->offsets[static_cast<size_t>(f)] + block.ids[r * ids + step->columns[static_cast<size_t>(f)]];
+                for (const Field &field : step->fields) *next++ = static_cast<uint32_t>(field.offset) + block.ids[r * ids + field.column];
             Columns to[8];
             for (size_t i = 0; i < step->outs.size(); ++i) {
                 const auto &[slot, last, relu] = step->outs[i];
@@ -329,6 +320,25 @@ class ClickProgram {
         });
     }
 
+    // The floats of one row of each field, added in their order.
+    void lookup_sum(int out, const Array &table, const Array &columns, const Array &offsets, const Array &rows) {
+        const Slot to = slot(out, Kind::kFloats, "lookup_sum");
+        const auto *values = data_of<float>(table, "table", 1);
+        const auto found = fields(columns, offsets, rows, static_cast<int64_t>(table.shape(0)), "lookup_sum");
+        require(!found.empty(), "lookup_sum");
+        const int64_t stride = this->columns();
+        steps_.push_back([=](const Block &b) {
+            auto *result = b.at<float>(to);
+            const uint32_t *ids = b.ids;
+            for (int64_t s = 0; s < b.n; ++s, ids += stride) {
+                float sum = 0;
+                for (const Field &field : found) sum += values[field.offset + ids[field.column]];
+                result[s * to.stride] = sum;
+            }
+        });
+        kept_.push_back(table);
+    }
+
     // out = sigmoid(bias + sum_t terms[t] * factor[t])
     void total(int out, const std::vector<std::pair<int, float>> &terms, float bias, bool sigmoid) {
         const Slot to = slot(out, Kind::kFloats, "total");
@@ -345,6 +355,7 @@ class ClickProgram {
     }
 
     void outputs(const std::vector<int> &slots) {
+        require(slots.size() <= kOutputs, "outputs");
         for (int each : slots) results_.push_back(slot(each, Kind::kFloats, "outputs"));
     }
 
@@ -354,13 +365,14 @@ class ClickProgram {
         const int64_t n = static_cast<int64_t>(ids.shape(0));
         if (static_cast<int64_t>(ids.shape(1)) != columns()) throw nb::value_error("ids have another number of columns than the program");
         const float *x = floats(numbers, "numbers", n, numbers_), *m = floats(means, "scales", n, means_);
-        std::vector<Buffer<float> *> found;
-        nb::list arrays;
-        for (const Slot &slot : results_) {
-            auto *buffer = new Buffer<float>(std::max<int64_t>(n * slot.width, 1));
+        float *found[kOutputs];
+        nb::object arrays[kOutputs];
+        for (size_t i = 0; i < results_.size(); ++i) {
+            const int64_t width = results_[i].width;
+            auto *buffer = new Buffer<float>(std::max<int64_t>(n * width, 1));
             nb::capsule owner(buffer, [](void *pointer) noexcept { delete static_cast<Buffer<float> *>(pointer); });
-            found.push_back(buffer);
-            arrays.append(nb::ndarray<nb::numpy, float>(buffer->data(), {static_cast<size_t>(n), static_cast<size_t>(slot.width)}, owner));
+            found[i] = buffer->data();
+            arrays[i] = nb::cast(nb::ndarray<nb::numpy, float>(found[i], {static_cast<size_t>(n), static_cast<size_t>(width)}, owner));
         }
         {
             nb::gil_scoped_release unlocked;
@@ -373,26 +385,31 @@ class ClickProgram {
                 else
                     read_ids(static_cast<const int32_t *>(given), first, count, rows);
                 const Block block{buffers.data(), reinterpret_cast<const uint32_t *>(rows), x + first * numbers_, m + first * means_, count};
-                for (const auto &step : steps_) step(block);
+                for (size_t q = 0; q < steps_.size(); ++q) { uint64_t t0 = __builtin_ia32_rdtsc(); steps_[q](block); prof_[q] += __builtin_ia32_rdtsc() - t0; }
                 for (size_t i = 0; i < results_.size(); ++i) {
                     const Slot &slot = results_[i];
                     const auto *from = block.at<float>(slot);
                     for (int64_t s = 0; s < count; ++s)
-                        std::copy_n(from + s * slot.stride, slot.width, found[i]->data() + (first + s) * slot.width);
+                        std::copy_n(from + s * slot.stride, slot.width, found[i] + (first + s) * slot.width);
                 }
             }
         }
-        return results_.size() == 1 ? nb::object(arrays[0]) : nb::object(nb::tuple(arrays));
+        if (results_.size() == 1) return arrays[0];
+        nb::list all;
+        for (size_t i = 0; i < results_.size(); ++i) all.append(arrays[i]);
+        return nb::tuple(all);
     }
 
     const char *isa() const { return isa_.name; }
 
   private:
+    struct Field {
+        int32_t column, offset;
+    };
     struct Mixed {
         MixedLinear linear{};
-        std::vector<int32_t> columns, offsets;
+        std::vector<Field> fields;
         std::vector<std::tuple<Slot, int64_t, bool>> outs;
-        Buffer<uint32_t> rows;
         Buffer<int16_t> weight;
         Buffer<float> scale, bias;
     };
@@ -408,6 +425,23 @@ class ClickProgram {
     Slot slot(int index, Kind kind, const char *step) const {
         require(index >= 0 && index < static_cast<int64_t>(slots_.size()) && slots_[static_cast<size_t>(index)].kind == kind, step);
         return slots_[static_cast<size_t>(index)];
+    }
+
+    // Fields of a table of `height` rows: the column of the ids that chooses among `rows` of them from `offset` on.
+    std::vector<Field> fields(const Array &columns, const Array &offsets, const Array &rows, int64_t height, const char *step) const {
+        const auto *column = data_of<int32_t>(columns, "columns", 1), *offset = data_of<int32_t>(offsets, "offsets", 1),
+                   *count = data_of<int32_t>(rows, "rows", 1);
+        const size_t size = columns.shape(0);
+        require(offsets.shape(0) == size && rows.shape(0) == size, step);
+        std::vector<Field> found;
+        for (size_t f = 0; f < size; ++f) {
+            require(column[f] >= 0 && column[f] < this->columns() && offset[f] >= 0 && count[f] >= 1 && int64_t{offset[f]} + count[f] <= height,
+                    step);
+            const int32_t most = rows_[static_cast<size_t>(column[f])];
+            require(most >= 1 && most <= count[f], step);
+            found.push_back({column[f], offset[f]});
+        }
+        return found;
     }
 
     // The vectors of `width` int16 at these positions of a row; sums of 128 products of codes fit int32.
@@ -455,6 +489,10 @@ class ClickProgram {
                                           .c_str());
     }
 
+    mutable uint64_t prof_[64] = {};
+  public:
+    std::vector<uint64_t> prof() const { return {prof_, prof_ + 64}; }
+  private:
     const Isa &isa_;
     const ClickKernels &kernels_;
     int64_t numbers_, means_, ids_offset_ = 0, size_ = 0;
@@ -489,8 +527,10 @@ void bind_click_program(nb::module_ &module) {
         .def("tanh", &ClickProgram::hyperbolic, "x"_a, "out"_a)
         .def("mixture", &ClickProgram::mixture, "x"_a, "gates"_a, "out"_a)
         .def("product", &ClickProgram::product, "x"_a, "y"_a, "out"_a)
+        .def("lookup_sum", &ClickProgram::lookup_sum, "out"_a, "table"_a, "columns"_a, "offsets"_a, "rows"_a)
         .def("total", &ClickProgram::total, "out"_a, "terms"_a, "bias"_a, "sigmoid"_a)
         .def("outputs", &ClickProgram::outputs, "slots"_a)
         .def("__call__", &ClickProgram::call, "ids"_a, "numbers"_a.none(), "scales"_a.none())
-        .def_prop_ro("isa", &ClickProgram::isa);
+        .def_prop_ro("isa", &ClickProgram::isa)
+        .def("prof", &ClickProgram::prof);
 }

@@ -98,6 +98,9 @@ def click_program(program: steps.ClickProgram, isa: str = "") -> Any:
                 made.mixture(step.x, step.gates, step.out)
             case steps.Product():
                 made.product(step.x, step.y, step.out)
+            case steps.LookupSum():
+                chosen = [contiguous(each) for each in (step.table, step.columns, step.offsets, step.rows)]
+                made.lookup_sum(step.out, *chosen)
             case steps.Total():
                 made.total(step.out, list(step.terms), step.bias, step.sigmoid)
             case steps.Weighted():

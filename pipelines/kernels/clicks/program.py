@@ -385,6 +385,34 @@ class Weighted:
 
 
 @dataclass(frozen=True, eq=False)
+class LookupSum:
+    """out = sum_f table[offsets_f + ids[columns_f]], float32, added in the order of the fields.
+
+    table: float32 [R]. columns, offsets, rows: int32 [F].
+    """
+
+    out: int
+    table: Array
+    columns: Array
+    offsets: Array
+    rows: Array
+
+    def check(self, program: ClickProgram, slots: _Slots) -> None:
+        """See `Step`."""
+        fields = self.columns.size
+        require("LookupSum", "table", self.table, np.float32, (self.table.size,))
+        for name in ("columns", "offsets", "rows"):
+            require("LookupSum", name, getattr(self, name), np.int32, (fields,))
+        _fits(self, fields >= 1 and self.columns.min() >= 0 and self.columns.max() < program.rows.size)
+        last = self.offsets.astype(np.int64) + self.rows
+        _fits(self, self.rows.min() >= 1 and self.offsets.min() >= 0 and last.max() <= self.table.size)
+        limits = program.rows[self.columns]
+        _fits(self, limits.min() >= 1 and bool((limits <= self.rows).all()))
+        _fits(self, slots.write(self, self.out, "f4") == 1)
+        _finite(self, self.table)
+
+
+@dataclass(frozen=True, eq=False)
 class Total:
     """out = bias + sum_t terms_t factor_t, added in this order, through a sigmoid if asked.
 
@@ -422,6 +450,7 @@ STEPS: dict[str, type] = {
         Tanh,
         Mixture,
         Product,
+        LookupSum,
         Total,
     )
 }

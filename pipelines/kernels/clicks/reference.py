@@ -44,6 +44,12 @@ def linear(layer: LinearLayer, x: NDArray[np.uint8]) -> NDArray[Any]:
 
 def run(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: Any = None) -> list[NDArray[np.float32]]:
     """The outputs of `ClickProgram`, float32 [n, width] each; the sigmoid of `Total` may differ in its last bits."""
+    computed = buffers(program, ids, numbers, scales)
+    return [computed[slot] for slot in program.outputs]
+
+
+def buffers(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: Any = None) -> list[NDArray[Any]]:
+    """All buffers of `ClickProgram` after its last step, [n, width] each."""
     n = len(ids)
     of = [np.zeros((n, width), steps.KINDS[kind]) for kind, width in program.slots]
     for step in program.steps:
@@ -111,12 +117,17 @@ def run(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: A
                 of[step.out] = of[step.x] * np.repeat(weights / total, of[step.x].shape[1] // gates.shape[1], axis=1)
             case steps.Product():
                 of[step.out][:, 0] = lane_sum(of[step.x] * of[step.y])
+            case steps.LookupSum():
+                total = np.zeros(n, np.float32)
+                for column, offset in zip(step.columns, step.offsets, strict=True):
+                    total += step.table[offset + ids[:, column]]
+                of[step.out][:, 0] = total
             case steps.Total():
                 logit = np.full(n, step.bias, np.float32)
                 for slot, times in step.terms:
                     logit += of[slot][:, 0] * np.float32(times)
                 of[step.out][:, 0] = 1 / (1 + np.exp(-logit)) if step.sigmoid else logit
-    return [of[slot] for slot in program.outputs]
+    return of
 
 
 def lane_sum(values: NDArray[np.float32]) -> NDArray[np.float32]:
