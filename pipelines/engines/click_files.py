@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 # Bump it when the dataclasses below, those of the kernels, or what is read of a graph change;
 # tests/engines/test_click_files.py fails where that is forgotten.
-VERSION = 1
+VERSION = 2
 SUFFIX = ".zoo"
 
 

@@ -199,7 +199,8 @@ class Compiler(Codes):
         table = np.concatenate([field.table[:, 0] * np.float32(factor) for field, factor in terms])
         columns = np.array([field.column for field, _ in terms], np.int32)
         offsets = np.cumsum([0, *heights])[:-1].astype(np.int32)
-        self.steps.append(steps.LookupSum(out, table, columns, offsets, np.array(heights, np.int32)))
+        # first of all: the cache fetches its rows while the next steps run
+        self.steps.insert(0, steps.LookupSum(out, table, columns, offsets, np.array(heights, np.int32)))
         return out
 
     def _weighted(self, slot: int, first: int, weight: Floats) -> int:
@@ -311,8 +312,9 @@ class Compiler(Codes):
         ids = generator.integers(0, np.maximum(program.rows, 1), (SAMPLES, program.rows.size), np.int32)
         numbers = None
         if self.reader.numbers is not None:
-            seen = self.table.tensors[str(self.reader.numbers.name)]
-            numbers = generator.uniform(seen.low, seen.high, (SAMPLES, program.numbers)).astype(np.float32)
+            seen = self.table.tensors.get(str(self.reader.numbers.name))
+            low, high = (0.0, 1.0) if seen is None else (seen.low, seen.high)
+            numbers = generator.uniform(low, high, (SAMPLES, program.numbers)).astype(np.float32)
         scales = generator.uniform(0, 1, (SAMPLES, program.means)).astype(np.float32)
         buffers = reference.buffers(program, ids, numbers, scales)
         return {x: np.argsort(-(buffers[slot] > 0).sum(axis=0), kind="stable") for x, slot in hidden.items()}

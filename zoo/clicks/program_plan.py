@@ -37,6 +37,7 @@ Floats = NDArray[np.float64]
 
 MACS = 100e9  # int16 products of one core, see `decide` of `zoo.clicks.fold`
 HEADROOM = 1.5  # codes reach so many times the range that calibration saw
+SHORT = 2**14  # bytes of folded rows a sample that may become twice as many
 LINE = 64  # bytes of a cache line
 FINE = 2**16  # layers of fewer products read codes, larger ones bytes: half the time, a part of the precision
 
@@ -204,9 +205,9 @@ class Plan:
         chosen = candidates
         while True:
             size = sum(len(part.table) * self._row(group) for group, part in chosen)
-            self._wide = not self.coarse or 2 * size <= self.caches.get(
-                "L3", 0
-            )  # there, twice the bytes cost little and are exact
+            read = sum(self._row(group) for group, _ in chosen)
+            # where twice the bytes cost little, they are exact
+            self._wide = not self.coarse or (2 * size <= self.caches.get("L3", 0) and read <= SHORT)
             size *= 1 + self._wide
             level = next((each for each in ("L2", "L3") if size <= self.caches.get(each, 0)), "DRAM")
             pays = [each for each in chosen if self._pays(*each, level)]

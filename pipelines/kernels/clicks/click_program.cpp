@@ -385,7 +385,7 @@ class ClickProgram {
                 else
                     read_ids(static_cast<const int32_t *>(given), first, count, rows);
                 const Block block{buffers.data(), reinterpret_cast<const uint32_t *>(rows), x + first * numbers_, m + first * means_, count};
-                for (size_t q = 0; q < steps_.size(); ++q) { uint64_t t0 = __builtin_ia32_rdtsc(); steps_[q](block); prof_[q] += __builtin_ia32_rdtsc() - t0; }
+                for (const auto &step : steps_) step(block);
                 for (size_t i = 0; i < results_.size(); ++i) {
                     const Slot &slot = results_[i];
                     const auto *from = block.at<float>(slot);
@@ -489,10 +489,6 @@ class ClickProgram {
                                           .c_str());
     }
 
-    mutable uint64_t prof_[64] = {};
-  public:
-    std::vector<uint64_t> prof() const { return {prof_, prof_ + 64}; }
-  private:
     const Isa &isa_;
     const ClickKernels &kernels_;
     int64_t numbers_, means_, ids_offset_ = 0, size_ = 0;
@@ -531,6 +527,5 @@ void bind_click_program(nb::module_ &module) {
         .def("total", &ClickProgram::total, "out"_a, "terms"_a, "bias"_a, "sigmoid"_a)
         .def("outputs", &ClickProgram::outputs, "slots"_a)
         .def("__call__", &ClickProgram::call, "ids"_a, "numbers"_a.none(), "scales"_a.none())
-        .def_prop_ro("isa", &ClickProgram::isa)
-        .def("prof", &ClickProgram::prof);
+        .def_prop_ro("isa", &ClickProgram::isa);
 }

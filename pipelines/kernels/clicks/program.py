@@ -22,6 +22,7 @@ CODES = 4095
 SLACK = 32  # int16 behind the last row of a table of codes, which kernels may read
 VECTORS = 128  # so many products of two codes an int32 holds the sum of
 WIDEST = 2**20
+OUTPUTS = 64
 POOLS = ("", "sum", "mean", "max")
 KINDS = {"u1": np.uint8, "i2": np.int16, "f4": np.float32}
 
@@ -481,8 +482,10 @@ class ClickProgram:
 
     def __post_init__(self) -> None:
         require(self.name, "rows", self.rows, np.int32, (self.rows.size,))
-        if not self.rows.size or self.rows.min() < 0 or self.numbers < 0 or self.means < 0 or not self.outputs:
-            raise RequestError(f"a {self.name} has no ids, no outputs, or counts below 0")
+        if not self.rows.size or self.rows.min() < 0 or self.numbers < 0 or self.means < 0:
+            raise RequestError(f"a {self.name} has no ids, or counts below 0")
+        if not 1 <= len(self.outputs) <= OUTPUTS:
+            raise RequestError(f"a {self.name} has {len(self.outputs)} outputs, expected 1 to {OUTPUTS}")
         if any(kind not in KINDS or not 1 <= width <= WIDEST for kind, width in self.slots):
             raise RequestError(f"a {self.name} has buffers of an unknown kind or width")
         slots = _Slots(self.slots)

@@ -22,6 +22,7 @@ from pipelines.kernels.clicks.program import (
     Factorization,
     Gather,
     Leaky,
+    LookupSum,
     Mixed,
     Mixture,
     Normalize,
@@ -144,6 +145,58 @@ def test_layers_that_share_their_rows(isa, fields, wide, inputs):
     steps += [layer, Dense(1, 6, dense), Weighted(2, 1, floats(60), 7), Weighted(4, 0, floats(5), 8)]
     for count in BATCHES:
         check(program(slots, steps, [3, 5, 6, 7, 8]), isa, *feeds(count))
+
+
+@needs_kernels
+@pytest.mark.parametrize("wide", [False, True])
+def test_layers_of_several_blocks_of_columns(isa, wide):
+    """Blocks are 256 columns; bytes are stored four vectors at a time."""
+    sizes, kinds = ((1, 700), (2, 257), (3, 15)), ("u1", "i2", "f4")
+    slots, steps = looked_up(8, extra=[(kind, size) for kind, (_, size) in zip(kinds, sizes, strict=True)])
+    layer = mixed(0, 35, [(slot, size, False) for slot, size in sizes], 5, wide, 0, 4, 200.0)
+    layer = replace(layer, bias=np.where(np.arange(layer.bias.size) % 50 == 0, np.float32(3e38), layer.bias))
+    dense = LinearLayer(
+        RNG.integers(-127, 128, (700, 9)).astype(np.int8), np.zeros(9, np.int32), np.full(9, 1e-4, np.float32)
+    )
+    steps += [layer, Dense(1, 4, dense), Weighted(2, 0, floats(257), 5)]
+    made = program([*slots, ("f4", 9), ("f4", 1)], steps, [3, 4, 5])
+    for count in BATCHES:
+        check(made, isa, *feeds(count))
+
+
+def lookup_sum(fields=5):
+    """The floats of `fields` columns that stand behind each other in one table."""
+    columns = np.array([0, 1, 2, 3, 5], np.int32)[:fields]
+    offsets = np.arange(fields, dtype=np.int32) * 9
+    return LookupSum(0, floats(9 * fields), columns, offsets, ROWS[columns])
+
+
+@needs_kernels
+@pytest.mark.parametrize("fields", [1, 2, 5])
+def test_sums_of_looked_up_floats(isa, fields):
+    made = program([("f4", 1)], [lookup_sum(fields)], [0])
+    for count in BATCHES:
+        check(made, isa, *feeds(count, np.int64 if count % 2 else np.int32))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"columns": np.array([0, 4], np.int32)},
+        {"columns": np.array([0, 6], np.int32)},
+        {"columns": np.array([0], np.int32)},
+        {"rows": np.array([9, 8], np.int32)},
+        {"rows": np.array([9, 0], np.int32)},
+        {"offsets": np.array([0, 10], np.int32)},
+        {"offsets": np.array([-1, 9], np.int32)},
+        {"table": np.full(18, np.inf, np.float32)},
+        {"table": np.zeros(18, np.int16)},
+        {"out": 1},
+    ],
+)
+def test_sums_of_looked_up_floats_that_do_not_fit_are_refused(changes):
+    with pytest.raises(RequestError):
+        program([("f4", 1)], [replace(lookup_sum(2), **changes)], [0])
 
 
 @needs_kernels

@@ -13,7 +13,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import io
 from pipelines.kernels.clicks import reference
 from pipelines.kernels.clicks.from_graph import click_program
-from pipelines.kernels.clicks.program import Dense, Gather, Leaky, Mixed, Numbers
+from pipelines.kernels.clicks.program import Dense, Gather, Leaky, LookupSum, Mixed, Numbers
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
@@ -154,7 +154,15 @@ def test_large_layers_read_bytes(family, fine, monkeypatch):
 
 def test_tables_beyond_the_caches_have_rows_of_bytes(monkeypatch):
     monkeypatch.setattr(machine, "caches", dict)
-    program, _ = near("wide-deep", bound=0.01, width=32)
+    bytes_alone(near("wide-deep", bound=0.01, width=32)[0])
+
+
+def test_many_folded_rows_are_of_bytes(monkeypatch):
+    monkeypatch.setattr(folding, "SHORT", 0)
+    bytes_alone(near("wide-deep", bound=0.01, width=32)[0])
+
+
+def bytes_alone(program):
     tables = [each.table for each in program.steps if isinstance(each, Mixed) and each.table is not None]
     assert tables and all(each.dtype == np.uint8 for each in tables)
 
@@ -173,14 +181,26 @@ def test_a_tower_passes_over_the_codes_of_the_other(monkeypatch):
     assert len(first) == 2 and all(len(each.weight) <= 16 + program.numbers for each in first)
 
 
-def test_units_that_weigh_most_stand_first():
+def test_units_that_are_most_often_active_stand_first():
+    """Zeros of neighbours come together: more pairs of units are zero than where units stand as they come."""
     net = Network("wide-deep", hidden=(48, 24))
     feeds = net.feeds(400)
     program, _ = folded(net.model, feeds)
-    second = [each for each in program.steps if isinstance(each, Mixed)][1]
-    weights = np.abs(second.weight[:48] * second.scale.astype(np.float64)).sum(axis=1)
-    assert (np.diff(weights) <= 1e-6 * weights[0]).all() and weights[0] > weights[-1]
+    hidden = next(each.outs[0][0] for each in program.steps if isinstance(each, Mixed))
+    active = reference.buffers(program, feeds["ids"], feeds.get("numbers"), feeds.get("scales"))[hidden] > 0
+    often = active.mean(axis=0)
+    assert often[:12].mean() > often[12:24].mean() > often[24:36].mean() > often[36:].mean()
+    mixed_up = active[:, np.random.default_rng(0).permutation(48)]
+    pairs = [each.reshape(400, 24, 2).any(axis=2).mean() for each in (active, mixed_up)]
+    assert pairs[0] < 0.95 * pairs[1]
     assert moved(net.model, program, feeds)[0] <= BOUND
+
+
+def test_scalars_alone_are_summed_as_floats():
+    program, _ = near("wide-deep", fields=((40, 1, ""), (30, 1, ""), (9, 3, "sum")))
+    (summed,) = [each for each in program.steps if isinstance(each, LookupSum)]
+    assert summed.columns.tolist() == [0, 1] and summed.rows.tolist() == [40, 30]
+    assert [(each.width, each.pool) for each in program.steps if isinstance(each, Gather)] == [(9, "sum")]
 
 
 def test_scalars_lie_beside_the_embeddings():
