@@ -19,11 +19,13 @@ constexpr size_t PAD = 64; // bytes behind the data that may be read
 constexpr size_t STEP = 16384; // bytes at a time: what is known of them stays in the nearest caches
 constexpr size_t TOGETHER = 16; // rows that loops of vectors take: none is left to be done one by one
 
-// Texts to ids: 1 + hash modulo buckets, or the place in a vocabulary from 1 on, 0 for none of it.
+// Texts to ids: hash modulo buckets from 0 or 1 on, or the place in a vocabulary from 1 on, 0 for none of it.
 class Ids {
   public:
-    explicit Ids(int64_t buckets) : modulo_(buckets), last(modulo_.divisor() + 1), hashed(true) {}
-    explicit Ids(const std::vector<std::string> &values) : modulo_(1), last(static_cast<int32_t>(values.size()) + 1), hashed(false) {
+    explicit Ids(int64_t buckets) : modulo_(buckets), last(modulo_.divisor() + 1), first(1), hashed(true) {}
+    Ids(int64_t buckets, int32_t missing) : modulo_(buckets), last(missing), first(0), hashed(true) {}
+    explicit Ids(const std::vector<std::string> &values)
+        : modulo_(1), last(static_cast<int32_t>(values.size()) + 1), first(1), hashed(false) {
         size_t size = 16;
         while (size < values.size() * 2)
             size *= 2;
@@ -40,7 +42,7 @@ class Ids {
     }
     ALWAYS_INLINE int32_t operator()(const uint8_t *p, size_t length) const {
         if (hashed)
-            return modulo_(length == 8 ? farmhash::hash8(farmhash::fetch64(p)) : farmhash::fingerprint64(p, length)) + 1;
+            return modulo_(length == 8 ? farmhash::hash8(farmhash::fetch64(p)) : farmhash::fingerprint64(p, length)) + first;
         return const_cast<Ids *>(this)->find(p, length).id;
     }
     const Modulo &modulo() const { return modulo_; }
@@ -68,12 +70,13 @@ class Ids {
     std::vector<uint8_t> bytes_;
 
   public:
-    int32_t last;
+    int32_t last; // of a missing value
+    int32_t first;
     bool hashed;
 };
 
 enum class Kind { category, list, number, label, weight, seconds, milliseconds, instant };
-enum Scaling { other, standard, min_max }; // of a number that is not in its table
+enum Scaling { other, standard, min_max, identity }; // of a number that is not in its table; identity: of every number, without a table
 
 struct Column {
     Kind kind;
@@ -87,6 +90,7 @@ struct Column {
     int64_t gap = -1; // of a number, from here on
     Scaling scaling = other;
     double minus = 0, divisor = 1;
+    float fill = 0; // of a missing number
     std::vector<float> table{};
 };
 
@@ -94,6 +98,7 @@ struct Schema {
     size_t width; // columns of the log
     uint8_t delimiter;
     bool quotes;
+    bool lines; // every line feed ends a row, other bytes are those of a field; a number that is none is a fault
     Missing missing;
     size_t ids, numbers, scales;
     std::vector<Column> columns{};
@@ -179,12 +184,12 @@ ALWAYS_INLINE void categories(
         uint64_t *const words = fields.words.get();
         int32_t *const values = fields.values.get();
         const Modulo modulo = ids.modulo();
-        const int32_t last = ids.last;
+        const int32_t last = ids.last, first = ids.first;
         for (size_t i = 0; i < rows; ++i)
             words[i] = farmhash::fetch64(begins[i]);
         for (size_t i = 0; i < rows; i += TOGETHER)
             for (size_t k = i; k < i + TOGETHER; ++k) {
-                const int32_t id = modulo(farmhash::hash8(words[k])) + 1;
+                const int32_t id = modulo(farmhash::hash8(words[k])) + first;
                 values[k] = lengths[k] ? id : last;
             }
         for (size_t i = 0; i < rows; ++i)
@@ -236,33 +241,50 @@ ALWAYS_INLINE void lists(
     }
 }
 
-ALWAYS_INLINE void numbers(
-    const Column &column, const uint8_t *const *begins, const uint32_t *lengths, Fields &fields, size_t stride, float *to, size_t row,
+// False where text that is no number is a fault, and there is such.
+ALWAYS_INLINE bool numbers(
+    const Column &column, const uint8_t *const *begins, const uint32_t *lengths, Fields &fields, const Schema &schema, float *to, size_t row,
     Left &left) {
-    const size_t rows = fields.rows;
+    constexpr size_t EIGHT_DIGITS = 100'000'000;
+    const size_t rows = fields.rows, stride = schema.numbers;
     for (size_t i = 0; i < rows; ++i)
         fields.words[i] = farmhash::fetch64(begins[i]);
+    const bool plain = column.scaling == identity;
     const float *const table = column.table.data();
     int32_t *const places = fields.values.get();
-    const uint64_t any = places_of_numbers(rows, fields.words.get(), lengths, column.table.size(), places, fields.others.get());
+    const size_t known = plain ? EIGHT_DIGITS + LOWEST + 1 : column.table.size();
+    const uint64_t any = places_of_numbers(rows, fields.words.get(), lengths, known, places, fields.others.get());
     float *const values = to + column.at, *const gaps = column.gap < 0 ? nullptr : to + column.gap;
-    for (size_t i = 0; i < rows; ++i)
-        values[i * stride] = table[places[i]];
+    if (plain)
+        for (size_t i = 0; i < rows; ++i)
+            values[i * stride] = places[i] ? static_cast<float>(places[i] - static_cast<int32_t>(LOWEST + 1)) : column.fill;
+    else
+        for (size_t i = 0; i < rows; ++i)
+            values[i * stride] = table[places[i]];
     if (gaps)
         for (size_t i = 0; i < rows; ++i)
             gaps[i * stride] = lengths[i] ? 0 : 1;
     if (!any)
-        return;
+        return true;
     for (size_t i = 0; i < rows; ++i) {
         if (!fields.others[i])
             continue;
-        const double x = number({begins[i], begins[i] + lengths[i]});
+        double x;
+        if (schema.lines) {
+            float exact;
+            if (!exact_number(begins[i], begins[i] + lengths[i], exact))
+                return false;
+            x = exact;
+        } else
+            x = number({begins[i], begins[i] + lengths[i]});
         float *const value = values + i * stride, *const gap = gaps ? gaps + i * stride : nullptr;
         if (x != x) {
-            *value = 0;
+            *value = column.fill;
             if (gap)
                 *gap = 1;
-        } else if (column.scaling == other) {
+        } else if (plain)
+            *value = static_cast<float>(x);
+        else if (column.scaling == other) {
             left.places.push_back(static_cast<int64_t>((row + i) * stride + column.at));
             left.columns.push_back(static_cast<int64_t>(column.at));
             left.values.push_back(x);
@@ -275,6 +297,7 @@ ALWAYS_INLINE void numbers(
                 *gap = scaled != scaled;
         }
     }
+    return true;
 }
 
 // The columns of some rows; false where one holds what pyarrow refuses, or a label or weight that is none. high: whether there may be
@@ -289,7 +312,12 @@ template <class Find> ALWAYS_INLINE bool encode(const Schema &schema, Fields &fi
             for (size_t i = 0; i < rows; ++i)
                 if (!is_utf8(begins[i], lengths[i]))
                     return false;
-        const auto real = [&](size_t i) { return lengths[i] ? number({begins[i], begins[i] + lengths[i]}) : NOTHING; };
+        const auto real = [&](size_t i) {
+            float exact;
+            if (schema.lines)
+                return exact_number(begins[i], begins[i] + lengths[i], exact) ? exact : NOTHING;
+            return lengths[i] ? number({begins[i], begins[i] + lengths[i]}) : NOTHING;
+        };
         switch (column.kind) {
         case Kind::category:
             categories(column, schema.missing, begins, lengths, fields, schema.ids, &out.ids[row * schema.ids] + column.at);
@@ -300,7 +328,8 @@ template <class Find> ALWAYS_INLINE bool encode(const Schema &schema, Fields &fi
                 out.scales + row * schema.scales);
             break;
         case Kind::number:
-            numbers(column, begins, lengths, fields, schema.numbers, out.numbers + row * schema.numbers, row, out.left);
+            if (!numbers(column, begins, lengths, fields, schema, out.numbers + row * schema.numbers, row, out.left))
+                return false;
             break;
         case Kind::label:
         case Kind::weight: {

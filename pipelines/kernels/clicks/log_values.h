@@ -180,6 +180,40 @@ inline double number(Text text) {
     return error == std::errc() && stop == reinterpret_cast<const char *>(end) && std::isfinite(value) ? value : NOTHING;
 }
 
+// [+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})? as float32, by way of double; false for other text, and for what float32 does not hold.
+inline bool exact_number(const uint8_t *p, const uint8_t *end, float &value) {
+    if (p == end)
+        return false;
+    const auto *begin = reinterpret_cast<const char *>(p) + (*p == '+');
+    const auto digits = [&] {
+        const uint8_t *from = p;
+        while (p < end && *p >= '0' && *p <= '9')
+            ++p;
+        return p - from;
+    };
+    p += *p == '+' || *p == '-';
+    auto count = digits();
+    if (p < end && *p == '.') {
+        ++p;
+        count += digits();
+    }
+    if (!count)
+        return false;
+    if (p < end && (*p == 'e' || *p == 'E')) {
+        ++p;
+        p += p < end && (*p == '+' || *p == '-');
+        const auto exponent = digits();
+        if (exponent < 1 || exponent > 4)
+            return false;
+    }
+    double number;
+    const auto [stop, error] = std::from_chars(begin, reinterpret_cast<const char *>(end), number);
+    if (p != end || error != std::errc() || stop != reinterpret_cast<const char *>(end))
+        return false;
+    value = static_cast<float>(number);
+    return std::abs(number) <= std::numeric_limits<float>::max();
+}
+
 // Places in a table of `known` entries: 0 for no text, 1 + LOWEST + x for the whole number x of up to eight characters; and which are
 // others, whose places are 0. The digits of a word are added up in three multiplications (D. Lemire, "Quickly parsing eight digits",
 // 2018).
