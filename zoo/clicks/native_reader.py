@@ -8,10 +8,10 @@ from __future__ import annotations
 import io
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +20,8 @@ from numpy.typing import NDArray
 
 from pipelines.kernels import extension
 from zoo.clicks import logs
+from zoo.clicks.encoding import Encoding, Field
 from zoo.clicks.logs import MISSING, Bad, Log, csv_batches
-
-if TYPE_CHECKING:
-    from zoo.clicks.features import Features, Field
 
 PAD = 64  # bytes that the parser may read behind the data
 PIECE = 1 << 19  # bytes parsed at once: they and their arrays stay in the cache
@@ -117,13 +115,13 @@ def _names(line: bytes, delimiter: str) -> tuple[str, ...]:
 class NativeReader:
     """Reads one log. names: its columns that are read."""
 
-    features: Features
+    features: Encoding
     log: Log
     names: Sequence[str]
     parser: Any
 
     @classmethod
-    def of(cls, features: Features, log: Log, names: Sequence[str], isa: str = "") -> NativeReader | None:
+    def of(cls, features: Encoding, log: Log, names: Sequence[str], isa: str = "") -> NativeReader | None:
         """The reader of a log; None where it is no CSV, has signs beyond ASCII as separators, holds row numbers, plain
         numbers or lists that skip unknown values, or there is no native code. isa: of
         `pipelines.kernels.extension.isas`, "" for the quickest.
@@ -137,31 +135,10 @@ class NativeReader:
         encodings = [each.encoding for each in features.schema.columns]
         if any(each.get("type") in ("id", "value") or each.get("skip_unknown") for each in encodings):
             return None
-        parser = native.LogParser(len(log.columns), log.delimiter, log.header, MISSING, *features.shape, isa)
-        places = {name: at for at, name in enumerate(log.columns)}
-        for field in features.fields:
-            if field.name not in names:
-                continue
-            place, encoding = places[field.name], field.column.encoding
-            of_list: tuple[Any, ...] = ()
-            if field.is_list:
-                of_list = (field.width, field.column.separator, field.column.pooling == "max", field.scale)
-            kind = ("hashed" if encoding["type"] == "hash" else "known") + "_list" * field.is_list
-            values = encoding["buckets"] if encoding["type"] == "hash" else list(encoding["values"])
-            getattr(parser, kind)(place, field.start, values, *of_list)
-        tables = features.scaled_whole(LOWEST, HIGHEST)
-        for at, column in enumerate(features.numbers):
-            if column.name not in names:
-                continue
-            if np.isnan(tables[at]).any():  # of a scale beyond float64
-                return None
-            gap = len(features.numbers) + features.gaps.index(at) if at in features.gaps else -1
-            minus, divisor = _linear(column.encoding)
-            parser.number(places[column.name], at, gap, column.encoding["type"], minus, divisor, tables[at])
-        for column in features.schema.of("label", "weight", "timestamp"):
-            if column.name in names:
-                parser.real(places[column.name], column.unit or column.kind)
-        return cls(features, log, names, parser)
+        form = "quoted" if log.header else "unquoted"
+        parser = native.LogParser(len(log.columns), log.delimiter, form, MISSING, *features.shape, isa)
+        known = add_columns(parser, features, {name: at for at, name in enumerate(log.columns) if name in names})
+        return cls(features, log, names, parser) if known else None
 
     def batches(
         self, bad: Bad | None, seconds: defaultdict[str, float], rows: int
@@ -250,7 +227,7 @@ class NativeReader:
         places, columns, values = left
         if len(places):
             scaled = self.features.scaled_mixed(columns, values).astype(np.float32)
-            scaled[np.isnan(scaled)] = 0
+            scaled = np.where(np.isnan(scaled), self.features.fills[columns], scaled)
             parsed.numbers.reshape(-1)[places] = scaled
         features = self.features
         fields, numbers = self._unread
@@ -259,7 +236,7 @@ class NativeReader:
             if field.scale >= 0:
                 parsed.scales[:, field.scale] = 0
         for at in numbers:
-            parsed.numbers[:, at] = 0
+            parsed.numbers[:, at] = features.fills[at]
             if at in features.gaps:
                 parsed.numbers[:, len(features.numbers) + features.gaps.index(at)] = 1
 
@@ -269,6 +246,48 @@ class NativeReader:
         fields = [field for field in self.features.fields if field.name not in self.names]
         numbers = [at for at, column in enumerate(self.features.numbers) if column.name not in self.names]
         return fields, numbers
+
+
+def add_columns(parser: Any, encoding: Encoding, places: Mapping[str, int]) -> bool:
+    """Add columns to a native parser.
+
+    Args:
+        parser: A `LogParser` whose outputs have the shape of `encoding`.
+        encoding: What the columns become; of no column "id".
+        places: Of the columns that are read, where they stand in a row, 0-based.
+
+    Returns:
+        False where the parser cannot read them: a scale is beyond float64.
+    """
+    for field in encoding.fields:
+        if field.name not in places:
+            continue
+        place, how = places[field.name], field.column.encoding
+        of_list: tuple[Any, ...] = ()
+        if field.is_list:
+            of_list = (field.width, field.column.separator, field.column.pooling == "max", field.scale)
+        match how["type"]:
+            case "hash":
+                add = parser.hashed_list if field.is_list else parser.hashed
+                add(place, field.start, how["buckets"], *of_list)
+            case "hash-bucket":
+                parser.hash_bucket(place, field.start, how["buckets"], field.last)
+            case _:
+                add = parser.known_list if field.is_list else parser.known
+                add(place, field.start, list(how["values"]), *of_list)
+    tables = encoding.scaled_whole(LOWEST, HIGHEST)
+    for at, column in enumerate(encoding.numbers):
+        if column.name not in places:
+            continue
+        if np.isnan(tables[at]).any():
+            return False
+        gap = len(encoding.numbers) + encoding.gaps.index(at) if at in encoding.gaps else -1
+        scaling, scale, fill = column.encoding["type"], _linear(column.encoding), float(encoding.fills[at])
+        parser.number(places[column.name], at, gap, scaling, *scale, fill, tables[at])
+    for column in encoding.schema.of("label", "weight", "timestamp"):
+        if column.name in places:
+            parser.real(places[column.name], column.unit or column.kind)
+    return True
 
 
 def _linear(encoding: Any) -> tuple[float, float]:

@@ -26,21 +26,27 @@ KINDS = {
 }
 ENCODINGS = {
     "hash": "a category's id is 1 + FarmHash Fingerprint64 of its text modulo buckets",
+    "hash-bucket": "a category's id is FarmHash Fingerprint64 of its text modulo buckets, as in TensorFlow; that of "
+    "a missing one is the empty text's, or, with missing_row, the number of buckets",
     "vocabulary": "a category's id is its place among known values from 1 on, 0 for all others",
     "id": "the text is the row's number itself; 0 for what is no number from 0 to rows - 1, and for what is missing",
     "log1p": "log(1 + x - minimum) / log(1 + maximum - minimum), clipped to 0 to 1",
+    "log1p-min-max": "(log(1 + x) - low) / (high - low) in float32, x at least 0, log(1 + x) clipped to low to high; a "
+    "missing value becomes fill",
     "standard": "(x - mean) / standard deviation, clipped to -8 to 8",
     "min-max": "(x - minimum) / (maximum - minimum), clipped to 0 to 1",
     "quantile": "the share of training values below x",
-    "value": "x itself",
+    "value": "x itself; a missing value becomes fill, 0 unless given",
 }
-OF_CATEGORIES = ("hash", "vocabulary", "id")
-OF_NUMBERS = ("log1p", "standard", "min-max", "quantile", "value")
+OF_CATEGORIES = ("hash", "hash-bucket", "vocabulary", "id")
+OF_LISTS = ("hash", "vocabulary", "id")
+OF_NUMBERS = ("log1p", "log1p-min-max", "standard", "min-max", "quantile", "value")
 POOLINGS = ("mean", "sum", "max")
 TOWERS = ("user", "item")
 MOST_BUCKETS = 2**31 - 1
 REGRESSION = "a quantity is regression, which is not built here; add a column of 0 and 1, such as rating >= 4"
 FEATURES = ("number", "category", "categories")  # the kinds that a model predicts from
+POSITIONAL = ("label", "number", "category", "ignored")  # the kinds of a log without a header
 
 _number = {"type": "number"}
 _encoding = {
@@ -50,6 +56,10 @@ _encoding = {
         "buckets": {"type": "integer", "minimum": 1, "maximum": MOST_BUCKETS},
         "rows": {"type": "integer", "minimum": 1, "maximum": MOST_BUCKETS},
         "values": {"type": "array", "items": {"type": "string"}, "minItems": 1, "uniqueItems": True},
+        "missing_row": {"type": "boolean", "description": "of hash-bucket: missing values have a row of their own"},
+        "low": _number,
+        "high": _number,
+        "fill": _number,
         "skip_unknown": {"type": "boolean", "description": "of a list's vocabulary: other values are no items of it"},
         "minimum": _number,
         "maximum": _number,
@@ -66,6 +76,11 @@ JSON_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "rows": {"type": "integer", "minimum": 0, "description": "that the schema was inferred from"},
+        "header": {
+            "type": "boolean",
+            "description": "false: rows are tab separated lines without a header and without quotes, whose columns are "
+            "in the order of the schema; the label, the first one, may be absent; only an empty field is missing",
+        },
         "columns": {
             "type": "array",
             "minItems": 1,
@@ -94,13 +109,20 @@ JSON_SCHEMA: dict[str, Any] = {
 }
 _NEEDS = {  # of an encoding, besides its type
     "hash": ("buckets",),
+    "hash-bucket": ("buckets",),
     "vocabulary": ("values",),
     "id": ("rows",),
+    "log1p-min-max": ("low", "high", "fill"),
     "log1p": ("minimum", "maximum"),
     "standard": ("mean", "deviation"),
     "min-max": ("minimum", "maximum"),
     "quantile": ("quantiles",),
     "value": (),
+}
+_MAY = {
+    ("categories", "vocabulary"): "skip_unknown",
+    ("category", "hash-bucket"): "missing_row",
+    ("number", "value"): "fill",
 }
 
 
@@ -129,10 +151,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a log in its order. rows: that it was inferred from."""
+    """The columns of a log in its order. rows: that it was inferred from. header: whether the log names its columns."""
 
     columns: tuple[Column, ...]
     rows: int = 0
+    header: bool = True
 
     def of(self, *kinds: str) -> tuple[Column, ...]:
         """The columns of these kinds, in order."""
@@ -150,14 +173,15 @@ class Schema:
 
     def to_json(self) -> dict[str, Any]:
         """The form of `JSON_SCHEMA`."""
-        return {"rows": self.rows, "columns": [each.to_json() for each in self.columns]}
+        header = {} if self.header else {"header": False}
+        return {"rows": self.rows, **header, "columns": [each.to_json() for each in self.columns]}
 
     @classmethod
     def from_json(cls, value: Any, source: str = "the schema") -> Schema:
         """The schema in plain JSON values. Raises RequestError that names all faults at once."""
         if faults := _faults(value):
             raise RequestError(f"{source} has {len(faults)} fault{'s' * (len(faults) > 1)}: {'; '.join(faults)}")
-        return cls(tuple(Column(**each) for each in value["columns"]), value.get("rows", 0))
+        return cls(tuple(Column(**each) for each in value["columns"]), value.get("rows", 0), value.get("header", True))
 
     def table(self) -> list[list[str]]:
         """A row of text for every column of the log, under `COLUMNS`."""
@@ -169,7 +193,8 @@ class Schema:
     def save(self, path: str | Path) -> Path:
         """Write as JSON, a column a line."""
         columns = ",\n  ".join(json.dumps(each.to_json(), ensure_ascii=False) for each in self.columns)
-        return files.write_text(path, f'{{"rows": {self.rows}, "columns": [\n  {columns}\n]}}\n')
+        header = "" if self.header else ' "header": false,'
+        return files.write_text(path, f'{{"rows": {self.rows},{header} "columns": [\n  {columns}\n]}}\n')
 
     @classmethod
     def load(cls, path: str | Path) -> Schema:
@@ -183,7 +208,9 @@ COLUMNS = ("column", "kind", "values", "missing", "encoding", "why")
 def _told(column: Column) -> str:
     """A column's encoding in a few words."""
     encoding = column.encoding
-    size = {"hash": "buckets", "vocabulary": "values", "id": "rows"}.get(encoding.get("type", ""), "")
+    size = {"hash": "buckets", "hash-bucket": "buckets", "vocabulary": "values", "id": "rows"}.get(
+        encoding.get("type", ""), ""
+    )
     count = encoding.get(size, 0)
     parts = [encoding["type"], f"{count if isinstance(count, int) else len(count):,} {size}"] if size else []
     parts = parts or [encoding.get("type", column.unit)]
@@ -214,9 +241,30 @@ def _faults(value: Any) -> list[str]:
             faults.append(f"{', '.join(found)}: found {len(found)} columns of kind {kind}, wanted one")
     if not errors and not any(each["kind"] in FEATURES for each in sound):
         faults.append("found no number, category or categories; wanted a column to predict from")
+    if columns and value.get("header") is False:
+        faults += _faults_without_header(sound)
     for each in sound:
         faults += [f"column {each['name']}: {fault}" for fault in _column_faults(each)]
     return faults
+
+
+def _faults_without_header(columns: list[dict[str, Any]]) -> list[str]:
+    """What a log without a header cannot have."""
+    faults = [
+        f"column {each['name']}: found the kind {each['kind']}, expected {', '.join(POSITIONAL)} without a header"
+        for each in columns
+        if each["kind"] not in POSITIONAL
+    ]
+    faults += [
+        f"column {each['name']}: found a label behind other columns, expected it first without a header"
+        for each in columns[1:]
+        if each["kind"] == "label"
+    ]
+    return faults + [
+        f"column {each['name']}: found the encoding id, expected another one without a header"
+        for each in columns
+        if each.get("encoding", {}).get("type") == "id"
+    ]
 
 
 def _place(value: Any, path: list[Any]) -> str:
@@ -230,18 +278,19 @@ def _place(value: Any, path: list[Any]) -> str:
 
 def _column_faults(column: Mapping[str, Any]) -> list[str]:
     kind, encoding = column["kind"], column.get("encoding", {})
-    wanted = {"number": OF_NUMBERS, "category": OF_CATEGORIES, "categories": OF_CATEGORIES}.get(kind, ())
+    wanted = {"number": OF_NUMBERS, "category": OF_CATEGORIES, "categories": OF_LISTS}.get(kind, ())
     faults = []
     if wanted and encoding.get("type") not in wanted:
         faults.append(f"found the encoding {encoding.get('type', 'none')}, wanted {', '.join(wanted)} for a {kind}")
     elif wanted:
         needs = _NEEDS[encoding["type"]]
         faults += [f"its {encoding['type']} encoding lacks {need!r}" for need in needs if need not in encoding]
-        may = ("skip_unknown",) if (kind, encoding["type"]) == ("categories", "vocabulary") else ()
-        extra = [each for each in encoding if each not in ("type", *needs, *may)]
+        extra = [each for each in encoding if each not in ("type", *needs, _MAY.get((kind, encoding["type"])))]
         faults += [f"its {encoding['type']} encoding has no {each!r}" for each in extra]
         if encoding["type"] in ("min-max", "log1p") and not faults and encoding["minimum"] >= encoding["maximum"]:
             faults.append(f"its minimum {encoding['minimum']} is not below its maximum {encoding['maximum']}")
+        if encoding["type"] == "log1p-min-max" and not faults and not 0 <= encoding["low"] <= encoding["high"]:
+            faults.append(f"found low {encoding['low']} and high {encoding['high']}, expected 0 <= low <= high")
         if "quantiles" in encoding and sorted(encoding["quantiles"]) != list(encoding["quantiles"]):
             faults.append("its quantiles do not rise")
     elif encoding:

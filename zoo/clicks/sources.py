@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -111,9 +111,15 @@ def _read(stream: Any, size: int) -> bytes:
     return b"".join(parts)
 
 
-def blocks(name: str, path: Path | None) -> Iterator[bytes]:
-    """Whole lines of a text file (None: stdin) in blocks of about `BLOCK` bytes, unpacked if it is gzip."""
-    tail = b""
+def blocks(name: str, path: Path | None, padding: int = 0) -> Iterator[bytes]:
+    """Whole lines of a text file in blocks of about `BLOCK` bytes, unpacked if it is gzip.
+
+    Args:
+        name: Of the file, in messages.
+        path: None: stdin.
+        padding: Zero bytes behind each block.
+    """
+    tail, zeros = b"", bytes(padding)
     any_data = False
     try:
         if path is None and sys.stdin is None:
@@ -127,7 +133,7 @@ def blocks(name: str, path: Path | None) -> Iterator[bytes]:
                 any_data = True
                 cut = data.rfind(b"\n") + 1
                 if cut:
-                    yield tail + memoryview(data)[:cut]
+                    yield b"".join([tail, memoryview(data)[:cut], zeros])
                     tail = data[cut:]
                 else:
                     tail += data
@@ -142,7 +148,7 @@ def blocks(name: str, path: Path | None) -> Iterator[bytes]:
     if not any_data:
         raise RequestError(f"found {name} empty, wanted at least one row")
     if tail:
-        yield tail + b"\n"
+        yield tail + b"\n" + zeros
 
 
 def _parquet(name: str, path: Path) -> Iterator[Any]:
@@ -212,30 +218,51 @@ def tables(name: str, kind: str, place: Any) -> Iterator[Any]:
     return readers[kind](name, *place)
 
 
-def choose_columns(name: str, names: list[str], numeric: int, categorical: int) -> tuple[list[str], bool]:
-    """Columns of a table in the order of a row, and whether the first is the label.
+def criteo_columns(numeric: int, categorical: int) -> list[tuple[str, str]]:
+    """Kinds and names of so many numbers, I1, I2, ..., and categories, C1, C2, ..."""
+    numbers = [("number", f"I{i}") for i in range(1, numeric + 1)]
+    return numbers + [("category", f"C{i}") for i in range(1, categorical + 1)]
 
-    Columns are taken by their names, or, where none has one of these names, by their order. Raises RequestError where
-    some are missing, or a name stands twice.
+
+def choose_columns(name: str, names: list[str], columns: Sequence[tuple[str, str]]) -> tuple[list[str], bool]:
+    """Columns of a table in the order of a row.
+
+    Args:
+        name: Of the table, in messages.
+        names: Of its columns. They are taken by name in any case: their own ones, or of numbers I1, I2, ... or
+            integer_feature_1, ..., of categories C1, ... or categorical_feature_1, ..., of the label label, click or
+            clicked; or, where none has such a name, by their order.
+        columns: Kind and name of each column of a row without its label; of the kind ignored none is needed.
+
+    Returns:
+        A name of each column of a row, "" for one that is ignored and missing; and whether the first is the label.
+
+    Raises:
+        RequestError: Some columns are missing, or a name stands twice.
     """
     lower = [column.lower() for column in names]
     if twice := [column for column, key in zip(names, lower, strict=True) if lower.count(key) > 1]:
         raise RequestError(f"found the column {twice[0]} more than once in {name}, wanted each name once")
     places = dict(zip(lower, names, strict=True))
 
-    def numbered(count: int, *prefixes: str) -> list[str]:
-        wanted = [[f"{prefix}{i}" for i in range(1, count + 1)] for prefix in prefixes]
+    def keys_of(kind: str, *prefixes: str) -> list[str]:
+        own = [column.lower() for each, column in columns if each == kind]
+        wanted = [*([f"{prefix}{i + 1}" for i in range(len(own))] for prefix in prefixes), own]
         return max(wanted, key=lambda keys: sum(key in places for key in keys))
 
-    keys = numbered(numeric, "i", "integer_feature_") + numbered(categorical, "c", "categorical_feature_")
-    missing = [key for key in keys if key not in places]
+    by_kind = {"number": keys_of("number", "i", "integer_feature_")}
+    by_kind |= {"category": keys_of("category", "c", "categorical_feature_"), "ignored": keys_of("ignored")}
+    numeric, categorical = len(by_kind["number"]), len(by_kind["category"])
+    needed = by_kind["number"] + by_kind["category"]
+    missing = [key for key in needed if key not in places]
     if not missing:
         label = [places[key] for key in ("label", "click", "clicked") if key in places][:1]
-        return label + [places[key] for key in keys], bool(label)
-    if len(missing) < len(keys):
-        raise RequestError(f"found no column {', '.join(missing)[:80]} in {name}, wanted all {len(keys)} by name")
-    if len(names) in (numeric + categorical, numeric + categorical + 1):
-        return names, len(names) > numeric + categorical
+        turns = {kind: iter(keys) for kind, keys in by_kind.items()}
+        return label + [places.get(next(turns[kind]), "") for kind, _ in columns], bool(label)
+    if len(missing) < len(needed):
+        raise RequestError(f"found no column {', '.join(missing)[:80]} in {name}, wanted all {len(needed)} by name")
+    if len(names) in (len(columns), len(columns) + 1):
+        return names, len(names) > len(columns)
     raise RequestError(
         f"found the columns {', '.join(names)[:80]} in {name}, wanted label, I1 to I{numeric} and C1 to C{categorical}"
     )

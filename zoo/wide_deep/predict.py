@@ -74,7 +74,8 @@ class CriteoPipeline(ClickPipeline):
         """By the first line that has as many columns as a row may have, as `read_rows` tells; or by the names."""
         numeric, categorical = (self.features.counts[each] for each in ("numeric", "categorical"))
         if columns:
-            return sources.choose_columns("the table", list(columns), numeric, categorical)[1]
+            kinds = sources.criteo_columns(numeric, categorical)
+            return sources.choose_columns("the table", list(columns), kinds)[1]
         fields = numeric + categorical
         widths = (line.count(b"\t") + 1 for line in lines)
         return next((width > fields for width in widths if width in (fields, fields + 1)), None)
