@@ -13,7 +13,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.graph import edit
-from zoo.clicks.features import Features, Field
+from zoo.clicks.encoding import Field
+from zoo.clicks.features import Features
 
 Array = NDArray[Any]
 FLOAT = ir.DataType.FLOAT

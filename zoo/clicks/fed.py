@@ -11,7 +11,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.graph import reference_session
-from zoo.clicks.features import Features, Field
+from zoo.clicks.encoding import Field
+from zoo.clicks.features import Features
 
 Array = NDArray[Any]
 

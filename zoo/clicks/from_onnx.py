@@ -27,6 +27,7 @@ from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
 from pipelines.rewrites.fold_constants import FoldConstants
 from pipelines.rewrites.fuse_linear import FuseLinear
 from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
+from zoo.clicks.encoding import Rows
 from zoo.clicks.experts import MergeExperts
 from zoo.clicks.expressions import (
     Crossed,
@@ -43,7 +44,7 @@ from zoo.clicks.expressions import (
     parts_of,
 )
 from zoo.clicks.expressions import Field as Lookup
-from zoo.clicks.features import Features, Rows
+from zoo.clicks.features import Features
 from zoo.clicks.fed import Array, Fed, feeds, known_ids
 from zoo.clicks.layouts import RUNS, Rewriter
 from zoo.clicks.reader import Reader

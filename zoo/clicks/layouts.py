@@ -19,7 +19,8 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query
 from pipelines.graph.infer import infer_shapes
 from zoo.clicks.bases import OF_CODES, TINY, Array, Base, Layout, Writer
-from zoo.clicks.features import Features, Field
+from zoo.clicks.encoding import Field
+from zoo.clicks.features import Features
 from zoo.clicks.fed import Fed, feeds, known_ids, run
 from zoo.clicks.views import gathered, sliced, transposed
 

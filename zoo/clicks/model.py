@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from zoo.clicks.features import Features, Field
+from zoo.clicks.encoding import Field
+from zoo.clicks.features import Features
 
 
 class Embeddings(nn.Module):

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
-from zoo.clicks.features import UNKNOWN, Features, Field
+from zoo.clicks.encoding import UNKNOWN, Field
+from zoo.clicks.features import Features
 from zoo.clicks.hashing import hash_buckets
 from zoo.clicks.logs import open_logs
 from zoo.clicks.model import Embeddings

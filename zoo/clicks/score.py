@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.data.text import TextForm
 from pipelines.models.stages import ModelFolder
-from zoo.clicks.features import Features, Rows
+from zoo.clicks.encoding import Rows
+from zoo.clicks.features import Features
 from zoo.clicks.logs import Log, open_log
 from zoo.clicks.predict import ClickPipeline
 from zoo.clicks.reading import ErrorLog

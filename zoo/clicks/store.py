@@ -17,7 +17,8 @@ from torch import nn
 from pipelines.core.errors import RequestError
 from pipelines.core.files import FULL, DiskFull
 from pipelines.core.progress import progress
-from zoo.clicks.features import UNKNOWN, Features, floats
+from zoo.clicks.encoding import UNKNOWN, floats
+from zoo.clicks.features import Features
 from zoo.clicks.logs import open_logs
 from zoo.clicks.model import Embeddings
 from zoo.clicks.reading import ErrorLog

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.data.tables import writing
-from zoo.clicks.features import Features, Field, Rows
+from zoo.clicks.encoding import Field, Rows
+from zoo.clicks.features import Features
 from zoo.clicks.logs import open_log
 from zoo.clicks.reading import ErrorLog
 from zoo.clicks.schema import FEATURES

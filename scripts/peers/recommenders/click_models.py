@@ -184,7 +184,8 @@ def deepctr(first: Path, last: Path) -> dict[str, Any]:
         from deepctr_torch.models import DCN, WDL, DeepFM  # type: ignore[import-not-found]
     except ImportError:
         return {}
-    from zoo.clicks.features import Features, Rows
+    from zoo.clicks.encoding import Rows
+    from zoo.clicks.features import Features
     from zoo.clicks.infer import infer
     from zoo.clicks.logs import open_log
     from zoo.clicks.metrics import click_metrics

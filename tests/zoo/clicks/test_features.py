@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
-from zoo.clicks.features import LARGEST, Features, Rows, floats, seconds_since_1970
+from zoo.clicks.encoding import LARGEST, Rows, floats, seconds_since_1970
+from zoo.clicks.features import Features
 from zoo.clicks.hashing import hash_buckets
 from zoo.clicks.logs import CRITEO, MISSING, is_criteo, open_log
 from zoo.clicks.reading import ErrorLog

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 from zoo.clicks import logs, native_reader
-from zoo.clicks.features import Features, Rows
+from zoo.clicks.encoding import Rows
+from zoo.clicks.features import Features
 from zoo.clicks.logs import CRITEO, open_log
 from zoo.clicks.native_reader import NativeReader
 from zoo.clicks.reading import ErrorLog

@@ -18,7 +18,8 @@ from pipelines.core.errors import RequestError
 from pipelines.models import stages
 from pipelines.models.folder import NATIVE
 from zoo import cli
-from zoo.clicks.features import Features, Rows
+from zoo.clicks.encoding import Rows
+from zoo.clicks.features import Features
 from zoo.clicks.infer import infer
 from zoo.clicks.logs import open_log
 from zoo.clicks.schema import Column, Schema
