@@ -132,7 +132,7 @@ def regular(count, numeric, categorical, seed=0):
 def test_regular_rows_never_leave_the_native_parser(both, monkeypatch, numeric, categorical, block, end):
     content = regular(500, numeric, categorical)
     both(content.replace(b"\n", end), block, numeric=numeric, categorical=categorical, buckets=1000)
-    monkeypatch.setattr("zoo.wide_deep.data._Reader._split", None)
+    monkeypatch.setattr("zoo.clicks.line_reader._Reader._split", None)
     rows = Rows.concatenate(list(read_rows(content.splitlines(), numeric=numeric, categorical=categorical)))
     assert len(rows) == 500
     assert np.isnan(rows.numbers).any()

@@ -340,27 +340,31 @@ def test_a_torn_archive_is_refused_alike(both, tmp_path):
 
 def test_what_does_not_fit_is_refused():
     new = extension.native().LogParser
-    for wrong in ((0, ",", True), (2, "ä", True), (2, ",,", True), (2, '"', True), (2, "\n", False)):
+    for size, sign in ((0, ","), (2, "ä"), (2, ",,"), (2, '"'), (2, "\n")):
         with pytest.raises(ValueError, match="wanted"):
-            new(*wrong, [], 1, 1, 1)
+            new(size, sign, "quoted", [], 1, 1, 1)
+    with pytest.raises(ValueError, match="found the form loose, wanted quoted, unquoted or lines"):
+        new(2, ",", "loose", [], 1, 1, 1)
     with pytest.raises(ValueError, match="does not run neon"):
-        new(2, ",", True, [], 1, 1, 1, "neon")
+        new(2, ",", "quoted", [], 1, 1, 1, "neon")
     with pytest.raises(ValueError, match="more than 8 bytes"):
-        new(2, ",", True, ["not a number"], 1, 1, 1)
-    parser = new(2, ",", True, [], 3, 1, 1)
+        new(2, ",", "quoted", ["not a number"], 1, 1, 1)
+    parser = new(2, ",", "quoted", [], 3, 1, 1)
     table = np.zeros(4, np.float32)
     room = np.zeros((5, 3), np.int32), np.zeros((5, 1), np.float32), np.zeros((5, 1), np.float32)
     for call in (
         lambda: parser.hashed(2, 0, 5),
         lambda: parser.hashed(0, 3, 5),
         lambda: parser.hashed(0, 0, 0),
+        lambda: parser.hash_bucket(0, 3, 5, 0),
+        lambda: parser.hash_bucket(0, 0, 0, 0),
         lambda: parser.known(5, 0, ["a"]),
         lambda: parser.hashed_list(0, 1, 5, 3, "|", False, -1),
         lambda: parser.hashed_list(0, 0, 5, 0, "|", False, -1),
         lambda: parser.known_list(0, 0, ["a"], 3, "|", False, 1),
         lambda: parser.known_list(0, 0, ["a"], 3, "||", False, 0),
-        lambda: parser.number(0, 1, -1, "log1p", 0, 1, table),
-        lambda: parser.number(0, 0, 1, "log1p", 0, 1, table),
+        lambda: parser.number(0, 1, -1, "log1p", 0, 1, 0, table),
+        lambda: parser.number(0, 0, 1, "log1p", 0, 1, 0, table),
         lambda: parser.real(0, "year"),
         lambda: parser.real(2, "s"),
         lambda: parser.parse(np.zeros(100, np.uint8), 37, *room),
