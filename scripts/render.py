@@ -1,6 +1,6 @@
-"""Render MODELS.md, docs/benchmarks.md, the figures in README.md and its chart from the cards and the report files.
+"""Render MODELS.md, docs/benchmarks.md and its chart, and the table of README.md from the cards and the report files.
 
-`--check` only says whether all four are up to date.
+`--check` only reports whether all four are up to date.
 """
 
 from __future__ import annotations
@@ -30,50 +30,55 @@ README = ROOT / "README.md"
 CHART = ROOT / "docs" / "speed.svg"
 PEERS = ROOT / "scripts" / "peers" / "reports"
 SHIPPED = Hub(zoo.SHIPPED)
-COLUMNS = ("model", "task", "data", "quality, fp32 / int8", "speed-up", "MB, fp32 / int8", "licence")
 MODELS_HEAD = """# Models
 
 <!-- Rendered by scripts/render.py from the cards and the report files; do not edit. -->
 
-Each model on one pinned thread, on every CPU that was met. Speed-up: int8 in its quickest engine to fp32 in its quickest, engines and
-precisions timed in turn in one run; rows in batches of 512 without parsing, photos from JPEG to label, sentences from text to text, texts
-as a stream of mixed lengths. The start of a process and the loading of a model are left out. Models without figures can be built, but their
-weights could not be had where the others were measured. Other projects beside this one, memory, rewrites, training, machines and versions:
-[docs/benchmarks.md](docs/benchmarks.md).
+```bash
+zoo download NAME    # run, evaluate, benchmark, serve and finetune fetch and build the model, too
+```
+
+"""
+OVERVIEW_HEAD = """Pairs of values are fp32 / int8. In brackets: speed-up of int8 over fp32, each in its fastest engine, on
+one pinned thread. Engines and precisions were interleaved in one run; process start and model loading are excluded.
+Models without figures were not measured. CPUs: {cpus}.
+Peers, memory, rewrites, training and environments: [docs/benchmarks.md](docs/benchmarks.md).
 """
 BENCHMARKS_HEAD = """# Benchmarks
 
 <!-- Rendered by scripts/render.py from the report files; do not edit. -->
 
-Everything that was measured of the models in [MODELS.md](../MODELS.md): each engine, other projects beside this one, memory, what a
-rewrite is worth. Engines are compared only in turn within one run. `scripts/reproduce.py` measures it all again on your machine;
-[Reports](#reports) states for each report file the machine, the versions and the commit.
+`make bench` (`scripts/reproduce.py`) repeats the measurements on your machine. Engines are interleaved within one run (A B A B); figures are comparable within a table only. [Reports](#reports) lists
+the machine, versions and commit of every report file. Quality and speed per model: [MODELS.md](../MODELS.md).
+
+![Throughput of this project and of the fastest peer in five tasks, per CPU](speed.svg)
 """
-OWN_MODELS = """Real models out of PyPI packages, quantized by each tool's default command on the same samples, by `scripts/peers/quantization/own_models.py`
-({source}). SQNR: of all outputs against fp32 in onnxruntime, in dB, the file as it is in either engine (shapes stay dynamic). Agreement:
-percentage of samples with the same class (largest value, or side of .5), for other outputs to be read with the mean cosine. Milliseconds:
-one sample, all files in turn. s (of CPU) and peak MB: of quantizing, on one core. Names that end in -shaped are networks of that shape with random
-weights (`scripts/peers/quantization/detectors.py`).
+OWN_MODELS = """Models from PyPI packages, quantized by each tool's default command on the same samples, by
+`scripts/peers/quantization/own_models.py` ({source}).
+
+- SQNR: of all outputs against fp32 in ONNX Runtime, in dB. Shapes stay dynamic.
+- agreement: percentage of samples with the same class (largest value, or side of 0.5); see the mean cosine for other
+  outputs.
+- ms: one sample, files interleaved. s, peak MB: CPU time and memory of quantization, on one core.
+- Names ending in -shaped: networks of that shape with random weights (`scripts/peers/quantization/detectors.py`).
 
 """
 
 
 def sections_of(name: str) -> ModuleType | None:
-    """The module of a model's family that renders its reports: `sections`, and what else of `Entry.report_sections` it
-    has; None where the family has none.
-    """
+    """The module that renders the reports of a model's family; None if the family has none."""
     module = zoo.entry(SHIPPED.card(name).entry).report_sections.partition(":")[0]
     return importlib.import_module(module) if module else None
 
 
 def rendered(part: str, name: str) -> Any:
-    """What the family's function `part` says of a model, None where it has no such function."""
+    """The result of the family's function `part` for a model; None if the family has no such function."""
     function = getattr(sections_of(name), part, None)
     return function(name) if function else None
 
 
 def families() -> dict[ModuleType, list[str]]:
-    """The modules that render reports, each with the names of its models."""
+    """The modules that render reports, with the names of their models."""
     models: dict[ModuleType, list[str]] = {}
     for name in SHIPPED.names():
         if module := sections_of(name):
@@ -81,26 +86,38 @@ def families() -> dict[ModuleType, list[str]]:
     return models
 
 
-def opening(text: str) -> str:
-    """The text as far as its first colon or full stop, without what stands in brackets."""
-    return re.split(r":|\. |\.$", markdown.outside_brackets(text))[0]
+def licence(text: str) -> str:
+    """The licence's name: the text up to its first comma, colon or full stop, without its parts in brackets."""
+    return re.split(r"[:,]|\. |\.$", markdown.outside_brackets(text))[0]
 
 
-def overview(name: str) -> list[str]:
-    """The model's row of the overview."""
-    card = SHIPPED.card(name)
-    cells = {
-        "model": f"[{name}](#{name.replace('.', '')})",
-        "task": card.description.partition(":")[0].partition(",")[0],
-        "data": opening(card.details["data"]),
-        "licence": opening(card.details["licence"]),
-        **(rendered("overview", name) or {}),
-    }
-    return [cells.get(column, "") for column in COLUMNS]
+def overview() -> str:
+    """The overview of MODELS.md: a table per task, which fits into a terminal of 120 columns."""
+    tasks: dict[str, list[str]] = {}
+    for name in SHIPPED.names():
+        tasks.setdefault(SHIPPED.card(name).description.partition(":")[0].partition(",")[0], []).append(name)
+    parts, measured = [], set()
+    for task, names in sorted(tasks.items()):
+        cells = {name: rendered("overview", name) or {} for name in names}
+        columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+        columns.sort(key=lambda column: column == "MB")  # the last one
+        measured |= set(columns)
+        unit = getattr(sections_of(names[0]), "OVERVIEW", "")
+        rows = [
+            [f"[{name}]", *(row.get(column, "") for column in columns), licence(SHIPPED.card(name).details["licence"])]
+            for name, row in cells.items()
+        ]
+        table = markdown.table(["model", *columns, "licence"], rows)
+        parts.append(f"**{task}**{', ' if unit else ''}{unit}\n\n{table}")
+    links = "\n".join(f"[{name}]: #{name.replace('.', '')}" for name in SHIPPED.names())
+    reports = [report for name in SHIPPED.names() for report in markdown.reports(zoo.SHIPPED / name / "reports", "")]
+    cpus = {markdown.cpu_column(report): markdown.cpu(report) for report in reports}
+    legend = ", ".join(f"{column} is {cpu}" for column, cpu in sorted(cpus.items()) if column in measured)
+    return "\n".join([OVERVIEW_HEAD.format(cpus=legend), *parts, f"{links}\n"])
 
 
 def facts(card: Card) -> str:
-    """What the card says of a model: data, licence, origin, limits, calibration, files."""
+    """The facts of a model's card: data, licence, origin, limits, calibration, files."""
     details = card.details
     keys = ("data", "licence", "origin", "limits")
     lines = [f"- **{key.capitalize()}:** {details[key]}" for key in keys if key in details]
@@ -120,13 +137,12 @@ def model(name: str) -> str:
 
 
 def models_page() -> str:
-    rows = [overview(name) for name in SHIPPED.names()]
     parts = [recommenders(MODELS), *(model(name) for name in SHIPPED.names())]
-    return "\n".join([MODELS_HEAD, markdown.table(COLUMNS, rows), *filter(None, parts)])
+    return "\n".join([MODELS_HEAD + overview(), *filter(None, parts)])
 
 
 def environments() -> str:
-    """A row a report: where it was measured and with what."""
+    """The table of reports: machine, versions, commit."""
     rows = []
     for report in [
         *(each for name in SHIPPED.names() for each in markdown.reports(zoo.SHIPPED / name / "reports", "")),
@@ -156,18 +172,18 @@ def environments() -> str:
 
 
 def own_models() -> str:
-    """ONNX files that others wrote, beside other quantizers."""
+    """Third-party ONNX models: this project's quantizer and its peers."""
     parts = []
     for report in (*markdown.reports(PEERS, "own-models"), *markdown.reports(PEERS, "detectors")):
         filled = [row + [""] * (len(peers.COLUMNS) - len(row)) for row in peers.rows(report.content)]
         parts.append(
             OWN_MODELS.format(source=markdown.source(report, BENCHMARKS)) + markdown.table(peers.COLUMNS, filled)
         )
-    return "\n".join(["## ONNX files that others wrote\n", *parts]) if parts else ""
+    return "\n".join(["## Third-party ONNX models\n", *parts]) if parts else ""
 
 
 def recommenders(page: Path) -> str:
-    """The families of recommenders on a log with columns of its own: quality and speed beside their peers."""
+    """The families of recommenders on a custom log: quality, and speed compared with peers."""
     parts = []
     for report in markdown.reports(PEERS, "click-models"):
         rows = []
@@ -184,25 +200,25 @@ def recommenders(page: Path) -> str:
                     *(f"{ratio:.2f}x {peer}" for ratio, peer in best.values()),
                 ]
             )
-        speeds = [f"batch {size}: the best peer" for size in best]
-        columns = ["family", "AUC / LogLoss", "int8, native: AUC", "largest change of a probability", *speeds]
+        speeds = [f"batch {size}: speed-up over the best peer" for size in best]
+        columns = ["family", "AUC / LogLoss", "AUC, int8 - fp32", "max probability error", *speeds]
         deepctr = ", ".join(
             f"{name} {metrics['auc']:.4f} / {metrics['logloss']:.4f}"
             for name, metrics in report.content.get("deepctr", {}).items()
         )
-        beside = f" DeepCTR-Torch on the same rows, the best of four epochs: {deepctr}." if deepctr else ""
+        peer = f" DeepCTR-Torch on the same rows, best of four epochs: {deepctr}." if deepctr else ""
         parts.append(
-            "Trained on a log with columns of its own (users, items, lists) by the default recipes, judged on "
-            f"{report.content['data']}; engines in turn, {markdown.source(report, page)}.{beside}\n\n"
-            + markdown.table(columns, rows)
+            "Trained with the default recipes on a log with user, item and list columns, evaluated on "
+            f"{report.content['data']}; int8 in the native engine, engines interleaved, {markdown.source(report, page)}."
+            f"{peer}\n\n" + markdown.table(columns, rows)
         )
     if page == BENCHMARKS:
         parts += [_reading(report) for report in markdown.reports(PEERS, "log-reading")]
-    return "\n".join(["## Recommenders on a log of one's own\n", *parts]) if parts else ""
+    return "\n".join(["## Recommenders on a custom log\n", *parts]) if parts else ""
 
 
 def _reading(report: markdown.Report) -> str:
-    """The reader of any schema beside others, file to arrays."""
+    """The log reader compared with peers, file to arrays."""
     rows = []
     for each in report.content["shapes"]:
         (other, ratio), quarter_and_all = next(iter(each["over"].items())), each["peak_memory_mb"]
@@ -210,33 +226,35 @@ def _reading(report: markdown.Report) -> str:
         speeds = {found["way"]: f"{found['rows_per_second']:,}" for found in each["results"]}
         ours = next(speed for way, speed in speeds.items() if way != other)
         rows.append([each["shape"], f"{each['megabytes']:,.0f}", other, speeds[other], ours, f"{ratio:.2f}x", memory])
-    columns = ["log", "MB", "beside", "its rows/s", "rows/s", "as quick", "peak MB, a quarter / all"]
+    columns = ["log", "MB", "peer", "peer, rows/s", "zoo, rows/s", "speed-up", "peak MB, quarter / all rows"]
     return (
         f"Logs of {report.content['rows']:,} synthetic rows read to arrays by `scripts/peers/recommenders/log_reading.py` "
-        f"({markdown.source(report, BENCHMARKS)}): Criteo's format beside the reader of that format alone, columns of "
-        "one's own beside pandas with a hash a column.\n\n" + markdown.table(columns, rows)
+        f"({markdown.source(report, BENCHMARKS)}): Criteo's format against its dedicated reader, custom "
+        "columns against pandas with a hash per column.\n\n" + markdown.table(columns, rows)
     )
 
 
 def _over_best(model: Mapping[str, Any], size: int) -> tuple[float, str]:
-    """How much quicker the native kernels are than the quickest engine of others, and which that is."""
+    """The speed-up of the native kernels over the fastest peer, and that peer."""
     (over,) = (r["over"] for r in model["ratios"] if (r["engine"], r["batch_size"]) == ("zoo-native", size))
     known = {peer: ratio for peer, ratio in over.items() if ratio is not None}  # null: never timed
     peer = min(known, key=known.__getitem__)
     return float(known[peer]), peer
 
 
-SERVING = """`zoo serve` beside other servers, by `scripts/peers/serving/serving.py`: the server on one core, the load (wrk, 64 connections, one row of
-wide-deep-criteo a request by the Open Inference Protocol) on the other, servers in turn, each started anew in every round; medians, least to
-most. The others compute the same int8.onnx in onnxruntime by the obvious code of their documentation (`scripts/peers/serving/servers/`). Ended: what
-SIGTERM led to, and processes that outlived it. Figures compare within a table alone: other work shared the machine while the layers were measured.
+SERVING = """`zoo serve` and its peers, by `scripts/peers/serving/serving.py`.
+
+- Server on one core; load on the other: wrk, 64 connections, one row of wide-deep-criteo per request in the Open
+  Inference Protocol. Servers are interleaved and restarted in every round; medians (minimum to maximum).
+- Peers run the same int8.onnx in ONNX Runtime, as in their documentation (`scripts/peers/serving/servers/`).
+- stop: the effect of SIGTERM, and processes left over.
 
 """
-LAYERS = "One native session behind each HTTP layer, answered on the server's own thread ({source}):"
+LAYERS = "One native session behind each HTTP layer, computed on the server's thread ({source}):"
 
 
 def serving() -> str:
-    """Servers beside each other, and what this one adds to the model alone."""
+    """Servers compared, and the overhead of `zoo serve` over the model."""
     parts = []
     for report in markdown.reports(PEERS, "serving"):
         source = markdown.source(report, BENCHMARKS)
@@ -245,59 +263,59 @@ def serving() -> str:
             if part["part"] == "workers":
                 each = ", ".join(f"{one['workers']}: {one['memory_mb']} MB" for one in found)
                 parts.append(
-                    f"Memory of all processes (PSS) that serve wide-deep-criteo and multi30k-en-de, by workers: {each} ({source}).\n"
+                    f"Memory of all processes (PSS) serving wide-deep-criteo and multi30k-en-de, by workers: {each} ({source}).\n"
                 )
             elif isinstance(found, list):
-                title = LAYERS.format(source=source) if part["part"] == "layers" else f"One row a request ({source}):"
+                title = LAYERS.format(source=source) if part["part"] == "layers" else f"One row per request ({source}):"
                 parts.append(f"{title}\n\n{_servers(found)}")
             elif part["part"] == "rows":
                 parts.append(
-                    f"500 rows a request as TSV, answered in CSV: {found['served_rows_per_second']['median']:,.0f} rows/s, "
-                    f"{found['share']:.2f} of `zoo run` in a process; at 70% of that load p99 "
-                    f"{_tail(found['at_70_percent'])}, where requests come as a Poisson process "
-                    f"{_tail(found['at_70_percent_poisson'])} ({source}).\n"
+                    f"500 rows per request, TSV to CSV: {found['served_rows_per_second']['median']:,.0f} rows/s, "
+                    f"{found['share']:.2f} of `zoo run` in one process. p99 at 70% of that load: "
+                    f"{_tail(found['at_70_percent'])}; with Poisson arrivals {_tail(found['at_70_percent_poisson'])} "
+                    f"({source}).\n"
                 )
             elif part["part"] == "lone":
                 texts = [
-                    f"a {name} {each['served_ms']['median']:.2f} ms, {each['added_ms']:+.2f} ms"
+                    f"{name} {each['served_ms']['median']:.2f} ms ({each['added_ms']:+.2f} ms)"
                     for name, each in found.items()
                 ]
-                parts.append(f"A lone request, and what that adds to the call alone: {'; '.join(texts)} ({source}).\n")
+                parts.append(f"Latency of a single request (overhead over the call): {'; '.join(texts)} ({source}).\n")
             else:
                 parts.append(
-                    f"multi30k-en-de, {found['clients']} clients with a sentence a request: "
-                    f"{found['served_per_second']['median']:,.0f} sentences/s, {found['share']:.2f} of 512 in one call in "
-                    f"a process, p99 {found['p99_ms']['median']:.0f} ms; a lone sentence {found['lone_added_ms']:+.2f} ms "
-                    f"({source}).\n"
+                    f"multi30k-en-de, {found['clients']} clients, one sentence per request: "
+                    f"{found['served_per_second']['median']:,.0f} sentences/s, {found['share']:.2f} of one call with 512 "
+                    f"sentences, p99 {found['p99_ms']['median']:.0f} ms; overhead of a single sentence "
+                    f"{found['lone_added_ms']:+.2f} ms ({source}).\n"
                 )
     for report in markdown.reports(PEERS, "soak-serving"):
         found = report.content
         counts, memory, descriptors = found["counts"], found["memory_mb"], found["descriptors"]
         parts.append(
-            f"`scripts/peers/serving/soak.py`, {found['minutes']:g} minutes, {found['rate']:,.0f} requests/s of at most "
-            f"{found['greatest_rate']:,.0f}, {found['workers_killed']} workers killed, slow, broken and oversized clients "
-            f"among the others: {counts['200']:,} answers, {counts.get('wrong', 0)} wrong, {counts.get('lost', 0)} requests "
-            f"without an answer, {counts.get('503', 0)} of 503; memory {memory['first']:.0f} to {memory['last']:.0f} MB, "
-            f"{memory['slope_per_minute']:+.1f} a minute, {descriptors['least']} to {descriptors['most']} descriptors "
+            f"Soak test, `scripts/peers/serving/soak.py`, {found['minutes']:g} minutes, {found['rate']:,.0f} requests/s of "
+            f"a maximum of {found['greatest_rate']:,.0f}, {found['workers_killed']} workers killed, with slow, broken and "
+            f"oversized clients: {counts['200']:,} responses, {counts.get('wrong', 0)} wrong, {counts.get('lost', 0)} lost, "
+            f"{counts.get('503', 0)} with status 503; memory {memory['first']:.0f} to {memory['last']:.0f} MB "
+            f"({memory['slope_per_minute']:+.1f} MB/minute), {descriptors['least']} to {descriptors['most']} descriptors "
             f"({markdown.source(report, BENCHMARKS)}).\n"
         )
     return "\n".join(["## Serving\n", SERVING + "\n".join(parts)]) if parts else ""
 
 
 def clusters() -> str:
-    """Scoring by several processes, and Ray, from the start of a process to its end."""
+    """Scoring with several processes and on Ray, serving on Ray, gradient exchange."""
     parts = []
     for report in markdown.reports(PEERS, "cluster"):
         found, rows = report.content, []
         for way, each in found["results"].items():
-            equal = {True: "the same bytes", False: "other bytes"}.get(each.get("equal"), "")
+            equal = {True: "same bytes as one process", False: "other bytes"}.get(each.get("equal"), "")
             memory = [f"{each[key]:,}" if key in each else "" for key in ("memory_mb", "worker_mb")]
             rate = f"{each['rows_per_second']:,}"
             rows.append([way, f"{each['rows']:,}", f"{each['seconds']:.1f}", rate, *memory, equal])
-        head = ["", "rows", "seconds", "rows/s", "MB, largest process started", "MB, largest actor", "as one process"]
+        head = ["", "rows", "seconds", "rows/s", "MB, largest process", "MB, largest actor", "results"]
         parts.append(
-            f"{found['model']}, {found['rows']:,} rows in {found['files']} Parquet files, from the start of the process to "
-            f"its end, by `scripts/peers/distributed/cluster.py` ({markdown.source(report, BENCHMARKS)}). {found.get('note', '')}\n\n"
+            f"{found['model']}, {found['rows']:,} rows in {found['files']} Parquet files, process start to "
+            f"end, by `scripts/peers/distributed/cluster.py` ({markdown.source(report, BENCHMARKS)}). {found.get('note', '')}\n\n"
             f"{markdown.table(head, rows)}"
         )
     for report in markdown.reports(PEERS, "ray-serve"):
@@ -305,9 +323,9 @@ def clusters() -> str:
         for each in found["results"]:
             times = [f"{each[name]:,.1f}" for name in ("rate", "p50", "p99")]
             rows.append([each["way"], f"{each['rows']}", *times])
-        head = ["", "rows a request", "requests/s", "p50, ms", "p99, ms"]
+        head = ["", "rows per request", "requests/s", "p50, ms", "p99, ms"]
         parts.append(
-            f"{found['model']}, a worker beside a replica, {found['clients']} clients, in turn, by "
+            f"{found['model']}, one worker and one replica, {found['clients']} clients, interleaved, by "
             f"`scripts/peers/serving/ray_serve.py` ({markdown.source(report, BENCHMARKS)}). {found.get('note', '')}\n\n"
             f"{markdown.table(head, rows)}"
         )
@@ -320,25 +338,25 @@ def clusters() -> str:
                 shares = [f"{share:.0%}" for share in each["share"]]
                 paper = [f"{left[count][way]:.0%}" for count in (8, 128) for way in ("default", "tuned")]
                 rows.append([model["model"], each["link"], *rates, *shares, *paper])
-        head = ["", "link", "samples/s, default", "tuned", "exchange, share of a step", "tuned"]
-        head += ["with 8 machines, default", "tuned", "with 128, default", "tuned"]
+        head = ["", "link", "samples/s, default", "tuned", "exchange, share of step time", "tuned"]
+        head += ["efficiency, 8 machines, default", "tuned", "128 machines, default", "tuned"]
         parts.append(
-            "Gradients of two processes, one core each, over links that `tc` and a relay shape, by "
-            f"`scripts/peers/distributed/communication.py` ({markdown.source(report, BENCHMARKS)}). With more machines, on paper: "
-            "the share of their own speed that is left, each with the same batch, where as much of the exchange lies "
-            f"beside the backward pass as here.\n\n{markdown.table(head, rows)}"
+            "Gradient exchange of two processes, one core each, over links shaped by `tc` and a relay, by "
+            f"`scripts/peers/distributed/communication.py` ({markdown.source(report, BENCHMARKS)}). Efficiency is an "
+            "estimate: share of the machines' single speed, same batch per machine, same overlap of exchange and backward "
+            f"pass as measured.\n\n{markdown.table(head, rows)}"
         )
-    return "\n".join(["## Several processes, and Ray\n", *parts]) if parts else ""
+    return "\n".join(["## Distributed\n", *parts]) if parts else ""
 
 
 def _tail(found: Mapping[str, Any]) -> str:
-    return f"{found['p99']['median']:.1f} ms, {found['p99_by_median']['median']:.1f} times the median"
+    return f"{found['p99']['median']:.1f} ms, {found['p99_by_median']['median']:.1f}x the median"
 
 
 def _ended(code: int | None) -> str:
     if code is None:
         return "not within 10 s"
-    return f"exit {code}" if code >= 0 else f"by {signal.Signals(-code).name} itself"
+    return f"exit {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
 def _servers(found: list[Mapping[str, Any]]) -> str:
@@ -358,12 +376,12 @@ def _servers(found: list[Mapping[str, Any]]) -> str:
                 f"{each['package_mb']:.0f}",
             ]
         )
-    columns = ["server", "requests/s", "p50 ms", "p99 ms", "one connection, p50 ms", "s to ready", "MB (PSS)", "ended"]
-    return markdown.table([*columns, "MB with what it requires"], rows)
+    columns = ["server", "requests/s", "p50, ms", "p99, ms", "one connection, p50, ms", "start, s", "MB (PSS)", "stop"]
+    return markdown.table([*columns, "package, MB"], rows)
 
 
 def smaller() -> str:
-    """Models before and after they were cut, and several contexts of one opened model."""
+    """Models before and after pruning, and several contexts of one session."""
     parts = []
     for report in markdown.reports(PEERS, "smaller"):
         for found in report.content["models"]:
@@ -373,17 +391,17 @@ def smaller() -> str:
                 for name, each in found["engines"].items()
             ]
             peers = "".join(
-                f"; {name}, its own pruning and training of {each['epochs']} epochs in {each['engine']}: "
+                f"; {name}, pruned and trained for {each['epochs']} epochs, in {each['engine']}: "
                 f"{found['metric']} {each['quality'][0]:.4f} -> {each['quality'][1]:.4f}, "
                 f"{each['bytes'][0] / 1e6:.2f} -> {each['bytes'][1] / 1e6:.2f} MB"
                 for name, each in found.get("peers", {}).items()
             )
-            peers += "".join(f"; {name} is left out: {why}" for name, why in found.get("left_out", {}).items())
+            peers += "".join(f"; {name} excluded: {why}" for name, why in found.get("left_out", {}).items())
             parts.append(
                 f"{found['model']}, batches of {found['batch_size']}, int8: {found['metric']} {before:.4f} -> {after:.4f}, "
                 f"{found['bytes'][0] / 1e6:.2f} -> {found['bytes'][1] / 1e6:.2f} MB, by `scripts/peers/compression/compression.py` "
-                f"({markdown.source(report, BENCHMARKS)}); peer: onnxruntime's own quantizer{peers}.\n\n"
-                f"{markdown.table(['', 'before, ms', 'after, ms', 'times as fast'], rows)}"
+                f"({markdown.source(report, BENCHMARKS)}); peer: ONNX Runtime's quantizer{peers}.\n\n"
+                f"{markdown.table(['engine', 'before, ms', 'after, ms', 'speed-up'], rows)}"
             )
     for report in markdown.reports(PEERS, "contexts"):
         rows = [
@@ -397,11 +415,11 @@ def smaller() -> str:
             for each in report.content["models"]
         ]
         parts.append(
-            f"Two contexts beside one of an opened model, by `scripts/peers/serving/contexts.py` "
+            f"Two contexts of a session compared with one, by `scripts/peers/serving/contexts.py` "
             f"({markdown.source(report, BENCHMARKS)}).\n\n"
-            f"{markdown.table(['', 'engine', 'batch size', 'batches a second', 'MB more'], rows)}"
+            f"{markdown.table(['model', 'engine', 'batch size', 'throughput', 'additional MB'], rows)}"
         )
-    return "\n".join(["## Smaller, and several at once\n", *parts]) if parts else ""
+    return "\n".join(["## Pruning and parallel contexts\n", *parts]) if parts else ""
 
 
 def benchmarks_page() -> str:
@@ -424,20 +442,33 @@ def benchmarks_page() -> str:
 
 
 def readme(text: str) -> str:
-    """README.md with the lines between its markers replaced."""
-    start = text.index("\n", text.index("<!-- figures:")) + 1
-    end = text.index("<!-- end of figures -->")
-    lines = [line for name in SHIPPED.names() for line in rendered("headline", name) or ()]
-    return text[:start] + "".join(f"{line}\n" for line in lines) + text[end:]
+    """README.md with the table between its markers replaced: per task, the CPU with the smaller ratio."""
+    start = text.index("\n", text.index("<!-- table:")) + 1
+    end = text.index("<!-- end of table -->")
+    lowest: dict[str, chart.Load] = {}
+    for load in chart.loads():
+        if load.task not in lowest or load.times < lowest[load.task].times:
+            lowest[load.task] = load
+    rows = [
+        [
+            load.task,
+            f"{load.ours:,.0f} {load.unit}/s",
+            f"{load.peer}, {load.theirs:,.0f}",
+            f"{load.times:.2f}x",
+            load.cpu,
+        ]
+        for load in lowest.values()
+    ]
+    return f"{text[:start]}\n{markdown.table(['task', 'ours', 'best peer', 'ratio', 'CPU'], rows)}\n{text[end:]}"
 
 
 def main() -> None:
-    wanted = {MODELS: models_page(), BENCHMARKS: benchmarks_page(), README: readme(README.read_text())}
-    wanted[CHART] = chart.svg(chart.loads())
+    pages = {MODELS: models_page(), BENCHMARKS: benchmarks_page(), README: readme(README.read_text())}
+    pages[CHART] = chart.svg(chart.loads())
     if "--check" in sys.argv[1:]:
-        stale = [path.name for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
+        stale = [path.name for path, text in pages.items() if not path.is_file() or path.read_text() != text]
         sys.exit(f"out of date: {', '.join(stale)}; run: python scripts/render.py" if stale else 0)
-    for path, text in wanted.items():
+    for path, text in pages.items():
         files.write_text(path, text)
 
 

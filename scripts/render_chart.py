@@ -1,7 +1,7 @@
-"""The chart of README: this project beside the best int8 peer of each task, from the report files, as SVG.
+"""The chart of docs/benchmarks.md: this project and the fastest int8 peer of each task, from the report files, as SVG.
 
-`scripts/render.py` writes it to docs/speed.svg. A row is one load, measured in turn within one run; a CPU
-has a part of its own, and what was not measured on it is not drawn.
+`scripts/render.py` writes it to docs/speed.svg and the same loads into README.md. A row is one load, measured
+interleaved within one run; every CPU has a part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STYLE = """text{font:13px system-ui,sans-serif;fill:#1f2328}.t{font-weight:600}.
 
 
 class Load(NamedTuple):
-    """What was measured: rates of this project and of the best peer, in `unit` a second, and how many times it is."""
+    """A measured load: the rates of this project and of the fastest peer, in `unit` per second, and their ratio."""
 
     cpu: str
     task: str
@@ -36,12 +36,12 @@ class Load(NamedTuple):
 
 
 def best(times: dict[str, float]) -> str:
-    """The peer that this project is ahead of by least; times: how many times as fast as each."""
+    """The fastest peer; times: the ratio of this project's rate to the rate of every peer."""
     return min(times, key=times.__getitem__)
 
 
 def clicks() -> Iterator[Load]:
-    """Rows of a click log, ids as skewed as in one, by the native kernels."""
+    """Rows of a click log with Zipf-distributed ids, native kernels."""
     for report in markdown.reports(zoo.SHIPPED / "wide-deep-criteo" / "reports", "peers"):
         at = {"ids": "zipf", "batch_size": 512}
         found = {
@@ -52,14 +52,14 @@ def clicks() -> Iterator[Load]:
         for each in report.content["ratios"]:
             if at.items() <= each.items() and each["engine"] == "zoo-native":
                 peer = best(each["over"])
-                task = "Click-through rate: Wide & Deep, batches of 512"
+                task = "CTR: Wide & Deep, batches of 512"
                 yield Load(
                     markdown.cpu(report), task, "rows", found["zoo-native"], peer, found[peer], each["over"][peer]
                 )
 
 
 def translation() -> Iterator[Load]:
-    """Sentences from text to text."""
+    """Sentences, text to text."""
     for report in markdown.reports(PEERS, "translation-amd") + markdown.reports(PEERS, "translation-intel"):
         for case in report.content["cases"]:
             if (case["model"], case["task"]) != ("multi30k-en-de", "text"):
@@ -68,12 +68,12 @@ def translation() -> Iterator[Load]:
             over = case["ratios"].get("zoo-native", {})
             if "zoo-native" in rates and over:
                 peer = best(over)
-                task = f"Translation: Transformer, text to text, beam {case['beam']}"
+                task = f"Translation: Transformer, beam {case['beam']}"
                 yield Load(markdown.cpu(report), task, "sentences", rates["zoo-native"], peer, rates[peer], over[peer])
 
 
 def images() -> Iterator[Load]:
-    """Photos from JPEG to label."""
+    """Photos, JPEG to label."""
     for report in markdown.reports(PEERS, "images"):
         for model in report.content["models"]:
             if model["model"] != "mobilenet-v2-imagenet":
@@ -86,7 +86,7 @@ def images() -> Iterator[Load]:
 
 
 def texts() -> Iterator[Load]:
-    """Vectors of texts of mixed lengths, in batches of 32, sorted for those that pad."""
+    """Embeddings of sentences in batches of 32, sorted by length for engines that pad."""
     for report in markdown.reports(PEERS, "texts"):
         for load in report.content["loads"]:
             if load["load"] != "sentences":
@@ -94,7 +94,7 @@ def texts() -> Iterator[Load]:
             rates = {way: each["median"] for way, each in load["results"]["sorted"].items()}
             over = {way: rates["zoo"] / rate for way, rate in rates.items() if not way.startswith("zoo")}
             peer = best(over)
-            task = "Sentence vectors: MiniLM-L6, sorted by length"
+            task = "Embeddings: MiniLM-L6, sentences"
             yield Load(markdown.cpu(report), task, "texts", rates["zoo"], peer, rates[peer], over[peer])
 
 
@@ -111,7 +111,7 @@ def serving() -> Iterator[Load]:
             }
             over = {name: rates["zoo serve"] / rate for name, rate in rates.items() if name != "zoo serve"}
             peer = best(over)
-            task = "Serving: Wide & Deep, one row a request"
+            task = "Serving: Wide & Deep, single rows"
             yield Load(markdown.cpu(report), task, "requests", rates["zoo serve"], peer, rates[peer], over[peer])
 
 
@@ -120,10 +120,10 @@ def loads() -> list[Load]:
 
 
 def svg(found: list[Load]) -> str:
-    """The chart: a part a CPU, in the order of their names; the bars of a row share a scale, by `times`."""
+    """The chart: a part per CPU, in the order of their names; the bars of a row share a scale, by `times`."""
     parts, y = [], 0
     for cpu in sorted({each.cpu for each in found}):
-        parts.append(_text(LEFT, y + 22, f"{cpu}, one core: int8-zoo, its best peer", "t"))
+        parts.append(_text(LEFT, y + 22, f"{cpu}, one core: int8-zoo and the fastest peer", "t"))
         y += HEAD
         for each in (load for load in found if load.cpu == cpu):
             parts.append(_text(LEFT, y + 13, each.task))

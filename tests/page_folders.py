@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -159,9 +158,7 @@ def search(folder: Path) -> None:
         (folder / name).mkdir()
         text_models.write(folder / name, "mpnet" if not labels else "bert", labels)
     written(folder, "pairs.tsv", map("\t".join, pairs(64)))
-    page = (ROOT / "docs" / "search-your-own-texts.md").read_text()
-    program = page[page.index("    import sys") : page.index("    python search.py")]
-    (folder / "search.py").write_text(textwrap.dedent(program))
+    (folder / "search.py").write_text(block("search-your-own-texts.md", "import sys\n"))
 
 
 def serve(folder: Path) -> None:
@@ -186,10 +183,15 @@ def smaller(folder: Path) -> None:
 
 def strategy() -> dict[str, Any]:
     """The strategy with a schedule that the page shows."""
-    page = (ROOT / "docs" / "smaller.md").read_text()
-    start = page.index('    {"epochs": 12')
-    found: dict[str, Any] = json.loads(page[start : page.index("\n\n", start)])
+    found: dict[str, Any] = json.loads(block("smaller.md", '{"epochs": 12'))
     return found
+
+
+def block(page: str, start: str) -> str:
+    """The code block of a page that starts with a text."""
+    text = (ROOT / "docs" / page).read_text()
+    at = text.index(f"\n{start}") + 1
+    return text[at : text.index("```", at)]
 
 
 def translate(folder: Path) -> None:

@@ -35,28 +35,31 @@ class Command(NamedTuple):
 
 
 def commands(page: Path) -> list[Command]:
-    """The commands of the page's indented blocks, in order; a line that ends with a backslash goes on."""
+    """The commands of the page's ```bash and ```console blocks, in order.
+
+    In a console block a command starts with "$ " and its output follows; in a bash block every line is a command. A
+    line that ends with a backslash continues on the next one.
+    """
     found: list[Command] = []
-    lines = page.read_text().splitlines()
+    lines = [line.strip() for line in page.read_text().splitlines()]
+    language = ""
     at = 0
     while at < len(lines):
         start, text = at, lines[at]
         at += 1
-        if not text.startswith("    "):
+        if text.startswith("```"):
+            language = "" if language else text.removeprefix("```") or "text"
             continue
-        text = text.strip()
-        shown = text.startswith("$ ")
+        shown = language == "console" and text.startswith("$ ")
+        if not shown and (language != "bash" or text.split(" ")[0] not in PROGRAMS):
+            continue
         text = text.removeprefix("$ ")
-        if not shown and text.split(" ")[0] not in PROGRAMS:
-            continue
         while text.endswith("\\"):
-            text = text[:-1] + lines[at].strip()
+            text = text[:-1] + lines[at]
             at += 1
         end = at
-        while end < len(lines) and lines[end].startswith("    ") and not lines[end].strip().startswith("$ "):
+        while end < len(lines) and not lines[end].startswith(("$ ", "```")):
             end += 1
         text = re.sub(r"\s+#.*", "", text)
-        found.append(
-            Command(page.name, start + 1, text, tuple(each.strip() for each in lines[at:end]) if shown else ())
-        )
+        found.append(Command(page.name, start + 1, text, tuple(lines[at:end]) if shown else ()))
     return found

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from pipelines.core import files
 
+TERMINAL = 120  # columns
+
 
 class Report(NamedTuple):
     """A report file: its path and the JSON document in it."""
@@ -47,9 +49,9 @@ def cpu(report: Report) -> str:
     return f"{cpu_name(report)} {report.content['environment']['cpu_model']}"
 
 
-def by_cpu(said: Iterable[tuple[Report, str]]) -> str:
-    """A table's cell of what the reports of several CPUs say: "text (CPU); text (CPU)"."""
-    return "; ".join(f"{text} ({cpu(report)})" for report, text in said)
+def cpu_column(report: Report) -> str:
+    """The CPU of a report as the head of a narrow column, e.g. "AMD 25/17": its maker, family and model."""
+    return f"{cpu_name(report).split()[0]} {report.content['environment']['cpu_model']}"
 
 
 def link(path: Path, page: Path) -> str:
@@ -58,19 +60,29 @@ def link(path: Path, page: Path) -> str:
 
 
 def source(report: Report, page: Path) -> str:
-    """Where the figures of a report were measured: "CPU, threads, link to the report"."""
+    """The origin of a report's figures: "CPU, threads, link to the report"."""
     threads = report.content["environment"].get("threads", 1)
     return f"{cpu(report)}, {threads} thread{'s' * (threads > 1)}, {link(report.path, page)}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; every row has as many cells as there are columns."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    """A table, whose columns are aligned where its lines fit into a terminal of 120 columns.
+
+    Args:
+        columns: The heads.
+        rows: Cells; every row has as many as there are columns.
+    """
+    cells = [columns, *rows]
+    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+    if sum(widths) + 3 * len(widths) + 1 > TERMINAL:
+        widths = [0] * len(widths)
+    lines = [cells[0], ["-" * max(width, 3) for width in widths], *cells[1:]]
+    padded = (" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "".join(f"| {line} |\n" for line in padded)
 
 
 def outside_brackets(text: str) -> str:
-    """The text without what stands in brackets."""
+    """The text without its parts in brackets."""
     return re.sub(r"\s*\([^)]*\)", "", text)
 
 

@@ -87,7 +87,7 @@ class Entry:
         may be lost, and batch_size, of which the time counts; where tables have a row for each value of a vocabulary
         also fewer_rows(least, folder), see `zoo.clicks.prune`; "" for a family that cannot be pruned
     report_sections(name) -> Markdown: the part of MODELS.md on the model `name`; "" for a family without one. Its
-        module may also have overview(name) -> {column: cell} for the table above, headline(name) -> lines of README and
+        module may also have overview(name) -> {column: cell} and OVERVIEW, the unit, for its overview, and
         benchmarks(names) -> Markdown for docs/benchmarks.md
 
     Plain data:

@@ -49,10 +49,12 @@ def test_pages_hold_commands() -> None:
 def test_a_command_is_read_with_its_pipes_comments_and_continuation(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "Text\n\n    $ zoo run a 's3://b/*.x' -o - \\\n        --top 2 | head -2   # why\n    one\n    two\n"
+        "Text\n\n```console\n$ zoo run a 's3://b/*.x' -o - \\\n    --top 2 | head -2   # why\none\ntwo\n```\n\n"
+        "```python\nzoo\n```\n\n```bash\nmake test  # all\nA_VARIABLE=1\n```\n\n    zoo run in text\n"
     )
-    (found,) = commands(page)
-    assert found == Command("page.md", 3, "zoo run a 's3://b/*.x' -o - --top 2 | head -2", ("one", "two"))
+    found, other = commands(page)
+    assert other == Command("page.md", 15, "make test", ())
+    assert found == Command("page.md", 4, "zoo run a 's3://b/*.x' -o - --top 2 | head -2", ("one", "two"))
     assert found.words == [["zoo", "run", "a", "s3://b/*.x", "-o", "-", "--top", "2"], ["head", "-2"]]
     for wrong in (["run"], ["run", "a", "--tops", "2"], ["nothing"], ["cluster", "xml"]):
         with pytest.raises((AssertionError, click.UsageError)):

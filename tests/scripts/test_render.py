@@ -83,15 +83,18 @@ def test_a_peer_that_was_never_timed_is_not_the_best() -> None:
 @pytest.mark.parametrize("name", render.SHIPPED.names())
 def test_a_model_has_a_row_in_the_overview_and_a_short_section(name: str) -> None:
     page = render.MODELS.read_text()
-    assert f"| [{name}](" in page
+    assert f"\n[{name}]: #{name.replace('.', '')}\n" in page
     section = page.split(f"## {name}\n")[1].split("\n## ")[0]
     assert "licence" in section.lower() and f"`zoo run {name} " in section
     assert len([line for line in section.splitlines() if line and not line.startswith("|")]) <= LINES
-    row = next(line for line in page.splitlines() if line.startswith(f"| [{name}]("))
+    lines = page.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith(f"| [{name}] "))
+    head = next(lines[i] for i in range(at, 0, -1) if lines[i].startswith("| model "))
+    row = dict(zip(*([cell.strip() for cell in line.split("|")] for line in (head, lines[at])), strict=True))
     for path in (render.zoo.SHIPPED / name / "reports").glob("*.json"):
         if path.name.startswith(("speed-", "images-", "teacher-")):
             found = Report(path, json.loads(path.read_text()))
-            assert markdown.cpu(found) in row, path.name
+            assert re.search(r"\d+\.\d\dx", row[markdown.cpu_column(found)]), path.name
             assert f"({path.relative_to(render.MODELS.parent)})" in section
 
 
@@ -114,7 +117,24 @@ def test_the_newest_report_is_the_one_of_the_newest_engines() -> None:
     assert markdown.newest(several).path.name == "b"
 
 
-def test_what_stands_in_brackets_is_left_out() -> None:
-    assert render.opening("MIT (He et al. 2016). The photos: others'") == "MIT"
-    assert render.opening("Apache-2.0 (timm). The photos") == "Apache-2.0"
-    assert render.opening("Research use: Multi30k") == "Research use"
+def test_the_licence_is_cut_before_its_explanation() -> None:
+    assert render.licence("MIT (He et al. 2016). The photos: others'") == "MIT"
+    assert render.licence("Apache-2.0 (timm). The photos") == "Apache-2.0"
+    assert render.licence("Research use: Multi30k") == "Research use"
+    assert render.licence("Research, non-commercial use: the terms") == "Research"
+
+
+def test_the_overview_fits_into_a_terminal_of_120_columns() -> None:
+    overview = render.MODELS.read_text().split("\n## ")[0].splitlines()
+    assert max(map(len, overview)) <= 120
+    columns = [[i for i, character in enumerate(line) if character == "|"] for line in overview if line[:1] == "|"]
+    assert len({tuple(each) for each in columns}) == 4  # tables, whose columns are aligned
+
+
+def test_the_readme_has_one_table_of_five_tasks_with_the_smaller_ratios() -> None:
+    table = render.README.read_text().split("<!-- table:")[1].split("<!-- end of table -->")[0]
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("|")][2:]
+    ratios = {task.strip(): ratio.strip() for _, task, _, _, ratio, *_ in rows}
+    loads = chart.loads()
+    assert ratios == {each.task: f"{min(one.times for one in loads if one.task == each.task):.2f}x" for each in loads}
+    assert len(rows) == 5 and max(map(len, table.splitlines())) <= 120

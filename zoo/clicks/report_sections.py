@@ -1,4 +1,4 @@
-"""What the pages of the zoo show of click models, rendered from their report files."""
+"""Recommenders in MODELS.md and docs/benchmarks.md, rendered from report files."""
 
 from __future__ import annotations
 
@@ -6,64 +6,37 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import zoo
-from pipelines.analysis.markdown import Report, by_cpu, cpu_name, link, newest, reports, source, stored_megabytes, table
+from pipelines.analysis.markdown import Report, cpu_column, link, newest, reports, source, stored_megabytes, table
 from pipelines.models.hub import Hub
 
 ROOT = zoo.SHIPPED.parents[1]
 MODELS = ROOT / "MODELS.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+OVERVIEW = "rows/s of the model in batches of 512"
 
 
 def overview(name: str) -> dict[str, str]:
-    """The model's cells in the overview, by column."""
+    """The model's cells in the overview table, by column; {} if nothing was measured."""
     qualities, speeds = _reports(name, "quality"), _reports(name, "speed")
     if not qualities or not speeds:
         return {}
     metrics = newest(qualities).content["metrics"]
     return {
-        "quality, fp32 / int8": f"AUC {metrics['fp32']['auc']:.4f} / {metrics['int8']['auc']:.4f}",
-        "speed-up": by_cpu((speed, _speed_up(speed)) for speed in speeds),
-        "MB, fp32 / int8": stored_megabytes({file.name: file.size or 0 for file in Hub(zoo.SHIPPED).card(name).files}),
+        "AUC": f"{metrics['fp32']['auc']:.4f} / {metrics['int8']['auc']:.4f}",
+        **{cpu_column(speed): _speed_up(speed) for speed in speeds},
+        "MB": stored_megabytes({file.name: file.size or 0 for file in Hub(zoo.SHIPPED).card(name).files}),
     }
 
 
 def _speed_up(speed: Report) -> str:
-    """int8 to fp32, each in its quickest engine, at the largest batch size."""
+    """The throughput of int8 and its ratio to fp32, each in its fastest engine, at the largest batch size."""
     int8, fp32 = (_quickest(speed, each, _largest(speed)) for each in ("int8", "fp32"))
     rate = int8["samples_per_second"]
-    return f"{rate / fp32['samples_per_second']:.2f}x: {rate:,.0f} rows/s, {int8['engine']}"
-
-
-def headline(name: str) -> list[str]:
-    """README's lines about the model, one a CPU: quality, and the gain of int8 at the largest batch size."""
-    qualities, speeds = _reports(name, "quality"), _reports(name, "speed")
-    if not qualities or not speeds:
-        return []
-    quality = newest(qualities).content
-    metrics = quality["metrics"]
-    moves = ", ".join(
-        f"{label} {metrics['fp32'][key]:.4f} -> {metrics['int8'][key]:.4f}"
-        for key, label in (("auc", "AUC"), ("logloss", "LogLoss"))
-    )
-    return [
-        f"- **{name}** ({cpu_name(speed)}, one thread): fp32 -> int8 on {quality['samples']:,} "
-        f"held-out rows: {moves}, largest change of a probability {quality['difference']['max_probability']:.4f}; "
-        f"batch size {_largest(speed)}: {_gains(speed)}."
-        for speed in speeds
-    ]
-
-
-def _gains(speed: Report) -> str:
-    """The gain of int8 in every engine at the largest batch size."""
-    return ", ".join(
-        f"{_gain(result, speed):.2f}x in {result['engine']} ({result['samples_per_second']:,.0f} rows/s)"
-        for result in speed.content["results"]
-        if result["precision"] == "int8" and result["batch_size"] == _largest(speed)
-    )
+    return f"{rate:,.0f} ({rate / fp32['samples_per_second']:.2f}x)"
 
 
 def sections(name: str) -> str:
-    """The model's own part of its section in MODELS.md."""
+    """The body of the model's section in MODELS.md."""
     details = Hub(zoo.SHIPPED).card(name).details
     log = "rows.tsv" if name == "wide-deep-criteo" else "log.csv"
     parts = [f"- **Run:** `zoo run {name} {log} -o scores.csv`", f"- **Input:** {details['input']}"]
@@ -74,14 +47,14 @@ def sections(name: str) -> str:
 
 
 def benchmarks(names: Sequence[str]) -> str:
-    """The part of docs/benchmarks.md about the click models called `names`."""
+    """The recommenders `names` in docs/benchmarks.md."""
     kinds = {
-        "quality": ("beside another quantizer", _beside_quantizers),
-        "speed": ("speed", _speed),
-        "peers": ("beside other engines", _peers),
-        "instances": ("instances at once", _instances),
+        "quality": ("quantizers", _beside_quantizers),
+        "speed": ("engines", _speed),
+        "peers": ("native kernels and other engines", _peers),
+        "instances": ("parallel instances", _instances),
         "stream": ("`zoo run`", _stream),
-        "runs": ("from raw rows to scores", _whole_processes),
+        "runs": ("raw rows to scores", _whole_processes),
     }
     parts = []
     for name in names:
@@ -103,13 +76,13 @@ def _largest(speed: Report) -> int:
 
 
 def _quickest(speed: Report, precision: str, size: int) -> dict[str, Any]:
-    """The result of the quickest engine at a batch size."""
+    """The result of the fastest engine at a batch size."""
     results = [e for e in speed.content["results"] if (e["precision"], e["batch_size"]) == (precision, size)]
     return max(results, key=lambda result: float(result["samples_per_second"]))
 
 
 def _gain(result: dict[str, Any], speed: Report) -> float:
-    """Samples a second to those of fp32 in the same engine, or in the quickest where the engine has no fp32."""
+    """Throughput relative to fp32 in the same engine, or in the fastest engine if this one has no fp32."""
     size = result["batch_size"]
     fp32 = {
         other["engine"]: other["samples_per_second"]
@@ -131,7 +104,7 @@ def _metric_rows(
 
 def _metric_columns(keys: Sequence[str]) -> list[str]:
     labels = {"auc": "AUC", "logloss": "LogLoss", "calibration_error": "calibration error"}
-    return ["", *(labels.get(key, key) for key in keys), "largest change of a probability"]
+    return ["", *(labels.get(key, key) for key in keys), "max probability error"]
 
 
 def _quality(report: Report) -> str:
@@ -142,11 +115,11 @@ def _quality(report: Report) -> str:
         measured.append(("int8, native", native["metrics"], native["difference"]))
     low, high = content["interval"]["auc"]
     again = content["model"] == "wide-deep-criteo"
-    after = "The shipped weights were then trained by the same recipe on all rows. " if again else ""
+    after = "The shipped weights were retrained on all rows with the same recipe. " if again else ""
     return (
         f"- **Quality** on {content['data']} ({content['samples']:,} rows, {content['clicks']:,} clicks; "
         f"{link(report.path, MODELS)}). {after}"
-        f"AUC of int8 less fp32's, 95% interval by paired bootstrap: {low:+.5f} to {high:+.5f}.\n\n"
+        f"AUC of int8 minus fp32, 95% interval by paired bootstrap: {low:+.5f} to {high:+.5f}.\n\n"
         + table(_metric_columns(keys), _metric_rows(measured, keys))
     )
 
@@ -169,13 +142,12 @@ def _speed_by_engine(report: Report) -> str:
         "engine",
         "fp32 rows/s",
         "int8 rows/s",
-        "int8 is (native: than the quicker fp32)",
+        "int8 speed-up (native: over the faster fp32)",
         "one row, fp32 ms",
         "one row, int8 ms",
     ]
-    return (
-        f"- **Speed** of the model alone in batches of {size}, and for one row ({source(report, MODELS)}):\n\n"
-        + table(columns, rows)
+    return f"- **Speed** of the model, batches of {size} and single rows ({source(report, MODELS)}):\n\n" + table(
+        columns, rows
     )
 
 
@@ -212,8 +184,8 @@ def _speed(report: Report) -> str:
         "batch size",
         "precision",
         "engine",
-        "rows/s (model alone)",
-        "to fp32 (of the engine; native: of the quicker)",
+        "rows/s, model only",
+        "speed-up over fp32 (native: over the faster)",
         "p50 / p95 / p99 ms",
         "pre / model / post ms",
         "process MB",
@@ -222,7 +194,7 @@ def _speed(report: Report) -> str:
 
 
 def _peers(report: Report) -> str:
-    """Samples a second of all engines on the same weights and inputs, and the largest change of a probability."""
+    """Throughput and maximum probability error of all engines on the same weights and inputs."""
     results = report.content["results"]
     cases = list(dict.fromkeys((result["ids"], result["batch_size"]) for result in results))
     engines = list(dict.fromkeys(result["engine"] for result in results))
@@ -232,15 +204,15 @@ def _peers(report: Report) -> str:
         moved = max(result["max_probability"] for result in results if result["engine"] == engine)
         cells = [f"{rates[engine, *case]:,.0f}" if (engine, *case) in rates else "" for case in cases]
         rows.append([engine, *cells, f"{moved:.4f}"])
-    best = ["best of ours / best peer"]
+    best = ["best zoo engine / best peer"]
     for case in cases:
         of_case = {engine: rates[engine, *case] for engine in engines if (engine, *case) in rates}
         ours = max(rate for engine, rate in of_case.items() if engine.startswith("zoo-"))
         theirs = max(rate for engine, rate in of_case.items() if not engine.startswith("zoo-"))
         best.append(f"{ours / theirs:.2f}x")
-    columns = ["rows/s", *(f"{ids}, batch size {size}" for ids, size in cases), "largest change of a probability"]
+    columns = ["rows/s", *(f"{ids}, batch size {size}" for ids, size in cases), "max probability error"]
     return (
-        "The same weights and inputs, the model alone, ids by a Zipf law (1.1) and uniform, by "
+        "Same weights and inputs, model only, ids drawn from a Zipf distribution (1.1) and uniformly, by "
         f"`scripts/peers/recommenders/wide_deep.py` ({source(report, BENCHMARKS)}).\n\n"
         + table(columns, [*rows, [*best, ""]])
     )
@@ -258,7 +230,7 @@ def _instances(report: Report) -> str:
         ]
         for result in results
     ]
-    columns = ["precision", "engine", "instances", "rows/s together", "MB together (PSS)"]
+    columns = ["precision", "engine", "instances", "rows/s, total", "MB, total (PSS)"]
     return f"Pinned processes, batch size {results[0]['batch_size']} ({source(report, BENCHMARKS)}).\n\n" + table(
         columns, rows
     )
@@ -286,10 +258,10 @@ def _whole_processes(report: Report) -> str:
         ]
         for result in results
     ]
-    columns = ["whole process, file to file", "rows/s", "to the first", "peak MB", "largest difference to the first"]
+    columns = ["process, file to file", "rows/s", "relative to the first", "peak MB", "max difference to the first"]
     content = report.content
     return (
-        f"{content['rows']:,} rows, the start of the process included, by `scripts/peers/recommenders/{content['by']}` "
+        f"{content['rows']:,} rows, process start included, by `scripts/peers/recommenders/{content['by']}` "
         f"({source(report, BENCHMARKS)}).\n\n" + table(columns, rows)
     )
 
@@ -310,7 +282,7 @@ def _training(trainings: Sequence[Report]) -> str:
                 f"{content['trained_rows'] / seconds['step']:,.0f}",
                 f"{100 * seconds['wait'] / loop:.2f}%",
                 f"{seconds['read']:,.0f} s",
-                f"{content['process_seconds']:,.0f} s, {content['processor_seconds']:,.0f} s of processor time",
+                f"{content['process_seconds']:,.0f} s, {content['processor_seconds']:,.0f} s of CPU time",
                 f"{content['peak_memory_mb']:,.0f}",
             ]
         )
@@ -318,13 +290,13 @@ def _training(trainings: Sequence[Report]) -> str:
         "rows",
         "layers",
         "batch size",
-        "rows/s of the training loop",
-        "rows/s of the training step alone",
-        "the loop waits for its input",
-        "reading, hashing and storing all rows, once",
-        "whole process",
+        "training loop, rows/s",
+        "training step, rows/s",
+        "time waiting for input",
+        "reading, hashing and storing the rows, once",
+        "process",
         "peak memory (resident), MB",
     ]
     columns, *cells = zip(*rows, strict=True)
     lines = [[fact, *values] for fact, values in zip(facts, cells, strict=True)]
-    return "One epoch, one thread of TensorFlow, not pinned.\n\n" + table(["", *columns], lines)
+    return "One epoch, one TensorFlow thread, not pinned.\n\n" + table(["", *columns], lines)

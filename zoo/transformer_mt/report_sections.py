@@ -1,4 +1,4 @@
-"""What the pages of the zoo show of translation models, rendered from their report files."""
+"""Translation models in MODELS.md and docs/benchmarks.md, rendered from report files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 import zoo
 from pipelines.analysis.markdown import (
     Report,
-    by_cpu,
-    cpu_name,
+    cpu_column,
     link,
     newest,
-    outside_brackets,
     reports,
     source,
     stored_megabytes,
@@ -24,20 +22,18 @@ ROOT = zoo.SHIPPED.parents[1]
 MODELS = ROOT / "MODELS.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 PEERS = ROOT / "scripts" / "peers" / "reports"
-OURS = ("zoo-native", "zoo-int8")  # whose gain over the other engines is shown
-LISTED = "zoo-shortlist"  # and this one's, where it was timed
-ENGINES = """The same weights and sentences, one thread and core, in turn, medians of processor time, by
-`scripts/peers/translation/translation.py`. The last columns: how many times as fast int8 is here. Random weights:
-`base` (32,000 pieces), `opus` (the same with 58,101), `small`, and `firefox` (6 + 2 layers with SSRU in Marian's
-format, imported).
-zoo-shortlist: with logits of some 3,250 words of each sentence alone.
+OVERVIEW = "sentences/s from text to text"
+OURS = ("zoo-native", "zoo-int8")  # their speed-up over the other engines is shown
+LISTED = "zoo-shortlist"  # as is the speed-up of this engine, where it was timed
+ENGINES = """Same weights and sentences, one thread and core, interleaved, medians of CPU time, by
+`scripts/peers/translation/translation.py`. The last columns are the speed-up of this project's engines.
 
-What batches of 32 leave to gain, of `opus` (perf, AMD EPYC 25/17): products of int8 are four fifths of the time of
-zoo-native, at 85% (greedy) and 89% (beam 4) of the 236 G a second that `zoo doctor --speed` gives as the limit of the
-instructions. Attention takes 10% and 7%, top-k 6% and 7%. Fewer products, by a shortlist, gain more than all of these.
+- base, opus, small: random weights; base has 32,000 pieces, opus is base with 58,101.
+- firefox: random weights, 6 + 2 layers with SSRU in Marian's format, imported.
+- zoo-shortlist: logits of the sentence's shortlist only.
 """
-REWRITES = """Milliseconds a decoding step with the rewrite / without it (how many times as long without), in
-onnxruntime, by `scripts/peers/translation/rewrites.py`, which says how each is compared.
+REWRITES = """Milliseconds per decoding step with the rewrite / without it (speed-up), in ONNX Runtime, by
+`scripts/peers/translation/rewrites.py`.
 """
 
 
@@ -53,58 +49,41 @@ class TextToText(NamedTuple):
         return float(self.results[engine]["sentences_per_second"]["median"])
 
     def speed_up(self) -> str:
-        """The native engine to fp32."""
+        """The throughput of the native engine, and its ratio to fp32."""
         rate = self.rate("zoo-native")
-        return f"{rate / self.rate('zoo-fp32'):.2f}x: {rate:,.0f} sentences/s, native"
+        return f"{rate:,.0f} ({rate / self.rate('zoo-fp32'):.2f}x)"
 
 
 def overview(name: str) -> dict[str, str]:
-    """The model's cells in the overview, by column."""
+    """The model's cells in the overview table, by column; {} if nothing was measured."""
     qualities = reports(zoo.SHIPPED / name / "reports", "bleu")
     if not qualities:
         return {}
     quality = newest(qualities).content
     bleu = f"{quality['metrics']['fp32']['bleu']:.2f} / {quality['native']['metrics']['bleu']:.2f}"
     card = Hub(zoo.SHIPPED).card(name)
-    students = ((each, _times_teacher(name, each)) for each in reports(zoo.SHIPPED / name / "reports", "teacher"))
+    teachers = reports(zoo.SHIPPED / name / "reports", "teacher")
     return {
-        "data": outside_brackets(card.details["data"]).partition(": ")[2],
-        "quality, fp32 / int8": f"BLEU {bleu} (beam {quality['beam']})",
-        "speed-up": by_cpu([*((each.report, each.speed_up()) for each in _texts_to_texts(name)), *students]),
-        "MB, fp32 / int8": stored_megabytes({file.name: file.size or 0 for file in card.files}),
+        "BLEU": bleu,
+        **{cpu_column(text.report): text.speed_up() for text in _texts_to_texts(name)},
+        **{cpu_column(report): _times_teacher(name, report) for report in teachers},
+        "MB": stored_megabytes({file.name: file.size or 0 for file in card.files}),
     }
 
 
 def _times_teacher(name: str, report: Report) -> str:
-    """A student's speed beside its teacher's, both in int8."""
+    """A student's throughput and its ratio to the teacher's, both in int8."""
     times, rate = report.content["times_as_fast"]["median"], report.content["sentences_per_second"][name]["median"]
-    return f"{times:.2f}x its teacher: {rate:,.0f} sentences/s, native"
-
-
-def headline(name: str) -> list[str]:
-    """README's lines about the model, one a CPU: quality, and the gain over CTranslate2 from text to text."""
-    lines = []
-    for text in _texts_to_texts(name):
-        metrics = Hub(zoo.SHIPPED).card(name).details["metrics"]
-        gains = text.case["ratios"]["zoo-native"]
-        default = gains.get("ctranslate2-default")
-        all_at_once = f" ({default:.2f}x its default, all in one batch)" if default else ""
-        lines.append(
-            f"- **{name}** ({cpu_name(text.report)}, one thread): BLEU fp32 {metrics['fp32']['bleu']:.2f}, int8 "
-            f"{metrics['native']['bleu']:.2f} (beam {text.case['beam']}); from text to text "
-            f"{text.rate('zoo-native'):,.0f} sentences/s, {gains['ctranslate2-int8']:.2f}x CTranslate2 int8 in batches "
-            f"of {text.case['batch_size']}{all_at_once}."
-        )
-    return lines
+    return f"{rate:,.0f} ({times:.2f}x teacher)"
 
 
 def sections(name: str) -> str:
-    """The model's own part of its section in MODELS.md."""
+    """The body of the model's section in MODELS.md."""
     spec = Hub(zoo.SHIPPED).card(name).details["preprocessing"]
     parts = [
         f"- **Run:** `zoo run {name} text.txt -o translated.txt`",
-        "- **Input:** sentences, one a line, tokenized by the SentencePiece vocabulary beside the model; a line of "
-        f"more than {spec['max_length']} tokens is cut at the ends of its sentences",
+        "- **Input:** one sentence per line, tokenized by the model's SentencePiece vocabulary; a line of more than "
+        f"{spec['max_length']} tokens is split into sentences",
     ]
     if qualities := reports(zoo.SHIPPED / name / "reports", "bleu"):
         parts.append(_quality(newest(qualities)))
@@ -119,26 +98,26 @@ def sections(name: str) -> str:
         parts.append(
             f"- **Speed** from text to text, beam {text.case['beam']}, batch size {text.case['batch_size']} "
             f"({source(text.report, MODELS)}):\n\n"
-            + table(["engine", "fp32 sentences/s", "int8 sentences/s", "int8 is"], rows)
+            + table(["engine", "fp32 sentences/s", "int8 sentences/s", "int8 speed-up"], rows)
         )
     return "\n".join(parts)
 
 
 def benchmarks(names: Sequence[str]) -> str:
-    """The part of docs/benchmarks.md about the translation models called `names`."""
+    """The translation models `names` in docs/benchmarks.md."""
     threads = [_threads(name, each) for name in names for each in reports(zoo.SHIPPED / name / "reports", "threads")]
     engines = [_beside_engines(report) for report in reports(PEERS, "translation")]
     rewrites = [_rewrites(report) for report in reports(PEERS, "steps")]
     parts = [
         *(["### Threads\n", *threads] if threads else []),
-        *(["### Beside other engines\n", ENGINES, *engines] if engines else []),
-        *(["### What each rewrite is worth\n", REWRITES, *rewrites] if rewrites else []),
+        *(["### Engines\n", ENGINES, *engines] if engines else []),
+        *(["### Rewrites\n", REWRITES, *rewrites] if rewrites else []),
     ]
     return "\n".join(["## Translation\n", *parts]) if parts else ""
 
 
 def _texts_to_texts(name: str) -> list[TextToText]:
-    """The translations of a test set by a model, one a CPU."""
+    """The translations of a test set by a model, one per CPU."""
     measured = []
     for report in reports(PEERS, "translation"):
         for case in report.content["cases"]:
@@ -163,8 +142,8 @@ def _quality(report: Report) -> str:
         rows.append([f"int8, {engine}", *cells, f"{100 * moved['agreement']:.1f}%"])
     return (
         f"- **Quality** on {content['data']}, `{content['signatures']['bleu']}`; in brackets the "
-        f"difference to fp32 and its 95% interval by paired bootstrap ({link(report.path, MODELS)}):\n\n"
-        + table(["precision", "BLEU", "chrF", "same translation as fp32"], rows)
+        f"difference to fp32 with the 95% interval by paired bootstrap ({link(report.path, MODELS)}):\n\n"
+        + table(["precision", "BLEU", "chrF", "translations equal to fp32"], rows)
     )
 
 
@@ -173,10 +152,11 @@ def _beside_teacher(name: str, report: Report) -> str:
     teacher, beams, metrics, times = (content[key] for key in ("teacher", "beams", "metrics", "times_as_fast"))
     rates = {each: f"{rate['median']:,.0f}" for each, rate in content["sentences_per_second"].items()}
     return (
-        f"- **Beside its teacher** {teacher}, int8 in native code, from text to text, in turn: {times['median']:.2f}x "
-        f"({times['spread'][0]:.2f} to {times['spread'][1]:.2f}) its sentences a second, {rates[name]} with beam "
-        f"{beams[name]} beside {rates[teacher]} with beam {beams[teacher]}; BLEU {metrics[name]['bleu']:.2f} beside "
-        f"{metrics[teacher]['bleu']:.2f} ({content['data']}; {source(report, MODELS)})"
+        f"- **Compared with its teacher** {teacher}, int8 in the native engine, text to text, interleaved: "
+        f"{times['median']:.2f}x ({times['spread'][0]:.2f} to {times['spread'][1]:.2f}) the throughput, {rates[name]} "
+        f"sentences/s with beam {beams[name]} against {rates[teacher]} with beam {beams[teacher]}; BLEU "
+        f"{metrics[name]['bleu']:.2f} against {metrics[teacher]['bleu']:.2f} ({content['data']}; "
+        f"{source(report, MODELS)})"
     )
 
 
@@ -184,22 +164,22 @@ def _threads(name: str, report: Report) -> str:
     content = report.content
     rates = {count: f"{rate['median']:,.0f}" for count, rate in content["sentences_per_second"].items()}
     return (
-        f"{name}: {rates['2']} sentences/s from text to text in native code with two threads, {rates['1']} with one "
+        f"{name}, native engine, text to text: {rates['2']} sentences/s with two threads, {rates['1']} with one "
         f"({content['times_as_fast']:.2f}x; {content['data']}; {source(report, BENCHMARKS)}).\n"
     )
 
 
 def _beside_engines(report: Report) -> str:
-    """Translation beside other engines: a fixed number of tokens of each sentence, and a test set from text to text."""
+    """Engines: a fixed number of tokens per sentence, and a test set from text to text."""
     environment = report.content["environment"]
     cases = report.content["cases"]
     setting = environment["ctranslate2"]
     if isinstance(setting, dict):
         setting = ", ".join(f"{key}={value}" for key, value in setting.items())
     parts = [f"On {source(report, BENCHMARKS)}; instruction set of CTranslate2: {setting}.\n"]
-    columns = ["model", "batch size", "beam", "engine", "sentences/s", "tokens/s", "MB at peak (PSS)"]
+    columns = ["model", "batch size", "beam", "engine", "sentences/s", "tokens/s", "peak MB (PSS)"]
     ours = [engine for engine in (*OURS, LISTED) if any(engine in case["ratios"] for case in cases)]
-    gains = [f"{engine} is" for engine in ours]
+    gains = [f"speed-up of {engine}" for engine in ours]
     fixed = [case for case in cases if case["task"] == "steps"]
     texts = [case for case in cases if case["task"] == "text"]
     if fixed:
@@ -207,7 +187,8 @@ def _beside_engines(report: Report) -> str:
         for case in fixed:
             rows += [_row(case, result, ours, f"{result['ms_a_step']['median']:.3f}") for result in case["results"]]
         parts.append(
-            f"Exactly {fixed[0]['steps']} tokens of every sentence:\n\n" + table([*columns, "ms a step", *gains], rows)
+            f"Decoding of exactly {fixed[0]['steps']} tokens per sentence:\n\n"
+            + table([*columns, "ms per step", *gains], rows)
         )
     if texts:
         rows = []
@@ -224,7 +205,7 @@ def _beside_engines(report: Report) -> str:
 
 
 def _row(case: dict[str, Any], result: dict[str, Any], ours: Sequence[str], *more: str) -> list[str]:
-    """Cells of one engine's result. ours: whose gain over it is shown."""
+    """Cells of one engine's result; ours: the engines with a column of their speed-up over it."""
     memory = result["memory_mb"]
     ratios = [case["ratios"].get(engine, {}).get(result["engine"]) for engine in ours]
     return [
@@ -241,7 +222,7 @@ def _row(case: dict[str, Any], result: dict[str, Any], ours: Sequence[str], *mor
 
 
 def _rewrites(report: Report) -> str:
-    """What each rewrite of translation is worth: ms a decoding step with it and without."""
+    """The gain of each rewrite of translation: ms per decoding step with and without it."""
     parts = [f"On {source(report, BENCHMARKS)}.\n"]
     for model in report.content["models"]:
         measured = [(case["batch_size"], case["beam"]) for row in model["rows"] for case in row["cases"]]

@@ -1,6 +1,7 @@
 """The benchmark of translation: models in CTranslate2's format, the engines it opens, what it reports and renders."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -387,9 +388,9 @@ def test_rewrites_are_a_table_of_the_benchmarks(tmp_path: Path, monkeypatch: pyt
     report = {"models": [{"model": "small", "precision": "int8", "rows": rows}], "environment": place}
     (tmp_path / "steps-some-cpu.json").write_text(json.dumps(report))
     monkeypatch.setattr(report_sections, "PEERS", tmp_path)
-    found = report_sections.benchmarks([])
+    found = re.sub(" +", " ", report_sections.benchmarks([]))
     assert "| small, int8 | batch 1, beam 4 | batch 32, beam 4 |" in found
-    assert "| b |  | 1.000 / 2.500 (2.50x) |" in found
+    assert "| b | | 1.000 / 2.500 (2.50x) |" in found
 
 
 def test_a_report_is_a_section_of_the_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,10 +420,10 @@ def test_a_report_is_a_section_of_the_benchmarks(tmp_path: Path, monkeypatch: py
         "signatures": {"bleu": "sig"},
     }
     (tmp_path / "translation-some-cpu.json").write_text(json.dumps({"cases": cases, "environment": place}))
-    found = report_sections.benchmarks([])
-    assert found.startswith("## Translation\n\n### Beside other engines\n")
+    found = re.sub(" +", " ", report_sections.benchmarks([]))
+    assert found.startswith("## Translation\n\n### Engines\n")
     assert "| small | 2 | 1 | ctranslate2-int8 | 1.6 | 48 | 99 (50) | 41.667 | 5.00x | 2.50x |" in found
-    assert "| mine | 2 | 4 | zoo-int8 | 4.0 | 120 | 99 (50) | 100.00 | 100.00 | 8.0 |  |  |" in found
+    assert "| mine | 2 | 4 | zoo-int8 | 4.0 | 120 | 99 (50) | 100.00 | 100.00 | 8.0 | | |" in found
     assert "CT2_FORCE_CPU_ISA=AVX512" in found
     widths = [{line.count("|") for line in part.splitlines() if line.startswith("|")} for part in found.split("\n\n")]
     assert all(len(each) <= 1 for each in widths), "a row has not as many cells as its table has columns"
