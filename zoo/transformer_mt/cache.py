@@ -1,5 +1,5 @@
-"""KV cache: from the naive decoder, which computes all target tokens so far anew, to a decoding step that computes the
-newest one alone.
+"""Encoder and decoding step with KV caches of a translation model, derived from its frozen graph, which computes all
+target tokens at once.
 """
 
 from __future__ import annotations
@@ -14,26 +14,29 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
-from pipelines.graph import edit, query
-from pipelines.rewrites.driver import rewrite
-from pipelines.rewrites.fuse_linear import FuseLinear
-from pipelines.rewrites.fuse_quantized_linear import FuseQuantizedLinear
-from pipelines.rewrites.reshape_chains import ReshapeChains
+from pipelines.graph import edit
+from pipelines.graph.builder import GraphBuilder
+from pipelines.kernels.transformer.from_graph import GraphMapper
+from pipelines.kernels.transformer.program import CrossAttention, Embedding, RowLinear
+from zoo.transformer_mt.data import PAD
 from zoo.transformer_mt.decode import Integers, Step
-from zoo.transformer_mt.step_graph import LOGITS, PARENTS, POSITION, SOURCE, TOKENS, Cache, Rows, Unknown
-from zoo.transformer_mt.step_operators import Derivation
+from zoo.transformer_mt.step_graph import LOGITS, MASK, PARENTS, POSITION, TOKENS, Cache, StepWriter, linear
 
-CACHES = "int8-zoo.caches"  # the key of what `step_of` keeps
+SOURCE, TARGET, MEMORY = "source", "target", "memory"  # values of the frozen graph
+CACHES = "int8-zoo.caches"  # the key under which `step_of` stores the caches
+HIDDEN = -1e9  # added to the scores of padding
 
 
 @dataclass(frozen=True)
 class Incremental:
     """A translation model for decoding token by token: encoder and decoding step.
 
-    encoder: source int64 [n, s] -> the values `given`, one row a sentence. step: tokens int64 [rows], the newest of
-    every row; parents int64 [rows], the row of the step before that each goes on from; position int64 [], how many
-    tokens came before; the caches; `given` -> logits float32 [rows, vocabulary] and the caches grown by a token. rows
-    is a multiple of n: the rows of a sentence stand together. positions: tokens of a target, at most.
+    Attributes:
+        encoder: source int64 [n, s], padded -> the values `given`, one row a sentence.
+        step: See `StepWriter`.
+        given: Names of the encoder's outputs, inputs of the step.
+        caches: The caches of the step.
+        positions: Most tokens of a target.
     """
 
     encoder: ir.Model
@@ -44,35 +47,41 @@ class Incremental:
 
 
 def incremental(model: ir.Model) -> Incremental:
-    """Derive encoder and step from the graph that `zoo.transformer_mt.freeze.export` writes, rewritten or quantized, or
-    one like it.
+    """Derives encoder and step from a frozen graph.
 
-    Found by following every operator from the input `target` on, never by a name: what depends on the source alone is
-    computed once a sentence; of what has a row for each target token the newest is computed; the keys and values of
-    self-attention are cached, and so are the states of a Scan over the tokens, whose body is one step of it. Those of
-    cross-attention serve all rows of a sentence, which stand where the naive graph has tokens. Both are rounded to
-    float16 where `model` is quantized, as in native code (`pipelines.kernels.transformer.program`). Raises RequestError
-    that names the operator without such a form, and why.
+    The graph is read by `GraphMapper`, as for the native kernels, and `StepWriter` writes each operation. Linear layers
+    keep the precision that they have in `model`, Q/DQ pairs between other operators are dropped. Keys and values are
+    rounded to float16 where `model` is quantized, as in native code (`pipelines.kernels.transformer.program`).
+
+    Args:
+        model: What `zoo.transformer_mt.freeze.export` wrote, as it is, rewritten or quantized.
+
+    Returns:
+        The encoder and the step.
+
+    Raises:
+        RequestError: The graph has other inputs or outputs, or an operator that no decoding step can be derived from;
+            the message names it and the reason.
     """
-    found = Derivation(model)
-    for node in model.graph:
-        found.visit(node)
-    logits = found.kinds.get(found.naive.graph.outputs[0], Unknown("its logits do not depend on the target"))
-    if isinstance(logits, Unknown):
-        raise RequestError(f"the decoder has no form with caches: {logits.why}")
-    if not isinstance(logits, Rows) or logits.axis is not None:
-        raise RequestError("the decoder has no form with caches: its logits are not those of the last token alone")
-    out = found.flat(logits)
-    out.name = LOGITS
-    grown = [after for _, after, _ in found.caches.values()]
-    found.main.outputs.extend([out, *grown])
-    step = ir.Model(found.main, ir_version=found.naive.ir_version)
-    rewrite(step, [ReshapeChains(), FuseLinear(), FuseQuantizedLinear()])
-    given = [str(each.name) for each in found.given]
-    encoder = edit.extract(found.naive, [SOURCE], given)
-    if found.float16_caches:
-        _round_to_float16(encoder, found.cross_attention)
-    return Incremental(encoder, step, given, [each for each, _, _ in found.caches.values()], found.positions)
+    inputs, outputs = ([str(value.name) for value in values] for values in (model.graph.inputs, model.graph.outputs))
+    if {SOURCE, TARGET} - {*inputs} or outputs != [LOGITS]:
+        raise RequestError(
+            f"found inputs {', '.join(inputs)} and outputs {', '.join(outputs)}; "
+            f"decoding needs {SOURCE} and {TARGET}, and {LOGITS}"
+        )
+    mapper = GraphMapper(model, (SOURCE, TARGET), MEMORY, for_kernels=False)
+    operations = mapper.decoder_operations(LOGITS)
+    is_quantized = any(node.op_type == "QuantizeLinear" for node in model.graph)
+    cache_dtype = ir.DataType.FLOAT16 if is_quantized else ir.DataType.FLOAT
+    opsets = dict(model.graph.opset_imports)
+    step = StepWriter(operations, cache_dtype, opsets)
+    attention = [operation for operation in operations if isinstance(operation, CrossAttention)]
+    encoder = edit.extract(model, [SOURCE], [MEMORY])
+    _append_memory(encoder.graph, attention, step.memory, cache_dtype)
+    given = [str(value.name) for value in encoder.graph.outputs]
+    assert isinstance(operations[0], Embedding)
+    positions = len(operations[0].positions)
+    return Incremental(encoder, ir.Model(step.graph, ir_version=model.ir_version), given, step.caches, positions)
 
 
 def step_of(model: Incremental) -> ir.Model:
@@ -115,18 +124,50 @@ def cached_step(decoder: Any, given: Mapping[str, NDArray[Any]], caches: Sequenc
     return step
 
 
-def _round_to_float16(encoder: ir.Model, names: set[str]) -> None:
-    """Round those of the encoder's float32 outputs to float16."""
-    taken = query.used_names(encoder.graph)
-    for index, value in enumerate(encoder.graph.outputs):
-        if value.name in names and value.dtype == ir.DataType.FLOAT:
-            name, value.name = str(value.name), edit.unique(f"{value.name}.whole", taken)
-            half = edit.node(
-                "Cast", [value], f"{name}.half", dtype=ir.DataType.FLOAT16, taken=taken, to=ir.DataType.FLOAT16
+def _append_memory(
+    encoder: ir.Graph, attention: Sequence[CrossAttention], names: Sequence[tuple[str, str]], dtype: ir.DataType
+) -> None:
+    """Make the encoder's outputs the mask of the source and, by these names, keys and values of each cross-attention.
+
+    One layer computes all keys and values where they are quantized alike.
+    """
+    source, (memory,) = encoder.inputs[0], encoder.outputs
+    encoder.outputs.clear()
+    add = GraphBuilder(encoder, "memory/", {MASK, *(name for pair in names for name in pair)})
+    is_padding = add("Cast", add("Equal", source, PAD, dtype=ir.DataType.BOOL))
+    mask = add("Unsqueeze", add("Mul", is_padding, HIDDEN), [1, 2])
+    mask.shape = ir.Shape(["batch", 1, 1, "source_length"])
+    outputs = {MASK: mask}
+    for layer, group in _merged(attention):
+        parts = iter(
+            add.split(
+                linear(add, memory, layer, "keys_values", matrix=False),
+                [operation.layer.outputs // 2 for operation in group for _ in range(2)],
             )
-            rounded = edit.node(
-                "Cast", [half.outputs[0]], f"{name}.rounded", dtype=ir.DataType.FLOAT, taken=taken, to=ir.DataType.FLOAT
-            )
-            encoder.graph.extend([half, rounded])
-            rounded.outputs[0].name, rounded.outputs[0].shape = name, value.shape
-            encoder.graph.outputs[index] = rounded.outputs[0]
+        )
+        for operation in group:
+            for name, perm in zip(names[attention.index(operation)], ([0, 2, 3, 1], [0, 2, 1, 3]), strict=True):
+                heads = add("Reshape", next(parts), [0, 0, operation.heads, -1])
+                value = add("Transpose", heads, perm=perm)
+                if dtype != ir.DataType.FLOAT:
+                    value = add("Cast", add("Cast", value, dtype=dtype))
+                outputs[name] = value
+    for name, value in outputs.items():
+        value.name = name
+        encoder.outputs.append(value)
+
+
+def _merged(attention: Sequence[CrossAttention]) -> list[tuple[RowLinear, list[CrossAttention]]]:
+    """Layers of keys and values, those that are quantized alike as one, and the operations that each serves."""
+    groups: dict[Any, list[CrossAttention]] = {}
+    for operation in attention:
+        groups.setdefault((operation.layer.weight.dtype, operation.layer.qparams), []).append(operation)
+    return [(_joined([operation.layer for operation in group]), group) for group in groups.values()]
+
+
+def _joined(layers: Sequence[RowLinear]) -> RowLinear:
+    """Layers of one input as one."""
+    weight, scale, bias = (
+        np.concatenate([getattr(layer, name) for layer in layers], -1) for name in ("weight", "scale", "bias")
+    )
+    return RowLinear(weight, scale, bias, layers[0].qparams)

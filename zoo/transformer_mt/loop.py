@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.graph import edit, query
+from pipelines.graph import query
+from pipelines.graph.builder import GraphBuilder
 from zoo.transformer_mt.cache import Incremental
 from zoo.transformer_mt.data import END, PAD, START
 from zoo.transformer_mt.decode import NEVER
@@ -16,10 +17,11 @@ from zoo.transformer_mt.step_graph import LOGITS, PARENTS, POSITION, TOKENS
 
 BEAM, BEST, PENALTY, GROWTH = "beam", "best", "length_penalty", "growth"
 SCORES = "scores"
+SHARED = 4096  # bytes of a weight, at least, that two graphs share
 FEW = (3, 4)  # of the sentences of a turn: when no more than these go on, the others leave
 # The key under which the graph of `search` is cached. Bump it when that graph changes;
 # tests/zoo/transformer_mt/test_loop.py fails where that is forgotten.
-FORM = 7
+FORM = 8
 BOOL, FLOAT, INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 # outputs of every step, [sentences, beam] each: the scores of hypotheses that end there, or `NEVER`, with their last
 # token and parent beam; token and parent beam of every beam that goes on
@@ -35,7 +37,7 @@ def search(model: Incremental, end: int = END) -> ir.Model:
     all translations run to their limit, to time a step. `model` is used up. A step takes the top logits of each row
     before log-softmax; hypotheses are followed back from token to token once, at the end.
     """
-    main = _Graph(model.encoder.graph)
+    main = GraphBuilder(model.encoder.graph)
     source = main.graph.inputs[0]
     beam, best = main.input(BEAM, INT64, [1]), main.input(BEST, INT64, [1])
     penalty, growth = main.input(PENALTY, FLOAT, [1]), main.input(GROWTH, INT64, [2])
@@ -48,15 +50,15 @@ def search(model: Incremental, end: int = END) -> ir.Model:
         "ReduceSum", main("Cast", main("Cast", source, dtype=BOOL), dtype=INT64), [1], dtype=INT64, keepdims=0
     )
     a, b = (main("Gather", growth, [i], dtype=INT64) for i in (0, 1))
-    first = main("Equal", main.count(beam), 0, dtype=BOOL)
+    first = main("Equal", main.arange(beam), 0, dtype=BOOL)
     states = {
-        "sentence": main.count(count),
+        "sentence": main.arange(count),
         "length": main("Squeeze", main("Mul", beam, 0, dtype=INT64), dtype=INT64),
         "limits": main(
             "Min", main("Add", main("Mul", length, a, dtype=INT64), b, dtype=INT64), model.positions, dtype=INT64
         ),
         TOKENS: main("Expand", START, rows, dtype=INT64),
-        PARENTS: main.count(rows),
+        PARENTS: main.arange(rows),
         "total": main("Expand", main("Where", first, 0.0, NEVER), main("Concat", count, beam, dtype=INT64, axis=0)),
         "found": main("Expand", 0, count, dtype=INT64),
         "topped": main("Expand", False, count, dtype=BOOL),
@@ -94,7 +96,7 @@ def _turns(
     Keys and values of the source are copied here, not in a step; the caches of the target follow in the next step, by
     its `parents`.
     """
-    turn = _Graph(ir.Graph([], [], nodes=[], name="turn"), "turn/", taken)
+    turn = GraphBuilder(ir.Graph([], [], nodes=[], name="turn"), "turn/", taken)
     turn.input("turn/number", INT64, [])
     turn.input("turn/going", BOOL, [])
     state = {name: turn.input(f"turn/{name}", value.dtype or INT64, None) for name, value in states.items()}
@@ -104,7 +106,7 @@ def _turns(
         "limits": state["limits"],
         "length": state["length"],
         "matrix": turn("Concat", count, [-1], dtype=INT64, axis=0),
-        "firsts": turn("Mul", turn("Unsqueeze", turn.count(count), [1], dtype=INT64), beam, dtype=INT64),
+        "firsts": turn("Mul", turn("Unsqueeze", turn.arange(count), [1], dtype=INT64), beam, dtype=INT64),
         "few": turn("Squeeze", turn("Div", turn("Mul", count, FEW[0], dtype=INT64), FEW[1], dtype=INT64), dtype=INT64),
     }
     going = {
@@ -118,7 +120,7 @@ def _turns(
 
     kept = turn("Squeeze", turn("NonZero", after["live"], dtype=INT64), [0], dtype=INT64)
     rows = turn(
-        "Add", turn("Mul", turn("Unsqueeze", kept, [1], dtype=INT64), beam, dtype=INT64), turn.count(beam), dtype=INT64
+        "Add", turn("Mul", turn("Unsqueeze", kept, [1], dtype=INT64), beam, dtype=INT64), turn.arange(beam), dtype=INT64
     )
     rows = turn("Reshape", rows, [-1], dtype=INT64)
     done = turn("Shape", steps["closed"], dtype=INT64, start=0, end=1)
@@ -135,7 +137,7 @@ def _turns(
         "ScatterElements",
         turn("Expand", count, outer["sentences"], dtype=INT64),
         state["sentence"],
-        turn.count(count),
+        turn.arange(count),
         dtype=INT64,
     )
     gone = turn("Concat", done, [1], beam, dtype=INT64, axis=0)
@@ -162,7 +164,7 @@ def _step(
     for name in model.given:
         inputs[name].replace_all_uses_with(given[name])
     step.inputs.clear()
-    body = _Graph(step, "step/", taken)
+    body = GraphBuilder(step, "step/", taken)
     iteration, _ = body.input("step/number", INT64, []), body.input("step/going", BOOL, [])
     position = body("Add", iteration, outer["length"], dtype=INT64)
     inputs[POSITION].replace_all_uses_with(position)
@@ -200,7 +202,7 @@ def _step(
     late = body(
         "Mul", body("Cast", ended, dtype=INT64), 2**20, dtype=INT64
     )  # what has ended comes after all that goes on
-    _, kept = body.top(body("Add", late, body.count(outer["width"]), dtype=INT64), outer["beam"], largest=0)
+    _, kept = body.top(body("Add", late, body.arange(outer["width"]), dtype=INT64), outer["beam"], largest=0)
     going = {
         name: body("GatherElements", likely[name][0], kept, dtype=likely[name][1], axis=1)
         for name in ("total", "words", "origin")
@@ -228,7 +230,7 @@ def _step(
     return step
 
 
-def _norm(body: _Graph, logits: ir.Value, values: ir.Value, words: ir.Value) -> ir.Value:
+def _norm(body: GraphBuilder, logits: ir.Value, values: ir.Value, words: ir.Value) -> ir.Value:
     """log-sum-exp of the logits of each row, [rows, 1]: the top logit less the logarithm of its probability."""
     probabilities = body("Softmax", logits, axis=-1)
     largest, place = (
@@ -238,7 +240,7 @@ def _norm(body: _Graph, logits: ir.Value, values: ir.Value, words: ir.Value) -> 
 
 
 def _hypotheses(
-    main: _Graph, steps: Sequence[ir.Value], beam: ir.Value, best: ir.Value, penalty: ir.Value, end: int
+    main: GraphBuilder, steps: Sequence[ir.Value], beam: ir.Value, best: ir.Value, penalty: ir.Value, end: int
 ) -> None:
     """Add the outputs: the best hypotheses of each sentence, followed back from token to token."""
     total, words, origin, before, parents = steps
@@ -256,7 +258,7 @@ def _hypotheses(
     word, row = (main("GatherElements", each, where, dtype=INT64, axis=1) for each in flat[1:])
     when, newest = main("Div", where, beam, dtype=INT64), main("Sub", count, 1, dtype=INT64)
 
-    body = _Graph(ir.Graph([], [], nodes=[], name="back"), "back/", main.taken)
+    body = GraphBuilder(ir.Graph([], [], nodes=[], name="back"), "back/", main.taken)
     number, going = body.input("back/number", INT64, []), body.input("back/going", BOOL, [])
     at = body.input("back/row", INT64, None)
     t = body("Sub", newest, number, dtype=INT64)
@@ -277,72 +279,17 @@ def _hypotheses(
 
 
 def _share(main: ir.Graph, body: ir.Graph) -> None:
-    """Weights of the body that the outer graph has, too, such as embeddings, are read from there."""
-    outer = {id(each.const_value): each for each in main.initializers.values()}
+    """Have the body read its large weights from the outer graph where that has equal ones, such as embeddings."""
+    outer: dict[Any, list[ir.Value]] = {}
+    for value in main.initializers.values():
+        if (array := query.constant(value)) is not None and array.nbytes >= SHARED:
+            outer.setdefault((array.dtype, array.shape), []).append(value)
     for name, value in list(body.initializers.items()):
-        if (shared := outer.get(id(value.const_value))) is not None:
-            value.replace_all_uses_with(shared)
-            del body.initializers[name]
-
-
-class _Graph:
-    """Appends operators to one graph; numbers become constants."""
-
-    def __init__(self, main: ir.Graph, prefix: str = "", taken: set[str] | None = None) -> None:
-        self.graph, self.prefix = main, prefix
-        self.taken = set() if taken is None else taken  # one for all graphs: no name hides another
-        self.taken |= query.used_names(main)
-        self.known: dict[tuple[Any, ...], ir.Value] = {}
-
-    def input(self, name: str, dtype: ir.DataType, shape: Sequence[int] | None) -> ir.Value:
-        """Another input; shape None: any."""
-        value = ir.Value(
-            name=edit.unique(name, self.taken),
-            type=ir.TensorType(dtype),
-            shape=None if shape is None else ir.Shape(shape),
-        )
-        self.graph.inputs.append(value)
-        return value
-
-    def constant(self, number: Any) -> ir.Value:
-        """An initializer, made at its first use: int64, or float32 or bool for such numbers."""
-        array = number.numpy() if isinstance(number, ir.Tensor) else np.asarray(number)
-        array = array.astype(np.float32) if array.dtype == np.float64 else array
-        key = (str(array.dtype), array.shape, array.tobytes())
-        if key not in self.known:
-            self.known[key] = edit.initializer(self.graph, f"{self.prefix}search.constant", array, self.taken)
-        return self.known[key]
-
-    def __call__(self, op: str, *inputs: Any, dtype: ir.DataType = FLOAT, **attributes: Any) -> ir.Value:
-        """The output, of `dtype`, of a new operator."""
-        if op == "Cast":
-            attributes["to"] = int(dtype)
-        values = [each if isinstance(each, ir.Value) else self.constant(each) for each in inputs]
-        node = edit.node(
-            op, list(values), f"{self.prefix}search.{op.lower()}", dtype=dtype, taken=self.taken, **attributes
-        )
-        self.graph.append(node)
-        return node.outputs[0]
-
-    def count(self, size: ir.Value) -> ir.Value:
-        """0, 1, ... up to `size`, int64 [1]."""
-        return self("Range", 0, self("Squeeze", size, dtype=INT64), 1, dtype=INT64)
-
-    def loop(self, name: str, body: ir.Graph, inputs: Sequence[ir.Value | None]) -> list[ir.Value]:
-        """A Loop; returns its results, the condition not among them."""
-        node = ir.node(
-            "Loop", inputs, {"body": body}, num_outputs=len(body.outputs) - 1, name=edit.unique(name, self.taken)
-        )
-        for value, inner in zip(node.outputs, body.outputs[1:], strict=True):
-            value.name, value.type = edit.unique(f"{name}/{inner.name}", self.taken), inner.type
-        self.graph.append(node)
-        return list(node.outputs)
-
-    def top(self, x: ir.Value, count: ir.Value, largest: int = 1) -> tuple[ir.Value, ir.Value]:
-        """TopK along the last axis: values and indices, the first of equal ones first."""
-        name = edit.unique(f"{self.prefix}search.top", self.taken)
-        node = ir.node("TopK", [x, count], {"axis": -1, "largest": largest, "sorted": 1}, num_outputs=2, name=name)
-        for value, kind, dtype in zip(node.outputs, ("values", "places"), (x.dtype, INT64), strict=True):
-            value.name, value.type = f"{name}.{kind}", None if dtype is None else ir.TensorType(dtype)
-        self.graph.append(node)
-        return node.outputs[0], node.outputs[1]
+        if (array := query.constant(value)) is None:
+            continue
+        for other in outer.get((array.dtype, array.shape), []):
+            known = query.constant(other)
+            if known is not None and np.array_equal(known, array):
+                value.replace_all_uses_with(other)
+                del body.initializers[name]
+                break

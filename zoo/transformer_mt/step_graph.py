@@ -1,30 +1,49 @@
-"""The graph of a decoding step as it is written: values of the naive graph in the forms that one token has."""
+"""The graph of a decoding step: the operations of a decoder, written as ONNX operators for the newest token of each
+row.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
-from pipelines.core.errors import RequestError
-from pipelines.graph import edit, query, reference_session
-from zoo.transformer_mt.data import START
+from pipelines.graph.builder import GraphBuilder
+from pipelines.kernels.transformer.program import (
+    Activation,
+    CrossAttention,
+    Embedding,
+    Gate,
+    LayerNorm,
+    Linear,
+    Operation,
+    Recurrence,
+    RowLinear,
+    RunningMean,
+    SelfAttention,
+    Sum,
+    Vocabulary,
+)
 
-SOURCE, TARGET, LOGITS = "source", "target", "logits"
-TOKENS, PARENTS, POSITION = "tokens", "parents", "position"
-MOST_POSITIONS = 1 << 14  # that are looked at
+LOGITS, TOKENS, PARENTS, POSITION, MASK = "logits", "tokens", "parents", "position", "memory.mask"
+FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
+Rows = tuple[ir.Value, int]  # float32 [rows, width] and that width
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A KV cache, an input and an output of the step: float32, float16 or int8 [rows, ..., tokens, ...]; or the state
-    of a recurrence, without tokens.
+    """A KV cache, an input and an output of the step: float32 or float16 [rows, heads, tokens, size]; or the state of a
+    recurrence, float32 [rows, width].
 
-    shape: None for the rows, 0 for the tokens.
+    Attributes:
+        before: Name of the input.
+        after: Name of the output.
+        shape: None for the rows, 0 for the tokens.
+        dtype: Element type.
     """
 
     before: str
@@ -33,212 +52,238 @@ class Cache:
     dtype: ir.DataType
 
 
-class Refused(Exception):
-    """Why an operator has no form for one token."""
+def linear(
+    graph: GraphBuilder, x: ir.Value, layer: RowLinear, name: str, *, matrix: bool, added: bool = False
+) -> ir.Value:
+    """Appends a fully connected layer in the form that engines run as one operator.
+
+    Static qparams of the input become a Q/DQ pair; int8 weights, and the int32 bias of an int8 layer of a matrix, get a
+    DequantizeLinear each. That bias is round(b / (s_x s_w)); it stays float32 where it does not fit.
+
+    Args:
+        graph: The graph to append to.
+        x: float32 [..., K].
+        layer: The layer, of int8 or float32 weights [K, N].
+        name: Begins the names of its weights.
+        matrix: Whether `x` has rank 2; such a layer becomes a Gemm.
+        added: Whether an Add follows. onnxruntime fuses a MatMul and an Add into a float Gemm, which dequantizes int8
+            weights at every call, so an int8 layer without bias becomes a Gemm there.
+
+    Returns:
+        float32 [..., N].
+    """
+    is_int8, biased = layer.weight.dtype == np.int8, bool(layer.bias.any())
+    weight = graph.weight(f"{name}.weight", layer.weight)
+    if layer.qparams is not None:
+        scale, zero = np.float32(layer.qparams.scale), np.uint8(layer.qparams.zero_point)
+        x = graph("DequantizeLinear", graph("QuantizeLinear", x, scale, zero, dtype=ir.DataType.UINT8), scale, zero)
+    if is_int8:
+        scales = graph.weight(f"{name}.weight.scale", layer.scale)
+        zeros = graph.weight(f"{name}.weight.zero_point", np.zeros(layer.outputs, np.int8))
+        weight = graph("DequantizeLinear", weight, scales, zeros, axis=1)
+    if matrix and biased and (bias := _gemm_bias(graph, layer, name)) is not None:
+        return graph("Gemm", x, weight, bias)
+    if matrix and not biased and is_int8 and added:
+        return graph("Gemm", x, weight)
+    y = graph("MatMul", x, weight)
+    return graph("Add", y, graph.weight(f"{name}.bias", layer.bias)) if biased else y
 
 
-@dataclass
-class Rows:
-    """A value with one row for each target token, along `axis` of the naive value (None: of the last token alone).
+def _gemm_bias(graph: GraphBuilder, layer: RowLinear, name: str) -> ir.Value | None:
+    """The bias as Gemm takes it; None where it has no such form."""
+    if layer.weight.dtype != np.int8:
+        return graph.weight(f"{name}.bias", layer.bias)
+    if layer.qparams is None:
+        return None
+    scale = np.float32(layer.qparams.scale) * layer.scale
+    integers = np.rint(layer.bias / scale.astype(np.float64))
+    if np.abs(integers).max() > np.iinfo(np.int32).max:
+        return None
+    bias = graph.weight(f"{name}.bias", integers.astype(np.int32))
+    return graph("DequantizeLinear", bias, graph.weight(f"{name}.bias.scale", scale), axis=0)
 
-    flat: the newest token's, without that axis, [rows, ...]. folded: the rows of a sentence along that axis,
-    [sentences, ...].
+
+class StepWriter:
+    """Writes the operations of a decoder as the graph of one decoding step.
+
+    Inputs of the graph: tokens int64 [rows], the newest of every row; parents int64 [rows], the row of the step before
+    that each row continues; position int64 [], the number of tokens before; `memory.mask` float32 [sentences, 1, 1,
+    source]; keys float32 [sentences, heads, size, source] and values float32 [sentences, heads, source, size] of each
+    cross-attention; the caches. Outputs: logits float32 [rows, vocabulary] and the caches, one token longer. rows is a
+    multiple of sentences: the rows of a sentence are adjacent.
+
+    Attributes:
+        graph: The graph of the step.
+        caches: Its caches, in the order of the outputs after the logits.
+        memory: Names of the keys and of the values of each cross-attention, in order.
     """
 
-    naive: ir.Value
-    axis: int | None
-    flat: ir.Value | None = None
-    folded: ir.Value | None = None
-    unfold: Callable[[], ir.Value] | None = None  # computes `flat` from that of the operator's input
-    fold: Callable[[], ir.Value] | None = None  # computes `folded` likewise
+    def __init__(self, operations: Sequence[Operation], cache_dtype: ir.DataType, opsets: dict[str, int]) -> None:
+        """Writes the graph.
 
-    @property
-    def rank(self) -> int:
-        """Of the naive value."""
-        return rank_of(self.naive)
+        Args:
+            operations: Those of `GraphMapper.decoder_operations`; each writes a register of its own.
+            cache_dtype: float32 or float16, of cached keys and values.
+            opsets: Opset imports of the graph.
+        """
+        self.graph = ir.Graph([], [], nodes=[], name="step", opset_imports=opsets)
+        self.caches: list[Cache] = []
+        self.memory: list[tuple[str, str]] = []
+        self._add = GraphBuilder(self.graph, "step/", {LOGITS})
+        self._tokens, self._parents = (self._add.input(name, INT64, ["rows"]) for name in (TOKENS, PARENTS))
+        self._position = self._add.input(POSITION, INT64, [])
+        self._mask = self._add.input(MASK, FLOAT, ["sentences", 1, 1, None])
+        self._cache_dtype = cache_dtype
+        self._grown: list[ir.Value] = []  # the caches after the step
+        self._registers: list[ir.Value] = []
+        self._widths: list[int] = []
+        for number, operation in enumerate(operations):
+            rule = self._RULES[type(operation)]
+            result, width = rule(self, operation, f"{number}.{type(operation).__name__.lower()}")
+            self._registers.append(result)
+            self._widths.append(width)
+        result.name, result.shape = LOGITS, ir.Shape(["rows", width])
+        self.graph.outputs.extend([result, *self._grown])
 
+    # ----------------------------------------------------------------------------------------- one rule an operation
 
-@dataclass
-class Scores:
-    """Self-attention scores of the newest token against all tokens so far, [rows, ..., 1, tokens]."""
+    def _embedding(self, operation: Embedding, name: str) -> Rows:
+        table = self._add.weight(f"{name}.table", operation.table)
+        if operation.table.dtype == np.int8:
+            scales = self._add.weight(f"{name}.scale", operation.scale[:, None])
+            integers = self._add("Gather", table, self._tokens, dtype=ir.DataType.INT8)
+            rows = self._add("Mul", self._add("Cast", integers), self._add("Gather", scales, self._tokens))
+        else:
+            rows = self._add("Gather", table, self._tokens)
+            if (factor := operation.scale[0]) != 1:
+                rows = self._add("Mul", rows, factor)
+        positions = self._add.weight(f"{name}.positions", operation.positions)
+        rows = self._add("Add", rows, self._add("Gather", positions, self._position))
+        return rows, operation.table.shape[1]
 
-    value: ir.Value
+    def _layer_norm(self, operation: LayerNorm, name: str) -> Rows:
+        scale, bias = (self._add.weight(f"{name}.{kind}", getattr(operation, kind)) for kind in ("scale", "bias"))
+        x, width = self._read(operation.input)
+        return self._add("LayerNormalization", x, scale, bias, axis=-1, epsilon=operation.epsilon), width
 
+    def _linear(self, operation: Linear, name: str) -> Rows:
+        x, _ = self._read(operation.input)
+        is_added = operation.residual is not None and not operation.relu
+        y = linear(self._add, x, operation.layer, name, matrix=True, added=is_added)
+        y = self._add("Relu", y) if operation.relu else y
+        return self._plus(y, operation.residual), operation.layer.outputs
 
-@dataclass
-class Sizes:
-    """A value that depends on the number of target tokens alone: a shape, a mask, positions."""
+    def _vocabulary(self, operation: Vocabulary, name: str) -> Rows:
+        x, _ = self._read(operation.input)
+        return linear(self._add, x, operation.layer, name, matrix=True), operation.layer.outputs
 
-    naive: ir.Value
+    def _activation(self, operation: Activation, name: str) -> Rows:
+        x, width = self._read(operation.input)
+        if operation.kind == "swish":
+            return self._add("Mul", x, self._add("Sigmoid", x)), width
+        share = self._add("Add", self._add("Erf", self._add("Div", x, math.sqrt(2))), 1.0)
+        return self._add("Mul", self._add("Mul", x, share), 0.5), width
 
+    def _self_attention(self, operation: SelfAttention, name: str) -> Rows:
+        merged, width = self._read(operation.input)
+        width //= 3
+        heads = operation.heads
+        parts = self._add.split(merged, [width] * 3)
+        queries, *newest = (self._add("Reshape", part, [-1, heads, 1, width // heads]) for part in parts)
+        shape = (None, heads, 0, width // heads)
+        keys, values = (
+            self._cache(f"{name}.{kind}", x, shape) for kind, x in zip(("keys", "values"), newest, strict=True)
+        )
+        keys = self._as_float(self._add("Transpose", keys, dtype=self._cache_dtype, perm=[0, 1, 3, 2]))
+        weights = self._add("Softmax", self._add("MatMul", queries, keys), axis=-1)
+        rows = self._add("MatMul", weights, self._as_float(values))
+        return self._add("Reshape", rows, [-1, width]), width
 
-@dataclass
-class Unknown:
-    """A value without a form for one token, and why."""
+    def _cross_attention(self, operation: CrossAttention, name: str) -> Rows:
+        x, width = self._read(operation.input)
+        heads, size = operation.heads, width // operation.heads
+        keys = self._add.input(f"{name}.keys", FLOAT, ["sentences", heads, size, None])
+        values = self._add.input(f"{name}.values", FLOAT, ["sentences", heads, None, size])
+        self.memory.append((str(keys.name), str(values.name)))
+        sentences = self._add("Shape", self._mask, dtype=INT64, start=0, end=1)
+        shape = self._add("Concat", sentences, [-1, heads, size], dtype=INT64, axis=0)
+        queries = self._add("Transpose", self._add("Reshape", x, shape), perm=[0, 2, 1, 3])
+        scores = self._add("Add", self._add("MatMul", queries, keys), self._mask)
+        rows = self._add("MatMul", self._add("Softmax", scores, axis=-1), values)
+        rows = self._add("Transpose", rows, perm=[0, 2, 1, 3])
+        return self._add("Reshape", rows, [-1, width]), width
 
-    why: str
+    def _recurrence(self, operation: Recurrence, name: str) -> Rows:
+        gates, width = self._read(operation.input)
+        forget, value = self._add.split(gates, [width // 2] * 2)
+        keep = self._add("Sigmoid", forget)
+        added = self._add("Mul", self._add("Sub", 1.0, keep), value)
+        cell = self._state(name, width // 2, lambda before: self._add("Add", self._add("Mul", before, keep), added))
+        return self._plus(self._add("Relu", cell), operation.residual), width // 2
 
+    def _running_mean(self, operation: RunningMean, name: str) -> Rows:
+        x, width = self._read(operation.input)
+        total = self._state(name, width, lambda before: self._add("Add", before, x))
+        count = self._add("Cast", self._add("Add", self._position, 1, dtype=INT64))
+        return self._add("Div", total, count), width
 
-Kind = Rows | Scores | Sizes | Unknown
+    def _gate(self, operation: Gate, name: str) -> Rows:
+        x, width = self._read(operation.input)
+        gate, _ = self._read(operation.gate)
+        return self._plus(self._add("Mul", self._add("Sigmoid", gate), x), operation.residual), width
 
+    def _sum(self, operation: Sum, name: str) -> Rows:
+        x, width = self._read(operation.input)
+        return self._plus(x, operation.residual), width
 
-@dataclass
-class StepGraph:
-    """Emits the step, and knows what every value that depends on the target is.
+    _RULES: ClassVar[dict[type[Any], Callable[[StepWriter, Any, str], Rows]]] = {
+        Embedding: _embedding,
+        LayerNorm: _layer_norm,
+        Linear: _linear,
+        Vocabulary: _vocabulary,
+        Activation: _activation,
+        SelfAttention: _self_attention,
+        CrossAttention: _cross_attention,
+        Recurrence: _recurrence,
+        RunningMean: _running_mean,
+        Gate: _gate,
+        Sum: _sum,
+    }
 
-    of_source: values that depend on the source alone. given: those of them that the step reads. caches: by the naive
-    value of all tokens: the cache, its output, and all tokens in the naive layout.
-    """
+    # ------------------------------------------------------------------------------------------------------- helpers
 
-    naive: ir.Model
-    kinds: dict[ir.Value, Kind] = field(default_factory=dict)
-    of_source: set[ir.Value] = field(default_factory=set)
-    constants: dict[ir.Value, ir.Value] = field(default_factory=dict)
-    given: dict[ir.Value, ir.Value] = field(default_factory=dict)
-    cross_attention: set[str] = field(default_factory=set)  # of `given` the keys and values of the source
-    caches: dict[ir.Value, tuple[Cache, ir.Value, ir.Value]] = field(default_factory=dict)
-    shapes: dict[tuple[int | None, ...], ir.Value] = field(default_factory=dict)
-    probes: dict[tuple[ir.Value, int], NDArray[Any]] = field(default_factory=dict)
-    positions: int = MOST_POSITIONS
+    def _read(self, register: int) -> Rows:
+        """A register and its width."""
+        return self._registers[register], self._widths[register]
 
-    def __post_init__(self) -> None:
-        inputs = {each.name: each for each in self.naive.graph.inputs}
-        if {SOURCE, TARGET} - inputs.keys() or [each.name for each in self.naive.graph.outputs] != [LOGITS]:
-            raise RequestError(
-                f"found inputs {', '.join(map(str, inputs))} and outputs "
-                f"{', '.join(str(each.name) for each in self.naive.graph.outputs)}; "
-                f"decoding needs {SOURCE} and {TARGET}, and {LOGITS}"
-            )
-        self.source, self.target = inputs[SOURCE], inputs[TARGET]
-        self.main = ir.Graph([], [], nodes=[], name="step", opset_imports=dict(self.naive.graph.opset_imports))
-        self.taken: set[str] = {SOURCE, TARGET, LOGITS}
-        self.tokens, self.parents = (self._input(name, ["rows"]) for name in (TOKENS, PARENTS))
-        self.position = self._input(POSITION, [])
-        self.of_source.add(self.source)
-        self.float16_caches = any(node.op_type == "QuantizeLinear" for node in self.naive.graph)
-        self.kinds[self.target] = Rows(self.target, 1, self.tokens)
+    def _plus(self, y: ir.Value, residual: int | None) -> ir.Value:
+        """`y` plus a register, if there is one."""
+        return y if residual is None else self._add("Add", self._registers[residual], y)
 
-    def _input(self, name: str, shape: Sequence[int | str | None], dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
-        value = ir.Value(name=edit.unique(name, self.taken), type=ir.TensorType(dtype), shape=ir.Shape(shape))
-        self.main.inputs.append(value)
-        return value
+    def _as_float(self, x: ir.Value) -> ir.Value:
+        """Cached numbers as float32."""
+        return x if self._cache_dtype == FLOAT else self._add("Cast", x)
 
-    # -------------------------------------------------------------------------------------------------------- emission
+    def _cache(self, name: str, newest: ir.Value, shape: tuple[int | None, ...]) -> ir.Value:
+        """Keys or values of all tokens, [rows, heads, tokens, size], from those of the newest, [rows, heads, 1,
+        size].
+        """
+        dtype = self._cache_dtype
+        newest = newest if dtype == FLOAT else self._add("Cast", newest, dtype=dtype)
+        before = self._add.input(f"{name}.before", dtype, ["before", shape[1], "length", shape[3]])
+        moved = self._add("Gather", before, self._parents, dtype=dtype)
+        return self._keep(before, self._add("Concat", moved, newest, dtype=dtype, axis=2), shape)
 
-    def _emit(self, node: ir.Node, inputs: Sequence[ir.Value | None], **changed: Any) -> list[ir.Value]:
-        """A copy of `node` in the step, with other inputs, and attributes `changed`."""
-        attributes = {
-            **node.attributes,
-            **{key: ir.convenience.convert_attribute(key, value) for key, value in changed.items()},
-        }
-        made = ir.Node(node.domain, node.op_type, inputs, list(attributes.values()), num_outputs=len(node.outputs))
-        for old, new in zip(node.outputs, made.outputs, strict=True):
-            new.name = edit.unique(f"step/{old.name}", self.taken)
-            new.type = old.type
-        made.name = made.outputs[0].name
-        self.main.append(made)
-        return list(made.outputs)
+    def _state(self, name: str, width: int, update: Callable[[ir.Value], ir.Value]) -> ir.Value:
+        """The state of a recurrence after the newest token, float32 [rows, width]. update: computes it from the one
+        before.
+        """
+        before = self._add.input(f"{name}.before", FLOAT, ["before", width])
+        return self._keep(before, update(self._add("Gather", before, self._parents)), (None, width))
 
-    def _new(
-        self, op: str, inputs: list[ir.Value | None], name: str, dtype: ir.DataType | None = None, **attributes: Any
-    ) -> ir.Value:
-        node = edit.node(op, inputs, f"step/{name}", dtype=dtype, taken=self.taken, **attributes)
-        self.main.append(node)
-        return node.outputs[0]
-
-    def _array(self, name: str, array: Any) -> ir.Value:
-        return edit.initializer(self.main, f"step/{name}", np.asarray(array), self.taken)
-
-    def _constant(self, value: ir.Value) -> ir.Value:
-        """A constant of the naive graph, or what is computed from constants alone."""
-        if value not in self.constants:
-            producer = value.producer()
-            if producer is not None:
-                made = self._emit(
-                    producer, [None if each is None else self._constant(each) for each in producer.inputs]
-                )
-                self.constants |= dict(zip(producer.outputs, made, strict=True))
-            else:
-                tensor = value.const_value
-                assert tensor is not None
-                name = edit.unique(f"step/{value.name}", self.taken)
-                self.constants[value] = ir.Value(
-                    name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=value.shape
-                )
-                self.main.register_initializer(self.constants[value])
-        return self.constants[value]
-
-    def _given(self, value: ir.Value) -> ir.Value:
-        """A value of the source, computed once a sentence."""
-        if value not in self.given:
-            shape = ["sentences", *(query.dimensions(value) or [])[1:]]
-            self.given[value] = self._input(str(value.name), shape, value.dtype or ir.DataType.FLOAT)
-        return self.given[value]
-
-    def flat(self, rows: Rows) -> ir.Value:
-        """[rows, ...], the axis of tokens gone."""
-        if rows.flat is None and rows.unfold is not None:
-            rows.flat = rows.unfold()
-        if rows.flat is None:
-            value, axis, dims = rows.folded, rows.axis, query.dimensions(rows.naive) or []
-            assert value is not None and axis is not None
-            rest = [each for i, each in enumerate(dims) if i not in (0, axis)]
-            if None in rest:
-                raise Refused(f"{rows.naive.name} has the shape {rows.naive.shape}; more than the tokens is dynamic")
-            if axis != 1:
-                order = [0, axis, *(i for i in range(1, rows.rank) if i != axis)]
-                value = self._new("Transpose", [value], f"{rows.naive.name}.rows_first", rows.naive.dtype, perm=order)
-            rows.flat = self._new(
-                "Reshape",
-                [value, self._array("flat", np.array([-1, *rest], np.int64))],
-                f"{rows.naive.name}.flat",
-                rows.naive.dtype,
-            )
-        return rows.flat
-
-    def _folded(self, rows: Rows) -> ir.Value:
-        """[sentences, ...], with the rows of a sentence where the naive value has tokens."""
-        if rows.folded is None and rows.fold is not None:
-            rows.folded = rows.fold()
-        if rows.folded is None:
-            if rows.axis != 1:
-                raise Refused(
-                    f"{rows.naive.name} has its tokens on axis {rows.axis}, where the rows of a sentence do not stand "
-                    "together"
-                )
-            rows.folded = self._gathered(self.flat(rows), rows.naive)
-        return rows.folded
-
-    def _gathered(self, flat: ir.Value, naive: ir.Value) -> ir.Value:
-        """Rows [rows, ...] of any shape as [sentences, rows of one, ...] of the naive value's."""
-        dims = query.dimensions(naive) or []
-        rest = tuple(dims[2:])
-        if None in rest:
-            raise Refused(f"{naive.name} has the shape {naive.shape}; more than the tokens is dynamic")
-        if rest not in self.shapes:
-            given = next(iter(self.given.values()), None)
-            if given is None:
-                raise Refused("nothing of the source is known before it")
-            count = self._new("Shape", [given], "sentences", ir.DataType.INT64, start=0, end=1)
-            sizes = self._array("folded", np.array([-1, *rest], np.int64))
-            self.shapes[rest] = self._new("Concat", [count, sizes], "folded.shape", ir.DataType.INT64, axis=0)
-        return self._new("Reshape", [flat, self.shapes[rest]], f"{naive.name}.folded", naive.dtype)
-
-    def _probe(self, value: ir.Value, tokens: int) -> NDArray[Any]:
-        """What the naive graph computes for `value`, for one sentence of so many target tokens."""
-        if (value, tokens) not in self.probes:
-            try:
-                found = edit.extract(self.naive, [TARGET], [str(value.name)])
-            except RequestError as error:
-                raise Refused(f"{value.name} depends on more than the target") from error
-            opened = reference_session.session(found, "decoding needs")
-            (self.probes[value, tokens],) = reference_session.run(opened, {TARGET: np.full((1, tokens), START)})
-        return self.probes[value, tokens]
-
-
-def rank_of(value: ir.Value) -> int:
-    """The rank of a value. Refuses an unknown one."""
-    found = query.rank(value)
-    if found is None:
-        raise Refused(f"the rank of {value.name} is not known")
-    return found
+    def _keep(self, before: ir.Value, after: ir.Value, shape: tuple[int | None, ...]) -> ir.Value:
+        """`after`, as an output that becomes the input `before` of the next step."""
+        after.shape = ir.Shape(["rows", *(size or None for size in shape[1:])])
+        self.caches.append(Cache(str(before.name), str(after.name), shape, after.dtype or FLOAT))
+        self._grown.append(after)
+        return after

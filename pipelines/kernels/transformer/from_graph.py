@@ -10,13 +10,16 @@ weights or int8 ones behind DequantizeLinear.
     recurrence       Scan of cell keep + (1 - keep) value over the tokens -> Relu, with keep = Sigmoid(forget) and both
                      linear layers of one value
     layer norm       LayerNormalization over the last axis
+    running mean     Scan of cell (t - 1) / t + value / t over the tokens
+    gate             Sigmoid(linear layer) times another value, + value
     attention        Softmax(scale * (Q K^T) [+ mask]) V -> Transpose -> Reshape, with Q, K and V each a linear layer ->
                      Reshape -> Transpose into heads: self-attention where all three read one value (one layer of merged
                      QKV then computes them), cross-attention where K and V read the encoder's result
     last token       GatherND of the last row
 
 The input of a linear layer is quantized statically, by the Q/DQ pair before it, or dynamically where there is none;
-other Q/DQ pairs on activations are skipped. Under static quantization a decoder's biases are whole multiples of
+other Q/DQ pairs on activations are skipped. Running means and gates have no native kernel: graphs with them are read
+for other engines alone. Under static quantization a decoder's biases are whole multiples of
 input scale * weight scale, as int32 biases are in the graph of one decoding step.
 """
 
@@ -30,7 +33,8 @@ import onnx_ir as ir
 
 from pipelines.graph import edit, query, reference_session
 from pipelines.kernels.transformer import reference
-from pipelines.kernels.transformer.graph_values import PROBE, Array, EmbeddingTable, GraphValues, Heads, LinearLayer
+from pipelines.kernels.transformer.graph_scans import GraphScans
+from pipelines.kernels.transformer.graph_values import PROBE, Array, EmbeddingTable, Heads, LinearLayer
 from pipelines.kernels.transformer.program import (
     ACTIVATIONS,
     LANES,
@@ -40,11 +44,14 @@ from pipelines.kernels.transformer.program import (
     DecoderProgram,
     Embedding,
     EncoderProgram,
+    Gate,
     LayerNorm,
     Linear,
     Operation,
     Recurrence,
+    RunningMean,
     SelfAttention,
+    Sum,
     Vocabulary,
 )
 from pipelines.kernels.transformer.registers import allocate_registers, unify_qparams
@@ -89,14 +96,14 @@ def programs(model: ir.Model) -> tuple[EncoderProgram, DecoderProgram]:
     return encoder, decoder
 
 
-class GraphMapper(GraphValues):
+class GraphMapper(GraphScans):
     """Maps values of a graph to operations, on demand: each is mapped once, after those that it reads.
 
     names: the inputs of tokens; the last one is embedded. memory: name of the encoder's result, "" for an encoder.
     """
 
-    def __init__(self, model: ir.Model, names: tuple[str, ...], memory: str) -> None:
-        super().__init__(model, names, memory)
+    def __init__(self, model: ir.Model, names: tuple[str, ...], memory: str, for_kernels: bool = True) -> None:
+        super().__init__(model, names, memory, for_kernels)
         self.operations: list[Operation] = []  # each writes a register of its own
         self.registers: dict[ir.Value, int] = {}
         self.heads: dict[int, Heads] = {}  # of registers whose heads are padded
@@ -104,6 +111,11 @@ class GraphMapper(GraphValues):
 
     def decoder(self, logits: str) -> DecoderProgram:
         """The program that computes the value `logits`."""
+        operations = self.decoder_operations(logits)
+        return DecoderProgram(allocate_registers(unify_qparams(operations)), self.memory_width)
+
+    def decoder_operations(self, logits: str) -> list[Operation]:
+        """The operations that compute the value `logits`, each with a register of its own."""
         last = self.value(logits)
         projection = self.linear_layer(last)
         if projection is None:
@@ -113,7 +125,7 @@ class GraphMapper(GraphValues):
             self.refuse(last, "found no embedding of the target tokens before it")
         if not self.memory_width:
             self.refuse(last, f"nothing before it looks at the encoder's result, the value {self.memory}")
-        return DecoderProgram(allocate_registers(unify_qparams(self.operations)), self.memory_width)
+        return self.operations
 
     def encoder(self, memory: str) -> EncoderProgram:
         """The program that computes the value `memory`."""
@@ -165,6 +177,10 @@ class GraphMapper(GraphValues):
             return self.last_token(value, node)
         if query.is_op(node, "Reshape"):
             return self.attention(value, node)
+        if not self.for_kernels and query.is_op(node, "Scan"):
+            return self.append(RunningMean, self.register(self.mean_source(value, node)))
+        if not self.for_kernels and (gate := self.gate_parts(value)) is not None:
+            return self.append(Gate, self.register(gate[0]), self.linear(gate[1]))
         if query.is_op(node, "Mul"):
             return self.activation(value)
         self.refuse(value, f"no step of the {self.what} computes this")
@@ -195,8 +211,8 @@ class GraphMapper(GraphValues):
 
     def linear(self, layer: LinearLayer, relu: bool = False, residual: int | None = None) -> int:
         """A linear layer, its ReLU and its residual."""
-        # rounded to int32 as in the graph of one decoding step, see `FuseQuantizedLinear`: the same uint8 values follow
-        if layer.qparams is not None and self.memory:
+        # rounded to int32 as in the graph of one decoding step: the same uint8 values follow
+        if layer.qparams is not None and self.memory and self.for_kernels:
             scale = np.float32(layer.qparams.scale) * layer.scale  # 0 in columns that pad heads
             integers = np.rint(np.divide(layer.bias, scale, out=np.zeros_like(scale, np.float64), where=scale > 0))
             layer = replace(layer, bias=integers.astype(np.float32) * scale)
@@ -217,7 +233,13 @@ class GraphMapper(GraphValues):
             layer = self.linear_layer(self.skip_qdq(before.inputs[0]) if relu and before is not None else one)
             if layer is not None:
                 return self.linear(layer, relu, self.unpadded_register(value, other))
-        self.refuse(value, "a sum of which no part is a linear layer or an embedding")
+        if self.for_kernels:
+            self.refuse(value, "a sum of which no part is a linear layer or an embedding")
+        for one, other in (inputs, inputs[::-1]):
+            if (gate := self.gate_parts(one)) is not None:
+                gated, residual = self.register(gate[0]), self.register(other)
+                return self.append(Gate, gated, self.linear(gate[1]), residual=residual)
+        return self.append(Sum, self.register(inputs[0]), self.register(inputs[1]))
 
     def activation(self, value: ir.Value) -> int:
         """Swish or GELU of one value, however it is written."""
@@ -247,49 +269,6 @@ class GraphMapper(GraphValues):
         if not errors[kind] < ALIKE:
             self.refuse(value, f"it is neither {' nor '.join(ACTIVATIONS)}")
         return self.append(Activation, self.unpadded_register(value, x), kind)
-
-    def recurrence_parts(self, value: ir.Value) -> tuple[LinearLayer, LinearLayer] | None:
-        """The layers of the forget gate and of the value of a `Recurrence` that computes `value`; None where none
-        does.
-        """
-        relu = value.producer()
-        if relu is None or not query.is_op(relu, "Relu"):
-            return None
-        cells = self.skip_qdq(relu.inputs[0])
-        scan = cells.producer()
-        if scan is None or not query.is_op(scan, "Scan"):
-            return None
-        wanted = "wanted a Scan of cell keep + (1 - keep) value over the tokens, from zeros on"
-        body, outputs = scan.attributes["body"].as_graph(), list(scan.outputs)
-        one = [scan.attributes.get_ints(f"scan_{each}", [0]) for each in ("input_axes", "output_axes")]
-        backward = [scan.attributes.get_ints(f"scan_{each}_directions", []) for each in ("input", "output")]
-        if len(scan.inputs) != 3 or cells is not outputs[-1] or len(outputs) != 2 or {1} != {*one[0], *one[1]}:
-            self.refuse(value, wanted)
-        if any(map(any, backward)) or self.evaluate(value, scan.inputs[0]).any():
-            self.refuse(value, wanted)
-        cell, *scanned = body.inputs
-        after = [self.skip_qdq(each) for each in body.outputs]
-        found = {
-            (kept, added)
-            for kept, added in ((0, 1), (1, 0))
-            if after[0] is after[1] and _is_sum_of_product(after[0], cell, scanned[kept], scanned[added])
-        }
-        if len(found) != 1:
-            self.refuse(value, wanted)
-        (kept, added) = found.pop()
-        keep, product = (self.skip_qdq(scan.inputs[1 + at]) for at in (kept, added))
-        sigmoid, mul = keep.producer(), product.producer()
-        if sigmoid is None or mul is None or not query.is_op(sigmoid, "Sigmoid") or not query.is_op(mul, "Mul"):
-            self.refuse(value, wanted)
-        forget = self.linear_layer(self.skip_qdq(sigmoid.inputs[0]))
-        for taken, given in (mul.inputs, mul.inputs[::-1]):
-            sub = self.skip_qdq(taken).producer()
-            layer = self.linear_layer(self.skip_qdq(given))
-            if sub is None or not query.is_op(sub, "Sub") or layer is None or forget is None:
-                continue
-            if self.scalar(sub.inputs[0]) == 1 and self.skip_qdq(sub.inputs[1]) is keep and layer.x is forget.x:
-                return forget, layer
-        self.refuse(value, wanted)
 
     def recurrence(self, value: ir.Value, forget: LinearLayer, layer: LinearLayer, residual: int | None = None) -> int:
         """A `Recurrence`, its gates merged."""
@@ -331,6 +310,8 @@ class GraphMapper(GraphValues):
                 self.refuse(value, "its table has no single scale")
             offset = 0 if zero_point is None else int(zero_point.item())
             table = (table.astype(np.int32) - offset) * scale.astype(np.float32)
+        if not self.for_kernels:
+            return EmbeddingTable(table.astype(np.float32, copy=False), np.full(len(table), multiplier, np.float32))
         scale, integers = weight_qparams(table.astype(np.float32), 0)
         return EmbeddingTable(integers, scale * np.float32(multiplier))
 
@@ -430,18 +411,10 @@ class GraphMapper(GraphValues):
             )
 
 
-def _is_sum_of_product(value: ir.Value, a: ir.Value, b: ir.Value, c: ir.Value) -> bool:
-    """Whether value = a b + c."""
-    total = value.producer()
-    if total is None or not query.is_op(total, "Add") or c not in total.inputs:
-        return False
-    (other,) = [each for each in total.inputs if each is not c] or [None]
-    product = None if other is None else other.producer()
-    return product is not None and query.is_op(product, "Mul") and {*product.inputs} == {a, b}
-
-
 def _concatenate(*parts: LinearLayer) -> LinearLayer:
-    """Linear layers of the same input as one, such as merged QKV."""
+    """Linear layers of the same input as one, such as merged QKV; float where one of them is."""
+    if len({part.weight.dtype for part in parts}) > 1:
+        parts = tuple(part.dequantized() for part in parts)
     weight, scale, bias = (
         np.concatenate([getattr(part, name) for part in parts], -1) for name in ("weight", "scale", "bias")
     )

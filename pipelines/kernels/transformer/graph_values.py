@@ -25,7 +25,10 @@ PROBE = 5  # length of the sentence on which masks are evaluated
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """x W + b for the value x, quantized by `qparams`: weight int8 [K, N], scale and bias float32 [N]."""
+    """x W + b for the value x, quantized by `qparams`: weight int8 or float32 [K, N], scale and bias float32 [N].
+
+    W = weight * scale; the scale of float weights is 1 unless a factor was folded into it.
+    """
 
     x: ir.Value
     weight: Array
@@ -39,14 +42,21 @@ class LinearLayer:
             self, weight=self.weight[:, first:last], scale=self.scale[first:last], bias=self.bias[first:last]
         )
 
+    def dequantized(self) -> LinearLayer:
+        """The layer with float weights."""
+        return replace(self, weight=self.weight * self.scale, scale=np.ones_like(self.scale))
+
     def row_linear(self) -> RowLinear:
         """The layer as an operand of operations."""
-        return RowLinear(np.ascontiguousarray(self.weight), self.scale, self.bias, self.qparams)
+        layer = self
+        if self.weight.dtype == np.float32 and (self.scale != 1).any():
+            layer = self.dequantized()
+        return RowLinear(np.ascontiguousarray(layer.weight), layer.scale, layer.bias, layer.qparams)
 
 
 @dataclass(frozen=True)
 class EmbeddingTable:
-    """Token embeddings: weight int8 [vocabulary, width], scale float32 [vocabulary]."""
+    """Token embeddings weight * scale: weight int8 or float32 [vocabulary, width], scale float32 [vocabulary]."""
 
     weight: Array
     scale: Floats
@@ -54,15 +64,16 @@ class EmbeddingTable:
 
 @dataclass(frozen=True)
 class Heads:
-    """Attention heads: `count` of `size` columns each, padded to `padded_size`, a multiple of `LANES`."""
+    """Attention heads: `count` of `size` columns each, padded to `padded_size`, a multiple of `lanes`."""
 
     count: int
     size: int
+    lanes: int
 
     @property
     def padded_size(self) -> int:
-        """Columns of a head as the kernels take it."""
-        return -(-self.size // LANES) * LANES
+        """Columns of a head after padding."""
+        return -(-self.size // self.lanes) * self.lanes
 
     def pad(self, array: Array) -> Array:
         """[..., count * size] -> [..., count * padded_size], heads padded with zeros."""
@@ -81,11 +92,12 @@ class Heads:
 class GraphValues:
     """Looks values of a graph up by what computes them.
 
-    names: the inputs of tokens. memory: name of the encoder's result, "" for an encoder.
+    names: the inputs of tokens. memory: name of the encoder's result, "" for an encoder. for_kernels: float weights
+    become int8, and heads are padded to `LANES` columns, as the native kernels need; else both are read as they are.
     """
 
-    def __init__(self, model: ir.Model, names: tuple[str, ...], memory: str) -> None:
-        self.model, self.names, self.memory = model, names, memory
+    def __init__(self, model: ir.Model, names: tuple[str, ...], memory: str, for_kernels: bool = True) -> None:
+        self.model, self.names, self.memory, self.for_kernels = model, names, memory, for_kernels
         self.what = "decoder" if memory else "encoder"
 
     def value(self, name: str) -> ir.Value:
@@ -99,7 +111,9 @@ class GraphValues:
         """Raise RequestError, naming the operator that computes `value` and the reason."""
         node = value.producer()
         what = f"the input {value.name}" if node is None else f"{node.op_type} {query.label(node)}"
-        raise RequestError(f"the native decoder cannot map {what}: {why}; use another engine")
+        if self.for_kernels:
+            raise RequestError(f"the native decoder cannot map {what}: {why}; use another engine")
+        raise RequestError(f"no decoding step can be derived from {what}: {why}")
 
     def skip_qdq(self, value: ir.Value | None) -> ir.Value:
         """The value before Q/DQ pairs, Cast and Identity."""
@@ -139,9 +153,10 @@ class GraphValues:
         array = self.constant(value)
         return float(array.item()) if array is not None and array.size == 1 else None
 
-    def int8_weight(self, value: ir.Value | None, transposed: bool) -> tuple[Array, Floats] | None:
-        """(int8 [K, N], scale [N]) of a constant matrix: as the graph has it quantized, or quantized here from
-        float.
+    def weight(self, value: ir.Value | None, transposed: bool) -> tuple[Array, Floats] | None:
+        """(int8 [K, N], scale [N]) of a constant matrix: as the graph has it quantized, or quantized here from float.
+
+        Float weights of a graph that is not read `for_kernels` stay float32, with a scale of 1.
         """
         integers, scale, zero_point = query.dequantized(value) or (None, None, None)
         symmetric = zero_point is None or not zero_point.any()
@@ -160,7 +175,10 @@ class GraphValues:
         array = self.constant(value)
         if array is None or array.ndim != 2 or array.dtype.kind != "f":
             return None
-        scale, integers = weight_qparams((array.T if transposed else array).astype(np.float32), 1)
+        floats = (array.T if transposed else array).astype(np.float32, copy=False)
+        if not self.for_kernels:
+            return floats, np.ones(floats.shape[1], np.float32)
+        scale, integers = weight_qparams(floats, 1)
         return integers, scale
 
     def linear_layer(self, value: ir.Value) -> LinearLayer | None:
@@ -179,7 +197,7 @@ class GraphValues:
         gemm = query.is_op(node, "Gemm")
         if not gemm and not query.is_op(node, "MatMul"):
             return None
-        weights = self.int8_weight(node.inputs[1], gemm and node.attributes.get_int("transB", 0) != 0)
+        weights = self.weight(node.inputs[1], gemm and node.attributes.get_int("transB", 0) != 0)
         if weights is None:
             return None
         bias = np.zeros(weights[0].shape[1], np.float32)
@@ -228,6 +246,15 @@ class GraphValues:
         if sum(sizes) != len(whole.scale) or axis not in (-1, (query.rank(node.inputs[0]) or 0) - 1):
             self.refuse(value, "it splits a linear layer otherwise than by columns")
         return whole.columns(sum(sizes[:at]), sum(sizes[: at + 1]))
+
+    def depends_on_tokens_alone(self, value: ir.Value) -> bool:
+        """Whether `evaluate` can compute `value`."""
+        inputs = {one.name for one in self.model.graph.inputs}
+        try:
+            edit.extract(self.model, [name for name in self.names if name in inputs], [str(value.name)])
+        except RequestError:
+            return self.constant(value) is not None
+        return True
 
     def evaluate(self, value: ir.Value, wanted: ir.Value | None, length: int = PROBE, token: int = 0) -> Array:
         """`wanted`, computed for one sentence of `length` times the same token, in source and target alike.
@@ -322,4 +349,4 @@ class GraphValues:
             or (isinstance(size, int) and size not in (-1, width // count))
         ):
             self.refuse(reshaped, f"it shapes {width} columns into heads {shape[2:]}")
-        return layer, Heads(count, width // count), scale
+        return layer, Heads(count, width // count, LANES if self.for_kernels else 1), scale

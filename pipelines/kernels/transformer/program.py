@@ -52,7 +52,8 @@ class RowLinear:
     """A fully connected layer on quantized rows (see the module): weight int8 [K, N], scale and bias float32 [N].
 
     qparams: of its input; None: dynamic quantization. All layers that take the same rows have the same. Integers cannot
-    overflow: 255 sum_k |weight[k, j]| < 2^31 is checked here. Raises RequestError for anything else.
+    overflow: 255 sum_k |weight[k, j]| < 2^31 is checked here. Raises RequestError for anything else. Weights may be
+    float32, with a scale of 1, in operations that do not become a program of the kernels.
     """
 
     weight: Array
@@ -65,12 +66,16 @@ class RowLinear:
             raise RequestError(
                 f"a linear layer has weights of shape {list(self.weight.shape)}; wanted [1 to {MAX_WIDTH}, outputs]"
             )
-        require("a linear layer", "weight", self.weight, np.int8, self.weight.shape)
+        if self.weight.dtype != np.float32:
+            require("a linear layer", "weight", self.weight, np.int8, self.weight.shape)
         for name in ("scale", "bias"):
             require("a linear layer", name, getattr(self, name), np.float32, (self.outputs,))
             if not np.isfinite(getattr(self, name)).all():
                 raise RequestError(f"a linear layer has a {name} that is not finite")
-        if 255 * np.abs(self.weight, dtype=np.int16).sum(axis=0, dtype=np.int64).max() >= 2**31 - 1:
+        if (
+            self.weight.dtype == np.int8
+            and 255 * np.abs(self.weight, dtype=np.int16).sum(axis=0, dtype=np.int64).max() >= 2**31 - 1
+        ):
             raise RequestError("a linear layer can overflow 32 bits")
 
     @property
@@ -194,6 +199,36 @@ class Recurrence:
 
 
 @dataclass(frozen=True, eq=False)
+class RunningMean:
+    """out = the mean of `input` of all tokens so far (average attention, Zhang et al. 2018). No kernel has it."""
+
+    input: int
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """out = sigmoid(gate) input, plus `residual` where there is one. No kernel has it.
+
+    input, gate, residual: registers of the same width.
+    """
+
+    input: int
+    gate: int
+    out: int
+    residual: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """out = input + residual, registers of the same width. No kernel has it: there, a layer adds the residual."""
+
+    input: int
+    residual: int
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
 class CrossAttention:
     """Multi-head cross-attention of queries of W columns over the source.
 
@@ -224,6 +259,9 @@ Operation = (
     | QuantizedAttention
     | SelfAttention
     | Recurrence
+    | RunningMean
+    | Gate
+    | Sum
     | CrossAttention
     | Vocabulary
 )
@@ -318,6 +356,7 @@ def _check_operations(
                 raise RequestError(f"{where} reads register {value}, which holds nothing yet")
         width = _result_width(where, operation, widths, memory_width)
         if isinstance(operation, Linear | CrossAttention | Vocabulary):
+            require(where, "weight", operation.layer.weight, np.int8, operation.layer.weight.shape)
             register = MEMORY if isinstance(operation, CrossAttention) else operation.input
             if quantized.setdefault(register, operation.layer.qparams) != operation.layer.qparams:
                 raise RequestError(
@@ -357,6 +396,8 @@ def _result_width(where: str, operation: Operation, widths: dict[int, int], memo
             raise RequestError(f"{where} has scales or positions that are not finite")
         return int(width)
     width = widths[operation.input]
+    if isinstance(operation, RunningMean | Gate | Sum):
+        raise RequestError(f"{where} has no native kernel")
     if isinstance(operation, LayerNorm):
         for name in ("scale", "bias"):
             require(where, name, getattr(operation, name), np.float32, (width,))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import statistics
 import sys
 import time
@@ -33,7 +34,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import zoo
 from pipelines.core import machine
-from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.engines.catalog import load
 from pipelines.engines.session import Session
@@ -45,7 +45,7 @@ from pipelines.quantization.quantize import quantize
 from pipelines.rewrites.driver import rewrite
 from scripts.peers import harness
 from scripts.peers.translation.models import RANDOM, copied
-from zoo.transformer_mt import cache, loop, step_graph
+from zoo.transformer_mt import loop, step_graph
 from zoo.transformer_mt.cache import Incremental, cached_step, incremental
 from zoo.transformer_mt.data import END, START, VOCABULARY, Vocabulary, padded
 from zoo.transformer_mt.decode import Step, beam_search
@@ -148,11 +148,75 @@ def all_normalized(model: Incremental) -> None:
     logits.name, node.outputs[0].name = "step/unnormalized", step_graph.LOGITS
 
 
+def unmerged(model: Incremental) -> None:
+    """One layer for each of Q, K and V, and for keys and values of the source."""
+    for main in (model.step.graph, model.encoder.graph):
+        taken = query.used_names(main)
+        for split in [each for each in main if each.op_type == "Split"]:
+            added = split.inputs[0].producer() if split.inputs[0] is not None else None
+            layer = added.inputs[0].producer() if added is not None and added.op_type == "Add" else added
+            if added is None or layer is None or layer.op_type not in ("Gemm", "MatMul"):
+                continue
+            at = 0
+            for value, size in zip(split.outputs, query.integers(split, "split", 1) or [], strict=True):
+                copied: dict[ir.Value | None, ir.Value] = {layer.inputs[0]: layer.inputs[0]}  # type: ignore[dict-item]
+                part = _columns(main, split, added, slice(at, at + size), copied, taken)
+                value.replace_all_uses_with(part)
+                at += size
+            main.remove(split, safe=True)
+
+
+def _columns(
+    main: ir.Graph,
+    before: ir.Node,
+    node: ir.Node,
+    columns: slice,
+    copied: dict[ir.Value | None, ir.Value],
+    taken: set[str],
+) -> ir.Value:
+    """The columns of a layer's result, by a copy of `node` and of what it reads before `before`."""
+    for value in node.inputs:
+        array = query.constant(value)
+        if value is None or value in copied:
+            continue
+        if array is not None:
+            part = np.ascontiguousarray(array[..., columns]) if array.ndim else array
+            copied[value] = edit.initializer(main, f"{value.name}.part", part, taken)
+        else:
+            producer = value.producer()
+            assert producer is not None
+            copied[value] = _columns(main, before, producer, columns, copied, taken)
+    inputs = [None if value is None else copied[value] for value in node.inputs]
+    made = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=1)
+    made.outputs[0].name, made.outputs[0].type = (
+        edit.unique(f"{node.outputs[0].name}.part", taken),
+        node.outputs[0].type,
+    )
+    made.name = made.outputs[0].name
+    main.insert_before(before, made)
+    return made.outputs[0]
+
+
+def scaled_scores(model: Incremental) -> None:
+    """Scores of self-attention multiplied, and masked, in every step."""
+    main, taken = model.step.graph, query.used_names(model.step.graph)
+    one, zero = (edit.initializer(main, "scaled/constant", np.float32(each), taken) for each in (1, 0))
+    for softmax in [each for each in main if each.op_type == "Softmax"]:
+        scores = softmax.inputs[0]
+        masked = scores is not None and query.is_op(scores.producer(), "Add")
+        for op, constant in [("Div", one)] if masked else [("Div", one), ("Add", zero)]:
+            node = edit.node(op, [scores, constant], f"scaled/{op}", dtype=ir.DataType.FLOAT, taken=taken)
+            main.insert_before(softmax, node)
+            scores = node.outputs[0]
+        softmax.replace_input_with(0, scores)
+
+
 @contextlib.contextmanager
-def without_passes(*names: str) -> Iterator[None]:
-    """A step is derived without these rewrites."""
+def without_gemm() -> Iterator[None]:
+    """The layers of a step are MatMul and Add."""
+    original = step_graph.linear
     with mock.patch.object(
-        cache, "rewrite", lambda model, found: rewrite(model, [each for each in found if each.name not in names])
+        step_graph, "linear", lambda *arguments, **options: original(*arguments, **{**options, "matrix": False})
     ):
         yield
 
@@ -168,10 +232,10 @@ class Forms:
         self.whole = self.rewritten()
         self.words = len(Vocabulary.read(folder.verify(VOCABULARY)))
 
-    def rewritten(self, without: str = "") -> ir.Model:
-        """The graph in this precision, one pass left out."""
+    def rewritten(self) -> ir.Model:
+        """The graph in this precision."""
         model = io.load(self.folder.ensure("fp32.onnx"))
-        rewrite(model, [each for each in passes() if each.name != without])
+        rewrite(model, passes())
         if self.precision == "fp32":
             return model
         samples = read_npz(self.folder.path / "calibration.npz")[0]
@@ -186,9 +250,9 @@ class Forms:
         random = np.random.default_rng(0)
         return padded([np.array([*random.integers(END + 1, self.words, each - 1), END]) for each in lengths])
 
-    def session(self, change: Callable[[Incremental], None] = lambda model: None, without: str = "") -> Session:
+    def session(self, change: Callable[[Incremental], None] = lambda model: None) -> Session:
         """The whole search in one graph."""
-        model = incremental(self.rewritten(without) if without else self.whole)
+        model = incremental(self.whole)
         change(model)
         return self.opened(loop.search(model, NEVER))
 
@@ -246,11 +310,12 @@ def rows(forms: Forms) -> Iterator[Row]:
 
     naive = forms.opened(edit.extract(forms.whole, ["source", "memory", "target"], ["logits"]))
     yield Row("all caches (in Python)", in_python, forms.recomputed(naive, encoder))
-    decoder = forms.opened(edit.extract(forms.whole, ["target", *model.given], ["logits"]))
-    yield Row("keys and values of self-attention cached (in Python)", in_python, forms.recomputed(decoder, first))
+    given = [*_keys_and_values(forms.whole), "source.mask"]
+    decoder = forms.opened(edit.extract(forms.whole, ["target", *given], ["logits"]))
+    of_source = forms.opened(edit.extract(forms.whole, ["source"], given))
+    yield Row("keys and values of self-attention cached (in Python)", in_python, forms.recomputed(decoder, of_source))
 
-    computed = [name for name in model.given if "source" not in _needs(forms.whole, name)]
-    keys = forms.opened(edit.extract(forms.whole, ["memory"], computed))
+    keys = forms.opened(edit.extract(forms.whole, ["memory"], _keys_and_values(forms.whole)))
 
     def anew(source: Array) -> Step:
         memory, cached = encoder.run({"source": source}), cached_step(step, first.run({"source": source}), model.caches)
@@ -267,9 +332,9 @@ def rows(forms: Forms) -> Iterator[Row]:
     yield Row("the search in the graph, not in Python", whole, in_python)
     yield Row("keys and values of the source shared by the beams", whole, forms.search(forms.session(copied_source)))
     yield Row("beams reordered by Gather, not GatherND", whole, forms.search(forms.session(gather_nd)))
-    yield Row("Q, K and V merged", whole, forms.search(forms.session(without="MergeSiblings")))
-    yield Row("scale in the weights, no mask in the step", whole, forms.search(forms.session(without="FoldScale")))
-    with without_passes("FuseLinear", "FuseQuantizedLinear", "ReshapeChains"):
+    yield Row("Q, K and V merged", whole, forms.search(forms.session(unmerged)))
+    yield Row("scale in the weights, no mask in the step", whole, forms.search(forms.session(scaled_scores)))
+    with without_gemm():
         apart = forms.session()
     yield Row("Reshape before MatMul, fused with its bias", whole, forms.search(apart))
     del apart
@@ -312,12 +377,10 @@ def rows(forms: Forms) -> Iterator[Row]:
     )
 
 
-def _needs(model: ir.Model, name: str) -> set[str]:
-    """Which of the graph's inputs a value depends on where `memory` is given."""
-    with contextlib.suppress(RequestError):
-        edit.extract(model, ["memory"], [name])
-        return set()
-    return {"source"}
+def _keys_and_values(model: ir.Model) -> list[str]:
+    """Names of keys and values of the source in a graph that `freeze` wrote."""
+    names = [str(value.name) for node in model.graph for value in node.outputs]
+    return [name for name in names if re.fullmatch(r"decoder\.\d+\.cross\.(key|value)\.split", name)]
 
 
 # ------------------------------------------------------------------------------------------------------------- measure

@@ -4,6 +4,8 @@ and the reason.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -17,15 +19,18 @@ from pipelines.engines.native_translation import NativeTranslator
 from pipelines.graph import edit, io, query, reference_session
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import native, reference
-from pipelines.kernels.transformer.from_graph import decoder_program, encoder_program, programs
+from pipelines.kernels.transformer.from_graph import GraphMapper, decoder_program, encoder_program, programs
 from pipelines.kernels.transformer.program import (
     Activation,
     Attention,
     CrossAttention,
+    DecoderProgram,
     Embedding,
+    Gate,
     LayerNorm,
     Linear,
     Recurrence,
+    RunningMean,
     SelfAttention,
     StaticQParams,
     Vocabulary,
@@ -37,7 +42,9 @@ from pipelines.rewrites.driver import rewrite
 from zoo.transformer_mt import ENTRY
 from zoo.transformer_mt.data import END, START
 from zoo.transformer_mt.decode import beam_search, limit
+from zoo.transformer_mt.form import Form
 from zoo.transformer_mt.freeze import export
+from zoo.transformer_mt.model import Transformer
 from zoo.transformer_mt.rewrites import passes
 
 
@@ -310,6 +317,20 @@ def test_what_cannot_be_mapped_is_refused_with_the_operator_and_the_reason(chang
         NativeTranslator(changed(change))
     assert named in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_average_attention_is_read_for_other_engines_alone():
+    form = Form(1, 1, 32, 48, 2, autoregression="average")
+    model = export(Transformer(form, WORDS, pre_norm=False, dropout=0.0))
+    with pytest.raises(RequestError, match="native decoder cannot map Add decoder.0.attention.sum"):
+        decoder_program(model)
+    mapper = GraphMapper(model, ("source", "target"), "memory", for_kernels=False)
+    operations = mapper.decoder_operations("logits")
+    kinds = [type(each) for each in operations]
+    assert (kinds.count(RunningMean), kinds.count(Gate)) == (1, 2)
+    first, last = decoder_program(export(network())).embedding, decoder_program(export(network())).vocabulary
+    with pytest.raises(RequestError, match=r"step 1 \(RunningMean\)"):
+        DecoderProgram([first, RunningMean(first.out, 1), replace(last, input=1)], form.width)
 
 
 def test_a_graph_that_is_no_decoder_is_refused():

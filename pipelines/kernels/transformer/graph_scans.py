@@ -1,0 +1,121 @@
+"""Recurrences over the target tokens in a Transformer's frozen graph: Scans and the gates around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.graph import query
+from pipelines.kernels.transformer.graph_values import PROBE, Array, GraphValues, LinearLayer
+
+RECURRENCE = "wanted a Scan of cell keep + (1 - keep) value over the tokens, from zeros on"
+RUNNING_MEAN = "wanted a Scan of cell (t - 1) / t + value / t over the tokens, from zeros on"
+
+
+class GraphScans(GraphValues):
+    """Finds what the recurrent layers of a decoder compute of which values."""
+
+    def scan_inputs(self, value: ir.Value, scan: ir.Node, cells: ir.Value, wanted: str) -> tuple[ir.Value, ir.Value]:
+        """(keep, added) of a Scan that computes cell_t = keep_t cell_(t-1) + added_t over the tokens, from zeros on.
+
+        Refuses `value`, saying what was wanted, for another Scan. cells: the output with all cells.
+        """
+        body, outputs = scan.attributes["body"].as_graph(), list(scan.outputs)
+        axes = [scan.attributes.get_ints(f"scan_{side}_axes", [0]) for side in ("input", "output")]
+        backward = [scan.attributes.get_ints(f"scan_{side}_directions", []) for side in ("input", "output")]
+        if len(scan.inputs) != 3 or cells is not outputs[-1] or len(outputs) != 2 or {1} != {*axes[0], *axes[1]}:
+            self.refuse(value, wanted)
+        if any(map(any, backward)) or self.evaluate(value, scan.inputs[0]).any():
+            self.refuse(value, wanted)
+        cell, *scanned = body.inputs
+        after = [self.skip_qdq(output) for output in body.outputs]
+        orders = [
+            (kept, added)
+            for kept, added in ((0, 1), (1, 0))
+            if after[0] is after[1] and _is_sum_of_product(after[0], cell, scanned[kept], scanned[added])
+        ]
+        if len(orders) != 1:
+            self.refuse(value, wanted)
+        keep, added = (self.skip_qdq(scan.inputs[1 + at]) for at in orders[0])
+        return keep, added
+
+    def recurrence_parts(self, value: ir.Value) -> tuple[LinearLayer, LinearLayer] | None:
+        """The layers of the forget gate and of the value of a `Recurrence` that computes `value`; None where none
+        does.
+        """
+        relu = value.producer()
+        if relu is None or not query.is_op(relu, "Relu"):
+            return None
+        cells = self.skip_qdq(relu.inputs[0])
+        scan = cells.producer()
+        if scan is None or not query.is_op(scan, "Scan"):
+            return None
+        keep, product = self.scan_inputs(value, scan, cells, RECURRENCE)
+        sigmoid, mul = keep.producer(), product.producer()
+        if sigmoid is None or mul is None or not query.is_op(sigmoid, "Sigmoid") or not query.is_op(mul, "Mul"):
+            self.refuse(value, RECURRENCE)
+        forget = self.linear_layer(self.skip_qdq(sigmoid.inputs[0]))
+        for taken, given in (mul.inputs, mul.inputs[::-1]):
+            sub = self.skip_qdq(taken).producer()
+            layer = self.linear_layer(self.skip_qdq(given))
+            if sub is None or not query.is_op(sub, "Sub") or layer is None or forget is None:
+                continue
+            if self.scalar(sub.inputs[0]) == 1 and self.skip_qdq(sub.inputs[1]) is keep and layer.x is forget.x:
+                return forget, layer
+        self.refuse(value, RECURRENCE)
+
+    def mean_source(self, value: ir.Value, scan: ir.Node) -> ir.Value:
+        """The value whose rows a `RunningMean` takes the mean of; refuses what computes something else.
+
+        keep_t is (t - 1) / t, written as 0 times a value plus a row of a constant for each position.
+        """
+        keep, added = self.scan_inputs(value, scan, value, RUNNING_MEAN)
+        counts = np.arange(1, PROBE + 1, dtype=np.float32)
+        total, product = keep.producer(), added.producer()
+        if total is None or product is None or not query.is_op(total, "Add") or not query.is_op(product, "Mul"):
+            self.refuse(value, RUNNING_MEAN)
+        for zeros, row in (total.inputs, total.inputs[::-1]):
+            mul = self.skip_qdq(zeros).producer()
+            if (
+                mul is not None
+                and query.is_op(mul, "Mul")
+                and 0 in map(self.scalar, mul.inputs)
+                and self._is_by_position(row, (counts - 1) / counts)
+            ):
+                for source, factor in (product.inputs, product.inputs[::-1]):
+                    if self._is_by_position(factor, 1 / counts):
+                        return self.skip_qdq(source)
+        self.refuse(value, RUNNING_MEAN)
+
+    def _is_by_position(self, value: ir.Value | None, wanted: Array) -> bool:
+        """Whether `value` has these numbers for the first `PROBE` positions, a row of one column each."""
+        rows = None if value is None or not self.depends_on_tokens_alone(value) else self.evaluate(value, value)
+        return rows is not None and rows.size == PROBE and np.allclose(rows.ravel(), wanted, rtol=1e-6)
+
+    def gate_parts(self, value: ir.Value) -> tuple[ir.Value, LinearLayer] | None:
+        """The gated value and the layer of the gate where a `Gate` computes `value`; else None."""
+        node = value.producer()
+        if node is None or not query.is_op(node, "Mul"):
+            return None
+        factors: Sequence[ir.Value] = [self.skip_qdq(factor) for factor in node.inputs]
+        for gated, factor in (factors, factors[::-1]):
+            sigmoid = factor.producer()
+            if sigmoid is None or not query.is_op(sigmoid, "Sigmoid"):
+                continue
+            before = self.skip_qdq(sigmoid.inputs[0])
+            layer = self.linear_layer(before)
+            if layer is not None and before is not gated:
+                return gated, layer
+        return None
+
+
+def _is_sum_of_product(value: ir.Value, a: ir.Value, b: ir.Value, c: ir.Value) -> bool:
+    """Whether value = a b + c."""
+    total = value.producer()
+    if total is None or not query.is_op(total, "Add") or c not in total.inputs:
+        return False
+    (other,) = [each for each in total.inputs if each is not c] or [None]
+    product = None if other is None else other.producer()
+    return product is not None and query.is_op(product, "Mul") and {*product.inputs} == {a, b}
