@@ -17,8 +17,8 @@ run: $(VENV)/.runtime
 
 # Training in torch, and the toolkits that models are imported from, in a process of their own: with tensorflow and both engines in it,
 # torch crashed there when it started another process.
-TRAINING := tests/zoo/images/test_train.py tests/zoo/images/test_qat.py tests/zoo/images/test_smaller.py $(wildcard tests/zoo/transformer_mt/test_import_*.py) \
-	tests/zoo/transformer_mt/test_train.py tests/zoo/transformer_mt/test_students.py tests/zoo/transformer_mt/test_prune.py
+TRAINING := tests/zoo/vision/training/test_train.py tests/zoo/vision/training/test_qat.py tests/zoo/vision/training/test_smaller.py $(wildcard tests/zoo/translation/importers/test_import_*.py) \
+	tests/zoo/translation/training/test_train.py tests/zoo/translation/training/test_students.py tests/zoo/translation/training/test_pruning.py
 
 # A file's tests stay in one process: they share what is slow to make.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
@@ -64,7 +64,7 @@ sanitize:
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) -C cmake.define.ZOO_SANITIZE=ON -C build-dir=$(VENV)/cmake -e ".[test]"
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
-		$(BIN)/python -m pytest --capture=sys tests/kernels tests/faults/test_fuzz.py tests/faults/test_calls.py
+		$(BIN)/python -m pytest --capture=sys tests/pipelines/kernels tests/faults/test_fuzz.py tests/faults/test_calls.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

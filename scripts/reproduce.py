@@ -57,8 +57,8 @@ from scripts.reproduction.reports import (
     watched,
 )
 from scripts.reproduction.translation import bleu, imported, steps, students, threads, translation
-from zoo.clicks.metrics import click_metrics
-from zoo.wide_deep.data import Rows
+from zoo.recommenders.criteo.data import Rows
+from zoo.recommenders.metrics import click_metrics
 
 PEERS = ROOT / "scripts" / "peers"
 HELD_OUT = 1500
@@ -114,7 +114,7 @@ def shop() -> None:
         card = zoo.SHIPPED / name / "card.json"
         files.write_json(card, files.read_json(card) | {"metrics": said})
         options = ["--batch-size", "512,1", "--threads", "1", "--rounds", "15", "--json", "--data", str(log)]
-        command = ["taskset", "-c", "0", sys.executable, "-m", "zoo.cli", "benchmark", name, *options]
+        command = ["taskset", "-c", "0", sys.executable, "-m", "zoo.cli.app", "benchmark", name, *options]
         speed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     report(f"speed-{cpu_slug()}", speed, name)
 
@@ -182,7 +182,7 @@ def speed() -> None:
     really ran.
     """
     options = ["--batch-size", "512,64,1", "--threads", "1", "--rounds", "21", "--json"]
-    command = [sys.executable, "-m", "zoo.cli", "benchmark", MODEL, *options]
+    command = [sys.executable, "-m", "zoo.cli.app", "benchmark", MODEL, *options]
     out = subprocess.run(["taskset", "-c", "0", *command], capture_output=True, text=True, check=True).stdout
     found = json.loads(out)
     opened: Any = zoo.pipeline(MODEL)
@@ -210,7 +210,7 @@ def stream() -> None:
             "0",
             sys.executable,
             "-m",
-            "zoo.cli",
+            "zoo.cli.app",
             "run",
             MODEL,
             str(source),
@@ -253,7 +253,7 @@ def epoch(source: Path, data: str) -> None:
         command = [
             sys.executable,
             "-m",
-            "zoo.cli",
+            "zoo.cli.app",
             "train",
             "wide-deep",
             "--data",
@@ -280,7 +280,18 @@ def instances() -> None:
     """Two pinned processes at once, one thread each, int8 in every engine, batches of 512: throughput together, memory
     by shares (PSS).
     """
-    command = [sys.executable, "-m", "zoo.cli", "benchmark", MODEL, "--precision", "int8", "--instances", "2", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "zoo.cli.app",
+        "benchmark",
+        MODEL,
+        "--precision",
+        "int8",
+        "--instances",
+        "2",
+        "--json",
+    ]
     report(
         f"instances-{cpu_slug()}",
         json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout),
@@ -347,7 +358,7 @@ def classify(name: str, folder: Path, data: str) -> None:
         "200",
         "--json",
     ]
-    command = ["taskset", "-c", "0", sys.executable, "-m", "zoo.cli", "benchmark", name, *options]
+    command = ["taskset", "-c", "0", sys.executable, "-m", "zoo.cli.app", "benchmark", name, *options]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     quality = zoo.evaluate(name, str(folder), engine="openvino")
     said = {key: quality[key] for key in ("samples", "metrics", "difference", "interval")}

@@ -5,7 +5,7 @@
     ctr(["\\t".join(row) for row in rows])
 
 `names` and `load` find models, `pipeline` opens one. Verbs of the `zoo` command are functions of the same name here
-(`zoo.evaluate`, `zoo.benchmark`, ...; `zoo.import_model`), loaded from `zoo.verbs` on first use; nothing heavy is
+(`zoo.evaluate`, `zoo.benchmark`, ...; `zoo.import_model`), loaded from `zoo.api` on first use; nothing heavy is
 imported with the package.
 
 Another package adds families and models by entry points of its metadata: in the group `int8_zoo.families` a family's
@@ -44,7 +44,7 @@ BUILT_IN = {
     "mobilenet-v2": "zoo.mobilenet:MOBILENET_V2",
     "sentence-encoder": "zoo.sentence_encoder:ENTRY",
     "cross-encoder": "zoo.cross_encoder:ENTRY",
-    "transformer-mt": "zoo.transformer_mt:ENTRY",
+    "transformer-mt": "zoo.translation:ENTRY",
 }
 VERBS = (
     "schema",
@@ -214,5 +214,5 @@ def __getattr__(name: str) -> Any:
     if name == "ENTRIES":
         return _entries()
     if name in (*VERBS, "import_model"):
-        return getattr(importlib.import_module("zoo.verbs"), name)
+        return getattr(importlib.import_module("zoo.api"), name)
     raise AttributeError(f"module 'zoo' has no attribute {name!r}")

@@ -45,7 +45,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, terminate)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not one that is ignored
             signal.signal(signal.SIGINT, interrupt)
-        from zoo import cli
+        from zoo.cli import app as cli
 
         cli.main()
         _end(asked[0] if asked else 0)

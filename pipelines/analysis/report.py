@@ -29,11 +29,11 @@ from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.session import Runnable
 from pipelines.graph import query, reference_session
 from pipelines.graph.infer import infer_shapes
-from pipelines.quantization.calibrate import CalibrationTable, TensorRange
-from pipelines.quantization.correction import decibel
-from pipelines.quantization.equalize_channels import scale_channels
+from pipelines.quantization.algorithms.correction import decibel
+from pipelines.quantization.algorithms.equalize_channels import scale_channels
+from pipelines.quantization.algorithms.smooth_channels import smooth_channels
+from pipelines.quantization.calibration.calibrate import CalibrationTable, TensorRange
 from pipelines.quantization.quantize import QuantReport
-from pipelines.quantization.smooth_channels import smooth_channels
 from pipelines.rewrites.driver import CleanUp
 
 MEMORY = 256e6  # bytes of intermediate results held at once, of all graphs together

@@ -24,11 +24,11 @@ from pipelines.engines.session import Runnable
 from pipelines.engines.stock import available
 from pipelines.engines.timing import measure
 from pipelines.graph import io, query
-from pipelines.quantization import layers
-from pipelines.quantization.calibrate import CalibrationTable
-from pipelines.quantization.layerwise import sample_chunks
+from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.layerwise import sample_chunks
+from pipelines.quantization.calibration.range_search import output_sqnr
+from pipelines.quantization.qdq import layers
 from pipelines.quantization.quantize import QuantReport, clean_up
-from pipelines.quantization.range_search import output_sqnr
 
 LOW = 20.0  # dB of SQNR: an error of a tenth of the outputs' size, where labels begin to change
 SLOWER = 0.95  # of the float model's speed; a brief timing varies by a few percent

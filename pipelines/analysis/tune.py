@@ -31,7 +31,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.analysis import report, report_html
-from pipelines.analysis.judge import Judge, Unjudged
+from pipelines.analysis.quality_metric import Judge, Unjudged
 from pipelines.analysis.tuning_settings import PLAIN, Made, Maker, Settings, first_samples
 from pipelines.core import deadline, files, machine
 from pipelines.core.batches import Batch, length

@@ -1,4 +1,5 @@
-"""Losses of distillation beside that of soft labels (`pipelines.quantization.qat.distillation_loss`): what a student's
+"""Losses of distillation beside that of soft labels (`pipelines.quantization.training.qat.distillation_loss`): what a
+student's
 features are to be like. All take torch's tensors and give a scalar."""
 
 from __future__ import annotations

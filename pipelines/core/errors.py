@@ -1,4 +1,4 @@
-"""The two ways a verb can fail; `zoo.cli` turns them into one line and an exit code."""
+"""The two ways a verb can fail; `zoo.cli.app` turns them into one line and an exit code."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pipelines.engines import plan, stock
 from pipelines.engines.quickest import Option, QuickestSession
 from pipelines.engines.session import BF16, Session
 from pipelines.kernels import extension
-from pipelines.kernels.clicks.operators import DOMAIN
+from pipelines.kernels.recommenders.operators import DOMAIN
 
 ENGINES = (*stock.STOCK, "native")
 AUTO = "auto"
@@ -62,9 +62,9 @@ def native_options(path: Path, threads: int) -> dict[str, Option]:
     Raises RequestError for any other file, with the operator that has no form there, and without kernels.
     """
     if path.name == NATIVE or _names(path, DOMAIN):
-        from pipelines.engines import native_clicks  # with onnx, which the other native engines do without
+        from pipelines.engines import native_recommenders  # with onnx, which the other native engines do without
 
-        return native_clicks.options(path, threads)
+        return native_recommenders.options(path, threads)
     from pipelines.engines import native_images
 
     return native_images.options(path, threads)

@@ -74,14 +74,16 @@ class NativeTranslator:
         rules: Mapping[str, Any] | None = None,
         words: Sequence[NDArray[np.int32]] | None = None,
     ) -> list[list[Translation]]:
-        """The `best` translations of each sentence, the highest score first, as `zoo.transformer_mt.decode.beam_search`
+        """The `best` translations of each sentence, the highest score first, as
+        `zoo.translation.search.beam_search.beam_search`
         finds them.
 
         sources: tokens of each, integers [1 to `longest`]. limits: most tokens of each translation, its end included,
         at most `positions`. end: None lets all go on to their limit. slots: sentences in the batch of a thread; one
         that is done leaves it, the next one, in the order given, takes its place: results depend on neither. rules:
         kind, early_stopping, prefix, banned, least, forced_end, no_repeat_ngram and word_penalty of
-        `zoo.transformer_mt.decode.Rules`, where they are not its defaults. words: of each sentence the tokens that its
+        `zoo.translation.search.beam_search.Rules`, where they are not its defaults. words: of each sentence the tokens
+        that its
         translation may have, int32, in order, `end` among them: only their logits are computed. Python runs on
         meanwhile; Ctrl-C ends it within a step. Raises RequestError for tokens or options that do not fit, ZooError for
         results that are no numbers.

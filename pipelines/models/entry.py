@@ -85,7 +85,7 @@ class Entry:
     prune(folder, data, *, config, importance, on_error, like) -> a `pipelines.compression.search.Prunable` that also
         has metric, the name of what `quality(folder)` gives of an int8 model on the held-out data, drop, how much of it
         may be lost, and batch_size, of which the time counts; where tables have a row for each value of a vocabulary
-        also fewer_rows(least, folder), see `zoo.clicks.prune`; "" for a family that cannot be pruned
+        also fewer_rows(least, folder), see `zoo.recommenders.training.pruning`; "" for a family that cannot be pruned
     report_sections(name) -> Markdown: the part of MODELS.md on the model `name`; "" for a family without one. Its
         module may also have overview(name) -> {column: cell} and OVERVIEW, the unit, for its overview, and
         benchmarks(names) -> Markdown for docs/benchmarks.md

@@ -44,7 +44,7 @@ from pipelines.quantization.recipe import QuantRecipe
 if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model needs none of it, and keeps 60 MB
     import onnx_ir as ir
 
-    from pipelines.quantization.calibrate import CalibrationTable
+    from pipelines.quantization.calibration.calibrate import CalibrationTable
     from pipelines.quantization.quantize import QuantReport
 
 __all__ = [  # with the names of the folder that those who build its files want
@@ -67,7 +67,7 @@ __all__ = [  # with the names of the folder that those who build its files want
 logger = logging.getLogger(__name__)
 
 # Of what reads calibration tables and digests graphs. Bump it when either comes to another result for the same files;
-# tests/models/test_table_version.py fails where that is forgotten.
+# tests/pipelines/models/test_table_version.py fails where that is forgotten.
 TABLE_VERSION = 1
 NATIVE_FORM = 2  # of what native.onnx holds: bump it when kernels read other steps, so that such files are made anew
 UNTOLD = "calibration.found.json"  # a table that was replaced, of which build.json told nothing
@@ -213,7 +213,7 @@ def _note(folder: ModelFolder, said: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _table(path: Path) -> CalibrationTable:
-    from pipelines.quantization.calibrate import CalibrationTable
+    from pipelines.quantization.calibration.calibrate import CalibrationTable
 
     return CalibrationTable.load(path)
 
@@ -338,7 +338,7 @@ def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) ->
     """
 
     from pipelines.graph import io, query
-    from pipelines.quantization.calibrate import calibrate
+    from pipelines.quantization.calibration.calibrate import calibrate
 
     values = [
         *model.graph.inputs,

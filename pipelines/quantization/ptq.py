@@ -18,16 +18,21 @@ import onnx_ir as ir
 from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
 from pipelines.graph import io
-from pipelines.quantization.bounded import within_bound
-from pipelines.quantization.calibrate import MEMORY, CalibrationTable, calibrate, rounded_to_float32
-from pipelines.quantization.channel_groups import outputs_first
-from pipelines.quantization.correction import correct_layers
-from pipelines.quantization.equalize_channels import Channels, EqualizeChannels, channel_statistics, scale_channels
-from pipelines.quantization.layerwise import CHUNK, ROOM, sample_chunks
+from pipelines.quantization.algorithms.channel_groups import outputs_first
+from pipelines.quantization.algorithms.correction import correct_layers
+from pipelines.quantization.algorithms.equalize_channels import (
+    Channels,
+    EqualizeChannels,
+    channel_statistics,
+    scale_channels,
+)
+from pipelines.quantization.algorithms.error_bound import within_bound
+from pipelines.quantization.algorithms.smooth_channels import find_smoothing, smooth_channels, smoothable
+from pipelines.quantization.calibration.calibrate import MEMORY, CalibrationTable, calibrate, rounded_to_float32
+from pipelines.quantization.calibration.layerwise import CHUNK, ROOM, sample_chunks
+from pipelines.quantization.calibration.range_search import output_sqnr, search_ranges
 from pipelines.quantization.quantize import quantize
-from pipelines.quantization.range_search import output_sqnr, search_ranges
 from pipelines.quantization.recipe import QuantRecipe
-from pipelines.quantization.smooth_channels import find_smoothing, smooth_channels, smoothable
 from pipelines.rewrites.driver import rewrite
 
 HELD_OUT = 32  # samples that candidates are judged by

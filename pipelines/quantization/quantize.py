@@ -24,22 +24,15 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import io, query
-from pipelines.quantization import (
-    bias,
-    elementwise,
-    embedding_tables,
-    engine_quirks,
-    layers,
-    weight_only,
-    weight_rounding,
-)
-from pipelines.quantization.calibrate import CalibrationTable
-from pipelines.quantization.equalize_channels import scale_channels
-from pipelines.quantization.qdq import QdqInserter
-from pipelines.quantization.quantize_early import QuantizeEarly
+from pipelines.quantization.algorithms import bias, weight_rounding
+from pipelines.quantization.algorithms.equalize_channels import scale_channels
+from pipelines.quantization.algorithms.smooth_channels import smooth_channels
+from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.qdq import elementwise, embedding_tables, engine_quirks, layers, weight_only
+from pipelines.quantization.qdq.insertion import QdqInserter
+from pipelines.quantization.qdq.quantize_early import QuantizeEarly
+from pipelines.quantization.qdq.scales import dequantized_qparams
 from pipelines.quantization.recipe import QuantRecipe
-from pipelines.quantization.scales import dequantized_qparams
-from pipelines.quantization.smooth_channels import smooth_channels
 from pipelines.rewrites.driver import CleanUp
 
 logger = logging.getLogger(__name__)

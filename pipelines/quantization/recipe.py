@@ -18,7 +18,8 @@ class QuantRecipe:
     """The options of post-training quantization of one model.
 
     observer: how activation ranges are chosen from the calibration samples: "minmax", "percentile" (99.99), "mse", "kl"
-        (see `pipelines.quantization.observers`), or "auto": for each tensor the one of least quantization error.
+        (see `pipelines.quantization.calibration.observers`), or "auto": for each tensor the one of least quantization
+        error.
     quantize_tables: store embedding tables in uint8 with the input qparams of the int8 operator that they feed, else in
         int8 with a scale per row (weight-only).
     keep_float: regular expressions; an operator whose name matches one in full stays float32.
@@ -35,7 +36,7 @@ class QuantRecipe:
     correct: GPTQ, weights rounded so that their errors cancel on the calibration samples, and bias correction, shifts
         of channel means taken out of the biases.
     bound: the most that int8 may move a number of the first output on the calibration samples, such as a probability;
-        layers that move it further stay float32 (`pipelines.quantization.bounded`). 0: no bound.
+        layers that move it further stay float32 (`pipelines.quantization.algorithms.error_bound`). 0: no bound.
 
     Raises RequestError for an unknown observer, a broken expression or a bound below 0.
     """

@@ -41,7 +41,7 @@ def encoder() -> None:
     if not (pairs := sorted(source.glob("*.csv"), reverse=True)):
         raise RequestError(f"no pairs in {source}; set ZOO_SHARED to the folder that holds data/stsb/")
     data = [word for each in pairs for word in ("--data", str(each))]
-    command = [sys.executable, "-m", "zoo.cli", "evaluate", name, *data, "--json"]
+    command = [sys.executable, "-m", "zoo.cli.app", "evaluate", name, *data, "--json"]
     out, _ = watched(command, {"ZOO_MIRROR": str(CLONE)} if CLONE.is_dir() else None)
     report("quality", {"model": name, **json.loads(out), "data": [each.name for each in pairs]}, name)
 

@@ -16,7 +16,7 @@ from pipelines.core.errors import RequestError
 from pipelines.models import hub
 from scripts.peers.harness import median
 from scripts.reproduction.reports import ROOT, ROUNDS, SHARED, cpu_slug, measure_together, report
-from zoo.transformer_mt.metrics import translation_metrics
+from zoo.translation.metrics import translation_metrics
 
 SCRIPT = ROOT / "scripts" / "peers" / "translation" / "translation.py"
 

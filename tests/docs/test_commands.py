@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import page_folders
 import pytest
-from pages import PAGES, Command, commands
+from helpers import page_folders
+from helpers.pages import PAGES, Command, commands
 
 from pipelines.compression import strategy
-from zoo import cli
+from zoo.cli import app as cli
 
 
 def parsed(words: Sequence[str]) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from page_folders import FOLDERS
-from pages import PAGES, ROOT, Command, commands
+from helpers.page_folders import FOLDERS
+from helpers.pages import PAGES, ROOT, Command, commands
 
 import zoo
 from pipelines.core import machine
@@ -39,9 +39,9 @@ LACKS: Mapping[str, str] = {
     "kubectl ": "needs Kubernetes",
     "--nnodes 2": "needs two machines",
     "--set synthetic=120000": "takes an hour",
-    "graph.pb": "needs a graph of TensorFlow 1; tests/zoo/wide_deep/test_columns_road.py makes such",
+    "graph.pb": "needs a graph of TensorFlow 1; tests/zoo/recommenders/importers/tensorflow/test_columns_pipeline.py makes such",
     "zoo run my-model": "needs what graph.pb became",
-    "ranker.onnx": "needs a schema that a person wrote; tests/zoo/clicks/test_from_onnx.py has such",
+    "ranker.onnx": "needs a schema that a person wrote; tests/zoo/recommenders/importers/test_rankers.py has such",
     "my-ranker": "needs what ranker.onnx became",
     "facebook/nllb": "needs a model of the hub; test_import_huggingface.py makes such folders",
     " nllb": "needs a model of the hub",

@@ -24,7 +24,8 @@ from pipelines.graph import io
 from pipelines.models import hub, transfer
 from pipelines.models.entry import Entry
 from pipelines.models.stages import read_npz
-from zoo import cli, training
+from zoo.cli import app as cli
+from zoo.training import runs
 
 
 @pytest.fixture
@@ -84,21 +85,21 @@ def test_an_output_below_a_file_is_refused_before_the_work(arguments, here, caps
 def test_a_training_is_refused_before_it_begins(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RequestError, match="cannot write .*Not a directory; choose another output path"):
-        training.require_output(tmp_path / "file" / "model", "checkpoint/state", resume=False)
-    training.require_output(tmp_path / "new" / "model", "checkpoint/state", resume=False)
+        runs.require_output(tmp_path / "file" / "model", "checkpoint/state", resume=False)
+    runs.require_output(tmp_path / "new" / "model", "checkpoint/state", resume=False)
     assert not (tmp_path / "new").exists()
 
 
 def test_what_a_teacher_said_is_in_no_training_s_way(tmp_path):
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "distilled.npz").touch()
-    training.require_output(tmp_path, "checkpoint/state.pt", resume=False)
+    runs.require_output(tmp_path, "checkpoint/state.pt", resume=False)
     with pytest.raises(RequestError, match="in use"):
-        training.require_free(tmp_path)
+        runs.require_free(tmp_path)
     for other in ("checkpoint/epoch-0001.pt", "model.pt"):
         (tmp_path / other).touch()
         with pytest.raises(RequestError, match="in use"):
-            training.require_output(tmp_path, "checkpoint/state.pt", resume=False)
+            runs.require_output(tmp_path, "checkpoint/state.pt", resume=False)
         (tmp_path / other).unlink()
 
 
@@ -124,10 +125,10 @@ def test_samples_that_may_not_be_read_are_named_with_the_reason(tmp_path, monkey
 
 
 def test_two_processes_do_not_train_into_one_folder(tmp_path):
-    code = "import sys, pathlib; from zoo.training import require_output as r; r(pathlib.Path(sys.argv[1]), 'state', False)"
+    code = "import sys, pathlib; from zoo.training.runs import require_output as r; r(pathlib.Path(sys.argv[1]), 'state', False)"
     output = tmp_path / "model"
     for _ in range(2):  # one process may, one training after the other
-        training.require_output(output, "state", resume=False)
+        runs.require_output(output, "state", resume=False)
     found = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "work" / ".." / "model"], capture_output=True, text=True
     )
@@ -299,7 +300,7 @@ def test_a_server_that_says_nothing_is_given_up(tmp_path, monkeypatch):
 
 def test_a_library_that_tries_again_says_nothing(caplog):
     pytest.importorskip("datasets", reason="needs the train extra")
-    training.datasets()
+    runs.datasets()
     logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
     assert not caplog.records
 
@@ -337,7 +338,7 @@ def test_only_a_training_with_a_checkpoint_is_said_to_go_on(left, begun, tmp_pat
             (tmp_path / "m" / "checkpoint" / left).touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("zoo.verbs.train", interrupted)
+    monkeypatch.setattr("zoo.api.train", interrupted)
     with pytest.raises(SystemExit) as end:
         cli.call(["train", "wide-deep", "--data", "x", "-o", str(tmp_path / "m")])
     said = capsys.readouterr().err.strip()  # the ^C of a terminal has no end of line

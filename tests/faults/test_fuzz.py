@@ -7,26 +7,26 @@ import os
 import zipfile
 from pathlib import Path
 
-import clicks_folded
 import numpy as np
 import onnx
 import pytest
-from click_networks import FAMILIES, Network
+from helpers import clicks_folded
+from helpers.click_networks import FAMILIES, Network
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import zoo
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.engines import catalog, click_files, native_clicks, native_images, plan
+from pipelines.engines import catalog, native_images, native_recommenders, plan, recommender_files
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels import program_file as packed_programs
 from pipelines.kernels.transformer import program_file
 from pipelines.models.hub import Card
 from pipelines.models.stages import read_npz
-from pipelines.quantization.calibrate import CalibrationTable, calibrate
+from pipelines.quantization.calibration.calibrate import CalibrationTable, calibrate
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.clicks.fold_program import fold_program
+from zoo.recommenders.lowering.lower import fold_program
 
 EXAMPLES = int(os.environ.get("ZOO_FUZZ", "0"))  # a test; 0: the fast tier's, always the same ones
 fuzz = settings(
@@ -264,7 +264,7 @@ def packed_click_model(request, tmp_path_factory):
         feeds = net.feeds(3)
         graph, _ = fold_program(net.model, calibrate(net.model, [net.feeds(300)], "minmax"), QuantRecipe())
     path = io.save_mapped(graph, folder / "native.onnx")
-    click_files.store(path, folder / "m.zoo")
+    recommender_files.store(path, folder / "m.zoo")
     return path, folder / "m.zoo", feeds
 
 
@@ -278,9 +278,9 @@ def test_packed_click_models(packed_click_model, tmp_path, monkeypatch, data):
 
     def run():
         with monkeypatch.context() as patch:
-            patch.setattr(click_files, "derived", lambda *_: tmp_path / "m.zoo")
-            patch.setattr(click_files, "_graph", refuse)
-            session = native_clicks.options(path, 1)["native"].open()
+            patch.setattr(recommender_files, "derived", lambda *_: tmp_path / "m.zoo")
+            patch.setattr(recommender_files, "_graph", refuse)
+            session = native_recommenders.options(path, 1)["native"].open()
         session.run(feeds)
 
     def refuse(path):

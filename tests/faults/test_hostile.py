@@ -22,10 +22,11 @@ from pipelines.core import files, progress
 from pipelines.core.errors import RequestError, ZooError, plain
 from pipelines.models import transfer
 from pipelines.models.folder import open_folder
-from zoo import __main__, cli
-from zoo.clicks import sources
-from zoo.commands import show
-from zoo.wide_deep import data
+from zoo import __main__
+from zoo.cli import app as cli
+from zoo.cli import output
+from zoo.recommenders.criteo import data
+from zoo.recommenders.data import sources
 
 DEEP = "[" * 200_000 + "]" * 200_000
 
@@ -118,7 +119,7 @@ def test_progress_and_errors_speak_to_no_terminal(capsys, monkeypatch):
     with progress.progress("\x1b]0;title\x07 x[/b]", 2) as advance:
         advance(1)
     with pytest.raises(SystemExit):
-        show.fail("no \x1b[2Jmodel", 2)
+        output.fail("no \x1b[2Jmodel", 2)
     err = capsys.readouterr().err
     assert "\x1b" not in err and "\x07" not in err
     assert "x[/b]: 1 of 2" in err and r"no \x1b[2Jmodel" in err
@@ -241,7 +242,7 @@ def run():
 def run_text():
     exec("os.kill(os.getpid(), int(sys.argv[1])); time.sleep(30)", globals())
 
-zoo.cli = sys.modules["zoo.cli"] = types.SimpleNamespace(main=globals()[sys.argv[2]])
+import zoo.cli.app; zoo.cli.app = sys.modules["zoo.cli.app"] = types.SimpleNamespace(main=globals()[sys.argv[2]])
 zoo.__main__.main()
 """
 

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from rewriting import model, run
-from sample_files import TEXT
+from helpers.rewriting import model, run
+from helpers.sample_files import TEXT
 
 from pipelines.graph import io
 
@@ -77,7 +77,7 @@ def translator(language: Language, tmp_path_factory: pytest.TempPathFactory) -> 
     """A small Transformer that knows the made-up language, built up to int8."""
     torch = pytest.importorskip("torch", reason="training needs the train extra")
     import zoo
-    from zoo.transformer_mt.form import FORMS, Form
+    from zoo.translation.models.config import FORMS, Form
 
     torch.set_num_threads(1)
     FORMS["word-by-word"] = Form(*language.FORM)

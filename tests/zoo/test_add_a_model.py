@@ -15,7 +15,7 @@ import zoo
 from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.models.hub import CARD
-from zoo import cli
+from zoo.cli import app as cli
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = Path(__file__).parent / "toy_family" / "toy_sums"

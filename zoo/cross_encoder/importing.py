@@ -1,5 +1,5 @@
 """Cross-encoders of Hugging Face."""
 
-from zoo.texts.importing import importer
+from zoo.texts.importers.huggingface import importer
 
 IMPORTER = importer(scorer=True)

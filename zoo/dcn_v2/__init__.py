@@ -2,7 +2,7 @@
 
 from pipelines.models.entry import Entry
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.clicks import BOUND, SUMMARY
+from zoo.recommenders import BOUND, SUMMARY
 
 ENTRY = Entry(
     name="dcn-v2",
@@ -12,20 +12,20 @@ ENTRY = Entry(
     settings="zoo.dcn_v2.train:TRAIN",
     finetune_settings="zoo.dcn_v2.train:FINETUNE",
     freeze="zoo.dcn_v2.freeze:freeze",
-    from_onnx="zoo.clicks.from_onnx:from_onnx",
-    rewrites="zoo.clicks.rewrites:passes",
-    evaluate="zoo.clicks.metrics:evaluate",
-    pipeline="zoo.clicks.score:LogPipeline",
+    from_onnx="zoo.recommenders.importers.rankers:from_onnx",
+    rewrites="zoo.recommenders.export.rewrites:passes",
+    evaluate="zoo.recommenders.metrics:evaluate",
+    pipeline="zoo.recommenders.log_pipeline:LogPipeline",
     checkpoint="model.pt",
     # what these read holds numbers beside products of embeddings, ten times as large; they are small
     recipe=QuantRecipe(
         observer="minmax", correct=False, keep_float=(r"cross\.[1-9].*\.v", "cross_output"), bound=BOUND
     ),
-    native="zoo.clicks.fold_program:fold_program",
+    native="zoo.recommenders.lowering.lower:fold_program",
     network="zoo.dcn_v2.freeze:network",
-    prune="zoo.clicks.prune:PrunableLog",
+    prune="zoo.recommenders.training.pruning:PrunableLog",
     files=("sample.csv.gz",),
-    report_sections="zoo.clicks.report_sections:sections",
+    report_sections="zoo.recommenders.report_sections:sections",
     summary=SUMMARY,
     processes="torch",
     schema=True,

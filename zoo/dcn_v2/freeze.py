@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zoo.clicks import freeze as clicks
-from zoo.dcn_v2.model import DCNv2
 from zoo.dcn_v2.train import Settings
+from zoo.recommenders.export import freeze as clicks
+from zoo.recommenders.models.dcn_v2 import DCNv2
 
 
 def freeze(folder: str | Path) -> dict[str, Any]:
-    """Write fp32.onnx; see `zoo.clicks.freeze.freeze`."""
+    """Write fp32.onnx; see `zoo.recommenders.export.freeze.freeze`."""
     return clicks.freeze(folder, DCNv2, Settings)
 
 
 def network(folder: Path) -> tuple[dict[str, Any], Any]:
-    """The trained network of a model folder; see `zoo.clicks.train.started`."""
+    """The trained network of a model folder; see `zoo.recommenders.training.train.started`."""
     return clicks.started(folder, DCNv2, Settings)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from zoo.clicks import train as clicks
-from zoo.clicks.trainer import TrainConfig
-from zoo.dcn_v2.model import DCNv2
-from zoo.training import FROM_0
+from zoo.recommenders.models.dcn_v2 import DCNv2
+from zoo.recommenders.training import train as clicks
+from zoo.recommenders.training.trainer import TrainConfig
+from zoo.training.runs import FROM_0
 
 
 @dataclass(frozen=True)
@@ -28,5 +28,5 @@ FINETUNE = clicks.for_finetuning(TRAIN)
 
 
 def train(data: Any, output: str | Path, *, config: Settings = TRAIN, **options: Any) -> dict[str, Any]:
-    """Train on any click log; see `zoo.clicks.train.train`."""
+    """Train on any click log; see `zoo.recommenders.training.train.train`."""
     return clicks.train(DCNv2, data, output, config=config, **options)

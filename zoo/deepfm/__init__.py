@@ -2,7 +2,7 @@
 
 from pipelines.models.entry import Entry
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.clicks import BOUND, SUMMARY
+from zoo.recommenders import BOUND, SUMMARY
 
 ENTRY = Entry(
     name="deepfm",
@@ -12,17 +12,17 @@ ENTRY = Entry(
     settings="zoo.deepfm.train:TRAIN",
     finetune_settings="zoo.deepfm.train:FINETUNE",
     freeze="zoo.deepfm.freeze:freeze",
-    from_onnx="zoo.clicks.from_onnx:from_onnx",
-    rewrites="zoo.clicks.rewrites:passes",
-    evaluate="zoo.clicks.metrics:evaluate",
-    pipeline="zoo.clicks.score:LogPipeline",
+    from_onnx="zoo.recommenders.importers.rankers:from_onnx",
+    rewrites="zoo.recommenders.export.rewrites:passes",
+    evaluate="zoo.recommenders.metrics:evaluate",
+    pipeline="zoo.recommenders.log_pipeline:LogPipeline",
     checkpoint="model.pt",
     recipe=QuantRecipe(observer="minmax", correct=False, bound=BOUND),
-    native="zoo.clicks.fold_program:fold_program",
+    native="zoo.recommenders.lowering.lower:fold_program",
     network="zoo.deepfm.freeze:network",
-    prune="zoo.clicks.prune:PrunableLog",
+    prune="zoo.recommenders.training.pruning:PrunableLog",
     files=("sample.csv.gz",),
-    report_sections="zoo.clicks.report_sections:sections",
+    report_sections="zoo.recommenders.report_sections:sections",
     summary=SUMMARY,
     processes="torch",
     schema=True,

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zoo.clicks import freeze as clicks
-from zoo.deepfm.model import DeepFM
 from zoo.deepfm.train import Settings
+from zoo.recommenders.export import freeze as clicks
+from zoo.recommenders.models.deepfm import DeepFM
 
 
 def freeze(folder: str | Path) -> dict[str, Any]:
-    """Write fp32.onnx; see `zoo.clicks.freeze.freeze`."""
+    """Write fp32.onnx; see `zoo.recommenders.export.freeze.freeze`."""
     return clicks.freeze(folder, DeepFM, Settings)
 
 
 def network(folder: Path) -> tuple[dict[str, Any], Any]:
-    """The trained network of a model folder; see `zoo.clicks.train.started`."""
+    """The trained network of a model folder; see `zoo.recommenders.training.train.started`."""
     return clicks.started(folder, DeepFM, Settings)

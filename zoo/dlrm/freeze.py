@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zoo.clicks import freeze as clicks
-from zoo.dlrm.model import DLRM
 from zoo.dlrm.train import Settings
+from zoo.recommenders.export import freeze as clicks
+from zoo.recommenders.models.dlrm import DLRM
 
 
 def freeze(folder: str | Path) -> dict[str, Any]:
-    """Write fp32.onnx; see `zoo.clicks.freeze.freeze`."""
+    """Write fp32.onnx; see `zoo.recommenders.export.freeze.freeze`."""
     return clicks.freeze(folder, DLRM, Settings)
 
 
 def network(folder: Path) -> tuple[dict[str, Any], Any]:
-    """The trained network of a model folder; see `zoo.clicks.train.started`."""
+    """The trained network of a model folder; see `zoo.recommenders.training.train.started`."""
     return clicks.started(folder, DLRM, Settings)

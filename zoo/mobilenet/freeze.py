@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from pipelines.core.errors import RequestError
-from zoo.images import freeze as images
-from zoo.mobilenet.model import V1, build
+from zoo.vision.export import freeze as images
+from zoo.vision.models.mobilenet import V1, build
 
 LAYER = re.compile(
     r"(?:MobilenetV1/)+(Conv2d_\w+|Logits/Conv2d_1c_1x1)/(weights|depthwise_weights|convolution_bias|depthwise_bias)"
@@ -20,7 +20,7 @@ LAYER = re.compile(
 
 
 def freeze(folder: str | Path) -> dict[str, Any]:
-    """fp32.onnx of a model folder; see `zoo.images.freeze.freeze`."""
+    """fp32.onnx of a model folder; see `zoo.vision.export.freeze.freeze`."""
     return images.freeze(folder, build, {"tflite": read_tflite})
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from zoo.images import start
-from zoo.images import train as images
-from zoo.images.settings import FINETUNE, Settings
-from zoo.mobilenet.model import build
+from zoo.vision.models.mobilenet import build
+from zoo.vision.training import initialization
+from zoo.vision.training import train as images
+from zoo.vision.training.config import FINETUNE, Settings
 
 # Small nets underfit in few epochs: no epoch at half size, where the last maps of small images have one pixel, and
 # small batches.
@@ -22,7 +22,7 @@ FINETUNE_V2 = replace(FINETUNE, arch="mobilenet-v2")
 
 
 def train(data: Any, output: str | Path, *, config: Settings = V1, **options: Any) -> dict[str, Any]:
-    """Train a MobileNet by the recipe of the image classifiers; see `zoo.images.train.fit`."""
+    """Train a MobileNet by the recipe of the image classifiers; see `zoo.vision.training.train.fit`."""
 
     def network(settings: Settings, classes: int) -> nn.Module:
         return build(settings.arch, classes, settings.width)
@@ -31,5 +31,5 @@ def train(data: Any, output: str | Path, *, config: Settings = V1, **options: An
 
 
 def network(folder: Path) -> tuple[dict[str, Any], nn.Module]:
-    """The trained network of a model folder; see `zoo.images.start.network`."""
-    return start.network(folder, build)
+    """The trained network of a model folder; see `zoo.vision.training.initialization.network`."""
+    return initialization.network(folder, build)

@@ -2,7 +2,7 @@
 
 from pipelines.models.entry import Entry
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.clicks import BOUND, SUMMARY
+from zoo.recommenders import BOUND, SUMMARY
 
 ENTRY = Entry(
     name="ranker",
@@ -12,13 +12,13 @@ ENTRY = Entry(
     settings="zoo.ranker.elsewhere:TRAIN",
     finetune_settings="zoo.ranker.elsewhere:TRAIN",
     freeze="zoo.ranker.elsewhere:freeze",
-    from_onnx="zoo.clicks.from_onnx:from_onnx",
-    rewrites="zoo.clicks.rewrites:passes",
-    evaluate="zoo.clicks.metrics:evaluate",
-    pipeline="zoo.clicks.score:LogPipeline",
+    from_onnx="zoo.recommenders.importers.rankers:from_onnx",
+    rewrites="zoo.recommenders.export.rewrites:passes",
+    evaluate="zoo.recommenders.metrics:evaluate",
+    pipeline="zoo.recommenders.log_pipeline:LogPipeline",
     checkpoint="ranker.onnx",
     recipe=QuantRecipe(observer="minmax", bound=BOUND),
-    native="zoo.clicks.fold_program:fold_program",
+    native="zoo.recommenders.lowering.lower:fold_program",
     files=("sample.csv.gz",),
     summary=SUMMARY,
 )

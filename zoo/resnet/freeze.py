@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from zoo.images import freeze as images
-from zoo.resnet.model import build
+from zoo.vision.export import freeze as images
+from zoo.vision.models.resnet import build
 
 BLOCK = re.compile(
     r"conv(\d)_block(\d+)_(\d)_(conv|bn)"
@@ -23,7 +23,7 @@ VARIABLES = (
 
 
 def freeze(folder: str | Path) -> dict[str, Any]:
-    """fp32.onnx of a model folder; see `zoo.images.freeze.freeze`."""
+    """fp32.onnx of a model folder; see `zoo.vision.export.freeze.freeze`."""
     return images.freeze(folder, build, {"keras": read_keras})
 
 

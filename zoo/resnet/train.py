@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from zoo.images import start
-from zoo.images import train as images
-from zoo.images.settings import FINETUNE, Settings
-from zoo.resnet.model import build
+from zoo.vision.models.resnet import build
+from zoo.vision.training import initialization
+from zoo.vision.training import train as images
+from zoo.vision.training.config import FINETUNE, Settings
 
 RESNET26D = Settings(arch="resnet26d")
 RESNET50 = Settings(arch="resnet50")
@@ -20,10 +20,10 @@ FINETUNE_RESNET50 = replace(FINETUNE, arch="resnet50")
 
 
 def train(data: Any, output: str | Path, *, config: Settings = RESNET26D, **options: Any) -> dict[str, Any]:
-    """Train a ResNet by the recipe of the image classifiers; see `zoo.images.train.fit`."""
+    """Train a ResNet by the recipe of the image classifiers; see `zoo.vision.training.train.fit`."""
     return images.fit(lambda settings, classes: build(settings.arch, classes), data, output, config=config, **options)
 
 
 def network(folder: Path) -> tuple[dict[str, Any], nn.Module]:
-    """The trained network of a model folder; see `zoo.images.start.network`."""
-    return start.network(folder, build)
+    """The trained network of a model folder; see `zoo.vision.training.initialization.network`."""
+    return initialization.network(folder, build)

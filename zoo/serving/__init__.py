@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zoo.serving.asgi import Application
+    from zoo.serving.http.asgi import Application
 
 
 def app(models: Sequence[str | Path] | str | Path, **options: Any) -> Application:
@@ -27,8 +27,8 @@ def app(models: Sequence[str | Path] | str | Path, **options: Any) -> Applicatio
     options: as those of `zoo.serve`, but for host, port, certificates and watch. Raises RequestError for what cannot
     be; a model that cannot be opened shows at the first request or when the application starts.
     """
-    from zoo.serving.asgi import Application
-    from zoo.serving.opening import told
+    from zoo.serving.http.asgi import Application
+    from zoo.serving.workers.model_loader import told
 
     listed = [models] if isinstance(models, str | Path) else list(models)
     openings, settings = told(listed, **{"workers": 1, **options})

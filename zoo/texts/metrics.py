@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from pipelines.analysis.metrics import LEVEL, RESAMPLES, against_fp32, interval
 from pipelines.core.errors import RequestError
-from zoo.texts import reading, vectors
+from zoo.texts.data import text_files, vector_files
 
 if TYPE_CHECKING:
-    from zoo.texts.predict import TextPipeline
+    from zoo.texts.inference import TextPipeline
 
 CUT = 10  # places of a ranking that count
 NEIGHBOURS = 10
@@ -78,8 +78,8 @@ def read_pairs(
 
     Raises RequestError where there are none, or, for on_error "raise", at the first row that is none.
     """
-    pairs, labels, faults = [], [], reading.Faults()
-    for each in reading.items(data, 2, pipeline.columns, extra=1):
+    pairs, labels, faults = [], [], text_files.Faults()
+    for each in text_files.items(data, 2, pipeline.columns, extra=1):
         fault, label = each.fault, float("nan")
         if not fault:
             try:
@@ -93,7 +93,7 @@ def read_pairs(
             labels.append(label)
     if not pairs:
         raise RequestError(
-            f"found no pairs in {reading.named(data)}; wanted two texts and a number, such as: text TAB text TAB 4.2"
+            f"found no pairs in {text_files.named(data)}; wanted two texts and a number, such as: text TAB text TAB 4.2"
         )
     return pairs, np.array(labels), faults.total()
 
@@ -128,12 +128,12 @@ def evaluate(pipelines: Mapping[str, TextPipeline], data: Any, on_error: str = "
 
     def beside(name: str) -> dict[str, float]:
         cosines = (units["fp32"] * units[name]).sum(axis=1)
-        alike, other = (vectors.similarities(some[each], "float32") for each in ("fp32", name))
+        alike, other = (vector_files.similarities(some[each], "float32") for each in ("fp32", name))
         return {"cosine": float(cosines.mean()), "least_cosine": float(cosines.min()), "overlap": overlap(alike, other)}
 
     last = list(units)[-1]
-    base = vectors.similarities(some[last], "float32")
-    kept = {dtype: overlap(base, vectors.similarities(some[last], dtype)) for dtype in vectors.DTYPES[1:]}
+    base = vector_files.similarities(some[last], "float32")
+    kept = {dtype: overlap(base, vector_files.similarities(some[last], dtype)) for dtype in vector_files.DTYPES[1:]}
     compared = _compared(scores, pairs, labels, ranked, beside)
     return {"samples": len(pairs), "skipped": skipped, "texts": len(texts), **compared, "kept": kept}
 

@@ -2,7 +2,7 @@
 
 from pipelines.models.entry import Entry, RunOption
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.clicks import BOUND, SUMMARY
+from zoo.recommenders import BOUND, SUMMARY
 
 ENTRY = Entry(
     name="two-tower",
@@ -12,17 +12,17 @@ ENTRY = Entry(
     settings="zoo.two_tower.train:TRAIN",
     finetune_settings="zoo.two_tower.train:FINETUNE",
     freeze="zoo.two_tower.freeze:freeze",
-    from_onnx="zoo.clicks.from_onnx:from_onnx",
-    rewrites="zoo.clicks.rewrites:passes",
-    evaluate="zoo.two_tower.metrics:evaluate",
-    pipeline="zoo.two_tower.predict:TwoTowerPipeline",
+    from_onnx="zoo.recommenders.importers.rankers:from_onnx",
+    rewrites="zoo.recommenders.export.rewrites:passes",
+    evaluate="zoo.recommenders.retrieval.metrics:evaluate",
+    pipeline="zoo.recommenders.retrieval.inference:TwoTowerPipeline",
     checkpoint="model.pt",
     recipe=QuantRecipe(observer="minmax", correct=False, bound=BOUND),
-    native="zoo.clicks.fold_program:fold_program",
+    native="zoo.recommenders.lowering.lower:fold_program",
     network="zoo.two_tower.freeze:network",
-    prune="zoo.clicks.prune:PrunableLog",
+    prune="zoo.recommenders.training.pruning:PrunableLog",
     files=("sample.csv.gz",),
-    report_sections="zoo.clicks.report_sections:sections",
+    report_sections="zoo.recommenders.report_sections:sections",
     summary=SUMMARY,
     processes="torch",
     schema=True,

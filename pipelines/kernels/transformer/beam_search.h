@@ -1,4 +1,4 @@
-// Beam search over a decoder with continuous batching, by the rules of the numpy one (zoo/transformer_mt/decode.py).
+// Beam search over a decoder with continuous batching, by the rules of the numpy one (zoo/translation/search/beam_search.py).
 #pragma once
 #include <atomic>
 #include <memory>
@@ -12,7 +12,7 @@ namespace zoo {
 struct Options {
     int64_t start, end, beam, n_best, slots;  // end: -1 for none, every sentence then reaches its limit; slots: sentences in a batch
     double length_penalty;
-    // zoo/transformer_mt/decode.py has the rules
+    // zoo/translation/search/beam_search.py has the rules
     std::string kind, early_stopping;
     std::vector<int32_t> prefix, banned;
     int64_t least, no_repeat_ngram;

@@ -55,7 +55,7 @@ from pipelines.kernels.transformer.program import (
     Vocabulary,
 )
 from pipelines.kernels.transformer.registers import allocate_registers, unify_qparams
-from pipelines.quantization.scales import weight_qparams
+from pipelines.quantization.qdq.scales import weight_qparams
 
 ELEMENTWISE = ("Mul", "Div", "Add", "Sub", "Sigmoid", "Erf", "Tanh", "Pow")  # of which activations are made
 ALIKE = 0.02  # how far an activation may be from what it is taken for, on -8 to 8: quantization's rounding

@@ -16,7 +16,7 @@ from pipelines.kernels.transformer.program import (
     RowLinear,
     StaticQParams,
 )
-from pipelines.quantization.scales import weight_qparams
+from pipelines.quantization.qdq.scales import weight_qparams
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]

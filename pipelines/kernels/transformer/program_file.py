@@ -26,7 +26,8 @@ from pipelines.kernels.transformer.program import (
 from pipelines.kernels.transformer.text_program import Dense, TextProgram
 
 # The key under which programs are cached. Bump it when the layout of this file, the dataclasses of `program` or what
-# `from_graph` makes of a graph change; tests/kernels/transformer/test_program_file.py fails where that is forgotten.
+# `from_graph` makes of a graph change; tests/pipelines/kernels/transformer/test_program_file.py fails where that is
+# forgotten.
 VERSION = 3
 SUFFIX = ".zoo"
 _OPERATIONS = (

@@ -297,7 +297,7 @@ def encode(program: EncoderProgram, tokens: NDArray[np.int64], positions: NDArra
 
 
 class Decoding:
-    """A decoder with its KV caches: a step function as `zoo.transformer_mt.decode.beam_search` takes it.
+    """A decoder with its KV caches: a step function as `zoo.translation.search.beam_search.beam_search` takes it.
 
     memories: the encoder's results, float32 [source, width] a sentence. Called with (tokens int64 [rows], parents int64
     [rows]: the row of the call before that each one goes on from), it returns logits float32 [rows, vocabulary].

@@ -41,7 +41,7 @@ from pipelines.models.pipeline import GraphPipeline, Predictor
 from pipelines.models.stages import read_arrays
 from scripts.peers import harness
 from scripts.peers.compression import pruning
-from zoo.verbs.measuring import configuration
+from zoo.api.evaluation import configuration
 
 PACKAGES = ("nncf", "torch", "torch-pruning")
 AT_ONCE = 100  # images that are judged in one batch

@@ -79,7 +79,7 @@ class Task:
         """uint8 [n, 3, size, size] to the network's input."""
         import torch
 
-        from zoo.images.teaching import Normalize
+        from zoo.vision.training.distillation import Normalize
 
         return Normalize(self.start[0], torch.device("cpu"))(pixels)
 
@@ -89,7 +89,7 @@ class Task:
         images."""
         import torch
 
-        from zoo.images.data import open_images, prepare
+        from zoo.vision.data.datasets import open_images, prepare
 
         images = open_images(self.images, held_out=0.1, seed=0, on_error="raise")
         if images.train.pixels is None:

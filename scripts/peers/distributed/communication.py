@@ -145,21 +145,21 @@ def work(name: str) -> None:
     import torch
     from torch import nn
 
-    from zoo import communication
-    from zoo.communication import Communication
-    from zoo.training import processes
+    from zoo.training import communication
+    from zoo.training.communication import Communication
+    from zoo.training.runs import processes
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model: nn.Module
     with processes() as group:
         if name == "resnet26d":
-            from zoo.resnet.model import build
+            from zoo.vision.models.resnet import build
 
             model, inputs = build("resnet26d", 1000), (torch.randn(8, 3, 96, 96),)
             model, samples = model.to(memory_format=torch.channels_last), 8  # type: ignore[call-overload]
         else:
-            from zoo.transformer_mt.model import build as transformer
+            from zoo.translation.models.transformer import build as transformer
 
             tokens = torch.randint(4, 8000, (12, 24))
             model, inputs, samples = transformer("base", 8000), (tokens, tokens), 12

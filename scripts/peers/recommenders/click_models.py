@@ -69,7 +69,7 @@ def torch_int8(work: Work) -> Opened:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e  # type: ignore[import-untyped]
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86  # type: ignore[import-untyped]
 
-    from zoo.clicks.freeze import network
+    from zoo.recommenders.export.freeze import network
 
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
@@ -184,11 +184,11 @@ def deepctr(first: Path, last: Path) -> dict[str, Any]:
         from deepctr_torch.models import DCN, WDL, DeepFM  # type: ignore[import-not-found]
     except ImportError:
         return {}
-    from zoo.clicks.encoding import Rows
-    from zoo.clicks.features import Features
-    from zoo.clicks.infer import infer
-    from zoo.clicks.logs import open_log
-    from zoo.clicks.metrics import click_metrics
+    from zoo.recommenders.data.encoding import Rows
+    from zoo.recommenders.data.features import Features
+    from zoo.recommenders.data.logs import open_log
+    from zoo.recommenders.data.schema_inference import infer
+    from zoo.recommenders.metrics import click_metrics
 
     features = Features(infer(open_log(first)))
     columns: list[Any] = []

@@ -59,7 +59,7 @@ def compare(count: int, rounds: int) -> dict[str, Any]:
         quantizing.start()
         quantizing.join()
         obvious = [sys.executable, HERE / "pandas_criteo.py", source, "-o", output, "--model", folder.path]
-        run = [sys.executable, "-m", "zoo.cli", "run", MODEL, source, "-o", output]
+        run = [sys.executable, "-m", "zoo.cli.app", "run", MODEL, source, "-o", output]
         ways: dict[str, list[Any]] = {
             "obvious, onnxruntime fp32": obvious,
             "factorize, onnxruntime int8": [*obvious, "--factorize", "--onnx", scratch / "stock.onnx"],

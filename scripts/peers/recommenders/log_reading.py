@@ -27,11 +27,11 @@ from pipelines.core import files, machine
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from scripts.peers import harness
-from zoo.clicks.features import Features
-from zoo.clicks.infer import infer
-from zoo.clicks.logs import open_log
-from zoo.clicks.schema import Schema
-from zoo.wide_deep.data import BUCKETS, read_rows
+from zoo.recommenders.criteo.data import BUCKETS, read_rows
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.data.logs import open_log
+from zoo.recommenders.data.schema import Schema
+from zoo.recommenders.data.schema_inference import infer
 
 SCRIPTS = Path(__file__).resolve().parents[2]
 CHUNK_ROWS = 50_000

@@ -70,7 +70,7 @@ class Server:
     def command(self, environments: Path, port: int) -> list[str]:
         """The process on its core."""
         if not self.environment:
-            words = [sys.executable, "-m", "zoo.cli", "serve", *self.arguments, "--port", str(port)]
+            words = [sys.executable, "-m", "zoo.cli.app", "serve", *self.arguments, "--port", str(port)]
             if "--workers" not in words:
                 words += ["--workers", "1"]
         else:

@@ -295,7 +295,7 @@ def main() -> None:
         "--max-body",
         str(BODY_LIMIT),
     ]
-    pinned = ["taskset", "-c", str(cores[0]), sys.executable, "-m", "zoo.cli", *words]
+    pinned = ["taskset", "-c", str(cores[0]), sys.executable, "-m", "zoo.cli.app", *words]
     server = subprocess.Popen(pinned, stderr=subprocess.PIPE, text=True)
     os.sched_setaffinity(0, {cores[-1]})
     try:

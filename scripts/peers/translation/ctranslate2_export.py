@@ -28,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import zoo
 from pipelines.core.errors import RequestError, ZooError
-from zoo.transformer_mt.data import END, POSITIONS, START, UNKNOWN, Tokens, Vocabulary
-from zoo.transformer_mt.decode import Hypothesis, limit
-from zoo.transformer_mt.reading import lines, open_lines
+from zoo.translation.data.parallel_text import END, POSITIONS, START, UNKNOWN, Tokens, Vocabulary
+from zoo.translation.data.text_files import lines, open_lines
+from zoo.translation.search.beam_search import Hypothesis, limit
 
 if TYPE_CHECKING:
-    from zoo.transformer_mt.model import Attention, Layer, Transformer
+    from zoo.translation.models.transformer import Attention, Layer, Transformer
 
 QUANTIZATIONS = ("float32", "int8")
 
@@ -221,7 +221,7 @@ def check(
 
 
 def _in_torch(model: Transformer, sentences: Sequence[Tokens], **options: Any) -> Iterator[list[Hypothesis]]:
-    from zoo.transformer_mt.model import translate
+    from zoo.translation.models.transformer import translate
 
     for at in range(0, len(sentences), 32):
         yield from translate(model, sentences[at : at + 32], **options)
@@ -240,7 +240,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=1000, help="so many lines of FILE (default 1000)")
     args = parser.parse_args()
     try:
-        from zoo.transformer_mt.networks import load_model
+        from zoo.translation.models.checkpoints import load_model
 
         model, vocabulary = load_model(zoo.load(args.model).path)
         folder = export(model, vocabulary, args.target, args.quantization)

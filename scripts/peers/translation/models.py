@@ -13,9 +13,9 @@ from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.models.hub import CARD, Card
 from scripts.peers.translation import marian_export
-from zoo.transformer_mt.data import END, PAD, START, VOCABULARY, Tokens, Vocabulary, padded
-from zoo.transformer_mt.shortlist import Shortlist
-from zoo.transformer_mt.vocabularies import ImportedVocabulary, open_vocabulary
+from zoo.translation.data.parallel_text import END, PAD, START, VOCABULARY, Tokens, Vocabulary, padded
+from zoo.translation.data.vocabularies import ImportedVocabulary, open_vocabulary
+from zoo.translation.search.shortlist import Shortlist
 
 RANDOM = {"base": ("base", 32000), "opus": ("base", 58_101), "small": ("tiny", 8000)}  # preset, pieces
 FIREFOX, FIREFOX_PIECES, FIREFOX_LENGTH = "firefox", 32000, 20  # random weights in Marian's format; tokens of a source
@@ -64,7 +64,7 @@ def untrained(arch: str, pieces: int, folder: Path) -> None:
     """
     import torch
 
-    from zoo.transformer_mt.model import build
+    from zoo.translation.models.transformer import build
 
     torch.manual_seed(0)
     model = build(arch, pieces)

@@ -40,17 +40,17 @@ from pipelines.engines.session import Session
 from pipelines.graph import edit, io, query
 from pipelines.models.folder import ModelFolder, open_folder
 from pipelines.models.stages import read_npz
-from pipelines.quantization.calibrate import calibrate
+from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.quantize import quantize
 from pipelines.rewrites.driver import rewrite
 from scripts.peers import harness
 from scripts.peers.translation.models import RANDOM, copied
-from zoo.transformer_mt import loop, step_graph
-from zoo.transformer_mt.cache import Incremental, cached_step, incremental
-from zoo.transformer_mt.data import END, START, VOCABULARY, Vocabulary, padded
-from zoo.transformer_mt.decode import Step, beam_search
-from zoo.transformer_mt.rewrites import passes
-from zoo.transformer_mt.sessions import ENCODER
+from zoo.translation.data.parallel_text import END, START, VOCABULARY, Vocabulary, padded
+from zoo.translation.export.rewrites import passes
+from zoo.translation.search import loop_graph, step_graph
+from zoo.translation.search.beam_search import Step, beam_search
+from zoo.translation.search.kv_cache import Incremental, cached_step, incremental
+from zoo.translation.search.sessions import ENCODER
 
 Array = NDArray[Any]
 STEPS, SOURCE, MIXED = 30, 20, (8, 32)  # tokens of a translation and of its source; of sources of mixed lengths
@@ -254,7 +254,7 @@ class Forms:
         """The whole search in one graph."""
         model = incremental(self.whole)
         change(model)
-        return self.opened(loop.search(model, NEVER))
+        return self.opened(loop_graph.search(model, NEVER))
 
     def search(self, session: Session) -> Run:
         """Equal lengths."""
@@ -341,7 +341,7 @@ def rows(forms: Forms) -> Iterator[Row]:
     yield Row(
         "Add + LayerNormalization, not SkipLayerNormalization", whole, forms.search(forms.session(skip_normalization))
     )
-    with mock.patch.object(loop, "_norm", lambda body, *_: body.constant(0.0)):
+    with mock.patch.object(loop_graph, "_norm", lambda body, *_: body.constant(0.0)):
         normalized = forms.session(all_normalized)
     yield Row("top-k before log-sum-exp", whole, forms.search(normalized))
     del normalized
@@ -354,7 +354,7 @@ def rows(forms: Forms) -> Iterator[Row]:
 
         return run
 
-    with mock.patch.object(loop, "FEW", (0, 1)):
+    with mock.patch.object(loop_graph, "FEW", (0, 1)):
         staying = forms.session()
     yield Row("finished sentences leave (mixed lengths)", of_mixed(session, mixed), of_mixed(staying, mixed), False)
     in_order = of_mixed(session, lambda count: sorted(mixed(count)), BATCHES)

@@ -17,8 +17,8 @@ from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from scripts.peers.translation import marian_export
 from scripts.peers.translation.models import FIREFOX, FIREFOX_LENGTH, RANDOM, Work, listed
-from zoo.transformer_mt.data import END, PAD, POSITIONS, START, VOCABULARY, Tokens, by_tokens, padded
-from zoo.transformer_mt.decode import Step, beam_search, limit, naive_step
+from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, VOCABULARY, Tokens, by_tokens, padded
+from zoo.translation.search.beam_search import Step, beam_search, limit, naive_step
 
 Array = NDArray[Any]
 AVERAGE = 32  # tokens of a sentence in a batch, padding included, on the average, at most
@@ -42,7 +42,7 @@ class Case(NamedTuple):
 def make_ctranslate2(work: Work, quantization: str) -> None:
     """The weights in CTranslate2's format."""
     from scripts.peers.translation.ctranslate2_export import export
-    from zoo.transformer_mt.networks import load_model
+    from zoo.translation.models.checkpoints import load_model
 
     export(*load_model(work.folder), work.made(f"ctranslate2-{quantization}"), quantization)
 
@@ -57,7 +57,7 @@ def make_openvino(work: Work) -> None:
     from openvino import opset13 as ops
     from openvino._offline_transformations import apply_make_stateful_transformation
 
-    from zoo.transformer_mt.networks import load_model
+    from zoo.translation.models.checkpoints import load_model
 
     model, _ = load_model(work.folder)
     model.requires_grad_(False)
@@ -152,16 +152,20 @@ def force_steps(steps: int, engine: str) -> None:
     Both for the search in Python, and for that in the graph, which has the growth of a sentence as an input, and is
     made with its end.
     """
-    from zoo.transformer_mt import decode, predict
+    from zoo.translation import inference
+    from zoo.translation.search import beam_search as decode
 
     changes: dict[Any, dict[str, Any]] = {
         decode: {"limit": lambda source, most: steps},
-        predict: {"END": NO_TOKEN, "GROWTH": (0, steps)},
+        inference: {"END": NO_TOKEN, "GROWTH": (0, steps)},
     }
     if engine != "native":  # which has no use for the graph, nor memory for what reads it
-        from zoo.transformer_mt import loop
+        from zoo.translation.search import loop_graph
 
-        changes[loop] = {"search": partial(loop.search, end=NO_TOKEN), "FORM": f"{loop.FORM}, endless"}
+        changes[loop_graph] = {
+            "search": partial(loop_graph.search, end=NO_TOKEN),
+            "FORM": f"{loop_graph.FORM}, endless",
+        }
     for module, values in changes.items():
         for name, value in values.items():
             setattr(module, name, value)
@@ -280,7 +284,7 @@ def open_torch(work: Work, case: Case) -> System:
     """torch in float32 with caches."""
     import torch
 
-    from zoo.transformer_mt.networks import load_model
+    from zoo.translation.models.checkpoints import load_model
 
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
@@ -292,7 +296,7 @@ def open_naive(work: Work, case: Case) -> System:
     """torch in float32, all tokens so far computed anew in every step, the source copied for every beam."""
     import torch
 
-    from zoo.transformer_mt.networks import load_model
+    from zoo.translation.models.checkpoints import load_model
 
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)

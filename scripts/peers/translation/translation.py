@@ -49,9 +49,9 @@ from pipelines.core.progress import progress
 from scripts.peers import harness
 from scripts.peers.translation.models import FIREFOX, FIREFOX_LENGTH, LENGTHS, RANDOM, Work, copied, drawn
 from scripts.peers.translation.systems import PEERS, Case, System, isa, make
-from zoo.transformer_mt.data import tidy
-from zoo.transformer_mt.metrics import signatures, translation_metrics
-from zoo.transformer_mt.reading import read_pairs
+from zoo.translation.data.parallel_text import tidy
+from zoo.translation.data.text_files import read_pairs
+from zoo.translation.metrics import signatures, translation_metrics
 
 SHARED = Path(os.environ.get("ZOO_SHARED", Path(__file__).resolve().parents[4] / "shared"))
 TEST_SET = "data/translation/multi30k/test_2016_flickr"

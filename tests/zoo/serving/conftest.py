@@ -26,7 +26,7 @@ class Server:
     """`zoo serve` with these arguments."""
 
     def __init__(self, home: Path, *arguments: str | Path) -> None:
-        command = [sys.executable, "-m", "zoo.cli", "serve", *map(str, arguments), "--port", "0"]
+        command = [sys.executable, "-m", "zoo.cli.app", "serve", *map(str, arguments), "--port", "0"]
         self.process = subprocess.Popen(
             command,
             env={**os.environ, "ZOO_HOME": str(home)},

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from zoo.cli import cli
+from zoo.cli.app import cli
 
 yaml = pytest.importorskip("yaml", reason="the runtime is YAML")
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -46,7 +46,7 @@ def test_the_image_starts_a_server_that_its_health_check_asks(dockerfile: str) -
     port = re.search(r"http://127\.0\.0\.1:(\d+)(\S+?)'", dockerfile)
     assert port is not None
     assert int(port[1]) == found["port"] == int(re.search(r"^EXPOSE (\d+)$", dockerfile, re.M)[1])
-    from zoo.serving.front import Front  # its routes hold the path
+    from zoo.serving.http.router import Front  # its routes hold the path
 
     assert port[2] in Path(Front.__init__.__code__.co_filename).read_text()
 

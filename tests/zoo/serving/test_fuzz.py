@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from pipelines.core.errors import RequestError
-from zoo.serving import inference
+from zoo.serving.protocol import open_inference
 
 from .conftest import Server
 
@@ -329,9 +329,9 @@ def fuzzed(server: Server, row: bytes, photo: bytes, count: int, seed: int) -> N
     assert not any("Traceback" in line for line in server.said)
 
 
-def parsed(**about: Any) -> inference.InferRequest:
+def parsed(**about: Any) -> open_inference.InferRequest:
     tensor = {"name": "x", "shape": [1], "datatype": "FP32", **about}
-    return inference.parse(json.dumps({"inputs": [tensor]}).encode())
+    return open_inference.parse(json.dumps({"inputs": [tensor]}).encode())
 
 
 @pytest.mark.parametrize("nest", [lambda data: data, lambda data: [[each] for each in data]])

@@ -19,8 +19,8 @@ from PIL import Image
 
 import zoo
 from pipelines.core.errors import RequestError
-from zoo.serving import sentences
-from zoo.serving.messages import Answer, Job
+from zoo.serving.handlers import translation
+from zoo.serving.workers.channel import Answer, Job
 
 from .conftest import Server, wait_until
 
@@ -263,9 +263,9 @@ def test_the_front_is_an_asgi_application(home: Path, lines: list[bytes], monkey
 
 
 def test_too_many_sets_of_options_at_once_are_load_and_no_wrong_request(opened: Callable[..., Any]) -> None:
-    service = sentences.Sentences("mt", "1", opened("multi30k-en-de", "int8", "native"))
+    service = translation.Sentences("mt", "1", opened("multi30k-en-de", "int8", "native"))
     busy: Any = SimpleNamespace(busy=True)
-    service._variants = dict.fromkeys([(i,) for i in range(sentences.VARIANTS)], busy)
+    service._variants = dict.fromkeys([(i,) for i in range(translation.VARIANTS)], busy)
     found: list[Answer] = []
     service.begin([Job(1, "run", "text/plain", "", {"beam": "3"}, -1, b"A man.")], found.extend)
     (answer,) = found

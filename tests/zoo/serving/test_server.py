@@ -23,8 +23,8 @@ import pyarrow as pa
 import pytest
 
 import zoo
-from zoo.serving import inference
-from zoo.serving.encoding import expanded
+from zoo.serving.protocol import open_inference
+from zoo.serving.protocol.content_encoding import expanded
 
 from .conftest import Server, wait_until
 
@@ -215,7 +215,7 @@ def test_what_is_wrong_is_said_in_one_line(
 @pytest.mark.parametrize(("own", "binary"), [({}, True), ({"binary_data": False}, False)])
 def test_outputs_are_binary_as_all_are_unless_they_say_otherwise(own: dict[str, bool], binary: bool) -> None:
     asked = {"inputs": [], "outputs": [{"name": "y", "parameters": own}], "parameters": {"binary_data_output": True}}
-    assert inference.parse(json.dumps(asked).encode()).outputs == {"y": binary}
+    assert open_inference.parse(json.dumps(asked).encode()).outputs == {"y": binary}
 
 
 @pytest.mark.parametrize("most", [0, 5, 299_999, 300_000])
@@ -409,7 +409,7 @@ def test_keys_tls_and_origins(start: Callable[..., Server], tmp_path: Path, line
 def test_what_cannot_be_served_is_said_in_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
-    from zoo import cli
+    from zoo.cli import app as cli
 
     with pytest.raises(SystemExit) as end:
         cli.call(["serve", *arguments])
@@ -421,9 +421,9 @@ def test_what_cannot_be_served_is_said_in_one_line(
 def test_a_server_for_everyone_without_keys_is_warned_of(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, host: str, keys: int, warned: int
 ) -> None:
-    from zoo.serving import keeper
-    from zoo.serving import server as serving
-    from zoo.serving.settings import Settings, digest
+    from zoo.serving.config import Settings, digest
+    from zoo.serving.http import server as serving
+    from zoo.serving.workers import forkserver
 
     class Started(Exception):
         pass
@@ -431,7 +431,7 @@ def test_a_server_for_everyone_without_keys_is_warned_of(
     def started(openings: Any) -> None:
         raise Started
 
-    monkeypatch.setattr(keeper, "start", started)  # nothing listens
+    monkeypatch.setattr(forkserver, "start", started)  # nothing listens
     with pytest.raises(Started):
         serving.serve(Settings(host=host, port=0, api_keys=frozenset([digest("a key of the tests")][:keys])), [])
     assert sum("everyone who reaches" in each.message for each in caplog.records) == warned
@@ -439,6 +439,6 @@ def test_a_server_for_everyone_without_keys_is_warned_of(
 
 def test_a_port_that_is_taken_is_said(server: Server) -> None:
     port = server.url.rpartition(":")[2]
-    command = [sys.executable, "-m", "zoo.cli", "serve", "wide-deep-criteo", "--port", port]
+    command = [sys.executable, "-m", "zoo.cli.app", "serve", "wide-deep-criteo", "--port", port]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert found.returncode == 2 and f"cannot listen at 127.0.0.1 port {port}" in found.stderr

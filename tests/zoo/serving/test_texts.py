@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the train extra")
 pytest.importorskip("transformers", reason="needs the test extra")
-import text_models
-from text_models import TEXTS
+from helpers import text_models
+from helpers.text_models import TEXTS
 
 import zoo
 

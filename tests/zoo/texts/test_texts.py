@@ -11,14 +11,15 @@ pytest.importorskip("torch", reason="needs the train extra")
 pytest.importorskip("transformers", reason="needs the test extra")
 import pyarrow as pa
 import pyarrow.parquet as parquet
-import text_models
 import torch
-from text_models import TEXTS
+from helpers import text_models
+from helpers.text_models import TEXTS
 
 import zoo
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
-from zoo.texts import metrics, reading, vectors
+from zoo.texts import metrics
+from zoo.texts.data import text_files, vector_files
 
 PAIRS = list(zip(TEXTS, [*TEXTS[1:], "the end."], strict=True))
 
@@ -70,7 +71,7 @@ def test_an_imported_model_computes_what_transformers_does(tmp_path, kind, label
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weights_of_half_precision_are_read_exactly(tmp_path, dtype):
-    from zoo.texts import weights
+    from zoo.texts.models import weights
 
     folder, model = folder_of(tmp_path)
     model.to(dtype).save_pretrained(folder)
@@ -113,7 +114,7 @@ def test_native_code_loads_nothing_that_reads_graphs(encoder):
 def test_names_of_no_files_are_no_texts(encoder, reranker, tmp_path):
     from click.testing import CliRunner
 
-    from zoo.cli import cli
+    from zoo.cli.app import cli
 
     texts, missing = tmp_path / "texts.txt", tmp_path / "missing.txt"
     texts.write_text("the cat\n")
@@ -194,9 +195,9 @@ def test_columns_are_read_by_name(encoder, tmp_path, form):
 def test_vectors_in_every_format_and_dtype_are_the_same(encoder, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     exact = zoo.pipeline(encoder).of_texts([(each,) for each in TEXTS])
-    for dtype in vectors.DTYPES:
+    for dtype in vector_files.DTYPES:
         found = []
-        for form in vectors.FORMATS:
+        for form in vector_files.FORMATS:
             path = tmp_path / f"v{form}"
             zoo.run(encoder, str(tmp_path / "texts.txt"), path, output_dtype=dtype)
             if form == ".npy":
@@ -208,8 +209,8 @@ def test_vectors_in_every_format_and_dtype_are_the_same(encoder, tmp_path):
             else:
                 found.append(np.array([json.loads(each)["embedding"] for each in path.read_text().splitlines()]))
         assert all(np.array_equal(each.astype(found[0].dtype), found[0]) for each in found[1:]), dtype
-        assert np.array_equal(found[0], vectors.converted(exact, dtype))
-    assert np.array_equal(np.unpackbits(vectors.converted(exact, "binary"), axis=1)[:, :32], exact > 0)
+        assert np.array_equal(found[0], vector_files.converted(exact, dtype))
+    assert np.array_equal(np.unpackbits(vector_files.converted(exact, "binary"), axis=1)[:, :32], exact > 0)
     with pytest.raises(RequestError, match="unknown dtype"):
         zoo.run(encoder, str(tmp_path / "texts.txt"), tmp_path / "v.npy", output_dtype="int4")
     with pytest.raises(RequestError, match="cannot tell the format"):
@@ -282,7 +283,7 @@ def test_evaluation_compares_precisions(encoder, reranker, tmp_path):
     (tmp_path / "sts.csv").write_text("".join(f'"{a}","{b}",{i}\n' for i, (a, b) in enumerate(PAIRS)))
     found = zoo.evaluate(encoder, str(tmp_path / "sts.csv"))
     assert found["samples"] == len(PAIRS) and found["difference"]["cosine"] > 0.9
-    assert set(found["metrics"]["fp32"]) == {"spearman"} and set(found["kept"]) == set(vectors.DTYPES[1:])
+    assert set(found["metrics"]["fp32"]) == {"spearman"} and set(found["kept"]) == set(vector_files.DTYPES[1:])
     ranked = "".join(f"{q}\t{d}\t{int(q == d)}\n" for q in TEXTS[:3] for d in TEXTS)
     (tmp_path / "ranked.tsv").write_text(ranked)
     for model in (encoder, reranker):
@@ -305,13 +306,13 @@ def test_metrics_of_rankings_are_those_of_their_definitions():
 
 def test_pairs_whose_texts_are_queries_with_quotes_are_kept(tmp_path):
     (tmp_path / "pairs.tsv").write_text('5" disk\tthe "cat\t1\n')
-    (found,) = reading.items(str(tmp_path / "pairs.tsv"), 2, extra=1)
+    (found,) = text_files.items(str(tmp_path / "pairs.tsv"), 2, extra=1)
     assert found.texts == ('5" disk', 'the "cat', "1") and not found.fault
 
 
 @pytest.mark.parametrize("scored", [False, True])
 def test_fine_tuning_goes_on_after_an_interruption_to_the_same_weights(tmp_path, scored, monkeypatch):
-    from zoo.texts import train
+    from zoo.texts.training import train as training
 
     folder, _ = folder_of(tmp_path, labels=int(scored))
     zoo.import_model(folder, tmp_path / "ours")
@@ -319,14 +320,14 @@ def test_fine_tuning_goes_on_after_an_interruption_to_the_same_weights(tmp_path,
     (tmp_path / "pairs.tsv").write_text("".join("\t".join(each) + "\n" for each in rows))
     settings = {"batch_size": "4", "epochs": "2", "checkpoint_steps": "3", "learning_rate": "0.001"}
     zoo.finetune(tmp_path / "ours", str(tmp_path / "pairs.tsv"), tmp_path / "whole", settings=settings)
-    fit = train._Trainer._loss
+    fit = training._Trainer._loss
 
     def failing(self, *arguments):
         if self.done == 7:
             raise KeyboardInterrupt
         return fit(self, *arguments)
 
-    monkeypatch.setattr(train._Trainer, "_loss", failing)
+    monkeypatch.setattr(training._Trainer, "_loss", failing)
     with pytest.raises(KeyboardInterrupt):
         zoo.finetune(tmp_path / "ours", str(tmp_path / "pairs.tsv"), tmp_path / "cut", settings=settings)
     monkeypatch.undo()
@@ -346,14 +347,14 @@ def test_pairs_come_from_columns_by_name(tmp_path):
     rows = [{"id": i, "question": a, "answer": b, "how": i % 3} for i, (a, b) in enumerate(PAIRS * 2)]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
     (tmp_path / "qa.csv").write_text("question,answer\n" + "".join(f'"{a}","{b}"\n' for a, b in PAIRS))
-    from zoo.texts import train
+    from zoo.texts.training import train as training
 
-    assert train.read_pairs(str(tmp_path / "qa.csv"), 0, "raise") == (PAIRS, None)
-    pairs, labels = train.read_pairs(str(tmp_path / "t.parquet"), 0, "raise", ("question", "answer", "how"))
+    assert training.read_pairs(str(tmp_path / "qa.csv"), 0, "raise") == (PAIRS, None)
+    pairs, labels = training.read_pairs(str(tmp_path / "t.parquet"), 0, "raise", ("question", "answer", "how"))
     assert pairs == PAIRS * 2 and labels.tolist() == [each["how"] for each in rows]
     from click.testing import CliRunner
 
-    from zoo.cli import cli
+    from zoo.cli.app import cli
 
     data = ["--data", str(tmp_path / "t.parquet"), "--column"]
     for verb, names in (("calibrate", "answer"), ("evaluate", "question,answer,how")):

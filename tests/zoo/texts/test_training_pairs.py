@@ -8,7 +8,7 @@ import pytest
 import zoo
 from pipelines.core.errors import RequestError
 
-train = pytest.importorskip("zoo.texts.train", reason="needs the train extra", exc_type=ImportError)
+train = pytest.importorskip("zoo.texts.training.train", reason="needs the train extra", exc_type=ImportError)
 read_pairs, Settings = train.read_pairs, train.Settings
 
 

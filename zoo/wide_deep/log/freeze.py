@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zoo.clicks import freeze as clicks
-from zoo.wide_deep.log.model import WideDeep
+from zoo.recommenders.export import freeze as clicks
+from zoo.recommenders.models.wide_deep import WideDeep
 from zoo.wide_deep.log.train import Settings
 
 
 def freeze(folder: str | Path) -> dict[str, Any]:
-    """Write fp32.onnx; see `zoo.clicks.freeze.freeze`."""
+    """Write fp32.onnx; see `zoo.recommenders.export.freeze.freeze`."""
     return clicks.freeze(folder, WideDeep, Settings)
 
 
 def network(folder: Path) -> tuple[dict[str, Any], Any]:
-    """The trained network of a model folder; see `zoo.clicks.train.started`."""
+    """The trained network of a model folder; see `zoo.recommenders.training.train.started`."""
     return clicks.started(folder, WideDeep, Settings)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zoo.clicks import train as clicks
-from zoo.clicks.trainer import TrainConfig
-from zoo.wide_deep.log.model import WideDeep
+from zoo.recommenders.models.wide_deep import WideDeep
+from zoo.recommenders.training import train as clicks
+from zoo.recommenders.training.trainer import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -24,5 +24,5 @@ FINETUNE = clicks.for_finetuning(TRAIN)
 
 
 def train(data: Any, output: str | Path, *, config: Settings = TRAIN, **options: Any) -> dict[str, Any]:
-    """Train on any click log; see `zoo.clicks.train.train`."""
+    """Train on any click log; see `zoo.recommenders.training.train.train`."""
     return clicks.train(WideDeep, data, output, config=config, **options)

@@ -18,9 +18,9 @@ from scripts.peers import harness
 from scripts.peers.translation import models, translation
 from scripts.peers.translation import rewrites as steps
 from scripts.peers.translation import systems as engines
-from zoo.transformer_mt import report_sections
-from zoo.transformer_mt.data import END, PAD, POSITIONS, START, Vocabulary
-from zoo.transformer_mt.decode import Hypothesis, limit
+from zoo.translation import report_sections
+from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, Vocabulary
+from zoo.translation.search.beam_search import Hypothesis, limit
 
 SCRIPT = Path(translation.__file__)
 PIECES = 40
@@ -55,8 +55,8 @@ def vocabulary() -> Vocabulary:
 
 def sharpened(torch, pre_norm: bool, ends: float):
     """Random weights with peaked distributions, which leave no ties; the greater `ends`, the sooner a sentence ends."""
-    from zoo.transformer_mt.form import Form
-    from zoo.transformer_mt.model import Transformer
+    from zoo.translation.models.config import Form
+    from zoo.translation.models.transformer import Transformer
 
     torch.manual_seed(0)
     network = Transformer(Form(2, 1, 32, 64, 4), PIECES, pre_norm=pre_norm, dropout=0.0).eval()
@@ -72,7 +72,7 @@ def sharpened(torch, pre_norm: bool, ends: float):
 @pytest.fixture(scope="module")
 def folder(torch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder of random weights."""
-    from zoo.transformer_mt.form import FORMS, Form
+    from zoo.translation.models.config import FORMS, Form
 
     FORMS["little"] = Form(2, 1, 32, 64, 4)
     found = tmp_path_factory.mktemp("peers") / "model"
@@ -108,7 +108,7 @@ def test_ctranslate2_translates_the_test_set_as_the_shipped_model(
     torch, exporter, shared, tmp_path, monkeypatch
 ) -> None:
     import zoo
-    from zoo.transformer_mt.networks import load_model
+    from zoo.translation.models.checkpoints import load_model
 
     if "multi30k-en-de" not in zoo.names():
         pytest.skip("multi30k-en-de does not ship yet")
@@ -176,9 +176,16 @@ def test_all_engines_take_exactly_so_many_steps(torch, folder, name, beam, monke
     if name in ("zoo-native", "zoo-shortlist") and not extension.isas():
         pytest.skip("needs the native kernels")
     monkeypatch.setitem(models.RANDOM, "little", ("one", PIECES))
-    from zoo.transformer_mt import decode, loop, predict
+    from zoo.translation import inference
+    from zoo.translation.search import beam_search, loop_graph
 
-    changed = [(decode, "limit"), (predict, "END"), (predict, "GROWTH"), (loop, "search"), (loop, "FORM")]
+    changed = [
+        (beam_search, "limit"),
+        (inference, "END"),
+        (inference, "GROWTH"),
+        (loop_graph, "search"),
+        (loop_graph, "FORM"),
+    ]
     for module, each in changed:  # what `force_steps` changes comes back
         monkeypatch.setattr(module, each, getattr(module, each))
     work = models.Work(folder)

@@ -1,0 +1,1 @@
+"""Algorithms that lower quantization error: equalization, smoothing, GPTQ, bias correction, error bounds."""

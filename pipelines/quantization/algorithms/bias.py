@@ -1,0 +1,95 @@
+"""Int32 biases of int8 layers: their scales, and how a bias correction is added to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.graph import edit, query
+from pipelines.quantization.qdq.insertion import MAX_BIAS
+from pipelines.quantization.qdq.scales import Array
+
+
+def apply(graph: ir.Graph, shifts: Mapping[str, Sequence[float]]) -> dict[str, int]:
+    """Add shifts of output channels, float in the result's units, to the biases of int8 layers; {layer: channels}.
+
+    shifts: by the layers' names. channels: how many changed. Layers that are not int8 here, or have another number of
+    channels, are passed over.
+    """
+    changed = {}
+    for node in graph:
+        shift = shifts.get(str(node.name))
+        bias = Bias.of(node) if shift is not None and node.op_type in ("Conv", "Gemm", "MatMul") else None
+        if bias is not None and len(bias.scale) == len(shift or ()):
+            whole = bias.quantized(np.asarray(shift, np.float64))
+            bias.add(whole)
+            changed[str(node.name)] = int(np.count_nonzero(whole))
+    return changed
+
+
+@dataclass(frozen=True)
+class Bias:
+    """The bias of an int8 layer. scale: float64, one per output channel. integers: int32, None where it has none
+    yet.
+    """
+
+    layer: ir.Node
+    scale: Array
+    integers: Array | None
+
+    @classmethod
+    def of(cls, layer: ir.Node) -> Bias | None:
+        """The bias of `layer`; None where it has none and can be given none, or shares its DequantizeLinear."""
+        value = layer.inputs[2] if len(layer.inputs) > 2 else None
+        if value is not None:
+            found = query.dequantized(value)
+            if found is None or found[0].dtype != np.int32 or query.sole_user(value) is not layer:
+                return None
+            return cls(layer, found[1].astype(np.float64), found[0])
+        weight, x = query.dequantized(layer.inputs[1]), layer.inputs[0]
+        source = x.producer() if x is not None else None
+        x_scale = None
+        if source is not None and source.op_type == "DequantizeLinear":
+            x_scale = query.constant(source.inputs[1])
+        if layer.op_type == "MatMul" or weight is None or x_scale is None or x_scale.size != 1:
+            return None
+        return cls(layer, (x_scale.astype(np.float32) * weight[1]).astype(np.float64).ravel(), None)
+
+    def quantized(self, shift: Array) -> Array:
+        """round(shift / scale) as int64, cut so that the bias stays within `MAX_BIAS`."""
+        present = 0 if self.integers is None else self.integers.astype(np.int64)
+        least, most = np.minimum(-MAX_BIAS - present, 0), np.maximum(MAX_BIAS - present, 0)
+        return np.clip(np.rint(shift / self.scale), least, most).astype(np.int64)
+
+    def add(self, whole: Array) -> None:
+        """Add integers, one per output channel, to the layer's bias in its graph."""
+        if not whole.any():
+            return
+        layer, graph = self.layer, self.layer.graph
+        assert isinstance(graph, ir.Graph)
+        if self.integers is not None:
+            producer = layer.inputs[2].producer()  # type: ignore[union-attr]
+            assert producer is not None and producer.inputs[0] is not None
+            initializer, integers = producer.inputs[0], (self.integers + whole).astype(np.int32)
+            if len(initializer.uses()) > 1:  # others that share it have shifts of their own
+                name = f"{layer.outputs[0].name}/bias.quantized"
+                producer.replace_input_with(0, edit.initializer(graph, name, integers))
+            else:
+                initializer.const_value = ir.tensor(integers, name=initializer.name)
+            return
+        stem, scale = f"{layer.outputs[0].name}/bias", self.scale.astype(np.float32)
+        parts = {"quantized": whole.astype(np.int32), "scale": scale, "zero_point": np.zeros(len(scale), np.int32)}
+        dq = edit.node(
+            "DequantizeLinear",
+            [edit.initializer(graph, f"{stem}.{key}", array) for key, array in parts.items()],
+            f"{stem}.dequantized",
+            dtype=ir.DataType.FLOAT,
+            taken=query.used_names(graph),
+            axis=0,
+        )
+        graph.insert_before(layer, dq)
+        layer.resize_inputs(3)
+        layer.replace_input_with(2, dq.outputs[0])

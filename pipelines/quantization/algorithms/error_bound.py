@@ -1,0 +1,102 @@
+"""Layers that int8 hurts stay float32, until no result moves further than the recipe allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.core.batches import Batch
+from pipelines.core.progress import progress
+from pipelines.graph import query, reference_session
+from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.qdq import layers
+from pipelines.quantization.qdq.scales import Array
+from pipelines.quantization.quantize import clean_up, quantize
+from pipelines.quantization.recipe import QuantRecipe
+
+MOVES = ("Slice", "Split", "Gather", "Concat", "Reshape", "Flatten", "Squeeze", "Identity")
+OPEN = "it reads an input of the graph, whose range no samples bound"
+
+
+def within_bound(
+    model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, samples: Iterable[Batch]
+) -> CalibrationTable:
+    """`table` with layers left in float32, so that int8 moves no number of the graph's first output on `samples` by
+    more than `recipe.bound`.
+
+    Layers of columns of the graph's inputs come first: later samples may reach further than these, and such layers are
+    small. Then those of the most squared error a weight, each measured as the only int8 one, and the largest of them
+    go back to int8 where that keeps within the bound.
+    """
+    held, named = list(samples), model.clone()
+    clean_up(named)  # as `quantize` does, so that all have names
+    exact = _results(model, held)
+
+    def error(kept: dict[str, str]) -> Array:
+        return _results(quantize(model, recipe, replace(table, keep_float=kept))[0], held) - exact
+
+    def within(kept: dict[str, str]) -> bool:
+        return bool(np.abs(error(kept)).max() <= recipe.bound)
+
+    kept = open_layers(named)
+    if within(kept):
+        return replace(table, keep_float=kept)
+    report = quantize(model, recipe, replace(table, keep_float=kept))[1]
+    names = {each.name for each in report.operators if each.precision == "int8"}
+    sizes = {str(node.name): _size(node) for node in _layers(named) if node.name in names}
+    alone: dict[str, Array] = {}
+    with progress("looking for layers that int8 hurts", len(sizes)) as advance:
+        for name in sizes:
+            alone[name] = error(kept | {other: "float" for other in sizes if other != name})
+            advance(1)
+    left: dict[str, str] = {}
+    for name in sorted(sizes, key=lambda each: -float((alone[each] ** 2).sum()) / sizes[each]):
+        left[name] = f"int8 alone moves a result by up to {np.abs(alone[name]).max():.1g} here"
+        if within(kept | left):
+            break
+    for name in sorted(left, key=lambda each: -sizes[each]):
+        others = {other: why for other, why in left.items() if other != name}
+        left = others if within(kept | others) else left
+    return replace(table, keep_float=kept | left)
+
+
+def open_layers(model: ir.Model) -> dict[str, str]:
+    """{layer that reads nothing but columns of the graph's inputs: why it stays float32}."""
+    return {str(node.name): OPEN for node in _layers(model) if _is_open(node)}
+
+
+def _results(model: ir.Model, samples: list[Batch]) -> Array:
+    """The first output for all samples."""
+    opened = reference_session.session(model, "judging it needs")
+    names = {each.name for each in opened.get_inputs()}
+    batches = ({name: x for name, x in batch.items() if name in names} for batch in samples)
+    return np.concatenate([reference_session.run(opened, batch)[0].ravel() for batch in batches])
+
+
+def _layers(model: ir.Model) -> list[ir.Node]:
+    """The layers of constant weights."""
+    return [
+        each for each in model.graph if each.op_type in layers.LAYERS and query.constant(each.inputs[1]) is not None
+    ]
+
+
+def _size(layer: ir.Node) -> int:
+    """How many weights it has."""
+    weight = query.constant(layer.inputs[1])
+    return 0 if weight is None else weight.size
+
+
+def _is_open(node: ir.Node) -> bool:
+    """Whether an operator reads nothing but columns of the graph's inputs."""
+    waiting = [node.inputs[0]]
+    while waiting:
+        value = waiting.pop()
+        producer = value.producer() if value is not None else None
+        if producer is not None and producer.op_type in MOVES:
+            waiting += producer.inputs if producer.op_type == "Concat" else producer.inputs[:1]
+        elif value is None or not value.is_graph_input():
+            return False
+    return True

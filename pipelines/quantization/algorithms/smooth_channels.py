@@ -1,0 +1,91 @@
+"""Smoothing: outlier channels of what linear layers read, scaled down before it is quantized (SmoothQuant)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.core.errors import RequestError
+from pipelines.graph import edit, query
+from pipelines.quantization.algorithms.channel_groups import LINEAR, outputs_first, why_not_linear
+from pipelines.quantization.algorithms.equalize_channels import LEAST, Channels, Floats, Reader
+from pipelines.quantization.calibration.calibrate import rounded_to_float32
+
+MARGIN = 0.7  # of the expected error: what a product more in float must win (1.5 dB)
+Factors = dict[str, tuple[float, ...]]  # {value: factor of each of its channels}
+
+
+def smoothable(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:
+    """{activation whose channels are last: the linear layers of constant weights that read it}, in graph order.
+
+    None of layers whose weights layers of another activation share: each would need them scaled otherwise.
+    """
+    found: dict[ir.Value, list[ir.Node]] = {}
+    for node in graph:
+        x = node.inputs[0] if node.op_type in LINEAR else None
+        if x is not None and query.constant(x) is None and not why_not_linear(node):
+            found.setdefault(x, []).append(node)
+    return {
+        x: nodes
+        for x, nodes in found.items()
+        if all(reader in nodes for node in nodes if node.inputs[1] is not None for reader in node.inputs[1].consumers())
+    }
+
+
+def find_smoothing(model: ir.Model, statistics: Mapping[str, Channels]) -> Factors:
+    """Factors k for `smooth_channels`: y = (k x) (W / k), of the values that gain by it.
+
+    One token or channel far beyond the others sets the scale of all: in BERT a single channel behind a GELU or a
+    LayerNormalization (Xiao et al. 2022, "SmoothQuant"; Dettmers et al. 2022, "LLM.int8()"). Where the value is read by
+    a residual sum too, or computed by what is not homogeneous, no layer before it can take the factors, so a Mul does,
+    which costs a pass over the value. k_c = min(1, t / p_c), p_c = max |x_c|: channels above t are brought down to it,
+    the others stay, and with them the weights that read them. t is the one of the channels' own peaks by which the
+    expected error of `EqualizeChannels` is least; the value is left alone where that wins less than `MARGIN`.
+
+    statistics: `channel_statistics` of the values of `smoothable`.
+    """
+    factors: Factors = {}
+    for x, nodes in smoothable(model.graph).items():
+        channels = statistics.get(str(x.name))
+        if channels is None or channels.peak.max() <= LEAST:
+            continue
+        readers = [Reader.of(node, [channels]) for node in nodes]
+        lowest, best = MARGIN * sum(each.error(np.ones(len(channels.peak))) for each in readers), None
+        ordered = np.sort(channels.peak)[::-1]
+        for rank in np.unique(np.geomspace(1, len(ordered) / 2, 24).astype(int)) if len(ordered) > 2 else ():
+            k = np.minimum(1.0, max(ordered[rank], LEAST) / np.maximum(channels.peak, LEAST))
+            error = sum(each.error(k) for each in readers)
+            if error < lowest:
+                lowest, best = error, k
+        if best is not None:
+            factors[str(x.name)] = rounded_to_float32(best)
+    return factors
+
+
+def smooth_channels(model: ir.Model, factors: Mapping[str, Sequence[float] | Floats]) -> set[str]:
+    """Smooth `model`, in place, by factors that `find_smoothing` found on it before; the names of the new operators.
+
+    Raises RequestError where they do not fit the graph.
+    """
+    made = set()
+    values = {str(x.name): (x, nodes) for x, nodes in smoothable(model.graph).items()} if factors else {}
+    for name, each in factors.items():
+        k, (x, nodes) = np.asarray(each, np.float32), values.get(name, (None, []))
+        if x is None or not (k > 0).all() or {outputs_first(node).shape[1] for node in nodes} != {len(k)}:
+            raise RequestError(
+                f"the smoothing of {name} does not fit the graph; make the calibration table anew with: zoo calibrate"
+            )
+        # the same names whenever it is done, for the table has the range of the result
+        factor = edit.initializer(model.graph, f"{name}.smoothing", k)
+        mul = edit.node("Mul", [x, factor], f"{name}.smoothed", dtype=ir.DataType.FLOAT)
+        mul.outputs[0].shape = x.shape
+        model.graph.insert_before(nodes[0], mul)
+        for node in nodes:
+            weight = outputs_first(node).astype(np.float64) / k
+            stem, array = f"{node.outputs[0].name}.smoothed1", outputs_first(node, weight).astype(np.float32, order="C")
+            node.replace_input_with(1, edit.initializer(model.graph, stem, array))
+            node.replace_input_with(0, mul.outputs[0])
+        made.add(str(mul.name))
+    return made

@@ -1,0 +1,1 @@
+"""Calibration: observers, activation ranges and the choice among calibration tables."""

@@ -1,0 +1,364 @@
+"""The calibration table of any model, each step judged on samples held back: what loses there is taken back.
+
+`ptq.make_table` does as its recipe says; here every choice is measured by the SQNR of the int8 outputs (`Judge`) on
+samples that no correction saw. In this order:
+
+1. Smoothing of outlier channels (`smooth_channels`), and the observer: of all candidates the best with the weights
+   exact, whose rounding GPTQ makes up for in the next step (smoothing of BERT: 7 dB without GPTQ, 20 dB with it). Where
+   least squared error per tensor ("auto") keeps outliers that nothing downstream needs, another observer wins by 10 dB
+   (hard-swish networks), plain min-max where clipping hurts, and ranges up to where a function is level by 4 dB (YOLO).
+2. The corrections (GPTQ, bias correction): all, one of the two, or none, which is also tried with plain min-max.
+3. Where the result is still below `GOAL`: the layers that cost most stay float32, as long as the greater part of the
+   multiplications is int8.
+
+Nothing here is timed, so that the same inputs give the same table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+
+from pipelines.core import machine
+from pipelines.core.batches import Batch, cut, length
+from pipelines.core.progress import progress
+from pipelines.graph import edit, io, query, reference_session
+from pipelines.quantization.algorithms.channel_groups import outputs_first
+from pipelines.quantization.algorithms.weight_rounding import Weights
+from pipelines.quantization.calibration.calibrate import MEMORY, CalibrationTable, Observation, observe
+from pipelines.quantization.calibration.function_ranges import clip_to_functions
+from pipelines.quantization.calibration.layerwise import chunk_size, sample_chunks
+from pipelines.quantization.calibration.range_search import before_softmax, relative_error, search_ranges
+from pipelines.quantization.ptq import (
+    HELD_OUT,
+    Factors,
+    correct_table,
+    equalized,
+    search_equalization,
+    smoothing_factors,
+)
+from pipelines.quantization.qdq import layers
+from pipelines.quantization.qdq.scales import Array
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
+
+logger = logging.getLogger(__name__)
+
+GOAL = 24.0  # dB below which layers are left in float32; all outputs of other samples together lose some dB of it
+FLOAT_SHARE = 0.25  # of the multiplications of all layers, that may be left in float32
+HELD_BACK = 3  # about one sample in so many is held back, up to HELD_OUT
+RANGED = 128  # samples that ranges are judged by
+MOST = 2**23  # elements of the graph's inputs that samples are held back for
+ROOM = 8_000_000  # bytes that the largest tensor may take, of the samples computed at once
+HEAVY = 2**22  # bytes of weights above which memory is returned between the models judged, by a slow search for garbage
+CHANCE = 1.0  # dB that an alternative must win: one sample near a decision makes as much in a few dozen
+PERFECT = 120.0  # dB, that of outputs without error
+SENSITIVE = 0.05  # dB that a layer left in float32 must win
+OBSERVERS = ("auto", "minmax", "percentile", "kl")  # that "auto" chooses among
+
+
+class Judge:
+    """The SQNR of int8 models in dB: the mean of that of all outputs together and of the samples' own mean.
+
+    One sample near a decision, of which the float model itself is not sure, may have more error than all others: by the
+    first figure alone it chooses the ranges, by the second alone it would not count. Logits count, as in `output_sqnr`.
+    model: the float model. samples: batches, held in memory.
+    """
+
+    def __init__(self, model: ir.Model, samples: Sequence[Batch]) -> None:
+        self._samples, exact = samples, _session(model)
+        self._heavy = query.weight_bytes(model) > HEAVY
+        free = all(
+            (query.dimensions(each) or [0])[0] is None for each in model.graph.inputs if not each.is_initializer()
+        )
+        self._at_once = chunk_size(model, samples[0], ROOM) if free else 0
+        self._exact = [self._run(exact, batch) for batch in samples]
+
+    def _run(self, session: ort.InferenceSession, batch: Batch) -> list[Array]:
+        """The outputs for a batch, as few samples at once as keep within `ROOM`."""
+        if not 0 < self._at_once < length(batch):
+            return reference_session.run(session, batch)
+        parts = list(cut(batch, self._at_once))
+        found = [reference_session.run(session, part) for part in parts]
+        if any(x.shape[:1] != (length(part),) for part, each in zip(parts, found, strict=True) for x in each):
+            return reference_session.run(session, batch)  # an output of another axis than the samples'
+        return [np.concatenate(each) for each in zip(*found, strict=True)]
+
+    def __call__(self, int8: ir.Model, batches: int | None = None) -> float:
+        """The SQNR of `int8`; batches: on the first so many."""
+        if self._heavy:
+            machine.trim()  # graphs refer to themselves, and every one that is judged holds the weights
+        opened = _session(int8)
+        results = [
+            (exact, self._run(opened, batch))
+            for exact, batch in zip(self._exact[:batches], self._samples[:batches], strict=True)
+        ]
+        single = [each for batch, pair in zip(self._samples, results, strict=False) for each in _single(batch, *pair)]
+        own = np.mean([_decibel(relative_error([each])) for each in single])
+        return float(own + _decibel(relative_error(results))) / 2
+
+
+def _session(model: ir.Model) -> ort.InferenceSession:
+    options = reference_session.options()
+    options.add_session_config_entry("session.disable_prepacking", "1")  # which copies weights that layers share
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # they keep more than is in use
+    return reference_session.session(before_softmax(model), "judging it needs", options)
+
+
+def _single(batch: Batch, exact: list[Array], tested: list[Array]) -> list[tuple[list[Array], list[Array]]]:
+    """The outputs of every sample; of all together where an output does not have the samples' axis."""
+    count = length(batch)
+    if any(x.shape[:1] != (count,) for x in exact):
+        return [(exact, tested)]
+    return [([x[at] for x in exact], [y[at] for y in tested]) for at in range(count)]
+
+
+def _decibel(error: float) -> float:
+    """SQNR of a relative squared error; `PERFECT` for none."""
+    return min(-10 * float(np.log10(error)), PERFECT) if error > 0 else PERFECT
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """The samples that are not held back, in chunks, to be gone through as often as is needed: all but one in `stride`
+    chunks.
+    """
+
+    model: ir.Model
+    samples: Iterable[Batch]
+    stride: int
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (
+            chunk
+            for at, chunk in enumerate(sample_chunks(self.model, self.samples))
+            if at % self.stride != self.stride // 2
+        )
+
+
+def best_table(
+    model: ir.Model,
+    recipe: QuantRecipe,
+    samples: Iterable[Batch],
+    total: int | None = None,
+    *,
+    max_memory: str | int = MEMORY,
+    observation: Observation | None = None,
+    seconds: float | None = None,
+) -> CalibrationTable:
+    """The calibration table that makes `model` int8 by `recipe`, the best of what is tried on samples held back.
+
+    An observer other than "auto" is taken as it is. Without `recipe.correct` neither smoothing nor corrections are
+    tried, and no layer is left in float32. samples, total, max_memory: see `make_table`. observation: of `model` on all
+    the samples, where it was made already. seconds: that corrections may take. Raises what `make_table` does.
+    """
+    clip, factors = search_equalization(model, recipe, samples)[0] if recipe.search else (False, {})
+    if observation is None or factors:
+        observation = observe(equalized(model, factors), samples, total, max_memory=max_memory)
+        observation.require_samples()
+        observation.release()
+    observation.require_samples()
+    judging, fitting = hold_back(model, samples, observation.samples)
+
+    score = Judge(model, judging)
+
+    def judge(table: CalibrationTable) -> float:
+        return score(quantize(model, recipe, table)[0])
+
+    smoothing = smoothing_factors(equalized(model, factors), recipe, fitting) if recipe.correct else {}
+    tables = _tables(model, recipe, observation, clip, factors, {})
+    if smoothing:
+        smoothed = observe(equalized(model, factors, smoothing), samples, total, max_memory=max_memory)
+        smoothed.release()
+        tables += _tables(model, recipe, smoothed, clip, factors, smoothing)
+    if recipe.search:
+        first, scaled = tables[0], equalized(model, factors)
+        unscaled = replace(first, graph=io.digest(scaled), equalization={})
+        searched = search_ranges(scaled, recipe, unscaled, fitting_head(fitting))
+        tables.append(replace(searched, graph=first.graph, equalization=factors))
+    best = tables[0]
+    if len(tables) > 1:
+        best = _best_ranges(model, recipe, tables, samples, observation.samples)
+    if not recipe.correct:
+        return best
+    best, sqnr = _retreat(correct_table(model, recipe, best, fitting, seconds=seconds, room=ROOM), tables, judge)
+    if sqnr < GOAL:
+        best = leave_float(model, recipe, best, score, observation, sqnr)
+    return best
+
+
+def hold_back(model: ir.Model, samples: Iterable[Batch], count: int) -> tuple[list[Batch], Iterable[Batch]]:
+    """(samples that candidates are judged by, the others), in chunks; where there is but one chunk, it is both.
+
+    They are drawn evenly, for neighbours may be alike. count: how many samples there are.
+    """
+    stride = _stride(model, samples, count, min(count // HELD_BACK, HELD_OUT))
+    judging = _drawn(model, samples, stride)
+    return judging, _Fitting(model, samples, stride) if stride > 1 else judging
+
+
+def _stride(model: ir.Model, samples: Iterable[Batch], count: int, wanted: int) -> int:
+    """Of how many chunks one is to be drawn for `wanted` of `count` samples, or for `MOST` elements of them."""
+    first = next(iter(sample_chunks(model, samples)))
+    size, elements = length(first), max(sum(array.size for array in first.values()), 1)
+    chunks = -(-count // size)
+    return max(chunks // max(min(wanted // size, MOST // elements), 1), 1)
+
+
+def _drawn(model: ir.Model, samples: Iterable[Batch], stride: int) -> list[Batch]:
+    """One in `stride` chunks of the samples."""
+    return [chunk for at, chunk in enumerate(sample_chunks(model, samples)) if at % stride == stride // 2]
+
+
+def fitting_head(fitting: Iterable[Batch]) -> list[Batch]:
+    """The first chunks of `fitting`, up to `HELD_OUT` samples."""
+    head: list[Batch] = []
+    for chunk in fitting:
+        if head and sum(map(length, head)) + length(chunk) > HELD_OUT:
+            break
+        head.append(chunk)
+    return head
+
+
+def _tables(
+    model: ir.Model, recipe: QuantRecipe, observation: Observation, clip: bool, factors: Factors, smoothing: Factors
+) -> list[CalibrationTable]:
+    """Those of every observer that `recipe` leaves open, its own first; then those `clip_to_functions`."""
+    observers = OBSERVERS if recipe.observer == "auto" else (recipe.observer,)
+    tables = [observation.table(each, symmetric=recipe.symmetric) for each in observers]
+    if recipe.observer == "auto" and not recipe.symmetric:
+        tables += [each for table in tables if (each := clip_to_functions(model, table)).tensors != table.tensors]
+    graph = io.digest(model)
+    return [
+        replace(each, observer=recipe.observer, graph=graph, clip=clip, equalization=factors, smoothing=smoothing)
+        for each in tables
+    ]
+
+
+def _best(tables: list[CalibrationTable], judge: Callable[[CalibrationTable], float]) -> tuple[CalibrationTable, float]:
+    """(the table of the greatest SQNR, its SQNR); one after the first must win by `CHANCE`, for less may be luck."""
+    found = []
+    with progress("judging", len(tables)) as advance:
+        for table in tables:
+            found.append(judge(table))
+            advance(1)
+    best = int(np.argmax(found))
+    best = best if found[best] > found[0] + CHANCE else 0
+    return tables[best], found[best]
+
+
+def _best_ranges(
+    model: ir.Model, recipe: QuantRecipe, tables: list[CalibrationTable], samples: Iterable[Batch], count: int
+) -> CalibrationTable:
+    """The table of the best ranges by `RANGED` samples of all, for no range was fitted to any output.
+
+    The more the better: a range that clips one sample in a hundred looks good on the others.
+    """
+    score = Judge(model, _drawn(model, samples, _stride(model, samples, count, RANGED)))
+
+    def judge(table: CalibrationTable) -> float:
+        int8, _ = quantize(model, recipe, table)
+        if recipe.correct:
+            _restore_weights(int8, equalized(model, table.equalization, table.smoothing))
+        return score(int8)
+
+    return _best(tables, judge)[0]
+
+
+def _retreat(
+    corrected: CalibrationTable, tables: list[CalibrationTable], judge: Callable[[CalibrationTable], float]
+) -> tuple[CalibrationTable, float]:
+    """(`corrected`, or what is better on the samples held back: without a correction or both, or plain min-max; SQNR).
+
+    tables: those without corrections.
+    """
+    tried = [corrected]
+    if corrected.bias and corrected.rounding:
+        tried += [replace(corrected, bias={}), replace(corrected, rounding={})]
+    if corrected.bias or corrected.rounding:
+        tried.append(replace(corrected, bias={}, rounding={}))
+    plain = [each for each in tables if not each.smoothing and _is_minmax(each)]
+    best, sqnr = _best([*tried, *(replace(each, recipe=corrected.recipe) for each in plain)], judge)
+    if best is not corrected:
+        kept = [name for name, each in (("GPTQ", best.rounding), ("bias correction", best.bias)) if each]
+        logger.info("on the samples held back %s is best", f"only {kept[0]}" if kept else "no correction")
+    return best, sqnr
+
+
+def _is_minmax(table: CalibrationTable) -> bool:
+    """Whether every range is the observed one."""
+    return all((each.low, each.high) == (each.minimum, each.maximum) for each in table.tensors.values())
+
+
+def _restore_weights(int8: ir.Model, float_model: ir.Model) -> None:
+    """Put the float weights of its layers back into an int8 model, in place; its activations stay int8."""
+    originals = {
+        str(node.name or node.outputs[0].name): node.inputs[1]
+        for node in float_model.graph
+        if node.op_type in layers.LAYERS
+    }
+    restored: dict[ir.Value, ir.Value] = {}  # layers share what they shared
+    for node in int8.graph:
+        weights = Weights.of(node) if node.op_type in layers.LAYERS else None
+        original = originals.get(str(node.name))
+        exact = query.constant(original)
+        if weights is None or original is None or exact is None or exact.shape != weights.integers.shape:
+            continue
+        if original not in restored:
+            restored[original] = edit.initializer(int8.graph, f"{node.outputs[0].name}.exact", exact)
+        node.replace_input_with(1, restored[original])
+
+
+def leave_float(
+    model: ir.Model,
+    recipe: QuantRecipe,
+    table: CalibrationTable,
+    judge: Judge,
+    observation: Observation,
+    sqnr: float,
+) -> CalibrationTable:
+    """`table` with layers left in float32, those of the most error a multiplication first, until `GOAL` is reached.
+
+    No more than `FLOAT_SHARE` of the multiplications. sqnr: that of `table`, as `judge` finds it; observation: of the
+    graph.
+    """
+    report = quantize(model, recipe, table)[1]
+    counted = _multiplications(model, observation)
+    names = [each.name for each in report.operators if each.precision == "int8" and each.name in counted]
+    total = sum(counted[each] for each in names)
+
+    def judged(kept: dict[str, str], batches: int | None = None) -> float:
+        return judge(quantize(model, recipe, replace(table, keep_float=kept))[0], batches)
+
+    base, gains = judged({}, 1), {}
+    with progress("looking for layers that int8 hurts", len(names)) as advance:
+        for name in names:
+            gains[name] = judged({name: "float"}, 1) - base
+            advance(1)
+    kept: dict[str, str] = {}
+    room = FLOAT_SHARE * total
+    for name in sorted(names, key=lambda each: -gains[each] / counted[each]):
+        if gains[name] < SENSITIVE or counted[name] > room or sqnr >= GOAL:
+            continue
+        more = kept | {name: f"int8 costs {gains[name]:.1f} dB of SQNR here"}
+        if (found := judged(more)) > sqnr:
+            kept, sqnr, room = more, found, room - counted[name]
+    return replace(table, keep_float=kept)
+
+
+def _multiplications(model: ir.Model, observation: Observation) -> dict[str, int]:
+    """{layer of constant weights: its multiplications on all samples of `observation`}."""
+    counted = {}
+    for node in model.graph:
+        weight = query.constant(node.inputs[1]) if node.op_type in layers.LAYERS else None
+        seen = observation.histograms.get(str(node.outputs[0].name))
+        if weight is not None and weight.ndim > 1 and seen is not None:
+            batched = node.op_type == "MatMul" and weight.ndim > 2
+            channels = weight.shape[-1] if batched else outputs_first(node).shape[0]
+            counted[str(node.name or node.outputs[0].name)] = seen.count * weight.size // channels
+    return counted

@@ -1,0 +1,89 @@
+"""Ranges of tensors that only a function of one value reads, up to where the function no longer changes.
+
+HardSwish(x) is 0 below -3, SiLU(x) nearly so below -8, and a Sigmoid is level on both sides: steps that a range spends
+there are lost. An end of the range moves inward as long as all values behind it get the result of the end itself, to
+`TOLERANCE` steps of the result. By least squared error behind the function it would move further, and the values so
+clipped all err to one side, which costs more than it wins (PP-LCNet: 3 dB).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.graph import query
+from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.observers import Floats, Range
+
+TOLERANCE = 0.25  # of a step of the function's result in 255 steps
+POINTS = 4097
+Function = Callable[[Floats], Floats]
+
+
+def clip_to_functions(model: ir.Model, table: CalibrationTable) -> CalibrationTable:
+    """`table` with the ranges of such tensors of `model` narrowed; nothing else changes."""
+    changed = dict(table.tensors)
+    for node in model.graph:
+        for x in node.outputs:
+            known, function = table.tensors.get(str(x.name)), read_by(x)
+            if known is not None and function is not None and known.low < known.high:
+                low, high = function_range(function, known.low, known.high)
+                changed[str(x.name)] = replace(known, low=low, high=high)
+    return replace(table, tensors=changed)
+
+
+def function_range(function: Function, low: float, high: float) -> Range:
+    """`low` .. `high` without the parts in which `function` is level; zero stays inside."""
+    points = np.linspace(low, high, POINTS)
+    results = function(points)
+    most = TOLERANCE * np.ptp(results) / 255
+    before = np.maximum.accumulate(results) - np.minimum.accumulate(results)  # how far results differ up to a point
+    behind = (np.maximum.accumulate(results[::-1]) - np.minimum.accumulate(results[::-1]))[::-1]
+    first, last = np.flatnonzero(before <= most)[-1], np.flatnonzero(behind <= most)[0]
+    if first >= last:
+        return low, high
+    return max(low, min(float(points[first]), 0.0)), min(high, max(float(points[last]), 0.0))
+
+
+def read_by(x: ir.Value) -> Function | None:
+    """The function of one value that alone reads `x`; x f(x) counts as one. None for others."""
+    readers = list(x.consumers())
+    if not readers or x.is_graph_output():
+        return None
+    gates = [each for each in readers if query.is_op(each, *_FUNCTIONS)]
+    products = [each for each in readers if each not in gates]
+    if len(gates) != 1:
+        return None
+    function, gate = _FUNCTIONS[gates[0].op_type](gates[0]), gates[0].outputs[0]
+    if not products:
+        return function
+    product = products[0]
+    gated = len(products) == 1 and query.is_op(product, "Mul") and set(product.inputs) == {x, gate}
+    return (lambda values: values * function(values)) if gated and query.sole_user(gate) is product else None
+
+
+def _sigmoid(values: Floats) -> Floats:
+    return 0.5 + 0.5 * np.tanh(values / 2)
+
+
+def _hard_sigmoid(node: ir.Node) -> Function:
+    slope, shift = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
+    return lambda values: np.clip(slope * values + shift, 0, 1)
+
+
+_FUNCTIONS: dict[str, Callable[[ir.Node], Function]] = {
+    "HardSwish": lambda _: lambda values: values * np.clip(values / 6 + 0.5, 0, 1),
+    "HardSigmoid": _hard_sigmoid,
+    "Sigmoid": lambda _: _sigmoid,
+    "Tanh": lambda _: np.tanh,
+    "Mish": lambda _: lambda values: values * np.tanh(np.logaddexp(0, values)),
+    "Softplus": lambda _: lambda values: np.logaddexp(0, values),
+    "Elu": lambda node: (
+        lambda values: np.where(
+            values < 0, node.attributes.get_float("alpha", 1.0) * np.expm1(np.minimum(values, 0)), values
+        )
+    ),
+}

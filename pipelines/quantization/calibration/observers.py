@@ -1,0 +1,348 @@
+"""Observers: the histogram of a tensor, and its range by minmax, percentile, mse, kl (entropy) or auto.
+
+"auto" takes for each tensor the method of least quantization error.
+
+A `Histogram` is filled value by value and has one fixed size. A range depends on nothing but the histogram, so it can
+be chosen again by another observer without running the model again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pipelines.core.errors import RequestError
+from pipelines.quantization.qdq.scales import uint8_qparams
+from pipelines.quantization.recipe import OBSERVERS
+
+BINS = 2048
+KEPT = 0.99  # kl clips no more than the rest
+PERCENTILE = 99.99
+SPIKE = 1e-4  # an outermost bin with this share of all values is no outlier
+LEVELS, SYMMETRIC_LEVELS = 256, 128  # of kl: u8 over the whole range, s8 over |x|
+MSE_RATIOS = 128  # mse tries so many fractions of either end
+SUMMARY = 64  # bins that a table keeps
+CHUNK = 1 << 16  # values counted at once, which the processor's cache holds
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A histogram in at most `SUMMARY` bins: `counts[i]` values in [start + i width, start + (i + 1) width), `zeros` of
+    them exactly 0.
+    """
+
+    start: float
+    width: float
+    zeros: int
+    counts: tuple[int, ...]
+
+    def merge(self, other: Summary) -> Summary:
+        """The counts of both, in the wider bins of the two or in wider ones."""
+        width = max(self.width, other.width)
+        offsets = [round(each.start / each.width) for each in (self, other)]
+        parts = [
+            _coarsen(np.array(each.counts), first, each.width, width)
+            for each, first in zip((self, other), offsets, strict=True)
+        ]
+        first = min(part[0] for part in parts)
+        counts = np.zeros(max(start + len(each) for start, each in parts) - first, np.int64)
+        for start, each in parts:
+            counts[start - first : start - first + len(each)] += each
+        return _summary(counts, first, width, self.zeros + other.zeros)
+
+    def density(self, low: float, high: float) -> tuple[Floats, Counts]:
+        """(edges [n + 1], counts [n]) of all values but exact zeros, which lie in `low` .. `high`."""
+        counts = np.array(self.counts, np.int64)
+        first = round(self.start / self.width)
+        if self.zeros:
+            counts[-first] -= self.zeros
+        return np.clip((first + np.arange(len(counts) + 1)) * self.width, low, high), counts
+
+
+class Histogram:
+    """Counts of x in bins of one power-of-two width, anchored at zero: bins of a wider range are exact sums of finer
+    ones.
+
+    So the result does not depend on how samples are batched. At most `2 * BINS` bins are kept, BINS on either side of
+    zero.
+    finite: whether neither NaN nor infinity came; else the histogram is void.
+    """
+
+    def __init__(self) -> None:
+        self.low, self.high, self.count, self.zeros, self.finite = np.inf, -np.inf, 0, 0, True
+        self.exponent: int | None = None  # bin width 2**exponent
+        self.bins = np.zeros(2 * BINS, np.int64)  # bin i holds [(i - BINS) w, (i - BINS + 1) w)
+
+    def add(self, x: NDArray[Any]) -> None:
+        """Count every element of `x` (float32)."""
+        if x.size == 0 or not self.finite:
+            return
+        x = x.ravel()
+        low, high = float(x.min()), float(x.max())
+        self.finite = bool(np.isfinite([low, high]).all())
+        if not self.finite:
+            return
+        self.low, self.high, self.count = min(self.low, low), max(self.high, high), self.count + x.size
+        self.zeros += x.size - int(np.count_nonzero(x))
+        reach = max(-low, high)
+        if reach > 0:
+            # the width for which reach falls in the upper half of the bins: reach / w < BINS
+            self._widen(int(np.frexp(reach / BINS)[1]))
+        if self.exponent is None:
+            self.bins[BINS] += x.size  # nothing but zeros so far
+            return
+        # a product with a power of two is exact, unless it leaves the normal numbers
+        factor = np.float32(2.0**-self.exponent) if -100 < self.exponent <= 0 else np.float64(2.0**-self.exponent)
+        for start in range(0, x.size, CHUNK):
+            index = np.floor(x[start : start + CHUNK] * factor)
+            index += BINS
+            self.bins += np.bincount(index.astype(np.intp), minlength=2 * BINS)
+
+    def _widen(self, exponent: int) -> None:
+        """Merge bins by two until their width is at least 2**exponent."""
+        if self.exponent is None:
+            self.exponent = exponent
+        while self.exponent < exponent:
+            merged = np.zeros_like(self.bins)
+            merged[BINS // 2 : 3 * BINS // 2] = self.bins.reshape(-1, 2).sum(axis=1)
+            self.bins, self.exponent = merged, self.exponent + 1
+
+    @property
+    def width(self) -> float:
+        """Width of one bin, in units of x."""
+        return 2.0 ** (self.exponent or 0)
+
+    @property
+    def used(self) -> tuple[int, int]:
+        """The first bin that holds a value, and the one after the last."""
+        filled = np.flatnonzero(self.bins)
+        return (int(filled[0]), int(filled[-1]) + 1) if len(filled) else (BINS, BINS)
+
+    def density(self) -> tuple[Floats, Counts]:
+        """(edges [n + 1], counts [n]) of all values but exact zeros; the outer edges are the least and greatest
+        value.
+        """
+        first, end = self.used
+        counts = self.bins[first:end].copy()
+        if self.zeros:
+            counts[BINS - first] -= self.zeros
+        return np.clip(np.arange(first - BINS, end - BINS + 1) * self.width, self.low, self.high), counts
+
+    def summary(self) -> Summary:
+        """The histogram in at most `SUMMARY` bins, for a table."""
+        first, end = self.used
+        return _summary(self.bins[first:end], first - BINS, self.width, self.zeros)
+
+
+def _summary(counts: Counts, first: int, width: float, zeros: int) -> Summary:
+    """Bins merged by two until at most `SUMMARY` are left; `first` counts bins from zero."""
+    while len(counts) > SUMMARY:
+        first, counts = _coarsen(counts, first, width, 2 * width)
+        width *= 2
+    return Summary(first * width, width, zeros, tuple(counts.tolist()))
+
+
+def _coarsen(counts: Counts, first: int, width: float, wider: float) -> tuple[int, Counts]:
+    """(first bin, counts) in bins `wider` by a power of two; `first` counts bins from zero."""
+    index = np.floor((first + np.arange(len(counts))) * (width / wider)).astype(np.int64)
+    sums = np.zeros(index[-1] - index[0] + 1, np.int64)
+    np.add.at(sums, index - index[0], counts)
+    return int(index[0]), sums
+
+
+def errors(
+    edges: Floats, counts: Counts, total: int, low: ArrayLike, high: ArrayLike, symmetric: bool = False
+) -> Floats:
+    """Mean squared quantization errors (uint8 and back) of the ranges `low`, `high`, in squared units of x, their
+    shape.
+
+    edges, counts: a `density`; values lie evenly in their bin. total: how many values there are with the zeros, which
+    cost nothing. With k(x) = clip(round(x / s), -z, 255 - z), the error's square has the antiderivative F(x) = k s^3 /
+    12 + (x - k s)^3 / 3.
+    """
+    scales, zeros = uint8_qparams(low, high, symmetric)
+    width = np.diff(edges)
+    point = width == 0
+    weight = counts / np.where(point, 1.0, width)
+    mean_squares = np.empty(scales.shape)
+    for i, s in np.ndenumerate(scales.astype(np.float64)):  # one by one, for the cache's sake
+        level = np.clip(np.rint(edges / s), -zeros[i], 255 - zeros[i])
+        rest = edges - level * s
+        integral = np.diff(level * (s**3 / 12) + rest * rest * rest / 3)
+        mean_squares[i] = np.where(point, rest[1:] ** 2, integral) @ weight
+    return mean_squares / max(total, 1)
+
+
+def error(histogram: Histogram, low: float, high: float, symmetric: bool = False) -> float:
+    """The mean squared quantization error of one range, see `errors`."""
+    return float(errors(*histogram.density(), histogram.count, low, high, symmetric))
+
+
+def minmax_range(histogram: Histogram, symmetric: bool = False) -> Range:
+    """The least and the greatest observed value; symmetric: the greater of their magnitudes on both sides."""
+    reach = max(-histogram.low, histogram.high)
+    return (-reach, reach) if symmetric else (histogram.low, histogram.high)
+
+
+def percentile_range(histogram: Histogram, symmetric: bool = False) -> Range:
+    """The range of `PERCENTILE` % of the values, up to whole bins: as many are cut off at either end.
+
+    symmetric: all are cut off at the end of |x|.
+    Where all values have one sign, only the end far from zero is cut.
+    """
+    bins = _magnitudes(histogram) if symmetric else histogram.bins
+    ends = 1 if symmetric or histogram.low >= 0 or histogram.high <= 0 else 2
+    cut = round(histogram.count * (1 - PERCENTILE / 100) / ends, 6)
+
+    def end(counts: Counts) -> float:
+        """Upper edge of the first bin above which no more than `cut` values lie."""
+        above = counts[::-1].cumsum()[::-1]
+        return float(np.count_nonzero(above > cut)) * histogram.width
+
+    reach = end(bins[BINS:])
+    if symmetric:
+        reach = min(reach, minmax_range(histogram, True)[1])
+        return -reach, reach
+    low = histogram.low if histogram.low >= 0 else max(histogram.low, -end(bins[:BINS][::-1]))
+    return low, histogram.high if histogram.high <= 0 else min(histogram.high, reach)
+
+
+def kl_range(histogram: Histogram, symmetric: bool = False) -> Range:
+    """The clipping threshold of least Kullback-Leibler divergence (Migacz, "8-bit inference with TensorRT", GTC 2017).
+
+    For i = 128 .. the last used bin, P is the window of i bins on either side of zero (no further than values were
+    seen) with the outliers of both tails added to its outermost bins; Q the same bins without them, merged into levels
+    and spread again over P's non-empty bins. The i of least KL(P || Q) gives the threshold (i + 1/2) width. Levels: 256
+    (u8) over the window; symmetric: 128 (s8) over |x|, and the threshold holds on both sides. A tensor of one sign has
+    the one tail, and starts at i = 256.
+
+    Three guards: exact zeros are left out, for they quantize without error (half of what a ReLU gives); an end whose
+    outermost bin holds far more than those beside it is the bound of a clamp (ReLU6), which is left where it is, the
+    spike left out of P and Q for the same reason; and a window without 1% of the other values is no candidate, for
+    where a tensor lives far from zero, the few bins next to zero are trivially alike.
+    """
+    flipped = not symmetric and histogram.high <= 0
+    bins = _magnitudes(histogram) if symmetric or flipped else histogram.bins.copy()
+    bins[BINS] -= histogram.zeros
+    filled = np.flatnonzero(bins)
+    if not len(filled):
+        return minmax_range(histogram, symmetric)
+    ends = [int(filled[0]), int(filled[-1])]
+    clamped = [_is_spike(bins, ends[0], 1), _is_spike(bins, ends[1], -1)]
+    for end, spike in zip(ends, clamped, strict=True):
+        bins[end] = 0 if spike else bins[end]
+    first, end = min(ends[0], BINS), max(ends[1] + 1, BINS)
+    reach = np.arange(1, max(BINS - first, end - BINS) + 1)
+    a = np.full_like(reach, first) if clamped[0] else np.maximum(BINS - reach, first)
+    b = np.full_like(reach, end) if clamped[1] else np.minimum(BINS + reach, end)
+    levels = SYMMETRIC_LEVELS if symmetric else LEVELS
+    kept = np.append(0, bins.cumsum())
+    total = kept[-1]
+    possible = (b - a >= levels) & (reach >= SYMMETRIC_LEVELS) & (kept[b] - kept[a] >= KEPT * total)
+    if all(clamped) or not possible.any():
+        return minmax_range(histogram, symmetric)
+    a, b, reach = a[possible], b[possible], reach[possible]
+    best = int(np.argmin(_divergences(bins.astype(np.float64), a, b, levels)))
+    threshold = (float(reach[best]) + 0.5) * histogram.width
+    if symmetric:
+        threshold = min(threshold, minmax_range(histogram, True)[1])
+        return -threshold, threshold
+    if flipped:
+        return (histogram.low if b[best] == end else max(histogram.low, -threshold)), histogram.high
+    low = histogram.low if a[best] == first else max(histogram.low, -threshold)
+    return low, histogram.high if b[best] == end else min(histogram.high, threshold)
+
+
+def _divergences(bins: Floats, a: Counts, b: Counts, levels: int) -> Floats:
+    """KL(P || Q) of every window [a, b) of `bins`, see `kl_range`.
+
+    A level that only P fills counts with Q's smallest share.
+    """
+    total = bins.sum()
+    mass = np.append(0.0, bins.cumsum())
+    entropy = np.append(0.0, _xlogx(bins).cumsum())
+    filled = np.append(0, (bins > 0).cumsum())
+    left, right = mass[a], total - mass[b]  # outliers
+    cuts = a[:, None] + -(-np.arange(levels + 1) * (b - a)[:, None] // levels)
+    q = np.diff(mass[cuts])
+    spread = np.diff(filled[cuts]).astype(np.float64)
+    spread[:, 0] += (left > 0) & (bins[a] == 0)
+    spread[:, -1] += (right > 0) & (bins[b - 1] == 0)
+    p = q.copy()
+    p[:, 0] += left
+    p[:, -1] += right
+    plogp = entropy[b] - entropy[a]
+    for outliers, edge in ((left, bins[a]), (right, bins[b - 1])):
+        plogp += _xlogx(edge + outliers) - _xlogx(edge)
+    share = np.where(q > 0, q / np.maximum(spread, 1), np.inf)
+    share = np.where(q > 0, share, share.min(axis=1, keepdims=True))
+    return np.asarray((plogp - (p * np.log(share)).sum(axis=1)) / total - np.log(total) + np.log(mass[b] - mass[a]))
+
+
+def _xlogx(x: Floats) -> Floats:
+    """x log x, 0 for 0."""
+    return x * np.log(np.where(x > 0, x, 1.0))
+
+
+def _is_spike(bins: Counts, end: int, inward: int) -> bool:
+    """Whether the outermost bin `end` holds far more than any of the eight beside it, and too much for outliers."""
+    beside = bins[end + 1 : end + 9] if inward > 0 else bins[max(end - 8, 0) : end]  # fewer at an end of the bins
+    return bool(bins[end] >= SPIKE * bins.sum() and bins[end] > 8 * beside.max(initial=1) and BINS - end not in (0, 1))
+
+
+def _magnitudes(histogram: Histogram) -> Counts:
+    """The bins of |x|, in the upper half."""
+    bins = np.zeros_like(histogram.bins)
+    bins[BINS:] = histogram.bins[BINS:] + histogram.bins[:BINS][::-1]
+    return bins
+
+
+def mse_range(histogram: Histogram, symmetric: bool = False) -> Range:
+    """The range of least `error`: each end in turn is tried at every 1/128 of the observed one."""
+    density = histogram.density()
+    fractions = np.arange(MSE_RATIOS, 0, -1) / MSE_RATIOS  # of equal errors the wider range is taken
+    if symmetric:
+        reach = minmax_range(histogram, True)[1] * fractions
+        best = reach[np.argmin(errors(*density, histogram.count, -reach, reach, True))]
+        return -float(best), float(best)
+    low, high = minmax_range(histogram)
+    for _ in range(4):
+        before = low, high
+        if histogram.high > 0:
+            high = float(
+                (tried := histogram.high * fractions)[np.argmin(errors(*density, histogram.count, low, tried))]
+            )
+        if histogram.low < 0:
+            low = float((tried := histogram.low * fractions)[np.argmin(errors(*density, histogram.count, tried, high))])
+        if (low, high) == before:
+            break
+    return low, high
+
+
+RANGES = {"minmax": minmax_range, "percentile": percentile_range, "mse": mse_range, "kl": kl_range}
+assert {"auto", *RANGES} == set(OBSERVERS)
+
+
+def choose(histogram: Histogram, observer: str, symmetric: bool = False) -> tuple[str, float, float]:
+    """(method, low, high): the range of a tensor by `observer`; "auto" takes the method of least `error`.
+
+    symmetric: a tensor with negatives gets -high .. high. Raises RequestError for an unknown observer.
+    """
+    if observer not in OBSERVERS:
+        raise RequestError(f"unknown observer {observer!r}; choose one of {', '.join(OBSERVERS)}")
+    symmetric = symmetric and histogram.low < 0
+    ranges = {name: method(histogram, symmetric) for name, method in RANGES.items() if observer in (name, "auto")}
+    lows, highs = np.array(list(ranges.values())).T
+    best = (
+        list(ranges)[int(np.argmin(errors(*histogram.density(), histogram.count, lows, highs, symmetric)))]
+        if len(ranges) > 1
+        else observer
+    )
+    return best, *ranges[best]

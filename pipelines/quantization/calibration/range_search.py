@@ -1,0 +1,196 @@
+"""Search of activation ranges by the error of the graph's outputs.
+
+A range of least error of its own tensor keeps outliers that nothing downstream may notice (a ReLU6 clips them, a mean
+dilutes them), at the price of a larger scale for all others; another one clips what the outputs depend on. So one
+tensor after the other is quantized in the float model, the rest of it left alone, by fractions of its range, and the
+fraction that moves the outputs least is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines.core.batches import Batch
+from pipelines.core.progress import progress
+from pipelines.graph import query, reference_session
+from pipelines.graph.infer import infer_shapes
+from pipelines.quantization.calibration.calibrate import CalibrationTable, TensorRange
+from pipelines.quantization.calibration.layerwise import CHUNK, sample_chunks, subgraph_session, values_read
+from pipelines.quantization.qdq.scales import uint8_qparams
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
+
+Array = NDArray[Any]
+NARROWER, WIDER = (0.8, 0.65, 0.5, 0.4), (1.25, 1.6)  # fractions of a range that are tried, until one is worse
+GAIN = 0.97  # of the error: what a fraction must win
+# bytes of one tensor, and of what else is needed downstream of it, on the samples; of larger ones fewer samples count
+MOST = 2**27
+CHOOSING = ("NonMaxSuppression", "NonZero", "Compress", "Unique")  # the size of their results depends on the data
+IDLE = 3e-6  # of the outputs' squares, 55 dB; tensors that cause less error are left alone
+
+
+def search_ranges(
+    model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, samples: Sequence[Batch]
+) -> CalibrationTable:
+    """`table`, of `model`, with the ranges of quantized activations chosen by the squared error of the outputs.
+
+    samples: a few batches, run as they come. Raises RequestError for samples that do not fit.
+    """
+    int8, _ = quantize(model, recipe, table)
+    exact, tensors = before_softmax(model), dict(table.tensors)
+    values: dict[str, ir.Value] = {}
+    for node in exact.graph:
+        values.update({str(value.name): value for value in (*node.inputs, *node.outputs) if value is not None})
+    inputs = (node.inputs[0] for node in int8.graph if node.op_type == "QuantizeLinear")
+    quantized = dict.fromkeys(str(value.name) for value in inputs if value is not None)
+    searched = [name for name in quantized if name in values and name in tensors]
+    with progress("refining ranges", len(searched)) as advance:
+        for name in searched:
+            tensors[name] = _best_range(exact, values[name], tensors[name], recipe.symmetric, samples)
+            advance(1)
+    return replace(table, tensors=tensors)
+
+
+def output_sqnr(
+    float_model: ir.Model, other: ir.Model, samples: Iterable[Batch], quick: bool = False, at_once: int = CHUNK
+) -> float:
+    """SQNR in dB of another model's outputs, an int8 one's say, against the float model's; infinite if equal.
+
+    Logits count, not the probabilities of a final Softmax, most of which are zero. Of several outputs the mean relative
+    error counts. quick: for two float models, see `reference_session.options`. at_once: samples of a run. Raises
+    RequestError for samples that do not fit.
+    """
+    exact, tested = (
+        reference_session.session(before_softmax(model), "its search needs", reference_session.options(quick))
+        for model in (float_model, other)
+    )
+    error = relative_error(
+        (reference_session.run(exact, batch), reference_session.run(tested, batch))
+        for batch in sample_chunks(float_model, samples, at_once)
+    )
+    return float(-10 * np.log10(error)) if error > 0 else np.inf
+
+
+def before_softmax(model: ir.Model) -> ir.Model:
+    """A copy whose outputs are logits: what a final Softmax or Sigmoid reads.
+
+    Instead of outputs whose size depends on the data (boxes that NonMaxSuppression left) it has the float values that
+    these were chosen from: of an int8 model there may be fewer or more.
+    """
+    copy = model.clone()
+    chosen = [node for node in copy.graph if query.is_op(node, *CHOOSING)]
+    if chosen:
+        infer_shapes(copy)
+        _end_before(copy.graph, chosen)
+    for at, value in enumerate(copy.graph.outputs):
+        producer = value.producer()
+        if producer is not None and producer.op_type in ("Softmax", "Sigmoid") and producer.inputs[0] is not None:
+            copy.graph.outputs[at] = producer.inputs[0]
+            producer.inputs[0].type, producer.inputs[0].shape = value.type, None
+    return copy
+
+
+def _end_before(main: ir.Graph, chosen: Sequence[ir.Node]) -> None:
+    """Put float values that `chosen` nodes, and what follows them, read of the others in the place of outputs that
+    follow them.
+    """
+    nodes = [*chosen, *_downstream(main, *(value for node in chosen for value in node.outputs))]
+    computed = {value for node in nodes for value in node.outputs}
+    kept = [value for value in main.outputs if value not in computed]
+    if len(kept) == len(main.outputs):
+        return
+    read: dict[str, ir.Value] = {}
+    for value in (value for node in nodes for value in values_read(node) if value not in computed):
+        float_value = _rounded_from(value)
+        if query.is_float(float_value) and float_value.producer() is not None and float_value not in kept:
+            read[str(float_value.name)] = float_value
+    if kept or read:
+        main.outputs[:] = [*kept, *(read[name] for name in sorted(read))]  # those of the int8 graph have the same names
+
+
+def _rounded_from(value: ir.Value) -> ir.Value:
+    """What was quantized and dequantized to `value`, or `value`."""
+    node = value.producer()
+    quantize = node.inputs[0].producer() if query.is_op(node, "DequantizeLinear") and node and node.inputs[0] else None
+    found = quantize.inputs[0] if query.is_op(quantize, "QuantizeLinear") and quantize else None
+    return value if found is None else found
+
+
+def relative_error(results: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> float:
+    """sum (x - y)^2 / sum x^2 of float outputs x and y, the mean over the outputs; results: (x's, y's) of every batch.
+
+    An infinite x, as a masked input of a Softmax, does not count. A y of another shape is wrong throughout.
+    """
+    noise, power = dict[int, float](), dict[int, float]()
+    for exact, tested in results:
+        for at, (x, y) in enumerate(zip(exact, tested, strict=True)):
+            if x.dtype == np.float32:
+                finite = np.isfinite(x)
+                x, y = x[finite], y[finite] if y.shape == x.shape else np.zeros(finite.sum(), np.float32)
+                noise[at] = noise.get(at, 0.0) + float(np.square(np.subtract(x, y, dtype=np.float64)).sum())
+                power[at] = power.get(at, 0.0) + float(np.square(x, dtype=np.float64).sum())
+    return float(np.nan_to_num(np.mean([noise[at] / power[at] for at in noise if power[at] > 0] or [0.0]), nan=np.inf))
+
+
+def _best_range(
+    model: ir.Model, value: ir.Value, observed: TensorRange, symmetric: bool, samples: Sequence[Batch]
+) -> TensorRange:
+    """The fraction of the observed range of `value` by which quantizing it alone moves the outputs least."""
+    downstream = _downstream(model.graph, value)
+    computed = {output for node in downstream for output in node.outputs}
+    outputs = [output for output in model.graph.outputs if output in computed]
+    if not outputs:
+        return observed
+    read = dict.fromkeys(each for node in downstream for each in values_read(node) if each not in computed)
+    inputs = [value, *(each for each in read if each is not value)]
+    inputs = [each for each in inputs if each.is_graph_input() or each.producer() is not None]
+    graph_inputs = [each for each in model.graph.inputs if not each.is_initializer()]
+    upstream = subgraph_session(model, graph_inputs, [*inputs, *outputs], quick=True)
+    rows: list[list[Array]] = []  # of every batch: arrays of `inputs`, then of `outputs`
+    for batch in samples:
+        if sum(array.nbytes for row in rows for array in row) < MOST:
+            rows.append(reference_session.run(upstream, batch))
+    session = subgraph_session(model, inputs, outputs, rows[0], quick=True)
+    names = [str(each.name) for each in inputs]
+
+    def error(fraction: float) -> float:
+        scale, zero = uint8_qparams(fraction * observed.low, fraction * observed.high, symmetric)
+
+        def results() -> Iterator[tuple[Sequence[Array], Sequence[Array]]]:
+            for row in rows:
+                x = (np.clip(np.rint(row[0] / scale) + zero, 0, 255) - zero) * scale
+                feeds = dict(zip(names, [x.astype(np.float32), *row[1 : len(inputs)]], strict=True))
+                yield row[len(inputs) :], reference_session.run(session, feeds)
+
+        return relative_error(results())
+
+    best, least = 1.0, error(1.0)
+    if least < IDLE:
+        return observed
+    for fractions in (NARROWER, WIDER):
+        for fraction in fractions:
+            current = error(fraction)
+            if current >= GAIN * least:
+                break
+            best, least = fraction, current
+        if best != 1.0:
+            break
+    if best == 1.0:
+        return observed
+    return replace(observed, low=best * observed.low, high=best * observed.high, method=f"{observed.method} x {best:g}")
+
+
+def _downstream(main: ir.Graph, *values: ir.Value) -> list[ir.Node]:
+    """The operators that are computed from any of `values`, in order."""
+    computed, nodes = set(values), []
+    for node in main:
+        if any(each in computed for each in values_read(node)):
+            nodes.append(node)
+            computed.update(node.outputs)
+    return nodes

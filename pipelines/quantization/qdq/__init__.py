@@ -1,0 +1,1 @@
+"""QDQ insertion: scales, linear layers, elementwise operators, embedding tables, engine workarounds."""

@@ -1,0 +1,130 @@
+"""Int8 operators between layers: additions, products, pools, concatenations and activation functions.
+
+Such an operator is int8 where its inputs are int8 tensors anyway and its output is read, further down, by an int8
+operator: then the whole path stays int8. The last ones before an output therefore stay float32.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from pipelines.graph import edit, query
+from pipelines.quantization.qdq import layers
+from pipelines.quantization.qdq.insertion import QdqInserter
+from pipelines.quantization.qdq.quantize_early import moves
+from pipelines.quantization.qdq.scales import dequantized_qparams
+
+OPERATORS = ("Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "ReduceMean", "Sigmoid", "LeakyRelu")
+# without an int8 kernel in onnxruntime, which reads and writes int8 tensors around them all the same
+FUNCTIONS = ("Relu", "Clip", "HardSwish", "HardSigmoid", "Tanh", "Elu", "Gelu", "PRelu", "Mish", "Softplus", "Erf")
+
+
+def activation_inputs(node: ir.Node) -> list[int]:
+    """Indices of the inputs that are activations, no constants."""
+    if node.op_type in layers.LAYERS:
+        return layers.activation_inputs(node)
+    if node.op_type in ("Add", "Mul", "Concat"):
+        return [index for index, value in enumerate(node.inputs) if query.constant(value) is None]
+    return [0]
+
+
+def refuse(node: ir.Node) -> str:
+    """Why the form of one of `OPERATORS` keeps it float32, "" where it can be int8."""
+    data = node.inputs if node.op_type in ("Add", "Mul", "Concat") else node.inputs[:1]
+    if any(value is None or value.dtype != ir.DataType.FLOAT for value in data):
+        return "it is no float arithmetic"
+    if node.op_type == "ReduceMean" and not _is_global_average_pool(node):
+        return "its mean is not over height and width"
+    if node.op_type in ("Add", "Mul") and len(activation_inputs(node)) == 1:
+        source = data[activation_inputs(node)[0]].producer()  # type: ignore[union-attr]
+        if source is not None and source.op_type in ("MatMul", "Gemm"):
+            return "engines make it part of the product before it"
+    return "" if activation_inputs(node) else "it is constant"
+
+
+def deselect(graph: ir.Graph, selected: set[ir.Node]) -> dict[ir.Node, str]:
+    """Take out of the int8 operators `selected` those of `OPERATORS` not between int8 operators; {node: why}."""
+    reasons: dict[ir.Node, str] = {}
+    while True:
+        found: dict[ir.Node, str] = {}
+        for node in graph:
+            if node in selected and node.op_type in OPERATORS and (why := _not_between(node, selected)):
+                found[node] = why
+        if not found:
+            return reasons
+        selected.difference_update(found)
+        reasons |= found
+
+
+def _not_between(node: ir.Node, selected: set[ir.Node]) -> str:
+    """Why `node` is not between int8 operators, "" where it is."""
+    for index in activation_inputs(node):
+        value = node.inputs[index]
+        assert value is not None
+        quantized_anyway = any(user in selected and user.op_type in layers.LAYERS for user in value.consumers())
+        if not quantized_anyway and _source(value) not in selected and dequantized_qparams(value) is None:
+            return f"its input {value.name} is float"
+    return "" if _reaches(node.outputs[0], selected) else "nothing after it is int8"
+
+
+def _source(value: ir.Value) -> ir.Node | None:
+    """The operator that computes `value`, before data movement and functions of one tensor."""
+    node = value.producer()
+    while node is not None and (moves(node) or _is_function(node)):
+        data = node.inputs[activation_inputs(node)[0]]
+        node = data.producer() if data is not None else None
+    return node
+
+
+def _reaches(value: ir.Value, selected: set[ir.Node]) -> bool:
+    """Whether an int8 operator reads `value`, maybe behind data movement and functions of one tensor."""
+    for node, index in ((use.node, use.idx) for use in value.uses()):
+        if node in selected and index in activation_inputs(node):
+            return True
+        if ((moves(node) and index == 0) or _is_function(node)) and _reaches(node.outputs[0], selected):
+            return True
+    return False
+
+
+def _is_function(node: ir.Node) -> bool:
+    """Whether `node` is one of `FUNCTIONS`, or adds or multiplies by a constant."""
+    return node.op_type in FUNCTIONS or (node.op_type in ("Add", "Mul") and len(activation_inputs(node)) == 1)
+
+
+def _is_global_average_pool(mean: ir.Node) -> bool:
+    """Whether a ReduceMean is over height and width of [n, c, h, w]."""
+    found = query.integers(mean, "axes", 1) or []
+    return query.rank(mean.inputs[0]) == 4 and sorted(axis % 4 for axis in found) == [2, 3]
+
+
+def quantize_operator(inserter: QdqInserter, node: ir.Node) -> None:
+    """Make one of `OPERATORS` int8: Q/DQ pairs at its inputs (at its output: `QdqInserter.quantize_output`).
+
+    A Concat whose parts nobody else reads needs none: they take the qparams of its result (`QuantizeEarly`).
+    """
+    if node.op_type == "ReduceMean":
+        node = _as_global_average_pool(inserter, node)
+    if node.op_type == "Concat" and all(value is not None and query.sole_user(value) is node for value in node.inputs):
+        return
+    for index in range(len(node.inputs) if node.op_type in ("Add", "Mul", "Concat") else 1):
+        if query.constant(node.inputs[index]) is None:
+            inserter.quantize_input(node, index)
+        else:
+            inserter.quantize_constant(node, index)
+
+
+def _as_global_average_pool(inserter: QdqInserter, mean: ir.Node) -> ir.Node:
+    """ReduceMean over height and width as GlobalAveragePool, which engines have in int8, and Flatten for keepdims=0."""
+    x, y = mean.inputs[0], mean.outputs[0]
+    pool = edit.node("GlobalAveragePool", [x], f"{y.name}.pooled", dtype=ir.DataType.FLOAT, taken=inserter.taken)
+    nodes = [pool]
+    if not mean.attributes.get_int("keepdims", 1):
+        nodes.append(
+            edit.node("Flatten", [pool.outputs[0]], f"{y.name}.flat", dtype=ir.DataType.FLOAT, taken=inserter.taken)
+        )
+    nodes[-1].outputs[0].shape = y.shape
+    pool.name = mean.name
+    if len(nodes) > 1 and y.name in inserter.ranges:
+        inserter.ranges[str(pool.outputs[0].name)] = inserter.ranges[y.name]
+    ir.convenience.replace_nodes_and_values(inserter.graph, mean, [mean], nodes, [y], [nodes[-1].outputs[0]])
+    return pool

@@ -1,0 +1,124 @@
+"""Int8 Gemm, MatMul and Conv: why one stays float32, and its static or dynamic quantization."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.graph import edit, query
+from pipelines.quantization.qdq import engine_quirks
+from pipelines.quantization.qdq.insertion import QdqInserter
+from pipelines.quantization.qdq.scales import Array, weight_qparams
+
+LAYERS = ("Conv", "Gemm", "MatMul")
+
+
+def refuse(node: ir.Node) -> str:
+    """Why the form of a layer (not its ranges) keeps it float32, "" where it can be int8."""
+    return {"Gemm": _refuse_gemm, "MatMul": _refuse_matmul, "Conv": _refuse_conv}[node.op_type](node)
+
+
+def _refuse_gemm(node: ir.Node) -> str:
+    if node.attributes.get_int("transA", 0):
+        return "its input is transposed (transA)"
+    if any(node.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta")):
+        return "alpha or beta is not 1"
+    weight = query.constant(node.inputs[1])
+    if weight is None:
+        return "its weights are not constant"
+    if len(node.inputs) > 2 and node.inputs[2] is not None:
+        bias = query.constant(node.inputs[2])
+        columns = weight.shape[0 if node.attributes.get_int("transB", 0) else 1]
+        if bias is None or bias.shape not in ((columns,), (1, columns)):
+            return "its bias is not a constant row"
+    return ""
+
+
+def _refuse_matmul(node: ir.Node) -> str:
+    weight = query.constant(node.inputs[1])
+    if weight is not None and weight.ndim < 2:
+        return "its weights are a vector"
+    if query.dequantized(node.inputs[1]) is not None:
+        return "its weights are int8 already"
+    if query.constant(node.inputs[0]) is not None:
+        return "its first factor is constant"
+    return ""
+
+
+def _refuse_conv(node: ir.Node) -> str:
+    constant = query.constant(node.inputs[1]) is not None
+    if not constant or (len(node.inputs) > 2 and node.inputs[2] is not None and query.constant(node.inputs[2]) is None):
+        return "its weights or bias are not constant"
+    return ""
+
+
+def activation_inputs(node: ir.Node) -> list[int]:
+    """Indices of a layer's inputs that are activations: 0, and 1 of a MatMul of two activations."""
+    return [0, 1] if node.op_type == "MatMul" and query.constant(node.inputs[1]) is None else [0]
+
+
+def quantize_layer(inserter: QdqInserter, node: ir.Node) -> None:
+    """Make a layer that `refuse` has nothing against int8: Q/DQ on activations, per-channel int8 weights, int32 bias.
+
+    The channel axis is that of the outputs; batched weights of a MatMul get one scale per tensor.
+    """
+    engine_quirks.subsample_before_pointwise_conv(node, inserter.subsampled, inserter.ranges, inserter.taken)
+    x_scale = inserter.quantize_input(node)
+    if len(activation_inputs(node)) > 1:
+        inserter.quantize_second_factor(node)
+        return
+    engine_quirks.gemm_of_matmul_before_add(node)
+    weight = query.constant(node.inputs[1])
+    assert weight is not None
+    axis: int | None = 1
+    if node.op_type == "Conv" or node.attributes.get_int("transB", 0) != 0:
+        axis = 0
+    elif weight.ndim != 2:
+        axis = None
+    inserter.quantize_weight(node, axis, x_scale)
+
+
+def quantize_layer_dynamically(inserter: QdqInserter, node: ir.Node) -> str:
+    """Make a Gemm or MatMul with a constant matrix int8, its input quantized at run time; says why it cannot be.
+
+    x_q, s_x, z_x = DynamicQuantizeLinear(x) over the whole batch, y = float(MatMulInteger(x_q, W_q, z_x)) s_x s_w + b,
+    with per-channel int8 weights: onnxruntime runs all of it as one operator.
+    """
+    weight = query.constant(node.inputs[1]) if node.op_type in ("Gemm", "MatMul") else None
+    if weight is None or weight.ndim != 2:
+        return "only a product with a constant matrix is quantized at run time"
+    if why := refuse(node):
+        return why
+    graph, taken, x, y = inserter.graph, inserter.taken, node.inputs[0], node.outputs[0]
+    assert x is not None
+    if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0:
+        weight = np.ascontiguousarray(weight.T)
+    nodes: list[ir.Node] = []
+
+    def add(op: str, inputs: list[ir.Value | None], stem: str, dtype: ir.DataType, **attributes: int) -> ir.Value:
+        """Append a node; its output."""
+        nodes.append(edit.node(op, inputs, stem, dtype=dtype, taken=taken, **attributes))
+        return nodes[-1].outputs[0]
+
+    if x.name not in inserter.dynamic:
+        quantize = ir.node("DynamicQuantizeLinear", [x], name=f"{x.name}.dynamic", num_outputs=3)
+        kinds = (("bytes", ir.DataType.UINT8), ("scale", ir.DataType.FLOAT), ("zero", ir.DataType.UINT8))
+        for value, (kind, dtype) in zip(quantize.outputs, kinds, strict=True):
+            value.name, value.type = f"{quantize.name}.{kind}", ir.TensorType(dtype)
+        inserter.dynamic[str(x.name)] = quantize
+        nodes.append(quantize)
+    x_q, x_scale, x_zero = inserter.dynamic[str(x.name)].outputs
+    scale, quantized = weight_qparams(weight, 1, inserter.weight_bits, clip=inserter.clip_weights)
+    stem, parts = str(y.name), dict[str, Array](quantized=quantized, scale=scale)
+    w_q, w_scale = inserter.initializers(node, str(node.inputs[1].name), parts).values()  # type: ignore[union-attr]
+    value = add("MatMulInteger", [x_q, w_q, x_zero], f"{stem}.integer", ir.DataType.INT32)
+    nodes[-1].name = node.name
+    value = add("Cast", [value], f"{stem}.float", ir.DataType.FLOAT, to=int(ir.DataType.FLOAT))
+    y_scale = add("Mul", [x_scale, w_scale], f"{stem}.step", ir.DataType.FLOAT)
+    value = add("Mul", [value, y_scale], f"{stem}.scaled", ir.DataType.FLOAT)
+    if len(node.inputs) > 2 and node.inputs[2] is not None:
+        value = add("Add", [value, node.inputs[2]], f"{stem}.biased", ir.DataType.FLOAT)
+    value.shape = y.shape
+    inserter.helpers |= {str(part.name) for part in nodes if part.op_type != "MatMulInteger"}
+    ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, [y], [value])
+    return ""

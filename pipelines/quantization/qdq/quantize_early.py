@@ -1,0 +1,157 @@
+"""Int8 propagation: quantize before data movement, not after, so that it moves int8 tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines.graph import edit, query
+from pipelines.quantization.qdq.scales import quantized_constant
+from pipelines.rewrites.driver import Rewrite
+
+MOVES = (
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Transpose",
+    "Identity",
+    "Slice",
+    "Expand",
+    "MaxPool",
+    "Gather",
+    "Resize",
+    "Pad",
+)
+
+
+def moves(node: ir.Node) -> bool:
+    """Whether `node` gives values of its input 0, zeros (Pad) or means of them (Resize), so that qparams stay."""
+    if node.op_type == "MaxPool":
+        return len(node.outputs) == 1
+    if node.op_type == "Gather":
+        return node.inputs[0] is not None and node.inputs[0].producer() is not None
+    if node.op_type == "Resize":
+        mode = node.attributes.get_string("mode", "nearest")
+        return (
+            mode in ("nearest", "linear")
+            and node.attributes.get_string("coordinate_transformation_mode") != "tf_crop_and_resize"
+        )
+    if node.op_type == "Pad":
+        value = query.constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.float32(0)
+        return value is not None and not value.any()
+    return node.op_type in MOVES
+
+
+class QuantizeEarly(Rewrite):
+    """Q(Move(x)) = Move(Q(x)), Q(Concat(a, b)) = Concat(Q(a), Q(b)), Q(Gather(T, i)) = Gather(Q(T), i), Q(DQ(q)) = q.
+
+    All with the same qparams, so exact (but a linear Resize rounds in uint8). For a constant table T, Q(T) is computed
+    here (if `tables`): stored in uint8, a quarter of its size, and no QuantizeLinear is left at run time. Does not fire
+    where the moved tensor has another reader, where what is moved was dequantized by other qparams, or on a Transpose
+    to int8. keep: whether an operator stays float32, by its name.
+    """
+
+    def __init__(self, tables: bool = True, keep: Callable[[str], bool] = lambda name: False) -> None:
+        super().__init__()
+        self.tables, self.keep = tables, keep
+        self._taken: set[str] = set()
+
+    def rewrite(self, model: ir.Model) -> int:
+        """Move every QuantizeLinear of the main graph before what moves its input, once."""
+        self._taken = query.used_names(model.graph)
+        count = sum(self._lift(model.graph, node) for node in list(model.graph) if node.op_type == "QuantizeLinear")
+        if count:
+            model.graph.sort()  # a QuantizeLinear that is used again may stand further down
+        return count
+
+    def _lift(self, graph: ir.Graph, quantize: ir.Node) -> int:
+        """Move `quantize` before the operator that it reads: 1, or 0 where it stays."""
+        qparams = _qparams(quantize)
+        x = quantize.inputs[0]
+        move = x.producer() if x is not None else None
+        if x is None or move is None or qparams is None or qparams[0].size != 1:
+            return 0
+        if move.op_type == "DequantizeLinear":
+            return self._cancel(graph, quantize, move)
+        if move.op_type not in (*MOVES, "Concat"):
+            return 0
+        if self.keep(str(move.name)):
+            self.refuse(move, "kept float by the recipe")
+            return 0
+        if query.sole_user(x) is not quantize:
+            self.refuse(move, "its result is also read as float")
+            return 0
+        if move.op_type == "Gather" and query.constant(move.inputs[0]) is not None:
+            return self._quantize_table(graph, move, quantize)
+        if move.op_type != "Concat" and not moves(move):
+            return 0
+        if move.op_type == "Transpose" and qparams[1].dtype == np.int8:
+            self.refuse(move, "engines have no int8 Transpose, only uint8")
+            return 0
+        data = [value for value in (move.inputs if move.op_type == "Concat" else move.inputs[:1]) if value is not None]
+        for source in (value.producer() for value in data):
+            if source is not None and source.op_type == "DequantizeLinear" and not _equal(_qparams(source), qparams):
+                self.refuse(move, "its parts have other qparams")
+                return 0
+        inputs = [self._quantized(graph, value, quantize, move) for value in data] + list(move.inputs[len(data) :])
+        if move.op_type == "Pad":
+            inputs[2:3] = [quantize.inputs[2]]  # zero is the zero point
+        self._replace(graph, move, inputs, quantize)
+        return 1
+
+    def _cancel(self, graph: ir.Graph, quantize: ir.Node, dequantize: ir.Node) -> int:
+        """Q(DQ(q)) = q where both have the same qparams."""
+        q = dequantize.inputs[0]
+        if q is None or not _equal(_qparams(quantize), _qparams(dequantize)) or quantize.outputs[0].is_graph_output():
+            return 0
+        quantize.outputs[0].replace_all_uses_with(q)
+        graph.remove(quantize, safe=True)
+        return 1
+
+    def _quantized(self, graph: ir.Graph, value: ir.Value, quantize: ir.Node, move: ir.Node) -> ir.Value:
+        """`value` by the qparams of `quantize`, of a QuantizeLinear that is there already or of one before `move`."""
+        for user in value.consumers():
+            if user.op_type == "QuantizeLinear" and user.graph is graph and _equal(_qparams(user), _qparams(quantize)):
+                return user.outputs[0]
+        dtype = quantize.outputs[0].dtype
+        q = edit.node(
+            "QuantizeLinear", [value, *quantize.inputs[1:]], f"{value.name}.quantized", dtype=dtype, taken=self._taken
+        )
+        q.outputs[0].shape = value.shape
+        graph.insert_before(move, q)
+        return q.outputs[0]
+
+    def _quantize_table(self, graph: ir.Graph, gather: ir.Node, quantize: ir.Node) -> int:
+        """Q(Gather(T, i)) = Gather(Q(T), i) of a constant table."""
+        table, qparams = query.constant(gather.inputs[0]), _qparams(quantize)
+        assert table is not None and qparams is not None
+        if not self.tables:
+            self.refuse(gather, "the recipe keeps tables float")
+            return 0
+        quantized = edit.initializer(graph, f"{quantize.name}.table", quantized_constant(table, *qparams), self._taken)
+        self._replace(graph, gather, [quantized, *gather.inputs[1:]], quantize)
+        return 1
+
+    def _replace(self, graph: ir.Graph, move: ir.Node, inputs: list[ir.Value | None], quantize: ir.Node) -> None:
+        """Put `move` of quantized inputs in place of `move` and `quantize`."""
+        moved = ir.Node(move.domain, move.op_type, inputs, move.attributes.values(), name=move.name, num_outputs=1)
+        out, old = moved.outputs[0], quantize.outputs[0]
+        out.name, out.type, out.shape = old.name, old.type, old.shape
+        ir.convenience.replace_nodes_and_values(graph, move, [move, quantize], [moved], quantize.outputs, [out])
+
+
+def _qparams(node: ir.Node) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """The constant (scale, zero point), of any shape, of a QuantizeLinear or DequantizeLinear."""
+    scale, zero = (query.constant(value) for value in (*node.inputs[1:], None, None)[:2])
+    return None if scale is None or zero is None else (scale, zero)
+
+
+def _equal(a: tuple[NDArray[Any], NDArray[Any]] | None, b: tuple[NDArray[Any], NDArray[Any]] | None) -> bool:
+    if a is None or b is None or a[1].dtype != b[1].dtype:
+        return False
+    return all(np.array_equal(x.ravel(), y.ravel()) for x, y in zip(a, b, strict=True))

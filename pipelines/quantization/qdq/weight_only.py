@@ -1,0 +1,157 @@
+"""Weight-only quantization of what has no calibrated input: layers inside subgraphs, and recurrent layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.graph import edit, query
+from pipelines.quantization.qdq.insertion import QdqInserter
+from pipelines.quantization.qdq.scales import weight_qparams
+
+RECURRENT = ("LSTM", "GRU", "RNN")
+BLOCK = 32  # weights of a recurrent layer that share a scale, at most
+MIN_WEIGHTS = 1024  # of smaller matrices, scales and one more operator call cost what int8 saves
+NOTE = "its weights are int8, with scales per channel; it computes in float32"
+
+
+BLOCKS = -1  # in place of an axis: the last one in blocks
+
+
+def subgraph_nodes(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
+    """(operator of the main graph, operator in its subgraphs), at any depth."""
+    for node in graph:
+        for attribute in node.attributes.values():
+            bodies = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else []
+            bodies = list(attribute.as_graphs()) if attribute.type == ir.AttributeType.GRAPHS else bodies
+            for body in bodies:
+                for inner in ir.traversal.RecursiveGraphIterator(body):
+                    yield node, inner
+
+
+def quantize_weights(inserter: QdqInserter) -> tuple[dict[str, str], dict[str, str]]:
+    """Store constant weights as int8: of LSTM, GRU and RNN, and of all layers inside subgraphs.
+
+    W = s float(W_q), s = max|W| / 127 per output channel, of recurrent layers per `BLOCK` of a row, for their errors
+    return at every step: a quarter of the bytes. Casts and a Mul, for engines fold these when they open the file, where
+    onnxruntime would compute a DequantizeLinear anew at every run (1.5 times the time of a small network); by way of
+    int32, see `engine_quirks.QUIRKS`. What an operator computes stays float32, for ranges within the bodies of If and
+    Loop are not observed, and a recurrent layer's state has no int8 operator that all engines have. A weight that
+    several operators read is stored once, and what no operator reads any more
+    goes. Returns ({operator: note} of those changed, {operator: why not} of others).
+    """
+    graph = inserter.graph
+    inner = [node for _, node in subgraph_nodes(graph)]
+    stored: dict[tuple[int, int | None], ir.Value] = {}
+    notes: dict[str, str] = {}
+    reasons: dict[str, str] = {}
+    for node in [*(each for each in graph if query.is_op(each, *RECURRENT)), *inner]:
+        places = _weights(node)
+        if not places:
+            continue
+        name = query.label(node)
+        if inserter.recipe.keeps_float(name):
+            reasons[name] = "kept float by the recipe"
+            continue
+        found = [(index, axis) for index, axis in places if _is_weight(node.inputs[index])]
+        for index, axis in found:
+            _quantize(inserter, node, index, axis, stored)
+        if found:
+            notes[name] = NOTE
+        else:
+            reasons[name] = f"no constant float32 weights of {MIN_WEIGHTS} or more"
+    _drop_unread(graph)
+    return notes, reasons
+
+
+def _weights(node: ir.Node) -> list[tuple[int, int | None]]:
+    """(input, axis of its output channels, None for one scale a tensor) of an operator's weights."""
+    if query.is_op(node, *RECURRENT):
+        return [(1, BLOCKS), (2, BLOCKS)]  # [directions, gates x hidden, inputs or hidden]
+    if query.is_op(node, "Conv"):
+        return [(1, 0)]
+    if query.is_op(node, "ConvTranspose"):
+        return [(1, 1 if node.attributes.get_int("group", 1) == 1 else None)]
+    if query.is_op(node, "Gemm"):
+        return [(1, 0 if node.attributes.get_int("transB", 0) else 1)]
+    if query.is_op(node, "MatMul"):
+        array = query.constant(node.inputs[1])
+        return [(1, None if array is None or array.ndim < 2 else array.ndim - 1)]
+    return []
+
+
+def _is_weight(value: ir.Value | None) -> bool:
+    array = query.constant(value)
+    return array is not None and array.dtype == np.float32 and array.size >= MIN_WEIGHTS
+
+
+def _quantize(
+    inserter: QdqInserter, node: ir.Node, index: int, axis: int | None, stored: dict[tuple[int, int | None], ir.Value]
+) -> None:
+    """Feed input `index` of `node` from int8 constants of the main graph, which its subgraphs see."""
+    value = node.inputs[index]
+    assert value is not None
+    if (id(value), axis) not in stored:
+        stored[id(value), axis] = _dequantized(inserter, value, axis)
+    node.replace_input_with(index, stored[id(value), axis])
+
+
+def _dequantized(inserter: QdqInserter, value: ir.Value, axis: int | None) -> ir.Value:
+    """A weight's int8 form times its scales, at the head of the main graph."""
+    graph, taken, array = inserter.graph, inserter.taken, query.constant(value)
+    assert array is not None
+    in_blocks = axis == BLOCKS
+    rows = array.reshape(-1, _block(array.shape[-1])) if in_blocks else array
+    scale, quantized = weight_qparams(rows, 0 if in_blocks else axis, inserter.weight_bits, clip=inserter.clip_weights)
+    if in_blocks:
+        quantized = quantized.reshape(*array.shape[:-1], -1, rows.shape[-1])
+        scale = scale.reshape(*quantized.shape[:-1], 1)
+    else:
+        scale = scale.reshape([-1 if i == axis else 1 for i in range(array.ndim)])
+    result = edit.initializer(graph, f"{value.name}.quantized", quantized, taken)
+    added = []
+
+    def add(
+        op_type: str, name: str, dtype: ir.DataType, shape: Iterable[int], *others: ir.Value, **attributes: int
+    ) -> None:
+        nonlocal result
+        inputs: list[ir.Value | None] = [result, *others]
+        added.append(edit.node(op_type, inputs, f"{value.name}.{name}", dtype=dtype, taken=taken, **attributes))
+        result = added[-1].outputs[0]
+        result.shape = ir.Shape(shape)
+        inserter.helpers.add(str(added[-1].name))
+
+    for dtype, name in ((ir.DataType.INT32, "integers"), (ir.DataType.FLOAT, "float")):
+        add("Cast", name, dtype, quantized.shape, to=int(dtype))
+    add(
+        "Mul",
+        "weights",
+        ir.DataType.FLOAT,
+        quantized.shape,
+        edit.initializer(graph, f"{value.name}.scale", scale, taken),
+    )
+    if in_blocks:
+        shape = edit.initializer(graph, f"{value.name}.shape", np.array(array.shape, np.int64), taken)
+        add("Reshape", "rows", ir.DataType.FLOAT, array.shape, shape)
+    graph.insert_before(graph[0], added)
+    return result
+
+
+def _block(columns: int) -> int:
+    """The largest divisor of `columns` up to `BLOCK`; all columns where that is too small to pay for its scale."""
+    found = max(each for each in range(1, min(columns, BLOCK) + 1) if columns % each == 0)
+    return found if found >= BLOCK // 4 else columns
+
+
+def _drop_unread(graph: ir.Graph) -> None:
+    """Remove float weights that nothing reads any more, from the main graph and the bodies."""
+    bodies = {id(node.graph): node.graph for _, node in subgraph_nodes(graph)}
+    for each in (graph, *bodies.values()):
+        for name, value in list(each.initializers.items()):  # type: ignore[union-attr]
+            if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+                del each.initializers[name]  # type: ignore[union-attr]
+        for node in list(each):  # type: ignore[arg-type]
+            if query.is_op(node, "Constant") and not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
+                each.remove(node, safe=True)  # type: ignore[union-attr]

@@ -1,0 +1,1 @@
+"""Quantization-aware training by the rules of the quantizer."""

@@ -1,0 +1,421 @@
+"""Quantization-aware training by the rules of `quantize`: what is trained is what the int8 model computes.
+
+Straight-through estimator (Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+Integer-Arithmetic-Only Inference"): the forward pass rounds, q = clip(round(x / s) + z, 0, 255), x' = s (q - z); the
+backward pass takes dx'/dx for 1 inside the range and 0 outside. Which tensors and weights become int8 is asked of the
+quantizer itself, so the two cannot differ.
+
+    student = prepare(model, example)              # the trained float model; a copy of it is prepared
+    for x, y in batches: ...                       # train as usual, at a low learning rate
+    freeze_ranges(student)                         # for the last part of the training
+    path, table = export(student, example, "fp32.onnx")
+    int8, report = quantize(graph.load(path), recipe, table)
+
+Not simulated: the rounding of biases (by half of s_x s_w), products of two activations, and what a recipe quantizes
+at run time.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
+
+from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError, one_line
+from pipelines.graph import io as graph
+from pipelines.graph import query
+from pipelines.quantization.calibration.calibrate import CalibrationTable, TensorRange, calibrate
+from pipelines.quantization.qdq.scales import LEAST_SCALE, activation_qparams
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
+
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+OPSET, DOMAIN = 18, "qat"
+Example = Tensor | Sequence[Tensor]
+Lowered = tuple[ir.Model, dict[str, int]]  # a float graph, and which tensor has which range
+
+
+class _Round(torch.autograd.Function):
+    """Fake quantization: rounds to multiples of the scale; the gradient passes inside the range."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, zero: int, least: int, most: int) -> Tensor:
+        q = torch.round(x / scale) + zero
+        ctx.save_for_backward((q >= least) & (q <= most))
+        return (q.clamp(least, most) - zero) * scale
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] * ctx.saved_tensors[0], None, None, None, None
+
+
+class _Mark(torch.autograd.Function):
+    """The identity; in an exported graph an operator, which tells the name of the tensor of `Range.index`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: int) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def symbolic(g: Any, x: Any, index: int) -> Any:
+        return g.op(f"{DOMAIN}::Mark", x, index_i=index).setType(x.type())
+
+
+_round: Callable[[Tensor, Tensor, int, int, int], Tensor] = _Round.apply
+_mark: Callable[[Tensor, int], Tensor] = _Mark.apply
+
+
+class Range(nn.Module):
+    """Observes one float tensor of any shape, and fake-quantizes it where the int8 model quantizes it (`active`).
+
+    ends: (low, high), moving averages of each batch's extremes while training and not `frozen`: r += momentum (batch -
+    r), the first batch's own to begin with. count: elements seen. tensor: its name in the float graph, "" where that
+    has it not, or twice.
+    """
+
+    ends: Tensor
+    count: Tensor
+
+    def __init__(self, index: int, momentum: float, symmetric: bool) -> None:
+        super().__init__()
+        self.index, self.momentum, self.symmetric = index, momentum, symmetric
+        self.active = self.frozen = self.marking = False
+        self.tensor = ""
+        self.register_buffer("ends", torch.zeros(2))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x`, fake-quantized where `active`; of its shape and dtype."""
+        if self.marking:
+            return _mark(x, self.index)
+        if self.training and not self.frozen:
+            batch = torch.stack(torch.aminmax(x.detach()))
+            self.ends += (self.momentum if self.count else 1.0) * (batch - self.ends)
+            self.count += x.numel()
+        if not self.active or not self.count:
+            return x
+        scale, zero = activation_qparams(self.range(), self.symmetric)
+        return _round(x, x.new_tensor(float(scale)), int(zero), 0, 255)
+
+    def range(self) -> TensorRange:
+        """The trained range."""
+        low, high = self.ends.tolist()
+        return TensorRange(low, high, low, high, int(self.count), "qat")
+
+
+class Layer(nn.Module):
+    """A convolution or linear layer with its BatchNorm folded in; weights fake-quantized where `active`.
+
+    W' = W g / sqrt(v + e), b' = (b - m) g / sqrt(v + e) + B, with running mean m and variance v: training and inference
+    compute the same. While training and not `frozen`, m and v follow the batches as in any BatchNorm; g and B are
+    trained.
+    norm_path: of the BatchNorm in the module that was prepared. input_scale: where set, float32 [inputs, 1, ...]: a
+    factor that the graph to be quantized has in W', input by input; the product is rounded then.
+    """
+
+    input_scale: Tensor | None
+
+    def __init__(self, inner: Any, norm: Any, norm_path: str, bits: int) -> None:
+        super().__init__()
+        self.inner, self.norm, self.norm_path, self.bits = inner, norm, norm_path, bits
+        self.active = self.frozen = False
+        self.register_buffer("input_scale", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output, float32: [n, channels, ...] of a convolution, [..., features] of a linear layer."""
+        if self.norm is not None and self.training and not self.frozen:
+            with torch.no_grad():
+                self.norm(self.inner(x))  # moves the running statistics
+        weight, bias = self.folded()
+        if self.active:
+            scale = self.input_scale
+            weight = rounded(weight, self.bits) if scale is None else rounded(weight * scale, self.bits) / scale
+        compute: Callable[..., Tensor] = (
+            nn.functional.linear if isinstance(self.inner, nn.Linear) else self.inner._conv_forward
+        )
+        return compute(x, weight, bias)
+
+    def folded(self) -> tuple[Tensor, Tensor | None]:
+        """(weight, bias) in float, BatchNorm folded in."""
+        weight, bias, norm = self.inner.weight, self.inner.bias, self.norm
+        if norm is None:
+            return weight, bias
+        gain = torch.rsqrt(norm.running_var + norm.eps) * (1.0 if norm.weight is None else norm.weight)
+        shift = (0.0 if bias is None else bias) - norm.running_mean
+        return weight * gain.reshape(-1, *[1] * (weight.dim() - 1)), shift * gain + (
+            0.0 if norm.bias is None else norm.bias
+        )
+
+
+def rounded(weight: Tensor, bits: int) -> Tensor:
+    """Per-channel symmetric fake quantization on axis 0, as `scales.weight_qparams`; on the weight's device."""
+    top = 2 ** (bits - 1) - 1
+    reach = weight.detach().flatten(1).abs().amax(1)
+    scale = reach / top
+    scale = torch.where(scale >= LEAST_SCALE, scale, torch.ones_like(scale)).reshape(-1, *[1] * (weight.dim() - 1))
+    return _round(weight, scale, 0, -top, top)
+
+
+def prepare(
+    module: nn.Module,
+    example: Example,
+    recipe: QuantRecipe | None = None,
+    *,
+    momentum: float = 0.05,
+    lower: Callable[[fx.GraphModule], Lowered] | None = None,
+    trace: Callable[[nn.Module], fx.GraphModule] = fx.symbolic_trace,
+    ranges: Mapping[str, TensorRange] | None = None,
+) -> fx.GraphModule:
+    """A trainable copy of `module` that computes as its int8 model will; `module` (a teacher, say) is left as it is.
+
+    example: its inputs (float32, first axis = samples). recipe: the one that the exported model will be quantized by;
+    its observer is not used. momentum: of the ranges. lower: from the copy to (the float graph that will be quantized,
+    {its tensor: `Range.index`}), for a model that is not written by `export`. trace: from a module to its graph, where
+    modules besides torch's own are one step of it. ranges: of a calibration table of the float graph, with which
+    training begins, in place of the first batch's own. Raises RequestError for a module that
+    torch.fx cannot trace, or without anything to quantize.
+    """
+    recipe = recipe or QuantRecipe()
+    try:
+        traced = trace(copy.deepcopy(module))
+    except Exception as error:  # whatever the module's own code does with proxies
+        raise RequestError(
+            f"torch.fx cannot trace {type(module).__name__} ({one_line(error)}); prepare a part of it"
+        ) from error
+    traced.graph.eliminate_dead_code()
+    for each in traced.modules():
+        if getattr(each, "inplace", False):
+            setattr(each, "inplace", False)  # noqa: B010 a range stands before it
+    with torch.no_grad():
+        ShapeProp(traced.eval()).propagate(*_inputs(example))
+    _wrap(traced, momentum, recipe)
+    _activate(traced, lower(traced) if lower is not None else _frozen(traced, example), recipe, ranges or {})
+    start_ranges(traced, ranges or {})
+    return traced.train(module.training)
+
+
+def start_ranges(module: nn.Module, tensors: Mapping[str, TensorRange]) -> None:
+    """Go on from the ranges of a calibration table, where it has them."""
+    for each in module.modules():
+        if isinstance(each, Range) and (known := tensors.get(each.tensor)) is not None and known.count:
+            each.ends.copy_(torch.tensor([known.low, known.high]))
+            each.count.fill_(known.count)
+
+
+def freeze_ranges(module: nn.Module) -> None:
+    """Let ranges and BatchNorm statistics move no more; weights still train. For the last part of the training."""
+    for each in module.modules():
+        if isinstance(each, Range | Layer):
+            each.frozen = True
+
+
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    """The trained float weights of a prepared module as a state dict of the module that it was made from."""
+    layers = {path: each for path, each in module.named_modules() if isinstance(each, Layer)}
+    moved = {f"{path}.inner": path for path in layers} | {
+        f"{path}.norm": each.norm_path for path, each in layers.items()
+    }
+    ranges = {path for path, each in module.named_modules() if isinstance(each, Range)}
+    state = {}
+    for name, tensor in module.state_dict().items():
+        path, dot, key = name.rpartition(".")
+        if path not in ranges:
+            state[f"{moved.get(path, path)}{dot}{key}"] = tensor
+    return state
+
+
+def export(module: nn.Module, example: Example, path: str | Path) -> tuple[Path, CalibrationTable]:
+    """Write the float graph to `path`; returns it and the calibration table of the trained ranges.
+
+    BatchNorm is folded, the batch dynamic, inputs are named as forward's arguments.
+    `quantize(graph.load(path), recipe, table)` with the recipe of `prepare` has the very scales trained. The table's
+    observer is "minmax", its tensors' method "qat". Raises RequestError for a module that was not prepared, or has seen
+    no batch in training mode.
+    """
+    trained = table(module, example)
+    file = graph.save(_frozen(module, example)[0], path)
+    return file, replace(trained, graph=graph.digest(graph.load(file)))
+
+
+def table(module: nn.Module, example: Example) -> CalibrationTable:
+    """The calibration table of the trained ranges, of no graph yet; see `export`."""
+    ranges = [each for each in module.modules() if isinstance(each, Range)]
+    if not ranges or not all(int(each.count) for each in ranges):
+        raise RequestError("the module has no trained ranges; call prepare, then feed it batches in training mode")
+    first = next((each for each in _inputs(example) if each.is_floating_point() and each.numel()), None)
+    samples = int(ranges[0].count) * len(first) // first.numel() if first is not None else 0
+    return CalibrationTable("", "minmax", samples, "", {each.tensor: each.range() for each in ranges if each.tensor})
+
+
+def completed(trained: CalibrationTable, model: ir.Model, samples: Iterable[Batch]) -> CalibrationTable:
+    """The table of `model` that has the trained ranges, and of tensors without one what `samples` show."""
+    seen = calibrate(model, samples, trained.observer)
+    tensors = {name: replace(each, histogram=None) for name, each in seen.tensors.items()}
+    return replace(trained, samples=seen.samples, tensors=tensors | trained.tensors)
+
+
+def distillation_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """T^2 KL(softmax(teacher / T) || softmax(student / T)), mean over samples (Hinton et al. 2015).
+
+    Both float32 [n, classes].
+    """
+    student, teacher = (
+        torch.log_softmax(each / temperature, dim=-1) for each in (student_logits, teacher_logits.detach())
+    )
+    return nn.functional.kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2
+
+
+def _inputs(example: Example) -> tuple[Tensor, ...]:
+    """The example's inputs as a tuple."""
+    return (example,) if isinstance(example, Tensor) else tuple(example)
+
+
+def _wrap(traced: fx.GraphModule, momentum: float, recipe: QuantRecipe) -> None:
+    """Replace convolutions and linear layers, with the BatchNorm that alone reads them, by `Layer`s; add `Range`s.
+
+    A `Range` follows every node that computes or brings a float tensor.
+    """
+    modules = dict(traced.named_modules())
+    calls = Counter(node.target for node in traced.graph.nodes)
+    for node in list(traced.graph.nodes):
+        layer = modules.get(str(node.target))
+        if isinstance(layer, LAYERS) and not isinstance(
+            traced.get_submodule(str(node.target)), Layer
+        ):  # seen: called again
+            after = next(iter(node.users))
+            norm = (
+                modules.get(str(after.target))
+                if len(node.users) == calls[node.target] == calls[after.target] == 1
+                else None
+            )
+            if folds := isinstance(norm, NORMS) and norm.track_running_stats:
+                after.replace_all_uses_with(node)
+                traced.graph.erase_node(after)
+            bits = 7 if recipe.reduced_range else 8
+            traced.set_submodule(
+                str(node.target), Layer(layer, norm if folds else None, str(after.target) if folds else "", bits)
+            )
+    traced.delete_all_unused_submodules()
+    floats = [
+        each
+        for each in traced.graph.nodes
+        if getattr(known := each.meta.get("tensor_meta"), "dtype", None) == torch.float32 and known.shape.numel()
+    ]
+    for index, node in enumerate(each for each in floats if each.op not in ("output", "get_attr")):
+        traced.add_submodule(f"range_{index}", Range(index, momentum, recipe.symmetric))
+        with traced.graph.inserting_after(node):
+            ranged = traced.graph.call_module(f"range_{index}", (node,))
+        node.replace_all_uses_with(ranged, delete_user_cb=lambda user, ranged=ranged: user is not ranged)
+    traced.recompile()
+
+
+def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe, known: Mapping[str, TensorRange]) -> None:
+    """Make those `Range`s and `Layer`s active whose tensors and weights the int8 model quantizes.
+
+    The float graph is quantized with another scale for every tensor, by which the tensors are found in the int8 graph;
+    where a tensor has negative values matters to where it is rounded, and is `known` of a table.
+    """
+    model, named = lowered
+    below = {name for name, each in known.items() if each.low < 0}
+    widths = {name: (i + 1) * 2.0**-20 for name, i in named.items()}
+    lows = {name: -width / 2 if name in below else 0.0 for name, width in widths.items()}
+    tensors = {
+        name: TensorRange(lows[name], lows[name] + width, lows[name], lows[name] + width, 1)
+        for name, width in widths.items()
+    }
+    scales = {float(activation_qparams(tensors[name])[0]): i for name, i in named.items()}
+    int8, report = quantize(model, recipe, CalibrationTable(graph.digest(model), "minmax", 1, "", tensors))
+    ranges = [each for each in traced.modules() if isinstance(each, Range)]
+    for name, i in named.items():
+        ranges[i].tensor = name
+    floats: dict[int, set[str | None]] = {}  # range -> who reads its tensor unrounded
+    for node in int8.graph:
+        x = node.inputs[0] if node.op_type in ("QuantizeLinear", "DequantizeLinear") else None
+        if x is not None and (scale := query.scalar(node.inputs[1])) in scales:
+            ranges[scales[scale]].active = True  # by DequantizeLinear alone, where tables of its bytes are looked up
+        if x is not None and scale in scales and node.op_type == "QuantizeLinear":
+            readers = floats.setdefault(scales[scale], set())
+            readers |= {each.name for each in x.consumers()} | ({None} if x.is_graph_output() else set())
+    int8_operators = {operator.name for operator in report.operators if operator.precision == "int8"}
+    producers = {named[str(value.name)]: node for node in model.graph for value in node.outputs if value.name in named}
+    modules = dict(traced.named_modules())
+
+    def parts(node: fx.Node) -> set[str | None]:
+        """Names of the operators that `node` became; None for the end of the graph."""
+        behind = modules.get(str(next(iter(node.users)).target)) if node.users else None
+        return (
+            _parts(producers[behind.index], named)
+            if isinstance(behind, Range) and behind.index in producers
+            else {None}
+        )
+
+    for node in traced.graph.nodes:
+        here = modules.get(str(node.target))
+        if isinstance(here, Layer):
+            here.active = not int8_operators.isdisjoint(parts(node))
+        if isinstance(here, Range) and here.active:
+            for user in [each for each in node.users if not floats.get(here.index, set()).isdisjoint(parts(each))]:
+                user.replace_input_with(node, node.args[0])
+    traced.recompile()
+    if not any(each.active for each in ranges):
+        raise RequestError(
+            "nothing in the module can be int8; it needs Conv or Linear layers that the recipe does not keep float"
+        )
+
+
+def _parts(node: ir.Node, named: dict[str, int]) -> set[str | None]:
+    """Names of the operators that compute `node`'s result from tensors in `named`: what one torch function became."""
+    inner = [x for x in node.inputs if x is not None and x.name not in named]
+    return {node.name}.union(*(_parts(producer, named) for x in inner if (producer := x.producer()) is not None))
+
+
+def _frozen(module: nn.Module, example: Example) -> Lowered:
+    """(the float graph that torch exports, {tensor: index of its `Range`})."""
+    plain: Any = copy.deepcopy(module).eval()
+    for name, each in list(plain.named_modules()):
+        if isinstance(each, Layer):
+            each.inner.weight, each.inner.bias = (
+                None if it is None else nn.Parameter(it.detach()) for it in each.folded()
+            )
+            plain.set_submodule(name, each.inner)
+        elif isinstance(each, Range):
+            each.marking = True
+    inputs = _inputs(example)
+    names = [str(node.target) for node in plain.graph.nodes if node.op == "placeholder"][: len(inputs)]
+    (results,) = next(node.args for node in plain.graph.nodes if node.op == "output")
+    outputs = ["output"] if isinstance(results, fx.Node) else [f"output_{i}" for i in range(len(results))]
+    stream: Any = io.BytesIO()
+    called: Any = {
+        "input_names": names,
+        "output_names": outputs,
+        "dynamic_axes": {name: {0: "batch"} for name in (*names, *outputs)},
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # the exporter by tracing (dynamo=False) is called old, but needs no further package
+        torch.onnx.export(plain, inputs, stream, dynamo=False, opset_version=OPSET, custom_opsets={DOMAIN: 1}, **called)
+    model = ir.from_proto(onnx.load_from_string(stream.getvalue()))
+    model.opset_imports.pop(DOMAIN, None)
+    marks: list[tuple[ir.Value, int]] = []
+    for node in list(model.graph):
+        if node.domain == DOMAIN and (x := node.inputs[0]) is not None:
+            marks.append((x, node.attributes.get_int("index", 0)))
+            node.outputs[0].replace_all_uses_with(x, replace_graph_outputs=True)
+            if x.is_graph_output() and not x.is_graph_input():
+                x.name, x.type, x.shape = node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape
+            model.graph.remove(node, safe=True)
+    return model, {str(value.name): index for value, index in reversed(marks)}  # of two ranges of one tensor, the first

@@ -1,0 +1,1 @@
+"""Graphs, models and data that tests share."""

@@ -1,0 +1,99 @@
+"""Graphs of feature columns, rows for them, and their scores before and after."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from helpers.feature_columns import fc, frozen, tf, v1
+from pipelines.graph import io as onnx_graph
+from zoo.recommenders.criteo.data import read_rows
+from zoo.recommenders.criteo.freeze import map_features, network_to_onnx
+from zoo.recommenders.importers.tensorflow.columns import optimize
+from zoo.recommenders.importers.tensorflow.mapped import MappedFeatures
+
+TOLERANCE = 1e-6
+Rows = list[dict[str, Any]]
+
+
+def graph_of(build: Callable[[], Any], seed: int = 1) -> Any:
+    """The frozen graph that `build` makes."""
+    with tf.Graph().as_default() as graph:
+        v1.set_random_seed(seed)
+        build()
+        return frozen(
+            graph,
+            [node.name for node in graph.as_graph_def().node if node.name.startswith("head/") and node.op in ENDS],
+        )
+
+
+ENDS = ("Sigmoid", "Softmax", "AsString")
+
+
+def hashed(name: str, buckets: int = 10) -> Any:
+    return fc.categorical_column_with_hash_bucket(name, buckets)
+
+
+def some_rows(count: int, texts: Sequence[str], numbers: Sequence[str], seed: int = 0) -> Rows:
+    """Categories of every length, some missing; numbers, some missing."""
+    random = np.random.default_rng(seed)
+    rows: Rows = []
+    for _ in range(count):
+        row: dict[str, Any] = {
+            name: "x" * random.integers(0, 4) + str(random.integers(0, 40)) * random.integers(0, 3) for name in texts
+        }
+        rows.append(
+            row | {name: None if random.random() < 0.1 else round(float(random.gamma(1, 4)), 3) for name in numbers}
+        )
+    return rows
+
+
+def feed_of(rows: Rows, shape: str = "[n, 1]", integers: Sequence[str] = ()) -> dict[str, Any]:
+    """The rows as TensorFlow takes them; a missing number is 0."""
+    if shape == "examples":
+        found = []
+        for row in rows:
+            example = tf.train.Example()
+            for name, value in row.items():
+                if isinstance(value, str):
+                    example.features.feature[name].bytes_list.value.extend([value.encode()] if value else [])
+                elif value is not None:
+                    example.features.feature[name].float_list.value.append(value)
+            found.append(example.SerializeToString())
+        return {"input_example_tensor": np.array(found, object)}
+    feed = {}
+    for name in rows[0]:
+        text = isinstance(rows[0][name], str)
+        values = np.array([row[name] if text else row[name] or 0 for row in rows], object if text else np.float32)
+        feed[name] = values if shape == "[n]" else values[:, None]
+    return feed
+
+
+def raw(rows: Rows, known: MappedFeatures) -> list[str]:
+    """The rows as lines of a log."""
+    return [
+        "\t".join(
+            "" if row[name] is None else str(row[name]) for name in (*known.numeric_columns, *known.categorical_columns)
+        )
+        for row in rows
+    ]
+
+
+def converted(graph: Any, columns: Sequence[str] | None = None) -> tuple[MappedFeatures, Any]:
+    """Features whose numbers have a range of their own, and the ONNX model of a graph."""
+    network = optimize(graph)
+    known = map_features(network, columns)
+    numbers = tuple(dataclasses.replace(each, lo=-0.5 * i, hi=1.0 + i) for i, each in enumerate(known.numbers))
+    known = dataclasses.replace(known, numbers=numbers)
+    return known, network_to_onnx(network, known)
+
+
+def scores(model: Any, known: MappedFeatures, lines: Sequence[str]) -> np.ndarray:
+    session = ort.InferenceSession(onnx_graph.serialized(model), providers=["CPUExecutionProvider"])
+    return np.concatenate([session.run(None, known.encode(rows))[0] for rows in read_rows(list(lines), **known.counts)])
+
+
+def normalized(x: Any) -> Any:
+    return (tf.math.log1p(x) - 1.5) / 0.7

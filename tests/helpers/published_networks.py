@@ -1,0 +1,34 @@
+"""Image networks with random weights, in torch."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from zoo.vision.models.mobilenet import build as build_mobilenet
+from zoo.vision.models.resnet import build as build_resnet
+
+PREPROCESSING = {"size": 64, "resize": 64, "interpolation": "bilinear", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225],
+                 "channels": "RGB"}  # fmt: skip
+
+
+def build(arch: str, classes: int = 10) -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = (build_resnet if arch.startswith("resnet") else build_mobilenet)(arch, classes)
+    for name, each in model.named_parameters():  # none at the values that make a layer do nothing
+        if each.ndim == 1:
+            nn.init.uniform_(each, 0.2, 0.8)
+        elif name.endswith(("fc.weight", "classifier.weight", "classifier.1.weight")):
+            nn.init.normal_(each)
+    for each in model.buffers():
+        if each.ndim:
+            nn.init.uniform_(each, 0.2, 0.8)
+    return model.eval()
+
+
+def normalized(pixels: npt.NDArray[np.uint8], preprocessing: dict[str, Any]) -> Any:
+    mean, std = (torch.tensor(preprocessing[key], dtype=torch.float32).view(1, 3, 1, 1) for key in ("mean", "std"))
+    x = (torch.from_numpy(pixels).float() / 255 - mean) / std
+    return x.flip(1) if preprocessing["channels"] == "BGR" else x

@@ -1,0 +1,47 @@
+"""A model of three lines and its parts, for the tests of what happens on the road."""
+
+import numpy as np
+
+from helpers.rewriting import model
+from pipelines.graph import io
+from pipelines.models.entry import Entry
+from pipelines.models.stages import build
+from pipelines.rewrites.shared import SHARED
+
+TEXT = "(float[n,8] x) => (float[n,2] y) { h = MatMul(x, w) a = Add(h, b) r = Relu(a) y = MatMul(r, v) }"
+
+
+def weights(seed):
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.standard_normal(shape).astype(np.float32)
+        for name, shape in (("w", (8, 16)), ("b", (16,)), ("v", (16, 2)))
+    }
+
+
+def freeze(folder):
+    """The part "freeze": the checkpoint is a seed."""
+    io.save(model(TEXT, **weights(int((folder / "seed.txt").read_text()))), folder / "fp32.onnx")
+    with (folder / "frozen.log").open("a") as log:
+        log.write("frozen\n")
+    return {"nodes": 4}
+
+
+def rewrites(preprocessing):
+    """The part "rewrites"."""
+    assert preprocessing == {"mean": 0}
+    return [each() for each in SHARED]
+
+
+def samples(count=50):
+    return np.random.default_rng(9).standard_normal((count, 8)).astype(np.float32)
+
+
+def entry(**changes):
+    parts = dict.fromkeys(("train", "settings", "finetune_settings", "evaluate", "pipeline"), "nowhere:nothing")
+    here = {"freeze": f"{__name__}:freeze", "rewrites": f"{__name__}:rewrites", "checkpoint": "seed.txt"}
+    return Entry(name="fake", title="t", task="none", **parts | here | changes)
+
+
+def outcome(folder, **options):
+    return "".join(each[0] for each in build(folder, **options).values())  # m(ade), k(ept) or g(iven), in order

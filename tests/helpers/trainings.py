@@ -1,0 +1,114 @@
+"""What the tests of torch trainings share."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+COLORS = {"red": (200, 60, 60), "green": (60, 200, 60), "blue": (60, 60, 200)}
+SCRIPT = """
+import json, sys
+sys.path[:0] = json.loads(sys.argv[1])
+import {module}
+{module}.in_processes(sys.argv[2], sys.argv[3], resume="--resume" in sys.argv)
+"""
+
+
+def write_images(
+    folder: Path, classes: dict[str, tuple[int, int, int]] = COLORS, size: int = 16, count: int = 24
+) -> Path:
+    """Noisy pictures of one color a class, `count` to train on and a third as many to test."""
+    random = np.random.default_rng(0)
+    for split, number in (("train", count), ("test", count // 3)):
+        for label, color in classes.items():
+            (folder / split / label).mkdir(parents=True)
+            for i in range(number):
+                pixels = np.clip(np.array(color) + random.normal(0, 40, (size, size, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / split / label / f"{i}.png")
+    return folder
+
+
+def broken_off(owner, steps: int, train) -> None:
+    """Call `train`, which a person ends in the step after `steps` of the class `owner`."""
+    step = owner.step
+
+    def break_off(*arguments):
+        nonlocal steps
+        steps -= 1
+        if steps < 0:
+            raise KeyboardInterrupt
+        return step(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(owner, "step", break_off)
+        train()
+
+
+def random_network(build, features, config):
+    """A recommender of small random weights, in evaluation."""
+    import torch
+
+    torch.manual_seed(0)
+    network = build(features, config).eval()
+    with torch.no_grad():
+        for each in network.parameters():
+            each.add_(torch.randn_like(each) * 0.1)
+        for module in network.modules():
+            if hasattr(module, "clear"):
+                module.clear()
+    return network
+
+
+def results(network, rows):
+    """All that a recommender gives for rows of a log's store."""
+    import torch
+
+    with torch.no_grad():
+        found = network(rows["ids"], rows["numbers"], rows["scales"])
+    return [each.numpy() for each in (found if isinstance(found, tuple) else (found,))]
+
+
+class TwoProcesses:
+    """Two processes under torchrun that call `in_processes(data, folder, resume=...)` of a test module."""
+
+    def __init__(self, module: str, data: Path, folder: Path) -> None:
+        script, here = folder / "script.py", Path(__file__).resolve().parents[1]
+        script.write_text(SCRIPT.format(module=module))
+        self.command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            str(script),
+        ]
+        self.command += [json.dumps([str(here.parent), str(here)]), str(data)]
+
+    def start(self, *words: object) -> subprocess.Popen:
+        """Train into the folder named first; further words go to the processes."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen([*self.command, *map(str, words)], stderr=subprocess.PIPE, text=True, env=environment)
+
+    def train(self, folder: Path) -> str:
+        """Train to the end of three epochs; returns what was said, by one of them."""
+        done = self.start(folder)
+        said = done.communicate(timeout=120)[1]
+        assert done.returncode == 0, said
+        assert said.count("epoch 3/3") == 1
+        return said
+
+    def stop_and_resume(self, folder: Path) -> None:
+        """Train, are stopped after the second epoch, and go on."""
+        first = self.start(folder)
+        for line in first.stderr:
+            if "epoch 2/3" in line:
+                break
+        first.terminate()
+        first.communicate(timeout=60)
+        self.start(folder, "--resume").communicate(timeout=120)

@@ -1,0 +1,48 @@
+"""Small planted logs, configurations to train on them, and what training leaves; needs the train extra."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from pipelines.core.files import read_json
+from zoo.recommenders.criteo.data import Counts
+from zoo.recommenders.criteo.freeze import load_model
+from zoo.recommenders.criteo.train import TRAIN, train  # noqa: F401
+
+COUNTS = Counts(numeric=3, categorical=2, buckets=50)
+SMALL = replace(TRAIN, **COUNTS, embedding_size=4, hidden=(8, 6), batch_size=64, validation=0.25, learning_rate=0.01)
+TINY = replace(SMALL, epochs=3, patience=2, min_delta=0.0, l2_embeddings=10.0, l2_wide=1.0)
+MADE = {"model.weights.h5", "train.json", "learning_curve.png", "calibration.npz", "checkpoint"}
+
+
+def write_log(path: Path, rows: int = 400, seed: int = 0, labelled: bool = True) -> Path:
+    """Clicks hang on the first number and the first category."""
+    random = np.random.default_rng(seed)
+    numbers = random.integers(0, 100, (rows, 3))
+    kinds = random.integers(0, 10, (rows, 2))
+    chance = 1 / (1 + np.exp(-(3 * (kinds[:, 0] > 5) + numbers[:, 0] / 30 - 3)))
+    labels = (random.random(rows) < chance).astype(int)
+    lines = []
+    for i in range(rows):
+        values = [*numbers[i].tolist(), *[f"k{kind}" for kind in kinds[i]]]
+        values[1] = "" if i % 7 == 0 else values[1]
+        lines.append("\t".join(map(str, [labels[i], *values] if labelled else values)))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def weights_of(folder: Path) -> dict[str, np.ndarray]:
+    return {variable.path: variable.numpy() for variable in load_model(folder).weights}
+
+
+def record_of(folder: Path) -> dict:
+    """What training wrote of itself, without what it took."""
+    return {name: value for name, value in read_json(folder / "train.json").items() if name != "seconds"}
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    left, right = weights_of(a), weights_of(b)
+    assert left.keys() == right.keys()
+    for name in left:
+        np.testing.assert_array_equal(left[name], right[name], err_msg=name)

@@ -1,0 +1,99 @@
+"""Engines are held to onnxruntime's results, also with the file as users open it."""
+
+import numpy as np
+import pytest
+from helpers.rewriting import model, needs_vnni
+
+from pipelines.analysis import summary
+from pipelines.core.errors import ZooError
+from pipelines.engines import agreement, plan, timing
+from pipelines.engines.session import Port
+from pipelines.engines.stock import open_session
+from pipelines.graph import io
+
+pytest.importorskip("openvino")
+FREE = Port(np.dtype(np.float32), (None, 2))
+
+
+def bias_of_the_first_channel(sizes="n"):
+    """A graph that OpenVINO 2026.4 computes wrongly where its shapes are free, see `engine_quirks.hide_sizes`."""
+    return model(
+        f"""(float[{sizes},1,2,2] x) => (float[{sizes},2,2,2] y, float[{sizes}] z) {{
+            a = QuantizeLinear(x, step, zero) b = DequantizeLinear(a, step, zero) k = DequantizeLinear(weight, step)
+            c = Conv(b, k, bias) d = QuantizeLinear(c, step, zero) y = DequantizeLinear(d, step, zero)
+            s = Shape(x) n = Gather(s, first) z = ConstantOfShape(n) }}""",
+        step=np.float32(0.5),
+        zero=np.uint8(0),
+        weight=np.full((2, 1, 1, 1), 2, np.int8),
+        bias=np.array([1, 5], np.float32),
+        first=np.array([0]),
+    )
+
+
+@pytest.fixture
+def wrong(tmp_path):
+    return io.save(bias_of_the_first_channel(), tmp_path / "int8.onnx")
+
+
+BATCH = {"x": np.ones((3, 1, 2, 2), np.float32)}
+
+
+def test_a_file_that_is_wrong_as_users_open_it(wrong):
+    sessions = [open_session(wrong, name) for name in ("openvino", "onnxruntime")]
+    results = [each.run(BATCH)["y"] for each in sessions]
+    np.testing.assert_array_equal(*results)  # our session fixes the shapes
+    with pytest.raises(ZooError, match=r"^output y of openvino \(the file as it is\) differs from .* by \d+% of"):
+        agreement.require_right_as_opened(*sessions, BATCH)
+    agreement.require_right_as_opened(*sessions[::-1], BATCH)
+    assert "the file as it is" in agreement.why_wrong("openvino", *sessions, BATCH)
+
+
+def test_it_is_neither_chosen_nor_planned(wrong, tmp_path, caplog):
+    openers = {name: lambda name=name: open_session(wrong, name) for name in ("openvino", "onnxruntime")}
+    assert list(timing.time_each(openers, BATCH)) == ["onnxruntime"]
+    assert "the engine openvino is left out: output y of openvino (the file as it is)" in caplog.text
+    candidates = [plan.Candidate(engine=name, precision="int8", path=wrong) for name in openers]
+    made = plan.build(candidates, [BATCH], [1], tmp_path / "plan.zip", lambda path, name, *_: open_session(path, name))
+    assert {each["engine"] for each in made["profiles"]} == {"onnxruntime"}
+    assert any("the file as it is" in each for each in made["failed"])
+
+
+@needs_vnni
+def test_the_first_line_says_so(wrong):
+    found = io.load(wrong)
+    speed, engine, why = summary._speed(found, found, BATCH, 1)
+    assert list(speed) == ["onnxruntime"] and engine == "onnxruntime" and list(why) == ["openvino"]
+    said = {"int8_layers": 1, "layers": 1, "macs_int8": 1.0, "sqnr_db": 40.0, "speed": speed, "engine": engine}
+    said |= {"wrong": why, "costliest": []}
+    assert summary._line(said).endswith("in onnxruntime; WRONG in openvino")
+    assert summary._warnings(said, list)[0].startswith("WRONG IN openvino: output y of openvino (the file as it is)")
+
+
+def test_fixed_shapes_and_float_models_are_no_case(tmp_path):
+    fixed = io.save(bias_of_the_first_channel("3"), tmp_path / "fixed.onnx")
+    floating = io.save(model("(float[n,2] x) => (float[n,2] y) { y = Relu(x) }"), tmp_path / "float.onnx")
+    assert open_session(floating, "openvino").as_opened() is None
+    assert open_session(fixed, "openvino").as_opened() is None
+    whole = model(
+        "(float[3,1] x) => (float[3,1] y) { a = QuantizeLinear(x, s) y = DequantizeLinear(a, s) }", s=np.float32(1)
+    )
+    assert open_session(io.save(whole, tmp_path / "whole.onnx"), "openvino").as_opened() is None
+
+
+def shapes(inputs, **batch):
+    found = agreement.variants(inputs, {name: np.zeros(shape, np.float32) for name, shape in batch.items()})
+    return [[each[name].shape for name in batch] for each in found]
+
+
+def test_two_batch_sizes_and_two_shapes():
+    assert shapes({"x": FREE}, x=(5, 2)) == [[(1, 2)], [(2, 2)]]
+    assert shapes({"x": FREE}, x=(1, 2)) == [[(1, 2)], [(2, 2)]]
+    free = Port(np.dtype(np.float32), (None, 3, None))
+    assert shapes({"x": free}, x=(4, 3, 30)) == [[(1, 3, 30)], [(2, 3, 30)], [(2, 3, 20)]]
+    assert shapes({"x": free, "m": free}, x=(4, 3, 1), m=(4, 3, 3))[-1] == [(2, 3, 1), (2, 3, 2)]
+    state = Port(np.dtype(np.float32), (2, None, 4))
+    rate = Port(np.dtype(np.float32), ())
+    assert shapes({"x": FREE, "s": state, "r": rate}, x=(3, 2), s=(2, 3, 4), r=()) == [
+        [(3, 2), (2, 3, 4), ()],
+        [(3, 2), (2, 2, 4), ()],
+    ]

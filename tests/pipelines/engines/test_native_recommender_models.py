@@ -1,0 +1,221 @@
+"""The engine native on the shipped click model, through the verbs; and where there are no native kernels."""
+
+import gzip
+import itertools
+import json
+import multiprocessing
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from helpers.clicks_folded import ROWS, feeds, needs_kernels, one_line, way
+from helpers.rewriting import EXACT
+
+import zoo
+from pipelines.analysis.benchmark import Configuration, benchmark
+from pipelines.core import machine
+from pipelines.core.errors import RequestError
+from pipelines.core.files import mapped
+from pipelines.engines.catalog import load
+from pipelines.graph import io
+from pipelines.kernels import extension
+from pipelines.kernels.recommenders.from_graph import embedding_layer
+from pipelines.models.folder import NATIVE
+from pipelines.models.pipeline import choose_engine
+from pipelines.models.stages import build
+
+NAME = "wide-deep-criteo"
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory):
+    """The folder of the shipped model with its native.onnx."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZOO_HOME", str(tmp_path_factory.mktemp("home")))
+        found = zoo.load(NAME)
+        found.ensure(NATIVE)
+    return found
+
+
+@pytest.fixture(scope="module")
+def rows(shipped, tmp_path_factory):
+    """A file of 600 rows."""
+    path = tmp_path_factory.mktemp("rows") / "rows.tsv"
+    with gzip.open(shipped.path / "sample.tsv.gz") as file:
+        path.write_bytes(b"".join(itertools.islice(file, 600)))
+    return path
+
+
+@needs_kernels
+def test_a_damaged_build_is_made_anew(shipped, tmp_path):
+    path = tmp_path / "model"
+    shutil.copytree(shipped.path, path)
+    mine = replace(shipped, path=path)
+    made = {name: (path / name).read_bytes() for name in (NATIVE, f"{NATIVE}.data")}
+    assert build(mine, until=NATIVE)[NATIVE] == "kept"
+    for name, damage in (
+        (NATIVE, lambda content: content[:-1]),
+        (f"{NATIVE}.data", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
+        (f"{NATIVE}.data", None),
+    ):
+        if damage is None:
+            (path / name).unlink()
+        else:
+            (path / name).write_bytes(damage(made[name]))
+        mine.ensure(NATIVE)
+        assert {each: (path / each).read_bytes() for each in made} == made
+
+
+def _ensure(path, gate):
+    gate.wait()
+    zoo.load(path).ensure(NATIVE)
+
+
+def test_two_processes_may_build_at_once(shipped, tmp_path):
+    path = tmp_path / "model"
+    shutil.copytree(shipped.path, path, ignore=shutil.ignore_patterns("native*"))
+    context = multiprocessing.get_context("spawn")
+    gate = context.Barrier(2)
+    both = [context.Process(target=_ensure, args=(path, gate)) for _ in range(2)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join(120)
+    assert [each.exitcode for each in both] == [0, 0]
+    assert (path / NATIVE).read_bytes() == (shipped.path / NATIVE).read_bytes()
+    assert mapped(path / NATIVE).read_bytes() == mapped(shipped.path / NATIVE).read_bytes()
+    assert not list(path.glob("*tmp*"))
+
+
+@needs_kernels
+def test_the_shipped_model_scores_alike_in_all_engines(shipped, rows):
+    found = {}
+    for name in ("native", *EXACT):
+        opened = zoo.pipeline(shipped.path, engine=name)
+        found[name] = opened.predict(opened.preprocess(rows))["probability"]
+        assert opened.engine == name
+    for name in EXACT:
+        assert np.abs(found["native"] - found[name]).max() < 0.02
+
+
+@needs_kernels
+def test_evaluate_and_run_take_the_engine(shipped, rows, tmp_path):
+    found = zoo.evaluate(shipped.path, str(rows), engine="native")
+    assert found["environment"]["engines"]["int8"] == "native" != found["environment"]["engines"]["fp32"]
+    assert found["samples"] == 600 and found["difference"]["max_probability"] < 0.05
+    done = zoo.run(shipped.path, str(rows), tmp_path / "scores.csv", engine="native")
+    assert (done["engine"], done["rows"]) == ("native", 600)
+
+
+@needs_kernels
+def test_a_finished_model_runs_without_what_reads_graphs(shipped, rows, tmp_path):
+    code = "import sys, zoo; zoo.run(*sys.argv[1:], engine='native'); print(*sys.modules)"
+    row = tmp_path / "row.tsv"
+    row.write_bytes(rows.read_bytes().splitlines(keepends=True)[0])  # for many, layers may run in a stock engine
+    for _ in range(2):  # the first time the graph is read
+        ran = [sys.executable, "-c", code, shipped.path, row, tmp_path / "scores.csv"]
+        done = subprocess.run(ran, capture_output=True, text=True, check=True)
+    assert {"onnx", "onnx_ir", "sympy", "onnxruntime", "openvino", "requests"} & set(done.stdout.split()) == set()
+
+
+@needs_kernels
+def test_the_engine_is_found_by_the_process_that_measures_memory(folder, monkeypatch):
+    monkeypatch.setenv("ZOO_HOME", str(folder / "home"))
+    found = benchmark([Configuration("native", "int8", folder / NATIVE)], feeds(16), rounds=2)
+    assert found[0]["memory_mb"] > 10 and found[0]["samples_per_second"] > 0
+
+
+@pytest.mark.parametrize("verb", ["pipeline", "run", "benchmark"])
+def test_float_is_refused(shipped, rows, tmp_path, verb):
+    calls = {
+        "pipeline": lambda: zoo.pipeline(shipped.path, "fp32", "native"),
+        "run": lambda: zoo.run(shipped.path, str(rows), tmp_path / "scores.csv", precision="fp32", engine="native"),
+        "benchmark": lambda: zoo.benchmark(shipped.path, precisions=["fp32"], engines=["native"]),
+    }
+    with pytest.raises(RequestError) as error:
+        calls[verb]()
+    one_line(error, "native computes in int8, not fp32")
+
+
+# --- without kernels
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """An installation without the extension."""
+    monkeypatch.setattr(extension, "native", lambda: None)
+
+
+def test_without_kernels_auto_takes_a_stock_engine(bare, shipped, rows, tmp_path):
+    found = zoo.run(shipped.path, str(rows), tmp_path / "scores.csv")
+    assert found["engine"] in ("onnxruntime", "openvino") and found["rows"] == 600
+    opened = zoo.pipeline(shipped.path)
+    plan = choose_engine(shipped, "int8", opened.preprocess(rows), 1, fresh=True)
+    assert set(plan.milliseconds) == (set(EXACT) if len(EXACT) > 1 else set())  # one is not timed
+
+
+@needs_kernels
+def test_with_kernels_auto_times_them(shipped, rows):
+    plan = choose_engine(shipped, "int8", zoo.pipeline(shipped.path).preprocess(rows), 1, fresh=True)
+    assert set(plan.milliseconds) == {*EXACT, "native", *map(way, EXACT)}
+    plan = choose_engine(shipped, "fp32", zoo.pipeline(shipped.path).preprocess(rows), 1, fresh=True)
+    assert set(plan.milliseconds) == {"onnxruntime", "openvino"}
+
+
+def test_without_kernels_the_engine_says_what_is_missing(bare, shipped, rows, tmp_path):
+    for call in (
+        lambda: zoo.pipeline(shipped.path, engine="native"),
+        lambda: zoo.run(shipped.path, str(rows), tmp_path / "scores.csv", engine="native"),
+        lambda: zoo.evaluate(shipped.path, str(rows), engine="native"),
+        lambda: zoo.benchmark(shipped.path, engines=["native"], rounds=1),
+        lambda: load(shipped.path / NATIVE, "native"),
+    ):
+        with pytest.raises(RequestError) as error:
+            call()
+        one_line(error, "no native kernels here", "install a C++17 compiler")
+
+
+def command(*arguments, without=False):
+    """(exit code, stdout, stderr) of the command, in a process with kernels or without."""
+    hide = "import sys; sys.modules['pipelines.kernels._native'] = None; " if without else ""
+    code = f"{hide}from zoo.cli.app import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_command_says_what_is_missing(shipped):
+    code, out, err = command("benchmark", shipped.path, "--engine", "native", "--rounds", "1", without=True)
+    *warned, err = err.splitlines()
+    assert (code, out, len(warned)) == (2, "", 0 if machine.has_vnni() else 1)
+    assert err.startswith("zoo: there are no native kernels here: ") and "install a C++17 compiler" in err
+
+
+@pytest.mark.parametrize("without", [True, pytest.param(False, marks=needs_kernels)])
+def test_the_doctor_knows_the_kernels(without):
+    code, out, _ = command("doctor", "--json", without=without)
+    said = json.loads(out)["kernels"]
+    assert code == 0
+    assert ("install a C++17 compiler" in said) if without else (said == f"ok: {', '.join(extension.isas())}")
+
+
+def test_a_model_that_does_not_fold_says_why(shipped, tmp_path, monkeypatch):
+    """On a CPU without caches to speak of, rows cost more than the layer: auto runs what there is, native says so."""
+    path = tmp_path / "model"
+    shutil.copytree(shipped.path, path, ignore=shutil.ignore_patterns("native*"))
+    monkeypatch.setattr("zoo.recommenders.lowering.fold.LIMIT", 1000)
+    with pytest.raises(RequestError) as error:
+        zoo.pipeline(path, engine="native")
+    one_line(error, "does not run in the native kernels", "it runs in onnxruntime")
+    assert not (path / NATIVE).exists()
+
+
+def test_the_operator_survives_saving(folder):
+    loaded = io.load_mapped(folder / NATIVE)
+    layer = embedding_layer(next(node for node in loaded.graph if node.domain))
+    assert layer.rows.tolist() == list(ROWS) and layer.table.shape == (sum(ROWS), 64)
+    assert not layer.table.flags.writeable
+    assert ir.to_proto(loaded).opset_import[-1].domain == "int8.zoo"

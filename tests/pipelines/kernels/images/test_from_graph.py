@@ -1,0 +1,328 @@
+"""Quantized classifiers as programs: onnxruntime's integers, and reasons for what has no form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.qdq_graphs import Graph, drawn, results
+
+import zoo
+from pipelines.core.errors import RequestError
+from pipelines.graph import io
+from pipelines.kernels import extension
+from pipelines.kernels.images import native, reference
+from pipelines.kernels.images.from_graph import image_program
+from pipelines.kernels.images.program import Addition, AveragePool, Convolution, Lookup, Product, Selection
+
+WEIGHTS = Path(zoo.__file__).parent / "weights"
+
+
+def branches(dtype: Any = np.uint8) -> tuple[Graph, str]:
+    """Everything at once: residual, pools, concatenation, a function of single values, a flattened map, a softmax."""
+    g, mid = Graph(), 3 if dtype is np.uint8 else -100
+    x = g.quantize("image", 0.02, mid + 117, dtype)
+    low = -128 if dtype is np.int8 else 0
+    stem = g.quantize(g.add("Relu", [g.layer("Conv", x, (8, 3, 3, 3), 0.02, pads=[1, 1, 1, 1])]), 0.1, low, dtype)
+    wide = g.quantize(g.layer("Conv", stem, (8, 1, 3, 3), 0.1, pads=[1, 1, 1, 1], group=8), 0.15, mid, dtype)
+    total = g.quantize(g.add("Add", [wide, stem]), 0.17, mid + 20, dtype)
+    swish = g.quantize(g.add("HardSwish", [total]), 0.15, mid + 5, dtype)
+    grouped = g.quantize(g.layer("Conv", swish, (6, 4, 1, 1), 0.15, group=2), 0.3, mid + 100, dtype)
+    pooled = g.quantize(g.add("AveragePool", [grouped], kernel_shape=[2, 2], strides=[2, 2]), 0.3, mid + 100, dtype)
+    largest = g.add("MaxPool", [swish], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    joined = g.quantize(g.add("Concat", [pooled, largest], axis=1), 0.3, mid + 100, dtype)
+    flat = g.add("Reshape", [joined, g.constant(np.array([0, -1]))])
+    g.flat = g.add("Softmax", [g.layer("Gemm", flat, (5, 14 * 4 * 3), 0.3, transB=1)], axis=1)
+    return g, g.flat
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_every_operator_at_once_computes_what_onnxruntime_does(dtype: Any, tmp_path: Path) -> None:
+    g, out = branches(dtype)
+    path = g.save(tmp_path / "m.onnx", [3, 8, 6], out)
+    samples = g.rng.normal(0, 1, (4, 3, 8, 6)).astype(np.float32)
+    program = image_program(io.load(path))
+    assert program.ending == "Softmax"
+    assert any(isinstance(step, Lookup) for step in program.steps)
+    logits = np.stack([reference.run(program, each) for each in samples])
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    np.testing.assert_allclose(powers / powers.sum(axis=1, keepdims=True), results(path, samples), atol=0.05)
+
+
+@pytest.mark.skipif(not extension.isas(), reason="no native kernels")
+def test_a_pool_and_a_convolution_may_pad_the_same_tensor(tmp_path: Path) -> None:
+    g = Graph()
+    x = g.quantize("image", 0.02, 120)
+    stem = g.quantize(g.layer("Conv", x, (16, 3, 3, 3), 0.02, pads=[1, 1, 1, 1]), 0.1, 120)
+    stem = g.quantize(g.add("HardSwish", [stem]), 0.1, 5)
+    largest = g.add("MaxPool", [stem], kernel_shape=[3, 3], strides=[1, 1], pads=[1, 1, 1, 1])
+    one = g.quantize(g.layer("Conv", largest, (8, 16, 1, 1), 0.1), 0.2, 100)
+    other = g.quantize(g.layer("Conv", stem, (8, 16, 3, 3), 0.1, pads=[1, 1, 1, 1]), 0.2, 90)
+    total = g.quantize(g.add("Add", [one, other]), 0.3, 110)
+    flat = g.add("Reshape", [total, g.constant(np.array([0, -1]))])
+    path = g.save(tmp_path / "m.onnx", [3, 8, 6], g.layer("Gemm", flat, (5, 8 * 8 * 6), 0.3, transB=1))
+    samples = g.rng.normal(0, 1, (4, 3, 8, 6)).astype(np.float32)
+    for isa in extension.isas():
+        found = native.pack(image_program(io.load(path)), isa).open()(samples)
+        np.testing.assert_allclose(found, results(path, samples), atol=1e-4)  # of one step of int8 they hang by 0.01
+
+
+@pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "pad"), [(8, 3, 2, 0), (7, 2, 2, 0), (9, 3, 2, 1), (6, 2, 3, 0), (5, 2, 2, 1)]
+)
+def test_pools_in_ceil_mode(kind: str, size: int, kernel: int, stride: int, pad: int, tmp_path: Path) -> None:
+    g = Graph()
+    more: dict[str, Any] = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
+    pooled = g.add(kind, [g.quantize("image", 0.02, 120)], ceil_mode=1, **more)
+    path = g.save(tmp_path / "m.onnx", [3, size, size + 1], g.quantize(pooled, 0.02, 120))
+    samples = g.rng.normal(0, 1, (2, 3, size, size + 1)).astype(np.float32)
+    program, wanted = image_program(io.load(path)), results(path, samples)
+    found = np.stack([reference.run(program, each).reshape(program.result_shape) for each in samples])
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(
+        found, wanted, atol=0 if kind == "MaxPool" else 0.0201
+    )  # a mean may round to its neighbour
+    for isa in extension.isas():
+        assert np.array_equal(native.pack(program, isa).open()(samples).reshape(found.shape), found)
+
+
+@pytest.mark.parametrize("function", ["Sigmoid", "HardSigmoid", "Tanh"])
+@pytest.mark.parametrize("zero", [0, 97, 255])
+def test_a_product_with_a_function_of_the_same_tensor_is_a_table(function: str, zero: int, tmp_path: Path) -> None:
+    g = Graph()
+    x = g.quantize("image", 0.04, 120)
+    gate = g.quantize(
+        g.add(function, [x]), 1 / 255 if function != "Tanh" else 2 / 255, 0 if function != "Tanh" else 128
+    )
+    path = g.save(tmp_path / "m.onnx", [3, 16, 16], g.quantize(g.add("Mul", [x, gate]), 0.021, zero))
+    samples = (np.resize(np.arange(256), (1, 3, 16, 16)).astype(np.float32) - 120) * np.float32(0.04)
+    program = image_program(io.load(path))
+    assert sum(isinstance(step, Lookup) for step in program.steps) == 1
+    found = reference.run(program, samples[0]).reshape(1, *program.result_shape)
+    assert np.array_equal(found, results(path, samples))
+    for isa in extension.isas():
+        assert np.array_equal(native.pack(program, isa).open()(samples).reshape(found.shape), found)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("channels", [3, 16, 35])
+def test_squeeze_and_excitation(channels: int, first: bool, tmp_path: Path) -> None:
+    g = Graph(channels)
+    x = g.quantize(g.layer("Conv", g.quantize("image", 0.02, 120), (channels, 3, 1, 1), 0.02), 0.1, 110)
+    means = g.quantize(g.add("GlobalAveragePool", [x]), 0.05, 120)
+    gate = g.quantize(g.layer("Conv", means, (channels, channels, 1, 1), 0.05), 0.2, 100)
+    gate = g.quantize(g.add("HardSigmoid", [gate]), 1 / 255, 0)
+    product = g.add("Mul", [x, gate] if first else [gate, x])
+    path = g.save(tmp_path / "m.onnx", [3, 9, 7], g.quantize(g.add("Relu", [product]), 0.03, 0))
+    samples = g.rng.normal(0, 1, (2, 3, 9, 7)).astype(np.float32)
+    program, wanted = image_program(io.load(path)), results(path, samples)
+    assert any(isinstance(step, Product) for step in program.steps)
+    found = np.stack([reference.run(program, each).reshape(program.result_shape) for each in samples])
+    assert np.array_equal(found, wanted) and np.ptp(found) > 0.1
+    for isa in extension.isas():
+        for threads in (1, 2):
+            native_found = native.pack(program, isa).open()(samples, threads)
+            assert np.array_equal(native_found.reshape(found.shape), found)
+
+
+@pytest.mark.skipif(not extension.isas(), reason="no native kernels")
+@pytest.mark.parametrize("name", ["mobilenet-v1-cifar10", "resnet26d-cifar10"])
+def test_a_shipped_network_has_the_bits_of_onnxruntime(name: str) -> None:
+    path = WEIGHTS / name / "int8.onnx"
+    samples = np.random.default_rng(0).integers(0, 256, (3, 3, 64, 64), dtype=np.uint8)
+    found = native.pack(image_program(io.load(path))).open()(samples)
+    np.testing.assert_array_equal(found, results(path, samples))
+
+
+def _compared(seed: int, path: Path) -> bool:
+    """Whether a random graph is computed; its results, then, are those of the reference, and near onnxruntime's."""
+    g, shape, out = drawn(seed)
+    path = g.save(path, shape, out)
+    samples = g.rng.normal(0, 1.3, (2, *shape)).astype(np.float32)
+    wanted = results(path, samples)
+    try:
+        program = image_program(io.load(path))
+    except RequestError:
+        return False
+    found = np.stack([reference.run(program, each).reshape(program.result_shape) for each in samples])
+    for isa in extension.isas():
+        for threads in (1, 2):
+            again = native.pack(program, isa).open()(samples, threads)
+            assert again.reshape(found.shape).tobytes() == found.tobytes(), (seed, isa, threads)
+    largest = max(float(np.abs(wanted).max()), 1e-6)
+    if any(isinstance(step, AveragePool | Product | Addition) for step in program.steps):
+        # ties are rounded otherwise where onnxruntime does not join these with the quantization behind them
+        assert np.abs(found - wanted).mean() < 0.1 * largest, seed
+    else:
+        np.testing.assert_allclose(found, wanted, atol=1e-5 * largest, err_msg=str(seed))
+    return True
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_graphs(seed: int, tmp_path: Path) -> None:
+    _compared(seed, tmp_path / "m.onnx")
+
+
+@pytest.mark.slow
+def test_most_random_graphs_have_a_form(tmp_path: Path) -> None:
+    computed = [_compared(seed, tmp_path / "m.onnx") for seed in range(100, 700)]
+    assert np.mean(computed) > 0.8
+
+
+def test_a_sum_joins_the_later_convolution() -> None:
+    program = image_program(io.load(WEIGHTS / "resnet26d-cifar10" / "int8.onnx"))
+    assert not any(isinstance(step, Addition) for step in program.steps)
+    assert sum(isinstance(step, Convolution) and step.sum is not None for step in program.steps) == 8
+
+
+def _sigmoid_of_sums(g: Graph, x: str) -> str:
+    return g.add("Sigmoid", [g.layer("Conv", x, (4, 3, 1, 1), 0.02)])
+
+
+def _float_layer(g: Graph, x: str) -> str:
+    return g.add("Conv", [x, g.constant(g.rng.normal(size=(4, 3, 1, 1)).astype(np.float32))])
+
+
+def _unknown(g: Graph, x: str) -> str:
+    return g.add("LRN", [x], size=3)
+
+
+def _ceiling(g: Graph, x: str) -> str:
+    return g.add("AveragePool", [x], kernel_shape=[2, 2], ceil_mode=1, count_include_pad=1)
+
+
+def _product(g: Graph, x: str) -> str:
+    return g.add("Mul", [x, g.quantize(g.layer("Conv", x, (3, 3, 1, 1), 0.02), 0.1, 120)])
+
+
+def _other_transpose(g: Graph, x: str) -> str:
+    return g.add("Transpose", [x], perm=[0, 1, 3, 2])
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (_sigmoid_of_sums, "which is not quantized|reads what is not quantized"),
+        (_float_layer, "weights that are not symmetric int8"),
+        (_unknown, "LRN.*has no form in the image kernels"),
+        (_ceiling, "ceil mode"),
+        (_product, "neither functions of one tensor's single values nor"),
+        (_other_transpose, "transposes to"),
+    ],
+)
+def test_what_has_no_form_is_refused_with_its_operator(made: Any, why: str, tmp_path: Path) -> None:
+    g = Graph()
+    out = g.quantize(made(g, g.quantize("image", 0.02, 120)), 0.1, 9)
+    with pytest.raises(RequestError, match=why):
+        image_program(io.load(g.save(tmp_path / "m.onnx", [3, 8, 6], out)))
+
+
+def test_a_float_graph_and_one_of_other_inputs_are_refused(tmp_path: Path) -> None:
+    g = Graph()
+    with pytest.raises(RequestError, match="not quantized"):
+        image_program(io.load(g.save(tmp_path / "m.onnx", [3, 8, 6], _float_layer(g, "image"))))
+    g = Graph()
+    with pytest.raises(RequestError, match="fixed sizes"):
+        image_program(io.load(g.save(tmp_path / "m.onnx", [3], g.quantize("image", 0.1, 0))))
+
+
+def same_as_onnxruntime(g: Graph, out: str, shape: list[int], tmp_path: Path, atol: float = 0.0) -> list[Any]:
+    """The native results on every instruction set and the reference's are onnxruntime's; returns the steps."""
+    path = g.save(tmp_path / "m.onnx", shape, out)
+    samples = g.rng.normal(0, 1, (3, *shape)).astype(np.float32)
+    program, wanted = image_program(io.load(path)), results(path, samples)
+    found = np.stack([reference.run(program, each) for each in samples]).reshape(wanted.shape)
+    assert program.result_shape == wanted.shape[1:]
+    if not program.ending:
+        np.testing.assert_allclose(found, wanted, atol=atol)
+    for isa in extension.isas():
+        assert np.array_equal(native.pack(program, isa).open()(samples).reshape(found.shape), found)
+    return list(program.steps)
+
+
+def layer(g: Graph, x: str, outputs: int, inputs: int, scale: float = 0.1) -> str:
+    return g.quantize(g.layer("Conv", x, (outputs, inputs, 1, 1), scale), 0.1, 120)
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("quantized", [True, False])
+def test_a_shuffle_of_channels(groups: int, quantized: bool, tmp_path: Path) -> None:
+    g = Graph(groups)
+    x = layer(g, g.quantize("image", 0.02, 120), 18, 3, 0.02)
+    apart = g.add("Reshape", [x, g.constant(np.array([-1, groups, 18 // groups, 5, 7]))])
+    shuffled = g.add("Transpose", [apart], perm=[0, 2, 1, 3, 4])
+    out = g.add("Reshape", [shuffled, g.constant(np.array([-1, 18, 5, 7]))])
+    out = layer(g, g.quantize(out, 0.1, 120) if quantized else out, 18, 18)
+    steps = same_as_onnxruntime(g, out, [3, 5, 7], tmp_path)
+    (selection,) = (each for each in steps if isinstance(each, Selection))
+    assert selection.channels[:3] == (0, 18 // groups, 36 // groups if groups > 2 else 1)
+
+
+def test_channels_cut_apart_and_joined(tmp_path: Path) -> None:
+    g = Graph()
+    x = layer(g, g.quantize("image", 0.02, 120), 20, 3, 0.02)
+    ends = [g.constant(np.array([at])) for at in (0, 9, 2**62, 1)]
+    first, rest = g.add("Slice", [x, ends[0], ends[1], ends[3]]), g.add("Slice", [x, ends[1], ends[2], ends[3]])
+    out = g.quantize(g.add("Concat", [layer(g, rest, 9, 11), first], axis=1), 0.1, 120)
+    steps = same_as_onnxruntime(g, out, [3, 4, 4], tmp_path)
+    assert sum(isinstance(each, Selection) for each in steps) == 2
+    with pytest.raises(RequestError, match="cuts another axis"):
+        row = g.add("Slice", [x, ends[0], ends[1], g.constant(np.array([2]))])
+        image_program(io.load(g.save(tmp_path / "rows.onnx", [3, 16, 4], row)))
+
+
+@pytest.mark.parametrize("form", ["gelu", "mish", "swish"])
+def test_a_function_of_several_operators_is_a_table(form: str, tmp_path: Path) -> None:
+    g = Graph()
+    x = layer(g, g.quantize("image", 0.02, 120), 16, 3, 0.02)
+    if form == "gelu":
+        erf = g.add("Erf", [g.add("Div", [x, g.constant(np.float32(1.4142135))])])
+        half = g.add("Mul", [x, g.add("Add", [erf, g.constant(np.float32(1))])])
+        y = g.add("Mul", [half, g.constant(np.float32(0.5))])
+    elif form == "mish":
+        y = g.add("Mul", [x, g.add("Tanh", [g.add("Softplus", [x])])])
+    else:
+        y = g.add("Relu", [g.add("Mul", [g.add("Sigmoid", [x]), x])])
+    steps = same_as_onnxruntime(g, g.quantize(y, 0.05, 20), [3, 6, 5], tmp_path)
+    assert sum(isinstance(each, Lookup) for each in steps) == 1
+
+
+@pytest.mark.parametrize("slopes", [1, 20])
+def test_a_slope_of_every_channel(slopes: int, tmp_path: Path) -> None:
+    g = Graph()
+    x = layer(g, g.quantize("image", 0.02, 120), 20, 3, 0.02)
+    slope = g.constant(g.rng.uniform(0.05, 0.9, (slopes, 1, 1)).astype(np.float32))
+    steps = same_as_onnxruntime(g, g.quantize(g.add("PRelu", [x, slope]), 0.08, 60), [3, 6, 5], tmp_path)
+    assert [each.table.ndim for each in steps if isinstance(each, Lookup)] == [2 if slopes > 1 else 1]
+
+
+@pytest.mark.parametrize("end", ["GlobalAveragePool", "ReduceMean", "Sigmoid"])
+def test_a_graph_may_end_with_a_mean_or_a_sigmoid(end: str, tmp_path: Path) -> None:
+    g = Graph()
+    x = layer(g, g.quantize("image", 0.02, 120), 10, 3, 0.02)
+    if end == "GlobalAveragePool":
+        out = g.flat = g.add("Flatten", [g.add("GlobalAveragePool", [x])])
+    elif end == "ReduceMean":
+        out = g.flat = g.add("ReduceMean", [x], axes=[2, 3], keepdims=0)
+    else:
+        flat = g.add("Reshape", [x, g.constant(np.array([0, -1]))])
+        out = g.flat = g.add("Sigmoid", [g.layer("Gemm", flat, (4, 10 * 30), 0.1, transB=1)])
+    same_as_onnxruntime(g, out, [3, 6, 5], tmp_path, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "why"), [([-1, 4], "quantized"), ([1, -1], "quantized"), ([-1, 8], ""), ([0, -1], "")]
+)
+def test_results_are_reshaped_to_rows_of_a_sample_alone(sizes: list[int], why: str, tmp_path: Path) -> None:
+    g = Graph()
+    flat = g.add("Flatten", [g.quantize("image", 0.02, 120)])
+    g.flat = g.add("Reshape", [g.layer("Gemm", flat, (8, 3 * 4 * 4), 0.02, transB=1), g.constant(np.array(sizes))])
+    path = g.save(tmp_path / "m.onnx", [3, 4, 4], g.flat)
+    if why:
+        with pytest.raises(RequestError, match=why):
+            image_program(io.load(path))
+    else:
+        assert image_program(io.load(path)).result_shape == (8,)

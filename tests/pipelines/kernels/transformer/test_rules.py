@@ -1,0 +1,169 @@
+"""The native search by other toolkits' rules, and over shortlists, against the numpy one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs the train extra")
+import torch
+from helpers.translation_networks import WORDS, network
+
+from pipelines.core.errors import RequestError
+from pipelines.engines.native_translation import NativeTranslator
+from pipelines.kernels import extension
+from pipelines.kernels.transformer import reference
+from pipelines.kernels.transformer.from_graph import programs
+from zoo.translation.data.parallel_text import END, START
+from zoo.translation.export.freeze import export
+from zoo.translation.search.beam_search import Rules, beam_search
+
+pytestmark = pytest.mark.skipif(not extension.isas(), reason="no kernels for this CPU")
+RULES = {
+    "own": Rules(),
+    "no penalty": Rules(length_penalty=0.0),
+    "transformers": Rules(kind="transformers"),
+    "early": Rules(kind="transformers", early_stopping=True, length_penalty=0.6),
+    "never early": Rules(kind="transformers", early_stopping="never", length_penalty=2.0),
+    "short ones first": Rules(kind="transformers", length_penalty=-1.0),
+    "prefix": Rules(kind="transformers", prefix=(7,), banned=(5, 9, 12), least=6),
+    "no repeats": Rules(kind="transformers", forced_end=True, no_repeat_ngram=2),
+    "marian": Rules(kind="marian", length_penalty=0.7, word_penalty=0.1),
+    "marian, no penalty": Rules(kind="marian", length_penalty=0.0, banned=(4,)),
+    "no token twice": Rules(no_repeat_ngram=1, banned=(4,)),
+}
+
+
+class Case:
+    """A decoder whose translations end here and there, sentences, and the encoder's results of these."""
+
+    def __init__(self, form: str, bias: float) -> None:
+        net = network(form, sharp=2.0)
+        with torch.no_grad():
+            net.output_bias.zero_()
+            net.output_bias[END] = bias
+        self.graph = export(net)
+        encoder, self.decoder = programs(self.graph)
+        rng = np.random.default_rng(0)
+        self.sources = [np.array([*rng.integers(4, WORDS, 3 + i % 5), END], np.int32) for i in range(10)]
+        self.limits = np.array([2 * len(each) + 6 for each in self.sources])
+        self.memories = [reference.encode(encoder, each) for each in self.sources]
+
+    def wanted(self, i, rules, beam, words=None):
+        """Translations of sentence `i` by the numpy search."""
+        decoding = reference.Decoding(self.decoder, [self.memories[i]])
+
+        def step(tokens, parents):
+            logits = decoding(tokens, parents)
+            if words is None:
+                return logits
+            masked = np.full_like(logits, -1e9)
+            masked[:, words] = logits[:, words]
+            return masked
+
+        options = {"beam": beam, "best": beam, "length_penalty": rules.length_penalty, "rules": rules}
+        return beam_search(step, self.limits[i : i + 1], start=START, end=END, **options)[0]
+
+    def check(self, found, rules, beam, words=None):
+        lengths = set()
+        for i, each in enumerate(found):
+            wanted = self.wanted(i, rules, beam, None if words is None else words[i])
+            assert [tokens for tokens, _ in each] == [one.tokens for one in wanted]
+            np.testing.assert_allclose([score for _, score in each], [one.score for one in wanted], atol=1e-5)
+            lengths |= {len(tokens) for tokens, _ in each}
+        assert len(lengths) > 1
+
+
+@pytest.fixture(scope="module")
+def case():
+    return Case("gelu", 0.3)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("name", RULES)
+def test_the_native_search_follows_the_rules(case, name, beam):
+    rules = RULES[name]
+    options = {"beam": beam, "best": beam, "length_penalty": rules.length_penalty, "rules": rules.native, "slots": 3}
+    found = NativeTranslator(case.graph).translate(case.sources, case.limits, start=START, end=END, **options)
+    case.check(found, rules, beam)
+    for tokens in (tokens for each in found for tokens, _ in each):
+        assert not set(tokens) & set(rules.banned) and tuple(tokens[: len(rules.prefix)]) == rules.prefix
+
+
+@pytest.mark.parametrize("isa", extension.isas())
+def test_only_the_words_of_a_shortlist_come(case, isa):
+    rng = np.random.default_rng(1)
+    words = [
+        np.unique([END, *rng.choice(np.arange(4, WORDS), 20 + i, replace=False)]).astype(np.int32)
+        for i in range(len(case.sources))
+    ]
+    translator = NativeTranslator(case.graph, isa=isa)
+    found = translator.translate(case.sources, case.limits, start=START, end=END, words=words, best=4, slots=4)
+    case.check(found, Rules(), 4, words)
+    alone = [
+        translator.translate([source], [limit], start=START, end=END, words=[each], best=4)[0]
+        for source, limit, each in zip(case.sources, case.limits, words, strict=True)
+    ]
+    assert found == alone
+
+
+@pytest.mark.parametrize("isa", extension.isas())
+@pytest.mark.parametrize("beam", [1, 4])
+def test_words_that_sentences_share_change_nothing(case, isa, beam):
+    """Some sentences have all shared words and more, one no more, one not all of them, one the whole vocabulary."""
+    rng = np.random.default_rng(2)
+    shared = np.unique([END, *rng.choice(np.arange(4, WORDS), 20, replace=False)]).astype(np.int32)
+    words = [
+        np.unique([*shared, *rng.choice(np.arange(4, WORDS), i, replace=False)]).astype(np.int32)
+        for i in range(len(case.sources))
+    ]
+    words[3], words[5] = np.setdiff1d(words[3], shared[-1:]), np.arange(WORDS, dtype=np.int32)
+    options = {"start": START, "end": END, "beam": beam, "best": beam}
+    translator = NativeTranslator(case.graph, isa=isa)
+    plain = translator.translate(case.sources, case.limits, words=words, slots=4, **options)
+    translator.share_words(shared)
+    found = translator.translate(case.sources, case.limits, words=words, slots=4, **options)
+    case.check(found, Rules(), beam, words)
+    assert [[tokens for tokens, _ in each] for each in found] == [[tokens for tokens, _ in each] for each in plain]
+    alone = [
+        translator.translate([source], [limit], words=[each], **options)[0]
+        for source, limit, each in zip(case.sources, case.limits, words, strict=True)
+    ]
+    assert found == alone
+    whole = translator.translate(case.sources, case.limits, slots=3, **options)
+    assert whole == NativeTranslator(case.graph, isa=isa).translate(case.sources, case.limits, **options)
+
+
+@pytest.mark.parametrize("words", [[], [5, 4], [4, 4], [4, WORDS], [-1, 4]])
+def test_shared_words_that_do_not_fit_are_refused(case, words):
+    with pytest.raises(RequestError, match="share_words"):
+        NativeTranslator(case.graph).share_words(np.array(words, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([END, 5, 4, 6, 7, 8, 9, 10], "not in order"),
+        ([END, 5, 6], "wanted at least 8"),
+        ([4, 5, 6, 7, 8, 9, 10, 11], "may not end"),
+        ([END, 5, 6, 7, 8, 9, 10, WORDS], "none of the vocabulary"),
+    ],
+)
+def test_shortlists_that_do_not_fit_are_refused(case, words, why):
+    with pytest.raises(RequestError, match=why):
+        NativeTranslator(case.graph).translate(
+            case.sources[:1], case.limits[:1], start=START, end=END, words=[np.array(words, np.int32)]
+        )
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        ({"kind": "fairseq"}, "no rules of fairseq"),
+        ({"prefix": [WORDS]}, "none of the vocabulary"),
+        ({"least": -1}, "impossible"),
+    ],
+)
+def test_rules_that_do_not_fit_are_refused(case, rules, why):
+    with pytest.raises(RequestError, match=why):
+        NativeTranslator(case.graph).translate(case.sources, case.limits, start=START, end=END, rules=rules)

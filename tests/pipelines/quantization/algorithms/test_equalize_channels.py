@@ -1,0 +1,422 @@
+"""Cross-layer equalization: exact in float, only where the closed form gains, and never past a value that a Clip
+cuts.
+"""
+
+import re
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from helpers.rewriting import EXACT, model, ops, reasons, rewritten, run
+
+from pipelines.core.errors import RequestError
+from pipelines.engines.catalog import load
+from pipelines.graph import io, query
+from pipelines.quantization.algorithms.equalize_channels import EqualizeChannels, channel_statistics, scale_channels
+from pipelines.quantization.calibration.calibrate import calibrate
+from pipelines.quantization.ptq import make_table, search_equalization
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
+from pipelines.rewrites.driver import rewrite
+
+RNG = np.random.default_rng(0)
+SPREAD = (2.0 ** np.arange(-4, 4)).astype(np.float32)  # what the channels of an unequal layer differ by
+
+
+def normal(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+IMAGES = normal(6, 3, 8, 8)
+CHAIN = """(float[N,3,8,8] x) => (float[N,M,H,W] y) {
+    a = Conv<pads=[1,1,1,1]>(x, V, b)
+    r = ACTIVATION
+    y = Conv<pads=[1,1,1,1], group=GROUP>(r, W)
+}"""
+
+
+def chain(activation="Relu(a)", group=8, spread=SPREAD, **weights):
+    """Unequal channels between a convolution and one of `group` groups."""
+    text = CHAIN.replace("ACTIVATION", activation).replace("GROUP", str(group))
+    scaled = {"V": normal(8, 3, 3, 3) * spread.reshape(-1, 1, 1, 1), "b": normal(8) * spread}
+    # what varies little counts as much, so that its rounding does
+    reader = (
+        np.float32(0.02)
+        * normal(8, 8 // group, 3, 3)
+        / spread.reshape(group, 1, -1, 1, 1).repeat(8 // group, 1).reshape(8, 8 // group, 1, 1)
+    )
+    return model(text, **scaled, W=reader, **weights)
+
+
+def statistics(found, images=IMAGES):
+    return channel_statistics(found, [{"x": images}])
+
+
+def equalized(found, **options):
+    """The pass over `found`, whose outputs must stay; (what fired, its report)."""
+    each = EqualizeChannels(statistics(found), **options)
+    return each, rewritten(found, each, x=IMAGES)
+
+
+def sqnr(found, images=IMAGES):
+    int8, _ = quantize(found, QuantRecipe(observer="minmax"), calibrate(found, [{"x": images}], "minmax"))
+    exact, rounded = run(found, x=images)["y"], run(int8, x=images)["y"]
+    return 10 * np.log10(np.square(exact).sum() / np.square(exact - rounded).sum())
+
+
+def peaks(found):
+    return statistics(found)["r"].peak
+
+
+def test_statistics_are_those_of_numpy_and_do_not_depend_on_batches():
+    found = chain()
+    whole, pieces = statistics(found), channel_statistics(found, [{"x": each[None]} for each in IMAGES])
+    copy = found.clone()
+    copy.graph.outputs.append(next(node for node in copy.graph if node.op_type == "Relu").outputs[0])
+    r = run(copy, x=IMAGES)["r"].astype(np.float64)
+    np.testing.assert_allclose(whole["r"].peak, np.abs(r).max(axis=(0, 2, 3)))
+    np.testing.assert_allclose(whole["r"].square, np.square(r).mean(axis=(0, 2, 3)), rtol=1e-5)
+    for name, each in whole.items():
+        np.testing.assert_allclose(each.peak, pieces[name].peak)
+        np.testing.assert_allclose(each.square, pieces[name].square, rtol=1e-5)
+    assert set(whole) == {"x", "r"}
+
+
+def test_samples_that_do_not_fit_are_refused():
+    with pytest.raises(RequestError, match="samples"):
+        channel_statistics(chain(), [{"x": normal(1, 4, 8, 8)}])
+
+
+@pytest.mark.parametrize(
+    "activation", ["Relu(a)", "AveragePool<kernel_shape=[2,2]>(a)", "MaxPool<kernel_shape=[2,2]>(a)"]
+)
+@pytest.mark.parametrize("group", [8, 2, 1])
+def test_channels_are_brought_to_one_range_and_the_outputs_stay(activation, group):
+    found = chain(activation, group=group)
+    before = sqnr(found)
+    each, _ = equalized(found)
+    assert each.fired == 1
+    assert peaks(found).max() / peaks(found).min() < 4
+    assert sqnr(found) > before + 0.5
+
+
+def test_before_a_depthwise_convolution_every_channel_fills_the_range():
+    found = chain()
+    before = sqnr(found)
+    equalized(found)
+    np.testing.assert_allclose(peaks(found), peaks(found).max(), rtol=1e-5)
+    assert sqnr(found) > before + 6
+
+
+def test_equal_channels_are_left_alone():
+    found = chain(spread=np.ones(8, np.float32))
+    found.graph.initializers["V"].const_value = ir.tensor(np.repeat(normal(1, 3, 3, 3), 8, axis=0), name="V")
+    found.graph.initializers["b"].const_value = ir.tensor(np.zeros(8, np.float32), name="b")
+    each, _ = equalized(found, depthwise_only=True)
+    assert each.fired == 0
+
+
+def test_dense_readers_are_left_alone_if_asked():
+    each, _ = equalized(chain(group=1), depthwise_only=True)
+    assert each.fired == 0
+
+
+SIX = {"zero": np.float32(0), "six": np.float32(6)}
+
+
+def test_a_channel_that_its_clip_cuts_keeps_its_scale_and_the_others_stay_below_it():
+    found = chain("Clip(a, zero, six)", **SIX)
+    before = peaks(found)
+    assert (before == 6).any() and (before < 3).any()
+    each, _ = equalized(found)
+    assert each.fired == 1
+    after = peaks(found)
+    np.testing.assert_array_equal(after[before == 6], 6)
+    assert (after[before < 6] <= 6 / 1.4999).all() or (after >= before).all()
+    np.testing.assert_allclose(after[before < 4], 4, rtol=1e-5)  # 6 less the headroom
+    kept = [query.constant(value) for value in next(node for node in found.graph if node.op_type == "Clip").inputs[1:]]
+    assert kept == [0, 6]
+
+
+def test_all_parts_of_a_residual_sum_get_the_same_factors():
+    text = """(float[N,3,8,8] x) => (float[N,8,8,8] y) {
+        a = Conv(x, V)
+        r = Relu(a)
+        c = Conv<group=8>(r, D)
+        s = Add(c, r)
+        y = Conv(s, W)
+    }"""
+    weights = {
+        "V": normal(8, 3, 1, 1) * SPREAD.reshape(-1, 1, 1, 1),
+        "D": normal(8, 1, 1, 1),
+        "W": np.float32(0.02) * normal(8, 8, 1, 1) / SPREAD.reshape(1, -1, 1, 1),
+    }
+    found = model(text, **weights)
+    assert equalized(found)[0].fired == 1
+    v, d = (
+        query.constant(node.inputs[1])
+        for node in found.graph
+        if node.op_type == "Conv" and node.outputs[0].name in "ac"
+    )
+    k = (v / weights["V"])[:, 0, 0, 0]
+    assert k.std() > 0
+    np.testing.assert_allclose(d, weights["D"], rtol=1e-6)  # read and written with the same factors
+    np.testing.assert_allclose(v, weights["V"] * k.reshape(-1, 1, 1, 1), rtol=1e-6)
+
+
+def test_shared_weights_are_not_scaled_for_others():
+    text = """(float[N,8,8,8] x) => (float[N,8,8,8] y, float[N,8,4,4] z) {
+        a = Conv(x, V)
+        r = Relu(a)
+        y = Conv<group=8>(r, W)
+        z = Conv<strides=[2,2]>(x, V)
+    }"""
+    found = model(text, V=normal(8, 8, 1, 1) * SPREAD.reshape(-1, 1, 1, 1), W=np.float32(0.02) * normal(8, 1, 1, 1))
+    images = normal(2, 8, 8, 8)
+    each = EqualizeChannels(statistics(found, images))
+    rewritten(found, each, x=images)
+    assert each.fired == 1
+
+
+@pytest.mark.parametrize(
+    ("activation", "why"),
+    [
+        ("Sigmoid(a)", "Sigmoid"),
+        ("HardSwish(a)", "HardSwish"),
+        ("Clip(a, one, six)", "does not cut at 0"),
+        ("Mul(a, k)", "Mul"),
+    ],
+)
+def test_near_misses_say_why(activation, why):
+    found = chain(activation, one=np.float32(1), six=np.float32(6), k=normal(1, 8, 1, 1))
+    each, report = equalized(found)
+    assert each.fired == 0
+    assert why in " ".join(reasons(report, "EqualizeChannels").values())
+
+
+def test_a_value_that_leaves_the_graph_is_left_alone():
+    text = """(float[N,3,8,8] x) => (float[N,8,8,8] y, float[N,8,8,8] r) {
+        a = Conv(x, V)
+        r = Relu(a)
+        y = Conv<group=8>(r, W)
+    }"""
+    found = model(text, V=normal(8, 3, 1, 1) * SPREAD.reshape(-1, 1, 1, 1), W=np.float32(0.02) * normal(8, 1, 1, 1))
+    each, report = equalized(found)
+    assert each.fired == 0 and "output of the graph" in " ".join(reasons(report, "EqualizeChannels").values())
+
+
+def test_weights_that_are_computed_are_left_alone():
+    text = """(float[N,3,8,8] x, float[8,1,1,1] W) => (float[N,8,8,8] y) {
+        a = Conv(x, V)
+        r = Relu(a)
+        y = Conv<group=8>(r, W)
+    }"""
+    found = model(text, V=normal(8, 3, 1, 1) * SPREAD.reshape(-1, 1, 1, 1))
+    feeds = {"x": IMAGES, "W": normal(8, 1, 1, 1)}
+    each = EqualizeChannels(channel_statistics(found, [feeds]))
+    report = rewrite(found, [each])
+    assert each.fired == 0 and "not constant" in " ".join(reasons(report, "EqualizeChannels").values())
+    assert ops(found) == ["Conv", "Relu", "Conv"]
+
+
+# --- linear layers
+
+ROWS = normal(48, 5, 16)  # more than the search judges by
+OUTLIERS = np.where(np.arange(16) % 8 == 3, 24, 1).astype(np.float32)
+NORM = """(float[N,T,16] x) => (float[N,T,24] y, float[N,T,8] z) {
+    h = LayerNormalization(x, g, s)
+    y = MatMul(h, V)
+    z = MatMul(h, W)
+}"""
+FEED = """(float[N,T,16] x) => (float[N,T,8] y) {
+    a = MatMul(x, V)
+    b = Add(a, c)
+    r = Relu(b)
+    y = MatMul(r, W)
+}"""
+GEMM = """(float[N,16] x) => (float[N,8] y) {
+    a = Gemm<transB=1>(x, V, c)
+    r = Relu(a)
+    y = Gemm<transB=TRANSPOSED, alpha=0.5>(r, W, d)
+}"""
+
+
+def norm(text=NORM, **weights):
+    """Outlier channels out of a LayerNormalization, that its readers' weights make up for."""
+    given = {
+        "g": OUTLIERS,
+        "s": normal(16) * OUTLIERS,
+        "V": normal(16, 24) / (4 * OUTLIERS[:, None]),
+        "W": normal(16, 8) / (4 * OUTLIERS[:, None]),
+    }
+    return model(text, **given | weights)
+
+
+def feed(text=FEED):
+    """Outlier channels between two linear layers."""
+    return model(
+        text, V=normal(16, 16) * OUTLIERS / 4, c=normal(16) * OUTLIERS, W=normal(16, 8) / (4 * OUTLIERS[:, None])
+    )
+
+
+def gemm(transposed=0):
+    last = normal(16, 8) / (4 * OUTLIERS[:, None])
+    text = GEMM.replace("TRANSPOSED", str(transposed))
+    return model(
+        text,
+        V=normal(16, 16) * OUTLIERS[:, None] / 4,
+        c=normal(16) * OUTLIERS,
+        W=last.T if transposed else last,
+        d=normal(8),
+    )
+
+
+LINEAR = {
+    "norm": (norm, "h", ROWS),
+    "feed": (feed, "a", ROWS),
+    "gemm": (gemm, "a", ROWS[:, 0]),
+    "turned": (lambda: gemm(1), "a", ROWS[:, 0]),
+}
+
+
+def loss(found, rows, reference, table=None):
+    """SQNR of the int8 model against `reference`, in dB, all outputs together; and that model."""
+    int8, _ = quantize(found, QuantRecipe(observer="minmax"), table or calibrate(found, [{"x": rows}], "minmax"))
+    exact, rounded = run(reference, x=rows), run(int8, x=rows)
+    noise, power = (
+        sum(np.square(each).sum() for each in found)
+        for found in ([exact[k] - rounded[k] for k in exact], exact.values())
+    )
+    return 10 * np.log10(power / noise), int8
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_outlier_channels_of_linear_layers_are_equalized_and_the_outputs_stay(name, tmp_path):
+    make, first, rows = LINEAR[name]
+    found = make()
+    reference, (before, _) = found.clone(), loss(found, rows, found)
+    each = EqualizeChannels(channel_statistics(found, [{"x": rows}]))
+    rewritten(found, each, x=rows)
+    assert each.fired == 1 and list(each.factors) == [first]
+    after, int8 = loss(found, rows, reference)
+    assert after > before + 5
+    again = reference.clone()
+    scale_channels(again, each.factors)
+    for key, value in run(found, x=rows).items():
+        np.testing.assert_allclose(run(again, x=rows)[key], value, rtol=1e-5, atol=1e-6)
+    exact, path = run(reference, x=rows), io.save(int8, tmp_path / "int8.onnx")
+    for engine in EXACT:
+        for key, value in load(path, engine).run({"x": rows}).items():
+            assert np.square(value - exact[key]).sum() < np.square(exact[key]).sum() / 1000
+
+
+def test_statistics_of_linear_layers_are_those_of_numpy_and_do_not_depend_on_batches():
+    found = feed()
+    copy = found.clone()
+    copy.graph.outputs.append(next(node for node in copy.graph if node.op_type == "Relu").outputs[0])
+    r = run(copy, x=ROWS)["r"].astype(np.float64).reshape(-1, 16)
+    for batches in ([{"x": ROWS}], [{"x": ROWS[:10]}, {"x": ROWS[10:]}]):
+        known = channel_statistics(found, batches)
+        assert set(known) == {"r"}
+        np.testing.assert_allclose(known["r"].high, r.max(axis=0))
+        np.testing.assert_allclose(known["r"].low, np.minimum(r.min(axis=0), 0))
+        np.testing.assert_allclose(known["r"].square, np.square(r).mean(axis=0), rtol=1e-5)
+
+
+def test_channels_of_a_linear_layer_that_were_quiet_in_calibration_are_not_blown_up():
+    found, rows = feed(), ROWS.copy()
+    bias = query.constant(found.graph.initializers["c"]).copy()
+    bias[0] = (
+        -4 * np.abs(query.constant(found.graph.initializers["V"])[:, 0]).sum()
+    )  # its ReLU lets next to nothing pass
+    rows[0, 0] = 4.001 * np.sign(query.constant(found.graph.initializers["V"])[:, 0])
+    found.graph.initializers["c"].const_value = ir.tensor(bias, name="c")
+    each = EqualizeChannels(channel_statistics(found, [{"x": rows}]))
+    assert 0 < channel_statistics(found, [{"x": rows}])["r"].peak[0] < 0.1
+    rewritten(found, each, x=rows)
+    assert each.fired == 1 and each.factors["a"][0] < 10
+
+
+PICKED = """(float[N,T,16] x, int64[N,1] at) => (float[N,8] y) {
+    h = LayerNormalization(x, g, s)
+    p = GatherND<batch_dims=1>(h, at)
+    y = MatMul(p, W)
+}"""
+
+
+def test_rows_that_are_picked_count_as_all_that_they_are_picked_from():
+    found = norm(PICKED)
+    feeds = {"x": ROWS, "at": np.zeros((48, 1), np.int64)}
+    known = channel_statistics(found, [feeds])
+    copy = found.clone()
+    copy.graph.outputs.append(next(node for node in copy.graph if node.op_type == "LayerNormalization").outputs[0])
+    np.testing.assert_allclose(known["p"].peak, np.abs(run(copy, **feeds)["h"]).max(axis=(0, 1)), rtol=1e-6)
+    each = EqualizeChannels(known)
+    rewritten(found, each, **feeds)
+    assert list(each.factors) == ["h"]
+
+
+SHARED = """(float[N,T,16] x) => (float[N,T,16] y, float[N,T,16] z) {
+    h = LayerNormalization(x, g, s)
+    y = MatMul(h, V)
+    k = LayerNormalization(x, g, s2)
+    k2 = Sigmoid(k)
+    z = MatMul(k2, V)
+}"""
+
+
+def test_shared_weights_of_linear_layers_are_not_scaled_for_others():
+    found = norm(SHARED, V=normal(16, 16) / (4 * OUTLIERS[:, None]), s2=normal(16))
+    each = EqualizeChannels(channel_statistics(found, [{"x": ROWS}]))
+    rewritten(found, each, x=ROWS)
+    assert list(each.factors) == ["h"]
+
+
+def around(body, outputs="float[N,T,16] y"):
+    return f"(float[N,T,16] x) => ({outputs}) {{ h = LayerNormalization(x, g, s)\n {body} }}"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (around("a = MatMul(h, S)\n y = Add(a, h)"), "y is an input or output of the graph"),  # a residual sum
+        (around("a = Add(h, x)\n y = MatMul(a, S)"), "x is an input or output of the graph"),
+        (around("a = MatMul(h, S)\n y = MatMul(a, h)"), "MatMul .* is not the same when its channels are scaled"),
+        (around("y = MatMul(S, h)", "float[N,16,16] y"), "MatMul .* is not the same when its channels are scaled"),
+        (around("a = Tanh(h)\n y = MatMul(a, S)"), "Tanh .* is not the same"),
+        (
+            around("a = MatMul(h, S)\n b = Add(a, h)\n y = LayerNormalization(b, g, s)"),
+            "LayerNormalization .* is not the same",
+        ),
+        (
+            around("a = Transpose<perm=[0,2,1]>(h)\n y = MatMul(a, L)", "float[N,16,8] y"),
+            "may move the axis of the channels",
+        ),
+        (around("y = MatMul(h, T)", "float[2,N,16] y"), "no matrix"),
+    ],
+)
+def test_near_misses_of_linear_layers_say_why(text, why):
+    rows = normal(2, 16, 16)
+    found = model(text, g=OUTLIERS, s=normal(16), S=normal(16, 16), L=normal(16, 8), T=normal(2, 16, 16))
+    each = EqualizeChannels(channel_statistics(found, [{"x": rows}]))
+    report = rewritten(found, each, x=rows)
+    assert each.fired == 0
+    assert any(re.search(why, reason) for reason in reasons(report, "EqualizeChannels").values())
+
+
+def test_a_search_equalizes_linear_layers_and_its_table_belongs_to_the_graph():
+    found, rows = norm(), [{"x": np.tile(ROWS, (2, 1, 1))}]
+    recipe = QuantRecipe(observer="minmax", search=True, correct=False)
+    _, tried = search_equalization(found, recipe, rows)
+    assert list(tried) == ["none", "all", "clipped"] and tried["all"] > tried["none"] + 5
+    table = make_table(found, recipe, rows)
+    assert list(table.equalization) == ["h"] and len(table.equalization["h"]) == 16
+    assert loss(found, ROWS, found, table)[0] > loss(found, ROWS, found)[0] + 5
+    with pytest.raises(RequestError, match="was made for the graph"):
+        quantize(norm(), recipe, table)  # other weights
+
+
+@pytest.mark.parametrize("factors", [{"y": (1.0,) * 24}, {"h": (1.0,) * 15}, {"h": (0.0,) * 16}, {"x": (1.0,) * 16}])
+def test_factors_that_do_not_fit_linear_layers_are_refused(factors):
+    with pytest.raises(RequestError, match="does not fit the graph; make the calibration table anew"):
+        scale_channels(norm(), factors)

@@ -1,0 +1,160 @@
+"""Weights rounded together: against the plain algorithm, on every form of layer, and as a table carries them."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from helpers.rewriting import model, run
+
+from pipelines.core.errors import RequestError
+from pipelines.graph import io
+from pipelines.quantization.algorithms import gptq as module
+from pipelines.quantization.algorithms.correction import correct_layers
+from pipelines.quantization.algorithms.gptq import DAMPING, POSITIONS, WIDEST, WORK, drawn, gptq, round_layer
+from pipelines.quantization.algorithms.weight_rounding import Weights, encode_rounding
+from pipelines.quantization.calibration.calibrate import CalibrationTable, calibrate
+from pipelines.quantization.ptq import make_table
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def correlated(samples, channels, *rest):
+    """Inputs of which a few directions hold nearly all the power, as those of trained networks."""
+    mixed = np.tensordot(normal(samples, 3, *rest), normal(3, channels), ((1,), (0,)))
+    for axis in range(2, 2 + len(rest)):  # neighbours are alike
+        mixed = np.cumsum(mixed, axis=axis - 1)
+    return (np.moveaxis(mixed, -1, 1) + 0.05 * normal(samples, channels, *rest)).astype(np.float32)
+
+
+def textbook_gptq(weights, scale, gram, most):
+    """Frantar et al. 2023, algorithm 1, in the order of falling diagonals: the inverse is updated column by column."""
+    order = np.argsort(-np.diag(gram), kind="stable")
+    inverse = np.linalg.inv(gram[np.ix_(order, order)])
+    w, result = weights[:, order].astype(np.float64), np.empty(weights.shape)
+    for at in range(w.shape[1]):
+        result[:, at] = np.clip(np.rint(w[:, at] / scale), -most, most)
+        error = (w[:, at] - result[:, at] * scale) / inverse[at, at]
+        w[:, at:] -= np.outer(error, inverse[at, at:])
+        inverse = inverse - np.outer(inverse[:, at], inverse[at]) / inverse[at, at]
+    return result[:, np.argsort(order)]
+
+
+@pytest.mark.parametrize("most", [127, 63])
+def test_the_published_algorithm(most):
+    x = correlated(400, 100)
+    gram = x.T.astype(np.float64) @ x + 0.5 * np.eye(100)
+    weights = normal(6, 100)
+    scale = np.abs(weights).max(axis=1) / most
+    found = gptq(weights, scale, gram, most)
+    assert found.dtype == np.int8
+    np.testing.assert_array_equal(found, textbook_gptq(weights, scale, gram, most))
+
+
+def test_it_is_better_than_nearest_and_near_the_best_of_all():
+    x = correlated(200, 4)
+    gram = x.T.astype(np.float64) @ x + 1e-3 * np.eye(4)
+    weights, scale = normal(1, 4), np.array([0.5])
+
+    def loss(q):
+        return float((weights - q * 0.5)[0] @ gram @ (weights - q * 0.5)[0])
+
+    nearest = np.rint(weights / 0.5)
+    best = min(loss(np.floor(weights / 0.5) + np.array(up)) for up in product((0, 1), repeat=4))
+    assert best <= loss(gptq(weights, scale, gram)) < min(loss(nearest), 4 * best + 1e-9)
+
+
+LAYERS = {
+    "conv": (
+        "(float[N,12,9,9] x) => (float[N,8,h,w] y) { y = Conv<pads=[1,0,2,1], strides=[2,1]>(x, W, b) }",
+        (8, 12, 3, 3),
+        (12, 9, 9),
+    ),
+    "dilated": (
+        "(float[N,12,9,9] x) => (float[N,8,h,w] y) { y = Conv<dilations=[2,2]>(x, W, b) }",
+        (8, 12, 3, 3),
+        (12, 9, 9),
+    ),
+    "grouped": ("(float[N,12,9,9] x) => (float[N,8,h,w] y) { y = Conv<group=2>(x, W, b) }", (8, 6, 3, 3), (12, 9, 9)),
+    "depthwise": ("(float[N,8,9,9] x) => (float[N,8,h,w] y) { y = Conv<group=8>(x, W, b) }", (8, 1, 3, 3), (8, 9, 9)),
+    "one dimension": ("(float[N,12,9] x) => (float[N,8,h] y) { y = Conv(x, W, b) }", (8, 12, 3), (12, 9)),
+    "gemm": ("(float[N,12] x) => (float[N,8] y) { y = Gemm<transB=1>(x, W, b) }", (8, 12), (12,)),
+    "transposed": ("(float[N,12] x) => (float[N,8] y) { y = Gemm(x, W, b) }", (12, 8), (12,)),
+    "matmul": ("(float[N,5,12] x) => (float[N,5,8] y) { z = MatMul(x, W)\n y = Add(z, b) }", (12, 8), (5, 12)),
+}
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_form_of_layer_comes_closer_to_the_float_model(name, reduced):
+    text, weights, shape = LAYERS[name]
+    feeds = {"x": correlated(40, *shape) if name != "matmul" else np.swapaxes(correlated(40, 12, 5), 1, 2).copy()}
+    found = model(text, W=normal(*weights), b=normal(8))
+    int8 = quantize(found, QuantRecipe(observer="minmax", reduced_range=reduced), calibrate(found, [feeds], "minmax"))[
+        0
+    ]
+    errors = []
+    for together in (False, True):
+        result, report = correct_layers(found, int8, [feeds], weights=together)
+        errors.append(float(np.square(run(found, **feeds)["y"] - run(result, **feeds)["y"]).mean()))
+        assert bool(report.layers[0].weights) is together
+        layer = next(node for node in result.graph if node.op_type in ("Conv", "Gemm", "MatMul"))
+        assert np.abs(Weights.of(layer).integers.astype(int)).max() <= (63 if reduced else 127)
+    assert errors[1] < errors[0] * (0.9 if reduced else 1.0)
+
+
+def test_a_table_carries_them(tmp_path):
+    text, weights, shape = LAYERS["conv"]
+    found, samples = model(text, W=normal(*weights), b=normal(8)), [{"x": correlated(20, *shape)}]
+    table = make_table(found, QuantRecipe(), samples)
+    assert table.rounding
+    loaded = CalibrationTable.load(table.save(tmp_path / "calibration.json"))
+    assert loaded == table
+    direct = quantize(found, QuantRecipe(), calibrate(found, samples, "auto"))[0]
+    assert io.digest(quantize(found, QuantRecipe(), loaded)[0]) == io.digest(correct_layers(found, direct, samples)[0])
+    assert io.digest(quantize(found, QuantRecipe(correct=False), loaded)[0]) == io.digest(direct)
+
+
+def test_what_does_not_fit_or_is_broken(tmp_path):
+    text, weights, shape = LAYERS["conv"]
+    found, samples = model(text, W=normal(*weights), b=normal(8)), [{"x": correlated(20, *shape)}]
+    table = make_table(found, QuantRecipe(), samples)
+    (name,) = table.rounding
+    plain = CalibrationTable(**{**vars(table), "rounding": {}})
+    other = CalibrationTable(**{**vars(table), "rounding": {name: encode_rounding(np.ones(5, np.int8))}})
+    assert io.digest(quantize(found, QuantRecipe(), other)[0]) == io.digest(quantize(found, QuantRecipe(), plain)[0])
+    for text in ("no base 64", "AAAA"):
+        broken = CalibrationTable(**{**vars(table), "rounding": {name: text}})
+        with pytest.raises(RequestError, match=f"the rounding of {name} is broken .*zoo calibrate"):
+            quantize(found, QuantRecipe(), broken)
+
+
+def test_wide_layers_take_fewer_positions():
+    """A Gram matrix costs its positions times the square of its width; small maps are taken whole."""
+    assert [drawn(width) for width in (9, 576, 1024)] == [POSITIONS] * 3
+    assert drawn(2304) == WORK // 2304**2 and drawn(WIDEST) == 2 * WIDEST
+    layer = model("(float[N,12] x) => (float[N,8] y) { y = Gemm<transB=1>(x, W) }", W=normal(8, 12)).graph[0]
+    weights, x = normal(8, 12), correlated(300, 12)
+    scale = np.abs(weights).max(axis=1) / 127
+    expected = gptq(weights, scale, x.T.astype(np.float64) @ x + DAMPING * np.square(x).sum() / 12 * np.eye(12))
+    for chunks in (1, 3, 100):  # more positions than inputs in a chunk, and fewer
+        found = round_layer([layer], weights, scale, 127, ([part] for part in np.array_split(x, chunks)), chunks)
+        assert (found != expected).mean() < 0.02
+
+
+def test_the_widest_layers_are_rounded_in_sections(monkeypatch):
+    """Errors cancel within a section, as within a layer of its own."""
+    layer = model("(float[N,12] x) => (float[N,8] y) { y = Gemm<transB=1>(x, W) }", W=normal(8, 12)).graph[0]
+    weights, x = normal(8, 12), correlated(300, 12)
+    scale = np.abs(weights).max(axis=1) / 127
+    monkeypatch.setattr(module, "SECTION", 8)
+    found = round_layer([layer], weights, scale, 127, [[x]], 1)
+    parts = [
+        round_layer([layer], weights[:, part], scale, 127, [[x[:, part]]], 1) for part in (slice(0, 8), slice(8, 12))
+    ]
+    np.testing.assert_array_equal(found, np.concatenate(parts, axis=1))

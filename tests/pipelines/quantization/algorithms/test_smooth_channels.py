@@ -1,0 +1,85 @@
+"""Smoothing: outlier channels before linear layers, whatever computes them and whoever else reads them."""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from helpers.rewriting import model, normals, run
+
+from pipelines.core.errors import RequestError
+from pipelines.graph import io
+from pipelines.quantization.algorithms.equalize_channels import channel_statistics
+from pipelines.quantization.algorithms.smooth_channels import find_smoothing, smooth_channels, smoothable
+from pipelines.quantization.calibration.auto_calibration import best_table
+from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.range_search import output_sqnr
+from pipelines.quantization.ptq import make_table
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
+
+# a block behind a GELU, whose output a residual sum reads too
+TEXT = """(float[n,s,16] x) => (float[n,s,8] y) {
+    h = MatMul(x, w) b = Add(h, c) d = Div(b, root) e = Erf(d) f = Add(e, one) g = Mul(b, f)
+    p = MatMul(g, v) q = MatMul(g, u) r = Add(p, q) t = MatMul(g, z) y = Add(r, t)
+}"""
+
+
+def block(outlier=60.0):
+    normal = normals()
+    c = np.zeros(32, np.float32)
+    c[5] = outlier
+    weights = {"w": normal(16, 32, scale=0.3), "c": c, "root": np.float32(2**0.5), "one": np.float32(1)}
+    found = model(TEXT, **weights, **{name: normal(32, 8, scale=0.2) for name in "vuz"})
+    return found, [{"x": normals(seed)(24, 5, 16)} for seed in (1, 2)]
+
+
+def factors_of(found, samples):
+    linear = {str(x.name): 32 if x.name == "g" else 16 for x in smoothable(found.graph)}
+    return find_smoothing(found, channel_statistics(found, samples, linear=linear))
+
+
+def test_the_outlier_is_scaled_down_and_the_float_model_computes_the_same():
+    found, samples = block()
+    factors = factors_of(found, samples)
+    assert list(factors) == ["g"] and np.argmin(factors["g"]) == 5 and factors["g"][5] < 0.2
+    assert max(factors["g"]) == 1
+    smoothed = found.clone()
+    assert smooth_channels(smoothed, factors) == {"g.smoothed"}
+    onnx.checker.check_model(ir.to_proto(smoothed), full_check=True)
+    assert [node.op_type for node in smoothed.graph].count("Mul") == 2  # one for all three readers
+    x = samples[0]["x"]
+    np.testing.assert_allclose(run(smoothed, x=x)["y"], run(found, x=x)["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_is_smoothed_without_outliers():
+    """All channels alike; a block whose channels differ by chance gains too little, or nothing."""
+    found, samples = block(0.0)
+    for value, weights in (("w", np.eye(16, 32, dtype=np.float32)), ("c", np.full(32, 5, np.float32))):
+        found.graph.initializers[value].const_value = ir.tensor(weights, name=value)
+    assert factors_of(found, samples) == {}
+
+
+def test_factors_of_another_graph_are_refused():
+    found, _ = block()
+    for wrong in ({"no": (1.0,) * 32}, {"g": (1.0,) * 31}, {"g": (0.0,) * 32}):
+        with pytest.raises(RequestError, match=r"^the smoothing of \w+ does not fit the graph; make"):
+            smooth_channels(found.clone(), wrong)
+
+
+def test_a_quantized_model_with_outliers_keeps_its_quality(tmp_path):
+    found, samples = block()
+    other = [{"x": normals(3)(24, 5, 16)}]
+    table = best_table(found, QuantRecipe(), samples)
+    assert list(table.smoothing) == ["g"] and not table.keep_float
+    table = CalibrationTable.load(table.save(tmp_path / "calibration.json"))
+    int8, report = quantize(found, QuantRecipe(), table)
+    plain = make_table(found, QuantRecipe(), samples)
+    before = output_sqnr(found, quantize(found, QuantRecipe(), plain)[0], other)
+    assert output_sqnr(found, int8, other) > before + 3
+    assert [each.precision for each in report.operators if each.type == "MatMul"] == ["int8"] * 4
+    assert not any(each.name.endswith(".smoothed") for each in report.operators)  # part of the layers
+    with pytest.raises(RequestError, match="searched or corrected differently"):
+        table.merge(replace(table, smoothing={}))
+    assert io.digest(quantize(found, QuantRecipe(), table)[0]) == io.digest(int8)

@@ -1,0 +1,163 @@
+"""The best calibration table: what loses on samples held back is taken back."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.rewriting import mlp, model, normals, run
+
+from pipelines.core.batches import length
+from pipelines.quantization.calibration import auto_calibration as module
+from pipelines.quantization.calibration.auto_calibration import FLOAT_SHARE, best_table, hold_back
+from pipelines.quantization.calibration.range_search import output_sqnr
+from pipelines.quantization.ptq import correct_table, make_table
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
+
+
+def samples(count=80, seed=1):
+    return [{"x": normals(seed)(count, 8)}]
+
+
+@pytest.mark.parametrize(("count", "held"), [(80, 24), (96, 32), (400, 32), (16, 8)])
+def test_a_share_of_the_samples_is_held_back_drawn_evenly(count, held):
+    judging, fitting = hold_back(mlp(), samples(count), count)
+    x = samples(count)[0]["x"]
+    found = np.concatenate([each["x"] for each in judging])
+    assert len(found) == held
+    for _ in range(2):  # as often as is needed
+        rest = np.concatenate([each["x"] for each in fitting])
+        np.testing.assert_array_equal(np.sort(np.concatenate([found, rest]), axis=0), np.sort(x, axis=0))
+
+
+def test_a_single_chunk_is_both():
+    for count in (3, 8):
+        judging, fitting = hold_back(mlp(), samples(count), count)
+        for each in (judging, fitting):
+            np.testing.assert_array_equal(np.concatenate([part["x"] for part in each]), samples(count)[0]["x"])
+
+
+def test_few_samples_are_held_back_where_they_are_large(monkeypatch):
+    monkeypatch.setattr(module, "MOST", 100)
+    judging, fitting = hold_back(mlp(), samples(400), 400)
+    assert sum(map(length, judging)) == 8 and sum(map(length, fitting)) == 392
+
+
+def spoiled(which):
+    """`correct_table` whose corrections are far off."""
+
+    def correct(float_model, recipe, table, batches, seconds, room):
+        found = correct_table(float_model, recipe, table, batches, seconds=seconds, room=room)
+        bias = {name: tuple(each + 3 for each in shift) for name, shift in {"h": (0.0,) * 16, **found.bias}.items()}
+        rounding = dict.fromkeys(found.rounding, next(iter(found.rounding.values())))
+        return replace(found, bias=bias if "bias" in which else found.bias, rounding=rounding | found.rounding)
+
+    return correct
+
+
+def test_a_correction_that_loses_is_left_out(monkeypatch):
+    monkeypatch.setattr(module, "correct_table", spoiled("bias"))
+    table = best_table(mlp(), QuantRecipe(), samples(400))
+    assert not table.bias
+    other = samples(64, 5)
+    sqnr = output_sqnr(mlp(), quantize(mlp(), QuantRecipe(), table)[0], other)
+    bad = make_table(mlp(), QuantRecipe(correct=False), samples())
+    bad = spoiled("bias")(mlp(), QuantRecipe(), bad, samples(), None, module.ROOM)
+    assert sqnr > output_sqnr(mlp(), quantize(mlp(), QuantRecipe(), bad)[0], other) + 10
+
+
+def test_plain_min_max_is_taken_where_all_else_loses(monkeypatch):
+    """Ranges that clip all but the least values, by every observer but min-max, and bad corrections."""
+    chosen = module.Observation.table
+
+    def table(self, observer="auto", *, symmetric=False):
+        found = chosen(self, observer, symmetric=symmetric)
+        if observer == "minmax":
+            return found
+        tensors = {name: replace(each, low=each.low / 9, high=each.high / 9) for name, each in found.tensors.items()}
+        return replace(found, tensors=tensors)
+
+    monkeypatch.setattr(module.Observation, "table", table)
+    monkeypatch.setattr(module, "correct_table", spoiled("bias"))
+    found = best_table(mlp(), QuantRecipe(), samples())
+    assert found.observer == "auto" and not found.bias
+    assert all((each.low, each.high) == (each.minimum, each.maximum) for each in found.tensors.values())
+
+
+def test_an_observer_that_was_asked_for_is_taken_and_without_corrections_none_is_tried():
+    table = best_table(mlp(), QuantRecipe(observer="percentile", correct=False), samples())
+    plain = make_table(mlp(), QuantRecipe(observer="percentile", correct=False), samples())
+    assert table == plain
+    assert {each.method for each in best_table(mlp(), QuantRecipe(observer="kl"), samples()).tensors.values()} == {"kl"}
+
+
+def heavy_tailed():
+    """Two branches of equal weight in the result; what one of them multiplies has one huge value in a thousand."""
+    normal = normals()
+    text = """(float[n,8] x, float[n,8] t) => (float[n,64] y) {
+        a = MatMul(x, w) r = Relu(a) b = MatMul(r, v) c = MatMul(t, u) y = Add(b, c)
+    }"""
+    found = model(text, w=normal(8, 64, scale=0.3), v=normal(64, 64, scale=0.2), u=normal(8, 64, scale=0.6))
+    for value in found.graph.outputs:
+        value.shape = None
+    rng = np.random.default_rng(4)
+    t = normals(2)(200, 8) * np.where(rng.random((200, 1)) < 0.15, 1, 0.004).astype(np.float32)
+    t /= np.abs(t).mean()
+    return found, [{"x": normals(1)(200, 8), "t": t}]
+
+
+def test_a_correction_that_helps_is_kept():
+    found, feeds = heavy_tailed()
+    assert best_table(found, QuantRecipe(), feeds).rounding
+
+
+def test_a_layer_that_int8_hurts_stays_float_and_says_so(monkeypatch):
+    found, feeds = heavy_tailed()
+    monkeypatch.setattr(module, "GOAL", 90.0)  # never reached: as many as there is room for
+    table = best_table(found, QuantRecipe(), feeds)
+    sizes = {"a": 8 * 64, "b": 64 * 64, "c": 8 * 64}
+    names = {str(node.name or node.outputs[0].name): node.outputs[0].name for node in found.graph}
+    kept = [names[name] for name in table.keep_float]
+    assert kept and sum(sizes[each] for each in kept) <= FLOAT_SHARE * sum(sizes.values())
+    int8, report = quantize(found, QuantRecipe(), table)
+    reasons = {each.name: each.reason for each in report.operators if each.precision == "float"}
+    assert all(
+        reasons[name].startswith("int8 costs ") and reasons[name].endswith("SQNR here") for name in table.keep_float
+    )
+    everything, _ = quantize(found, QuantRecipe(), replace(table, keep_float={}))
+    assert output_sqnr(found, int8, feeds) > output_sqnr(found, everything, feeds)
+
+
+def test_no_layer_stays_float_where_the_goal_is_met():
+    table = best_table(mlp(), QuantRecipe(), samples())
+    assert not table.keep_float
+
+
+def test_the_same_samples_give_the_same_table():
+    found, feeds = heavy_tailed()
+    assert best_table(found, QuantRecipe(), feeds) == best_table(found, QuantRecipe(), feeds)
+
+
+def test_the_model_itself_is_left_alone():
+    found = mlp()
+    before = run(found, x=samples()[0]["x"])["y"]
+    best_table(found, QuantRecipe(), samples())
+    np.testing.assert_array_equal(run(found, x=samples()[0]["x"])["y"], before)
+
+
+BOXES = """(float[1,16] x) => (float[k,4] y) { b = Gemm(x, B) c = Reshape(b, rows) s = Gemm(x, S) t = Reshape(s, classes)
+    p = Sigmoid(t) chosen = NonMaxSuppression(c, p, most, overlap, least) i = Gather<axis=1>(chosen, two)
+    a = Squeeze(c, zero) y = Gather<axis=0>(a, i) }"""
+
+
+def test_outputs_as_many_as_were_found_are_judged_by_what_they_were_chosen_from():
+    """Of an int8 detector NonMaxSuppression may leave more boxes, or fewer."""
+    normal = normals(2)
+    corners = np.tile(np.float32([0, 0, 1, 1]), 20) + np.repeat(np.arange(20, dtype=np.float32), 4) * 0.3
+    found = model(BOXES, B=normal(16, 80) * 0.01 + corners / 16, S=normal(16, 40), rows=np.array([1, 20, 4]),
+                  classes=np.array([1, 2, 20]), most=np.array([20]), overlap=np.float32([0.5]), least=np.float32([0.5]),
+                  two=np.int64(2), zero=np.array([0]))  # fmt: skip
+    batches = [{"x": normals(each)(1, 16) + 1} for each in range(24)]
+    table = best_table(found, QuantRecipe(), batches)
+    int8, _ = quantize(found, QuantRecipe(), table)
+    assert 20 < output_sqnr(found, int8, batches) < 80

@@ -1,0 +1,84 @@
+"""Layer-wise runs: whatever leaves a piece of the graph, each value is what the whole graph computes."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.rewriting import integers, model, normals, run
+
+from pipelines.quantization.algorithms.correction import correct_layers
+from pipelines.quantization.calibration.calibrate import calibrate
+from pipelines.quantization.calibration.layerwise import LayerwiseRun
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
+
+# a block of YOLOv8: a half of what the first layer gives waits for the sum, or for the end, while others are computed
+SPLITS = {
+    "C2f": """(float[N,3,8,8] x) => (float[N,4,8,8] y) {
+        s = Conv(x, W) r = Relu(s) a, b = Split<axis=1>(r, halves)
+        c = Conv<pads=[1,1,1,1]>(b, V) d = Relu(c) e = Conv<pads=[1,1,1,1]>(d, V2) f = Add(b, e)
+        g = Concat<axis=1>(a, b, f) y = Conv(g, U) }""",
+    "three parts": """(float[N,3,8,8] x) => (float[N,4,8,8] y) {
+        s = Conv(x, T) r = Relu(s) a, b, c = Split<axis=1>(r, thirds)
+        d = Conv<pads=[1,1,1,1]>(b, V) e = Relu(d) f = Conv<pads=[1,1,1,1]>(c, V2) g = Add(e, f)
+        h = Concat<axis=1>(a, b, g) y = Conv(h, U) }""",
+    "outputs of the graph": """(float[N,3,8,8] x) => (float[N,4,8,8] a, float[N,4,8,8] b, float[N,4,8,8] y) {
+        s = Conv(x, W) a, b = Split<axis=1>(s, halves) y = Conv<pads=[1,1,1,1]>(a, V) }""",
+    "read in pieces far apart": """(float[N,3,8,8] x) => (float[N,4,8,8] y, float[N,4,8,8] z) {
+        s = Conv(x, W) q = Sigmoid(s) r = Mul(s, q) a, b = Split<axis=1>(r, halves)
+        c = Conv<pads=[1,1,1,1]>(a, V) d = Add(a, c) e = Conv<pads=[1,1,1,1]>(d, V2) f = Mul(b, e)
+        z = Conv<pads=[1,1,1,1]>(b, V) g = Concat<axis=1>(a, b, f) y = Conv(g, U) }""",
+    "a Split of a Split": """(float[N,3,8,8] x) => (float[N,4,8,8] y) {
+        s = Conv(x, D) a, b = Split<axis=1>(s, eights) c, d = Split<axis=1>(b, halves)
+        e = Conv<pads=[1,1,1,1]>(d, V) f = Add(c, e) g = Split<axis=1>(a, halves)
+        h = Concat<axis=1>(c, d, f) y = Conv(h, U) }""".replace("g = Split", "g, g2 = Split"),
+}
+
+
+def split(name):
+    """(float model of `SPLITS`, its samples)."""
+    normal = normals()
+    text = SPLITS[name]
+    weights = {
+        "W": normal(8, 3, 1, 1),
+        "T": normal(12, 3, 1, 1),
+        "D": normal(16, 3, 1, 1),
+        "V": normal(4, 4, 3, 3, scale=0.3),
+        "V2": normal(4, 4, 3, 3, scale=0.3),
+        "U": normal(4, 12, 1, 1, scale=0.5),
+        "halves": integers(4, 4),
+        "thirds": integers(4, 4, 4),
+        "eights": integers(8, 8),
+    }
+    used = {key: each for key, each in weights.items() if f" {key})" in text or f" {key}," in text}
+    return model(text, **used), {"x": normal(20, 3, 8, 8)}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_parts_of_one_result_may_be_read_in_several_pieces(name):
+    found, feeds = split(name)
+    int8, _ = quantize(found, QuantRecipe(), calibrate(found, [feeds], "minmax"))
+    result, report = correct_layers(found, int8, [feeds])
+    assert all(not each.reason or "sum" in each.reason or "bias" in each.reason for each in report.layers)
+    exact, before, after = run(found, **feeds), run(int8, **feeds), run(result, **feeds)
+    for key, value in exact.items():
+        errors = [float(np.square(value - each[key]).mean()) for each in (before, after)]
+        assert errors[1] < 1.1 * errors[0]
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_each_layer_computes_what_the_whole_graph_does(name):
+    found, feeds = split(name)
+    expected = found.clone()
+    layers = [node for node in expected.graph if node.op_type == "Conv"]
+    expected.graph.outputs[:] = [node.outputs[0] for node in layers]
+    wanted = run(expected, **feeds)
+    with tempfile.TemporaryDirectory() as folder:
+        walk = LayerwiseRun(found, [layer.outputs[0].name for layer in layers], Path(folder))
+        walk.feed({"x": feeds["x"][:12]})
+        walk.feed({"x": feeds["x"][12:]})
+        for layer in layers:
+            node = walk.nodes[layer.outputs[0].name]
+            walk.compute(node)
+            np.testing.assert_array_equal(np.concatenate(list(walk.run(node))), wanted[layer.outputs[0].name])

@@ -1,0 +1,332 @@
+"""Operators between layers, recipes and traps: small graphs that must run in int8 in both engines and stay near float."""
+
+import re
+
+import numpy as np
+import pytest
+from helpers.quantizing import ATTENTION, LAST, attention, check, decibels, image, normal, quantized
+from helpers.rewriting import EXACT, model, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.engines.catalog import load
+from pipelines.graph import edit, io, query
+from pipelines.quantization.calibration.calibrate import calibrate
+from pipelines.quantization.recipe import QuantRecipe
+
+# what an engine may do in float beside the layer under test: the first quantize step, the last operator and what brings
+# it back
+AT_THE_ENDS = {"QuantizeLinear", "Neg", "Subgraph", "Reorder", "Softmax", "Add"}
+
+
+# body, what onnxruntime must run on bytes, least dB; measured ones lie 3 dB or more above
+CASES = {
+    "add, relu": (
+        "a = Conv<pads=[1,1,1,1]>(r, l, kb) s = Add(a, r) t = Relu(s) " + LAST.format("t"),
+        ["QLinearAdd"],
+        34,
+    ),
+    "add, signed": ("a = Conv<pads=[1,1,1,1]>(r, l, kb) s = Add(a, r) " + LAST.format("s"), ["QLinearAdd"], 34),
+    "add of one tensor twice": ("s = Add(r, r) " + LAST.format("s"), ["QLinearAdd"], 34),
+    "two adds in a row": (
+        "a = Conv(r, m) s = Add(a, r) b1 = Conv(s, m) t = Add(b1, s) " + LAST.format("t"),
+        ["QLinearAdd", "QLinearAdd"],
+        28,
+    ),
+    "squeeze and excite": (
+        "g = GlobalAveragePool(r) e = Conv(g, m) f = Sigmoid(e) s = Mul(r, f) " + LAST.format("s"),
+        ["QLinearGlobalAveragePool", "QLinearSigmoid", "QLinearMul"],
+        31,
+    ),
+    "swish": ("i = Conv(r, m) f = Sigmoid(i) s = Mul(i, f) " + LAST.format("s"), ["QLinearSigmoid", "QLinearMul"], 24),
+    "leaky relu": ("i = Conv(r, m) s = LeakyRelu<alpha=0.1>(i) " + LAST.format("s"), ["QLinearLeakyRelu"], 25),
+    "relu6": ("i = Conv(r, m) s = Clip(i, zero, six) " + LAST.format("s"), [], 30),
+    "product with a constant": ("s = Mul(r, half) " + LAST.format("s"), ["QLinearMul"], 33),
+    "concat": (
+        "a = Conv(r, m) i = Conv<pads=[1,1,1,1]>(r, l) s = Concat<axis=1>(a, i) z = Conv(s, c2) y = Neg(z)",
+        ["Concat"],
+        30,
+    ),
+    "concat, densely": ("a = Conv(r, m) s = Concat<axis=1>(r, a) z = Conv(s, c2) y = Neg(z)", [], 31),
+    "concat of a tensor and itself": ("s = Concat<axis=1>(r, r) z = Conv(s, c2) y = Neg(z)", [], 30),
+    "max pool": (
+        "s = MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(r) " + LAST.format("s"),
+        ["NhwcMaxPool"],
+        36,
+    ),
+    "max pool beside a layer": (
+        "s = MaxPool<kernel_shape=[3,3], pads=[1,1,1,1]>(r) a = Conv(r, m) t = Add(s, a) " + LAST.format("t"),
+        ["NhwcMaxPool", "QLinearAdd"],
+        31,
+    ),
+    "average pool": (
+        "s = AveragePool<kernel_shape=[2,2], strides=[2,2]>(r) " + LAST.format("s"),
+        ["QLinearAveragePool"],
+        35,
+    ),
+    "mean over the image": (
+        "s = ReduceMean<axes=[2,3], keepdims=0>(r) z = Gemm(s, w, b) y = Neg(z)",
+        ["QLinearGlobalAveragePool", "QGemm"],
+        40,
+    ),
+    "mean, axes from the end": (
+        "s = ReduceMean<axes=[-2,-1]>(r) " + LAST.format("s"),
+        ["QLinearGlobalAveragePool"],
+        37,
+    ),
+    "global average pool": (
+        "s = GlobalAveragePool(r) f = Flatten(s) z = Gemm(f, w, b) y = Neg(z)",
+        ["QLinearGlobalAveragePool", "QGemm"],
+        40,
+    ),
+    "resize": ('s = Resize<mode="nearest">(r, , twice) ' + LAST.format("s"), ["Resize"], 32),
+    "resize, linear": ('s = Resize<mode="linear">(r, , twice) ' + LAST.format("s"), ["Resize"], 28),
+    "reshape, transpose": (
+        "s = Reshape(r, rows) t = Transpose<perm=[0,2,1]>(s) z = MatMul(t, w) y = Neg(z)",
+        ["MatMulIntegerToFloat"],
+        37,
+    ),
+    "gather": ("s = Gather<axis=2>(r, even) " + LAST.format("s"), ["Gather"], 33),
+    "slice": ("s = Slice(r, one, two, two) " + LAST.format("s"), ["Slice"], 30),
+    "pad": ("s = Pad(r, around) z = Conv(s, l) y = Neg(z)", ["Pad"], 31),
+    "depthwise": ("a = Conv<pads=[1,1,1,1], group=8>(r, d, kb) s = Clip(a, zero, six) " + LAST.format("s"), [], 30),
+    "1x1 with strides": (
+        "a = Conv<strides=[2,2]>(r, m) c = Conv<strides=[2,2]>(r, m, kb) s = Add(a, c) " + LAST.format("s"),
+        ["QLinearAdd"],
+        29,
+    ),
+    "batched weights": (
+        "s = Reshape(r, rows) t = Reshape(s, image) z = MatMul(t, w) y = Neg(z)",
+        ["MatMulIntegerToFloat"],
+        35,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operators_run_in_int8_in_both_engines(tmp_path, name):
+    body, wanted, least = CASES[name]
+    report, ran = check(image(body), least, tmp_path, x=normal(16, 3, 8, 8))
+    assert [each.type for each in report.operators if each.precision != "int8"] == ["Neg"], report
+    kinds = [kind for kind, _ in ran["onnxruntime"]]
+    for each in set(wanted):
+        assert kinds.count(each) == wanted.count(each), ran
+    allowed = AT_THE_ENDS | {"QLinearConcat"}  # its first input is a scale
+    for engine, found in ran.items():
+        assert [
+            kind for kind, precision in found if precision == "f32" and kind not in allowed and kind != "Reshape"
+        ] == [], (
+            engine,
+            found,
+        )
+    assert kinds.count("QuantizeLinear") == 1 and kinds.count("DequantizeLinear") <= 1  # at the ends
+
+
+@pytest.mark.parametrize("function", ["HardSwish(i)", "Tanh(i)", "PRelu(i, slope)", "Elu(i)"])
+def test_functions_without_an_integer_kernel_stand_between_bytes(tmp_path, function):
+    report, _ = check(
+        image(f"i = Conv(r, m) s = {function} t = Add(s, r) " + LAST.format("t")), 24, tmp_path, x=normal(16, 3, 8, 8)
+    )
+    told = {each.type: (each.precision, each.reason) for each in report.operators}
+    assert told[function.split("(")[0]] == ("float", "computed in float between int8 tensors") and told["Add"] == (
+        "int8",
+        "",
+    )
+
+
+def test_the_last_operators_stay_float(tmp_path):
+    found = image(
+        "a = Conv<pads=[1,1,1,1]>(r, l, kb) s = Add(a, r) t = Relu(s) g = GlobalAveragePool(t) y = Softmax<axis=1>(g)"
+    )
+    report, _ = check(found, 30, tmp_path, x=normal(16, 3, 8, 8))
+    told = {each.name: (each.precision, each.reason) for each in report.operators}
+    assert told["s"] == ("float", "nothing after it is int8") == told["g"] and told["a"] == ("int8", "")
+
+
+def test_a_product_with_something_computed_from_constants_stays_float(tmp_path):
+    report, _ = check(
+        image("c = Relu(half) e = Reshape(c, same) s = Mul(r, e) " + LAST.format("s")),
+        30,
+        tmp_path,
+        x=normal(16, 3, 8, 8),
+    )
+    told = {each.name: (each.precision, each.reason) for each in report.operators}
+    assert told["s"] == ("float", "its input e is float") and told["z"] == ("int8", "")
+
+
+def test_steps_that_cancel_are_removed():
+    found = image(
+        "a = Conv(r, m) s = Concat<axis=1>(r, r) t = Transpose<perm=[0,1,3,2]>(s) z = Conv(t, c2) u = Add(z, a) y = "
+        "Neg(u)"
+    )
+    result, _ = quantized(found, x=normal(16, 3, 8, 8))
+    for node in result.graph:
+        source = node.inputs[0].producer() if node.op_type == "QuantizeLinear" else None
+        if source is not None and source.op_type == "DequantizeLinear":
+            assert [query.constant(each).item() for each in source.inputs[1:]] != [
+                query.constant(each).item() for each in node.inputs[1:]
+            ]
+
+
+def test_a_relu_beside_another_reader(tmp_path):
+    body = "a = Conv(r, m) s = Add(a, r) t = Relu(s) c = Conv(t, m) u = Add(c, s) " + LAST.format("u")
+    report, ran = check(image(body), 28, tmp_path, x=normal(16, 3, 8, 8))
+    told = {each.name: each for each in report.operators}
+    assert told["t"].precision == "float" and told["t"].reason == "computed in float between int8 tensors"
+    assert [kind for kind, _ in ran["onnxruntime"]].count("QLinearAdd") == 2
+
+
+def test_an_output_that_is_read_inside_too(tmp_path):
+    found = image("a = Conv(r, m) s = Add(a, r) z = Conv(s, m) y = Neg(z)", outputs="float y, float s, float r")
+    report, _ = check(found, 28, tmp_path, x=normal(16, 3, 8, 8))
+    assert {each.precision for each in report.operators if each.type in ("Conv", "Add")} == {"int8"}
+
+
+def test_one_weight_of_two_convolutions(tmp_path):
+    report, _ = check(
+        image("a = Conv(r, m, kb) i = Conv(a, m) s = Add(a, i) " + LAST.format("s")),
+        24,
+        tmp_path,
+        x=normal(16, 3, 8, 8),
+    )
+    assert report.counts() == {"int8": 6, "float": 1}
+
+
+def test_several_inputs(tmp_path):
+    found = image("p = Conv(q, m) s = Add(p, r) z = Conv(s, m) y = Neg(z)", q="n,8,8,8")
+    report, _ = check(found, 30, tmp_path, x=normal(16, 3, 8, 8), q=normal(16, 8, 8, 8))
+    assert report.counts() == {"int8": 5, "float": 1}
+
+
+def test_weights_in_half_precision(tmp_path):
+    found = image("a = Conv(r, m, kb) s = Add(a, r) " + LAST.format("s"))
+    edit.compress_fp16(found, minimum=1)
+    report, _ = check(found, 30, tmp_path, x=normal(16, 3, 8, 8))
+    assert report.counts() == {"int8": 5, "float": 1}
+
+
+@pytest.mark.parametrize("opset", [13, 15, 18, 19, 21, 23])
+def test_opsets(tmp_path, opset):
+    mean = "ReduceMean<axes=[2,3], keepdims=0>(t)" if opset < 18 else "ReduceMean<keepdims=0>(t, axes)"
+    found = image(f"a = Conv(r, m) s = Add(a, r) t = Relu(s) g = {mean} z = Gemm(g, w, b) y = Neg(z)", opset)
+    report, ran = check(found, 34, tmp_path, x=normal(16, 3, 8, 8))
+    assert report.counts() == {"int8": 8, "float": 1}
+    assert {"QLinearAdd", "QLinearGlobalAveragePool", "QGemm"} <= {kind for kind, _ in ran["onnxruntime"]}
+
+
+def test_a_mean_over_something_else_stays_float(tmp_path):
+    report, _ = check(
+        image("s = ReduceMean<axes=[1]>(r) z = MatMul(s, w) y = Neg(z)"), 30, tmp_path, x=normal(16, 3, 8, 8)
+    )
+    assert {each.type: each.reason for each in report.operators}[
+        "ReduceMean"
+    ] == "its mean is not over height and width"
+
+
+def test_products_of_two_activations(tmp_path):
+    report, ran = check(attention(), 30, tmp_path, x=normal(16, 16, 64))
+    told = {each.name: each for each in report.operators}
+    assert all(each.precision == "int8" for each in report.operators if each.type == "MatMul")
+    assert (
+        told["p"].reason == "Softmax has no int8 form here"
+        and told["q1"].reason == "engines make it part of the product before it"
+    )
+    kinds = [kind for kind, _ in ran["onnxruntime"]]
+    assert sum(kinds.count(each) for each in ("MatMulIntegerToFloat", "QLinearMatMul")) == 6
+    if "openvino" in EXACT:
+        assert [precision for kind, precision in ran["openvino"] if kind == "FullyConnected"] == ["u8"] * 4
+
+
+def test_attention_masked_by_infinity(tmp_path):
+    found = attention(
+        ATTENTION.replace("p = Softmax<axis=-1>(s)", "m = Add(s, mask) p = Softmax<axis=-1>(m)"),
+        mask=np.triu(np.full((16, 16), -np.inf, np.float32), 1),
+    )
+    report, _ = check(found, 30, tmp_path, x=normal(16, 16, 64))
+    assert all(each.precision == "int8" for each in report.operators if each.type == "MatMul")
+    assert "m" not in calibrate(found, [{"x": normal(16, 16, 64)}]).tensors
+
+
+@st.composite
+def networks(draw):
+    """A float model over images: convolutions, sums, products, pools, joins, functions and moves in any order, of any
+    tensors so far.
+    """
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    body, weights, pool = ["t0 = Conv<pads=[1,1,1,1]>(x, w0, b0)"], {}, ["t0"]
+
+    def weight(name, *shape, fan):
+        weights[name] = (rng.standard_normal(shape) * np.sqrt(1.5 / fan)).astype(np.float32)
+
+    weight("w0", 8, 3, 3, 3, fan=27)
+    weights["b0"] = rng.normal(0, 0.3, 8).astype(np.float32)
+    for number in range(1, draw(st.integers(2, 9))):
+        a, b = draw(st.sampled_from(pool)), draw(st.sampled_from(pool))
+        t, w = f"t{number}", f"w{number}"
+        kind = draw(
+            st.sampled_from(
+                [*("conv", "pointwise", "depthwise") * 2, "relu", "relu6", "add", "add", "gate", "concat", *MOVED]
+            )
+        )
+        if kind == "conv":
+            weight(w, 8, 8, 3, 3, fan=72)
+            body.append(f"{t} = Conv<pads=[1,1,1,1]>({a}, {w})")
+        elif kind == "pointwise":
+            weight(w, 8, 8, 1, 1, fan=8)
+            body.append(f"{t} = Conv({a}, {w}, b0)")
+        elif kind == "depthwise":
+            weight(w, 8, 1, 3, 3, fan=9)
+            body.append(f"{t} = Conv<pads=[1,1,1,1], group=8>({a}, {w})")
+        elif kind == "add":
+            body.append(f"{t} = Add({a}, {b})")
+        elif kind == "gate":
+            body.append(f"{t}g = GlobalAveragePool({b}) {t}s = Sigmoid({t}g) {t} = Mul({a}, {t}s)")
+        elif kind == "concat":
+            weight(w, 8, 16, 1, 1, fan=16)
+            body.append(f"{t}c = Concat<axis=1>({a}, {b}) {t} = Conv({t}c, {w})")
+        else:
+            body.append(f"{t} = " + {"relu": "Relu({})", "relu6": "Clip({}, zero, six)", **MOVED}[kind].format(a))
+        pool.append(t)
+    weight("wz", 8, 6, fan=8)
+    weights |= {
+        "image": np.array([0, 8, 8, 8]),
+        "zero": np.float32(0),
+        "six": np.float32(6),
+        "order": np.arange(8)[::-1].copy(),
+    }
+    also = draw(st.sampled_from(pool))  # also leaves the graph
+    body.append(f"g = GlobalAveragePool({pool[-1]}) f = Flatten(g) z = Gemm(f, wz) y = Neg(z) also = Neg({also})")
+    text = f"(float[n,3,8,8] x) => (float[n,6] y, float[n,8,8,8] also) {{ {' '.join(body)} }}"
+    return model(text, **{name: array for name, array in weights.items() if re.search(rf"[(, ]{name}[,)]", text)}), rng
+
+
+MOVED = {
+    "max": "MaxPool<kernel_shape=[3,3], pads=[1,1,1,1]>({})",
+    "average": "AveragePool<kernel_shape=[3,3], pads=[1,1,1,1]>({})",
+    "transpose": "Transpose<perm=[0,1,3,2]>({})",
+    "reshape": "Reshape({}, image)",
+    "gather": "Gather<axis=1>({}, order)",
+    "leaky": "LeakyRelu<alpha=0.2>({})",
+    "hardswish": "HardSwish({})",
+}
+
+
+@given(networks(), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_random_networks(tmp_path_factory, case, symmetric):
+    found, rng = case
+    x = rng.standard_normal((24, 3, 8, 8)).astype(np.float32)
+    result, report = quantized(found, QuantRecipe(symmetric=symmetric), x=x)
+    assert all(each.precision == "int8" for each in report.operators if each.type in ("Conv", "Gemm"))
+    assert all(each.reason for each in report.operators if each.precision == "float")
+    path, expected = io.save(result, tmp_path_factory.mktemp("random") / "int8.onnx"), run(found, x=x)
+    for engine in EXACT:
+        session = load(path, engine)
+        ran = [
+            each
+            for each in session.executed({"x": x})
+            if each.type in ("Convolution", "QLinearConv", "Conv", "FusedConv", "FullyConnected")
+        ]
+        assert {each.precision for each in ran} == {"u8"}, (engine, ran)
+        for name, output in session.run({"x": x}).items():
+            assert decibels(output, expected[name]) > 15, (engine, name, decibels(output, expected[name]))

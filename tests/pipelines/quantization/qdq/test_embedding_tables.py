@@ -1,0 +1,42 @@
+"""Embedding tables as int8 rows with a scale each."""
+
+import numpy as np
+import pytest
+from helpers.quantizing import RNG, normal
+from helpers.rewriting import model, run
+
+from pipelines.quantization.calibration.calibrate import calibrate
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
+
+EMBEDDED = """(int64[n,m] i, int64[n] j) => (float[n,m,40] y, float[n,40] z, float[n,8] u) {
+    a = Gather(T, i) y = Neg(a)
+    b = Gather(T, j) z = Neg(b)
+    c = Gather(S, j) u = Neg(c)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "stored"),
+    [
+        (QuantRecipe(), {"int8"}),
+        (QuantRecipe(quantize_tables=False), {"float32"}),
+        (QuantRecipe(keep_float=("b",)), {"int8", "float32"}),
+    ],
+)
+def test_a_table_whose_rows_stay_float_has_a_scale_a_row(recipe, stored):
+    table = normal(7000, 40) * np.geomspace(1e-3, 10, 7000, dtype=np.float32)[:, None]
+    table[7] = 0
+    found = model(EMBEDDED, T=table, S=normal(7000, 8))
+    feeds = {"i": RNG.integers(-7000, 7000, (64, 3)), "j": np.arange(-7, 57)}
+    result, report = quantize(found, recipe, calibrate(found, [feeds]))
+    kept = [each.const_value.numpy() for each in result.graph.initializers.values()]
+    assert {str(each.dtype) for each in kept if each.shape == (7000, 40)} == stored
+    assert len([each for each in kept if each.shape == (7000, 40)]) == len(stored)  # one for both lookups
+    assert [each.dtype for each in kept if each.shape == (7000, 8)] == [np.float32]  # too narrow to gain
+    of_a = next(each for each in report.operators if each.name == "a")
+    assert (of_a.precision, bool(of_a.reason)) == (("int8", True) if recipe.quantize_tables else ("float", True))
+    outputs, expected = run(result, **feeds), run(found, **feeds)
+    for name in ("y", "z", "u"):
+        steps = np.abs(expected[name]).max(-1, keepdims=True) / 127
+        assert (np.abs(outputs[name] - expected[name]) <= steps * (0 if name == "u" else 0.501)).all()

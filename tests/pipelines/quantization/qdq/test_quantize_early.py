@@ -1,0 +1,89 @@
+"""QuantizeEarly, from ONNX text."""
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from helpers.rewriting import integers, model, normals, ops, reasons, rewritten
+
+from pipelines.quantization.qdq.quantize_early import QuantizeEarly
+
+normal = normals()
+
+STEP = {"s": np.float32(0.02), "z": np.uint8(100)}
+
+
+@pytest.mark.parametrize(
+    ("move", "shape"),
+    [
+        ("Reshape(x, to)", "m"),
+        ("Flatten<axis=1>(x)", "a,b"),
+        ("Unsqueeze(x, zero)", "a,b,c,d"),
+        ("Squeeze(x, one)", "a,b"),
+        ("Transpose<perm=[2,0,1]>(x)", "a,b,c"),
+        ("Slice(x, zero, one, two)", "a,b,c"),
+    ],
+)
+def test_quantize_early_moves_bytes(move, shape):
+    text = f"(float[n,1,6] x) => (uint8[{shape}] q) {{ m = {move} q = QuantizeLinear(m, s, z) }}"
+    found = model(text, **STEP, to=integers(-1), zero=integers(0), one=integers(1), two=integers(2))
+    report = rewritten(found, QuantizeEarly(), exact=True, x=normal(4, 1, 6))
+    assert report.fired("QuantizeEarly") == 1 and ops(found) == ["QuantizeLinear", move.split("(")[0].split("<")[0]]
+
+
+def test_quantize_early_passes_a_whole_chain_and_splits_at_a_concatenation():
+    text = """(float[n,2] a, float[n,3] b) => (uint8[k,1] q) {
+        c = Concat<axis=1>(a, b) d = Transpose<perm=[1,0]>(c) e = Reshape(d, to) q = QuantizeLinear(e, s, z) }"""
+    found = model(text, **STEP, to=integers(-1, 1))
+    rewritten(found, QuantizeEarly(), exact=True, a=normal(4, 2), b=normal(4, 3))
+    assert ops(found) == ["QuantizeLinear", "QuantizeLinear", "Concat", "Transpose", "Reshape"]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_quantize_early_stores_a_table_as_bytes(axis):
+    text = f"(int64[n] i) => (uint8[a,b] q) {{ e = Gather<axis={axis}>(T, i) q = QuantizeLinear(e, s, z) }}"
+    table = np.append(normal(6, 5), [[-9.0, 9.0, 0.01, 0.03, -0.05]], axis=0).astype(
+        np.float32
+    )  # saturates; halves round to even
+    found = model(text, **STEP, T=table)
+    rewritten(found, QuantizeEarly(), exact=True, i=integers(4, 0, -1, 3))
+    assert ops(found) == ["Gather"] and found.graph[0].inputs[0].dtype == ir.DataType.UINT8
+    assert "T" not in found.graph.initializers
+
+
+MOVED = "(float[n,3] x) => (uint8[a,b] q) { m = Reshape(x, to) q = QuantizeLinear(m, s, z) }"
+LOOKED_UP = "(int64[n] i) => (uint8[n,4] q) { e = Gather(T, i) q = QuantizeLinear(e, s, z) }"
+READ = "its result is also read as float"
+
+
+@pytest.mark.parametrize(
+    ("text", "tables", "reason"),
+    [
+        (MOVED.replace("q)", "q, float[a,b] m)"), True, READ),
+        (MOVED.replace("q)", "q, float[a,b] r)").replace("q =", "r = Relu(m) q ="), True, READ),
+        (MOVED.replace("(m, s, z)", "(m, ss, zz)"), True, None),  # a scale a column
+        (MOVED.replace("Reshape(x, to)", "Relu(x)"), True, None),
+        (LOOKED_UP, False, "the recipe keeps tables float"),
+        (LOOKED_UP.replace("q)", "q, float[n,4] e)"), True, READ),
+        (LOOKED_UP.replace("i)", "i, float[9,4] T)", 1), True, None),  # a table that comes as input
+    ],
+)
+def test_quantize_early_near_misses(text, tables, reason):
+    weights = STEP | {"ss": np.full(3, 0.02, np.float32), "zz": np.full(3, 100, np.uint8), "to": integers(-1, 3)}
+    feeds = {"x": normal(4, 3)} if "x)" in text else {"i": integers(4, 0, 8)}
+    if "float[9,4]" in text:
+        feeds["T"] = normal(9, 4)
+    else:
+        weights["T"] = normal(9, 4)
+    found = model(text, **weights)
+    kept = ops(found)
+    report = rewritten(found, QuantizeEarly(tables), exact=True, **feeds)
+    assert ops(found) == kept and report.fired("QuantizeEarly") == 0
+    assert list(reasons(report, "QuantizeEarly").values()) == ([] if reason is None else [reason])
+
+
+def test_quantize_early_with_an_output_read_twice_quantizes_it_where_all_read_bytes():
+    text = """(float[n,2] a, float[n,3] b) => (uint8[n,5] q, uint8[n,5] r) {
+        c = Concat<axis=1>(a, b) q = QuantizeLinear(c, s, z) r = Transpose<perm=[0,1]>(q) }"""
+    found = model(text, **STEP)
+    rewritten(found, QuantizeEarly(), exact=True, a=normal(4, 2), b=normal(4, 3))
+    assert ops(found) == ["QuantizeLinear", "QuantizeLinear", "Concat", "Transpose"]

@@ -1,0 +1,249 @@
+"""The face: exit codes, one line per error, one JSON document on stdout."""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import zoo
+from pipelines.core import machine
+from zoo.cli import app as cli
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "zoo.cli.app", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of the command, run in this process."""
+    try:
+        cli.call(list(map(str, arguments)))
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=shape).astype(np.float32) for shape in ((8, 16), (16, 4))]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["h"], name="first"),
+        helper.make_node("Relu", ["h"], ["r"], name="relu"),
+        helper.make_node("MatMul", ["r", "w1"], ["y"], name="second"),
+    ]
+    inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 8])]
+    outputs = [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 4])]
+    made = helper.make_graph(
+        nodes, "mlp", inputs, outputs, [numpy_helper.from_array(w, f"w{i}") for i, w in enumerate(weights)]
+    )
+    path = tmp_path / "mlp.onnx"
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    np.savez(tmp_path / "calibration.npz", x=rng.normal(size=(64, 8)).astype(np.float32))
+    return path
+
+
+def test_help_names_every_verb() -> None:
+    done = command("--help")
+    assert done.returncode == 0
+    assert all(verb in done.stdout for verb in ("list", *zoo.VERBS))
+    for verb in ("list", *zoo.VERBS):
+        assert verb in cli.cli.commands
+    assert all(callable(getattr(zoo, verb)) for verb in zoo.VERBS)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"config.json": "{}"}, "needs torch, which is not installed; run: pip install 'int8-zoo[import]'"),
+        ({"notes.txt": ""}, "found no model in"),
+    ],
+)
+def test_an_import_without_torch_says_so_of_models_alone(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    code = "import sys; sys.modules['torch'] = None; from zoo import cli; cli.call(sys.argv[1:])"
+    words = [sys.executable, "-c", code, "import", str(folder), "-o", str(tmp_path / "ours")]
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "ours").exists()
+
+
+WRONG = {
+    "no verb of that name": ["rum"],
+    "missing argument": ["run"],
+    "unknown option": ["run", "wide-deep-criteo", "--fast"],
+    "unknown model": ["run", "wide-deep-kriteo", "rows.tsv"],
+    "missing file": ["run", "wide-deep-criteo", "nothing-here.tsv", "-o", "out.csv"],
+    "unknown format": ["run", "wide-deep-criteo", "SAMPLE", "-o", "out.xls"],
+    "unknown precision": ["run", "wide-deep-criteo", "SAMPLE", "-o", "out.csv", "--precision", "int4"],
+    "unknown engine": ["run", "wide-deep-criteo", "SAMPLE", "-o", "out.csv", "--engine", "tensorrt"],
+    "no threads": ["run", "wide-deep-criteo", "SAMPLE", "-o", "out.csv", "--threads", "0"],
+    "json where results go": ["run", "wide-deep-criteo", "SAMPLE", "--json"],
+    "folder that is no model": ["run", ".", "SAMPLE", "-o", "out.csv"],
+    "info of nothing": ["info", "nothing"],
+    "download of nothing": ["download", "nothing"],
+    "train nothing": ["train", "wide-shallow", "--data", "rows.tsv", "-o", "out"],
+    "train on a missing file": ["train", "wide-deep", "--data", "nothing-here.tsv", "-o", "out"],
+    "unknown setting": ["train", "wide-deep", "--data", "SAMPLE", "-o", "out", "--set", "depth=3"],
+    "a setting of other families": ["finetune", "wide-deep-criteo", "--data", "SAMPLE", "-o", "out", "--qat"],
+    "setting that is no number": ["train", "wide-deep", "--data", "SAMPLE", "-o", "out", "--set", "dropout=much"],
+    "finetune nothing": ["finetune", "nothing", "--data", "SAMPLE", "-o", "out"],
+    "freeze a shipped model's missing folder": ["freeze", "nothing"],
+    "rewrite without a place": ["rewrite", "MLP"],
+    "calibrate without data": ["calibrate", "MLP", "-o", "table.json"],
+    "calibrate a missing model": ["calibrate", "nothing.onnx", "--data", "calibration.npz", "-o", "table.json"],
+    "overwrite a shipped table": ["calibrate", "wide-deep-criteo", "--data", "SAMPLE"],
+    "quantize without data": ["quantize", "MLP", "-o", "int8.onnx"],
+    "quantize on a file that is no npz": ["quantize", "MLP", "--calibration-data", "MLP", "-o", "int8.onnx"],
+    "overwrite a shipped int8 model": ["quantize", "wide-deep-criteo"],
+    "broken expression": [
+        "quantize",
+        "MLP",
+        "--calibration-data",
+        "calibration.npz",
+        "--keep-float",
+        "(",
+        "-o",
+        "int8.onnx",
+    ],
+    "evaluate without labels": ["evaluate", "wide-deep-criteo", "--data", "UNLABELLED"],
+    "evaluate nothing": ["evaluate", "wide-deep-criteo", "--data", "nothing-here.tsv"],
+    "benchmark an unknown engine": ["benchmark", "wide-deep-criteo", "--engine", "tensorrt"],
+    "benchmark no precision": ["benchmark", "wide-deep-criteo", "--precision", ","],
+    "benchmark rows that are not there": ["benchmark", "wide-deep-criteo", "--data", "nothing-here.tsv"],
+    "train for ever": ["train", "wide-deep", "--data", "SAMPLE", "-o", "out", "--set", "validation=inf"],
+    "a seed too large": ["train", "wide-deep", "--data", "SAMPLE", "-o", "out", "--seed", "99999999999"],
+    "benchmark no batch": ["benchmark", "wide-deep-criteo", "--batch-size", "0"],
+    "benchmark a batch that is no number": ["benchmark", "wide-deep-criteo", "--batch-size", "many"],
+    "build nothing": ["build", "nothing"],
+    "plan nothing": ["plan", "nothing"],
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_request_gets_one_line_exit_code_2_and_leaves_nothing(
+    arguments: list[str], mlp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if arguments[0] in ("train", "finetune"):
+        pytest.importorskip("tensorflow", reason="training needs the train extra")
+    sample = zoo.SHIPPED / "wide-deep-criteo" / "sample.tsv.gz"
+    unlabelled = tmp_path / "unlabelled.tsv"
+    unlabelled.write_text("\t".join(["1"] * 39) + "\n")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    (empty / "calibration.npz").write_bytes((tmp_path / "calibration.npz").read_bytes())
+    names = {"SAMPLE": str(sample), "MLP": str(mlp), "UNLABELLED": str(unlabelled)}
+    code, out, err = call(capsys, *(names.get(each, each) for each in arguments))
+    assert code == 2
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1, err
+    assert err.startswith("zoo: ")
+    assert [path.name for path in empty.iterdir()] == ["calibration.npz"]
+
+
+def test_a_warning_comes_once() -> None:
+    once = cli.Once()
+    records = [logging.makeLogRecord({"msg": "line %d", "args": (number,)}) for number in (1, 2, 1)]
+    assert [once.filter(each) for each in records] == [True, True, False]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_first_process_of_a_training_prints_metrics(
+    rank: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setattr("zoo.api.train", lambda *_, **__: {"top1": 0.5})
+    assert call(capsys, "train", "resnet26d", "--data", "folder", "-o", "out") == (0, "" if rank else "top1: 0.5\n", "")
+
+
+def test_any_onnx_model_is_quantized_from_the_command_line(
+    mlp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "int8.onnx"
+    samples = tmp_path / "calibration.npz"
+    code, out, _ = call(capsys, "quantize", mlp, "--calibration-data", samples, "-o", target, "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert {each["name"]: each["precision"] for each in report["operators"]} == {
+        "first": "int8",
+        "relu": "int8",
+        "second": "int8",
+    }
+    assert report["summary"]["line"].startswith("2 of 2 layers int8, 100% of the MACs; SQNR ")
+    code, out, _ = call(capsys, "quantize", mlp, "--calibration-data", samples, "-o", target)
+    assert out.startswith("2 of 2 layers int8") and "second" not in out
+    code, out, _ = call(capsys, "quantize", mlp, "--calibration-data", samples, "-o", target, "--all")
+    assert "second" in out
+    code, out, _ = call(capsys, "calibrate", mlp, "--data", samples, "-o", tmp_path / "table.json", "--json")
+    assert code == 0
+    assert json.loads(out)["samples"] == 64
+    code, _, _ = call(capsys, "quantize", mlp, "--table", tmp_path / "table.json", "-o", tmp_path / "again.onnx")
+    assert code == 0
+    assert (tmp_path / "again.onnx").read_bytes() == target.read_bytes()
+    code, _, err = call(capsys, "quantize", target, "--table", tmp_path / "table.json", "-o", tmp_path / "third.onnx")
+    assert code == 2
+    assert "another" in err or "made for" in err
+
+
+def test_a_spent_time_budget_is_said_in_one_line(
+    mlp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = "quantize", mlp, "--calibration-data", tmp_path / "calibration.npz", "-o"
+    assert call(capsys, *arguments, tmp_path / "spent.onnx", "--time-budget", "0s")[0] == 0
+
+    def spent() -> list[str]:  # another line may say that so small a model is no quicker in int8
+        return [
+            each.getMessage() for each in caplog.records if each.name == "pipelines.quantization.algorithms.correction"
+        ]
+
+    assert spent() == [
+        "the time budget of 0 s sufficed to correct 0 of 2 layers; for the others give more (--time-budget), "
+        "or fewer samples"
+    ]
+    assert call(capsys, *arguments, tmp_path / "without.onnx", "--no-correct")[0] == 0
+    assert len(spent()) == 1
+    assert (tmp_path / "spent.onnx").is_file() and (tmp_path / "without.onnx").is_file()
+
+
+@pytest.mark.parametrize(
+    "verb", ["list", "info wide-deep-criteo", "download wide-deep-criteo", "doctor", "build wide-deep-criteo"]
+)
+def test_json_is_exactly_one_document(verb: str) -> None:
+    done = command(*verb.split(), "--json")
+    assert done.returncode == 0, done.stderr
+    json.loads(done.stdout)
+
+
+def test_results_go_through_pipes(tmp_path: Path) -> None:
+    import gzip
+
+    lines = gzip.decompress((zoo.SHIPPED / "wide-deep-criteo" / "sample.tsv.gz").read_bytes()).splitlines(
+        keepends=True
+    )[:100]
+    done = subprocess.run(
+        [sys.executable, "-m", "zoo.cli.app", "run", "wide-deep-criteo", "-", "--engine", "onnxruntime"],
+        input=b"".join(lines), capture_output=True, check=True,
+    )  # fmt: skip
+    out = done.stdout.decode().splitlines()
+    assert out[0] == "row,probability"
+    assert [line.split(",")[0] for line in out[1:]] == [str(i) for i in range(100)]
+    assert done.stderr.decode() == ("" if machine.has_vnni() else f"zoo: {machine.NO_VNNI}\n")

@@ -1,0 +1,203 @@
+"""Training on Ray: what torchrun gives, workers lost on the way, faults."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import zoo
+from pipelines.core.errors import RequestError
+from zoo.distributed.ray.connection import counts_of
+from zoo.distributed.ray.training import train_on_ray
+
+torch = pytest.importorskip("torch", reason="needs the train extra")
+ROOT = Path(__file__).resolve().parents[4]
+SMALL = {
+    "hidden": "16,8",
+    "embedding_size": "8",
+    "epochs": "5",
+    "refit": "false",
+    "batch_size": "128",
+    "l2_embeddings": "10",
+    "patience": "9",
+}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    path = tmp_path_factory.mktemp("log") / "log.csv"
+    command = [sys.executable, ROOT / "scripts/synthesize_log.py", path, "-n", "4000", "--users", "80", "--items", "50"]
+    subprocess.run(command, check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ray():
+    ray = pytest.importorskip("ray", reason="a cluster needs ray: pip install 'int8-zoo[ray]'")
+    pytest.importorskip("ray.train", reason="needs ray[train]")
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def torchrun(log, tmp_path_factory):
+    """What two processes of torchrun train."""
+    folder = tmp_path_factory.mktemp("torchrun") / "model"
+    words = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "zoo.cli.app",
+    ]
+    command += ["train", "deepfm", "--data", str(log), "-o", str(folder), *words]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
+    return folder
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "model.pt", weights_only=True)["state_dict"]
+
+
+def workers() -> list[int]:
+    """The processes that train."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if place.read_bytes().startswith(b"ray::RayTrainWorker"):
+                found.append(int(place.parent.name))
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("4", 4), (3, 3), ("2:8", (2, 8)), ("0", None), ("3:2", None), ("x", None), ("1:2:3", None)]
+)
+def test_counts_of_workers(text, wanted):
+    if wanted is None:
+        with pytest.raises(RequestError, match="workers, wanted a count such as 4"):
+            counts_of(text, "workers")
+    else:
+        assert counts_of(text, "workers") == wanted
+
+
+def test_what_ray_does_not_train_is_refused(tmp_path):
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("\t".join(["1", *map(str, range(13)), *"abcdefghijklmnopqrstuvwxyz"]) + "\n")
+    with pytest.raises(RequestError, match="found 2:4 workers of wide-deep, wanted a count: TensorFlow's cannot"):
+        train_on_ray("train", "wide-deep", str(rows), tmp_path / "model", workers="2:4")
+    with pytest.raises(RequestError, match="found sentence-encoder, .* this is one alone"):
+        train_on_ray("train", "sentence-encoder", str(rows), tmp_path / "model", workers=2)
+
+
+@pytest.mark.slow
+def test_two_workers_of_tensorflow_train_on_where_one_is_killed(ray, tmp_path, capsys):
+    h5py = pytest.importorskip("h5py", reason="needs the train extra")
+    log = tmp_path / "rows.tsv"
+    subprocess.run([sys.executable, ROOT / "scripts/synthesize_criteo.py", "-o", log, "-n", "3000"], check=True)
+    small = {"hidden": "16,8", "embedding_size": "4", "buckets": "50", "epochs": "4", "patience": "9", "refit": "false"}
+    small |= {"batch_size": "128"}
+    train_on_ray("train", "wide-deep", str(log), tmp_path / "whole", workers=2, settings=small)
+    capsys.readouterr()
+
+    def kill() -> None:
+        while not list((tmp_path / "storage/model").glob("checkpoint_*")):
+            time.sleep(0.02)
+        os.kill(workers()[-1], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    storage = str(tmp_path / "storage")
+    train_on_ray("train", "wide-deep", str(log), tmp_path / "model", workers=2, storage=storage, settings=small)
+    killer.join(10)
+    assert "lost a worker" in capsys.readouterr().err
+    found = []
+    for name in ("whole", "model"):
+        found.append({})
+        with h5py.File(tmp_path / name / "model.weights.h5") as file:
+            file.visititems(
+                lambda path, each: found[-1].update({path: each[()].tobytes()} if hasattr(each, "dtype") else {})
+            )
+    assert found[0] and found[0] == found[1]
+
+
+def test_all_processes_are_told_of_every_checkpoint(log, tmp_path):
+    from zoo.training.runs import keeping
+
+    seen = []
+    with keeping(lambda folder: seen.append((folder / "checkpoint/state.pt").stat().st_mtime_ns)):
+        zoo.train("deepfm", str(log), tmp_path / "model", settings={**SMALL, "epochs": "2"})
+    assert len(set(seen)) == 2
+
+
+@pytest.mark.slow
+def test_two_workers_train_what_torchrun_does(ray, log, torchrun, tmp_path):
+    found = train_on_ray("train", "deepfm", str(log), tmp_path / "model", workers=2, settings=SMALL)
+    one, two = weights(torchrun), weights(tmp_path / "model")
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    record = json.loads((tmp_path / "model/train.json").read_text())
+    assert record["processes"] == 2 and record["metrics"] == found
+    assert {each.name for each in tmp_path.iterdir()} == {"model"}  # the storage has gone
+    assert zoo.load(tmp_path / "model").card.name == "model"
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_what_came_after_the_last_checkpoint(ray, log, torchrun, tmp_path, capsys):
+    def kill() -> None:
+        while not kept:
+            time.sleep(0.05)
+            try:
+                last = ray.train.Result.from_path(str(tmp_path / "storage/model")).checkpoint
+                state = torch.load(Path(last.path) / "checkpoint/state.pt", weights_only=True)
+            except (OSError, RuntimeError):  # none yet, or it goes just now
+                continue
+            kept.append(state["epoch"])
+        os.kill(workers()[-1], signal.SIGKILL)
+
+    kept: list[int] = []
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    storage = f"file://{tmp_path / 'storage'}"
+    train_on_ray("train", "deepfm", str(log), tmp_path / "model", workers=2, storage=storage, settings=SMALL)
+    killer.join(10)
+    said = capsys.readouterr().err
+    assert kept and said.count("lost a worker") == 1 and "going on from the last checkpoint" in said
+    for number in range(1, kept[0] + 1):  # later ones may come twice
+        assert said.count(f"epoch {number}/5") == 1
+    one, two = weights(torchrun), weights(tmp_path / "model")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_a_fault_of_the_input_ends_the_training(ray, log, tmp_path, capsys):
+    with pytest.raises(RequestError, match=r"log\.csv has no column 'nonsense'"):
+        train_on_ray("train", "deepfm", str(log), tmp_path / "model", workers=2, settings=SMALL, label="nonsense")
+    assert "lost" not in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_storages(ray, log, tmp_path):
+    with pytest.raises(RequestError, match="found no checkpoint of model in .*; train without --resume"):
+        train_on_ray("train", "deepfm", str(log), tmp_path / "model", workers=1, resume=True, settings=SMALL)
+    name = "checkpoint_2026-11-24_00-00-00.000000"
+    (tmp_path / "kept/model" / name).mkdir(parents=True)
+    about = {"checkpoint_dir_name": name, "metrics": {}}
+    lists = ("pending_training_results", "pending_validation_specs", "validated_checkpoint_dir_names")
+    lists += ("timed_out_validation_checkpoint_dir_names", "failed_validation_checkpoint_dir_names")
+    known = {"checkpoint_results": [about], "latest_checkpoint_result": about, "checkpoint_report_indices": [0]}
+    known |= {"current_report_index": 1, "ray_version": ray.__version__, **{each: [] for each in lists}}
+    (tmp_path / "kept/model/checkpoint_manager_snapshot.json").write_text(json.dumps(known))
+    with pytest.raises(RequestError, match="found a training of model in .*; go on with --resume"):
+        train_on_ray("train", "deepfm", str(log), tmp_path / "model", workers=1, storage=str(tmp_path / "kept"))

@@ -1,0 +1,404 @@
+import gzip
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import zoo
+from pipelines.core.errors import RequestError, ZooError
+from zoo.distributed import arrow_scorer, parts, remote_files
+from zoo.distributed.shards import check, run_shard
+
+CLICKS = "shop-clicks"
+IMAGES = "mobilenet-v1-cifar10"
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    """The sample of shop-clicks as CSV with an empty line and a line break in quotes, as .gz and as Parquet of several
+    row groups.
+    """
+    folder = tmp_path_factory.mktemp("log")
+    with gzip.open(zoo.load(CLICKS).path / "sample.csv.gz", "rt", newline="") as file:
+        header, *rows = file.read().splitlines(keepends=True)
+    quoted = rows[0].rstrip("\n").rsplit(",", 1)[0] + ',"i1|i2\ni3"\n'
+    (folder / "a.csv").write_text(header + "".join([*rows[:300], "\n", quoted, *rows[300:]]), newline="")
+    with gzip.open(folder / "b.csv.gz", "wt", newline="") as file:
+        file.write(header + "".join(rows[:50]))
+    from zoo.recommenders.data.logs import open_log
+
+    table = pa.Table.from_batches(open_log(folder / "a.csv").batches())
+    pq.write_table(table, folder / "c.parquet", row_group_size=100)
+    return folder
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Parts of a few rows."""
+    monkeypatch.setattr(parts, "BYTES", 8192)
+    monkeypatch.setattr(parts, "ROWS", 150)
+    monkeypatch.setattr(parts, "FILES", 2)
+
+
+def union(found):
+    return pa.concat_tables(pq.read_table(each) for each in found["files"])
+
+
+def test_shards_together_write_what_one_process_writes(log, small, tmp_path):
+    inputs = [str(log / "*.csv"), str(log / "b.csv.gz"), str(log / "c.parquet")]
+    whole = zoo.run(CLICKS, [str(log / name) for name in ("a.csv", "b.csv.gz", "c.parquet")], tmp_path / "one.parquet")
+    for i in (2, 1, 3):
+        found = run_shard(CLICKS, inputs, tmp_path / "out", f"{i}/3")
+        assert found["parts"] > 1 and not found["kept"]
+    found = check(tmp_path / "out")
+    assert union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+    assert {name: found[name] for name in ("rows", "clicks", "skipped")} == {
+        name: whole[name] for name in ("rows", "clicks", "skipped")
+    }
+    assert found["expected_clicks"] == pytest.approx(whole["expected_clicks"], abs=0.01 * found["parts"])
+
+
+@pytest.mark.parametrize("end", ["\n", "\n\n"], ids=["", "blank"])
+def test_parts_of_json_lines_have_the_columns_of_the_first(log, small, tmp_path, end):
+    """Objects may leave out what is null, and blank lines may lie where a part begins."""
+    rows = pq.read_table(log / "c.parquet").to_pylist()[:400]
+    some = [
+        row if at < 5 else {key: each for key, each in row.items() if each and key != "age"}
+        for at, row in enumerate(rows)
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(each) + end for each in some))
+    run_shard(CLICKS, [str(tmp_path / "log.jsonl")], tmp_path / "out")
+    zoo.run(CLICKS, [str(tmp_path / "log.jsonl")], tmp_path / "one.parquet")
+    found = check(tmp_path / "out")
+    assert found["parts"] > 2 and union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_a_part_without_a_good_row_is_an_empty_one(log, tmp_path, suffix):
+    header, *rows = (log / "a.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "a.csv").write_text(header + "".join(rows[:20]))
+    (tmp_path / "b.csv").write_text(header + "x\n" * 7)
+    (tmp_path / "c.csv").write_text(header + "y,z\n" + "".join(rows[:3]))
+    inputs = [str(tmp_path / name) for name in ("a.csv", "b.csv", "c.csv")]
+    run_shard(CLICKS, inputs, tmp_path / "out", format=suffix, on_error="skip")
+    whole = zoo.run(CLICKS, inputs, tmp_path / f"one{suffix}", on_error="skip")
+    found = check(tmp_path / "out")
+    assert found["parts"] == 3 and found["skipped"] == whole["skipped"] == 8 and found["rows"] == whole["rows"] == 23
+    if suffix == ".parquet":
+        assert union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+    else:
+        lines = [line for each in found["files"] for line in Path(each).read_text().splitlines()[1:]]
+        assert lines == (tmp_path / "one.csv").read_text().splitlines()[1:]
+    with pytest.raises(RequestError, match="part 1 .*b.csv"):
+        run_shard(CLICKS, inputs, tmp_path / "strict")
+
+
+def test_files_that_hold_only_a_header_are_no_parts(log, tmp_path):
+    header, *rows = (log / "a.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "a.csv").write_text(header + "".join(rows[:20]))
+    (tmp_path / "b.csv").write_text(header)
+    run_shard(CLICKS, [str(tmp_path / "*.csv")], tmp_path / "out")
+    zoo.run(CLICKS, [tmp_path / "a.csv", tmp_path / "b.csv"], tmp_path / "one.parquet")
+    found = check(tmp_path / "out")
+    assert found["parts"] == 1 and union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+    with pytest.raises(RequestError, match="found no row in .*b.csv"):
+        run_shard(CLICKS, [str(tmp_path / "b.csv")], tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["part-00000.parquet", "part-00000.json"])
+@pytest.mark.parametrize("place", ["{}", "{}/*", "file://{}/*"])
+def test_results_never_replace_the_input(log, tmp_path, name, place):
+    if "://" in place:
+        pytest.importorskip("fsspec")
+    kept = (tmp_path / name).write_bytes((log / "c.parquet").read_bytes())
+    with pytest.raises(RequestError, match=f"the output .*{name} is the input .*which it would replace"):
+        run_shard(CLICKS, [place.format(tmp_path)], tmp_path)
+    assert [(each.name, each.stat().st_size) for each in tmp_path.iterdir()] == [(name, kept)]
+
+
+def test_what_is_done_is_kept_and_what_is_damaged_done_again(log, small, tmp_path):
+    inputs, out = [str(log / "a.csv")], tmp_path / "out"
+    first = run_shard(CLICKS, inputs, out)
+    before = {each.name: each.stat().st_mtime_ns for each in out.iterdir()}
+    assert run_shard(CLICKS, inputs, out)["kept"] == first["parts"]
+    assert before == {each.name: each.stat().st_mtime_ns for each in out.iterdir()}
+    (out / "part-00001.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ZooError, match=r"lacks 1 of \d+ parts \(1\)"):
+        check(out)
+    (out / "part-00001.parquet").unlink()
+    assert run_shard(CLICKS, inputs, out)["kept"] == first["parts"] - 1
+    check(out)
+
+
+def test_another_run_is_not_mixed_in(log, small, tmp_path):
+    source = tmp_path / "log.csv"
+    shutil.copy(log / "a.csv", source)
+    run_shard(CLICKS, [str(source)], tmp_path / "out")
+    with pytest.raises(RequestError, match="another digest, precision"):
+        run_shard(CLICKS, [str(source)], tmp_path / "out", precision="fp32")
+    source.write_bytes(source.read_bytes() * 2)
+    with pytest.raises(RequestError, match="another files"):
+        run_shard(CLICKS, [str(source)], tmp_path / "out")
+
+
+def test_rows_of_urls(log, small, tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    system = fsspec.filesystem("memory")
+    system.pipe("/logs/a.csv", (log / "a.csv").read_bytes())
+    system.pipe("/logs/c.parquet", (log / "c.parquet").read_bytes())
+    system.pipe("/logs/_SUCCESS", b"")
+    assert remote_files.expand(["memory://logs/"]) == remote_files.expand(["memory://logs/*.[cp]*"])
+    run_shard(CLICKS, ["memory://logs/"], tmp_path / "out")
+    zoo.run(CLICKS, [str(log / "a.csv"), str(log / "c.parquet")], tmp_path / "one.parquet")
+    assert union(check(tmp_path / "out")).equals(pq.read_table(tmp_path / "one.parquet"))
+
+
+def test_rows_of_criteo(small, tmp_path):
+    sample = zoo.load("wide-deep-criteo").path / "sample.tsv.gz"
+    text = gzip.decompress(sample.read_bytes())
+    (tmp_path / "rows.tsv").write_bytes(text[: text.index(b"\n", 40_000) + 1])
+    run_shard("wide-deep-criteo", [str(tmp_path / "rows.tsv")], tmp_path / "out", format=".csv")
+    zoo.run("wide-deep-criteo", [str(tmp_path / "rows.tsv")], tmp_path / "one.csv")
+    files = check(tmp_path / "out")["files"]
+    assert len(files) > 2
+    lines = [line for each in files for line in Path(each).read_text().splitlines()[1:]]
+    assert lines == (tmp_path / "one.csv").read_text().splitlines()[1:]
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_the_first_row_of_all_says_whether_rows_of_criteo_have_a_label(small, tmp_path, labelled):
+    text = gzip.decompress((zoo.load("wide-deep-criteo").path / "sample.tsv.gz").read_bytes())
+    rows = [line.split(b"\t")[-39:] for line in text.splitlines()[:400]]
+    lines, others = ([b"\t".join([b"1"] * label + row) for row in rows] for label in (labelled, not labelled))
+    inputs = [str(tmp_path / name) for name in ("a.tsv", "b.tsv")]
+
+    def write() -> None:
+        (tmp_path / "a.tsv").write_bytes(b"\n".join([b"bad", *lines[:200]]) + b"\n")
+        (tmp_path / "b.tsv").write_bytes(b"\n".join(lines[200:]))
+
+    write()
+    begin = parts.cut(zoo.pipeline("wide-deep-criteo"), inputs, {})[1].begin
+    for at in (200, (tmp_path / "a.tsv").read_bytes()[:begin].count(b"\n") - 1):  # a file and a part begin there
+        lines[at] = others[at]
+    write()
+    run_shard("wide-deep-criteo", inputs, tmp_path / "out", on_error="skip")
+    whole = zoo.run("wide-deep-criteo", inputs, tmp_path / "one.parquet", on_error="skip")
+    found = check(tmp_path / "out")
+    assert found["skipped"] == whole["skipped"] == 3
+    assert union(found)["row"].to_pylist() == pq.read_table(tmp_path / "one.parquet")["row"].to_pylist()
+
+
+def test_parts_of_rows_without_a_header_have_the_columns_of_the_first(small, tmp_path):
+    from zoo.recommenders.data.logs import CRITEO, open_log
+
+    text = gzip.decompress((zoo.load("wide-deep-criteo").path / "sample.tsv.gz").read_bytes())
+    rows = [b"\t".join(line.split(b"\t")[-39:]) for line in text.splitlines()[:400]]
+    (tmp_path / "rows.tsv").write_bytes(b"\n".join([b"1\t" + rows[0], *rows]))
+    found = parts.cut(zoo.pipeline(CLICKS), [str(tmp_path / "rows.tsv")], {})
+    assert len(found) > 2
+    for part in found:
+        with parts.reading(part) as log:
+            assert open_log(log).columns == CRITEO and not open_log(log).header
+
+
+def test_empty_files_of_criteo_are_refused(tmp_path):
+    (tmp_path / "empty.tsv").touch()
+    with pytest.raises(RequestError, match=r"empty.tsv: found it empty"):
+        run_shard("wide-deep-criteo", [str(tmp_path / "empty.tsv")], tmp_path / "out")
+
+
+def test_sentences(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "BYTES", 40)
+    (tmp_path / "text.txt").write_text("A dog runs.\n\nTwo men sit on a bench.\nA girl is singing.\nA cat sleeps.\n")
+    run_shard("multi30k-en-de", [str(tmp_path / "text.txt")], tmp_path / "out")
+    zoo.run("multi30k-en-de", [str(tmp_path / "text.txt")], tmp_path / "one.txt")
+    files = check(tmp_path / "out")["files"]
+    assert len(files) == 2
+    assert "".join(Path(each).read_text() for each in files) == (tmp_path / "one.txt").read_text()
+
+
+def test_lines_count_through_the_whole_input(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "BYTES", 20)
+    texts = {"a.txt": "A dog runs.\n\nTwo men sit on a bench.\nA girl is singing.", "c.txt": "A cat sleeps."}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"A dog runs.\nA cat sleeps.\n"))
+    inputs = [str(tmp_path / name) for name in ("a.txt", "b.txt.gz", "c.txt")]
+    run_shard("multi30k-en-de", inputs, tmp_path / "out", format=".parquet")
+    zoo.run("multi30k-en-de", inputs, tmp_path / "one.parquet")
+    found = check(tmp_path / "out")
+    assert found["parts"] == 4 and union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+    assert union(found)["line"].to_pylist() == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_part_that_cannot_be_translated_ends_no_run(tmp_path):
+    name = os.fsdecode(b"a\xff\n.txt")
+    (tmp_path / name).write_text("A dog runs.\n")
+    (tmp_path / "b.txt").write_text("\x01\n")
+    inputs = [str(tmp_path / name), str(tmp_path / "b.txt")]
+    run_shard("multi30k-en-de", inputs, tmp_path / "out")
+    zoo.run("multi30k-en-de", [Path(each) for each in inputs], tmp_path / "one.txt")
+    found = check(tmp_path / "out")
+    assert found["skipped"] == 1
+    assert "".join(Path(each).read_text() for each in found["files"]) == (tmp_path / "one.txt").read_text()
+
+
+@pytest.mark.parametrize("labels", [0, 1], ids=["encoder", "reranker"])
+def test_texts_count_through_the_whole_input(tmp_path, labels):
+    pytest.importorskip("transformers", reason="needs the test extra")
+    from helpers import text_models
+
+    (tmp_path / "theirs").mkdir()
+    text_models.write(tmp_path / "theirs", labels=labels)
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    (tmp_path / "a.csv").write_text("one,two\nthe cat,a\nthe zoo,b\n")
+    (tmp_path / "b.csv").write_text("one,two\n")
+    (tmp_path / "c.csv").write_text("one,two\n,\n")
+    (tmp_path / "d.jsonl").write_text('{"two": "a", "one": "the cat"}\n')
+    inputs = [str(tmp_path / name) for name in ("a.csv", "b.csv", "c.csv", "d.jsonl")]
+    options = {"precision": "fp32", "engine": "onnxruntime", "column": "one,two" if labels else "one"}
+    run_shard(tmp_path / "ours", inputs, tmp_path / "out", **options)
+    zoo.run(tmp_path / "ours", inputs, tmp_path / "one.parquet", **options)
+    found = check(tmp_path / "out")
+    assert found["parts"] == 3 and found["skipped"] == 1
+    assert union(found)["row"].to_pylist() == pq.read_table(tmp_path / "one.parquet")["row"].to_pylist() == [1, 2, 3, 4]
+    with pytest.raises(RequestError, match=r"found no row in .*b\.csv"):
+        run_shard(tmp_path / "ours", inputs[1:2], tmp_path / "other", **options)
+
+
+def test_sentences_of_urls(tmp_path, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setattr(parts, "BYTES", 40)
+    text = b"A dog runs.\nTwo men sit on a bench.\nA girl is singing.\nA cat sleeps.\n"
+    fsspec.filesystem("memory").pipe({"/texts/a.txt": text, "/texts/b.txt.gz": gzip.compress(text)})
+    (tmp_path / "text.txt").write_bytes(text * 2)
+    run_shard("multi30k-en-de", ["memory://texts/*"], tmp_path / "out")
+    zoo.run("multi30k-en-de", [str(tmp_path / "text.txt")], tmp_path / "one.txt")
+    files = check(tmp_path / "out")["files"]
+    assert len(files) == 3
+    assert "".join(Path(each).read_text() for each in files) == (tmp_path / "one.txt").read_text()
+
+
+def pictures(folder, *names):
+    """Images of noise, small ones."""
+    from PIL import Image
+
+    for i, name in enumerate(names):
+        noise = np.random.default_rng(i).integers(0, 256, (64, 64, 3), np.uint8)
+        Image.fromarray(noise).save(folder / name)
+
+
+def test_images_of_urls(small, tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    pictures(tmp_path, *(f"{i}.png" for i in range(4)))
+    for i in range(4):
+        fsspec.filesystem("memory").pipe(f"/photos/{i}.png", (tmp_path / f"{i}.png").read_bytes())
+    fsspec.filesystem("memory").pipe({"/photos/notes.txt": b"no image", "/photos/1b.png": b"no image"})
+    fsspec.filesystem("memory").pipe("/empty/notes.txt", b"no image")
+    run_shard(IMAGES, ["memory://photos/"], tmp_path / "out")
+    zoo.run(IMAGES, [str(tmp_path / f"{i}.png") for i in range(4)], tmp_path / "one.parquet")
+    found = check(tmp_path / "out")
+    assert found["images"] == 4 and found["skipped"] == 1
+    scored, one = union(found).to_pylist(), pq.read_table(tmp_path / "one.parquet").to_pylist()
+    assert [each["file"] for each in scored] == [f"memory:///photos/{name}.png" for name in ("0", "1", "1b", "2", "3")]
+    assert "is no image" in scored.pop(2)["error"]
+    assert [each | {"file": ""} for each in scored] == [each | {"file": ""} for each in one]
+    with pytest.raises(RequestError, match="found no images in memory://empty/"):
+        run_shard(IMAGES, ["memory://empty/"], tmp_path / "other")
+
+
+def test_images(small, tmp_path):
+    pictures(tmp_path, *(f"{i}.png" for i in range(5)))
+    for i in (2, 3):  # a part of them
+        (tmp_path / f"{i}.png").write_bytes(b"no image")
+    run_shard(IMAGES, [str(tmp_path)], tmp_path / "out", engine="onnxruntime", batch_size=1)
+    zoo.run(IMAGES, [str(tmp_path)], tmp_path / "one.parquet", engine="onnxruntime", batch_size=1)
+    found = check(tmp_path / "out")
+    assert found["parts"] == 3 and found["images"] == 3 and found["skipped"] == 2
+    assert union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+
+
+def test_names_of_images_mean_what_they_meant_where_the_plan_was_made(small, tmp_path, monkeypatch):
+    photos, options = Path("photos"), {"engine": "onnxruntime", "batch_size": 1}
+    (tmp_path / photos).mkdir()
+    monkeypatch.chdir(tmp_path)
+    names = ("a.png", "b.png", "c\n.png", os.fsdecode(b"d\xff.png"))
+    pictures(photos, *names)
+    (photos / "b.png").write_bytes(b"no image")
+    run_shard(IMAGES, ["photos/*.png"], tmp_path / "out", "1/2", **options)
+    monkeypatch.chdir("/")
+    run_shard(IMAGES, [str(tmp_path / "photos/*.png")], tmp_path / "out", "2/2", **options)
+    monkeypatch.chdir(tmp_path)
+    zoo.run(IMAGES, [photos / name for name in names], tmp_path / "one.parquet", **options)
+    found = check("out")
+    assert found["parts"] == 2 and found["images"] == 3
+    assert union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+    monkeypatch.chdir("/")
+    with pytest.raises(RequestError, match="holds a run with another inputs"):
+        run_shard(IMAGES, ["photos/*.png"], tmp_path / "out", "2/2", **options)
+
+
+def test_images_that_are_not_there_are_told(small, tmp_path):
+    pictures(tmp_path, "a.png", "b.png", "c.png")
+    out, inputs = tmp_path / "out", [str(tmp_path / name) for name in ("a.png", "b.png", "c.png")]
+    for wrong in ("d.png", "d*.png"):
+        with pytest.raises(RequestError, match=r"found no file .*/d"):
+            run_shard(IMAGES, [*inputs, str(tmp_path / wrong)], out)
+    assert not out.exists()
+    run_shard(IMAGES, inputs, out, "1/2")
+    (tmp_path / "c.png").unlink()
+    with pytest.raises(RequestError, match=r"part 1 .*found no .*c\.png here"):
+        run_shard(IMAGES, inputs, out, "2/2")
+    plan = json.loads((out / "plan.json").read_text())
+    (out / "plan.json").write_text(json.dumps(plan | {"version": 1}))
+    with pytest.raises(RequestError, match="another version"):
+        run_shard(IMAGES, inputs, out)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "told"),
+    [
+        (["nothing*.csv"], {}, "found no file .*nothing"),
+        (["nosuch://x/y.csv"], {}, "cannot read nosuch://x/y.csv"),
+        ([], {}, "name the input"),
+        (["x.csv"], {"shard": "3/2"}, "wanted i/n"),
+        (["x.csv"], {"format": ".xlsx"}, "found the format .xlsx"),
+        (["x.csv"], {"top": 3}, "has no option top"),
+    ],
+)
+def test_wrong_requests(inputs, options, told, tmp_path):
+    with pytest.raises(RequestError, match=told):
+        run_shard(CLICKS, inputs, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_damaged_files_are_named(log, tmp_path):
+    (tmp_path / "cut.csv.gz").write_bytes((log / "b.csv.gz").read_bytes()[:400])
+    (tmp_path / "empty.csv").touch()
+    for name, told in (("cut.csv.gz", "cannot be read"), ("empty.csv", "is empty")):
+        with pytest.raises(RequestError, match=rf"{name}.*{told}"):
+            run_shard(CLICKS, [str(tmp_path / name)], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_a_run(tmp_path):
+    with pytest.raises(RequestError, match=r"holds no plan\.json"):
+        check(tmp_path)
+
+
+def test_arrow_batches_get_a_probability(log):
+    import pickle
+
+    table = pq.read_table(log / "c.parquet")
+    scorer = pickle.loads(pickle.dumps(arrow_scorer(CLICKS)))
+    scored = scorer(table)
+    assert scored.drop_columns("probability").equals(table)
+    batches = list(scorer(iter(table.to_batches(max_chunksize=64))))
+    assert pa.Table.from_batches(batches)["probability"].combine_chunks().equals(scored["probability"].combine_chunks())
+    wanted = [each["probability"] for each in zoo.pipeline(CLICKS)(table)]
+    assert scored["probability"].to_pylist() == wanted

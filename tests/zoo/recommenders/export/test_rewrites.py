@@ -1,0 +1,393 @@
+"""Lookups of all fields become one, from ONNX text."""
+
+import numpy as np
+import pytest
+from helpers.rewriting import model, ops, reasons, rewritten, run
+
+from pipelines.graph import query
+from pipelines.rewrites.driver import rewrite
+from zoo.recommenders.export.rewrites import FuseParallelEmbedding, FuseParallelSum, passes
+
+RNG = np.random.default_rng(0)
+EMBEDDINGS, SUM = "FuseParallelEmbedding", "FuseParallelSum"
+
+
+def normal(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def integers(*values):
+    return np.array(values, np.int64)
+
+
+# how exporters take column c of the ids
+FORMS = {
+    "slice": lambda c: f"s{c} = Slice(ids, b{c}, b{c + 1}, b1) i{c} = Squeeze(s{c}, b1)",
+    "slice with steps": lambda c: f"s{c} = Slice(ids, b{c}, b{c + 1}, last, b1) i{c} = Squeeze(s{c}, b1)",
+    "slice of both axes": lambda c: f"s{c} = Slice(ids, from{c}, to{c}, both, ones) i{c} = Reshape(s{c}, flat)",
+    "gather": lambda c: f"i{c} = Gather<axis=1>(ids, c{c})",
+    "gather of one column": lambda c: f"s{c} = Gather<axis=-1>(ids, b{c}) i{c} = Squeeze(s{c}, b1)",
+    "cast": lambda c: f"s{c} = Gather<axis=1>(ids, c{c}) i{c} = Cast<to=7>(s{c})",
+    "cast before": lambda c: f"t{c} = Cast<to=7>(ids) i{c} = Gather<axis=1>(t{c}, c{c})",
+}
+
+
+def constants(fields):
+    found = {
+        "last": integers(-1),
+        "both": integers(0, 1),
+        "ones": integers(1, 1),
+        "flat": integers(-1),
+        "widths": integers(*[1] * fields),
+    }
+    for c in range(fields + 1):
+        found |= {
+            f"b{c}": integers(c),
+            f"c{c}": np.int64(c),
+            f"from{c}": integers(0, c),
+            f"to{c}": integers(2**31 - 1, c + 1),
+        }
+    return found
+
+
+def split(fields):
+    names = ", ".join(f"s{c}" for c in range(fields))
+    return f"{names} = Split<axis=1>(ids, widths) " + " ".join(f"i{c} = Squeeze(s{c}, b1)" for c in range(fields))
+
+
+def fields(
+    heights, width=4, ids="int64", form="gather", order=None, parts=None, inputs="", tail="", out="float[n,k] y"
+):
+    """(model of a concatenation, feeds): lookup of column c in table c, joined in `order` with what else `parts`
+    names.
+    """
+    count = len(heights)
+    columns = split(count) if form == "split" else " ".join(FORMS[form](c) for c in range(count))
+    widths = width if isinstance(width, list) else [width] * count
+    lookups = " ".join(f"e{c} = Gather(T{c}, i{c})" for c in range(count))
+    joined = parts or [f"e{c}" for c in order or range(count)]
+    text = f"({ids}[n,{count}] ids{inputs}) => ({out}) {{ {columns} {lookups} y = Concat<axis=1>({', '.join(joined)}) {tail} }}"
+    used = {name: array for name, array in constants(count).items() if f"{name})" in text or f"{name}," in text}
+    tables = {f"T{c}": normal(height, w) for c, (height, w) in enumerate(zip(heights, widths, strict=True))}
+    values = np.stack([RNG.integers(0, height, 40) for height in heights], axis=1)
+    for row, edge in ((0, 0), (1, -1)):  # the first and the last row of every table
+        values[row] = [range(height)[edge] for height in heights]
+    return model(text, **used, **tables), {"ids": values.astype(ids)}
+
+
+# --- FuseParallelEmbedding
+
+ONE_GATHER = ["Add", "Gather", "Reshape", "Concat"]
+
+
+@pytest.mark.parametrize("ids", ["int32", "int64"])
+@pytest.mark.parametrize("form", [*FORMS, "split"])
+def test_lookups_of_all_columns_become_one(form, ids):
+    found, feeds = fields([7, 7, 7], ids=ids, form=form)
+    report = rewritten(found, FuseParallelEmbedding(), exact=True, **feeds)
+    assert report.fired(EMBEDDINGS) == 1 and ops(found) == ONE_GATHER
+    assert found.graph[0].inputs[0].name == "ids" and not reasons(report, EMBEDDINGS)
+
+
+def test_tables_of_unequal_heights_are_stacked():
+    found, feeds = fields([3, 11, 1, 200])
+    rewritten(found, FuseParallelEmbedding(), exact=True, **feeds)
+    assert ops(found) == ONE_GATHER
+    shapes = {name: value.shape for name, value in found.graph.initializers.items()}
+    assert shapes["y.embeddings.table"] == (215, 4)
+    assert query.constant(found.graph.initializers["y.embeddings.offsets"]).tolist() == [0, 3, 14, 15]
+
+
+@pytest.mark.parametrize("order", [[2, 0, 1], [1, 0], [2], [0, 2], [1, 2]])
+def test_permuted_and_partial_columns_are_gathered_first(order):
+    found, feeds = fields([5, 9, 3], order=order)
+    report = rewritten(found, FuseParallelEmbedding(), exact=True, **feeds)
+    if len(order) == 1:
+        assert report.fired(EMBEDDINGS) == 0
+        assert list(reasons(report, EMBEDDINGS).values()) == ["e2 has no neighbour of the same input and width"]
+    else:
+        assert ops(found) == ["Gather", *ONE_GATHER]
+        assert query.constant(found.graph[0].inputs[1]).tolist() == order
+
+
+def test_other_parts_stay_where_they_are():
+    found, feeds = fields(
+        [5, 9, 3, 4], parts=["z", "e0", "e1", "x", "e2", "e3", "x"], inputs=", float[n,2] x, float[n,3] z"
+    )
+    report = rewritten(found, FuseParallelEmbedding(), exact=True, **feeds, x=normal(40, 2), z=normal(40, 3))
+    assert report.fired(EMBEDDINGS) == 2
+    assert ops(found).count("Gather") == 4 and ops(found).count("Concat") == 1  # two tables, two selections of columns
+    names = [value.name for value in found.graph[-1].inputs]
+    assert (names[0], names[2], names[4]) == ("z", "x", "x")
+
+
+def test_a_single_lookup_between_others_is_left_alone():
+    found, feeds = fields([5, 9, 3], parts=["e0", "e1", "x", "e2"], inputs=", float[n,2] x")
+    report = rewritten(found, FuseParallelEmbedding(), exact=True, **feeds, x=normal(40, 2))
+    assert report.fired(EMBEDDINGS) == 1
+    assert list(reasons(report, EMBEDDINGS).values()) == ["e2 has no neighbour of the same input and width"]
+
+
+def test_runs_of_one_width_fuse():
+    found, feeds = fields([5, 9, 3, 4, 6], width=[4, 4, 8, 8, 4])
+    report = rewritten(found, FuseParallelEmbedding(), exact=True, **feeds)
+    assert report.fired(EMBEDDINGS) == 2
+    widths = sorted(
+        value.shape[1] for name, value in found.graph.initializers.items() if "table" in name or name.startswith("T")
+    )
+    assert widths == [4, 4, 8]
+
+
+def test_fields_that_share_a_table_fuse_too():
+    found, feeds = fields([5, 5])
+    found.graph[3].replace_input_with(0, found.graph[2].inputs[0])
+    rewritten(found, FuseParallelEmbedding(), exact=True, **feeds)
+    assert ops(found) == ONE_GATHER
+
+
+def test_two_inputs_of_ids_are_two_runs():
+    text = """(int64[n,2] a, int64[n,2] b) => (float[n,k] y) {
+        i = Gather<axis=1>(a, c0) j = Gather<axis=1>(a, c1) k = Gather<axis=1>(b, c0) l = Gather<axis=1>(b, c1)
+        e = Gather(T, i) f = Gather(T, j) g = Gather(T, k) h = Gather(T, l) y = Concat<axis=-1>(e, f, g, h) }"""
+    found = model(text, T=normal(5, 3), c0=np.int64(0), c1=np.int64(1))
+    feeds = {name: RNG.integers(0, 5, (9, 2)) for name in "ab"}
+    assert rewritten(found, FuseParallelEmbedding(), exact=True, **feeds).fired(EMBEDDINGS) == 2
+
+
+def near_miss(text, reason=None, fused=(EMBEDDINGS, FuseParallelEmbedding), weights=None, **feeds):
+    used = {
+        name: array
+        for name, array in (
+            constants(3) | {"T": normal(5, 4), "U": normal(6, 4), "W": normal(6, 3)} | (weights or {})
+        ).items()
+    }
+    found = model(text, **{name: array for name, array in used.items() if f"{name})" in text or f"{name}," in text})
+    name, kind = fused
+    report = rewritten(found, kind(), exact=True, **feeds)
+    assert report.fired(name) == 0
+    assert list(reasons(report, name).values()) == ([] if reason is None else [reason])
+
+
+IDS = RNG.integers(0, 5, (9, 3))
+TWO = """(int64[n,3] ids) => (float[n,k] y) { i = Gather<axis=1>(ids, c0) j = Gather<axis=1>(ids, c1)
+    e = Gather(T, i) f = Gather(U, j) y = Concat<axis=1>(e, f) }"""
+LONE = "{} has no neighbour of the same input and width"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (TWO.replace("axis=1>(e", "axis=0>(e"), None),
+        (TWO.replace("Gather(U, j)", "Gather(W, j)"), LONE.format("f")),
+        (TWO.replace("y)", "y, float[n,4] e)"), LONE.format("f")),  # the lookup leaves the graph
+        (
+            TWO.replace("y)", "y, float[n,4] z)").replace("y =", "z = Relu(e) y ="),
+            LONE.format("f"),
+        ),  # or is read elsewhere
+        (TWO.replace("j = Gather<axis=1>(ids, c1)", "k = Gather<axis=1>(ids, c1) j = Abs(k)"), LONE.format("e")),
+        (
+            TWO.replace("j = Gather<axis=1>(ids, c1)", "s = Slice(ids, b1, b3, b1) j = Reshape(s, flat)").replace(
+                "axis=1>(e", "axis=0>(e"
+            ),
+            None,
+        ),
+        (
+            TWO.replace("n,k", "m,k").replace(
+                "i = Gather<axis=1>(ids, c0) j = Gather<axis=1>(ids, c1)", "i = Gather(ids, c0) j = Gather(ids, c1)"
+            ),
+            None,
+        ),
+        (
+            TWO.replace("[n,3]", "[n]").replace(
+                "i = Gather<axis=1>(ids, c0) j = Gather<axis=1>(ids, c1)", "i = Abs(ids) j = Neg(i)"
+            ),
+            None,
+        ),
+    ],
+    ids=["rows joined", "widths", "output", "read twice", "computed ids", "two columns", "rows of ids", "no columns"],
+)
+def test_near_misses(text, reason):
+    ids = IDS[:, 0] * 0 if "[n] ids" in text else IDS
+    near_miss(text, reason, ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("columns", "weights"),
+    [
+        ("s{0} = Slice(ids, b{0}, b{2}, b1) i{0} = Reshape(s{0}, flat)", {}),  # two columns
+        ("s{0} = Slice(ids, minus{0}, minus{1}, b1) i{0} = Squeeze(s{0}, b1)", {}),  # counted from the end
+        (
+            "s{0} = Slice(ids, from{0}, to{0}, both, steps) i{0} = Squeeze(s{0}, b1)",
+            {"steps": integers(2, 1)},
+        ),  # every second row
+        ("s{0} = Slice(ids, from{0}, few{0}, both, ones) i{0} = Squeeze(s{0}, b1)", {}),  # the first rows
+        ("s{0} = Slice(ids, b{0}, e{0}, b1) i{0} = Squeeze(s{0}, b1)", None),  # an end that is computed
+    ],
+    ids=["two columns", "negative", "steps", "first rows", "computed"],
+)
+def test_slices_that_are_no_plain_column(columns, weights):
+    lines = " ".join(columns.format(c, c + 1, c + 2) for c in range(2))
+    if weights is None:
+        lines = "shape = Shape(ids) two = Gather(shape, b1) e1 = Sub(two, b1) e0 = Sub(e1, b1) " + lines
+    text = (
+        f"(int64[n,3] ids) => (float[m,k] y) {{ {lines} e = Gather(T, i0) f = Gather(U, i1) y = Concat<axis=1>(e, f) }}"
+    )
+    more = {f"minus{c}": integers(c - 3) for c in range(3)} | {f"few{c}": integers(5, c + 1) for c in range(2)}
+    near_miss(text, weights=more | (weights or {}), ids=IDS)
+
+
+def test_ids_that_come_as_numbers_are_added_to_after_the_cast():
+    """A cast from float truncates; offsets cannot be added before it."""
+    text = TWO.replace("int64[n,3] ids", "float[n,3] x").replace("{ i", "{ ids = Cast<to=7>(x) i", 1)
+    found = model(text, T=normal(5, 4), U=normal(6, 4), c0=np.int64(0), c1=np.int64(1))
+    rewritten(found, FuseParallelEmbedding(), exact=True, x=(IDS + 0.25).astype(np.float32))
+    assert ops(found) == ["Cast", "Gather", *ONE_GATHER]  # the ids begin after the cast
+
+
+def test_ids_of_three_axes_are_left_alone():
+    text = """(int64[n,2,3] ids) => (float[n,k,4] y) { i = Gather<axis=1>(ids, c0) j = Gather<axis=1>(ids, c1)
+        e = Gather(T, i) f = Gather(U, j) y = Concat<axis=1>(e, f) }"""
+    near_miss(text, ids=RNG.integers(0, 5, (9, 2, 3)))
+
+
+# --- FuseParallelSum
+
+WIDE = """(int64[n,3] ids, float[n,1] x) => (float[n,1] y) {
+    i = Gather<axis=1>(ids, c0) j = Gather<axis=1>(ids, c1) k = Gather<axis=1>(ids, c2)
+    e = Gather(A, i) f = Gather(B, j) g = Gather(C, k) """
+
+
+def wide(body, text=WIDE, width=1, **weights):
+    tables = {
+        "A": normal(5, width),
+        "B": normal(8, width),
+        "C": normal(6, width),
+        "bias": normal(width),
+        "c0": np.int64(0),
+    }
+    tables |= {"c1": np.int64(1), "c2": np.int64(2), "one": integers(1)} | weights
+    text = (text + body + " }").replace("[n,1]", f"[n,{width}]")
+    used = {name: array for name, array in tables.items() if f"{name})" in text or f"{name}," in text}
+    return model(text, **used), {"ids": RNG.integers(0, 5, (9, 3)), "x": normal(9, width)}
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize(
+    ("body", "selects", "rest"),
+    [
+        ("y = Sum(e, f, g)", False, 0),
+        ("a = Add(e, f) y = Add(a, g)", False, 0),
+        ("a = Add(f, g) y = Add(e, a)", False, 0),
+        ("a = Add(e, f) y = Add(a, x)", True, 1),
+        ("a = Add(x, e) b = Add(a, f) d = Add(b, g) y = Add(d, bias)", False, 2),
+        ("a = Add(e, bias) b = Add(f, x) y = Add(a, b)", True, 2),
+        ("a = Sum(e, f, x) y = Add(g, a)", True, 1),
+    ],
+)
+def test_sums_of_lookups_become_one_gather(body, selects, rest, width):
+    found, feeds = wide(body, width=width)
+    report = rewritten(found, FuseParallelSum(), **feeds)
+    assert report.fired(SUM) == 1
+    assert ops(found) == [*["Gather"] * selects, "Add", "Gather", "ReduceSum", *["Add"] * rest]
+
+
+@pytest.mark.parametrize(
+    ("body", "changes", "reason"),
+    [
+        ("a = Add(e, x) y = Sigmoid(a)", {}, None),  # one lookup
+        ("a = Add(x, bias) y = Add(a, x)", {}, None),  # none
+        ("a = Mul(e, f) y = Add(a, x)", {}, None),
+        ("y = Sum(e, f, g)", {"C": normal(6, 1), "width": 2}, "its lookups differ in input or width"),
+        ("y = Add(e, e)", {}, None),
+    ],
+)
+def test_sums_that_are_left_alone(body, changes, reason):
+    found, feeds = wide(body, **changes)
+    report = rewritten(found, FuseParallelSum(), exact=True, **feeds)
+    assert report.fired(SUM) == 0
+    assert list(reasons(report, SUM).values()) == ([] if reason is None else [reason])
+
+
+def test_a_partial_sum_that_is_read_elsewhere_stays():
+    found, feeds = wide("a = Add(e, f) b = Add(a, g) s = Relu(a) y = Add(b, s)")
+    report = rewritten(found, FuseParallelSum(), **feeds)
+    assert report.fired(SUM) == 1  # a itself; b adds one lookup to it
+    assert "Relu" in ops(found)
+
+
+def test_a_partial_sum_that_leaves_the_graph_stays():
+    body = "s = Add(e, f) a = Add(s, x) b = Add(a, g) h = Gather(A, k) y = Add(b, h)"
+    found, feeds = wide(body, WIDE.replace("(float[n,1] y)", "(float[n,1] y, float[n,1] a)"))
+    report = rewritten(found, FuseParallelSum(), **feeds)
+    assert report.fired(SUM) == 2 and [each.name for each in found.graph.outputs] == ["y", "a"]
+
+
+@pytest.mark.parametrize("tail", ["y = Squeeze(s, one)", "y = Add(s, z)"])
+def test_a_sum_of_three_axes_keeps_its_shape(tail):
+    """Keras looks a column [n, 1] up as [n, 1, width]."""
+    text = """(int64[n,3] ids, float[n,1] x) => (float y) {
+        i = Slice(ids, zero, one, one) j = Slice(ids, one, two, one) e = Gather(A, i) f = Gather(B, j) """
+    found, feeds = wide(f"s = Add(e, f) {tail}", text, zero=integers(0), two=integers(2), z=normal(2, 1, 1, 1))
+    found.graph.outputs[0].shape = None
+    rewritten(found, FuseParallelSum(), **feeds)
+
+
+# --- the whole model
+
+
+def wide_and_deep(count=5, width=4, buckets=20):
+    """As `zoo.recommenders.criteo.freeze` writes it: slices shared by the deep and the wide part."""
+    lines, weights = [], constants(count)
+    for c in range(count):
+        lines.append(FORMS["slice"](c))
+        lines.append(f"d{c} = Gather(deep{c}, i{c}) w{c} = Gather(wide{c}, i{c})")
+        weights |= {f"deep{c}": normal(buckets, width) * np.float32(0.02), f"wide{c}": normal(buckets, 1)}
+    parts = [f"d{c}" for c in range(count)]
+    lines.append(f"x = Concat<axis=1>({', '.join(parts)}, numbers)")
+    size, source = count * width + 3, "x"
+    for layer, units in enumerate((32, 16, 1)):
+        lines.append(f"m{layer} = MatMul({source}, k{layer}) a{layer} = Add(m{layer}, h{layer})")
+        source = f"a{layer}"
+        if units > 1:
+            lines.append(f"r{layer} = Relu({source})")
+            source = f"r{layer}"
+        weights |= {f"k{layer}": normal(size, units) / np.float32(np.sqrt(size)), f"h{layer}": normal(units)}
+        size = units
+    lines.append("t0 = Add(a2, w0) " + " ".join(f"t{c} = Add(t{c - 1}, w{c})" for c in range(1, count)))
+    lines.append(f"probability = Sigmoid(t{count - 1})")
+    text = f"(int32[n,{count}] ids, float[n,3] numbers) => (float[n,1] probability) {{ {' '.join(lines)} }}"
+    used = {name: array for name, array in weights.items() if f"{name})" in text or f"{name}," in text}
+    feeds = {
+        "ids": RNG.integers(0, buckets, (64, count)).astype(np.int32),
+        "numbers": RNG.uniform(0, 1, (64, 3)).astype(np.float32),
+    }
+    return model(text, **used), feeds
+
+
+DEEP, LAYERS = ["Add", "Gather", "Reshape", "Concat"], ["Gemm", "Relu", "Gemm", "Relu", "Gemm"]
+
+
+def test_the_whole_model():
+    found, feeds = wide_and_deep()
+    chosen = passes({"log": True})
+    report = rewritten(found, *chosen, **feeds)
+    assert ops(found) == [*DEEP, *LAYERS, "Add", "Gather", "ReduceSum", "Add", "Sigmoid"]
+    fired = {each.name: report.fired(each.name) for each in chosen}
+    assert fired == {"FoldIndexWrap": 0, "FuseLinear": 3, "EqualizeConcat": 1, EMBEDDINGS: 1, SUM: 1}
+    assert {value.name for value in found.graph.inputs} == {"ids", "numbers"}
+
+
+def test_the_pass_order_does_not_take_a_bias_for_a_summand():
+    found, _ = wide_and_deep()
+    rewrite(found, passes())
+    gemms = [node for node in found.graph if node.op_type == "Gemm"]
+    assert all(len(node.inputs) == 3 for node in gemms)
+
+
+def test_any_batch_size_runs():
+    found, feeds = wide_and_deep()
+    rewrite(found, passes())
+    whole = run(found, **feeds)["probability"]
+    for rows in (1, 7):
+        part = run(found, **{name: array[:rows] for name, array in feeds.items()})["probability"]
+        np.testing.assert_allclose(part, whole[:rows], rtol=1e-5)

@@ -1,0 +1,302 @@
+"""Every family of click models as one program, with random weights: near the float model, the same bytes, near misses."""
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from helpers.click_networks import FAMILIES, Network, network
+from helpers.rewriting import model, run
+
+from pipelines.core import machine
+from pipelines.core.errors import RequestError
+from pipelines.graph import io
+from pipelines.kernels.recommenders import reference
+from pipelines.kernels.recommenders.from_graph import click_program
+from pipelines.kernels.recommenders.program import Dense, Gather, Leaky, LookupSum, Mixed, Numbers
+from pipelines.quantization.calibration.calibrate import calibrate
+from pipelines.quantization.recipe import QuantRecipe
+from pipelines.rewrites.driver import rewrite
+from zoo.recommenders.export.rewrites import passes
+from zoo.recommenders.lowering import plan as folding
+from zoo.recommenders.lowering.lower import fold_program
+
+CACHES = {"L1d": 2**15, "L2": 2**20, "L3": 2**25}
+BOUND = 0.005
+
+
+@pytest.fixture(autouse=True)
+def caches(monkeypatch):
+    monkeypatch.setattr(machine, "caches", lambda: CACHES)
+
+
+def folded(found, feeds, rewritten=True, recipe=None):
+    """(program, report) of a float model; its rewritten form."""
+    found = found.clone()
+    if rewritten:
+        rewrite(found, passes({"schema": {}}))
+    result, report = fold_program(found, calibrate(found, [feeds], "minmax"), recipe or QuantRecipe())
+    assert report["fold"] is (result is not None) and report["reason"]
+    return (None if result is None else click_program(result.graph[0])), report
+
+
+def moved(found, program, feeds):
+    """The largest change of each output."""
+    wanted = run(found, **feeds)
+    made = reference.run(program, feeds["ids"], feeds.get("numbers"), feeds.get("scales"))
+    return [np.abs(each - expected).max() for each, expected in zip(made, wanted.values(), strict=True)]
+
+
+def near(family, bound=BOUND, count=400, rewritten=True, **options):
+    net = Network(family, **options)
+    feeds = net.feeds(count)
+    program, report = folded(net.model, feeds, rewritten)
+    assert program is not None, report["reason"]
+    changes = moved(net.model, program, feeds)
+    assert changes[0] <= bound, changes
+    return program, report
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family, seed, rewritten):
+    near(family, seed=seed, rewritten=rewritten)
+
+
+@pytest.mark.parametrize("pool", ["sum", "mean", "max"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lists_of_every_pooling(family, pool):
+    near(family, fields=((40, 1, ""), (30, 6, pool), (9, 20, pool), (50, 1, "")), users=2)
+
+
+@pytest.mark.parametrize("family", [each for each in FAMILIES if each != "dlrm"])
+def test_without_numbers(family):
+    program, _ = near(family, numbers=0)
+    assert program.numbers == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_number_a_layer(family):
+    near(family, numbers=1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_categories_alone(family):
+    program, report = near(family, fields=((40, 1, ""),) * 5, width=16)
+    assert program.means == 0
+    if family in ("wide-deep", "two-tower"):
+        assert all(each["fold"] for each in report["layers"].values())
+
+
+def test_cross_layers_of_full_rank_and_of_other_depths():
+    near("dcn-v2", rank=0)
+    near("dcn-v2", rank=0, crosses=1)
+    near("dcn-v2", crosses=3)
+    near("dcn-v2", crosses=1)
+
+
+@pytest.mark.parametrize("rank", [0, 6])
+@pytest.mark.parametrize("crosses", [1, 3])
+def test_biases_beside_the_products_of_cross_layers(crosses, rank):
+    near("dcn-v2", crosses=crosses, rank=rank, beside=True)
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+@pytest.mark.parametrize(("rank", "beside"), [(1, False), (-1, False), (-1, True)])
+def test_cross_layers_with_a_vector(rank, beside, rewritten):
+    near("dcn-v2", crosses=3, rank=rank, beside=beside, rewritten=rewritten)
+
+
+def test_towers_that_end_in_a_relu():
+    near("two-tower", relu=True)
+
+
+@pytest.mark.parametrize("fine", [0, 2**16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_slopes_below_zero(family, fine, monkeypatch):
+    monkeypatch.setattr(folding, "FINE", fine)
+    program, _ = near(family, activation="LeakyRelu<alpha=0.2>({})", relu=True)
+    assert any(isinstance(each, Leaky) for each in program.steps)
+    assert not any(isinstance(each, Dense) for each in program.steps)  # their layers read no bytes
+
+
+@pytest.mark.parametrize("family", ["wide-deep", "deepfm", "dcn-v2"])
+def test_numbers_times_vectors(family):
+    program, _ = near(family, vectors=True, numbers=3, beside=True)
+    spread = [each.columns.tolist() for each in program.steps if isinstance(each, Numbers)]
+    codes = [[number for number in range(3) for _ in range(8)]] * (family != "wide-deep")
+    assert spread == [[0, 1, 2], *codes]  # a layer reads a number, whatever vector it stands for
+
+
+def test_numbers_through_a_relu():
+    net = Network("wide-deep")
+    text = "(int32[n,1] ids, float[n,3] numbers) => (float[n,1] probability) {"
+    text += "e = Gather(T, ids) f = Squeeze(e, one) r = Relu(numbers) x = Concat<axis=1>(f, r) h = Gemm(x, w, b)"
+    text += "q = Relu(h) logit = MatMul(q, v) probability = Sigmoid(logit) }"
+    shapes = {"T": (40, 8), "w": (11, 16), "b": (16,), "v": (16, 1)}
+    weights = {name: net.rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    found = model(text, **weights, one=np.int64([1]))
+    feeds = {"ids": net.rng.integers(0, 40, (200, 1)).astype(np.int32)}
+    feeds["numbers"] = net.rng.standard_normal((200, 3)).astype(np.float32)
+    program, report = folded(found, feeds, rewritten=False)
+    assert program is not None, report["reason"]
+    assert moved(found, program, feeds)[0] <= BOUND
+
+
+@pytest.mark.parametrize("fine", [0, 200, 1000])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_large_layers_read_bytes(family, fine, monkeypatch):
+    monkeypatch.setattr(folding, "FINE", fine)
+    program, _ = near(family, bound=0.03, hidden=(48, 24, 8))
+    assert fine == 1000 or any(isinstance(each, Dense) for each in program.steps)
+
+
+def test_tables_beyond_the_caches_have_rows_of_bytes(monkeypatch):
+    monkeypatch.setattr(machine, "caches", dict)
+    bytes_alone(near("wide-deep", bound=0.01, width=32)[0])
+
+
+def test_many_folded_rows_are_of_bytes(monkeypatch):
+    monkeypatch.setattr(folding, "SHORT", 0)
+    bytes_alone(near("wide-deep", bound=0.01, width=32)[0])
+
+
+def bytes_alone(program):
+    tables = [each.table for each in program.steps if isinstance(each, Mixed) and each.table is not None]
+    assert tables and all(each.dtype == np.uint8 for each in tables)
+
+
+def test_what_does_not_pay_is_not_folded(monkeypatch):
+    monkeypatch.setattr(folding, "LIMIT", 0)
+    program, report = near("deepfm")
+    assert not any(each.table is not None for each in program.steps if isinstance(each, Mixed))
+    assert not any(each["fold"] for each in report["layers"].values())
+
+
+def test_a_tower_passes_over_the_codes_of_the_other(monkeypatch):
+    monkeypatch.setattr(folding, "LIMIT", 0)
+    program, _ = near("two-tower", fields=((40, 6, "mean"), (30, 6, "mean")), width=16, users=1)
+    first = [each for each in program.steps if isinstance(each, Mixed) and each.x == 0]
+    assert len(first) == 2 and all(len(each.weight) <= 16 + program.numbers for each in first)
+
+
+def test_units_that_are_most_often_active_stand_first():
+    """Zeros of neighbours come together: more pairs of units are zero than where units stand as they come."""
+    net = Network("wide-deep", hidden=(48, 24))
+    feeds = net.feeds(400)
+    program, _ = folded(net.model, feeds)
+    hidden = next(each.outs[0][0] for each in program.steps if isinstance(each, Mixed))
+    active = reference.buffers(program, feeds["ids"], feeds.get("numbers"), feeds.get("scales"))[hidden] > 0
+    often = active.mean(axis=0)
+    assert often[:12].mean() > often[12:24].mean() > often[24:36].mean() > often[36:].mean()
+    mixed_up = active[:, np.random.default_rng(0).permutation(48)]
+    pairs = [each.reshape(400, 24, 2).any(axis=2).mean() for each in (active, mixed_up)]
+    assert pairs[0] < 0.95 * pairs[1]
+    assert moved(net.model, program, feeds)[0] <= BOUND
+
+
+def test_scalars_alone_are_summed_as_floats():
+    program, _ = near("wide-deep", fields=((40, 1, ""), (30, 1, ""), (9, 3, "sum")))
+    (summed,) = [each for each in program.steps if isinstance(each, LookupSum)]
+    assert summed.columns.tolist() == [0, 1] and summed.rows.tolist() == [40, 30]
+    assert [(each.width, each.pool) for each in program.steps if isinstance(each, Gather)] == [(9, "sum")]
+
+
+def test_scalars_lie_beside_the_embeddings():
+    program, _ = near("deepfm")
+    gathers = [each for each in program.steps if isinstance(each, Gather)]
+    assert len(gathers) == 6 and {each.width for each in gathers} == {9}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_inputs_give_the_same_file(family, tmp_path):
+    found, feeds = network(family)
+    rewrite(found, passes({"schema": {}}))
+    table, before = calibrate(found, [feeds], "minmax"), io.digest(found)
+    paths = []
+    for number in range(2):
+        result, _ = fold_program(found, table, QuantRecipe())
+        assert io.digest(found) == before
+        assert [each.name for each in result.graph.inputs] == [each.name for each in found.graph.inputs]
+        assert [each.name for each in result.graph.outputs] == [each.name for each in found.graph.outputs]
+        paths.append(io.save(result, tmp_path / f"{number}.onnx"))
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    program, again = (click_program(each.graph[0]) for each in (result, io.load(paths[0])))
+    arrays = feeds["ids"], feeds.get("numbers"), feeds.get("scales")
+    for each, other in zip(reference.run(program, *arrays), reference.run(again, *arrays), strict=True):
+        assert each.tobytes() == other.tobytes()
+
+
+def test_the_recipe_is_kept():
+    found, feeds = network("deepfm")
+    program, report = folded(found, feeds, recipe=QuantRecipe(quantize_tables=False))
+    assert program is None and report["reason"] == "the recipe keeps tables float"
+    table = calibrate(found, [feeds], "minmax")
+    with pytest.raises(RequestError, match="made for the graph"):
+        fold_program(found, dataclasses.replace(table, graph="0" * 64), QuantRecipe())
+
+
+def test_what_the_recipe_keeps_float_is_not_in_bytes(monkeypatch):
+    monkeypatch.setattr(folding, "FINE", 0)
+    monkeypatch.setattr(machine, "caches", dict)
+    found, feeds = network("deepfm", width=32)
+    for keep, coarse in (((), True), (("h0",), False)):
+        program, _ = folded(found, feeds, recipe=QuantRecipe(keep_float=keep))
+        tables = [each.table for each in program.steps if isinstance(each, Mixed) and each.table is not None]
+        assert any(isinstance(each, Dense) for each in program.steps) is coarse
+        assert tables and all((each.dtype == np.uint8) is coarse for each in tables)
+
+
+def test_columns_of_zeros_do_not_make_others_coarse():
+    """A hidden unit that the embeddings do not reach has weights of numbers far beyond its rows."""
+    net = Network("wide-deep", width=16)
+    weight = net.weights["Wh0"].copy()
+    weight[::3, : 6 * 16] *= 1e-5
+    value = net.model.graph.initializers["Wh0"]
+    value.const_value = ir.tensor(weight, name="Wh0")
+    feeds = net.feeds(400)
+    program, _ = folded(net.model, feeds)
+    assert moved(net.model, program, feeds)[0] <= 0.002
+
+
+HEAD = "(int32[n,3] ids, float[n,2] numbers) => (float[n,1] y) { a = Gather<axis=1>(ids, zero) e = Gather(E, a) "
+TAIL = " l = Gemm(h, U) y = Sigmoid(l) }"
+
+
+@pytest.mark.parametrize(
+    ("middle", "said"),
+    [
+        ("v = Concat<axis=1>(e, numbers) g = Gemm(v, W) h = Sin(g)", "Sin"),
+        ("v = Concat<axis=1>(e, numbers) g = Gemm(v, W) h = Elu(g)", "Elu"),
+        (
+            "d = Gather(E, ids) s = ReduceMean<axes=[1], keepdims=0>(d) v = Concat<axis=1>(s, numbers) g = Gemm(v, W) h = Relu(g)",
+            "ReduceMean",
+        ),
+        ("b = Neg(a) f = Gather(E, b) v = Concat<axis=1>(f, numbers) g = Gemm(v, W) h = Relu(g)", "Neg"),
+        ("m = Mul(e, e) v = Concat<axis=1>(m, numbers) g = Gemm(v, W) h = Relu(g)", "no codes"),
+        ("v = Concat<axis=1>(e, numbers) g = Gemm(v, W) r = Relu(g) h = Add(r, e)", "no native form"),
+    ],
+)
+def test_what_no_program_computes_is_named(middle, said):
+    rng = np.random.default_rng(0)
+    normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    found = model(HEAD + middle + TAIL, zero=np.int64(0), E=normal(9, 4), W=normal(6, 4), U=normal(4, 1))
+    feeds = {"ids": rng.integers(0, 9, (20, 3)).astype(np.int32), "numbers": normal(20, 2)}
+    program, report = folded(found, feeds, rewritten=False)
+    assert program is None and said in report["reason"] and "\n" not in report["reason"]
+
+
+def test_tables_that_are_not_finite_are_refused():
+    found, feeds = network("deepfm")
+    table = calibrate(found, [feeds], "minmax")
+    for name in ("Te0", "Wh0"):
+        broken = found.clone()
+        value = broken.graph.initializers[name]
+        array = value.const_value.numpy().copy()
+        array[0, 0] = np.inf
+        value.const_value = ir.tensor(array, name=name)
+        made = dataclasses.replace(table, graph=io.digest(broken))
+        with np.errstate(invalid="ignore"):
+            result, report = fold_program(broken, made, QuantRecipe())
+        assert result is None and "finite" in report["reason"]

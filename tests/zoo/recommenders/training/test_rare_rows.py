@@ -1,0 +1,298 @@
+"""Rows of embedding tables that are seldom seen: which go, what stands for them, and the model that is left."""
+
+import csv
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from helpers.trainings import broken_off, random_network, results
+
+import zoo
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json
+from zoo.cli import app as cli
+
+torch = pytest.importorskip("torch", reason="needs the train extra")
+
+from zoo.deepfm.train import Settings  # noqa: E402
+from zoo.recommenders.data.features import Features  # noqa: E402
+from zoo.recommenders.data.logs import open_logs  # noqa: E402
+from zoo.recommenders.data.schema import Schema  # noqa: E402
+from zoo.recommenders.data.schema_inference import infer  # noqa: E402
+from zoo.recommenders.models.deepfm import DeepFM  # noqa: E402
+from zoo.recommenders.models.two_tower import TwoTower  # noqa: E402
+from zoo.recommenders.training import rare_rows  # noqa: E402
+from zoo.recommenders.training.distillation import Source, Teacher  # noqa: E402
+from zoo.recommenders.training.pruning import PrunableLog  # noqa: E402
+from zoo.recommenders.training.row_store import Categories, Store  # noqa: E402
+from zoo.recommenders.training.trainer import Trainer  # noqa: E402
+from zoo.two_tower.train import Settings as OfTowers  # noqa: E402
+
+ROWS, HELD = 1000, 200
+SETTINGS = {"batch_size": "128", "held_out": "0.2", "l2_embeddings": "10"}
+STRATEGY = {
+    "epochs": 3,
+    "drop": 1,
+    "strategies": [
+        {"kind": "distil", "weight": 0.5},
+        {"kind": "prune", "from": 0, "to": 2, "goal": "ratio=.3,rows=5", "schedule": "iterative", "times": 2},
+        {"kind": "qat", "from": 2, "to": 3},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    """Twenty users and items are frequent, 60 of each are seen two or three times; clicks depend on the frequent."""
+    random.seed(0)
+    path = tmp_path_factory.mktemp("log") / "log.csv"
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["click", "user_id", "item_id", "history", "hashed_id", "row_id", "price"])
+        for _ in range(ROWS):
+            user, item = (random.randrange(20) if random.random() < 0.85 else random.randrange(20, 80) for _ in "ui")
+            history = "|".join(f"i{random.choice([1, 2, 3, random.randrange(90)])}" for _ in range(random.randrange(4)))
+            click = random.random() < (0.8 if (user + item) % 2 else 0.2)
+            row = [
+                int(click),
+                f"u{user}",
+                f"i{item}",
+                history,
+                f"h{random.randrange(9) if random.random() < 0.8 else random.randrange(9, 60)}",
+                random.randrange(4),
+                round(random.random() * 9, 2),
+            ]
+            rows.writerow(row)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def schema(log):
+    """As inferred, but one column hashed, and one that holds row numbers."""
+    found = infer(open_logs(log)[0], None)
+    given = {"hashed_id": {"type": "hash", "buckets": 32}, "row_id": {"type": "id", "rows": 4}}
+    return replace(
+        found,
+        columns=tuple(replace(each, encoding=given.get(each.name, each.encoding)) for each in found.columns),
+    )
+
+
+@pytest.fixture(scope="module")
+def start(log, schema, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("start")
+    schema.save(folder / "schema.json")
+    sizes = {"hidden": "48,32", "embedding_size": "32", "epochs": "2", "refit": "false"}
+    zoo.train("deepfm", log, folder / "deepfm", settings=SETTINGS | sizes, schema=folder / "schema.json")
+    zoo.build(folder / "deepfm")
+    return folder / "deepfm"
+
+
+def read(path):
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def values(features, name):
+    (column,) = (each for each in features.schema.columns if each.name == name)
+    return column.encoding["values"]
+
+
+def opened(features, log, folder):
+    """The log's rows, and how often each id is in those to train on."""
+    store = Store(features, log, "raise", folder)
+    return store, Categories(features, store, ROWS - HELD, 1).counts
+
+
+def logits(network, store, rows):
+    return results(network, store.rows(np.array(rows)))[0]
+
+
+@pytest.mark.parametrize(("build", "settings"), [(DeepFM, Settings), (TwoTower, OfTowers)])
+def test_rows_that_hold_frequent_values_give_what_they_gave(build, settings, schema, log, tmp_path):
+    features, config = Features(schema), settings(embedding_size=32, hidden=(48, 32))
+    network = random_network(build, features, config)
+    store, counts = opened(features, log, tmp_path)
+    fewer, smaller = rare_rows.without(network, features, config, counts, 5)
+    rows = read(log)
+    seen = [row["user_id"] for row in rows[: ROWS - HELD]]
+    frequent = {name for name in seen if seen.count(name) >= 5}
+    assert set(values(fewer, "user_id")) == frequent and 15 < len(frequent) < 60
+    assert values(fewer, "user_id") == [each for each in values(features, "user_id") if each in frequent]
+    assert rare_rows.sizes(fewer)["hashed_id"] == rare_rows.sizes(features)["hashed_id"]
+    assert rare_rows.fixed(fewer) == ["hashed_id", "row_id"]
+    after, _ = opened(fewer, log, tmp_path)
+    texts = {name: set(values(fewer, name)) for name in ("user_id", "item_id", "history")}
+    kept = [
+        at
+        for at, row in enumerate(rows)
+        if row["user_id"] in texts["user_id"]
+        and row["item_id"] in texts["item_id"]
+        and set(filter(None, row["history"].split("|"))) <= texts["history"]
+    ]
+    assert 100 < len(kept) < ROWS
+    np.testing.assert_allclose(logits(smaller, after, kept), logits(network, store, kept), rtol=1e-4, atol=1e-5)
+    others = sorted(set(range(ROWS)) - set(kept))
+    assert np.abs(logits(smaller, after, others) - logits(network, store, others)).max() > 1e-3
+
+
+def test_the_unknown_row_is_the_mean_of_what_went_by_how_often_it_was_seen():
+    table, count = torch.arange(12.0).reshape(6, 2), np.array([0, 9, 1, 3, 0, 7])
+    found = rare_rows._table(table, np.array([1]), count)  # ids 2, 3 and 4 go
+    np.testing.assert_array_equal(found, [(table[2] + 3 * table[3]).numpy() / 4, table[1].numpy(), table[5].numpy()])
+    unseen = rare_rows._table(table, np.array([1, 2, 3]), count)
+    np.testing.assert_array_equal(unseen, table[[0, 1, 2, 3, 5]])
+
+
+@pytest.mark.parametrize(("column", "buckets"), [("user_id", 60), ("history", 80)])
+def test_frequent_values_of_a_hashed_column_get_a_row_each_that_begins_as_their_bucket(
+    schema, log, tmp_path, column, buckets
+):
+    encoding = {"type": "hash", "buckets": buckets}
+    columns = tuple(replace(each, encoding=encoding) if each.name == column else each for each in schema.columns)
+    features, config = Features(replace(schema, columns=columns)), Settings(embedding_size=16, hidden=(16,))
+    torch.manual_seed(0)
+    network = DeepFM(features, config).eval()
+    _, counts = opened(features, log, tmp_path)
+    names = rare_rows.listed(features, log, counts, 5)
+    _, named = opened(names, log, tmp_path)
+    fewer, smaller = rare_rows.without(network, features, config, counts, 5, names, named)
+    at = [each.name for each in features.fields].index(column)
+    width = features.fields[at].width
+    seen = [each for row in read(log)[: ROWS - HELD] for each in row[column].split("|")[-width:] if each]
+    frequent = {each for each in seen if seen.count(each) >= 5}
+    assert set(values(fewer, column)) == frequent and 10 < len(frequent) < min(buckets, len(set(seen)))
+    assert set(values(names, column)) >= frequent  # those of all rows, of which those to train on choose
+    before, after = (each.get_submodule("embeddings").table(at).detach() for each in (network, smaller))
+    place = rare_rows._buckets(pa.array(values(fewer, column)), features.fields[at])
+    assert len(set(place.tolist())) < len(place)  # some shared a bucket
+    assert torch.equal(after[1:-1], before[place]) and torch.equal(after[-1], before[-1])
+    unknown = rare_rows._buckets(pa.array([each for each in seen if each not in frequent]), features.fields[at])
+    np.testing.assert_allclose(after[0], before[unknown].mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_hashed_column_of_too_many_frequent_values_stays(schema, log, tmp_path, monkeypatch):
+    features = Features(schema)
+    _, counts = opened(features, log, tmp_path)
+    assert values(rare_rows.listed(features, log, counts, 5), "hashed_id")
+    assert rare_rows.listed(features, log, counts, 10**6).schema == schema
+    monkeypatch.setattr(rare_rows, "LISTED", 3)
+    assert rare_rows.listed(features, log, counts, 5).schema == schema
+
+
+def test_of_a_vocabulary_of_rare_values_the_most_frequent_stays(schema, log, tmp_path):
+    features = Features(schema)
+    _, counts = opened(features, log, tmp_path)
+    fewer, _ = rare_rows.without(DeepFM(features, Settings()), features, Settings(), counts, 10**6)
+    ids = counts[[each.name for each in features.fields].index("user_id")]
+    assert values(fewer, "user_id") == [values(features, "user_id")[np.argmax(ids[1:-1])]]
+    assert "; the 1 seen 1,000,000 times or more" in fewer.schema.columns[1].why
+    assert Schema.from_json(fewer.schema.to_json()) == fewer.schema
+
+
+def test_where_no_row_goes_it_is_said(schema, log, tmp_path):
+    hashed = replace(schema, columns=tuple(each for each in schema.columns if not each.encoding.get("values")))
+    for found, least, message in (
+        (schema, 1, "found every value 1 times or more in the rows to train on"),
+        (hashed, 5, r"found no column with values whose rows could go, only hashed_id \(hash\), row_id \(id\)"),
+    ):
+        features = Features(found)
+        _, counts = opened(features, log, tmp_path)
+        counts = [np.maximum(each, 1) for each in counts]
+        with pytest.raises(RequestError, match=message):
+            rare_rows.without(DeepFM(features, Settings()), features, Settings(), counts, least)
+
+
+def test_from_the_command_line(start, log, tmp_path):
+    out = tmp_path / "out"
+    options = [each for name, value in SETTINGS.items() for each in ("--set", f"{name}={value}")]
+    command = ["finetune", str(start), "--data", log, "-o", str(out), "--prune", "rows=5", "--epochs", "1"]
+    cli.call([*command, "--drop", "1", "--teacher", str(start), *options])
+    told = read_json(out / "compression.json")
+    before, after = told["rows"]["rows"]
+    assert after < 0.6 * before and told["rows"]["kept"] == ["row_id"]
+    assert told["rows"]["columns"].keys() == {"user_id", "item_id", "history", "hashed_id"}
+    assert told["steps"][-1]["bytes"] < told["base"]["bytes"] - 32 * (before - after) / 2
+    schema = Schema.load(out / "schema.json")
+    assert len(values(Features(schema), "user_id")) + 2 == told["rows"]["columns"]["user_id"][1]
+    scores = {}
+    for engine in ("native", "onnxruntime"):
+        cli.call(["run", str(out), log, "-o", str(tmp_path / f"{engine}.csv"), "--engine", engine])
+        scores[engine] = [float(row["probability"]) for row in read(tmp_path / f"{engine}.csv")]
+    assert len(scores["native"]) == ROWS
+    np.testing.assert_allclose(scores["native"], scores["onnxruntime"], atol=0.02)
+    again = {"settings": SETTINGS | {"epochs": "1", "refit": "false"}}
+    zoo.finetune(out, log, tmp_path / "again", **again)
+    assert Schema.load(tmp_path / "again/schema.json") == schema
+
+
+def test_items_of_a_list_that_skips_unknown_values_are_counted_anew(schema, log, tmp_path):
+    skips = tuple(
+        replace(each, encoding={**each.encoding, "skip_unknown": True}) if each.name == "history" else each
+        for each in schema.columns
+    )
+    replace(schema, columns=skips).save(tmp_path / "schema.json")
+    settings = SETTINGS | {"epochs": "1", "refit": "false"}
+    zoo.train("deepfm", log, tmp_path / "start", settings=settings, schema=tmp_path / "schema.json")
+    zoo.build(tmp_path / "start")
+    model = PrunableLog(zoo.load(tmp_path / "start"), log, config=Settings(held_out=HELD))
+    model.fewer_rows(5, tmp_path / "fewer")
+    features = Features.from_json(read_json(tmp_path / "fewer/train.json")["features"])
+    known = set(values(features, "history"))
+    lists = [[each for each in row["history"].split("|") if each in known] for row in read(log)]
+    after, _ = opened(features, log, tmp_path)
+    wanted = [1 / min(len(each), features.fields[2].width) if each else 0 for each in lists]
+    np.testing.assert_allclose(after.rows(np.arange(ROWS))["scales"][:, 0], wanted, rtol=1e-6)
+
+
+def test_a_teacher_with_other_vocabularies_reads_the_log_itself(start, log, tmp_path):
+    model = PrunableLog(zoo.load(start), log, config=Settings(held_out=HELD))
+    model.fewer_rows(5, tmp_path / "fewer")
+    features = read_json(tmp_path / "fewer/train.json")["features"]
+    source = Source(log, "raise", tmp_path)
+    teacher = Teacher(str(start), features, 1.0, source)
+    places = np.array([700, 3, 11])
+    batch = {name: each.numpy() for name, each in model.log.rows(places).items()}
+    pipeline = zoo.pipeline(start, "fp32", "onnxruntime")
+    wanted = pipeline.predict({name: batch[name] for name in pipeline.input_ports})["probability"][:, 0]
+    np.testing.assert_allclose(teacher.labels({}, np.zeros(3, np.float32), places), wanted, atol=1e-6)
+    with pytest.raises(RequestError, match="of another preprocessing"):
+        Teacher("shop-clicks", features, 1.0, source)
+
+
+@pytest.fixture(scope="module")
+def whole(start, log, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "compress.json").write_text(json.dumps(STRATEGY))
+    zoo.finetune(start, log, folder / "out", strategy=folder / "compress.json", settings=dict(SETTINGS))
+    return folder
+
+
+def test_rows_go_once_before_the_channels(whole):
+    names = {each.name for each in (whole / "out/checkpoint").iterdir() if each.is_dir()}
+    assert names == {
+        "1-prune-distil.rows", "1-prune-distil.cut", "1-prune-distil",
+        "2-prune-distil.cut", "2-prune-distil", "3-distil-qat",
+    }  # fmt: skip
+    sizes = read_json(whole / "out/train.json")["config"]
+    assert sizes["embedding_size"] + sum(sizes["hidden"]) <= 0.7 * (32 + 48 + 32)
+
+
+@pytest.mark.parametrize("steps", [3, pytest.param(17, marks=pytest.mark.slow)])
+def test_interrupted_and_gone_on_it_leaves_the_same_bytes(whole, start, log, tmp_path, steps):
+    given = {"strategy": whole / "compress.json", "settings": dict(SETTINGS)}
+    broken_off(Trainer, steps, lambda: zoo.finetune(start, log, tmp_path / "out", **given))
+    zoo.finetune(start, log, tmp_path / "out", resume=True, **given)
+    for name in ("1-prune-distil.rows/model.pt", "3-distil-qat/model.pt", "3-distil-qat/schema.json"):
+        assert (tmp_path / "out/checkpoint" / name).read_bytes() == (whole / "out/checkpoint" / name).read_bytes()
+    assert read_json(tmp_path / "out/compression.json")["rows"] == read_json(whole / "out/compression.json")["rows"]
+
+
+def test_models_without_vocabularies_are_refused(tmp_path):
+    message = r"found the goal rows=5 for \S+, which has no tables with a row for each value of a vocabulary"
+    with pytest.raises(RequestError, match=message):
+        zoo.finetune("mobilenet-v1-cifar10", "none.csv", tmp_path / "out", prune="rows=5")
+    assert not (tmp_path / "out").exists()

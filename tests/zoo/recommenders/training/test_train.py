@@ -1,0 +1,417 @@
+"""Recommenders on a log with columns of its own: training, resuming, export, int8, evaluation and scoring."""
+
+import csv
+import importlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from helpers.trainings import TwoProcesses
+
+import zoo
+from pipelines.core.errors import RequestError
+from pipelines.models import stages
+from pipelines.models.folder import NATIVE
+from zoo.cli import app as cli
+from zoo.recommenders.data.encoding import Rows
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.data.logs import open_log
+from zoo.recommenders.data.schema import Column, Schema
+from zoo.recommenders.data.schema_inference import infer
+from zoo.recommenders.training.trainer import Trainer
+from zoo.training.runs import Processes
+
+torch = pytest.importorskip("torch", reason="needs the train extra")
+training = importlib.import_module("zoo.recommenders.training.train")
+torch.set_num_threads(1)  # such small work only waits for a second thread
+
+ROOT = Path(__file__).resolve().parents[4]
+FAMILIES = ("wide-deep-log", "deepfm", "dcn-v2", "dlrm", "two-tower")
+SMALL = {
+    "hidden": "16,8",
+    "embedding_size": "8",
+    "epochs": "2",
+    "refit": "false",
+    "batch_size": "128",
+    "l2_embeddings": "10",
+}
+QUICK = {**SMALL, "hidden": "32,16", "epochs": "8", "learning_rate": "0.004", "ema": "0.9", "patience": "9"}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    path = tmp_path_factory.mktemp("log") / "log.csv"
+    subprocess.run(
+        [sys.executable, ROOT / "scripts/synthesize_log.py", path, "-n", "4000", "--users", "80", "--items", "50"],
+        check=True,
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def models(log, tmp_path_factory):
+    """A small model of each family, built up to int8."""
+    folders = {}
+    for family in FAMILIES:
+        folders[family] = tmp_path_factory.mktemp("models") / family
+        zoo.train(family, str(log), folders[family], settings=QUICK)
+        zoo.build(folders[family])
+    return folders
+
+
+def network(folder):
+    """The trained network and its features."""
+    about = json.loads((folder / "train.json").read_text())
+    features = Features.from_json(about["features"])
+    entry = zoo.load(folder).entry
+    package = entry.train.rpartition(".train:")[0]
+    settings = importlib.import_module(f"{package}.train").Settings
+    config = settings(**{name: tuple(x) if isinstance(x, list) else x for name, x in about["config"].items()})
+    names = {
+        "wide-deep-log": "WideDeep",
+        "deepfm": "DeepFM",
+        "dcn-v2": "DCNv2",
+        "dlrm": "DLRM",
+        "two-tower": "TwoTower",
+    }
+    model = getattr(importlib.import_module(f"{package}.model"), names[entry.name])(features, config)
+    model.load_state_dict(torch.load(folder / "model.pt", weights_only=True)["state_dict"])
+    return model.eval(), features
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_exported_graph_computes_what_the_network_does(models, log, family):
+    model, features = network(models[family])
+    rows = next(features.read(log, batch_rows=500))
+    with torch.inference_mode():
+        found = model(*(torch.from_numpy(each) for each in (rows.ids, rows.numbers, rows.scales)))
+    logits = found[0] if isinstance(found, tuple) else found
+    opened = zoo.pipeline(models[family], precision="fp32", engine="onnxruntime")
+    out = opened.predict(opened.encode(rows))
+    np.testing.assert_allclose(out["probability"], torch.sigmoid(logits).numpy(), atol=1e-6)
+    if family == "two-tower":
+        for name, each in zip(("user", "item"), found[1:], strict=True):
+            np.testing.assert_allclose(out[name], each.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_int8_is_close_to_float_in_every_stock_engine(models, log, family):
+    for engine in ("onnxruntime", "openvino"):
+        found = zoo.evaluate(models[family], [str(log)], engine=engine)
+        assert found["samples"] == 4000 and found["metrics"]["fp32"]["auc"] > 0.6
+        assert {"auc", "logloss", "accuracy", "calibration_error"} <= set(found["metrics"]["int8"])
+        assert found["difference"]["mean_probability"] < 0.01
+        assert abs(found["difference"]["logloss"]) < 0.003
+
+
+def test_two_towers_are_judged_by_what_they_find(models, log, tmp_path):
+    found = zoo.evaluate(models["two-tower"], [str(log)], engine="onnxruntime")
+    for metrics in found["metrics"].values():
+        assert 10 / 50 < metrics["recall@10"] <= metrics["recall@50"] == 1.0 and 0 < metrics["ndcg@10"] < 1
+    output = tmp_path / "best.csv"
+    report = zoo.run(models["two-tower"], [str(log)], output, engine="onnxruntime", items=str(log), top=3)
+    lines = list(csv.DictReader(output.open()))
+    assert (
+        report["items"] == 50
+        and len(lines) == 3 * 4000
+        and [each["rank"] for each in lines[:4]] == ["1", "2", "3", "1"]
+    )
+    opened = zoo.pipeline(models["two-tower"], engine="onnxruntime")
+    names, index = opened.index(log)
+    rows = next(opened.rows(log, batch_rows=1))
+    vectors = opened.predict(opened.encode(rows))["user"]
+    best, scores = index.top(vectors, 3)
+    assert [names[at] for at in best[0]] == [each["item"] for each in lines[:3]]
+    exact = index.codes.astype(int) @ np.rint(vectors[0] * 127).astype(int)
+    assert sorted(exact, reverse=True)[:3] == np.rint(scores[0] * 127**2).astype(int).tolist()
+
+
+def test_a_native_form_of_other_steps_is_made_anew(models, monkeypatch):
+    folder = zoo.load(models["deepfm"])
+    stages.build(folder, until=NATIVE)
+    assert stages.build(folder, until=NATIVE)[NATIVE] == "kept"
+    monkeypatch.setattr(stages, "NATIVE_FORM", 99)
+    assert stages.build(folder, until=NATIVE)[NATIVE] == "made"
+
+
+def test_an_index_of_faiss_finds_the_same_items(models, log, tmp_path):
+    pytest.importorskip("faiss", reason="needs faiss-cpu")
+    found = []
+    for name, faiss in (("all", None), ("flat", "Flat")):
+        zoo.run(models["two-tower"], [str(log)], tmp_path / f"{name}.csv", items=str(log), top=5, faiss=faiss)
+        lines = list(csv.DictReader((tmp_path / f"{name}.csv").open()))
+        found.append([(each["row"], each["rank"], float(each["score"])) for each in lines])
+    assert [each[:2] for each in found[0]] == [each[:2] for each in found[1]]
+    np.testing.assert_allclose([each[2] for each in found[0]], [each[2] for each in found[1]], atol=0.02)
+    with pytest.raises(RequestError, match="faiss makes no index 'WRONG'"):
+        zoo.run(models["two-tower"], [str(log)], tmp_path / "x.csv", items=str(log), faiss="WRONG")
+    with pytest.raises(RequestError, match="without items"):
+        zoo.run(models["two-tower"], [str(log)], tmp_path / "x.csv", faiss="Flat")
+
+
+def test_users_alone_and_items_alone_are_enough_to_find_items(models, tmp_path):
+    users = [{"user_id": "u1", "age": "30", "country": "日本", "device": "phone", "history": "i3|i4"}]
+    items = [{"item_id": f"i{at}", "price, EUR": "3", "categories": "books"} for at in range(9)] * 2
+    for name, each in (("users", users), ("items", items)):
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(each[0]))
+            writer.writeheader()
+            writer.writerows(each)
+    output = tmp_path / "best.jsonl"
+    report = zoo.run(
+        models["two-tower"], [str(tmp_path / "users.csv")], output, items=str(tmp_path / "items.csv"), top=20
+    )
+    assert report["items"] == 9 and len(output.read_text().splitlines()) == 9
+    asked = ["run", str(models["two-tower"]), str(tmp_path / "users.csv"), "--items", str(tmp_path / "items.csv")]
+    said = CliRunner().invoke(cli.cli, [*asked, "-o", str(output)])
+    assert said.exit_code == 0 and said.stderr.splitlines()[-1].startswith("1 rows, the best of 9 items each, ")
+    with pytest.raises(RequestError, match="lacks the columns item_id"):
+        zoo.run(models["two-tower"], [str(tmp_path / "users.csv")], output, items=str(tmp_path / "users.csv"))
+
+
+@pytest.mark.parametrize("family", ["deepfm"])
+def test_scoring_takes_any_order_of_columns_and_no_label(models, log, tmp_path, family):
+    lines = list(csv.DictReader(log.open()))[:50]
+    path = tmp_path / "other.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["new", *reversed([name for name in lines[0] if name != "clicked"])])
+        writer.writeheader()
+        writer.writerows({**{k: v for k, v in each.items() if k != "clicked"}, "new": "x"} for each in lines)
+    outputs = []
+    for source in (log, path):
+        zoo.run(models[family], [str(source)], tmp_path / "out.csv", engine="onnxruntime")
+        outputs.append((tmp_path / "out.csv").read_text().splitlines()[:51])
+    assert outputs[0] == outputs[1]
+    in_memory = zoo.pipeline(models[family], engine="onnxruntime")(lines)
+    assert [f"{each['probability']:.5f}" for each in in_memory] == [
+        f"{float(x.split(',')[1]):.5f}" for x in outputs[0][1:]
+    ]
+
+
+def test_what_training_leaves(models, log):
+    folder = models["deepfm"]
+    assert {"model.pt", "train.json", "schema.json", "calibration.npz", "learning_curve.png", "card.json"} <= {
+        each.name for each in folder.iterdir()
+    }
+    about = json.loads((folder / "train.json").read_text())
+    assert about["rows"] == {"train": 3600, "held_out": 400, "final": 3600, "left_out": 0}
+    assert about["data"][0]["file"] == "log.csv" and len(about["history"]) == 8
+    model, features = network(folder)
+    model_fields = {each.name: at for at, each in enumerate(model.embeddings.fields)}
+    history = model.embeddings.table(model_fields["history"]).detach().numpy()
+    assert not history[-1].any() and history[:-1].any(axis=1).all()  # places without an item add nothing
+    missing = model.embeddings.table(model_fields["country"]).detach().numpy()
+    np.testing.assert_array_equal(missing[-1], missing[0])  # never missing in training: as the unknown one
+    assert features.schema.of("label")[0].name == "clicked"
+
+
+def config(**changes):
+    settings = importlib.import_module("zoo.deepfm.train").Settings
+    small = settings(hidden=(8,), embedding_size=4, epochs=3, batch_size=256, patience=9)
+    return replace(small, **changes)
+
+
+def build():
+    return importlib.import_module("zoo.recommenders.models.deepfm").DeepFM
+
+
+def weights(folder):
+    return torch.load(folder / "model.pt", weights_only=True)["state_dict"]
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("at", [2, 4])
+def test_resuming_gives_the_same_weights(log, tmp_path, monkeypatch, at):
+    """Broken off in the search, and in the refit."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    training.train(build(), str(log), whole, config=config())
+    saves = []
+
+    def save(*arguments):
+        if len(saves) == at:
+            raise KeyboardInterrupt
+        saves.append(original(*arguments))
+
+    original = torch.save
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(KeyboardInterrupt):
+        training.train(build(), str(log), broken, config=config())
+    monkeypatch.undo()
+    with pytest.raises(RequestError, match="made with epochs 3"):
+        training.train(build(), str(log), broken, config=config(epochs=4), resume=True)
+    training.train(build(), str(log), broken, config=config(), resume=True)
+    same(weights(whole), weights(broken))
+
+
+def in_processes(data: str, folder: str, *, resume: bool) -> None:
+    training.train(build(), data, folder, config=config(refit=False, l2_embeddings=(10.0,)), resume=resume)
+
+
+def test_two_processes_train_what_one_does(log, tmp_path):
+    """Each takes every other row of a batch; the gradients are summed in another order, and nothing else differs."""
+    TwoProcesses("tests.zoo.recommenders.training.test_train", log, tmp_path).train(tmp_path / "two")
+    in_processes(str(log), str(tmp_path / "one"), resume=False)
+    assert json.loads((tmp_path / "two/train.json").read_text())["processes"] == 2
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], atol=2e-3, rtol=0)
+
+
+def test_finetuning_goes_on_from_the_weights(models, log, tmp_path):
+    zoo.finetune(models["deepfm"], str(log), tmp_path / "tuned", settings={"epochs": "1", "refit": "false"})
+    before, after = weights(models["deepfm"]), weights(tmp_path / "tuned")
+    moved = max(float((before[name] - after[name]).abs().max()) for name in before)
+    assert 0 < moved < 0.1
+
+
+def test_finetuning_keeps_the_sizes(models, log, tmp_path):
+    with pytest.raises(RequestError, match="found embedding_size 3, but fine-tuning keeps"):
+        zoo.finetune(models["deepfm"], str(log), tmp_path / "tuned", settings={"embedding_size": "3"})
+
+
+def test_a_shipped_model_is_tuned_without_its_checkpoint(log, tmp_path):
+    zoo.finetune("shop-clicks", str(log), tmp_path / "tuned", settings={"epochs": "1", "refit": "false"})
+    before = zoo.pipeline("shop-clicks", precision="fp32", engine="onnxruntime")
+    after = zoo.pipeline(tmp_path / "tuned", precision="fp32", engine="onnxruntime")
+    rows = next(before.rows(log))
+    moved = np.abs(before.score(rows) - after.score(rows))
+    assert 0 < moved.mean() < 0.1
+
+
+def test_a_schema_may_be_given_and_the_label_named(log, tmp_path):
+    schema = infer(open_log(log))
+    columns = tuple(each for each in schema.columns if each.name != "history")
+    path = replace(schema, columns=columns).save(tmp_path / "schema.json")
+    zoo.train("deepfm", str(log), tmp_path / "model", settings={**SMALL, "epochs": "1"}, schema=path, label="clicked")
+    assert zoo.pipeline(tmp_path / "model", engine="onnxruntime").features.shape == (9, 3, 1)
+
+
+def written(path, **columns):
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"clicked": ["1"] * 90, "x": "ab" * 45}, "clicked holds 1; wanted 0 and 1, both of them"),
+        (
+            {"clicked": ["0", "2"] * 45, "x": "ab" * 45},
+            "clicked holds 0, 2; wanted 0 and 1, .* regression, which is not",
+        ),
+        ({"clicked": ["0", "1"] * 45, "x": [""] * 90}, "nothing to predict clicked from .x: every value is missing"),
+        ({"clicked": ["0", "1"] * 2, "x": "abba"}, "found 4 rows, wanted more than the 0 to hold out"),
+        ({"clicked": ["0", "1"] * 40 + ["1"] * 10, "x": "ab" * 45}, "found only label 1 in the last 9 rows"),
+        ({"clicked": ["0", "1"] * 45, "age": range(90)}, "found numbers alone, wanted a category or a list"),
+    ],
+)
+def test_logs_that_cannot_be_trained_on(tmp_path, columns, said):
+    with pytest.raises(RequestError, match=said):
+        zoo.train("deepfm", written(tmp_path / "log.csv", **columns), tmp_path / "model")
+    assert not (tmp_path / "model").exists() or not any((tmp_path / "model").iterdir())
+
+
+def test_columns_without_any_value(tmp_path, capsys):
+    """An inferred schema ignores them and says so; one that a person wrote must not read them."""
+    columns = {"clicked": ["0", "1"] * 45, "x": "abc" * 30, "n": [""] * 90, "c": ["NA"] * 90, "l": [""] * 90}
+    log = written(tmp_path / "log.csv", **columns, zero=["5"] * 90)
+    settings = {**SMALL, "epochs": "1"}
+    zoo.train("deepfm", log, tmp_path / "inferred", settings=settings)
+    out = capsys.readouterr()
+    said = "; ignored: " + "".join(f"{name} (every value is missing), " for name in "ncl") + "zero (one value in all"
+    assert said in out.out + out.err
+    numbers = {"type": "standard", "mean": 5.0, "deviation": 1.0}
+    values = {"type": "vocabulary", "values": ["a", "b", "c"]}
+    schema = Schema(
+        (
+            Column("clicked", "label"),
+            Column("x", "category", encoding=values),
+            Column("n", "number", encoding=numbers),
+            Column("c", "category", encoding=values),
+            Column("l", "categories", encoding=values, separator="|", pooling="sum", length=2),
+            Column("zero", "number", encoding=numbers),
+        )
+    )
+    with pytest.raises(RequestError, match="found no value in the columns n, c, l, wanted some to train on; give what"):
+        zoo.train("deepfm", log, tmp_path / "given", settings=settings, schema=schema)
+    assert not (tmp_path / "given").exists()
+
+
+def test_a_column_of_times_holds_some(tmp_path):
+    log = written(tmp_path / "log.csv", clicked=["0", "1"] * 45, x="abc" * 30, when=["soon"] * 90)
+    values = {"type": "vocabulary", "values": ["a", "b", "c"]}
+    columns = Column("clicked", "label"), Column("x", "category", encoding=values)
+    schema = Schema((*columns, Column("when", "timestamp", unit="text")))
+    with pytest.raises(RequestError, match="found no time in the column when, wanted 2024-01-31T12:00:00 or the like"):
+        zoo.train("deepfm", log, tmp_path / "model", settings={**SMALL, "epochs": "1"}, schema=schema)
+
+
+def test_rows_without_a_label_may_be_skipped_without_a_schema(tmp_path):
+    log = written(tmp_path / "log.csv", clicked=[*["0", "1"] * 45, "", "maybe"], x="abcd" * 23)
+    settings = {**SMALL, "epochs": "1"}
+    with pytest.raises(RequestError, match="clicked holds 0, 1, maybe, 1 missing; wanted 0 and 1"):
+        zoo.train("deepfm", log, tmp_path / "strict", settings=settings)
+    zoo.train("deepfm", log, tmp_path / "model", settings=settings, on_error="skip")
+    rows = json.loads((tmp_path / "model/train.json").read_text())["rows"]
+    assert (rows["train"] + rows["held_out"], rows["left_out"]) == (90, 2)
+
+
+def test_a_trial_is_judged_by_logits_shifted_to_the_share_of_clicks():
+    random = np.random.default_rng(0)
+    logits = random.normal(0, 1, 4000)
+    labels = (random.random(4000) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    wanted = training.shifted_logloss(labels, 1 / (1 + np.exp(-logits)))
+    assert training.shifted_logloss(labels, 1 / (1 + np.exp(-logits - 2))) == pytest.approx(wanted, abs=1e-6)
+    assert training.shifted_logloss(labels, 1 / (1 + np.exp(-3 * logits))) > wanted + 0.05  # too sure of itself
+
+
+def test_two_towers_want_both_sides(tmp_path):
+    path = written(tmp_path / "log.csv", clicked=["0", "1"] * 45, user=["a", "b", "c"] * 30)
+    with pytest.raises(RequestError, match='no category of the tower item; give its columns "tower": "item"'):
+        zoo.train("two-tower", path, tmp_path / "model")
+
+
+def test_a_schema_is_for_families_of_logs(tmp_path, log):
+    with pytest.raises(
+        RequestError, match="resnet50 takes no --schema; these families do: wide-deep, wide-deep-log, deepfm"
+    ):
+        zoo.train("resnet50", str(log), tmp_path / "model", schema="schema.json")
+
+
+def test_wide_deep_takes_logs_of_either_form(models, log, tmp_path):
+    zoo.train("wide-deep", str(log), tmp_path / "model", settings={**SMALL, "epochs": "1"})
+    assert zoo.load(tmp_path / "model").entry.name == "wide-deep-log"
+
+
+def test_weights_of_rows_count(log, tmp_path):
+    """Rows of weight 0 are as if they were not there."""
+    lines = list(csv.DictReader(log.open()))[:1000]
+    for each in lines:
+        each["weight"] = "0" if each["device"] == "phone" else "1"
+    path = written(tmp_path / "log.csv", **{name: [each[name] for each in lines] for name in lines[0]})
+    features = Features(infer(open_log(path)))
+    rows = Rows.concatenate(list(features.read(path, labelled=True)))
+    assert rows.weights.min() == 0 and rows.weights.max() == 1
+    trainer = Trainer(build()(features, config()), config(), 1000, Processes())
+    batch = {
+        **{name: torch.from_numpy(getattr(rows, name)) for name in ("ids", "numbers", "scales")},
+        **{name: torch.from_numpy(getattr(rows, f"{name}s")) for name in ("label", "weight")},
+    }
+    kept = rows.weights > 0
+    some = {name: each[torch.from_numpy(kept)] for name, each in batch.items()}
+    assert trainer.step(batch, float(kept.sum())) == pytest.approx(
+        Trainer(build()(features, config()), config(), 1000, Processes()).step(some, float(kept.sum())),
+        rel=0.2,
+    )

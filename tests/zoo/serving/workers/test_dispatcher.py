@@ -1,0 +1,301 @@
+"""Who gets a request, and what becomes of it: workers here are the ends of their channels, which tests speak for."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pipelines.core.errors import ZooError
+from zoo.serving.config import Settings
+from zoo.serving.http import asgi
+from zoo.serving.http.http_types import Response
+from zoo.serving.workers import dispatcher, worker
+from zoo.serving.workers.channel import Answer, Job, packed, taken
+from zoo.serving.workers.dispatcher import Dispatcher
+from zoo.serving.workers.model_loader import Opening
+
+ROWS, TEXTS = "rows", "texts"
+MODELS = [{"name": ROWS, "streams": False, "gathers": 64}, {"name": TEXTS, "streams": True, "gathers": 1}]
+
+
+class Ends:
+    """The workers' ends of the channels."""
+
+    def __init__(self) -> None:
+        self.channels: list[socket.socket] = []
+        self.failed: list[str] = []
+
+    def fork(self, theirs: socket.socket, index: int) -> None:
+        self.channels.append(theirs.dup())
+        self.channels[-1].setblocking(False)
+
+    def say(self, i: int, what: str, *message: Any) -> None:
+        plain = [
+            [tuple(part) for part in each] if isinstance(each, list) and what == worker.ANSWERS else each
+            for each in message
+        ]
+        self.channels[i].sendall(packed((what, *plain)))
+
+    def told(self, i: int) -> list[Any]:
+        """The messages that a worker has got since."""
+        buffer = bytearray()
+        with contextlib.suppress(BlockingIOError):
+            while data := self.channels[i].recv(1 << 16):
+                buffer += data
+        return taken(buffer)
+
+    def numbers(self, i: int) -> list[int]:
+        """The requests that it has got since."""
+        return [job[0] for what, *more in self.told(i) if what == worker.JOBS for job in more[1]]
+
+
+@contextlib.asynccontextmanager
+async def dispatched(workers: int = 1, max_batch: int = 2) -> AsyncIterator[tuple[Dispatcher, Ends]]:
+    """Workers that are ready."""
+    ends = Ends()
+    found = Dispatcher([ROWS, TEXTS], workers, max_batch, 64, ends.fork, lambda text, code: ends.failed.append(text))
+    await found.start()
+    for i in range(workers):
+        ends.say(i, worker.READY, 100 + i, MODELS)
+    await settled()
+    yield found, ends
+    found.close()
+    await settled()
+    for each in ends.channels:
+        each.close()
+
+
+async def settled() -> None:
+    """What was written has come, and was answered."""
+    for _ in range(10):
+        await asyncio.sleep(0.001)
+
+
+def job() -> Job:
+    return Job(0, "run", "text/plain", "", {}, -1, b"x")
+
+
+def nothing(answer: Answer) -> None:
+    """Takes an answer."""
+
+
+def test_what_nobody_waits_for_leaves_its_place_to_others() -> None:
+    async def run() -> None:
+        async with dispatched() as (found, ends):
+            first = [found.submit(TEXTS, job(), nothing) for _ in range(3)]
+            await settled()
+            assert ends.numbers(0) == [1, 2]
+            found.drop(first[0])
+            await settled()
+            assert ends.told(0) == [(worker.CANCEL, 1), (worker.JOBS, TEXTS, [first[2].job])]
+            for each in first[1:]:
+                found.drop(each)
+            assert found.state()["working"] == 0
+            await asyncio.wait_for(found.drained(), 1)
+
+    asyncio.run(run())
+
+
+def test_an_old_worker_ends_when_the_last_client_of_its_stream_has_left() -> None:
+    async def run() -> None:
+        async with dispatched() as (found, ends):
+            pending = found.submit(TEXTS, job(), nothing)
+            await found.start()
+            ends.say(1, worker.READY, 200, MODELS)
+            await settled()
+            assert len(found.links) == 2
+            found.drop(pending)
+            await settled()
+            assert [link.pid for link in found.links] == [200]
+
+    asyncio.run(run())
+
+
+def test_an_old_worker_that_dies_is_not_replaced_where_newer_ones_open() -> None:
+    async def run() -> None:
+        async with dispatched(workers=2) as (found, ends):
+            await found.start()
+            ends.channels[0].close()
+            await settled()
+            for i in (2, 3):
+                ends.say(i, worker.READY, 200 + i, MODELS)
+            await settled()
+            assert sorted(link.pid for link in found.links) == [202, 203] and len(ends.channels) == 4
+
+    asyncio.run(run())
+
+
+def test_rows_do_not_wait_for_streams_but_for_rows() -> None:
+    async def run() -> None:
+        async with dispatched() as (found, ends):
+            for _ in range(4):
+                found.submit(TEXTS, job(), nothing)
+            rows = [found.submit(ROWS, job(), nothing) for _ in range(3)]
+            await settled()
+            assert ends.numbers(0) == [1, 2, 5]  # the first row at once, beside a full stream
+            ends.say(0, worker.ANSWERS, [Answer(5, 200, "", b"")])
+            await settled()
+            assert rows[0].done and ends.numbers(0) == [6, 7]  # what gathered meanwhile, together
+            ends.say(0, worker.ANSWERS, [Answer(1, 200, "", b"")])
+            await settled()
+            assert found.submit(TEXTS, job(), nothing).link is None
+            assert ends.numbers(0) == [3]  # what waits goes before who comes
+
+    asyncio.run(run())
+
+
+def test_streams_are_shared_out_among_the_workers() -> None:
+    async def run() -> None:
+        async with dispatched(workers=2, max_batch=64) as (found, ends):
+            for _ in range(4):
+                found.submit(TEXTS, job(), nothing)
+            await settled()
+            assert (ends.numbers(0), ends.numbers(1)) == ([1, 3], [2, 4])
+
+    asyncio.run(run())
+
+
+def test_a_request_whose_workers_died_twice_or_amid_its_answer_is_told() -> None:
+    async def run() -> None:
+        async with dispatched() as (found, ends):
+            answers: dict[str, list[Answer]] = {"row": [], "text": []}
+            found.submit(ROWS, job(), answers["row"].append)
+            found.submit(TEXTS, job(), answers["text"].append)
+            ends.say(0, worker.ANSWERS, [Answer(2, 200, "", b"a line\n", last=False)])
+            await settled()
+            ends.channels[0].close()
+            await settled()
+            assert [each.status for each in answers["text"]] == [200, 503] and answers["text"][1].last
+            ends.say(1, worker.READY, 300, MODELS)
+            await settled()
+            assert ends.numbers(1) == [1] and not answers["row"]
+            ends.channels[1].close()
+            await settled()
+            assert [each.status for each in answers["row"]] == [503]
+            assert found.state()["working"] == 0
+
+    asyncio.run(run())
+
+
+def test_workers_that_die_while_they_open_are_replaced_later_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "PAUSE", 0.02)
+
+    async def until(true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not true():
+                await asyncio.sleep(0.001)
+
+    async def run() -> None:
+        ends, loop, times = Ends(), asyncio.get_running_loop(), []
+        found = Dispatcher([ROWS], 1, 2, 64, ends.fork, lambda text, code: ends.failed.append(text))
+        await found.start()
+        for i in range(dispatcher.FAILURES):
+            await until(lambda i=i: len(ends.channels) > i)
+            times.append(loop.time())
+            ends.channels[i].close()
+        await until(lambda: bool(ends.failed))
+        assert "5 workers in a row died" in ends.failed[0]
+        assert times[-1] - times[-2] > 2 * (times[2] - times[1]) > 0.02
+        await asyncio.sleep(0.1)
+        assert len(ends.channels) == dispatcher.FAILURES  # given up
+        found.close()
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_cannot_open_what_others_could_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "PAUSE", 0.001)
+
+    async def run() -> None:
+        async with dispatched(workers=2) as (found, ends):
+            ends.channels[0].close()
+            await settled()
+            ends.say(2, worker.BROKEN, "no memory", 1)
+            ends.channels[2].close()
+            await settled()
+            assert len(ends.channels) == 4 and not ends.failed
+            ends.say(3, worker.READY, 400, MODELS)
+            await settled()
+            assert found.state()["workers"] == 2
+
+    asyncio.run(run())
+
+
+@dataclass
+class Shaky:
+    """A model that cannot be opened while `faults` holds any, by the worker that takes it."""
+
+    name: str
+    faults: list[ZooError]
+
+    def service(self) -> Any:
+        if self.faults:
+            raise self.faults.pop()
+        return SimpleNamespace(describe=lambda: MODELS[0])
+
+
+def test_an_application_that_could_not_open_its_models_opens_them_later_and_leaves_no_worker_behind() -> None:
+    def workers() -> int:
+        return sum(each.name.startswith("zoo-worker") for each in threading.enumerate())
+
+    async def until(count: int) -> None:
+        async with asyncio.timeout(5):
+            while workers() != count:
+                await asyncio.sleep(0.001)
+
+    async def run() -> None:
+        faults = [ZooError("no network")]
+        application = asgi.Application([cast(Opening, Shaky(ROWS, faults))], Settings(workers=2))
+        with pytest.raises(ZooError, match="no network"):
+            await application.opened()
+        await until(0)  # the other worker, which opened it, ends
+        assert await application.opened() is await application.opened()
+        await until(2)
+        await application.close()
+        await until(0)
+
+    asyncio.run(run())
+
+
+def test_a_stream_ends_where_its_client_left_before_it_began() -> None:
+    from granian.rsgi import ProtocolClosed
+
+    from zoo.serving.http import rsgi
+
+    ended: list[str] = []
+
+    async def pieces(server: str) -> AsyncIterator[bytes]:
+        try:
+            yield b"a line"
+            yield b"another"
+        finally:
+            ended.append(server)
+
+    class Left:
+        """A front's answer, and a client that is gone."""
+
+        proto, method, path, headers = "http", "POST", "/", {}
+
+        async def answer(self, request: Any) -> Response:
+            return Response(200, "application/x-ndjson", b"", (), pieces("rsgi"))
+
+        def response_stream(self, status: int, headers: Any) -> Any:
+            raise ProtocolClosed
+
+    async def send(message: Any) -> None:
+        raise OSError("the client left")
+
+    async def run() -> None:
+        left = Left()
+        await rsgi.Application(left).__rsgi__(left, left)
+        with contextlib.suppress(OSError):
+            await asgi._send(Response(200, "application/x-ndjson", b"", (), pieces("asgi")), send, head=False)
+
+    asyncio.run(run())
+    assert ended == ["rsgi", "asgi"]

@@ -1,0 +1,488 @@
+"""Folders of transformers, imported: their tokens and scores are those of `generate`; wrong folders are refused."""
+
+import json
+import os
+import pickle
+import re
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+
+import zoo
+from pipelines.core.errors import RequestError
+from zoo.cli import app as cli
+from zoo.translation.importers.imported import Renumbering
+
+torch = pytest.importorskip("torch", reason="importing needs the train extra")
+pytest.importorskip("transformers", reason="the originals are its models")
+
+from helpers import huggingface_folders as folders  # noqa: E402
+
+LANGUAGES = {
+    "m2m": ("en", "de"),
+    "nllb": ("eng_Latn", "deu_Latn"),
+    "nllb legacy": ("eng_Latn", "fra_Latn"),
+    "mbart50": ("en_XX", "de_DE"),
+    "marian languages": ("", "de"),
+}
+FEW, MANY = 40, 500
+
+
+class Original:
+    """A folder's model and tokenizer, and the zoo's folder that was imported from it."""
+
+    def __init__(self, kind, folder, **options):
+        self.kind, self.path = kind, folder / "original"
+        self.model, self.tokenizer = folders.make(kind, self.path, **options)
+        self.source, self.target = LANGUAGES.get(kind, ("", ""))
+        self.imported = folder / "imported"
+        self.report = zoo.import_model(self.path, self.imported, target_language=self.target)
+        unknown = self.tokenizer.unk_token_id
+        rows = self.model.config.vocab_size
+        targets = self.model.get_output_embeddings().weight.shape[0]
+        self.sources = Renumbering(rows, unknown, self.model.config.eos_token_id)
+        self.targets = Renumbering(targets, unknown, self.model.config.eos_token_id)
+
+    def begun(self, texts):
+        """The texts with the language that a Marian model reads there."""
+        return [f">>{self.target}<< {each}" for each in texts] if self.kind == "marian languages" else texts
+
+    def generate(self, texts, **options):
+        """(tokens of every translation in the zoo's numbers, its scores, its text)."""
+        if self.source:
+            options["forced_bos_token_id"] = self.tokenizer.convert_tokens_to_ids(
+                f"__{self.target}__" if self.kind == "m2m" else self.target
+            )
+        tokens, scores, decoded = [], [], []
+        for begin in range(0, len(texts), 50):
+            batch = self.tokenizer(self.begun(texts[begin : begin + 50]), return_tensors="pt", padding=True)
+            with torch.inference_mode():
+                found = self.model.generate(**batch, **options, return_dict_in_generate=True, output_scores=True)
+            scores += found.sequences_scores.tolist() if options["num_beams"] > 1 else []
+            decoded += self.tokenizer.batch_decode(found.sequences, skip_special_tokens=True)
+            end, pad = self.model.config.eos_token_id, self.model.config.pad_token_id
+            for row in found.sequences[:, 1:].tolist():
+                row = row[: row.index(end)] if end in row else [each for each in row if each != pad]
+                tokens.append(self.targets.ours[row].tolist())
+        return tokens, scores, decoded
+
+    def undecided(self, text, found, beam, score):
+        """Whether float32 cannot tell a translation from the original's: it is the one that transformers finds in
+        float64, or has the same score.
+        """
+        self.model.double()
+        tokens, _, _ = self.generate([text], num_beams=beam)
+        self.model.float()
+        return tokens[0] == found.tokens or (score is not None and abs(found.score - score) < 1e-5)
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    """Original of a kind, made once."""
+    made = {}
+
+    def original(kind, **options):
+        key = (kind, *sorted(options.items()))
+        if key not in made:
+            made[key] = Original(kind, tmp_path_factory.mktemp("huggingface"), **options)
+        return made[key]
+
+    return original
+
+
+def close(found, wanted):
+    """Logits of these models are tens: a sum of their logarithms in float32 has an error of its own."""
+    np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=5e-5)
+
+
+def compare(original, count, beams, **options):
+    texts = folders.sentences(count, 1)
+    pipeline = zoo.pipeline(original.imported, "fp32")
+    tokens = pipeline.vocabulary.encode(texts)
+    theirs = [original.sources.ours[each].tolist() for each in original.tokenizer(original.begun(texts)).input_ids]
+    assert [each.tolist() for each in tokens] == theirs
+    for beam in beams:
+        wanted, scores, decoded = original.generate(texts, num_beams=beam, **options)
+        pipeline.beam = beam
+        found = [each[0] for each in pipeline.translate(tokens)]
+        other = [i for i, each in enumerate(found) if each.tokens != wanted[i]]
+        assert len(other) <= count // 250, other
+        for i in other:
+            assert original.undecided(texts[i], found[i], beam, scores[i] if scores else None), i
+        assert len({tuple(each) for each in wanted}) > FEW / 4  # they differ, and so do their lengths
+        if beam == 1:
+            assert len({len(each) for each in wanted}) > 2
+        else:
+            close([each.score for each in found], scores)  # those of ties, too
+        if original.kind in ("m2m", "marian languages"):
+            continue  # transformers writes the languages into the text there, where a random model has chosen one
+        assert [each["translation"] for each in pipeline(texts[:5])] == [each.strip() for each in decoded[:5]]
+
+
+@pytest.mark.parametrize("kind", folders.KINDS)
+def test_tokens_and_scores_are_those_of_generate(originals, kind):
+    compare(originals(kind), FEW, (1, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", folders.KINDS)
+def test_tokens_and_scores_of_many_sentences(originals, kind):
+    compare(originals(kind), MANY, (1, 4))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"early_stopping": True},
+        {"early_stopping": "never", "length_penalty": 2.0},
+        {"early_stopping": "never", "length_penalty": -0.5},
+        {"length_penalty": 0.0},
+        {"no_repeat_ngram_size": 2, "num_beams": 3},
+        {"min_length": 12, "max_new_tokens": 14, "max_length": 28},
+        {"forced_eos_token_id": None, "max_length": 9},
+        {"suppress_tokens": [7, 8, 9], "bad_words_ids": [[2], [11], [0]], "temperature": 0.3, "top_k": 4},
+    ],
+    ids=str,
+)
+def test_what_generation_config_says_is_followed(originals, options, tmp_path):
+    original = originals("marian")
+    shutil.copytree(original.path, tmp_path / "original")
+    said = {**json.loads((original.path / "generation_config.json").read_text()), **options}
+    (tmp_path / "original" / "generation_config.json").write_text(json.dumps(said))
+    zoo.import_model(tmp_path / "original", tmp_path / "imported")
+    pipeline = zoo.pipeline(tmp_path / "imported", "fp32")
+    assert pipeline.beam == said["num_beams"]
+    texts = folders.sentences(FEW, 1)
+    options = {name: each for name, each in options.items() if name not in ("temperature", "top_k")}
+    wanted, scores, _ = original.generate(texts, **{"num_beams": 4, **options})
+    found = [each[0] for each in pipeline.translate(pipeline.vocabulary.encode(texts))]
+    assert [each.tokens for each in found] == wanted
+    close([each.score for each in found], scores)
+
+
+def test_weights_in_a_pickle_and_in_several_files_are_the_same(originals, tmp_path):
+    original, texts = originals("bart untied"), folders.sentences(5, 2)
+    _, tokenizer = folders.make("bart untied", tmp_path / "bin", bin=True)
+    original.model.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
+    tokenizer.save_pretrained(tmp_path / "parts")
+    assert len(list((tmp_path / "parts").glob("model-*.safetensors"))) > 1
+    found = [zoo.pipeline(original.imported, "fp32")(texts)]
+    for name in ("bin", "parts"):
+        zoo.import_model(tmp_path / name, tmp_path / f"{name}-imported")
+        found.append(zoo.pipeline(tmp_path / f"{name}-imported", "fp32")(texts))
+    assert found[0] == found[1] == found[2]
+
+
+def test_half_precision_is_read(originals, tmp_path):
+    original = originals("m2m")
+    shutil.copytree(original.path, tmp_path / "half")
+    original.model.half().save_pretrained(tmp_path / "half")
+    original.model.float()
+    zoo.import_model(tmp_path / "half", tmp_path / "out", target_language="de")
+    assert len(zoo.pipeline(tmp_path / "out", "fp32")(folders.sentences(3))) == 3
+
+
+def test_pieces_of_sentencepiece_are_used_where_they_lie_beside_tokenizers(tmp_path):
+    """The folders of NLLB on the hub have both."""
+    folders.make("nllb", tmp_path / "nllb")
+    assert (tmp_path / "nllb" / folders.PIECES).is_file()
+    (tmp_path / "plain").mkdir()
+    for each in (tmp_path / "nllb").iterdir():
+        if each.name != folders.PIECES:
+            shutil.copy(each, tmp_path / "plain")
+    vocabularies = []
+    for name in ("nllb", "plain"):
+        zoo.import_model(tmp_path / name, tmp_path / f"{name}-out", target_language="deu_Latn")
+        vocabularies.append(zoo.pipeline(tmp_path / f"{name}-out", "fp32").vocabulary)
+    assert [each.framing.kind for each in vocabularies] == ["sentencepiece", "tokenizers"]
+    texts = folders.sentences(50, 3)
+    one, other = (each.encode(texts) for each in vocabularies)
+    assert [each.tolist() for each in one] == [each.tolist() for each in other]
+    assert vocabularies[0].decode(one) == vocabularies[1].decode(other)
+
+
+def test_the_languages_are_chosen_at_run(originals, tmp_path):
+    original, texts = originals("nllb"), folders.sentences(12, 5)
+    (tmp_path / "in.txt").write_text("\n".join([*texts[:5], "", *texts[5:]]) + "\n")
+    done = {}
+    for target in ("deu_Latn", "fra_Latn"):
+        out = tmp_path / f"{target}.txt"
+        arguments = ["run", str(original.imported), str(tmp_path / "in.txt"), "-o", str(out), "--precision", "fp32"]
+        cli.call([*arguments, "--target-language", target, "--source-language", "eng_Latn", "--beam", "2"])
+        original.target = target
+        _, _, decoded = original.generate(texts, num_beams=2)
+        decoded = [each.strip() for each in decoded]
+        done[target] = out.read_text().split("\n")
+        assert done[target] == [*decoded[:5], "", *decoded[5:], ""]
+    original.target = "deu_Latn"
+    assert done["deu_Latn"] != done["fra_Latn"]
+    with pytest.raises(RequestError, match=r"--target-language.* one of: deu_Latn, eng_Latn, fra_Latn"):
+        zoo.run(
+            original.imported, tmp_path / "in.txt", tmp_path / "x.txt", precision="fp32", target_language="xxx_Latn"
+        )
+
+
+def test_a_language_in_the_text_of_a_marian_model(originals):
+    original, texts = originals("marian languages"), folders.sentences(6, 5)
+    pipeline, found = zoo.pipeline(original.imported, "fp32"), []
+    for target in ("fr", "de"):
+        original.target = target
+        pipeline.vocabulary = pipeline.vocabulary.choose(target_language=target)
+        wanted, _, _ = original.generate(texts, num_beams=4)
+        found.append([each[0].tokens for each in pipeline.translate(pipeline.vocabulary.encode(texts))])
+        assert found[-1] == wanted
+    assert found[0] != found[1]
+
+
+def test_no_language_is_asked_for_where_there_is_one(originals, tmp_path):
+    with pytest.raises(RequestError, match="this model has none to choose from"):
+        zoo.import_model(originals("marian").path, tmp_path / "x", target_language="de")
+    assert not (tmp_path / "x").exists()
+    imported = tmp_path / "open"
+    zoo.import_model(originals("nllb").path, imported)
+    with pytest.raises(
+        RequestError,
+        match="found no target language; choose it with --target-language of zoo run or, .*, one of: deu_Latn",
+    ):
+        zoo.pipeline(imported, "fp32")("the man")
+
+
+def test_the_most_tokens_of_a_translation(originals, tmp_path):
+    (tmp_path / "in.txt").write_text("\n".join(folders.sentences(4, 5)))
+    zoo.run(originals("bart").imported, tmp_path / "in.txt", tmp_path / "out.txt", precision="fp32", max_tokens=12)
+    pipeline = zoo.pipeline(originals("bart").imported, "fp32")
+    wanted, _, _ = originals("bart").generate(folders.sentences(4, 5), num_beams=4, max_new_tokens=12)
+    assert (tmp_path / "out.txt").read_text().splitlines() == pipeline.vocabulary.decode(wanted)
+
+
+def test_it_is_a_model_folder_like_any_other(originals, tmp_path, caplog):
+    folder = tmp_path / "folder"
+    shutil.copytree(originals("marian separate").imported, folder)
+    info = zoo.info(folder)
+    assert info["imported"]["architecture"] == "MarianMTModel"
+    assert info["preprocessing"]["form"]["shared_source"] is False
+    texts = folders.sentences(40, 5)
+    (tmp_path / "text.txt").write_text("\n".join(texts))
+    (tmp_path / "pairs.tsv").write_text("".join(f"{each}\t{each}\n" for each in texts))
+    with pytest.raises(RequestError, match="calibrate on your data with: zoo calibrate"):
+        zoo.run(folder, tmp_path / "text.txt", tmp_path / "out.txt")
+    assert "instead" not in caplog.text  # no engine has what is missing
+    zoo.calibrate(folder, str(tmp_path / "text.txt"))
+    assert zoo.run(folder, tmp_path / "text.txt", tmp_path / "out.txt")["precision"] == "int8"
+    assert zoo.evaluate(folder, str(tmp_path / "pairs.tsv"))["samples"] == 40
+    with pytest.raises(RequestError, match="imported from another toolkit"):
+        zoo.finetune(folder, str(tmp_path / "pairs.tsv"), tmp_path / "tuned")
+    (folder / "source.spm").write_bytes(b"other")
+    with pytest.raises(RequestError, match="not the file that its card lists"):
+        zoo.pipeline(folder, "fp32")
+
+
+def test_a_shortlist_is_learned_of_parallel_text(originals, tmp_path):
+    folder, texts = originals("marian separate").path, folders.sentences(60, 7)
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"{a}\t{b}\n" for a, b in zip(texts, texts[::-1], strict=True)))
+    zoo.import_model(folder, tmp_path / "listed", shortlist=str(pairs))
+    found = zoo.pipeline(tmp_path / "listed", "fp32")
+    words = [{*found.shortlist.allowed(each.tolist()).tolist()} for each in found.vocabulary.encode(texts)]
+    spoken = found.vocabulary.encode_target(texts[::-1])
+    missing = [token not in each for each, tokens in zip(words, spoken, strict=True) for token in tokens.tolist()]
+    assert np.mean(missing) < 0.02 and all(len(each) < len(found.vocabulary) for each in words)
+    found.beam = 1
+    for each, tokens in zip(words, found.translate(found.vocabulary.encode(texts[:8])), strict=False):
+        assert each >= {*tokens[0].tokens}
+    pairs.write_text("one\tpair\n")
+    with pytest.raises(RequestError, match="1 pairs are too few"):
+        zoo.import_model(folder, tmp_path / "none", shortlist=str(pairs))
+    assert not (tmp_path / "none").exists()
+
+
+def test_sentences_of_a_line_are_translated_one_by_one(originals, tmp_path):
+    texts = folders.sentences(4, 6)
+    (tmp_path / "one.txt").write_text(" ".join(texts[:2]) + "\n\n" + " ".join(texts[2:]) + "\n")
+    (tmp_path / "each.txt").write_text("\n".join(texts))
+    for name in ("one", "each"):
+        out = tmp_path / f"{name}.out.txt"
+        zoo.run(originals("bart").imported, tmp_path / f"{name}.txt", out, precision="fp32", sentences=True)
+    first, empty, second = (tmp_path / "one.out.txt").read_text().splitlines()
+    assert empty == ""
+    assert [first, second] == [
+        " ".join(pair) for pair in zip(*[iter((tmp_path / "each.out.txt").read_text().splitlines())] * 2, strict=True)
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------- wrong folders
+
+
+class Code:
+    """What runs where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def change(name, **values):
+    def apply(folder):
+        path = folder / name
+        found = json.loads(path.read_text())
+        path.write_text(json.dumps({key: each for key, each in {**found, **values}.items() if each != "gone"}))
+
+    return apply
+
+
+def pickled(content):
+    def apply(folder):
+        (folder / "model.safetensors").unlink()
+        (folder / "pytorch_model.bin").write_bytes(content(folder))
+
+    return apply
+
+
+def truncate(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def other_vocabulary(folder):
+    found = json.loads((folder / "vocab.json").read_text())
+    del found[list(found)[-1]]
+    (folder / "vocab.json").write_text(json.dumps(found))
+
+
+def dropped(*names):
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def zipped_code(folder):
+    torch.save({"a": Code(folder.parent / "executed")}, folder / "x")
+    content = (folder / "x").read_bytes()
+    (folder / "x").unlink()
+    return content
+
+
+FAULTS = {
+    "a causal LM": (change("config.json", architectures=["GPT2LMHeadModel"]), "GPT2LMHeadModel.*decoder alone"),
+    "a Marian decoder": (change("config.json", architectures=["MarianForCausalLM"]), "decoder alone"),
+    "T5": (
+        change("config.json", architectures=["T5ForConditionalGeneration"]),
+        "relative positions are added to attention",
+    ),
+    "mT5": (change("config.json", architectures=["MT5ForConditionalGeneration"]), "relative positions"),
+    "no architecture": (change("config.json", architectures=[]), "the model type marian"),
+    "broken JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not valid JSON"),
+    "no object": (lambda folder: (folder / "config.json").write_text("[]"), "config.json holds no object"),
+    "no tokenizer": (dropped("source.spm", "target.spm", "vocab.json"), "found no vocabulary"),
+    "no source.spm": (dropped("source.spm"), "cannot read source.spm"),
+    "damaged source.spm": (lambda folder: (folder / "source.spm").write_bytes(b"no"), "source.spm is no vocabulary"),
+    "another vocabulary": (other_vocabulary, r"the vocabulary has \d+ tokens, the weights \d+"),
+    "truncated safetensors": (truncate, "model.safetensors is damaged"),
+    "no weights": (dropped("model.safetensors"), "found no weights"),
+    "a pickle with code": (pickled(lambda folder: pickle.dumps(Code(folder.parent / "executed"))), "holds code"),
+    "an archive with code": (pickled(zipped_code), "holds code"),
+    "no tensors": (pickled(lambda folder: b"hello"), "pytorch_model.bin is damaged"),
+    "more layers": (change("config.json", encoder_layers=1), "found model.encoder.layers.1"),
+    "fewer layers": (
+        change("config.json", encoder_layers=3),
+        "model.encoder.layers.2.self_attn.q_proj.weight is missing",
+    ),
+    "another width": (change("config.json", d_model=64), "wanted [?] x 64"),
+    "many layers": (change("config.json", encoder_layers=1 << 40), "encoder_layers"),
+    "heads": (change("config.json", encoder_attention_heads=5), "which 5 heads cannot share"),
+    "an activation": (change("config.json", activation_function="mish"), "the activation mish"),
+    "another end": (change("generation_config.json", eos_token_id=9), "eos_token_id is 9"),
+    "two ends": (change("generation_config.json", eos_token_id=[0, 9]), "wanted one token"),
+    "no start": (
+        lambda folder: [
+            change(n, decoder_start_token_id=None)(folder) for n in ("config.json", "generation_config.json")
+        ],
+        "found no decoder_start_token_id",
+    ),
+    "sampling": (change("generation_config.json", do_sample=True), "do_sample True is not supported"),
+    "repetition": (change("generation_config.json", repetition_penalty=1.2), "repetition_penalty 1.2"),
+    "groups": (change("generation_config.json", num_beam_groups=2), "num_beam_groups 2"),
+    "something new": (change("generation_config.json", magic=3), "generation_config.json has magic"),
+    "bad words": (change("generation_config.json", bad_words_ids=[[4, 5]]), "bad_words_ids of several tokens"),
+    "odd words": (change("generation_config.json", bad_words_ids=5), "generation_config.json is not as transformers"),
+    "odd tokens": (
+        change("tokenizer_config.json", added_tokens_decoder={"0": {"special": True}}),
+        "its vocabulary is not as transformers writes it",
+    ),
+    "unknown words": (change("generation_config.json", bad_words_ids=[[999999]]), "tokens that the vocabulary has not"),
+}
+
+
+@pytest.fixture
+def wrong(originals, tmp_path):
+    folder = tmp_path / "wrong"
+    shutil.copytree(originals("marian").path, folder)
+    return folder
+
+
+def refused(folder, capsys, *arguments):
+    with pytest.raises(SystemExit) as stopped, warnings.catch_warnings(action="error"):
+        cli.call(["import", str(folder), "-o", str(folder.parent / "out"), *arguments])
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert said.count("\n") == 1
+    assert not (folder.parent / "out").exists()
+    assert not (folder.parent / "executed").exists()
+    return said
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_folder_is_refused_in_one_line(wrong, capsys, fault):
+    spoil, said = FAULTS[fault]
+    spoil(wrong)
+    capsys.readouterr()
+    found = refused(wrong, capsys)
+    assert re.search(said, found), found
+
+
+def test_all_faults_are_said_at_once(wrong, capsys):
+    truncate(wrong)
+    for name in ("source.spm", "target.spm", "vocab.json"):
+        (wrong / name).unlink()
+    change("config.json", activation_function="mish")(wrong)
+    change("generation_config.json", do_sample=True)(wrong)
+    found = refused(wrong, capsys)
+    assert all(each in found for each in ("damaged", "found no vocabulary", "mish", "do_sample"))
+
+
+def test_formats_and_places(wrong, capsys, tmp_path):
+    choice = "choose one of sentence-transformers, cross-encoder, ctranslate2, huggingface, marian"
+    assert f"unknown format 'fairseq'; {choice}" in refused(wrong, capsys, "--format", "fairseq")
+    (wrong / "config.json").unlink()
+    assert "a folder of transformers (huggingface)" in refused(wrong, capsys)
+    assert "cannot read config.json" in refused(wrong, capsys, "--format", "huggingface")
+    assert "hub id ORG/NAME" in refused(tmp_path / "nothing" / "at" / "all", capsys)
+    with pytest.raises(RequestError, match="needs a place"):
+        zoo.import_model(wrong, None)
+
+
+# -------------------------------------------------------------------------------------------------------------- the hub
+
+
+def test_a_hub_id_is_found_in_the_cache_when_offline(originals, tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    place, commit = tmp_path / "cache" / "models--some--model", "0" * 40
+    shutil.copytree(originals("marian").path, place / "snapshots" / commit)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(commit)
+    asked, fetch = [], hub.snapshot_download
+
+    def download(name, **options):
+        asked.append(options)
+        return fetch(name, cache_dir=tmp_path / "cache", **options)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    report = zoo.import_model("some/model", tmp_path / "out")
+    assert report["imported"]["architecture"] == "MarianMTModel"
+    assert asked[0]["local_files_only"] is True
+    with pytest.raises(RequestError, match="found no folder some/other.*ZOO_OFFLINE"):
+        zoo.import_model("some/other", tmp_path / "other")
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,442 @@
+"""Sentences in, sentences out: the pipeline, `zoo run`, `zoo evaluate`, calibration."""
+
+import gzip
+import io
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zoo
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json
+from pipelines.kernels import extension
+from pipelines.models.folder import open_folder
+from zoo.cli import app as cli
+from zoo.translation import inference
+from zoo.translation.data.parallel_text import PAD, Vocabulary
+from zoo.translation.data.sentence_splitting import split_sentences
+
+
+@pytest.fixture(scope="module")
+def opened(translator):
+    return zoo.pipeline(translator, precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def texts(language):
+    return [a for a, _ in language.pairs(40, seed=3)]
+
+
+@pytest.fixture
+def translate(translator, tmp_path):
+    """Runs `zoo.run` on bytes; returns (summary, lines of the output)."""
+
+    def run(content: bytes, name: str = "out.txt", precision: str = "fp32", **options):
+        (tmp_path / "in.txt").write_bytes(content)
+        found = zoo.run(translator, tmp_path / "in.txt", tmp_path / name, precision=precision, **options)
+        return found, (tmp_path / name).read_text(encoding="utf-8").split("\n")[:-1]
+
+    return run
+
+
+def test_the_language_is_translated(opened, language):
+    pairs = language.pairs(60, seed=3)
+    found = opened([a for a, _ in pairs])
+    assert np.mean([each["translation"] == b for each, (_, b) in zip(found, pairs, strict=True)]) > 0.8
+    assert all(each["score"] <= 0 for each in found)
+    assert opened(pairs[0][0])[0]["translation"] == found[0]["translation"]  # one sentence is a list of one
+
+
+def test_a_file_is_read_by_its_path_and_nothing_is_refused(opened, texts, tmp_path):
+    (tmp_path / "in.txt").write_text("\n".join(texts[:4]))
+    assert opened(tmp_path / "in.txt") == opened(str(tmp_path / "in.txt")) == opened(texts[:4])
+    with pytest.raises(RequestError, match="found no sentences"):
+        opened([])
+    with pytest.raises(RequestError, match="sentence 2 has"):
+        opened([texts[0], " ".join(texts)])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_the_three_parts_chain_to_the_call(translator, texts, precision):
+    pipeline = zoo.pipeline(translator, precision=precision, engine="onnxruntime")
+    batch = pipeline.preprocess([*texts[:5], ""])
+    assert batch["source"].dtype == np.int64
+    assert batch["source"].flags.c_contiguous
+    out = pipeline.predict(batch)
+    assert out["tokens"].shape[:2] == out["scores"].shape == (6, 1)
+    found = pipeline.postprocess(out)
+    assert found == pipeline([*texts[:5], ""])
+    assert found[5] == {"translation": "", "score": 0.0}
+
+
+def test_n_best_are_other_translations_the_best_first(translator, texts):
+    pipeline = zoo.pipeline(translator, precision="fp32")
+    (plain,) = pipeline(texts[0])
+    pipeline.best = 3
+    (found,) = pipeline(texts[0])
+    assert found["translation"] == plain["translation"]
+    assert len(found["others"]) == 2
+    scores = [found["score"], *(each["score"] for each in found["others"])]
+    assert scores == sorted(scores, reverse=True)
+    pipeline.beam = 2
+    with pytest.raises(RequestError, match="beam 2 and n-best 3"):
+        pipeline(texts[0])
+
+
+def test_a_translation_does_not_depend_on_the_batch(translator, texts):
+    alone, together = (zoo.pipeline(translator, precision="fp32", batch_size=size)(texts) for size in (1, 64))
+    assert [each["translation"] for each in alone] == [each["translation"] for each in together]
+    assert [each["score"] for each in alone] == pytest.approx([each["score"] for each in together], abs=1e-4)
+
+
+def test_both_engines_translate_alike(translator, texts):
+    one, other = (
+        zoo.pipeline(translator, precision="fp32", engine=engine)(texts[:6]) for engine in ("onnxruntime", "openvino")
+    )
+    assert [each["translation"] for each in one] == [each["translation"] for each in other]
+
+
+@pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")
+@pytest.mark.parametrize("beam", [1, 4])
+def test_native_code_translates_like_the_graph_and_alike_in_any_batch(translator, texts, beam):
+    found = []
+    for engine, size in (("onnxruntime", 32), ("native", 32), ("native", 1)):
+        pipeline = zoo.pipeline(translator, engine=engine, batch_size=size)
+        pipeline.beam, pipeline.best = beam, min(beam, 2)
+        found.append([each["translation"] for each in pipeline([*texts, ""])])
+        assert pipeline.engine == engine
+    graph, native, one_by_one = found
+    assert native == one_by_one and native[-1] == ""
+    assert (
+        np.mean([a == b for a, b in zip(graph, native, strict=True)]) > 0.9
+    )  # the table of embeddings is float there, int8 here
+    with pytest.raises(RequestError, match="native computes in int8, not fp32"):
+        zoo.pipeline(translator, precision="fp32", engine="native")
+
+
+def test_auto_is_native_code_where_it_can_be(translator, monkeypatch, caplog):
+    assert zoo.pipeline(translator).engine == ("native" if extension.isas() else "onnxruntime")
+    assert zoo.pipeline(translator, "fp32").engine == "onnxruntime"
+
+    def refuse(*_):
+        raise RequestError("no such decoder")
+
+    monkeypatch.setattr(extension, "isas", lambda: ["portable"])
+    monkeypatch.setattr(inference, "NativeTranslator", refuse)
+    assert zoo.pipeline(translator).engine == "onnxruntime"
+    assert "no such decoder; onnxruntime translates instead" in caplog.text
+    with pytest.raises(RequestError, match="no such decoder"):
+        zoo.pipeline(translator, engine="native")
+    monkeypatch.setattr(extension, "isas", list)  # compiled without
+    assert zoo.pipeline(translator).engine == "onnxruntime"
+
+
+def test_batches_are_of_like_lengths_and_no_larger_than_allowed(translator, texts, monkeypatch):
+    pipeline, shapes = zoo.pipeline(translator, precision="fp32", batch_size=4), []
+    search = inference.TranslationPipeline._search
+
+    def note(self, sentences):
+        shapes.append([len(each) for each in sentences])
+        return search(self, sentences)
+
+    monkeypatch.setattr(inference.TranslationPipeline, "_search", note)
+    pipeline(texts)
+    assert [length for each in shapes for length in each] == sorted(length for each in shapes for length in each)
+    assert all(len(each) <= 4 and len(each) * max(each) <= 4 * inference.AVERAGE for each in shapes)
+
+
+def test_run_keeps_the_order_and_empty_lines(translate, opened, texts, monkeypatch):
+    monkeypatch.setattr(inference, "AT_ONCE", 1)  # several windows
+    lines = [*texts[:7], "", "  ", *texts[7:30]]
+    summary, found = translate("\n".join(lines).encode(), batch_size=4)
+    wanted = [each["translation"] for each in opened([line.strip() for line in lines])]
+    assert found == wanted
+    assert found[7:9] == ["", ""]
+    assert (summary["sentences"], summary["skipped"], summary["engine"], summary["precision"]) == (
+        30,
+        0,
+        "onnxruntime",
+        "fp32",
+    )
+
+
+def test_bad_lines_are_named_and_the_run_goes_on(translate, texts, caplog):
+    long = " ".join(texts[:30])
+    bad = [b"bell \x07", b"\xff\xfe", "привет мир".encode(), long.encode(), b"x" * 20_000]
+    with caplog.at_level(logging.WARNING):
+        summary, found = translate(b"\n".join([texts[0].encode(), *bad, texts[1].encode()]))
+    assert found[1:6] == [""] * 5
+    assert found[0] and found[6]
+    assert (summary["sentences"], summary["skipped"]) == (2, 5)
+    said = [each.getMessage() for each in caplog.records]
+    for number, reason in enumerate(
+        ["U+0007", "not UTF-8", "does not know", "tokens, the model takes 128", "20,000 characters"], 2
+    ):
+        assert any(f"in.txt, line {number} " in each and reason in each for each in said), reason
+    with pytest.raises(RequestError, match="line 2 holds the character U\\+0007"):
+        translate(b"\n".join([texts[0].encode(), *bad]), on_error="raise")
+
+
+def test_a_file_without_a_line_that_can_be_translated_is_refused(translate, tmp_path):
+    with pytest.raises(RequestError, match="none of 2 lines could be translated"):
+        translate(b"\x89PNG\xff\xfe\n\xff\xff")
+    assert not [each for each in tmp_path.rglob("*") if "out" in each.name]
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (b"x" * 10_000, "tokens, the model takes 128"),
+        (b"x" * 20_000, "20,000 characters"),
+        (b"bell \x07", "U+0007"),
+        (b"nul \x00", "U+0000"),
+        ("private \ue000".encode(), "U+E000"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"half \xc3", "not UTF-8"),
+        (b"surrogate \xed\xa0\x80", "not UTF-8"),
+        ("привет мир".encode(), "script or language"),
+        ("你好世界".encode(), "script or language"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else None,
+)
+def test_each_kind_of_bad_line_is_named_by_its_number(translate, texts, caplog, bad, said):
+    with caplog.at_level(logging.WARNING):
+        summary, found = translate(b"\n".join([texts[0].encode(), bad, texts[1].encode()]))
+    assert [bool(line) for line in found] == [True, False, True]
+    assert (summary["sentences"], summary["skipped"]) == (2, 1)
+    (told,) = (each.getMessage() for each in caplog.records if "in.txt" in each.getMessage())
+    assert "in.txt, line 2 " in told and said in told
+
+
+def sentences_of(texts, length=30):
+    """A line of so many sentences, each of some words."""
+    return [f"{each.capitalize()}." for each in texts[:length]]
+
+
+def test_a_line_longer_than_the_model_takes_is_cut_at_the_ends_of_sentences(translate, opened, texts):
+    parts = sentences_of(texts)
+    content = "\n".join([texts[0], " ".join(parts), "", texts[1]]).encode()
+    summary, found = translate(content)
+    wanted = [each["translation"] for each in opened([texts[0], *parts, texts[1]])]
+    assert found == [wanted[0], " ".join(wanted[1:-1]), "", wanted[-1]]
+    assert (summary["sentences"], summary["skipped"]) == (3, 0)
+    _, best = translate(content, n_best=2, scores=True)
+    assert [line.split("\t")[0] for line in best] == ["1", "1", "2", "2", "3", "3", "4", "4"]
+    assert [line.split("\t")[2] for line in best[::2]] == found
+    assert float(best[2].split("\t")[1]) > float(best[3].split("\t")[1])
+
+
+def test_a_line_with_a_sentence_too_long_is_refused_with_its_number(translate, texts, caplog):
+    parts = sentences_of(texts)
+    with caplog.at_level(logging.WARNING):
+        _, found = translate(
+            "\n".join([" ".join([*parts[:3], " ".join(texts[:30]).capitalize() + ".", *parts[3:]]), texts[0]]).encode()
+        )
+    assert [bool(line) for line in found] == [False, True]
+    assert any("line 1 holds a sentence that has" in each.getMessage() for each in caplog.records)
+    with pytest.raises(RequestError, match="line 1 holds a sentence that has .* tokens, the model takes 128; split it"):
+        translate(" ".join([*parts, " ".join(texts[:30]).capitalize()]).encode(), on_error="raise")
+
+
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [
+        ("en", ["Mr. Bax paid $3.50 at 2 p.m. in Washington, D.C. for it!", '"Really?" she asked.', "Yes."]),
+        ("", ["See fig. 3.2 for details.", "12 men go."]),
+        ("de_DE", ["Am 5. Mai kam Dr. Müller z.B. mit.", "Übung!"]),
+        ("deu_Latn", ["Am 5. Mai kam Dr. Müller z.B. mit.", "Übung!"]),
+        ("jpn_Jpan", ["今日は。", "元気ですか？"]),
+    ],
+)
+def test_sentences_end_where_their_language_ends_them(language, sentences):
+    assert split_sentences(("" if language == "jpn_Jpan" else " ").join(sentences), language) == sentences
+
+
+@pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")
+def test_native_code_loads_neither_what_reads_graphs_nor_what_fetches_and_writes_tables(translator):
+    code = "import sys, zoo; opened = zoo.pipeline(sys.argv[1], engine='native'); opened(['bax']); print(' '.join(sys.modules))"
+    for _ in range(2):  # the first time the graph is read
+        done = subprocess.run([sys.executable, "-c", code, translator], capture_output=True, text=True, check=True)
+    heavy = {"onnx", "onnx_ir", "onnxruntime", "openvino", "pyarrow", "requests", "torch", "sacrebleu"}
+    assert heavy & set(done.stdout.split()) == set()
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "native"])
+def test_a_text_of_empty_lines_stays_one(translate, engine):
+    if engine == "native" and not extension.isas():
+        pytest.skip("needs the native kernels")
+    assert translate(b"\n \n\n", precision="int8", engine=engine)[1] == ["", "", ""]
+
+
+def test_outputs_of_every_kind(translate, texts):
+    content = "\n".join(texts[:3]).encode()
+    _, plain = translate(content)
+    _, scored = translate(content, scores=True)
+    assert [line.split("\t")[1] for line in scored] == plain
+    assert all(float(line.split("\t")[0]) <= 0 for line in scored)
+    _, best = translate(content, n_best=2)
+    assert [line.split("\t")[0] for line in best] == ["1", "1", "2", "2", "3", "3"]
+    assert [line.split("\t")[1] for line in best[::2]] == plain
+    _, rows = translate(content, "out.jsonl")
+    assert [json.loads(row)["translation"] for row in rows] == plain
+    assert [json.loads(row)["line"] for row in rows] == [1, 2, 3]
+    _, greedy = translate(content, beam=1)
+    assert len(greedy) == 3
+
+
+def test_the_command_reads_stdin_and_archives_and_writes_stdout(translator, texts, tmp_path, monkeypatch, capsysbinary):
+    (tmp_path / "in.gz").write_bytes(gzip.compress("\n".join(texts[:3]).encode()))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(texts[3].encode())))
+    cli.call(["run", str(translator), str(tmp_path / "in.gz"), "-", "--precision", "fp32", "--beam", "2"])
+    found = capsysbinary.readouterr().out.decode().splitlines()
+    assert len(found) == 4
+    assert all(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing.txt"], "found no file nothing.txt"),
+        (["--beam", "0"], "beam 0"),
+        (["--n-best", "9"], "n-best 9"),
+        (["--precision", "fp64"], "fp64"),
+    ],
+)
+def test_wrong_requests_are_one_line(translator, texts, tmp_path, words, said, capsys):
+    (tmp_path / "in.txt").write_text(texts[0])
+    if words[0].startswith("--"):
+        words = [*words, str(tmp_path / "in.txt")]
+    with pytest.raises(SystemExit) as end:
+        cli.call(["run", str(translator), *words, "-o", str(tmp_path / "out.txt")])
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out.txt").exists()
+
+
+def test_options_of_translation_are_refused_by_other_models(rows, trained):
+    with pytest.raises(RequestError, match="no option beam"):
+        zoo.run(trained, rows, beam=4)
+
+
+def test_evaluate_compares_precisions_by_bleu_and_chrf(translator, language, tmp_path):
+    sacrebleu = pytest.importorskip("sacrebleu")
+    path = language.write(tmp_path / "test.tsv", 60, seed=7)
+    found = zoo.evaluate(translator, str(path))
+    pipeline = zoo.pipeline(translator, precision="fp32")
+    pairs = language.pairs(60, seed=7)
+    said = [each["translation"] for each in pipeline([a for a, _ in pairs])]
+    assert found["metrics"]["fp32"]["bleu"] == pytest.approx(sacrebleu.corpus_bleu(said, [[b for _, b in pairs]]).score)
+    assert found["metrics"]["fp32"]["chrf"] == pytest.approx(sacrebleu.corpus_chrf(said, [[b for _, b in pairs]]).score)
+    assert found["samples"] == 60
+    assert found["difference"].keys() == {"bleu", "chrf", "agreement"}
+    assert found["difference"]["bleu"] == pytest.approx(
+        found["metrics"]["int8"]["bleu"] - found["metrics"]["fp32"]["bleu"]
+    )
+    assert abs(found["difference"]["bleu"]) < 5
+    low, high = found["interval"]["bleu"]
+    assert low <= found["difference"]["bleu"] <= high
+    assert found["signatures"]["bleu"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
+    sides = [tmp_path / f"test.{side}" for side in ("en", "de")]
+    for side, texts in zip(sides, zip(*pairs, strict=True), strict=True):
+        side.write_text("\n".join(texts))
+    again = zoo.evaluate(translator, f"{sides[0]},{sides[1]}")
+    assert again["metrics"] == found["metrics"]
+
+
+def test_calibration_samples_are_what_the_decoder_sees_in_the_search(translator, language, tmp_path):
+    (tmp_path / "in.txt").write_text("\n".join(a for a, _ in language.pairs(20, seed=8)))
+    found = zoo.calibrate(translator, str(tmp_path / "in.txt"), tmp_path / "table.json", samples=12)
+    assert found["samples"] == 12
+    opened = zoo.pipeline(translator, precision="fp32")
+    samples = opened.calibration(str(tmp_path / "in.txt"), 12)
+    hypotheses = opened.translate([row[row != PAD] for row in samples["source"]])
+    shorter = 0
+    for i, (row, (hypothesis,)) in enumerate(zip(samples["target"], hypotheses, strict=True)):
+        tokens = row[row != PAD].tolist()[1:]
+        assert tokens == hypothesis.tokens[: len(tokens)]
+        shorter += len(tokens) < len(hypothesis.tokens)
+        assert i % 2 or len(tokens) == len(hypothesis.tokens)
+    assert shorter >= 3  # of 6 that are cut anywhere
+
+
+def test_freezing_leaves_the_optimizer_behind_and_says_so(translator):
+    sizes = read_json(translator / "build.json")["fp32.onnx"]["bytes"]
+    assert sizes["state.pt"] > 2.5 * sizes["model.pt"]  # Adam keeps two moments of every weight
+    assert sizes["fp32.onnx"] == (translator / "fp32.onnx").stat().st_size
+    layers = [
+        each for each in read_json(translator / "quantization.json")["operators"] if each["type"] in ("MatMul", "Gemm")
+    ]
+    attention = [each["precision"] for each in layers if each["name"].endswith((".products", ".found"))]
+    assert attention and set(attention) == {"float"}
+    assert {each["precision"] for each in layers if not each["name"].endswith((".products", ".found"))} == {"int8"}
+
+
+def test_a_folder_without_its_vocabulary_is_named(translator, tmp_path):
+    import shutil
+
+    shutil.copytree(translator, tmp_path / "copy")
+    (tmp_path / "copy" / "vocabulary.model").write_bytes(b"broken")
+    with pytest.raises(RequestError, match="vocabulary"):
+        zoo.pipeline(tmp_path / "copy", precision="fp32")
+    folder = open_folder(translator, zoo.entry)
+    assert len(Vocabulary.read(Path(folder.path) / "vocabulary.model")) > 20
+
+
+def test_benchmark_times_whole_translations_in_both_engines(translator, texts, tmp_path, capsys):
+    (tmp_path / "in.txt").write_text("\n".join(texts))
+    command = [
+        "benchmark",
+        str(translator),
+        "--data",
+        str(tmp_path / "in.txt"),
+        "--batch-size",
+        "1,6",
+        "--rounds",
+        "2",
+        "--json",
+    ]
+    cli.call([*command, "--engine", "onnxruntime,native" if extension.isas() else "onnxruntime"])
+    found = json.loads(capsys.readouterr().out)["results"]
+    native = [("native", "int8", size) for size in (1, 6) if extension.isas()]
+    wanted = [("onnxruntime", precision, size) for precision in ("fp32", "int8") for size in (1, 6)]
+    assert sorted((each["engine"], each["precision"], each["batch_size"]) for each in found) == sorted(wanted + native)
+    for each in found:
+        assert each["split_ms"].keys() == {"preprocess", "model", "postprocess"}
+        assert each["samples_per_second"] > 1 and 30 < each["memory_mb"] < 3000
+        assert each["split_ms"]["model"] > 0.05  # encoder and several steps
+    (again,) = zoo.benchmark(translator, precisions=["fp32"], engines=["auto"], batch_sizes=[2], rounds=1)["results"]
+    assert again["engine"] == "onnxruntime"
+
+
+def test_a_plan_of_translation_is_refused_in_one_line(translator, capsys):
+    with pytest.raises(SystemExit):
+        cli.call(["plan", str(translator)])
+    assert "zoo benchmark" in capsys.readouterr().err
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("precision", "engine", "wanted"),
+    [("fp32", "onnxruntime", 0.995), ("int8", "onnxruntime", 0.97), ("int8", "native", 1.0)],
+)
+def test_the_shipped_model_translates_alike_in_batches_of_1_and_64(shared, precision, engine, wanted):
+    if engine == "native" and not extension.isas():
+        pytest.skip("needs the native kernels")
+    with gzip.open(
+        shared / "data" / "translation" / "multi30k" / "test_2016_flickr.en.gz", "rt", encoding="utf-8"
+    ) as file:
+        sentences = [line.strip() for line in file][:300]
+    found = []
+    for size in (1, 64):
+        pipeline = zoo.pipeline("multi30k-en-de", precision, engine, batch_size=size)
+        found.append([each[0].tokens for each in pipeline.translate(pipeline.vocabulary.encode(sentences))])
+    assert len(found[0]) == 300
+    assert np.mean([a == b for a, b in zip(*found, strict=True)]) >= wanted

@@ -1,0 +1,368 @@
+"""Fine-tuning by a strategy: each step cuts, trains on, and is built, judged and timed as int8; the best is left."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import zoo
+from pipelines.compression import search
+from pipelines.compression import strategy as strategies
+from pipelines.compression.strategy import Step, Strategy
+from pipelines.core.batches import Batch
+from pipelines.core.console import console
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import read_json, replacing, require_place, write_json
+from pipelines.engines.timing import measure
+from pipelines.models import stages
+from pipelines.models.hub import CARD
+from pipelines.models.pipeline import Pipeline, Predictor
+from zoo.api.paths import Model, listed
+from zoo.training.runs import beside_taught, require_free, require_task
+
+logger = logging.getLogger(__name__)
+
+LOG, SENSITIVITY, WORK = "compression.json", "sensitivity.json", "checkpoint"
+TIMED = 1.5  # seconds for the measurement of one speed
+SAMPLES = 16  # for the ranges of a model that is timed alone
+
+
+def plan(
+    folder: stages.ModelFolder, prune: str | None, strategy: Model | None, drop: float | None, settings: dict[str, str]
+) -> Strategy:
+    """The strategy of a file, or of --prune with --teacher, --qat and --epochs, which are taken out of `settings`.
+
+    Raises RequestError for a file that is no strategy, for one beside those flags, and a teacher of another task.
+    """
+    from zoo.api.training import convert
+
+    given = {name: settings.pop(name) for name in ("teacher", "qat", "epochs") if name in settings}
+    if strategy is not None:
+        if said := [*(["prune"] if prune else []), *given]:
+            raise RequestError(f"found --{said[0]} beside --strategy, which says that itself; leave one of them out")
+        found = strategies.read(strategy)
+    else:
+        try:
+            epochs = int(given.get("epochs", folder.entry.part("finetune_settings").epochs))
+        except ValueError:
+            raise RequestError(f"setting epochs is {given['epochs']!r}; wanted a whole number") from None
+        teacher, qat = given.get("teacher", ""), convert("qat", given.get("qat", "false"), False)
+        found = strategies.preset(epochs, prune or "", teacher=teacher, qat=qat, distil=bool(teacher))
+    for step in found.steps():
+        name = (step.distil or {}).get("teacher") or folder.path
+        if step.distil is not None:
+            require_task(name, folder.entry.task)
+        own, known = (zoo.load(each).card.details.get("classes") for each in (folder.path, name))
+        if own != known:
+            told = f"{len(known)} classes" if isinstance(known, list) else f"{known} classes"
+            raise RequestError(f"found the teacher {name} of {told}, wanted one of those of {folder.card.name}")
+    return found if drop is None else replace(found, drop=drop)
+
+
+def compress(
+    folder: stages.ModelFolder,
+    data: Any,
+    output: Path,
+    strategy: Strategy,
+    *,
+    settings: dict[str, str],
+    resume: bool,
+    on_error: str,
+) -> dict[str, Any]:
+    """Run a strategy on a model; `output` becomes a model folder: of the steps within the drop the quickest, else the
+    best one.
+
+    output/compression.json tells of every step its size, speed and metric; output/sensitivity.json how much each group
+    matters. Every step is a folder in output/checkpoint, from which `resume` goes on to the same bytes. Returns the
+    log. Raises RequestError for goals that cannot be reached, and as `zoo.train`.
+    """
+    if not folder.entry.prune:
+        able = ", ".join(name for name, entry in zoo.entries().items() if entry.prune)
+        raise RequestError(f"{folder.entry.name} cannot be made smaller by a strategy; these families can: {able}")
+    steps = strategy.steps()
+    for step in steps:
+        if step.cut and step.cut.goal.rows and not hasattr(folder.entry.part("prune"), "fewer_rows"):
+            raise RequestError(
+                f"found the goal {step.cut.goal} for {folder.entry.name}, which has no tables with a row for each "
+                "value of a vocabulary; leave rows out"
+            )
+    configs = [_config(folder, step, settings) for step in steps]  # raises before an hour is spent
+    new = not output.exists()
+    run = {"strategy": strategy.to_json(), "settings": settings, "start": folder.card.name}
+    kept = output / WORK / "run.json"
+    if not resume:
+        require_free(output)
+    elif not kept.is_file():
+        raise RequestError(f"found no {WORK}/{kept.name} in {output} to resume from; begin without --resume")
+    elif read_json(kept) != run:
+        raise RequestError(
+            f"found another strategy, settings or model begun in {output}; go on with those, or elsewhere"
+        )
+    require_place(kept)
+    write_json(kept, run)
+    work = _Run(folder, data, output, strategy, on_error)
+    previous = folder
+    try:
+        work.begin(configs[0])
+        for step, config in zip(steps, configs, strict=True):
+            previous = work.step(previous, step, config)
+    except ZooError:
+        if not resume and "base" not in work.log:  # nothing was done that could be gone on with
+            shutil.rmtree(output if new else output / WORK)
+        raise
+    return work.finish()
+
+
+def _config(folder: stages.ModelFolder, step: Step, settings: Mapping[str, str]) -> Any:
+    """The training settings of a step."""
+    from zoo.api.training import finetuned
+
+    defaults = folder.entry.part("finetune_settings")
+    values = {"epochs": str(step.epochs), **({"qat": "true"} if step.qat else {})}
+    if hasattr(defaults, "refit"):
+        values["refit"] = "false"  # who has learned the held-out rows cannot be judged by them
+    if step.distil is not None:
+        named = {
+            "weight": getattr(defaults, "SOFT", "distillation"),
+            "features": getattr(defaults, "HINTS", "features"),
+        }
+        values["teacher"] = str(step.distil.get("teacher") or folder.path)
+        values |= {named.get(key, key): str(value) for key, value in step.distil.items() if key != "teacher"}
+    return finetuned(folder, {**settings, **values})
+
+
+@dataclass(frozen=True)
+class _Fed(Predictor):
+    """One that is timed on a batch of its own, as models encode the same samples otherwise."""
+
+    batch: Batch
+
+    def run(self, batch: Batch) -> dict[str, Any]:
+        """The pipeline's arrays for its own batch."""
+        return super().run(self.batch)
+
+
+class _Run:
+    """A strategy at work in its output folder."""
+
+    def __init__(self, start: stages.ModelFolder, data: Any, output: Path, strategy: Strategy, on_error: str) -> None:
+        self.start, self.data, self.output, self.strategy = start, data, output, strategy
+        self.on_error, self.kind = on_error, start.entry.part("prune")
+        self.base: Pipeline | None = None
+        self.raw: Any = None  # what is timed
+        self.judge: Any = None  # the first model opened with its data, which judges all
+        log = output / WORK / LOG
+        self.log: dict[str, Any] = read_json(log) if log.is_file() else {"strategy": strategy.to_json(), "steps": []}
+
+    def _open(self, folder: stages.ModelFolder, config: Any, importance: str = "taylor") -> Any:
+        options = {"config": config, "importance": importance, "on_error": self.on_error}
+        return self.kind(folder, self.data, **options, like=self.judge)
+
+    def begin(self, config: Any) -> None:
+        """Open the first model with its data, and judge it. Raises RequestError for other data than it was judged by
+        before.
+        """
+        self.judge = self._open(self.start, config)
+        if "base" not in self.log:
+            base = {"model": self.start.card.name, **self._told(self.start, self._judged(self.start), 1.0)}
+            self._note(base=base, data=self.judge.digest)
+            self._say("as it is", base)
+        elif self.log.get("data", self.judge.digest) != self.judge.digest:
+            raise RequestError(
+                f"found a checkpoint in {self.output} made with other data; resume with the same, or begin in an empty "
+                "folder"
+            )
+
+    def _judged(self, folder: stages.ModelFolder) -> dict[str, float]:
+        found: dict[str, float] = self.judge.quality(self._int8(folder))
+        return found
+
+    def _int8(self, folder: stages.ModelFolder, **options: Any) -> Pipeline:
+        """A model of the family in its quickest form: the last of its engines."""
+        kind: type[Pipeline] = self.start.entry.part("pipeline")
+        return kind(folder, "int8", kind.engines(folder)[-1], **options)
+
+    def _note(self, **found: Any) -> None:
+        self.log |= found
+        write_json(self.output / WORK / LOG, self.log)
+
+    def speed(self, folder: stages.ModelFolder, count: int) -> float:
+        """How many times as fast as the model that all began with, both in turn, on `count` samples at once."""
+        if self.base is None:
+            self.base = self._int8(self.start, batch_size=count)
+        if self.raw is None:
+            try:
+                self.raw = self.base.example(count)
+            except RequestError:  # a model that was trained here has no sample of its own
+                self.raw = self.base.example(count, listed(self.data)[0])
+        timed = getattr(self.kind, "timed", lambda pipeline: pipeline)
+        pipelines = (self.base, self._int8(folder, batch_size=count))
+        both = [_Fed(timed(each), each.preprocess(self.raw)) for each in pipelines]
+        times: list[list[float]] = []
+        begin = time.monotonic()
+        while len(times) < 3 or time.monotonic() - begin < TIMED:
+            times.append(measure(both, {}))
+        before, after = np.min(times, axis=0)
+        return float(before / after)
+
+    def step(self, previous: stages.ModelFolder, step: Step, config: Any) -> stages.ModelFolder:
+        """Cut, if the step does, train on, build and judge; what is done already is left as it is."""
+        from zoo.api.training import write_trained_card
+
+        place = self.output / WORK / step.name
+        if step.cut is not None and step.cut.goal.rows:
+            previous = self._fewer_rows(previous, step, config, place.with_name(f"{step.name}.rows"))
+        if step.cut is not None and step.cut.goal.channels:
+            previous = self._cut(previous, step, config, place.with_name(f"{step.name}.cut"))
+        if not (place / CARD).is_file():
+            resume = any((place / "checkpoint").glob("state.*"))
+            for each in beside_taught(place) if place.exists() and not resume else ():
+                if each.is_dir():
+                    shutil.rmtree(each)
+                else:
+                    each.unlink()
+            console.print(f"step {step.name}: {step.epochs} epochs", highlight=False)
+            train = self.start.entry.part("train")
+            previous.ensure("fp32.onnx")
+            train(self.data, place, config=config, resume=resume, start_from=previous.path, on_error=self.on_error)
+            write_trained_card(place, self.start.entry.name, f"{self.start.card.name}, step {step.name} of a strategy")
+        folder = zoo.load(place)
+        if step.name not in {each["step"] for each in self.log["steps"]}:
+            stages.build(folder)
+            told = self._told(folder, self._judged(folder), self.speed(folder, self.kind.batch_size))
+            told |= self._within(told)
+            self._note(steps=[*self.log["steps"], {"step": step.name, "epochs": step.epochs, **told}])
+            self._say(f"step {step.name}", told)
+        return folder
+
+    def _told(self, folder: stages.ModelFolder, quality: Mapping[str, float], speed: float) -> dict[str, Any]:
+        size = folder.ensure("int8.onnx").stat().st_size
+        return {"metrics": dict(quality), "speed": round(speed, 3), "bytes": size}
+
+    def _within(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        metric = self.kind.metric
+        fell = self.log["base"]["metrics"][metric] - told["metrics"][metric]
+        return {"drop": round(fell, 6), "within": bool(fell <= self.drop)}
+
+    @property
+    def drop(self) -> float:
+        """By how much the metric may fall."""
+        return float(self.kind.drop if self.strategy.drop is None else self.strategy.drop)
+
+    def _say(self, what: str, told: Mapping[str, Any]) -> None:
+        metric = self.kind.metric
+        fell = (
+            f", {told['drop']:+.4f} lost, {'within' if told['within'] else 'outside'} {self.drop:g}"
+            if "drop" in told
+            else ""
+        )
+        console.print(
+            f"{what}: int8 {metric} {told['metrics'][metric]:.4f}{fell}; {told['speed']:.2f}x, "
+            f"{told['bytes'] / 1e6:.2f} MB",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def _fewer_rows(self, previous: stages.ModelFolder, step: Step, config: Any, place: Path) -> stages.ModelFolder:
+        """The folder of the model without seldom seen rows, untrained."""
+        from zoo.api.training import write_trained_card
+
+        assert step.cut is not None
+        if (place / CARD).is_file():
+            return zoo.load(place)
+        found = self._open(previous, config).fewer_rows(step.cut.goal.rows, place)
+        self._note(rows=found)
+        made = f"{self.start.card.name} without seldom seen rows, not trained since"
+        write_trained_card(place, self.start.entry.name, made)
+        before, after = found["rows"]
+        kept = f"; those of {', '.join(found['kept'])} stay, which have no vocabulary" if found["kept"] else ""
+        said = ", ".join(f"{name} {rows[0]:,} -> {rows[1]:,}" for name, rows in found["columns"].items())
+        console.print(
+            f"cut rows={found['least']}: {before - after:,} of {before:,} rows of tables ({said}){kept}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return zoo.load(place)
+
+    def _cut(self, previous: stages.ModelFolder, step: Step, config: Any, place: Path) -> stages.ModelFolder:
+        """The folder of the cut model, untrained."""
+        from zoo.api.training import write_trained_card
+
+        assert step.cut is not None
+        goal = replace(step.cut.goal, rows=0)
+        if (place / CARD).is_file():
+            return zoo.load(place)
+        model = self._open(previous, config, step.cut.importance)
+        search.chosen(model.groups, step.cut.layers)
+        if "channels" not in self.log:
+            self._note(channels=sum(model.groups.values()))
+        if not (place / SENSITIVITY).is_file():
+            write_json(place / SENSITIVITY, search.sensitivity(model))
+        found = read_json(place / SENSITIVITY)
+
+        def speed(widths: search.Widths) -> float:
+            with tempfile.TemporaryDirectory(dir=place, prefix=".") as scratch:
+                model.save(widths, Path(scratch))
+                return self.speed(self._quickly_built(Path(scratch)), self.kind.batch_size)
+
+        if not (place / "cuts.json").is_file():
+            made = search.choose(model, found, step.cut, goal, self.log["channels"], speed)
+            write_json(place / "cuts.json", made)
+        made = read_json(place / "cuts.json")
+        model.save(made["widths"], place)
+        write_trained_card(place, self.start.entry.name, f"{self.start.card.name}, cut and not trained since")
+        left = sum(made["widths"].values())
+        console.print(
+            f"cut {made['goal']}: {self.log['channels'] - left:,} of {self.log['channels']:,} channels"
+            + (f", {made['speed']:.2f}x before training" if "speed" in made else ""),
+            highlight=False,
+        )
+        return zoo.load(place)
+
+    def _quickly_built(self, place: Path) -> stages.ModelFolder:
+        """A folder up to int8, for its speed alone."""
+        from zoo.api.training import write_trained_card
+
+        write_trained_card(place, self.start.entry.name, "for its speed alone")
+        arrays = stages.read_arrays(place / stages.SAMPLES)
+        with replacing(place / stages.SAMPLES) as temporary:
+            np.savez(temporary, **{name: each[:SAMPLES] for name, each in arrays.items()})
+        folder = zoo.load(place)
+        recipe = replace(self.start.own_recipe, observer="minmax", correct=False, search=False)
+        stages.set_recipe(folder, recipe)
+        return folder
+
+    def finish(self) -> dict[str, Any]:
+        """Leave the best step in the output folder; returns the log."""
+        from zoo.api.training import write_trained_card
+
+        metric, steps = self.kind.metric, self.log["steps"]
+        within = [each for each in steps if each["within"]]
+        best = (
+            max(within, key=lambda each: each["speed"])
+            if within
+            else max(steps, key=lambda each: each["metrics"][metric])
+        )
+        self._note(best=best["step"], within=bool(within))
+        source = self.output / WORK / best["step"]
+        for path in sorted(source.iterdir()):
+            if path.is_file() and not path.name.startswith("."):
+                shutil.copyfile(path, self.output / path.name)
+        for cut in sorted((self.output / WORK).glob(f"*.cut/{SENSITIVITY}")):
+            shutil.copyfile(cut, self.output / SENSITIVITY)
+        write_json(self.output / LOG, self.log)
+        made = f"{self.start.card.name} made smaller by its user, step {best['step']}"
+        write_trained_card(self.output, self.start.entry.name, made)
+        if not within:
+            logger.warning(
+                "no step is within a drop of %g; the best, %s, is left, %g below", self.drop, best["step"], best["drop"]
+            )
+        return self.log

@@ -1,0 +1,407 @@
+"""The verbs that measure: evaluate, benchmark, plan."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import zoo
+from pipelines.analysis.benchmark import BATCHES, Configuration, Stages, pinned
+from pipelines.analysis.benchmark import benchmark as time_configurations
+from pipelines.analysis.benchmark import instances as time_instances
+from pipelines.core import machine
+from pipelines.core.batches import Batch, length
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.power import Meter
+from pipelines.engines import catalog
+from pipelines.engines.plan import Candidate
+from pipelines.engines.plan import build as build_plan
+from pipelines.engines.session import BF16
+from pipelines.engines.stock import available, computes, require_installed, require_precision
+from pipelines.graph import io
+from pipelines.kernels import extension
+from pipelines.models.folder import ModelFolder
+from pipelines.models.pipeline import PRECISIONS, GraphPipeline, Pipeline, choose_engine, graph_file, model_file
+from zoo.api.paths import Model, is_file, listed, spare, used
+from zoo.api.quantization import open_model
+from zoo.api.samples import examples_of
+
+AS_IT_IS = "as it is"  # the precision of a file that a user brings
+logger = logging.getLogger(__name__)
+
+
+def evaluate(
+    model: Model,
+    data: Any,
+    *,
+    precisions: Sequence[str] = ("fp32", "int8"),
+    engine: str = "auto",
+    threads: int = 1,
+    batch_size: int | None = None,
+    columns: Sequence[str] = (),
+    on_error: str = "raise",
+) -> dict[str, Any]:
+    """Quality of fp32 and int8 on the same labelled samples, int8 - fp32 with paired bootstrap intervals, and the
+    machine.
+
+    precisions: those compared with fp32, which is always measured. "difference" is of the first of them, what is said
+    of each further one stands under "others". The engine native has no fp32, which then runs in what "auto" chooses.
+    columns: of tables that hold texts and their label, see `zoo.texts.data.text_files.items`.
+    """
+    folder = zoo.load(model)
+    kind = folder.entry.part("pipeline")
+    pipelines = {}
+    for each in dict.fromkeys(("fp32", *precisions)):
+        chosen = "auto" if each == "fp32" and engine == "native" else engine
+        pipelines[each] = kind(folder, each, chosen, threads, batch_size)
+        if columns:
+            pipelines[each].read_columns(columns)
+    if len(pipelines) < 2:
+        raise RequestError("fp32 alone compares nothing; add int8 or bf16")
+    found: dict[str, Any] = folder.entry.part("evaluate")(pipelines, data, on_error)
+    engines = {precision: each.engine for precision, each in pipelines.items()}
+    where = machine.environment(threads=threads, batch_size=next(iter(pipelines.values())).batch_size, engines=engines)
+    return {
+        "model": folder.card.name,
+        "data": [Path(part).name for each in listed(data) for part in str(each).split(",")],
+        **found,
+        "environment": where,
+    }
+
+
+def benchmark(
+    model: Model,
+    others: Sequence[Model] = (),
+    *,
+    data: Model | None = None,
+    preprocess: Model | None = None,
+    precisions: Sequence[str] = ("fp32", "int8"),
+    engines: Sequence[str] | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    threads: int = 1,
+    rounds: int = 15,
+    instances: int = 1,
+    scenario: str | None = None,
+    count: int = 1000,
+    min_top1: float | None = None,
+    min_top5: float | None = None,
+    price_per_hour: float | None = None,
+) -> dict[str, Any]:
+    """Throughput, latency, split and memory of every precision and engine, in turn in one run per batch size.
+
+    batch_sizes: the model's own (`Pipeline.BATCH_SIZE`) if None. engines: all that this machine and the model have if
+    none is named; native counts for int8 only, OpenVINO alone for bf16. instances: with 2 or more, so many processes
+    run at once, each pinned to `threads` cores of its own; results are of the model alone
+    (`pipelines.analysis.benchmark.instances`).
+    scenario: "single-stream" or "offline", for images: from the files in `data` to classes, in the engine "auto" if
+    none is named, after the accuracy; `zoo.vision.timed_evaluation.harness` says what the four after it are, and what
+    is
+    returned. A pipeline that calls its graph many times for a result (translation) is timed whole; its samples are
+    sentences.
+
+    An ONNX file is timed as it is, beside `others` with the same inputs, such as its int8 form, in all stock engines,
+    and in native what that computes; why not the others stands under "failed". data is then an .npz of its inputs, or
+    images with `preprocess` (`zoo.api.samples.samples_of`); else they are random (batch size 1 unless named). Its
+    results
+    also have "bytes" of the file, and "speedup": its median throughput over that of `model` in the same engine, or in
+    its quickest one where native computes not that.
+    """
+    if is_file(model):
+        if scenario is not None:
+            raise RequestError(f"scenarios are of the zoo's models; {model} is an ONNX file, leave out --scenario")
+        sizes = batch_sizes or (1,)
+        return _benchmark_files([model, *others], data, preprocess, engines, sizes, threads, rounds, instances)
+    if others:
+        raise RequestError(f"further files are compared with an ONNX file; {model} is a model of the zoo")
+    folder = open_model(model, preprocess)
+    if wrong := [each for each in precisions if each not in PRECISIONS]:
+        raise RequestError(f"unknown precision {', '.join(wrong)}; choose among {', '.join(PRECISIONS)}")
+    if scenario is not None:
+        if instances != 1 or batch_sizes is not None:
+            raise RequestError(
+                "a scenario has batch sizes of its own, and one process; leave out --batch-size and --instances"
+            )
+        if price_per_hour is not None and not price_per_hour >= 0:
+            raise RequestError(f"the price is {price_per_hour} an hour; wanted 0 or more")
+        least = {"top1": min_top1, "top5": min_top5}
+        more = {"scenario": scenario, "count": count, "least": least, "price_per_hour": price_per_hour}
+        return _scenario(folder, precisions, engines or ("auto",), threads, data, more)
+    if {min_top1, min_top5, price_per_hour} != {None}:
+        raise RequestError(
+            "a least accuracy or a price belongs to a scenario; add --scenario single-stream or --scenario offline"
+        )
+    kind: type[Pipeline] = folder.entry.part("pipeline")
+    batch_sizes = (kind.BATCH_SIZE,) if batch_sizes is None else batch_sizes
+    if min(batch_sizes, default=0) < 1 or min(rounds, threads, instances) < 1:
+        wrong = [f"batch sizes {list(batch_sizes)}", f"rounds {rounds}", f"threads {threads}"]
+        raise RequestError(f"{', '.join(wrong)} and instances {instances} must all be 1 or more")
+    cores = pinned(instances, threads) if instances > 1 else []
+    names = list(engines or kind.engines(folder))
+    if set(names) == {"native"}:
+        precisions = [each for each in precisions if each == "int8"] or [model_file(precisions[0], "native")]
+    results = []
+    for size in batch_sizes:
+        opened = kind(folder, precisions[0], "auto", threads, size)
+        raw = opened.example(size, data)
+        batch = opened.preprocess(raw)
+        configurations = []
+        for precision in precisions:
+            chosen = [kind.quickest(folder, precision, batch, threads) if each == "auto" else each for each in names]
+            usable = _usable(chosen, precision)
+            usable = usable or (chosen if precision == BF16 else [])  # which is refused
+            configurations += [configuration(folder, precision, each) for each in usable]
+        if cores:
+            results += time_instances(
+                configurations, opened.preprocess(opened.example(size * BATCHES, data)), size, cores, rounds
+            )
+            continue
+        stages = Stages(lambda opened=opened, raw=raw: opened.preprocess(raw), opened.postprocess)  # type: ignore[misc]
+        results += time_configurations(configurations, batch, threads, rounds, stages)
+    return {
+        "model": folder.card.name,
+        "results": results,
+        "environment": machine.environment(threads=threads, rounds=rounds, power=Meter().fault or "read"),
+    }
+
+
+def _benchmark_files(
+    paths: Sequence[Model],
+    data: Model | None,
+    preprocess: Model | None,
+    engines: Sequence[str] | None,
+    batch_sizes: Sequence[int],
+    threads: int,
+    rounds: int,
+    instances: int,
+) -> dict[str, Any]:
+    """ONNX files in turn, in stock engines and those that have such a form in the engine native; see `benchmark`."""
+    if min(*batch_sizes, rounds, threads, instances) < 1:
+        found = f"batch sizes {list(batch_sizes)}, rounds {rounds}, threads {threads} and instances {instances}"
+        raise RequestError(f"{found} must all be 1 or more")
+    there = [*available(), *(["native"] if extension.isas() else [])]
+    files = [Path(each) for each in paths if is_file(each) or _not_a_file(each)]
+    names = list(dict.fromkeys(engines or there))
+    require_installed(*names)
+    if wrong := [each for each in names if each not in there]:
+        raise RequestError(f"unknown or missing engine {', '.join(wrong)}; an ONNX file runs in {', '.join(there)}")
+    machine.require_threads(threads)
+    graphs = [io.load(each) for each in files]
+    batches = examples_of(graphs[0], data, batch_sizes, preprocess)
+    ports = [{str(each.name): each.dtype for each in graph.graph.inputs} for graph in graphs]
+    for path, port in zip(paths, ports, strict=True):
+        if port != ports[0]:
+            wanted = ", ".join(f"{name} {dtype}" for name, dtype in ports[0].items())
+            found = ", ".join(f"{name} {dtype}" for name, dtype in port.items())
+            raise RequestError(f"{path} has the inputs {found}; wanted those of {paths[0]}, {wanted}")
+    labels = [Path(each).name for each in paths]
+    labels = labels if len(set(labels)) == len(labels) else [str(each) for each in paths]
+    pairs = list(zip(labels, files, strict=True))
+    asked = {label: _native(path, AS_IT_IS, names) for label, path in pairs}
+    failed = [f"{label}: {each}" for label, (_, why) in asked.items() for each in why]
+    if set(names) == {"native"} and len(failed) == len(files):
+        raise RequestError(failed[0])
+    stock = [each for each in names if each != "native"]
+    if engines is None:
+        stock = _that_run(stock, paths, batches[0], threads)
+    configurations = [Configuration(engine, label, path) for label, path in pairs for engine in stock]
+    configurations += [Configuration("native", label, path) for label, path in pairs if asked[label][0]]
+    sizes = {label: Path(path).stat().st_size for label, path in pairs}
+    cores = pinned(instances, threads) if instances > 1 else []
+    results = []
+    for batch in batches:
+        example = batch if data is not None else _random(batch)
+        if cores:
+            found_here = time_instances(configurations, example, length(example), cores, rounds)
+        else:
+            found_here = time_configurations(configurations, example, threads, rounds)
+        first = {each["engine"]: each["samples_per_second"] for each in found_here if each["precision"] == labels[0]}
+        for each in found_here:
+            each["bytes"] = sizes[each["precision"]]
+            base = first.get(each["engine"], max(first.values(), default=None))
+            each["speedup"] = None if base is None else round(each["samples_per_second"] / base, 2)
+        results += found_here
+    environment = machine.environment(threads=threads, rounds=rounds, power=Meter().fault or "read")
+    return {
+        "model": labels[0],
+        "data": None if data is None else Path(data).name,
+        "results": results,
+        "failed": failed,
+        "environment": environment,
+    }
+
+
+def _that_run(engines: Sequence[str], paths: Sequence[Model], batch: Batch, threads: int) -> list[str]:
+    """The engines that run all files; the others are named in the log. Raises ZooError where none does."""
+    found, problems = [], []
+    for engine in engines:
+        try:
+            for path in paths:
+                catalog.load(path, engine, threads).run(batch)
+        except ZooError as error:
+            problems.append(str(error))
+            logger.warning("the engine %s is left out: %s", engine, error)
+        else:
+            found.append(engine)
+    if not found:
+        raise ZooError(f"no engine runs {', '.join(map(str, paths))}: {'; '.join(problems)}")
+    return found
+
+
+def _not_a_file(path: Model) -> bool:
+    raise RequestError(f"no ONNX model at {path}; pass the path of an .onnx file")
+
+
+def _random(batch: Batch) -> Batch:
+    """Floats and bytes drawn at random (standard normal; 0 to 255) in place of zeros; other integers, which may be
+    indices, stay 0.
+    """
+    rng = np.random.default_rng(0)
+
+    def drawn(zeros: NDArray[Any]) -> NDArray[Any]:
+        if zeros.dtype.kind == "f":
+            return rng.standard_normal(zeros.shape).astype(zeros.dtype)
+        return rng.integers(0, 256, zeros.shape, np.uint8) if zeros.dtype == np.uint8 else zeros
+
+    return {name: drawn(array) for name, array in batch.items()}
+
+
+def configuration(folder: ModelFolder, precision: str, engine: str) -> Configuration:
+    """A file of the folder, or the whole pipeline where that computes its graph many times for a result."""
+    if issubclass(folder.entry.part("pipeline"), GraphPipeline):
+        return Configuration(engine, precision, graph_file(folder, precision, engine))
+    return Configuration(engine, precision, folder.path, f"{__name__}:{WholePipeline.__name__}")
+
+
+def _usable(engines: Sequence[str], precision: str) -> list[str]:
+    """Those of the engines that have a precision: the native kernels int8 alone."""
+    found = dict.fromkeys(engines)
+    return [each for each in found if computes(each, precision) and (each != "native" or precision == "int8")]
+
+
+def _scenario(
+    folder: ModelFolder,
+    precisions: Sequence[str],
+    engines: Sequence[str],
+    threads: int,
+    data: Any,
+    more: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What the harness of an entry finds; see `benchmark`."""
+    if not folder.entry.harness:
+        raise RequestError(f"{folder.entry.name} has no scenarios; leave out --scenario")
+    if data is None:
+        raise RequestError("a scenario is run on images; give them with --data FOLDER")
+    kind = folder.entry.part("pipeline")
+    usable = {precision: _usable(engines, precision) for precision in precisions}
+    if not any(usable.values()):
+        usable = {precision: list(engines) for precision in precisions}  # which are refused
+    pipelines = [kind(folder, precision, each, threads, 1) for precision in precisions for each in usable[precision]]
+    found = folder.entry.part("harness")(pipelines, data, **more)
+    names = [Path(str(each)).name for each in listed(data)]
+    return {"model": folder.card.name, "data": names, **found, "environment": machine.environment(threads=threads)}
+
+
+class WholePipeline:
+    """The pipeline of a model folder, to be timed like a session (see `Runnable`); its batches have the size that it is
+    given.
+    """
+
+    def __init__(self, path: str | Path, engine: str, threads: int, precision: str) -> None:
+        self._asked = path, precision, engine, threads
+        self._opened: dict[int, Any] = {}
+
+    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """The pipeline's arrays for a batch."""
+        size = length(batch)
+        if size not in self._opened:
+            self._opened = {size: zoo.pipeline(*self._asked, size)}
+        found: dict[str, NDArray[Any]] = self._opened[size].predict(batch)
+        return found
+
+
+def plan(
+    model: Model,
+    output: Model | None = None,
+    *,
+    precisions: Sequence[str] | None = None,
+    engines: Sequence[str] | None = None,
+    threads: Sequence[int] = (1,),
+    batch_sizes: Sequence[int] | None = None,
+    data: Model | None = None,
+    preprocess: Model | None = None,
+) -> dict[str, Any]:
+    """Time engines, precisions, threads and batch sizes on this machine and write a plan file
+    (`pipelines.engines.plan.build`, `open_plan`).
+
+    precisions: of a zoo model (int8 unless named; "bf16" is fp32 computed in bfloat16, where the CPU has that); an ONNX
+    file runs as it is, and in "bf16" if that is named. batch_sizes: a zoo model's own, 1 for a file unless named. data:
+    raw input; for a file .npz of the graph's inputs, or images with `preprocess` (`zoo.api.samples.samples_of`), else
+    zeros. output: by default MODEL.plan beside the file or in the model's folder. For a zoo model the choice among all
+    engines is also kept for engine="auto". Returns what the file says, and "path".
+    """
+    if min((*threads, *(batch_sizes or ())), default=0) < 1:
+        raise RequestError(f"threads {list(threads)} and batch sizes {list(batch_sizes or ())} must all be 1 or more")
+    machine.require_threads(max(threads))
+    if unknown := [each for each in precisions or () if each not in (*PRECISIONS, AS_IT_IS)]:
+        raise RequestError(f"unknown precision {', '.join(unknown)}; choose among {', '.join(PRECISIONS)}")
+    for each in precisions or ():
+        require_precision(each)
+    names = list(engines or (*available(), "native"))
+    if unknown := [each for each in names if each not in catalog.ENGINES]:
+        raise RequestError(f"unknown engine {', '.join(unknown)}; choose among {', '.join(catalog.ENGINES)}")
+    require_installed(*names)
+    if is_file(model):
+        path = Path(model)
+        target = Path(output) if output is not None else path.with_suffix(".plan")
+        spare(target, model, data, preprocess)
+        batches = examples_of(io.load(path), data, batch_sizes or (1,), preprocess)
+        named = [AS_IT_IS, *(each for each in precisions or () if each == BF16)]
+        candidates = _candidates(dict.fromkeys(named, path), names)
+        native, failed = _native(path, AS_IT_IS, names)
+        found = build_plan([*candidates, *native], batches, threads, target, catalog.load)
+        return {"model": path.name, "path": str(target), **found, "failed": [*found["failed"], *failed]}
+    folder = open_model(model, preprocess)
+    kind: type[Pipeline] = folder.entry.part("pipeline")
+    if not issubclass(kind, GraphPipeline):
+        raise RequestError(
+            f"{folder.card.name} computes its graph many times for one result, of which a plan file has no form; "
+            "time its engines with: zoo benchmark MODEL, and name one with --engine"
+        )
+    target = Path(output) if output is not None else folder.path / "model.plan"
+    spare(target, *used(folder), data)
+    opened = kind(folder, "fp32", "onnxruntime")
+    batches = [opened.preprocess(opened.example(size, data)) for size in batch_sizes or (opened.BATCH_SIZE,)]
+    precisions = precisions or ("int8",)
+    candidates = _candidates({each: folder.ensure(PRECISIONS[each]) for each in precisions}, names)
+    failed = []
+    if "int8" in precisions:
+        native, failed = _native(lambda: graph_file(folder, "int8", "native"), "int8", names)
+        candidates += native
+    for each, count, batch in itertools.product(precisions, threads, batches):
+        choose_engine(folder, each, batch, count, fresh=True)
+    found = build_plan(candidates, batches, threads, target, catalog.load)
+    return {"model": folder.card.name, "path": str(target), **found, "failed": [*found["failed"], *failed]}
+
+
+def _native(path: Path | Callable[[], Path], precision: str, names: Sequence[str]) -> tuple[list[Candidate], list[str]]:
+    """(the native kernels, where they are asked for and compute the file; why they do not)."""
+    if "native" not in names:
+        return [], []
+    try:
+        path = path if isinstance(path, Path) else path()
+        catalog.native_options(path, 1)
+    except ZooError as error:
+        return [], [f"native: {error}"]
+    return [Candidate("native", precision, path)], []
+
+
+def _candidates(paths: dict[str, Path], names: Sequence[str]) -> list[Candidate]:
+    """Every stock engine named with every precision that it has."""
+    pairs = [(name, kind) for kind in paths for name in names if name in available() and computes(name, kind)]
+    return [Candidate(name, kind, paths[kind]) for name, kind in pairs]

@@ -1,0 +1,125 @@
+"""The verb that hands a model to another server: export."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+import zoo
+from pipelines.core import files
+from pipelines.core.errors import RequestError
+from pipelines.graph import io, query
+from pipelines.models.pipeline import PRECISIONS
+from zoo.api.paths import Model
+
+TO = ("triton", "ovms")
+MAX_BATCH = 64  # requests that Triton may gather, each of one sample or more
+GATHER_US = 100  # for so long it waits for others, while all instances are busy or not
+# https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto, enum DataType
+TRITON = {
+    "FLOAT": "TYPE_FP32",
+    "FLOAT16": "TYPE_FP16",
+    "DOUBLE": "TYPE_FP64",
+    "BFLOAT16": "TYPE_BF16",
+    "INT8": "TYPE_INT8",
+    "INT16": "TYPE_INT16",
+    "INT32": "TYPE_INT32",
+    "INT64": "TYPE_INT64",
+    "UINT8": "TYPE_UINT8",
+    "UINT16": "TYPE_UINT16",
+    "UINT32": "TYPE_UINT32",
+    "UINT64": "TYPE_UINT64",
+    "BOOL": "TYPE_BOOL",
+    "STRING": "TYPE_STRING",
+}
+
+
+def export(model: Model, to: str, output: str | Path, *, precision: str = "int8", threads: int = 1) -> dict[str, Any]:
+    """Put a model into a repository of NVIDIA Triton ("triton") or the OpenVINO Model Server ("ovms").
+
+    output/NAME/VERSION/ holds the stock ONNX file; beside it config.pbtxt for Triton, or output/config.json for OVMS,
+    which keeps what else it names. VERSION is one more than the greatest there, or that one where it has the same file.
+    threads: intra-op threads, for Triton. Returns {"model", "to", "path", "version", "config"}.
+
+    Raises RequestError for another server or precision, a name that is none of a folder, and a config.json that is none
+    of OVMS.
+    """
+    if to not in TO:
+        raise RequestError(f"unknown server {to!r}; choose {' or '.join(TO)}")
+    if precision not in ("int8", "fp32"):
+        raise RequestError(f"found the precision {precision!r}; wanted int8 or fp32")
+    folder = zoo.load(model)
+    name, source = folder.card.name, folder.ensure(PRECISIONS[precision])
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise RequestError(f"{name!r} cannot be a folder's name in a repository; name the model otherwise in its card")
+    repository = Path(output)
+    config = repository / ("config.json" if to == "ovms" else f"{name}/config.pbtxt")
+    text = (
+        json.dumps(_ovms(config, name), indent=2) + "\n"
+        if to == "ovms"
+        else triton(io.load(source), name, source.name, threads)
+    )
+    version = _version(repository / name, source)
+    place = repository / name / str(version)
+    place.mkdir(parents=True, exist_ok=True)
+    with files.replacing(place / source.name) as path:
+        shutil.copyfile(source, path)
+    files.write_text(config, text)
+    return {"model": name, "to": to, "path": str(place), "version": version, "config": str(config)}
+
+
+def _version(folder: Path, source: Path) -> int:
+    found = max((int(each.name) for each in folder.glob("[0-9]*") if each.name.isdecimal()), default=0)
+    last = folder / str(found) / source.name
+    if not found or (last.is_file() and files.sha256(last) == files.sha256(source)):
+        return max(found, 1)
+    return found + 1
+
+
+def triton(model: ir.Model, name: str, file: str, threads: int) -> str:
+    """A graph's config.pbtxt: a ModelConfig in protobuf's text format.
+
+    Where the first axis of every input and output is open it is Triton's batch, which gathers requests. Raises
+    RequestError for a tensor that Triton cannot hold.
+    """
+    ports = {"input": list(model.graph.inputs), "output": list(model.graph.outputs)}
+    shapes = {value.name: query.dimensions(value) for values in ports.values() for value in values}
+    batched = all(shape and shape[0] is None for shape in shapes.values())
+    lines = [
+        f'name: "{name}"',
+        'platform: "onnxruntime_onnx"',
+        f'default_model_filename: "{file}"',
+        f"max_batch_size: {MAX_BATCH if batched else 0}",
+    ]
+    for kind, values in ports.items():
+        for value in values:
+            shape, dtype = shapes[value.name], value.dtype.name if value.dtype else "none"
+            if shape is None or dtype not in TRITON:
+                raise RequestError(f"{kind} {value.name} is {dtype} of shape {shape}, which Triton cannot hold")
+            dims = ", ".join("-1" if size is None else str(size) for size in shape[batched:])
+            lines.append(f'{kind} {{ name: "{value.name}" data_type: {TRITON[dtype]} dims: [ {dims} ] }}')
+            if batched and len(shape) == 1:  # Triton wants at least one axis
+                lines[-1] = lines[-1].replace("dims: [  ]", "dims: [ 1 ] reshape { shape: [ ] }")
+    if batched:
+        lines.append(f"dynamic_batching {{ max_queue_delay_microseconds: {GATHER_US} }}")
+    lines += [
+        "instance_group { kind: KIND_CPU count: 1 }",
+        f'parameters {{ key: "intra_op_thread_count" value {{ string_value: "{threads}" }} }}',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _ovms(config: Path, name: str) -> dict[str, Any]:
+    """config.json with the model in it: https://docs.openvino.ai/2025/model-server/ovms_docs_parameters.html"""
+    found: Any = files.read_json(config) if config.is_file() else {"model_config_list": []}
+    listed = found.get("model_config_list") if isinstance(found, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(each, dict) and "config" in each for each in listed):
+        raise RequestError(f"{config} has no list model_config_list; name another folder with -o")
+    own = {"config": {"name": name, "base_path": name, "target_device": "CPU"}}
+    others = [each for each in listed if each["config"].get("name") != name]
+    return {**found, "model_config_list": [*others, own]}

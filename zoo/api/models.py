@@ -1,0 +1,180 @@
+"""The verbs that find, make and use a model: info, download, run, build, doctor."""
+
+from __future__ import annotations
+
+import logging
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import zoo
+from pipelines.core import machine, settings
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import read_json
+from pipelines.engines.stock import STOCK, available
+from pipelines.kernels import extension
+from pipelines.kernels.images.native import product_limit
+from pipelines.models import stages
+from pipelines.models.folder import QUANTIZATION, ROAD, open_folder, read_record
+from pipelines.models.pipeline import PRECISIONS
+from zoo.api.paths import Model, is_file, listed, spare, used
+
+logger = logging.getLogger(__name__)
+
+
+def info(model: Model) -> dict[str, Any]:
+    """What is known of a model: its card, the files of its folder, what the stages reported, how its operators run; of
+    an ONNX file its ports, operators and whether the native kernels compute it; of a plan what it chose, and why it
+    does not hold here, if so. Downloads nothing.
+    """
+    if is_file(model) and (zipfile.is_zipfile(model) or Path(model).suffix == ".plan"):
+        from pipelines.engines import plan
+
+        found = plan.read_plan(model)
+        return {"path": str(model), "stale": plan.stale(model, found) or "no", **found}
+    if is_file(model):
+        return _of_file(Path(model))
+    if Path(model).is_dir():
+        folder = zoo.load(model)
+        card, path = folder.card, folder.path
+    else:
+        shelf = zoo.hub()
+        card = shelf.card(str(model))
+        path = shelf.folder(card.name)
+    found = {**card.to_json(), "path": str(path)}
+    if path.is_dir():
+        found["on_disk"] = {
+            each.name: each.stat().st_size
+            for each in sorted(path.iterdir())
+            if each.is_file() and not each.name.startswith(".")
+        }
+        if built := read_record(path):
+            found["built"] = built
+        if (path / ROAD[1]).is_file() and (path / ROAD[2]).is_file():
+            found["native"] = stages.native_form(open_folder(path, zoo.entry))
+            if not found["native"] and (path / PRECISIONS["int8"]).is_file() and extension.isas():
+                from pipelines.engines import native_images
+
+                found["native"] = native_images.form(path / PRECISIONS["int8"])
+        elif zoo.entry(card.entry).native:
+            found["native"] = {"reason": f"not decided yet; run: zoo download {model}"}
+        if (path / QUANTIZATION).is_file():
+            try:
+                found["quantization"] = read_json(path / QUANTIZATION)
+            except RequestError as error:
+                raise RequestError(f"{error}; make it anew with: zoo build {model} --force") from error
+    return found
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    from pipelines.engines import native_images
+    from pipelines.graph import io
+
+    graph = io.load(path).graph
+    ports = {
+        kind: {str(each.name): f"{each.dtype} {each.shape}" for each in values if each.name not in graph.initializers}
+        for kind, values in (("inputs", graph.inputs), ("outputs", graph.outputs))
+    }
+    operators = dict(Counter(node.op_type for node in graph.all_nodes()).most_common())
+    return {
+        "path": str(path),
+        "bytes": path.stat().st_size,
+        **ports,
+        "operators": operators,
+        "native": native_images.form(path),
+    }
+
+
+def download(model: str) -> Path:
+    """Fetch and verify every file of a pretrained model and make those that are built from them; returns its folder."""
+    folder = open_folder(zoo.hub().fetch(model), zoo.entry)
+    stages.build(folder)
+    return folder.path
+
+
+def run(
+    model: Model,
+    inputs: Any,
+    output: Model = "-",
+    *,
+    precision: str = "int8",
+    engine: str = "auto",
+    threads: int = 1,
+    batch_size: int | None = None,
+    on_error: str | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Raw input of any size -> a file of results, in constant memory and input order; returns a summary.
+
+    batch_size, on_error: the model's own (`Pipeline.BATCH_SIZE`, `Pipeline.ON_ERROR`) if None. more: the options of its
+    family (`Entry.run_options`), e.g. beam, n_best and scores for translation. Raises RequestError for any others.
+    """
+    opened: Any = zoo.pipeline(model, precision, engine, threads, batch_size)
+    name, known = opened.folder.card.name, {option.name for option in opened.folder.entry.run_options}
+    if unknown := more.keys() - known:
+        raise RequestError(f"{name} has no option {', '.join(sorted(unknown))}; that is for other models")
+    spare(output, *used(opened.folder), *listed(inputs))
+    return {"model": name, **opened.run(inputs, output, on_error or opened.ON_ERROR, **more)}
+
+
+def build(model: Model, *, force: bool = False) -> dict[str, Any]:
+    """Make every file of a model that is missing or stale; returns {"path", "stages": {file: "given" | "kept" |
+    "made"}}.
+    """
+    folder = zoo.load(model)
+    return {"model": folder.card.name, "path": str(folder.path), "stages": stages.build(folder, force=force)}
+
+
+def doctor(speed: bool = False) -> dict[str, Any]:
+    """CPU, instruction sets and what they mean, versions, settings, cache, and a quick check of int8 against float in
+    every engine.
+
+    speed: also what one core reaches with each instruction set, {"gmac_per_second": {isa: products of int8 in registers
+    alone, the limit of every layer}}.
+    """
+    cache = settings.home()
+    files = [each for each in cache.rglob("*") if each.is_file()] if cache.is_dir() else []
+    found = {
+        "cpu": machine.cpu()["name"],
+        "isa": machine.cpu()["flags"],
+        "cores": machine.cores(),
+        "vnni": machine.has_vnni(),
+        "advice": machine.VNNI if machine.has_vnni() else machine.NO_VNNI,
+        "versions": machine.versions(),
+        "engines": {
+            name: _check_engine(name) if name in available() else "not installed (pip install 'int8-zoo[openvino]')"
+            for name in STOCK
+        },
+        "kernels": f"{reason}; until then everything runs in {' and '.join(available())}"
+        if (reason := extension.missing())
+        else f"ok: {', '.join(extension.isas())}",
+        "settings": {"ZOO_HOME": str(cache), "ZOO_OFFLINE": settings.offline(), "ZOO_MIRROR": settings.mirror()},
+        "cache": {"files": len(files), "megabytes": round(sum(each.stat().st_size for each in files) / 1e6, 1)},
+        "models": zoo.names(),
+    }
+    if speed:
+        found["speed"] = {"gmac_per_second": {isa: round(product_limit(isa), 1) for isa in extension.isas()}}
+    return found
+
+
+def _check_engine(name: str) -> str:
+    """Run a small int8 layer made to saturate 16-bit pairs against its float form."""
+    from pipelines.analysis.selfcheck import largest_error
+
+    try:
+        error = largest_error(name)
+    except ZooError as problem:
+        return f"failed: {problem}"
+    return (
+        f"ok, int8 within {error:.4f} of float"
+        if error < 0.02
+        else f"int8 differs from float by {error:.3f}: products saturate"
+    )
+
+
+def run_stage(model: Model, stage: str) -> dict[str, Any]:
+    """Build a model folder up to `stage` (a file of it) and return what the stage reported."""
+    folder = zoo.load(model)
+    folder.ensure(stage)
+    return {"model": folder.card.name, "path": str(folder.path / stage), **folder.record.get(stage, {})}

@@ -1,0 +1,482 @@
+"""The verbs from a float graph to int8: rewrite, calibrate, quantize, tune."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+import zoo
+from pipelines.analysis import report, report_html
+from pipelines.analysis.quality_metric import Judge, Unjudged, Verdict
+from pipelines.analysis.summary import summarize
+from pipelines.analysis.tune import tune as search_recipes
+from pipelines.core import files, machine
+from pipelines.core.batches import Batch, length
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json
+from pipelines.engines.stock import STOCK, available
+from pipelines.graph import io, reference_session
+from pipelines.models import stages
+from pipelines.models.folder import QUANTIZATION, SAMPLES, TRAINED, ModelFolder
+from pipelines.models.pipeline import Predictor
+from pipelines.quantization.algorithms.correction import SECONDS
+from pipelines.quantization.calibration.auto_calibration import best_table, hold_back
+from pipelines.quantization.calibration.calibrate import MEMORY, CalibrationTable
+from pipelines.quantization.ptq import make_table
+from pipelines.quantization.quantize import QuantReport
+from pipelines.quantization.quantize import quantize as quantize_model
+from pipelines.quantization.recipe import QuantRecipe
+from pipelines.rewrites import driver
+from pipelines.rewrites.driver import RewriteReport
+from pipelines.rewrites.shared import SHARED
+from zoo.api.models import run_stage
+from zoo.api.paths import Model, is_file, listed, require_report, required, spare, used
+from zoo.api.samples import Samples, judge_of, raw_samples, read_once, samples_of
+from zoo.api.training import import_ranker
+
+PERCENT = ("bleu", "chrf")  # metrics from 0 to 100
+logger = logging.getLogger(__name__)
+
+
+def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:
+    """fp32.onnx -> rewritten.onnx with the model's passes; or any ONNX file -> `output` with the shared ones. Returns
+    what fired.
+    """
+    if not is_file(model):
+        if output is not None:
+            raise RequestError(
+                f"-o is for an .onnx file; {model} keeps its rewritten.onnx in its own folder, leave the option out"
+            )
+        return run_stage(model, "rewritten.onnx")
+    target = required(output)
+    spare(target, model)
+    graph, passes = rewritten(model)
+    io.save(graph, target)
+    return passes.to_json()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Calibration:
+    """Where the samples of a calibration come from, see `samples_of`, and what memory it may take."""
+
+    data: Any = None
+    count: int | None = None
+    max_memory: str | int = MEMORY
+    preprocess: Model | None = None
+    on_error: str = "raise"
+    seconds: float | None = None
+    columns: Sequence[str] = ()
+
+    def table(self, float_model: ir.Model, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
+        """The calibration table of `float_model` on `samples`."""
+        total, memory = samples.total, self.max_memory
+        return make_table(float_model, recipe, samples, total, max_memory=memory, seconds=self.seconds)
+
+    def best_table(self, float_model: ir.Model, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
+        """The same for a model that brings no recipe of its own: every step is judged on samples held back."""
+        memory = self.max_memory
+        return best_table(float_model, recipe, samples, samples.total, max_memory=memory, seconds=self.seconds)
+
+    def samples(self, float_model: ir.Model) -> Samples:
+        """The samples for an ONNX file."""
+        return samples_of(float_model, self.data, self.preprocess, self.on_error, self.count)
+
+
+def calibrate(
+    model: Model,
+    data: Any = None,
+    output: Model | None = None,
+    *,
+    observer: str | None = None,
+    correct: bool | None = None,
+    search: bool | None = None,
+    samples: int | None = None,
+    max_memory: str | int = MEMORY,
+    time_budget: float | None = None,
+    preprocess: Model | None = None,
+    columns: Sequence[str] = (),
+    on_error: str = "raise",
+) -> dict[str, Any]:
+    """Choose the ranges of a model's tensors on `data`: raw input for a zoo model (its training samples if None).
+
+    An ONNX file takes an .npz of its inputs, or a folder of images with `preprocess` (`zoo.api.samples.samples_of`). It
+    is
+    rewritten by the shared passes first, as `quantize` does. samples: how many of `data` to use, at least 1; None: all
+    for an ONNX file, else `Pipeline.CALIBRATION`.
+    max_memory: see `pipelines.quantization.calibration.calibrate.Observation`. correct, search: what else to find on
+    the samples,
+    see `QuantRecipe`; None: as the recipe has it. time_budget: seconds that the corrections may take, None for as many
+    as they need. columns: of tables of texts, see `zoo.texts.data.text_files.items`.
+    Writes calibration.json into the model's folder, or `output`; returns
+    {"observer", "samples", "path"}.
+    """
+    if samples is not None and samples < 1:
+        raise RequestError(f"samples is {samples}; calibration needs at least 1")
+    changes = {"observer": observer, "correct": correct, "search": search}
+    calibration = _Calibration(data, samples, max_memory, preprocess, on_error, time_budget, columns)
+    if is_file(model):
+        if columns:
+            raise RequestError("--column is of encoders of texts; an ONNX file takes arrays or images")
+        table, path = _calibrate_file(model, output, changes, calibration)
+    else:
+        table, path = _calibrate_folder(open_model(model, preprocess), output, changes, calibration)
+    return {"observer": table.observer, "samples": table.samples, "path": str(path)}
+
+
+def _calibrate_file(
+    model: Model, output: Model | None, changes: dict[str, Any], calibration: _Calibration
+) -> tuple[CalibrationTable, Path]:
+    """Calibrate an ONNX file; returns the table and where it is."""
+    if calibration.data is None:
+        raise RequestError(
+            "an ONNX file is calibrated on samples; give them with --data: an .npz of its inputs, or a folder of images"
+        )
+    target = required(output)
+    spare(target, model, *listed(calibration.data), calibration.preprocess)
+    float_model, _ = rewritten(model)
+    samples = calibration.samples(float_model)
+    table = calibration.best_table(float_model, _changed(QuantRecipe(), changes), samples)
+    return table, table.save(target)
+
+
+def _calibrate_folder(
+    folder: ModelFolder, output: Model | None, changes: dict[str, Any], calibration: _Calibration
+) -> tuple[CalibrationTable, Path]:
+    """Calibrate a zoo model; returns the table and where it is."""
+    name, data = folder.card.name, calibration.data
+    if isinstance(data, list):
+        raise RequestError(f"found {len(data)} x --data; {name} is calibrated on one file or folder")
+    if output is None and folder.given("calibration.json"):
+        raise RequestError(
+            f"{name} ships its calibration table, which stays as it is; make yours elsewhere with --data FILE -o FILE"
+        )
+    spare(output, *used(folder), *listed(data))
+    if folder.trained is not None and data is None and output is None and changes["observer"] is None:
+        raise RequestError(
+            f"{name} has the ranges of its training ({TRAINED}); for others give --data FILE or --observer NAME"
+        )
+    samples = raw_samples(folder, data, "--data", calibration.count, calibration.on_error, calibration.columns)
+    recipe = _changed(folder.recipe, changes)
+    table = calibration.table(io.load(folder.ensure("rewritten.onnx")), recipe, samples)
+    table = stages.with_given_ranges(folder, table)
+    return table, table.save(output) if output is not None else stages.set_table(
+        folder, table, own_data=data is not None
+    )
+
+
+def quantize(
+    model: Model,
+    output: Model | None = None,
+    *,
+    calibration_data: Any = None,
+    table: Model | None = None,
+    observer: str | None = None,
+    keep_float: Sequence[str] = (),
+    reduced_range: bool = False,
+    float_tables: bool = False,
+    dynamic: Sequence[str] = (),
+    symmetric: bool = False,
+    correct: bool | None = None,
+    search: bool | None = None,
+    max_memory: str | int = MEMORY,
+    time_budget: float | None = SECONDS,
+    preprocess: Model | None = None,
+    on_error: str = "raise",
+    report_path: Model | None = None,
+    schema: Model | None = None,
+    columns: Sequence[str] | None = None,
+    output_node: str | None = None,
+) -> dict[str, Any]:
+    """Quantize a zoo model by its recipe, or any ONNX file on `calibration_data` or by a calibration table.
+
+    schema: of a click log; `model` then is a ranker from elsewhere, calibration_data that log, and `output` becomes a
+    model folder of the family that the graph is one of. columns, output_node: see `zoo.freeze`.
+
+    calibration_data, preprocess, on_error: see `zoo.api.samples.samples_of`. max_memory: of their calibration, see
+    `pipelines.quantization.calibration.calibrate.Observation`. time_budget: seconds that the corrections of an ONNX
+    file may take;
+    what they do not suffice for is left out, and a warning says so. None: as many as they need.
+
+    An ONNX file is rewritten by the shared passes first; a table that `calibrate` made for the file fits. The other
+    options are those of `QuantRecipe`; None: as the recipe has it; keep_float and dynamic add to what a zoo model has.
+    Writes int8.onnx into the model's folder, or `output`; returns the quantization report, and for a file that was
+    written to `output` its "summary" (`pipelines.analysis.summary.summarize`).
+    report_path: also measure the result on the calibration samples, and write what `pipelines.analysis.report.explain`
+    finds (.json or .html).
+    """
+    if table is not None and calibration_data is not None:
+        raise RequestError("give --table or --calibration-data, not both")
+    file = is_file(model)
+    told: dict[str, Any] = {}
+    if schema is not None:
+        if not file:
+            raise RequestError(f"--schema is for a ranker from elsewhere, an .onnx file; {model} has one of its own")
+        own = import_ranker(model, calibration_data, output, schema, None, columns, output_node, on_error)
+        told = {"family": own.entry.name, "structure": own.card.details["structure"]}
+        model, output, calibration_data, file = own.path, None, None, False
+    elif columns or output_node:
+        raise RequestError("--columns and --output-node are for a ranker of a click log; add --schema schema.json")
+    if observer and (table is not None or (output is not None and not file)):
+        raise RequestError(
+            "the observer was chosen when the table was made; make another with: zoo calibrate MODEL --observer NAME "
+            "-o FILE"
+        )
+    changes = {
+        "observer": observer,
+        "keep_float": tuple(keep_float),
+        "reduced_range": reduced_range,
+        "quantize_tables": not float_tables,
+        "dynamic": tuple(dynamic),
+        "symmetric": symmetric,
+        "correct": correct,
+        "search": search,
+    }
+    if file:
+        calibration = _Calibration(calibration_data, None, max_memory, preprocess, on_error, time_budget)
+        return _quantize_file(model, output, changes, table, calibration, report_path)
+    folder = open_model(model, preprocess)
+    if output is None and folder.given("int8.onnx"):
+        raise RequestError(
+            f"{folder.card.name} ships its int8.onnx, which stays as it is; write yours elsewhere with -o FILE"
+        )
+    if calibration_data is not None:
+        raise RequestError(
+            "a zoo model is calibrated on raw data; run: zoo calibrate MODEL --data FILE, then zoo quantize MODEL "
+            "--table FILE"
+        )
+    return told | _quantize_folder(folder, output, changes, table, report_path)
+
+
+def _quantize_file(
+    model: Model,
+    output: Model | None,
+    changes: dict[str, Any],
+    table_path: Model | None,
+    calibration: _Calibration,
+    report_path: Model | None,
+) -> dict[str, Any]:
+    """Quantize an ONNX file by a table, or on samples."""
+    target = required(output)
+    inputs = (model, *listed(calibration.data), calibration.preprocess, table_path)
+    spare(target, *inputs)
+    require_report(report_path, target, *inputs, samples=table_path is None)
+    recipe = _changed(QuantRecipe(), changes)
+    machine.return_large_arrays()
+    float_model, _ = rewritten(model)
+    if table_path is not None:
+        return _write_int8(float_model, recipe, CalibrationTable.load(table_path), target)
+    if calibration.data is None:
+        raise RequestError(
+            "int8 needs the ranges of the activations; give --calibration-data (.npz or a folder of images) or "
+            "--table calibration.json"
+        )
+    samples = calibration.samples(float_model)
+    table = calibration.best_table(float_model, recipe, samples)
+    return _write_int8(float_model, recipe, table, target, report_path, samples)
+
+
+def _quantize_folder(
+    folder: ModelFolder,
+    output: Model | None,
+    changes: dict[str, Any],
+    table_path: Model | None,
+    report_path: Model | None,
+) -> dict[str, Any]:
+    """Quantize a zoo model in its folder, or by one of its tables to elsewhere."""
+    kept = folder.path / SAMPLES
+    require_report(report_path, output or folder.path / "int8.onnx", *used(folder), table_path, samples=kept.is_file())
+    own = folder.own_recipe
+    more = {name: (*getattr(own, name), *changes[name]) for name in ("keep_float", "dynamic")}
+    recipe = _changed(folder.recipe, {**changes, **more})
+    if output is not None:
+        spare(output, *used(folder), table_path)
+        float_model = io.load(folder.ensure("rewritten.onnx"))
+        table = CalibrationTable.load(table_path or folder.ensure("calibration.json"))
+        samples = read_once(kept) if report_path is not None else ()
+        return _write_int8(float_model, recipe, table, Path(output), report_path, samples)
+    if table_path is not None:
+        raise RequestError("a table given by --table is used once; say where to write the result with -o FILE")
+    stages.set_recipe(folder, recipe)
+    path = folder.ensure("int8.onnx")
+    if report_path is not None:
+        float_model = io.load(folder.ensure("rewritten.onnx"))
+        table = CalibrationTable.load(folder.ensure("calibration.json"))
+        int8, quantized = quantize_model(float_model, recipe, table)
+        write_report(report_path, float_model, int8, quantized, table, stages.read_npz(kept)[0])
+    return {**read_json(folder.path / QUANTIZATION), "path": str(path), "bytes": path.stat().st_size}
+
+
+def _write_int8(
+    float_model: ir.Model,
+    recipe: QuantRecipe,
+    table: CalibrationTable,
+    path: Path,
+    report_path: Model | None = None,
+    samples: Samples | tuple[()] = (),
+) -> dict[str, Any]:
+    """Quantize by a table to `path`; with a report_path also explain the model on `samples`.
+
+    The summary is of those of `samples` that no correction was fitted to.
+    """
+    int8, quantized = quantize_model(float_model, recipe, table)
+    io.save(int8, path)
+    if report_path is not None:
+        write_report(report_path, float_model, int8, quantized, table, samples)
+    held_back = hold_back(float_model, samples, table.samples)[0] if samples else ()
+    summary = _summary(float_model, int8, quantized, table, held_back)
+    return {**quantized.to_json(), "path": str(path), "bytes": path.stat().st_size, "summary": summary}
+
+
+def _summary(
+    float_model: ir.Model,
+    int8: ir.Model,
+    quantized: QuantReport,
+    table: CalibrationTable,
+    samples: Iterable[Batch],
+) -> dict[str, Any]:
+    """`summarize`, with its warnings logged."""
+    summary = summarize(float_model, int8, quantized, table, samples)
+    for warning in summary["warnings"]:
+        logger.warning("%s", warning)
+    return summary
+
+
+def _changed(recipe: QuantRecipe, changes: dict[str, Any]) -> QuantRecipe:
+    """`recipe` with those changes that are not None."""
+    return dataclasses.replace(recipe, **{key: value for key, value in changes.items() if value is not None})
+
+
+def tune(
+    model: Model,
+    evaluation_data: Any,
+    output: Model,
+    *,
+    calibration_data: Any = None,
+    max_drop: float = 0.005,
+    seconds: float = 1200.0,
+    engine: str = "auto",
+    threads: int = 1,
+    batch_size: int = 1,
+    preprocess: Model | None = None,
+    report_path: Model | None = None,
+) -> dict[str, Any]:
+    """Search for the quickest recipe of a model that loses at most `max_drop` (a share: 0.005 = 0.5%); see
+    `pipelines.analysis.tune.tune`.
+
+    An ONNX file: evaluation_data and calibration_data are .npz of the graph's inputs, the former with `label` if there
+    are any (see `pipelines.analysis.quality_metric.ArrayJudge` for what is measured), or folders of images, the former
+    with
+    labels.csv or one subfolder a class if there are any, and `preprocess` (see `samples_of`); without calibration_data
+    every fifth evaluation sample calibrates instead. A zoo model: both are raw data; the metric is the model's own
+    (see `FolderJudge`), calibration_data by default the samples that training kept.
+    report_path: also write the report of the best model (.json or .html). Raises RequestError for unusable data.
+    """
+    target = Path(output)
+    require_report(report_path, target, model, *listed(evaluation_data), *listed(calibration_data))
+    if target.suffix != ".onnx":
+        raise RequestError(f"the result is an ONNX model, not {target.name}; give it a name that ends in .onnx")
+    if batch_size < 1:
+        raise RequestError(f"batch size is {batch_size}; wanted 1 or more")
+    begin = time.monotonic()
+    options: dict[str, Any] = {"max_drop": max_drop, "engine": engine, "threads": threads}
+    judge: Judge
+    if is_file(model):
+        spare(target, model, *listed(evaluation_data), *listed(calibration_data), preprocess)
+        float_model, _ = rewritten(model)
+        judge, samples = judge_of(float_model, evaluation_data, calibration_data, batch_size, preprocess)
+    else:
+        folder = open_model(model, preprocess)
+        spare(target, *used(folder), *listed(evaluation_data), *listed(calibration_data))
+        float_model = io.load(folder.ensure("rewritten.onnx"))
+        samples = raw_samples(folder, calibration_data, "--calibration-data")
+        judge = own = FolderJudge(folder, evaluation_data, next(iter(samples)), batch_size)
+        options |= {"recipe": folder.recipe, "opener": own.open, "engines": own.engines}
+    left = max(seconds - (time.monotonic() - begin), 0) if 0 <= seconds < math.inf else seconds
+    options["seconds"] = left  # reading samples takes its share of the budget
+    result = search_recipes(
+        float_model, samples, judge, target, total=samples.total, report_path=report_path, **options
+    )
+    if report_path is not None:
+        result["report"] = str(report_path)
+    return result | {"environment": machine.environment(threads=threads, batch_size=length(judge.example))}
+
+
+class FolderJudge:
+    """A zoo model's own metric, the first that its `evaluate` names, of its pipeline on raw labelled data.
+
+    samples: a batch of the graph's inputs, whose first `batch_size` latency is measured on. The drop of BLEU and chrF,
+    which go to 100, is a share of that. engines: those that the model may be tuned for on this machine.
+    """
+
+    def __init__(self, folder: ModelFolder, data: Any, samples: Batch, batch_size: int) -> None:
+        self._folder, self._data, self._kind = folder, data, folder.entry.part("pipeline")
+        self.engines = [name for name in self._kind.TUNED if name in available() or name not in STOCK]
+        ports = self.open(folder.ensure("rewritten.onnx"), self.engines[0], 1).pipeline.input_ports
+        self.metric = ""
+        self.example: Batch = {name: samples[name][:batch_size] for name in ports}
+        digests = [files.sha256(path) if Path(str(path)).is_file() else str(path) for path in listed(data)]
+        self.digest = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+
+    def open(self, path: Path, engine: str, threads: int) -> Predictor:
+        """The model's pipeline over an ONNX file of its graph."""
+        return Predictor(self._kind.over(self._folder, path, engine, threads))
+
+    def __call__(self, fp32: Predictor, int8: Predictor) -> Verdict:
+        """Evaluate both pipelines on all of the data."""
+        pipelines = {"fp32": fp32.pipeline, "int8": int8.pipeline}
+        evaluate = self._folder.entry.part("evaluate")
+        try:
+            metrics = evaluate(pipelines, self._data, "raise")["metrics"]
+        except RequestError:
+            try:
+                evaluate({"fp32": fp32.pipeline}, self._data, "raise")
+            except RequestError as error:  # the data are no use to the float model either
+                raise Unjudged(str(error)) from error
+            raise
+        self.metric = next(iter(metrics["fp32"]))
+        scores = {precision: float(values[self.metric]) for precision, values in metrics.items()}
+        best = 100.0 if self.metric in PERCENT else 1.0
+        return Verdict((scores["fp32"] - scores["int8"]) / best, None, scores)
+
+
+def rewritten(model: Model) -> tuple[ir.Model, RewriteReport]:
+    """An ONNX file as `rewrite`, `calibrate`, `quantize` and `tune` see it, and which passes fired.
+
+    Its weights are float32, the shared passes are applied, and its inputs have the batch size that the graph fixes, if
+    it does.
+    """
+    graph = io.load(model)
+    passes = driver.rewrite(graph, [shared() for shared in SHARED])
+    if fixed := reference_session.fix_batch(graph):
+        logger.warning("%s: %s", model, fixed)
+    return graph, passes
+
+
+def open_model(model: Model, preprocess: Model | None) -> ModelFolder:
+    """`zoo.load`. Raises RequestError where the user brings a spec of images, which a zoo model has itself."""
+    if preprocess is not None:
+        raise RequestError(
+            f"--preprocess describes the images of an ONNX file; {model} knows what it takes, leave the option out"
+        )
+    return zoo.load(model)
+
+
+def write_report(
+    path: Model,
+    float_model: ir.Model,
+    int8_model: ir.Model,
+    quantized: QuantReport,
+    table: CalibrationTable,
+    samples: Iterable[Batch],
+) -> None:
+    """Explain a quantized model on `samples` and write the report (.json or .html)."""
+    report_html.save(report.explain(float_model, int8_model, quantized, table, samples), path)

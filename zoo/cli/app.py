@@ -1,0 +1,116 @@
+"""The `zoo` command: its verbs by topic, and one line on stderr with an exit code where one fails."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+import click
+
+from pipelines.core.errors import ZooError, plain
+from zoo.cli import clusters, evaluation, inference, models, quantization, training
+from zoo.cli.output import INTERRUPTED, fail
+
+TOPICS: dict[str, tuple[click.Command, ...]] = {
+    "Use a model": (models.list_models, models.info, models.download, inference.run, inference.serve, inference.export),
+    "Make one": (training.schema, training.train, training.finetune, training.freeze, training.import_model),
+    "Make it int8": (
+        quantization.quantize,
+        quantization.tune,
+        quantization.calibrate,
+        quantization.rewrite,
+        models.build,
+    ),
+    "Measure": (evaluation.evaluate, evaluation.benchmark, evaluation.plan, models.doctor),
+    "Clusters": (clusters.cluster,),
+}
+
+
+class Verbs(click.Group):
+    """A group whose help lists its commands by topic and wraps what they do, instead of cutting it."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands with their whole short help."""
+        for topic, commands in TOPICS.items():
+            with formatter.section(topic):
+                formatter.write_dl([(str(each.name), each.get_short_help_str(limit=1000)) for each in commands])
+
+
+class Once(logging.Filter):
+    """Lets each message through once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the message is new."""
+        text = record.getMessage()
+        new = text not in self._seen
+        self._seen.add(text)
+        return new
+
+
+class _Plain(logging.Formatter):
+    """Lines in which nothing of a model or a file speaks to the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging."""
+        return plain(super().format(record))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="int8-zoo", prog_name="zoo")
+def cli() -> None:
+    """Optimized INT8 models for CPUs. MODEL is a name from `zoo list` or a folder that a verb wrote."""
+
+
+for _commands in TOPICS.values():
+    for _each in _commands:
+        cli.add_command(_each)
+
+
+def main() -> None:
+    """Entry point of the `zoo` command."""
+    handler = logging.StreamHandler()
+    handler.addFilter(Once())
+    handler.setFormatter(_Plain("zoo: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)  # what is wrong with an image is said where it is read
+    warnings.filterwarnings("ignore", module="PIL")
+    try:
+        call(sys.argv[1:])
+    except SystemExit as end:
+        if (
+            end.code == INTERRUPTED
+        ):  # all clean-up is done; an engine interrupted while compiling may not let the interpreter end
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
+        raise
+
+
+def call(arguments: Sequence[str]) -> None:
+    """Run the command with these arguments; SystemExit with the exit code, and one line on stderr, where it fails."""
+    try:
+        cli(list(arguments), prog_name="zoo", standalone_mode=False)
+    except getattr(click.exceptions, "NoArgsIsHelpError", ()) as error:  # click 8.2 and later
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx is not None else "zoo"
+        fail(f"{error.format_message().rstrip('.')}; see: {where} --help", 2)
+    except click.ClickException as error:
+        fail(error.format_message(), 2)
+    except (click.Abort, KeyboardInterrupt):
+        fail("interrupted", INTERRUPTED)
+    except ZooError as error:
+        fail(str(error), error.exit_code)
+    except OSError as error:
+        fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""The commands that measure: evaluate, benchmark, plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from zoo.cli.options import (
+    Numbers,
+    Share,
+    Words,
+    as_json,
+    batch_size,
+    columns,
+    engine,
+    on_error,
+    preprocess,
+    threads,
+    together,
+)
+from zoo.cli.output import emit, interval, left_out, number, percent, table
+
+batch_sizes = click.option(
+    "--batch-size",
+    "batch_sizes",
+    type=Numbers(),
+    default=None,
+    help="[default: 512 rows, 4 images, 32 sentences or texts; 1 for an .onnx file]",
+)
+
+
+@click.command()
+@click.argument("model")
+@click.option("--data", multiple=True, required=True, help="Labelled input; may be repeated.")
+@click.option(
+    "--precision",
+    "precisions",
+    type=Words(),
+    default="fp32,int8",
+    show_default=True,
+    help="What is compared with fp32.",
+)
+@together(columns, engine, threads, batch_size, on_error, as_json)
+def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Quality of fp32 and int8 (or bf16) on the same samples, and their difference."""
+    from zoo import api
+
+    report = api.evaluate(model, list(data), **options)
+
+    def show() -> None:
+        fp32, *others = report["metrics"]
+        a = report["metrics"][fp32]
+        for name in others:
+            b, compared = report["metrics"][name], report.get("others", {}).get(name, report)
+            difference, bounds = compared["difference"], compared.get("interval", {})
+            rows = [
+                [key, f"{a[key]:.5f}", f"{b[key]:.5f}", f"{difference[key]:+.6f}", interval(bounds.get(key))]
+                for key in a
+            ]
+            rows += [[key, "", "", f"{value:.6f}", ""] for key, value in difference.items() if key not in a]
+            table([f"{report['samples']:,} samples", fp32, name, f"{name} - {fp32}", "95% interval"], rows)
+        if kept := report.get("kept"):
+            shares = ", ".join(f"{share:.1%} in {dtype}" for dtype, share in kept.items())
+            click.echo(f"--output-dtype: of the ten nearest texts by float32 stay {shares}")
+
+    emit(report, as_json, show)
+
+
+@click.command()
+@click.argument("model")
+@click.argument("others", nargs=-1, metavar="[INT8.onnx...]")
+@click.option(
+    "--data",
+    default=None,
+    help="Raw input to take the batches from; .npz or images for an .onnx file. [default: the model's sample; random]",
+)
+@click.option("--precision", "precisions", type=Words(), default="fp32,int8", show_default=True, help="Of a zoo model.")
+@click.option(
+    "--engine", "engines", type=Words(), default=None, help="[default: all that the machine and the model have]"
+)
+@batch_sizes
+@click.option("--rounds", default=15, show_default=True, help="Turns of every configuration.")
+@click.option(
+    "--instances",
+    default=1,
+    show_default=True,
+    help="Processes that run at once, each pinned to --threads cores of its own.",
+)
+@click.option(
+    "--scenario",
+    type=click.Choice(["single-stream", "offline"]),
+    default=None,
+    help=(
+        "From the image files of --data to classes, after the accuracy: one by one, and as a stream; or "
+        "as a stream alone."
+    ),
+)
+@click.option("--count", default=1000, show_default=True, help="Images that a scenario times.")
+@click.option(
+    "--min-top1", type=Share(), default=None, help="Time nothing where the share of right first classes is less."
+)
+@click.option(
+    "--min-top5", type=Share(), default=None, help="The same of the right class among the first five, e.g. 0.93."
+)
+@click.option("--price-per-hour", type=float, default=None, help="Of the machine; adds the cost of a million images.")
+@together(preprocess, threads, as_json)
+def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Throughput, latency and memory of MODEL: engines and precisions in turn in one run.
+
+    MODEL may be an .onnx file, timed beside others with the same inputs, such as its int8 form.
+    """
+    from zoo import api
+
+    report = api.benchmark(model, others, **options)
+
+    def show_files() -> None:
+        rows = []
+        for each in report["results"]:
+            figures = [each["engine"], each["precision"], str(each["batch_size"]), f"{each['latency_ms']['p50']:.3f}"]
+            figures += [f"{each['latency_ms']['p95']:.3f}", f"{each['samples_per_second']:,.1f}"]
+            rows.append(
+                [*figures, number(each["speedup"], 2), f"{each['bytes'] / 1e6:.2f}", f"{each['memory_mb']:.0f}"]
+            )
+        speedup = f"vs {report['model']}"
+        table(["engine", "file", "batch", "p50 ms", "p95 ms", "samples/s", speedup, "file MB", "peak MB"], rows)
+        left_out(report)
+        click.echo(f"{report['environment']['cpu']}, {options['threads']} thread(s) an instance")
+
+    def show_scenario() -> None:
+        columns = [
+            "engine",
+            "precision",
+            "top-1",
+            "top-5",
+            "mean ms",
+            "p50",
+            "p90",
+            "p99",
+            "decode / pre / model / post ms",
+        ]
+        rows = []
+        for each in report["results"]:
+            latency, split, offline = each.get("latency_ms", {}), each.get("split_ms", {}), each["offline"]
+            rows.append([each["engine"], each["precision"], *(percent(each.get(key)) for key in ("top1", "top5"))])
+            rows[-1] += [number(latency.get(key), 3) for key in ("mean", "p50", "p90", "p99")]
+            rows[-1] += [" / ".join(f"{ms:.3f}" for ms in split.values())]
+            rows[-1] += [f"{offline['images_per_second']:,.1f}", str(offline["batch_size"]), f"{each['memory_mb']:.0f}"]
+            rows[-1] += [number(each.get("cost_per_million"), 2)]
+        table([*columns, "images/s", "batch", "MB", "cost of 1M"], rows)
+        where = f"{report['images']:,} images timed, {report['samples']:,} judged"
+        click.echo(f"{where}; {report['environment']['cpu']}, {options['threads']} thread(s) for the model")
+
+    def show() -> None:
+        split = "pre / model / post ms" if options["instances"] == 1 else "model ms"
+        columns = ["engine", "precision", "batch", "inst.", "samples/s", "p50 ms", "p95 ms", "p99 ms", split, "MB"]
+        rows = [
+            [
+                each["engine"],
+                each["precision"],
+                str(each["batch_size"]),
+                str(each["instances"]),
+                f"{each['samples_per_second']:,.0f}",
+            ]
+            + [f"{each['latency_ms'][key]:.3f}" for key in ("p50", "p95", "p99")]
+            + [" / ".join(f"{ms:.3f}" for ms in each["split_ms"].values()), f"{each['memory_mb']:.0f}"]
+            for each in report["results"]
+        ]
+        table(columns, rows)
+        click.echo(f"{report['environment']['cpu']}, {options['threads']} thread(s) an instance")
+
+    files = any("speedup" in each for each in report["results"])
+    emit(report, as_json, show_files if files else show if options["scenario"] is None else show_scenario)
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "-o",
+    "--output",
+    default=None,
+    help="Where the plan goes. [default: MODEL.plan, or model.plan in the model's folder]",
+)
+@click.option(
+    "--data",
+    default=None,
+    help="What to time with: raw input; .npz or images for an .onnx file. [default: the model's sample; zeros]",
+)
+@click.option(
+    "--precision", "precisions", type=Words(), default=None, help="fp32, int8, bf16. [default: int8; a file as it is]"
+)
+@click.option(
+    "--engine", "engines", type=Words(), default=None, help="[default: all that the machine and the model have]"
+)
+@click.option("--threads", type=Numbers(), default="1", show_default=True, help="Threads of the engine.")
+@batch_sizes
+@together(preprocess, as_json)
+def plan(model: str, output: str | None, as_json: bool, **options: Any) -> None:
+    """Time engines, precisions, threads and batch sizes for MODEL or an .onnx file; write the quickest, compiled, into
+    a plan file.
+    """
+    from zoo import api
+
+    report = api.plan(model, output, **options)
+
+    def show() -> None:
+        chosen = [
+            tuple(each[key] for key in ("engine", "precision", "threads", "batch_size")) for each in report["profiles"]
+        ]
+        rows = []
+        for each in report["timings"]:
+            key = tuple(each[name] for name in ("engine", "precision", "threads", "batch_size"))
+            times = [f"{each['milliseconds']:.3f}", f"{each['samples_per_second']:,.0f}"]
+            rows.append([*map(str, key), *times, "chosen" if key in chosen else ""])
+        table(["engine", "precision", "threads", "batch", "ms", "samples/s", ""], rows)
+        left_out(report)
+        for each in report["profiles"]:
+            others = [
+                other
+                for other in report["timings"]
+                if other["batch_size"] == each["batch_size"] and other["engine"] != each["engine"]
+            ]
+            if others:
+                best = max(others, key=lambda other: other["samples_per_second"])
+                gain = each["samples_per_second"] / best["samples_per_second"]
+                click.echo(f"batch {each['batch_size']}: {each['engine']}, {gain:.2f}x {best['engine']}")
+        click.echo(report["path"])
+
+    emit(report, as_json, show)

@@ -1,0 +1,217 @@
+"""The commands that make an int8 model: rewrite, calibrate, quantize, tune."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import click
+
+from pipelines.core.errors import ZooError
+from zoo.cli.options import (
+    Duration,
+    Share,
+    Words,
+    as_json,
+    columns,
+    correct,
+    max_memory,
+    observer,
+    on_error,
+    preprocess,
+    search,
+    threads,
+    time_budget,
+    together,
+)
+from zoo.cli.output import count, emit, number, percent, show, table
+
+COSTLIEST = 10  # float operators that quantize names
+
+
+@click.command()
+@click.argument("model")
+@click.option("-o", "--output", default=None, help="Where the result goes, for an .onnx file.")
+@as_json
+def rewrite(model: str, output: str | None, as_json: bool) -> None:
+    """Apply the graph rewrites to MODEL, or the shared ones to an .onnx file."""
+    from zoo import api
+
+    show(api.rewrite(model, output), as_json)
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--data",
+    "--calibration-data",
+    "data",
+    multiple=True,
+    help="Raw input; .npz, may be repeated, a folder of them or of images for an .onnx file. [default: samples kept by "
+    "training]",
+)
+@click.option(
+    "-o", "--output", default=None, help="Where the table goes. [default: calibration.json of the model's folder]"
+)
+@click.option(
+    "--samples",
+    type=int,
+    default=None,
+    help="How many samples to use. [default: all for an .onnx file; 256 images, 4096 rows, 256 sentences]",
+)
+@max_memory
+@together(columns, observer, correct, search, preprocess, on_error, as_json)
+def calibrate(model: str, data: tuple[str, ...], output: str | None, as_json: bool, **options: Any) -> None:
+    """Choose the activation ranges of MODEL or of an .onnx file."""
+    from zoo import api
+
+    show(api.calibrate(model, one_or_list(data), output, **options), as_json)
+
+
+def one_or_list(values: tuple[str, ...]) -> str | list[str] | None:
+    """What an option that may be repeated gives: None, its one value, or all."""
+    return list(values) if len(values) > 1 else values[0] if values else None
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "-o", "--output", default=None, help="Where the int8 model goes. [default: int8.onnx of the model's folder]"
+)
+@click.option(
+    "--calibration-data",
+    "--data",
+    "calibration_data",
+    multiple=True,
+    help="For an .onnx file: .npz with one array per graph input, may be repeated; a folder of them; or of images. "
+    "With --schema: the log.",
+)
+@click.option(
+    "--schema",
+    default=None,
+    help="What a click log's columns are (zoo schema): the .onnx file is a ranker of it, made a model folder -o.",
+)
+@click.option(
+    "--columns",
+    type=Words(),
+    default=None,
+    help="With --schema: those that feed the inputs, in order. [default: by name; of one matrix: the schema's order]",
+)
+@click.option(
+    "--output-node", default=None, metavar="NAME", help="With --schema: the probability, where there are several."
+)
+@click.option("--table", default=None, help="A calibration table made before.")
+@click.option(
+    "--keep-float", multiple=True, metavar="REGEX", help="Operators that stay float, by name; may be repeated."
+)
+@click.option("--reduced-range", is_flag=True, help="7-bit weights, for CPUs without VNNI.")
+@click.option("--float-tables", is_flag=True, help="Keep embedding tables float.")
+@click.option(
+    "--dynamic",
+    multiple=True,
+    metavar="REGEX",
+    help="Gemm and MatMul whose input is quantized at run time (onnxruntime's strength).",
+)
+@click.option("--symmetric", is_flag=True, help="Zero point 128 for activations with negatives.")
+@click.option(
+    "--report", "report_path", default=None, help="Also measure the result and write a report, .html or .json."
+)
+@click.option("--all", "show_all", is_flag=True, help="List every operator, not their types and the costliest alone.")
+@together(max_memory, time_budget, preprocess, observer, correct, search, on_error, as_json)
+def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **options: Any) -> None:
+    """Quantize MODEL or an .onnx file to int8."""
+    from zoo import api
+
+    options["calibration_data"] = one_or_list(options["calibration_data"])
+    report = api.quantize(model, output, **options)
+    summary = report.get("summary")
+
+    def show() -> None:
+        if summary is not None:
+            click.echo(summary["line"])
+        if "structure" in report:
+            click.echo(f"{report['family']}: {report['structure']['why']}")
+        operators = report["operators"]
+        if show_all:
+            rows = [[each["name"], each["type"], each["precision"], each["reason"]] for each in operators]
+            table(["operator", "type", "precision", "note"], rows)
+        else:
+            kinds = Counter(each["type"] for each in operators if each["precision"] != "integer")
+            counts = Counter((each["type"], each["precision"]) for each in operators)
+            precisions = ("int8", "float")
+            rows = [[kind, *(str(counts[kind, each] or "") for each in precisions)] for kind, _ in kinds.most_common()]
+            table(["type", *precisions], rows)
+            if summary is not None and summary["costliest"]:
+                left = summary["costliest"][:COSTLIEST]
+                rows = [[each["name"], each["type"], count(each["cost"]), each["reason"]] for each in left]
+                table(["costliest float operators", "type", "MACs or elements", "why"], rows)
+        click.echo(report["path"])
+
+    emit(report, as_json, show)
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--evaluation-data",
+    multiple=True,
+    required=True,
+    help=(
+        ".npz of the graph's inputs and, if known, label; a folder of images, labelled or not; or a zoo "
+        "model's labelled raw input."
+    ),
+)
+@click.option(
+    "--calibration-data",
+    multiple=True,
+    help="The same, unlabelled. [default: every fifth evaluation sample; a zoo model's own samples]",
+)
+@click.option("--max-drop", type=Share(), default="0.5%", show_default=True, help="What the metric may lose.")
+@click.option("--time-budget", "seconds", type=Duration(), default="20m", show_default=True, help="When to stop.")
+@click.option("-o", "--output", required=True, help="Where the int8 model goes; the log of all trials lies beside it.")
+@click.option("--report", "report_path", default=None, help="Also write a report of the model found, .html or .json.")
+@click.option(
+    "--batch-size", default=1, show_default=True, help="Samples the model sees at once, also for the latency."
+)
+@click.option(
+    "--engine",
+    default="auto",
+    show_default=True,
+    help="What models are judged and timed in: auto (the quickest), onnxruntime, openvino, or native of the models "
+    "that have it.",
+)
+@together(preprocess, threads, as_json)
+def tune(
+    model: str,
+    evaluation_data: tuple[str, ...],
+    calibration_data: tuple[str, ...],
+    output: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Search for the quickest int8 form of MODEL or of an .onnx file that loses no more than allowed."""
+    from zoo import api
+
+    calibrating = one_or_list(calibration_data)
+    report = api.tune(model, one_or_list(evaluation_data), output, calibration_data=calibrating, **options)
+
+    def show() -> None:
+        rows = []
+        for each in report["trials"]:
+            figures = [percent(each["drop"]), number(each["sqnr_db"], 1), number(each.get("milliseconds"), 3)]
+            rows.append([each["name"], *figures, "kept" if each["best"] else each.get("error", "")])
+        table(["recipe", f"{report['metric']} lost", "SQNR dB", "ms", ""], rows)
+        click.echo(
+            f"{report['path']} in {report['engine']}; fp32 {report['fp32_ms']:.3f} ms in {report['fp32_engine']}; "
+            f"stopped: {report['stopped']}"
+        )
+
+    emit(report, as_json, show)
+    if not report["met"]:
+        best = report["best"]
+        raise ZooError(
+            f"the goal is missed by {percent(report['missed_by'])}: the best model, {best['name']}, loses "
+            f"{percent(best['drop'])} of "
+            f"{report['metric']}; {report['path']} holds it; allow more with --max-drop, or a longer search with "
+            "--time-budget"
+        )

@@ -1,1 +1,0 @@
-"""The commands of `zoo`, by what a user does: options, and what is printed; `zoo.verbs` does the work."""

@@ -1,0 +1,1 @@
+"""Wide & Deep on Criteo's headerless rows."""

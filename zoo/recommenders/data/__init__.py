@@ -1,0 +1,1 @@
+"""Click logs: schema, schema inference, sources, readers, features and training rows."""

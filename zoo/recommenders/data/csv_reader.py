@@ -1,0 +1,300 @@
+"""CSV to a model's inputs in one pass of native code, as `zoo.recommenders.data.features` encodes them, and as quickly
+as it goes.
+
+A block that the native parser declines goes through pyarrow, which alone reports faults.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+from numpy.typing import NDArray
+
+from pipelines.kernels import extension
+from zoo.recommenders.data import logs
+from zoo.recommenders.data.encoding import Encoding, Field
+from zoo.recommenders.data.logs import MISSING, Bad, Log, csv_batches
+
+PAD = 64  # bytes that the parser may read behind the data
+PIECE = 1 << 19  # bytes parsed at once: they and their arrays stay in the cache
+MOST = 1 << 16  # rows that are parsed into one array
+LOWEST, HIGHEST = -16, 16384  # whole numbers whose encoding is looked up
+BOM, _FEED = b"\xef\xbb\xbf", ord("\n")
+
+
+class Parsed(NamedTuple):
+    """n rows without a fault, see `zoo.recommenders.data.features.Rows`; None for a column that is absent."""
+
+    ids: NDArray[np.int32]
+    numbers: NDArray[np.float32]
+    scales: NDArray[np.float32]
+    labels: NDArray[np.float32] | None
+    weights: NDArray[np.float32] | None
+    times: NDArray[np.float64] | None
+
+
+Left = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]  # places, columns and values of numbers
+
+
+class Room:
+    """Memory that rows are parsed into until there are `rows` of them, at most `MOST`: to join pieces later would copy
+    what is in no cache any more. shape: columns of ids, numbers and scales. finish: called with rows and the numbers
+    that the parser left, by their flat places.
+    """
+
+    def __init__(self, rows: int, shape: tuple[int, int, int], finish: Callable[[Parsed, Left], None]) -> None:
+        self.rows, self.shape, self.finish = min(rows, MOST), shape, finish
+        self._begin()
+
+    def _begin(self) -> None:
+        kinds = zip((np.int32, np.float32, np.float32), self.shape, strict=True)
+        self._arrays = [np.empty((self.rows + self.rows // 4, width), kind) for kind, width in kinds]
+        self.count = 0
+        self._others: list[tuple[Any, ...]] = []  # labels, weights and times of each piece
+        self._left: list[Left] = []
+
+    @property
+    def free(self) -> list[NDArray[Any]]:
+        """The rows of its arrays that are not written yet."""
+        return [each[self.count :] for each in self._arrays]
+
+    def add(self, arrays: Any) -> Iterator[Parsed]:
+        """Take what the parser made of a piece, given `free`; gives what is whole then."""
+        count, ids, numbers, scales, *others, places, columns, values = arrays
+        if ids is not None:  # in memory of its own
+            yield from self.rest()
+            parsed = Parsed(ids, numbers, scales, *others)
+            self.finish(parsed, (places, columns, values))
+            yield parsed
+            return
+        if len(places):
+            self._left.append((places + self.count * self.shape[1], columns, values))
+        self._others.append(tuple(others))
+        self.count += count
+        if self.count >= self.rows:
+            parsed = self._finished()
+            self._begin()
+            for array, each in zip(self._arrays, parsed[:3], strict=True):
+                array[: len(each) - self.rows] = each[self.rows :]
+            self.count = len(parsed.ids) - self.rows
+            self._others.append(tuple(None if each is None else each[self.rows :] for each in parsed[3:]))
+            yield Parsed(*(None if each is None else each[: self.rows] for each in parsed))  # type: ignore[arg-type]
+
+    def rest(self) -> Iterator[Parsed]:
+        """What is there, if anything."""
+        if self.count:
+            parsed = self._finished()
+            self._begin()
+            yield parsed
+
+    def _finished(self) -> Parsed:
+        others = [None if each[0] is None else np.concatenate(each) for each in zip(*self._others, strict=True)]
+        parsed = Parsed(*(each[: self.count] for each in self._arrays), *others)
+        none = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
+        left: Any = tuple(map(np.concatenate, zip(*self._left, strict=True))) if self._left else none
+        self.finish(parsed, left)
+        return parsed
+
+
+@lru_cache(64)
+def _names(line: bytes, delimiter: str) -> tuple[str, ...]:
+    """The columns that pyarrow finds in a header, which takes it longer than a row."""
+    options = pa.csv.ParseOptions(delimiter=delimiter)
+    return tuple(pa.csv.read_csv(io.BytesIO(line), parse_options=options).column_names)
+
+
+@dataclass(frozen=True, eq=False)
+class NativeReader:
+    """Reads one log. names: its columns that are read."""
+
+    features: Encoding
+    log: Log
+    names: Sequence[str]
+    parser: Any
+
+    @classmethod
+    def of(cls, features: Encoding, log: Log, names: Sequence[str], isa: str = "") -> NativeReader | None:
+        """The reader of a log; None where it is no CSV, has signs beyond ASCII as separators, holds row numbers, plain
+        numbers or lists that skip unknown values, or there is no native code. isa: of
+        `pipelines.kernels.extension.isas`, "" for the quickest.
+        """
+        native = extension.native()
+        separators = [each.separator for each in features.schema.of("categories")]
+        if native is None or log.kind != "csv" or not "".join([log.delimiter, *separators]).isascii():
+            return None
+        if log.delimiter in '"\r\n':
+            return None
+        encodings = [each.encoding for each in features.schema.columns]
+        if any(each.get("type") in ("id", "value") or each.get("skip_unknown") for each in encodings):
+            return None
+        form = "quoted" if log.header else "unquoted"
+        parser = native.LogParser(len(log.columns), log.delimiter, form, MISSING, *features.shape, isa)
+        known = add_columns(parser, features, {name: at for at, name in enumerate(log.columns) if name in names})
+        return cls(features, log, names, parser) if known else None
+
+    def batches(
+        self, bad: Bad | None, seconds: defaultdict[str, float], rows: int
+    ) -> Iterator[Parsed | pa.RecordBatch]:
+        """All rows in order, parsed and mostly `rows` at a time, or as `Log.batches` gives them where there may be a
+        fault.
+
+        seconds["read"] counts the time in which the file gave its bytes.
+        """
+
+        def read(front: int) -> tuple[NDArray[np.uint8], int]:
+            """A buffer and the end of what was read into it, behind room for `front` bytes."""
+            begin = time.perf_counter()
+            step = min(PIECE, logs.BLOCK)
+            if len(buffers[0]) < front + step + PAD + 1:
+                buffers[0] = np.zeros(front + step + PAD + 1, np.uint8)
+            buffer = buffers.pop(0)
+            buffers.append(buffer)
+            end = front + int(stream.readinto(buffer[front : front + step].data))
+            seconds["read"] += time.perf_counter() - begin
+            return buffer, end
+
+        buffers, room = [np.empty(0, np.uint8)] * 2, Room(rows, self.features.shape, self._finish)  # buffers by turns
+        with self.log.reading():
+            stream = self.log.stream()
+            buffer, end = read(0)
+            start = self._start(buffer[:end].tobytes())
+            if start is None:
+                yield from self.log.batches(self.names, bad)
+                return
+            begin, records, kept = start, int(self.log.header), 0
+            while begin < end:
+                left = end - begin
+                following, following_end = read(left)
+                last = following_end == left
+                stop = end + (last and buffer[end - 1] != _FEED)  # a row may end with the file
+                buffer[end:stop] = _FEED
+                taken, met, arrays = self.parser.parse(buffer[begin:], stop - begin, *room.free)
+                if last and taken < stop - begin:  # a quote that nothing closes
+                    taken, arrays = left, None
+                elif not taken and left >= 3 * logs.BLOCK:  # a quote inside a value, or a row that is longer
+                    yield from room.rest()
+                    yield from self._again(bad, records - self.log.header, kept)
+                    return
+                taken = min(taken, left)
+                if arrays is None:
+                    yield from room.rest()
+                    text = b"\n" + buffer[begin : begin + taken].tobytes()  # the empty line keeps a BOM from being one
+                    for batch in csv_batches(self.log, text, self.names, bad, records):
+                        kept += batch.num_rows
+                        yield batch
+                elif arrays[0]:
+                    kept += arrays[0]
+                    yield from room.add(arrays)
+                records += met
+                rest = buffer[begin + taken : end]
+                buffer, begin, end = following, left - len(rest), following_end
+                buffer[begin:left] = rest
+            yield from room.rest()
+
+    def _again(self, bad: Bad | None, rows: int, kept: int) -> Iterator[pa.RecordBatch]:
+        """The rest of the log by `Log.batches`, behind its first `rows`, of which `kept` were given."""
+
+        def later(row: int, kind: str, message: str) -> None:
+            assert bad is not None
+            if row >= rows:
+                bad(row, kind, message)
+
+        for batch in self.log.batches(self.names, None if bad is None else later):
+            yield batch[min(kept, batch.num_rows) :]
+            kept -= min(kept, batch.num_rows)
+
+    def _start(self, block: bytes) -> int | None:
+        """Where the first row begins; None for a header that pyarrow may not read as `open_log` does."""
+        start = len(BOM) if block.startswith(BOM) else 0
+        if not self.log.header:
+            return start
+        end = block.find(b"\n") + 1
+        line = block[start:end]
+        if not end or b"\r" in line.removesuffix(b"\n").removesuffix(b"\r") or line.count(b'"') % 2:
+            return None
+        return end if _names(line, self.log.delimiter) == self.log.columns else None
+
+    def _finish(self, parsed: Parsed, left: Left) -> None:
+        """Numbers that the parser left, and missing values where columns are not read."""
+        places, columns, values = left
+        if len(places):
+            scaled = self.features.scaled_mixed(columns, values).astype(np.float32)
+            scaled = np.where(np.isnan(scaled), self.features.fills[columns], scaled)
+            parsed.numbers.reshape(-1)[places] = scaled
+        features = self.features
+        fields, numbers = self._unread
+        for field in fields:
+            parsed.ids[:, field.start : field.start + field.width] = field.last
+            if field.scale >= 0:
+                parsed.scales[:, field.scale] = 0
+        for at in numbers:
+            parsed.numbers[:, at] = features.fills[at]
+            if at in features.gaps:
+                parsed.numbers[:, len(features.numbers) + features.gaps.index(at)] = 1
+
+    @cached_property
+    def _unread(self) -> tuple[list[Field], list[int]]:
+        """Fields, and places of numbers, that are not read."""
+        fields = [field for field in self.features.fields if field.name not in self.names]
+        numbers = [at for at, column in enumerate(self.features.numbers) if column.name not in self.names]
+        return fields, numbers
+
+
+def add_columns(parser: Any, encoding: Encoding, places: Mapping[str, int]) -> bool:
+    """Add columns to a native parser.
+
+    Args:
+        parser: A `LogParser` whose outputs have the shape of `encoding`.
+        encoding: What the columns become; of no column "id".
+        places: Of the columns that are read, where they stand in a row, 0-based.
+
+    Returns:
+        False where the parser cannot read them: a scale is beyond float64.
+    """
+    for field in encoding.fields:
+        if field.name not in places:
+            continue
+        place, how = places[field.name], field.column.encoding
+        of_list: tuple[Any, ...] = ()
+        if field.is_list:
+            of_list = (field.width, field.column.separator, field.column.pooling == "max", field.scale)
+        match how["type"]:
+            case "hash":
+                add = parser.hashed_list if field.is_list else parser.hashed
+                add(place, field.start, how["buckets"], *of_list)
+            case "hash-bucket":
+                parser.hash_bucket(place, field.start, how["buckets"], field.last)
+            case _:
+                add = parser.known_list if field.is_list else parser.known
+                add(place, field.start, list(how["values"]), *of_list)
+    tables = encoding.scaled_whole(LOWEST, HIGHEST)
+    for at, column in enumerate(encoding.numbers):
+        if column.name not in places:
+            continue
+        if np.isnan(tables[at]).any():
+            return False
+        gap = len(encoding.numbers) + encoding.gaps.index(at) if at in encoding.gaps else -1
+        scaling, scale, fill = column.encoding["type"], _linear(column.encoding), float(encoding.fills[at])
+        parser.number(places[column.name], at, gap, scaling, *scale, fill, tables[at])
+    for column in encoding.schema.of("label", "weight", "timestamp"):
+        if column.name in places:
+            parser.real(places[column.name], column.unit or column.kind)
+    return True
+
+
+def _linear(encoding: Any) -> tuple[float, float]:
+    """What is subtracted, and then divided by, of encodings that are no more; 0 and 1 of others."""
+    if encoding["type"] == "standard":
+        return encoding["mean"], encoding["deviation"]
+    if encoding["type"] == "min-max":
+        return encoding["minimum"], encoding["maximum"] - encoding["minimum"]
+    return 0.0, 1.0

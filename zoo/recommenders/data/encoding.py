@@ -1,0 +1,365 @@
+"""Columns of a click log to a model's inputs, as the log's schema says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from zoo.recommenders.data.hashing import hash_buckets
+from zoo.recommenders.data.schema import FEATURES, Column, Schema
+
+Floats = NDArray[np.float32]
+LARGEST = 8.0  # standard deviations to which a "standard" number is clipped
+_NO_BOUNDS = {"minimum": 0.0, "maximum": 1.0}
+UNKNOWN = 0  # the id of a category that is none of its vocabulary
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """n rows, encoded.
+
+    ids: int32 [n, columns], see `Field`. numbers: float32 [n, numbers]. scales: float32 [n, lists of mean pooling], 1 /
+    items, 0 for none. labels: float32 [n], 0 or 1; None where none were asked for. weights: float32 [n]. times: float64
+    [n], seconds since 1970, or the position where there is no timestamp. index: int64 [n], 0-based position of each row
+    in the whole input, rows left out counted.
+    """
+
+    ids: NDArray[np.int32]
+    numbers: Floats
+    scales: Floats
+    labels: Floats | None
+    weights: Floats
+    times: NDArray[np.float64]
+    index: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, rows: Any) -> Rows:
+        return Rows(*(None if each is None else each[rows] for each in self._arrays()))  # type: ignore[arg-type]
+
+    def _arrays(self) -> tuple[Any, ...]:
+        return self.ids, self.numbers, self.scales, self.labels, self.weights, self.times, self.index
+
+    @staticmethod
+    def concatenate(parts: Sequence[Rows]) -> Rows:
+        """One of several (at least one), in order."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = zip(*(each._arrays() for each in parts), strict=True)
+        joined: list[Any] = [None if each[0] is None else np.concatenate(each) for each in columns]
+        return Rows(*joined)
+
+
+@dataclass(frozen=True)
+class Field:
+    """What one category, or list of categories, becomes: `width` columns of the ids from `start` on, and a table.
+
+    Ids of a table of `rows` rows: 0 an unknown value, from 1 on known values or hash buckets, the last one a missing
+    value. In a list the last one fills the places that the row has no items for, and its row of the table is zeros; of
+    max pooling they repeat the first item. Of the encoding "id" 0 stands for unknown and missing values alike, and is
+    no item of a list; nor is it of a list that skips unknown values. Of the encoding "hash-bucket" ids are hash buckets
+    from 0 on. scale: the column of `Rows.scales` for mean pooling, else -1.
+    """
+
+    column: Column
+    start: int
+    scale: int
+
+    @property
+    def name(self) -> str:
+        """The column's name."""
+        return self.column.name
+
+    @property
+    def is_list(self) -> bool:
+        """Whether a row has several values."""
+        return self.column.kind == "categories"
+
+    @property
+    def width(self) -> int:
+        """Columns of the ids."""
+        return self.column.length if self.is_list else 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        encoding = self.column.encoding
+        if encoding["type"] == "id":
+            return int(encoding["rows"])
+        if encoding["type"] == "hash-bucket":
+            return int(encoding["buckets"]) + bool(encoding.get("missing_row"))
+        return 2 + (int(encoding["buckets"]) if encoding["type"] == "hash" else len(encoding["values"]))
+
+    @cached_property
+    def last(self) -> int:
+        """The id of a missing value, or of a place without an item."""
+        encoding = self.column.encoding
+        if encoding["type"] == "hash-bucket" and not encoding.get("missing_row"):
+            return int(hash_buckets(pa.array([""]), int(encoding["buckets"]))[0])
+        return 0 if encoding["type"] == "id" else self.rows - 1
+
+    @cached_property
+    def _values(self) -> pa.Array:
+        return pa.array(self.column.encoding["values"], pa.string())
+
+    def ids(self, texts: pa.Array) -> NDArray[np.int32]:
+        """Ids of texts, int32 [n]; null is missing."""
+        if self.column.encoding["type"] in ("hash", "hash-bucket"):
+            first = np.int32(self.column.encoding["type"] == "hash")
+            found = hash_buckets(texts, int(self.column.encoding["buckets"])) + first
+        elif self.column.encoding["type"] == "id":
+            numbers = floats(texts)
+            known = (numbers > 0) & (numbers < self.rows) & (numbers == np.floor(numbers))
+            return np.where(known, numbers, 0).astype(np.int32)
+        else:
+            values = self._values if pa.types.is_string(texts.type) else self._values.cast(texts.type)
+            places = pc.index_in(texts, value_set=values, skip_nulls=True)
+            found = places.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32) + np.int32(1)
+        if texts.null_count:
+            found[texts.is_null().to_numpy(zero_copy_only=False)] = self.last
+        return found
+
+    def items(self, texts: pa.Array) -> tuple[NDArray[np.int32], Floats]:
+        """Ids of lists, int32 [n, width], the last `width` items of each in order, and 1 / items, float32 [n].
+
+        Spaces around an item do not count, an item without text is none.
+        """
+        lists = pc.split_pattern(texts, self.column.separator)
+        counts = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
+        values = pc.utf8_trim_whitespace(lists.flatten())
+        rows = np.repeat(np.arange(len(texts)), counts)
+        some = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
+        known = self.ids(values)
+        if self.column.encoding["type"] == "id" or self.column.encoding.get("skip_unknown"):
+            some &= known > 0
+        rows, known = rows[some], known[some]
+        counts = np.bincount(rows, minlength=len(texts))
+        place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        place -= np.maximum(counts - self.width, 0)[rows]
+        kept = place >= 0
+        out = np.full((len(texts), self.width), self.last, np.int32)
+        out[rows[kept], place[kept]] = known[kept]
+        counts = np.minimum(counts, self.width)
+        if self.column.pooling == "max":
+            out = np.where(np.arange(self.width) < counts[:, None], out, out[:, :1])
+        with np.errstate(divide="ignore"):
+            return out, np.where(counts > 0, np.float32(1) / counts.astype(np.float32), np.float32(0))
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What each column of a schema becomes.
+
+    numbers: the columns of `Rows.numbers`, then, for those that had missing values when the schema was made and have no
+    fill, 1 where the value is missing; the value itself is then 0.
+    """
+
+    schema: Schema
+
+    @cached_property
+    def fields(self) -> tuple[Field, ...]:
+        """The categories, in the order of the schema."""
+        found: list[Field] = []
+        start = scale = 0
+        for column in self.schema.of("category", "categories"):
+            mean = column.pooling == "mean"
+            found.append(Field(column, start, scale if mean else -1))
+            start, scale = start + found[-1].width, scale + mean
+        return tuple(found)
+
+    @cached_property
+    def numbers(self) -> tuple[Column, ...]:
+        """The columns of numbers."""
+        return self.schema.of("number")
+
+    @cached_property
+    def gaps(self) -> tuple[int, ...]:
+        """Which of the numbers have a column that says whether they are missing."""
+        return tuple(i for i, each in enumerate(self.numbers) if each.missing and "fill" not in each.encoding)
+
+    @cached_property
+    def fills(self) -> Floats:
+        """What a missing value of each number becomes, float32 [numbers]."""
+        return np.array([each.encoding.get("fill", 0) for each in self.numbers], np.float32)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Columns of ids, numbers and scales."""
+        return (
+            sum(each.width for each in self.fields),
+            len(self.numbers) + len(self.gaps),
+            sum(each.scale >= 0 for each in self.fields),
+        )
+
+    def scaled(self, at: int, x: NDArray[np.float64]) -> Any:
+        """Values of the number `at` as `schema.ENCODINGS` says, NaN where missing: float64 [n] to [n]."""
+        encoding = self.numbers[at].encoding
+        match encoding["type"]:
+            case "value":
+                return x
+            case "log1p-min-max":
+                return log1p_min_max(x, np.float32(encoding["low"]), np.float32(encoding["high"]))
+            case "standard":
+                return np.clip((x - encoding["mean"]) / encoding["deviation"], -LARGEST, LARGEST)
+            case "min-max":
+                return np.clip((x - encoding["minimum"]) / (encoding["maximum"] - encoding["minimum"]), 0, 1)
+            case "log1p":
+                most = np.log1p(encoding["maximum"] - encoding["minimum"])
+                return np.clip(np.log1p(np.maximum(x - encoding["minimum"], 0)) / most, 0, 1)
+            case _:
+                points = np.asarray(encoding["quantiles"], np.float64)
+                found = np.interp(x, points, np.linspace(0, 1, len(points)))
+                return np.where(np.isnan(x), np.nan, found)
+
+    def fill(self, values: Floats) -> None:
+        """Fill missing values, NaN, in the numbers of n rows, and the columns that say where they were.
+
+        Args:
+            values: float32 [n, numbers and gaps], changed in place.
+        """
+        count = len(self.numbers)
+        missing = np.isnan(values[:, :count])
+        values[:, count:] = missing[:, list(self.gaps)]
+        np.copyto(values[:, :count], self.fills, where=missing)
+
+    def scaled_mixed(self, columns: NDArray[np.int64], x: NDArray[np.float64]) -> Any:
+        """The same of a value of the number `columns[i]` each, float64 [n] to [n]."""
+        logs, low, most = self._log_bounds
+        if logs.all():  # all of them at once
+            return np.clip(np.log1p(np.maximum(x - low[columns], 0)) / most[columns], 0, 1)
+        found, some = np.empty_like(x), logs[columns]
+        of = columns[some]
+        found[some] = np.clip(np.log1p(np.maximum(x[some] - low[of], 0)) / most[of], 0, 1)
+        for at in np.flatnonzero(~logs):
+            some = columns == at
+            found[some] = self.scaled(int(at), x[some])
+        return found
+
+    @cached_property
+    def _log_bounds(self) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]:
+        """Of every number, whether its encoding is log1p; and its minimum and logarithm of the maximum, where it is."""
+        logs = np.array([each.encoding["type"] == "log1p" for each in self.numbers], bool)
+        bounds = [each.encoding if log else _NO_BOUNDS for each, log in zip(self.numbers, logs, strict=True)]
+        low = np.array([each["minimum"] for each in bounds], np.float64)
+        return logs, low, np.array([np.log1p(each["maximum"] - each["minimum"]) for each in bounds], np.float64)
+
+    def scaled_whole(self, start: int, stop: int) -> Floats:
+        """What the whole numbers from `start` to below `stop` become, float32 [numbers, stop - start]; made once."""
+        if (tables := self._tables.get((start, stop))) is None:
+            x = np.arange(start, stop, dtype=np.float64)
+            found = [self.scaled(at, x).astype(np.float32) for at in range(len(self.numbers))]
+            tables = self._tables[start, stop] = np.array(found, np.float32).reshape(len(found), len(x))
+        return tables
+
+    @cached_property
+    def _tables(self) -> dict[tuple[int, int], Floats]:
+        return {}
+
+    def encode_columns(self, columns: Mapping[str, pa.Array], index: NDArray[np.int64], labelled: bool) -> Rows:
+        """n rows of text columns by name, null where missing, as are features whose column is not there. index: their
+        positions, int64 [n]. Labels and weights that are none are NaN.
+        """
+        count, (width, numbers, lists) = len(index), self.shape
+        absent = pa.nulls(count, pa.string())
+        columns = {**dict.fromkeys((each.name for each in self.schema.of(*FEATURES)), absent), **columns}
+        ids, scales = np.empty((count, width), np.int32), np.empty((count, lists), np.float32)
+        for field in self.fields:
+            if field.is_list:
+                found, scale = field.items(columns[field.name])
+                ids[:, field.start : field.start + field.width] = found
+                if field.scale >= 0:
+                    scales[:, field.scale] = scale
+            else:
+                ids[:, field.start] = field.ids(columns[field.name])
+        values = np.zeros((count, numbers), np.float32)
+        for at, column in enumerate(self.numbers):
+            values[:, at] = self.scaled(at, floats(columns[column.name]))
+        self.fill(values)
+        labels, weights = None, np.ones(count, np.float32)
+        if labelled:
+            (label,) = self.schema.of("label")
+            labels = floats(columns[label.name]).astype(np.float32)
+            for each in self.schema.of("weight"):
+                weights = floats(columns[each.name]).astype(np.float32)
+        times = index.astype(np.float64)
+        for each in self.schema.of("timestamp"):
+            if each.name in columns:
+                times = seconds_since_1970(columns[each.name], each.unit)
+        return Rows(ids, np.nan_to_num(values, copy=False), scales, labels, weights, times, index)
+
+
+def log1p(numbers: NDArray[np.floating[Any]]) -> Floats:
+    """log1p(max(x, 0)) as a new C-contiguous float32 array; NaN stays."""
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes inf
+        values = np.array(numbers, np.float32, order="C")
+    np.maximum(values, 0, out=values)
+    return np.log1p(values, out=values)
+
+
+def log1p_min_max(numbers: NDArray[np.floating[Any]], low: Any, high: Any) -> Floats:
+    """Min-max scaling of logarithms in float32: (clip(log1p(max(x, 0)), low, high) - low) / (high - low).
+
+    Args:
+        numbers: Any float dtype and shape; NaN stays NaN.
+        low: Smallest logarithm, float32, scalar or broadcastable to `numbers`.
+        high: Largest logarithm, the same; where it equals `low`, the divisor is 1.
+
+    Returns:
+        float32 in the shape of `numbers`, 0 to 1.
+    """
+    values = log1p(numbers)
+    np.clip(values, low, high, out=values)
+    values -= low
+    values /= np.where(high > low, high - low, np.float32(1))
+    return values
+
+
+def floats(texts: pa.Array) -> NDArray[np.float64]:
+    """Texts as numbers, float64 [n]; NaN for null, for what is no number, and for infinity."""
+    try:
+        found = texts.cast(pa.float64())
+    except pa.ArrowInvalid:
+        trimmed = pc.utf8_trim_whitespace(texts)
+        is_number = pc.match_substring_regex(trimmed, r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
+        found = pc.if_else(is_number, trimmed, pa.scalar(None, pa.string())).cast(pa.float64())
+    values = found.to_numpy(zero_copy_only=False).astype(np.float64)
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def seconds_since_1970(texts: pa.Array, unit: str) -> NDArray[np.float64]:
+    """Timestamps, float64 [n]; those that are none as before all others. unit: "s", "ms", or "text" for ISO 8601, UTC
+    where it has no zone.
+    """
+    if unit != "text":
+        return np.nan_to_num(floats(texts) / (1000 if unit == "ms" else 1), nan=-np.inf)
+    texts = pc.replace_substring_regex(texts, r"(:\d\d\.\d{6})\d{1,3}", r"\1")  # nanoseconds, as Arrow writes them
+    time = r"([01]\d|2[0-3]):[0-5]\d"
+    is_time = pc.match_substring_regex(
+        texts,
+        rf"^\d{{4}}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+        rf"([T ]{time}(:[0-5]\d(\.\d{{1,6}})?)?(Z|[+-]([01]\d|2[0-3]):?[0-5]\d)?)?$",
+    )
+    whole = pc.replace_substring_regex(texts, r"^(.{10})$", r"\1T00:00Z")
+    whole = pc.replace_substring_regex(whole, r"^(.{10}[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)$", r"\1Z")
+    whole = pc.if_else(is_time, whole, pa.scalar(None, pa.string()))
+    try:
+        times = whole.cast(pa.timestamp("us", "UTC"))
+    except pa.ArrowInvalid:  # the 30th of February
+        times = pa.array([_instant(each) for each in whole], pa.timestamp("us", "UTC"))
+    found = times.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.float64) / 1e6
+    return np.asarray(np.nan_to_num(found, nan=-np.inf))
+
+
+def _instant(text: pa.Scalar) -> pa.Scalar:
+    try:
+        return text.cast(pa.timestamp("us", "UTC"))
+    except pa.ArrowInvalid:
+        return pa.scalar(None, pa.timestamp("us", "UTC"))

@@ -1,0 +1,366 @@
+"""Click logs as streams of named text columns: CSV and TSV with a header, JSON lines, Parquet; text also as .gz; data
+sets of the `datasets` library, on disk or on the hub; rows and tables in memory.
+
+Every column comes as text, null where a value is missing, in batches of constant memory. pyarrow reads CSV (quotes by
+RFC 4180, UTF-8) and Parquet. A list in JSON lines or Parquet becomes text joined by `LIST`; an empty one is missing, as
+it is in CSV. Rows of the Criteo format (Kaggle 2014), which have no header, are told by their 39 or 40 columns; their
+names are `CRITEO`.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+import json
+import re
+import shutil
+import sys
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+
+from pipelines.core.errors import RequestError, one_line
+from zoo.recommenders.data import sources
+
+LIST = "|"  # joins what is a list in the file
+BLOCK = 4 << 20  # bytes of text read at once
+ROWS = 65_536  # of a batch of JSON lines or Parquet
+DELIMITERS = (",", "\t", ";", "|")
+HUGE = 2.0**63  # from here on whole numbers are not written out
+MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
+
+
+CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
+_QUOTED = re.compile(r'"[^"]*("|$)')
+_CRITEO_ROW = re.compile(r"([01]\t)?(-?\d*\t){13}([0-9a-f]{8})?(\t([0-9a-f]{8})?){25}")
+# takes a row left out: its 0-based position in the log, its kind of fault, and what was found and wanted
+Bad = Callable[[int, str, str], None]
+
+
+@dataclass(frozen=True)
+class Log:
+    """A source of rows. kind: "csv", "jsonl", "parquet", "saved" or "hub" (data sets) or "rows" (in memory). delimiter:
+    of "csv", one character. columns: their names. header: whether the first line is one. place: what is opened, where
+    that is not `path`.
+    """
+
+    path: str | Path
+    kind: str
+    delimiter: str
+    columns: tuple[str, ...]
+    header: bool = True
+    place: Any = None
+
+    def batches(self, columns: Sequence[str] | None = None, bad: Bad | None = None) -> Iterator[pa.RecordBatch]:
+        """All rows in order, every one of `columns` (None: all) as text, null where missing.
+
+        bad: told of each row with another number of columns, which is left out. Raises RequestError for a source that
+        cannot be read to its end, and for such a row where `bad` is None.
+        """
+        chosen = self.columns if columns is None else tuple(columns)
+        with self.reading():
+            if self.kind == "csv":
+                yield from csv_batches(self, self.stream(), chosen, bad)
+            elif self.kind == "jsonl":
+                yield from _json_batches(self, chosen)
+            else:
+                for batch in _tables(self):
+                    texts = [_column_as_text(batch.column(name)) for name in chosen]
+                    yield pa.record_batch(texts, names=list(chosen))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Makes a RequestError of what goes wrong inside."""
+        try:
+            yield
+        except (pa.ArrowException, EOFError, OSError, ValueError, zlib.error) as error:
+            raise RequestError(f"{self.path} cannot be read as {self.kind}: {one_line(error)}") from error
+
+    def stream(self) -> Any:
+        """The bytes of a file, as pyarrow reads them; unpacked where it is gzip."""
+        if isinstance(self.place, bytes):
+            return pa.BufferReader(self.place)
+        path = Path(self.path)
+        return pa.CompressedInputStream(str(path), "gzip") if _is(path, b"\x1f\x8b") else pa.OSFile(str(path))
+
+
+def open_log(source: Any, delimiter: str | None = None) -> Log:
+    """The log in a file, by its content; in a folder of `datasets` or on the hub ("org/name", either with ":split"); on
+    stdin ("-"); or in memory: io.BytesIO with the bytes of CSV or JSON lines, a pyarrow table, a data frame, a list of
+    {column: value}. A log is itself.
+
+    delimiter: of CSV; None: the one that its header has most of. Raises RequestError where there is no such source, or
+    one whose columns have no names, or names that stand twice.
+    """
+    if isinstance(source, Log):
+        return source
+    if isinstance(source, io.BytesIO):
+        return _by_head("the text", *_head("the text", source, delimiter), place=source.getvalue())
+    if not isinstance(source, str | Path):
+        table = _in_memory(source)
+        return _named(Log("the rows given", "rows", "", tuple(table.column_names), place=table))
+    path = _spooled() if str(source) == "-" else Path(source)
+    if not path.is_file():
+        try:
+            name, kind, place = sources.find(str(source))
+        except RequestError:
+            wanted = "a click log: CSV, TSV or JSON lines (plain or .gz), Parquet, a saved data set, - or a hub id"
+            raise RequestError(f"found no file {path}, wanted {wanted}") from None
+        names = next(sources.tables(name, kind, place)).column_names
+        return _named(Log(name, kind, "", tuple(names), place=place))
+    try:
+        if _is(path, b"PAR1"):
+            return _named(Log(path, "parquet", "", tuple(pa.parquet.read_schema(path).names)))
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from error
+    return _by_head(path, *_head(path, path, delimiter))
+
+
+def open_logs(source: Any) -> list[Log]:
+    """The log of a source, or those of a list of several; see `open_log`."""
+    several = isinstance(source, list | tuple) and source and not isinstance(source[0], dict)
+    return [open_log(each) for each in (source if several else [source])]
+
+
+def _head(name: str | Path, source: Path | io.BytesIO, delimiter: str | None) -> tuple[str, str, tuple[str, ...]]:
+    """The first line of a text; of CSV the delimiter and the header's names, which may go on in the lines below."""
+    try:
+        with _text(source) as file:
+            line = file.readline(BLOCK)
+            if not line.strip() or line.lstrip().startswith("{"):
+                return line, "", ()
+            chosen = delimiter or max(DELIMITERS, key=_QUOTED.sub("", line).count)
+            return line, chosen, tuple(next(csv.reader(itertools.chain([line], file), delimiter=chosen)))
+    except (pa.ArrowException, EOFError, OSError, UnicodeDecodeError, csv.Error, zlib.error) as error:
+        raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str | Path, error: Exception) -> RequestError:
+    wanted = "CSV, TSV or JSON lines in UTF-8 (plain or .gz), or Parquet"
+    return RequestError(f"{name} cannot be read: {one_line(error)}; wanted {wanted}")
+
+
+def _by_head(path: str | Path, line: str, delimiter: str, names: tuple[str, ...], place: bytes | None = None) -> Log:
+    """The log of a text, see `open_log` and `_head`."""
+    if not line.strip():
+        raise RequestError(f"{path} is empty, or begins with an empty line; wanted a header that names the columns")
+    if line.lstrip().startswith("{"):
+        return _named(Log(path, "jsonl", "", tuple(_object(path, 1, line)), place=place))
+    if _CRITEO_ROW.fullmatch(line.rstrip("\r\n")):
+        labelled = line.count("\t") == len(CRITEO) - 1
+        return Log(path, "csv", "\t", CRITEO if labelled else CRITEO[1:], header=False, place=place)
+    return _named(Log(path, "csv", delimiter, names, place=place))
+
+
+def is_criteo(source: Any) -> bool:
+    """Whether a source is not a log with named columns but rows of the Criteo format, as Wide & Deep's own reader takes
+    them; one that cannot be opened is.
+    """
+    if isinstance(source, list | tuple) and source:
+        return is_criteo(source[0]) if isinstance(source[0], str | Path) else not isinstance(source[0], dict)
+    try:
+        log = open_log(source) if str(source) != "-" else None
+    except RequestError:
+        return True
+    if log is None or not log.header:
+        return True
+    if log.kind == "csv":  # whose header that reader does not take
+        return False
+    lower = {each.lower() for each in log.columns}
+    return len(lower & {f"c{i}" for i in range(1, 27)} | lower & {f"categorical_feature_{i}" for i in range(1, 27)}) > 9
+
+
+def _in_memory(source: Any) -> pa.Table:
+    try:
+        if isinstance(source, list | tuple):
+            names = dict.fromkeys(name for row in source for name in row)
+            texts = {name: pa.array([_as_text(row.get(name)) for row in source], pa.string()) for name in names}
+            return pa.table(texts)
+        return pa.table(source)
+    except (AttributeError, TypeError, ValueError, pa.ArrowException) as error:
+        raise RequestError(
+            f"found {type(source).__name__} as rows ({one_line(error)}); wanted a path, a table or a list of "
+            "{column: value}"
+        ) from error
+
+
+def _spooled() -> Path:
+    """stdin as a file, which is read more than once; it goes with the process."""
+    if sys.stdin is None:
+        raise RequestError("stdin is closed; name a file")
+    for stdin, file in _SPOOLED:
+        if stdin is sys.stdin:
+            return Path(file.name)
+    file = tempfile.NamedTemporaryFile(prefix="zoo-log-")  # noqa: SIM115 (open as long as the process)
+    _SPOOLED.append((sys.stdin, file))
+    shutil.copyfileobj(sys.stdin.buffer, file, BLOCK)
+    file.flush()
+    return Path(file.name)
+
+
+_SPOOLED: list[tuple[Any, Any]] = []
+
+
+def _tables(log: Log) -> Iterator[Any]:
+    """Arrow tables of a source that has such."""
+    if log.kind == "rows":
+        yield from log.place.to_batches(ROWS)
+    elif log.kind == "parquet":
+        with pa.parquet.ParquetFile(log.path) as file:
+            yield from file.iter_batches(ROWS)
+    else:
+        for table in sources.tables(str(log.path), log.kind, log.place):
+            yield table.combine_chunks().to_batches()[0] if len(table) else table
+
+
+def _named(log: Log) -> Log:
+    """`log`, unless its columns have no proper names."""
+    twice = [name for name, count in Counter(log.columns).items() if count > 1]
+    if twice:
+        raise RequestError(f"{log.path} has the column {twice[0]!r} more than once; wanted a name of its own for each")
+    numbers = [name for name in log.columns if _is_number(name)]
+    if "" in log.columns or (log.kind == "csv" and len(numbers) * 2 > len(log.columns)):
+        raise RequestError(
+            f"{log.path} begins with {', '.join(log.columns)[:80]!r}, which names no columns; wanted a header"
+        )
+    return log
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return not text
+    return True
+
+
+def _is(path: Path, magic: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(magic)) == magic
+
+
+def _text(path: Path | io.BytesIO) -> IO[str]:
+    """A text file, unpacked where it is gzip; or a text in memory."""
+    if isinstance(path, io.BytesIO):
+        return io.TextIOWrapper(io.BytesIO(path.getvalue()), "utf-8-sig", newline="")
+    opener = gzip.open if _is(path, b"\x1f\x8b") else open
+    return opener(path, "rt", encoding="utf-8-sig", newline="")
+
+
+def _object(path: str | Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            f"line {number} of {path} is no JSON ({one_line(error)}); wanted an object a line"
+        ) from error
+    if not isinstance(found, dict):
+        raise RequestError(f"line {number} of {path} is no JSON object; wanted one a line")
+    return found
+
+
+def csv_batches(
+    log: Log, source: Any, columns: Sequence[str], bad: Bad | None, before: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Records of CSV, see `Log.batches`. source: a stream; or, where `before` says how many records of the log came
+    earlier, its header counted, some bytes, which become one batch.
+    """
+    path, header, earlier = log.path, log.header and before is None, before or 0
+
+    def skip(row: Any) -> str:
+        if bad is None:
+            return "error"
+        number = row.number + earlier
+        found = f"found {row.actual_columns} columns, wanted {row.expected_columns}"
+        bad(number - 1 - log.header, "columns", f"{path} row {number}: {found}")
+        return "skip"
+
+    try:
+        yield from pa.csv.open_csv(
+            source if before is None else pa.BufferReader(source),
+            read_options=pa.csv.ReadOptions(
+                block_size=BLOCK if before is None else len(source),
+                use_threads=False,
+                column_names=None if header else list(log.columns),
+            ),
+            parse_options=pa.csv.ParseOptions(
+                delimiter=log.delimiter,
+                quote_char='"' if log.header else False,
+                newlines_in_values=log.header,
+                invalid_row_handler=skip,
+            ),
+            convert_options=pa.csv.ConvertOptions(
+                include_columns=list(columns),
+                column_types=dict.fromkeys(columns, pa.string()),
+                null_values=list(MISSING),
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=True,
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        raise pa.ArrowInvalid(
+            re.sub(r"\bRow #(\d+)", lambda found: f"Row #{int(found[1]) + earlier}", str(error), count=1)
+        ) from error
+
+
+def _json_batches(log: Log, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    """Columns that the first line names; others of later lines are passed over, those that lack are null."""
+    path = log.path
+    with _text(io.BytesIO(log.place) if isinstance(log.place, bytes) else Path(path)) as file:
+        lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+        while part := list(itertools.islice(lines, ROWS)):
+            rows = [_object(path, number, line) for number, line in part]
+            yield pa.record_batch(
+                [pa.array([_as_text(row.get(name)) for row in rows], pa.string()) for name in columns],
+                names=list(columns),
+            )
+
+
+def _as_text(value: Any) -> str | None:
+    if isinstance(value, list):
+        return LIST.join(text for each in value if (text := _as_text(each)) is not None) or None
+    whole = isinstance(value, float | np.floating) and float(value).is_integer() and abs(float(value)) < HUGE
+    if isinstance(value, bool) or whole:
+        return str(int(value))
+    return None if value is None or str(value) in MISSING else str(value)
+
+
+def _column_as_text(column: pa.Array) -> pa.Array:
+    """The values as `_as_text` writes them."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _column_as_text(column.dictionary_decode())
+    if pa.types.is_float16(kind):  # which Arrow cannot round
+        return _column_as_text(column.cast(pa.float32()))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        column = _lists_as_text(column)
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.int8())
+    text = column.cast(pa.string())
+    if pa.types.is_floating(kind):  # 3.0 is the id 3: a column of whole numbers with gaps may be of either type
+        whole = pc.and_(pc.equal(column, pc.floor(column)), pc.less(pc.abs(column), HUGE))
+        numbers = pc.if_else(whole, column, pa.scalar(None, kind)).cast(pa.int64())
+        text = pc.coalesce(numbers.cast(pa.string()), text)
+    return pc.if_else(pc.is_in(text, pa.array(MISSING)), pa.scalar(None, pa.string()), text)
+
+
+def _lists_as_text(column: pa.Array) -> pa.Array:
+    """Lists joined by `LIST`, without the items that are missing."""
+    items = _column_as_text(column.flatten())
+    some = items.is_valid()
+    lengths = np.bincount(pc.list_parent_indices(column).filter(some), minlength=len(column))
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    return pc.binary_join(pa.ListArray.from_arrays(offsets, items.filter(some)), LIST)

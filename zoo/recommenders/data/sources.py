@@ -1,0 +1,284 @@
+"""Where rows come from: text files plain or gzip, stdin, parquet, data sets on disk or on the hub; opened lazily and
+read as a stream.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.core.errors import RequestError, ZooError
+from zoo.training.runs import datasets
+
+BLOCK = 1 << 19  # bytes a block: it and its arrays stay in the cache, and the overhead a call vanishes
+LONGEST = 16 << 20  # bytes a line
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+_FILE_NAME = re.compile(r"\.(tsv|txt|csv|gz|parquet)$", re.IGNORECASE)
+
+
+def find(source: Any) -> tuple[str, str, Any]:
+    """Name, kind and place of a source, without opening it. Raises RequestError where there is none."""
+    if not isinstance(source, str | os.PathLike):
+        raise RequestError(f"found {type(source).__name__} among the sources, wanted paths only or rows only")
+    name = os.fspath(source)
+    path = Path(name)
+    if name == "-":
+        return "stdin", "text", None
+    if path.is_dir():
+        if _is_saved(path):
+            return name, "saved", (path, None)
+        raise RequestError(
+            f"found the folder {name}, wanted files (such as {name}/*) or a folder written by datasets.save_to_disk"
+        )
+    if path.exists():
+        return (name, "parquet", (path,)) if _is_parquet(path) else (name, "text", path)
+    folder, _, split = name.rpartition(":")
+    if folder and _is_saved(Path(folder)):
+        return name, "saved", (Path(folder), split)
+    if _HUB_ID.fullmatch(name) and not _FILE_NAME.search(name) and not name.startswith("."):
+        repository, _, split = name.partition(":")
+        return name, "hub", (repository, split)
+    raise RequestError(
+        f"found no file {name}, wanted a TSV (plain or .gz) or .parquet file, a saved data set, - or a hub id org/name"
+    )
+
+
+def _is_saved(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
+
+
+def _is_parquet(path: Path) -> bool:
+    if path.suffix == ".parquet" or not path.is_file():  # a pipe can be read only once
+        return path.suffix == ".parquet"
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"
+
+
+class _Rejoined:
+    """A binary stream whose first bytes were read already."""
+
+    def __init__(self, head: bytes, stream: Any) -> None:
+        self.head, self.stream = head, stream
+
+    def read1(self, size: int) -> bytes:
+        head, self.head = self.head, b""
+        data: bytes = head or self.stream.read1(size)
+        return data
+
+
+class _Unpacked:
+    """The content of a gzip stream: what `gzip.GzipFile` gives, in pieces that cost half as much."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.packed, self.member = stream, b"", zlib.decompressobj(zlib.MAX_WBITS | 16)
+
+    def read1(self, size: int) -> bytes:
+        while True:
+            if self.member.eof:  # zeros may follow, or another member
+                rest = self.member.unused_data.lstrip(b"\0")
+                while not rest:
+                    if not (rest := self.stream.read1(1 << 16)):
+                        return b""
+                    rest = rest.lstrip(b"\0")
+                self.packed, self.member = rest, zlib.decompressobj(zlib.MAX_WBITS | 16)
+            packed = self.packed or self.stream.read1(1 << 16)
+            data = self.member.decompress(packed, size)
+            self.packed = self.member.unconsumed_tail
+            if data:
+                return data
+            if not packed and not self.member.eof:
+                raise EOFError
+
+
+def _read(stream: Any, size: int) -> bytes:
+    """`size` bytes, less where the stream ends.
+
+    One system call at a time: `read` of a pipe would make several without a look at Ctrl-C, and one that comes between
+    two of them would wait for the next bytes, for ever where none come.
+    """
+    parts = []
+    while size and (data := stream.read1(size)):
+        parts.append(data)
+        size -= len(data)
+    return b"".join(parts)
+
+
+def blocks(name: str, path: Path | None, padding: int = 0) -> Iterator[bytes]:
+    """Whole lines of a text file in blocks of about `BLOCK` bytes, unpacked if it is gzip.
+
+    Args:
+        name: Of the file, in messages.
+        path: None: stdin.
+        padding: Zero bytes behind each block.
+    """
+    tail, zeros = b"", bytes(padding)
+    any_data = False
+    try:
+        if path is None and sys.stdin is None:
+            raise RequestError("stdin is closed; name a file")
+        with nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as raw:
+            head = raw.read(2)
+            stream: Any = _Rejoined(head, raw)
+            if head == b"\x1f\x8b":
+                stream = _Unpacked(stream)
+            while data := _read(stream, BLOCK):
+                any_data = True
+                cut = data.rfind(b"\n") + 1
+                if cut:
+                    yield b"".join([tail, memoryview(data)[:cut], zeros])
+                    tail = data[cut:]
+                else:
+                    tail += data
+                if len(tail) > LONGEST:
+                    raise RequestError(f"found a line of over {LONGEST >> 20} MB in {name}, wanted tab separated text")
+    except EOFError as error:
+        raise RequestError(
+            f"found {name} cut short (its gzip data end early), wanted the whole file: copy it again"
+        ) from error
+    except (OSError, zlib.error) as error:
+        raise RequestError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+    if not any_data:
+        raise RequestError(f"found {name} empty, wanted at least one row")
+    if tail:
+        yield tail + b"\n" + zeros
+
+
+def _parquet(name: str, path: Path) -> Iterator[Any]:
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            if not file.metadata.num_rows:
+                raise RequestError(f"found {name} empty, wanted at least one row")
+            for batch in file.iter_batches(batch_size=16384):
+                yield pa.Table.from_batches([batch])
+    except (pa.ArrowException, OSError) as error:
+        raise RequestError(f"cannot read {name}: {_first_line(error)}") from error
+
+
+def _saved(name: str, path: Path, split: str | None) -> Iterator[Any]:
+    library = datasets()
+    try:
+        dataset = library.load_from_disk(str(path))
+    except Exception as error:
+        raise RequestError(f"cannot read the data set {name}: {_first_line(error)}") from error
+    return _iterate(name, dataset, split)
+
+
+def _hub(name: str, repository: str, split: str) -> Iterator[Any]:
+    from pipelines.core.settings import offline
+
+    if offline():
+        raise RequestError(f"found no file {name}, and ZOO_OFFLINE forbids to look for it on the hub")
+    library = datasets()
+    try:
+        dataset = library.load_dataset(repository, split=split or None, streaming=True)
+    except Exception as error:  # dozens of types: no such data set, no such split, no network
+        raise RequestError(f"found neither a file {name} nor that data set on the hub: {_first_line(error)}") from error
+    return _iterate(name, dataset, None)
+
+
+def _iterate(name: str, dataset: Any, split: str | None) -> Iterator[Any]:
+    """Arrow tables of the only split, or of the one named."""
+    if isinstance(dataset, dict):
+        if (len(dataset) > 1) if split is None else (split not in dataset):
+            raise RequestError(
+                f"found the splits {', '.join(dataset)} in {name}, wanted one of them: "
+                f"{name.partition(':')[0]}:{next(iter(dataset))}"
+            )
+        dataset = dataset[split or next(iter(dataset))]
+    elif split is not None:
+        raise RequestError(f"found no splits in {name}, wanted the folder without :{split}")
+    empty = True
+    try:
+        for table in dataset.with_format("arrow").iter(batch_size=16384):
+            empty = False
+            yield table
+    except Exception as error:
+        raise ZooError(f"reading {name} failed: {_first_line(error)}; try again") from error
+    if empty:
+        raise RequestError(f"found {name} empty, wanted at least one row")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def tables(name: str, kind: str, place: Any) -> Iterator[Any]:
+    """Arrow tables of a "parquet" file, a "saved" data set or one on the "hub", of some thousand rows each."""
+    readers: dict[str, Callable[..., Iterator[Any]]] = {"parquet": _parquet, "saved": _saved, "hub": _hub}
+    return readers[kind](name, *place)
+
+
+def criteo_columns(numeric: int, categorical: int) -> list[tuple[str, str]]:
+    """Kinds and names of so many numbers, I1, I2, ..., and categories, C1, C2, ..."""
+    numbers = [("number", f"I{i}") for i in range(1, numeric + 1)]
+    return numbers + [("category", f"C{i}") for i in range(1, categorical + 1)]
+
+
+def choose_columns(name: str, names: list[str], columns: Sequence[tuple[str, str]]) -> tuple[list[str], bool]:
+    """Columns of a table in the order of a row.
+
+    Args:
+        name: Of the table, in messages.
+        names: Of its columns. They are taken by name in any case: their own ones, or of numbers I1, I2, ... or
+            integer_feature_1, ..., of categories C1, ... or categorical_feature_1, ..., of the label label, click or
+            clicked; or, where none has such a name, by their order.
+        columns: Kind and name of each column of a row without its label; of the kind ignored none is needed.
+
+    Returns:
+        A name of each column of a row, "" for one that is ignored and missing; and whether the first is the label.
+
+    Raises:
+        RequestError: Some columns are missing, or a name stands twice.
+    """
+    lower = [column.lower() for column in names]
+    if twice := [column for column, key in zip(names, lower, strict=True) if lower.count(key) > 1]:
+        raise RequestError(f"found the column {twice[0]} more than once in {name}, wanted each name once")
+    places = dict(zip(lower, names, strict=True))
+
+    def keys_of(kind: str, *prefixes: str) -> list[str]:
+        own = [column.lower() for each, column in columns if each == kind]
+        wanted = [*([f"{prefix}{i + 1}" for i in range(len(own))] for prefix in prefixes), own]
+        return max(wanted, key=lambda keys: sum(key in places for key in keys))
+
+    by_kind = {"number": keys_of("number", "i", "integer_feature_")}
+    by_kind |= {"category": keys_of("category", "c", "categorical_feature_"), "ignored": keys_of("ignored")}
+    numeric, categorical = len(by_kind["number"]), len(by_kind["category"])
+    needed = by_kind["number"] + by_kind["category"]
+    missing = [key for key in needed if key not in places]
+    if not missing:
+        label = [places[key] for key in ("label", "click", "clicked") if key in places][:1]
+        turns = {kind: iter(keys) for kind, keys in by_kind.items()}
+        return label + [places.get(next(turns[kind]), "") for kind, _ in columns], bool(label)
+    if len(missing) < len(needed):
+        raise RequestError(f"found no column {', '.join(missing)[:80]} in {name}, wanted all {len(needed)} by name")
+    if len(names) in (len(columns), len(columns) + 1):
+        return names, len(names) > len(columns)
+    raise RequestError(
+        f"found the columns {', '.join(names)[:80]} in {name}, wanted label, I1 to I{numeric} and C1 to C{categorical}"
+    )
+
+
+def plain(array: Any) -> Any:
+    """An Arrow array without dictionary, and its text as large_binary."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        array = array.dictionary_decode()
+        kind = array.type
+    text = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_binary,
+        pa.types.is_string_view,
+        pa.types.is_binary_view,
+    )
+    return array.cast(pa.large_binary()) if any(test(kind) for test in text) or pa.types.is_null(kind) else array

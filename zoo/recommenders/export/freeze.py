@@ -1,0 +1,66 @@
+"""A trained recommender to fp32.onnx: the same way for all families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipelines.core.errors import RequestError, one_line
+from pipelines.core.files import read_json
+from pipelines.core.plain import from_plain
+from pipelines.graph import io, query
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.export.fx_export import export
+from zoo.recommenders.training.train import MODEL, about_of, weights_of
+from zoo.training.runs import fill
+
+
+def freeze(folder: str | Path, build: Callable[[Features, Any], nn.Module], settings: type[Any]) -> dict[str, Any]:
+    """Write fp32.onnx (see `export`) from model.pt and train.json. Returns the parameters, operators and bytes.
+
+    settings: the dataclass of the family's settings. The same weights give the same bytes. Raises RequestError where a
+    file is missing or broken, or does not fit the network.
+    """
+    folder = Path(folder)
+    model, features = network(folder, build, settings)
+    exported = export(model, features)
+    path = io.save(exported, folder / "fp32.onnx")
+    return {
+        "parameters": sum(each.numel() for each in model.parameters()),
+        "operators": query.op_counts(exported),
+        "bytes": {each.name: each.stat().st_size for each in (folder / MODEL, path)},
+    }
+
+
+def network(
+    folder: Path, build: Callable[[Features, Any], nn.Module], settings: type[Any]
+) -> tuple[nn.Module, Features]:
+    """The trained network of a folder, in evaluation, and what its log is; see `freeze`."""
+    about = read_json(folder / "train.json")
+    try:
+        config = settings(**{name: tuple(x) if isinstance(x, list) else x for name, x in about["config"].items()})
+        features = Features.from_json(about["features"])
+        state = torch.load(folder / MODEL, map_location="cpu", weights_only=True)["state_dict"]
+    except RequestError:
+        raise
+    except Exception as error:  # torch, zipfile and pickle raise their own kinds for every sort of damage
+        raise RequestError(f"{folder} holds no trained recommender ({one_line(error)}); train it again") from error
+    model = build(features, config)
+    fill(model, state, folder / MODEL)
+    return model.eval(), features
+
+
+def started(
+    folder: Path, build: Callable[[Features, Any], nn.Module], settings: type[Any]
+) -> tuple[dict[str, Any], nn.Module]:
+    """({"features": the preprocessing, "config": the settings}, the trained network in evaluation) of a folder with
+    fp32.onnx, trained here or shipped without its checkpoint."""
+    about = about_of(folder)
+    config = settings(**from_plain(about["config"]))
+    model = build(Features.from_json(about["features"]), config)
+    fill(model, weights_of(model, folder / "fp32.onnx"), folder)
+    return {"features": about["features"], "config": config}, model.eval()

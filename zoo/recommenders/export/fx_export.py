@@ -1,0 +1,177 @@
+"""A recommender in torch to ONNX: traced by torch.fx, a table a field, every layer named after its module's path."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.core.errors import RequestError
+from pipelines.graph.infer import infer_shapes
+from zoo.recommenders.data.features import Features
+from zoo.training.onnx_builder import OPSET, Writer, path_of
+
+if TYPE_CHECKING:
+    from torch import fx, nn
+
+PARTS = ("Embeddings", "Scalars", "FactorizationMachine", "Dots", "Columns", "UnitLength", "RowDot")
+
+
+TENSOR = "tensor"  # where a traced step's meta has the name of its result in the graph
+
+
+def trace(model: nn.Module) -> fx.Graph:
+    """The steps of `model`: layers of torch, modules of `zoo.recommenders.models.layers` and functions."""
+    from torch import fx
+
+    class Tracer(fx.Tracer):
+        def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+            return type(module).__name__ in PARTS or super().is_leaf_module(module, name)
+
+    return Tracer().trace(model)
+
+
+def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) -> ir.Model:
+    """`model` as it computes after training: the inputs of `features` -> `probability` float32 [batch, 1], the sigmoid
+    of its first result; further results under the names that `model.outputs` gives them. steps: its `trace`, of which
+    each step's meta then has the name of its result (`TENSOR`).
+
+    Raises RequestError, with the path, for a module or function that is not known here.
+    """
+    from torch import fx
+
+    inputs = {
+        name: ir.Value(
+            name=name, type=ir.TensorType(ir.DataType.from_numpy(dtype)), shape=ir.Shape(["batch", *shape[1:]])
+        )
+        for name, (dtype, shape) in features.inputs.items()
+    }
+    graph = ir.Graph(list(inputs.values()), [], nodes=[], name=type(model).__name__, opset_imports={"": OPSET})
+    writer = _Writer(graph, inputs)
+    values: dict[Any, Any] = {}
+    steps = trace(model) if steps is None else steps
+    for node in steps.nodes:
+        found = fx.map_arg(node.args, values.get)
+        match node.op:
+            case "placeholder":
+                values[node] = inputs.get(node.target)
+            case "output":
+                results = found[0] if isinstance(found[0], tuple) else found
+            case "call_module":
+                values[node] = writer.part(
+                    [each for each in found if each is not None], node.target, model.get_submodule(node.target)
+                )
+            case _:
+                values[node] = writer.function(found, path_of(node), getattr(node.target, "__name__", str(node.target)))
+    probability = writer.add("Sigmoid", [results[0]], "probability")
+    names = ["probability", *getattr(model, "outputs", ())]
+    for name, value in zip(names, [probability, *results[1:]], strict=True):
+        width = 1 if value is probability else int(model.output_size)  # type: ignore[arg-type]
+        value.name, value.shape = name, ir.Shape(["batch", width])
+        graph.outputs.append(value)
+    for node, value in values.items():
+        if value is not None:
+            node.meta[TENSOR] = value.name
+    exported = ir.Model(graph, ir_version=9)
+    infer_shapes(exported)
+    return exported
+
+
+class _Writer(Writer):
+    """What recommenders are made of."""
+
+    def __init__(self, main: ir.Graph, inputs: dict[str, ir.Value]) -> None:
+        super().__init__(main)
+        self.inputs = inputs
+        self._columns: dict[tuple[str, int, int], ir.Value] = {}
+
+    def part(self, inputs: list[ir.Value], path: str, module: Any) -> ir.Value:
+        """Append a module of `zoo.recommenders.models.layers`, or a layer of torch."""
+        match type(module).__name__:
+            case "Embeddings":
+                return self.add("Concat", self._vectors(module, path), path, axis=1)
+            case "Scalars":
+                return self.add("Sum", self._vectors(module, path), path)
+            case "FactorizationMachine":
+                e = self._vectors_apart(inputs[0], module.fields, module.size, path)
+                total = self._sum(e, f"{path}.total", 1, keepdims=0)
+                square = self.add("Mul", [total, total], f"{path}.total.square")
+                squares = self._sum(self.add("Mul", [e, e], f"{path}.squares"), f"{path}.squares.total", 1, keepdims=0)
+                pairs = self._sum(self.add("Sub", [square, squares], f"{path}.twice"), f"{path}.twice.total", 1)
+                return self.add("Mul", [pairs, self.weight("half", np.array(0.5, np.float32))], path)
+            case "Dots":
+                x = self._vectors_apart(inputs[0], module.count, module.size, path)
+                turned = self.add("Transpose", [x], f"{path}.transposed", perm=[0, 2, 1])
+                products = self.add("MatMul", [x, turned], f"{path}.products")
+                flat = self.weight(f"{path}.flat", np.array([-1, module.count**2]))
+                products = self.add("Reshape", [products, flat], f"{path}.products.flat")
+                return self.add("Gather", [products, self.weight(f"{path}.pairs", module.pairs.numpy())], path, axis=1)
+            case "Columns":
+                return self.add(
+                    "Gather", [inputs[0], self.weight(f"{path}.columns", module.chosen.numpy())], path, axis=1
+                )
+            case "UnitLength":
+                squares = self.add("Mul", [inputs[0], inputs[0]], f"{path}.squares")
+                least = self.weight("least", np.array(1e-12, np.float32))
+                total = self.add("Max", [self._sum(squares, f"{path}.total", 1), least], f"{path}.least")
+                return self.add("Div", [inputs[0], self.add("Sqrt", [total], f"{path}.length")], path)
+            case "RowDot":
+                return self._sum(self.add("Mul", inputs, f"{path}.products"), path, 1)
+        return self.layer(inputs, path, module)
+
+    def function(self, found: tuple[Any, ...], path: str, kind: str) -> ir.Value:
+        """Append a function that `forward` calls."""
+        match kind, found:
+            case "cat", (list(parts), 1):
+                return self.add("Concat", parts, path, axis=1)
+            case (("add" | "mul"), (ir.Value(), ir.Value())):
+                return self.add(kind.capitalize(), found, path)
+        raise RequestError(f"{path} is {kind} of {len(found)} values, which has no ONNX form here")
+
+    def _vectors(self, module: Any, path: str) -> list[ir.Value]:
+        """One vector a field, [batch, size]."""
+        found = []
+        for number, field in enumerate(module.fields):
+            name = f"{path}.{field.name}"
+            table = self.weight(f"{name}.table", np.array(module.table(number).detach()))
+            rows = self.add("Gather", [table, self._ids(field)], f"{name}.rows" if field.is_list else name)
+            if field.is_list:
+                mean = field.scale >= 0
+                axes = self.weight("axis1", np.array([1], np.int64))
+                op = "ReduceMax" if field.column.pooling == "max" else "ReduceSum"
+                rows = self.add(op, [rows, axes], f"{name}.sum" if mean else name, keepdims=0)
+                if mean:
+                    rows = self.add("Mul", [rows, self._cut("scales", field.scale, 1)], name)
+            found.append(rows)
+        return found
+
+    def _ids(self, field: Any) -> ir.Value:
+        """The ids of a field: [batch], of a list [batch, items]."""
+        if field.is_list:
+            return self._cut("ids", field.start, field.width)
+        key = ("ids", field.start, 0)
+        if key not in self._columns:
+            column = self.weight(f"ids.{field.name}.column", np.array(field.start))
+            self._columns[key] = self.add(
+                "Gather", [self.inputs["ids"], column], f"ids.{field.name}", dtype=ir.DataType.INT32, axis=1
+            )
+        return self._columns[key]
+
+    def _cut(self, name: str, start: int, width: int) -> ir.Value:
+        """Columns of an input, [batch, width]."""
+        key = (name, start, width)
+        if key not in self._columns:
+            source = self.inputs[name]
+            ends = [self.weight(f"at{each}", np.array([each], np.int64)) for each in (start, start + width)]
+            inputs = [source, *ends, self.weight("axis1", np.array([1], np.int64))]
+            assert source.dtype is not None
+            self._columns[key] = self.add("Slice", inputs, f"{name}.{start}.{width}", dtype=source.dtype)
+        return self._columns[key]
+
+    def _vectors_apart(self, flat: ir.Value, count: int, size: int, path: str) -> ir.Value:
+        return self.add("Reshape", [flat, self.weight(f"{path}.shape", np.array([-1, count, size]))], f"{path}.vectors")
+
+    def _sum(self, value: ir.Value, name: str, axis: int, keepdims: int = 1) -> ir.Value:
+        axes = self.weight(f"axis{axis}", np.array([axis], np.int64))
+        return self.add("ReduceSum", [value, axes], name, keepdims=keepdims)

@@ -1,0 +1,260 @@
+"""Graph rewrites of Wide & Deep: the lookups of all fields become one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.graph import edit, query
+from pipelines.rewrites.driver import Rewrite
+from pipelines.rewrites.equalize_concat import EqualizeConcat
+from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
+from pipelines.rewrites.fuse_linear import FuseLinear
+from zoo.recommenders.export.split_numbers import SplitNumbers
+
+
+def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
+    """The passes from fp32.onnx to rewritten.onnx, in order. Numbers of Criteo's rows arrive normalized to [0, 1]."""
+    if preprocessing and "schema" in preprocessing:
+        return [FoldIndexWrap(), FuseLinear(), SplitNumbers(), FuseParallelEmbedding(), FuseParallelSum()]
+    # FuseLinear comes before FuseParallelSum, which would take the last layer's bias for one summand among many.
+    return [
+        FoldIndexWrap(),
+        FuseLinear(),
+        EqualizeConcat({"numbers": (0.0, 1.0)}),
+        FuseParallelEmbedding(),
+        FuseParallelSum(),
+    ]
+
+
+INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)  # what Gather takes
+
+
+@dataclass(frozen=True)
+class FieldLookup:
+    """A lookup whose indices are one column of a 2-D input: row ids[:, column] of table."""
+
+    value: ir.Value
+    lookup: query.Lookup
+    ids: ir.Value
+    column: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows the table has."""
+        return self._shape[0]
+
+    @property
+    def width(self) -> int:
+        """How many columns the table has."""
+        return self._shape[1]
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        array = query.constant(self.lookup.table)
+        assert array is not None
+        return array.shape[0], array.shape[1]
+
+
+class FuseParallelEmbedding(Rewrite):
+    """Concat(T_1[ids_1], .., T_k[ids_k]) = Reshape(T[ids + offsets]), T = the tables stacked, offset_i = rows of T_1 ..
+    T_{i-1}.
+
+    k slices, k gathers and the concatenation become one gather over one table (ParallelEmbedding of Intel's INT8 Wide &
+    Deep, 2018). Runs of neighbouring parts fuse where they read columns of one integer input and have one width; other
+    parts of the concatenation stay beside them. Indices must be in [0, rows): an index out of its field's range, on
+    which Gather fails, would read the next field's table (`zoo.recommenders.inference` checks them).
+    """
+
+    def rewrite(self, model: ir.Model) -> int:
+        """Fuse every Concat with such parts."""
+        return sum(self._fuse(model.graph, each) for each in list(model.graph) if each.op_type == "Concat")
+
+    def _fuse(self, main: ir.Graph, concat: ir.Node) -> int:
+        axis = concat.attributes.get_int("axis", 0)
+        if query.rank(concat.outputs[0]) != 2 or axis not in (1, -1):
+            return 0
+        parts: list[ir.Value | None] = []
+        fired = 0
+        for run in _runs([(value, field_lookup(value)) for value in concat.inputs]):
+            fields = [field for _, field in run if field is not None]
+            if len(fields) < 2:
+                parts.extend(value for value, _ in run)
+                if fields:
+                    self.refuse(
+                        concat, f"{run[0][0].name if run[0][0] else '?'} has no neighbour of the same input and width"
+                    )
+                continue
+            gathered = _gather(main, concat, fields, f"{concat.outputs[0].name}.embeddings{fired or ''}")
+            shape = edit.initializer(
+                main, f"{gathered.name}.shape", np.array([-1, sum(each.width for each in fields)], np.int64)
+            )
+            flat = edit.node("Reshape", [gathered, shape], f"{gathered.name}.flat", dtype=ir.DataType.FLOAT)
+            main.insert_before(concat, flat)
+            parts.append(flat.outputs[0])
+            fired += 1
+        if fired:
+            joined = edit.node("Concat", list(parts), f"{concat.outputs[0].name}", dtype=ir.DataType.FLOAT, axis=1)
+            joined.outputs[0].shape = concat.outputs[0].shape
+            ir.convenience.replace_nodes_and_values(main, concat, [concat], [joined], concat.outputs, joined.outputs)
+        return fired
+
+
+class FuseParallelSum(Rewrite):
+    """T_1[ids_1] + .. + T_k[ids_k] + rest = ReduceSum(T[ids + offsets]) + rest: the wide part's k scalars in one
+    gather.
+
+    Fires on a tree of Add / Sum nodes with at least two lookups of one width in columns of one integer input. The order
+    of the additions changes, so results agree to float32 rounding, not bit for bit.
+    """
+
+    def rewrite(self, model: ir.Model) -> int:
+        """Fuse every sum with such parts."""
+        return sum(
+            self._fuse(model.graph, each)
+            for each in list(model.graph)
+            if each.op_type in ("Add", "Sum") and not _inside_sum(each)
+        )
+
+    def _fuse(self, main: ir.Graph, root: ir.Node) -> int:
+        leaves, inner = _leaves(root)
+        found = [(leaf, field_lookup(leaf) if query.rank(leaf) == 2 else None) for leaf in leaves]
+        fields = [field for _, field in found if field is not None]
+        kinds = {(id(each.ids), each.width) for each in fields}
+        if len(fields) < 2:
+            return 0
+        if len(kinds) > 1:
+            self.refuse(root, "its lookups differ in input or width")
+            return 0
+        result = root.outputs[0]
+        gathered = _gather(main, root, fields, f"{result.name}.wide")
+        axes = edit.initializer(main, f"{gathered.name}.axes", np.array([1], np.int64))
+        total = edit.node("ReduceSum", [gathered, axes], f"{gathered.name}.sum", dtype=ir.DataType.FLOAT, keepdims=0)
+        nodes = [total]
+        for number, leaf in enumerate([leaf for leaf, field in found if field is None]):
+            nodes.append(
+                edit.node("Add", [leaf, nodes[-1].outputs[0]], f"{gathered.name}.plus{number}", dtype=ir.DataType.FLOAT)
+            )
+        nodes[-1].outputs[0].shape = result.shape
+        ir.convenience.replace_nodes_and_values(main, root, [root, *inner], nodes, [result], [nodes[-1].outputs[0]])
+        return 1
+
+
+def field_lookup(value: ir.Value | None) -> FieldLookup | None:
+    """`value` as a lookup by one column of a 2-D integer input, taken by Slice, Gather or Split and squeezed; None
+    where it is none.
+    """
+    lookup = query.table_lookup(value)
+    if value is None or lookup is None:
+        return None
+    indices = lookup.indices
+    while (producer := indices.producer()) is not None and producer.op_type in (
+        "Squeeze",
+        "Reshape",
+        "Cast",
+        "Unsqueeze",
+        "Flatten",
+    ):
+        if producer.inputs[0] is None:
+            return None
+        indices = producer.inputs[0]
+    ids = producer.inputs[0] if producer is not None else None
+    if producer is None or ids is None or query.rank(ids) != 2 or (column := _column(producer, indices)) is None:
+        return None
+    while (cast := ids.producer()) is not None and cast.op_type == "Cast" and (source := cast.inputs[0]) is not None:
+        if source.dtype not in INTEGERS:  # ids begin here
+            break
+        ids = source
+    return FieldLookup(value, lookup, ids, column) if ids.dtype in INTEGERS else None
+
+
+def _column(node: ir.Node, output: ir.Value) -> int | None:
+    """Which single column of its 2-D input `node` takes for `output`."""
+    constants = [query.constant(each) for each in node.inputs[1:]]
+    known = [each.ravel().tolist() for each in constants if each is not None]
+    if node.op_type == "Slice" and len(known) == len(constants) >= 3:
+        starts, ends, axes, *rest = known
+        steps = rest[0] if rest else [1] * len(axes)
+        spans = dict(zip(axes, zip(starts, ends, steps, strict=True), strict=True))
+        start, end, step = spans.get(1) or spans.get(-1) or (-1, -1, 1)
+        whole = all(s == 0 and e >= 2**31 - 1 and p == 1 for axis, (s, e, p) in spans.items() if axis not in (1, -1))
+        source = node.inputs[0]
+        width = source.shape[1] if source is not None and source.shape is not None and len(source.shape) == 2 else None
+        last = end >= 2**31 - 1 and start + 1 == width
+        return start if whole and step == 1 and start >= 0 and (end == start + 1 or last) else None
+    if (
+        node.op_type == "Gather"
+        and node.attributes.get_int("axis", 0) in (1, -1)
+        and constants[0] is not None
+        and constants[0].size == 1
+    ):
+        column = int(constants[0].item())
+        return column if column >= 0 else None
+    if node.op_type == "Split" and node.attributes.get_int("axis", 0) in (1, -1):
+        widths: list[int] = known[0] if known else [1] * len(node.outputs)
+        index = next(i for i, each in enumerate(node.outputs) if each is output)
+        source = node.inputs[0]
+        total = source.shape[1] if source is not None and source.shape is not None else None
+        return sum(widths[:index]) if widths[index] == 1 and total == sum(widths) else None
+    return None
+
+
+def _runs(
+    parts: Sequence[tuple[ir.Value | None, FieldLookup | None]],
+) -> list[list[tuple[ir.Value | None, FieldLookup | None]]]:
+    """Split at every change of (ids, width); a part that is no field lookup is a run of its own."""
+    runs: list[list[tuple[ir.Value | None, FieldLookup | None]]] = []
+    for value, field in parts:
+        last = runs[-1][-1][1] if runs else None
+        if field is not None and last is not None and field.ids is last.ids and field.width == last.width:
+            runs[-1].append((value, field))
+        else:
+            runs.append([(value, field)])
+    return runs
+
+
+def _gather(main: ir.Graph, before: ir.Node, fields: Sequence[FieldLookup], name: str) -> ir.Value:
+    """Insert T[ids[:, columns] + offsets]: float32 [batch, k, width]."""
+    ids = fields[0].ids
+    columns = [each.column for each in fields]
+    dtype = ids.dtype or ir.DataType.INT64
+    offsets = np.cumsum([0, *(each.rows for each in fields)])[:-1].astype(dtype.numpy())
+    table = np.concatenate([np.asarray(query.constant(each.lookup.table)) for each in fields])
+    nodes = []
+    if ids.shape is None or ids.shape[1] != len(columns) or columns != list(range(len(columns))):
+        order = edit.initializer(main, f"{name}.columns", np.array(columns, np.int64))
+        nodes.append(edit.node("Gather", [ids, order], f"{name}.ids", dtype=dtype, axis=1))
+        ids = nodes[-1].outputs[0]
+    nodes.append(
+        edit.node("Add", [ids, edit.initializer(main, f"{name}.offsets", offsets)], f"{name}.rows", dtype=dtype)
+    )
+    stacked = edit.initializer(main, f"{name}.table", table)
+    nodes.append(edit.node("Gather", [stacked, nodes[-1].outputs[0]], name, dtype=ir.DataType.FLOAT, axis=0))
+    main.insert_before(before, nodes)
+    return nodes[-1].outputs[0]
+
+
+def _inside_sum(node: ir.Node) -> bool:
+    user = query.sole_user(node.outputs[0])
+    return user is not None and user.op_type in ("Add", "Sum")
+
+
+def _leaves(root: ir.Node) -> tuple[list[ir.Value], list[ir.Node]]:
+    """The summands of a tree of Add / Sum nodes, left to right, and its inner nodes (from the root's children on)."""
+    leaves: list[ir.Value] = []
+    inner: list[ir.Node] = []
+    for value in root.inputs:
+        if value is None:
+            continue
+        producer = value.producer()
+        if producer is not None and producer.op_type in ("Add", "Sum") and query.sole_user(value) is not None:
+            below, nodes = _leaves(producer)
+            leaves += below
+            inner += [producer, *nodes]
+        else:
+            leaves.append(value)
+    return leaves, inner

@@ -1,0 +1,1 @@
+"""Rankers of other libraries: ONNX exports (`rankers`) and TensorFlow graphs (`tensorflow`)."""

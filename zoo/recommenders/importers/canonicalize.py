@@ -1,0 +1,493 @@
+"""A ranker's graph from elsewhere, written again in the forms of `zoo.recommenders.export.fx_export`.
+
+Every value of the old graph is followed as a layout: which entry of which new value each of its entries is. Reshapes,
+slices, transposes and concatenations then are index arithmetic and leave nothing behind; the other operators are
+written on what they read, joined in as few parts as may be. What depends on a single id is a table of that id's column,
+whatever the old graph computed it by: casts, masks, rows times masks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.core.errors import RequestError
+from pipelines.graph import edit, query
+from pipelines.graph.infer import infer_shapes
+from zoo.recommenders.data.encoding import Field
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.importers.index_ops import gathered, sliced, transposed
+from zoo.recommenders.importers.inputs import Fed, feeds, known_ids, run
+from zoo.recommenders.importers.values import OF_CODES, TINY, Array, Base, Layout, Writer
+
+RUNS = (3, 5)  # batch sizes by which shapes are told
+UNARY = ("Relu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Neg", "Abs", "Erf", "Softplus", "LeakyRelu", "Elu", "Selu")
+BINARY = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "PRelu")
+VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout")
+
+
+class Rewriter(Writer):
+    """Writes one graph. fed: the old inputs by name. batch: rows as the features encode them, `RUNS` of them at least.
+
+    Raises RequestError where an id is beyond the table that it looks up.
+    """
+
+    def __init__(
+        self, model: ir.Model, features: Features, fed: Mapping[str, Fed], samples: Mapping[str, Array]
+    ) -> None:
+        super().__init__(features, dict(model.opset_imports))
+        self.old, self.fed = model, fed
+        self.runs = [run(model, feeds(fed, {name: x[:n] for name, x in samples.items()}, features)) for n in RUNS]
+        self._constants: dict[ir.Value, Array] = {}
+        self._softmaxes: set[Base] = set()
+        self.layouts: dict[ir.Value, Layout | Array | None] = {}  # None: sizes, which differ from batch to batch
+
+    def rewrite(self, output: ir.Value) -> ir.Model:
+        """The new model, whose result is `probability` [batch, 1]. Raises RequestError for what has no layout."""
+        codes = {field.start: known_ids(field) for field in self.features.fields}
+        self._kept += list(codes.values())
+        numbers = None
+        if "numbers" in self.inputs:
+            numbers = self.base((self.features.shape[1],), lambda: self.inputs["numbers"])
+        for value in self.old.graph.inputs:
+            told = self.fed[str(value.name)]
+            entries = np.empty(told.columns.shape, np.int64)
+            for place in np.ndindex(entries.shape):
+                column = int(told.columns[place])
+                if told.ids[place]:
+                    known = codes[self.field(column).start]
+                    entries[place] = self.lookup(column, self._cast_table(known, told.dtype), True).first
+                else:
+                    assert numbers is not None
+                    entries[place] = numbers.first + column
+            self.layouts[value] = Layout(entries)
+        for node in self.old.graph:
+            self._follow(node)
+        found = self.layouts.get(output)
+        if not isinstance(found, Layout) or found.batch or found.entries.size != 1:
+            raise RequestError(f"its result {output.name} is not one number a row")
+        value = self.written(found.entries.reshape(1))
+        if value.producer() is None:
+            value = self.node("Identity", [value], "probability")
+        value.name, value.shape = "probability", ir.Shape(["batch", 1])
+        self.main.outputs.append(value)
+        written = ir.Model(self.main, ir_version=9)
+        infer_shapes(written)
+        return written
+
+    # --- the old graph
+
+    def _follow(self, node: ir.Node) -> None:
+        """Lay out the results of one old operator."""
+        known = [self._known(each) for each in node.inputs]
+        if not any(isinstance(each, Layout) for each in known) or node.op_type in ("Shape", "Size"):
+            for value in node.outputs:
+                self.layouts[value] = self._constant(value)
+            return
+        if node.op_type == "Split":
+            self._split(node, known[0])
+            return
+        entries = self._laid_out(node, known)
+        if entries is None:
+            self._copy(node, known)
+        elif not isinstance(entries, Layout):
+            shape = self.shape(node.outputs[0])
+            if entries.shape != shape:
+                raise RequestError(f"{query.label(node)} ({node.op_type}) mixes the rows of a batch")
+            same = self._same(entries)
+            self.layouts[node.outputs[0]] = Layout(np.asarray(entries)) if same is None else same[None]
+        else:
+            self.layouts[node.outputs[0]] = entries
+
+    def _known(self, value: ir.Value | None) -> Layout | Array | None:
+        if value is None:
+            return None
+        if value not in self._constants and (array := query.constant(value)) is not None:
+            self._constants[value] = self._one(array)  # of one identity, however often it is read
+        return self._constants[value] if value in self._constants else self.layouts.get(value)
+
+    def _constant(self, value: ir.Value) -> Array | None:
+        """What does not depend on the rows: as an array, if it is the same in batches of any size."""
+        a, b = (run[str(value.name)] for run in self.runs)
+        if a.shape == b.shape:
+            return a if np.array_equal(a, b) else None
+        if (a.shape[0], b.shape[0]) != RUNS or a.shape[1:] != b.shape[1:]:
+            return None
+        return a[:1] if (a == a[:1]).all() and (b == a[:1]).all() else None
+
+    def shape(self, value: ir.Value) -> tuple[int, ...]:
+        """The shape of an old value without the batch. Raises RequestError where the batch is not the first axis."""
+        a, b = (run[str(value.name)].shape for run in self.runs)
+        if not a or (a[0], b[0]) != RUNS or a[1:] != b[1:]:
+            raise RequestError(
+                f"{value.name} is not of one shape a row: {list(a)} of {RUNS[0]}, {list(b)} of {RUNS[1]}"
+            )
+        return tuple(a[1:])
+
+    def _laid_out(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | Layout | None:
+        """The entries of the result; None where the operator is to be copied as it is."""
+        op, first = node.op_type, known[0]
+        if node.domain not in ("", "ai.onnx"):
+            return None
+        if op == "Transpose" and isinstance(first, Layout):
+            return transposed(first, node.attributes["perm"].as_ints() if "perm" in node.attributes else None)
+        if op == "GatherND" and isinstance(first, Layout) and isinstance(known[1], np.ndarray):
+            return gathered(first, known[1], node.attributes.get_int("batch_dims", 0))
+        if any(isinstance(each, Layout) and each.batch for each in known):
+            raise RequestError(f"{query.label(node)} ({op}) computes with the batch turned to another axis")
+        layouts = [each.entries if isinstance(each, Layout) else each for each in known]
+        x = first.entries if isinstance(first, Layout) else None
+        if op in VIEWS and x is not None:
+            return x.reshape(self.shape(node.outputs[0]))
+        if op in ("Expand", "Tile") and x is not None:
+            return self._repeated(node, x)
+        if op == "Cast" and x is not None:
+            return self._cast(node, x)
+        if op == "Concat" and all(isinstance(each, Layout) for each in known):
+            axis = node.attributes.get_int("axis", 0) % (x.ndim + 1) if x is not None else 0
+            return np.concatenate([each for each in layouts if each is not None], axis - 1) if axis else None
+        if op == "Slice" and x is not None:
+            return sliced(x, layouts[1:])
+        if op == "Gather":
+            return self._gather(node, known)
+        if op in ("Gemm", "MatMul") or _is_product(node):
+            return self._matrix(node, known)
+        if op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceL2") and x is not None:
+            return self._reduced(node, x)
+        if op in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or"):
+            return self._of_codes(op, self.shape(node.outputs[0]), known)
+        if op == "Clip" and x is not None:
+            return self._clipped(node, x, layouts)
+        if op == "Softmax" and x is not None:
+            axis = node.attributes.get_int("axis", -1) % (x.ndim + 1)
+            return self._softmax(x) if axis and x.shape[axis - 1] == x.size else None
+        if op in UNARY or (op == "BatchNormalization" and x is not None and x.ndim == 1):
+            return self._elementwise(node, known[:1], layouts[1:])
+        if op in BINARY and len(known) == 2 and all(each is not None for each in known):
+            return self._arithmetic(node, known)
+        return None
+
+    def _copy(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> None:
+        """The operator as it is, on values of the old shapes."""
+        if any(each is None and value is not None for each, value in zip(known, node.inputs, strict=True)):
+            raise RequestError(f"{query.label(node)} ({node.op_type}) computes with the size of the batch")
+        outputs = [each for each in node.outputs if each.name]
+        if any(
+            attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+            for attribute in node.attributes.values()
+        ):
+            raise RequestError(f"{query.label(node)} ({node.op_type}) holds a graph of its own")
+        made: list[ir.Node] = []
+
+        def write() -> ir.Node:
+            if not made:
+                inputs = [
+                    self.written(each.entries)
+                    if isinstance(each, Layout)
+                    else None
+                    if each is None
+                    else self.weight(each, "constant")
+                    for each in known
+                ]
+                attributes = list(node.attributes.values())
+                new = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
+                new.name = edit.unique(node.op_type, self.taken)
+                for old, value in zip(node.outputs, new.outputs, strict=True):
+                    value.name = edit.unique(f"{new.name}.result", self.taken) if old.name else ""
+                    value.type = old.type
+                self.main.append(new)
+                made.append(new)
+            return made[0]
+
+        for at, value in enumerate(node.outputs):
+            if (value in outputs and value.uses()) or value.is_graph_output():
+                if self.runs[0][str(value.name)].dtype != np.float32:
+                    raise RequestError(f"{query.label(node)} ({node.op_type}) computes other than floats from the rows")
+                base = self.base(self.shape(value), lambda at=at: write().outputs[at])  # type: ignore[misc]
+                self.layouts[value] = Layout(base.entries())
+
+    # --- views
+
+    def _split(self, node: ir.Node, x: Any) -> None:
+        axis = node.attributes.get_int("axis", 0) % (x.entries.ndim + 1)
+        if not axis or x.batch:
+            raise RequestError(f"{query.label(node)} splits the batch")
+        widths = [self.shape(each)[axis - 1] for each in node.outputs]
+        for value, part in zip(node.outputs, np.split(x.entries, np.cumsum(widths)[:-1], axis - 1), strict=True):
+            self.layouts[value] = Layout(part)
+
+    def _repeated(self, node: ir.Node, x: Array) -> Array:
+        shape = self.shape(node.outputs[0])
+        if node.op_type == "Expand":
+            return np.broadcast_to(x, shape)
+        return np.tile(x, [new // old for new, old in zip(shape, x.shape, strict=True)])
+
+    def _cast(self, node: ir.Node, x: Array) -> Array | None:
+        dtype = ir.DataType(node.attributes["to"].as_int()).numpy()
+
+        def cast(base: Base) -> Base:
+            if base.table is not None and base.code:
+                return self.lookup(base.column, self._cast_table(base.table, dtype), True)
+            if dtype != np.float32:
+                raise RequestError(f"{query.label(node)} makes {dtype} of numbers")
+            return base
+
+        return self._by_base(x, cast)
+
+    def _gather(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | None:
+        data, at = known[0], known[1]
+        axis = node.attributes.get_int("axis", 0)
+        if isinstance(data, Layout) and isinstance(at, np.ndarray):
+            axis %= data.entries.ndim + 1
+            return np.take(data.entries, at, axis - 1) if axis else None
+        if not isinstance(data, np.ndarray) or not isinstance(at, Layout) or axis % max(data.ndim, 1):
+            return None
+        if data.ndim > 2 or any(each.table is None or not each.code for each in self.bases_of(at.entries)):
+            return None
+        width = data.shape[1:] or (1,)
+        out = np.empty((*at.entries.shape, *width), np.int64)
+        for place in np.ndindex(at.entries.shape):
+            base = self.of(at.entries[place])
+            assert base.table is not None
+            rows = base.table[:, 0]
+            if rows.min() < -len(data) or rows.max() >= len(data):
+                column = self.field(base.column).column
+                raise RequestError(
+                    f"the column {column.name} has ids up to {int(rows.max())}, but its table {len(data)} rows; "
+                    f'wanted ids up to {len(data) - 1}: give it "encoding": {{"type": "id", "rows": {len(data)}}}'
+                )
+            same = len(rows) == len(data) and np.array_equal(rows, np.arange(len(rows)))
+            if same and data.ndim == 2:
+                table = data
+            else:
+                table = self._derived(
+                    "rows", [data, base.table], lambda d, t: d.reshape(len(d), -1)[t[:, 0].astype(int)]
+                )
+            out[place] = self.lookup(base.column, table, False).entries()
+        return out.reshape((*at.entries.shape, *data.shape[1:]))
+
+    # --- arithmetic
+
+    def _matrix(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | None:
+        a, b = known[0], known[1]
+        gemm = node.op_type == "Gemm"
+        turned = gemm and bool(node.attributes.get_int("transB", 0))
+        shape = self.shape(node.outputs[0])
+        if isinstance(b, Layout) and isinstance(a, np.ndarray) and b.entries.ndim == 2 and (a == 1).all() and not gemm:
+            return self._sum(b.entries, (0,), node)[None] if a.shape == (1, 1, len(b.entries)) else None
+        if isinstance(a, Layout) and isinstance(b, Layout) and not gemm:
+            if a.entries.shape[1:] == (1,) and b.entries.shape == (1, 1):  # a vector times a number
+                x, y = a.entries.ravel(), b.entries.ravel()
+                product = self.base(x.shape, lambda: self.node("Mul", [self.written(x), self.written(y)], "mul"))
+                return product.entries().reshape(a.entries.shape)
+            if a.entries.ndim == 2 and b.entries.shape == (a.entries.shape[1], 1) and self._is_softmax(b.entries):
+                return self._weighted(a.entries, b.entries.ravel())[:, None]
+            if a.entries.ndim == 2 and b.entries.ndim == 2:  # a mask times the rows of a list
+                products = self._of_rows("Mul", a.entries[:, :, None], b.entries[None])
+                return None if products is None else self._sum(products, (1,), node)
+            return None
+        if (
+            isinstance(b, Layout)
+            and isinstance(a, np.ndarray)
+            and a.ndim == 2
+            and not gemm
+            and b.entries.shape[1:] == (1,)
+        ):
+            x, w, turned = b.entries, a, True  # W x of columns
+        elif (
+            isinstance(a, Layout)
+            and isinstance(b, np.ndarray)
+            and b.ndim == 2
+            and not (gemm and node.attributes.get_int("transA", 0) != 0)
+        ):
+            x, w = a.entries, b
+        else:
+            return None
+        if x.size != w.shape[1 if turned else 0]:
+            return None
+        bias = known[2] if len(known) > 2 else None
+        scales: dict[str, Any] = {}
+        if gemm:
+            scales = {key: node.attributes.get_float(key, 1.0) for key in ("alpha", "beta")}
+        if isinstance(bias, Layout):
+            return None
+
+        def make() -> ir.Value:
+            inputs = [self.written(x.ravel()), self.weight(w, "layer.weight")]
+            if bias is not None:
+                inputs.append(self.weight(bias, "layer.bias"))
+            if not turned and bias is None and not gemm:
+                return self.node("MatMul", inputs, "layer")
+            more = {key: value for key, value in scales.items() if value != 1.0}
+            return self.node("Gemm", inputs, "layer", transB=int(turned), **more)
+
+        return self.base((w.shape[0 if turned else 1],), make).entries().reshape(shape)
+
+    def _softmax(self, x: Array) -> Array:
+        """Of the one axis that is longer than 1."""
+        made = self.base((x.size,), lambda: self.node("Softmax", [self.written(x.ravel())], "softmax", axis=1))
+        self._softmaxes.add(made)
+        return made.entries().reshape(x.shape)
+
+    def _is_softmax(self, x: Array) -> bool:
+        return self.of(x.ravel()[0]) in self._softmaxes
+
+    def _weighted(self, vectors: Array, weights: Array) -> Array:
+        """Vectors side by side, [width, vectors], times a number each, summed."""
+
+        def make() -> ir.Value:
+            terms = [
+                self.node("Mul", [self.written(vector), self.written(weight.reshape(1))], "expert")
+                for vector, weight in zip(vectors.T, weights, strict=True)
+            ]
+            total = terms[0]
+            for each in terms[1:]:
+                total = self.node("Add", [total, each], "experts")
+            return total
+
+        return self.base((len(vectors),), make).entries()
+
+    def _arithmetic(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | None:
+        """Two operands, entry by entry."""
+        op, shape = node.op_type, self.shape(node.outputs[0])
+        a, b = known
+        for x, constant in ((a, b), (b, a)):
+            if not isinstance(x, Layout) or not isinstance(constant, np.ndarray):
+                continue
+            neutral = op in ("Add", "Mul", "Sub", "Div") and (constant == (op in ("Mul", "Div"))).all()
+            if neutral and (op in ("Add", "Mul") or x is a):
+                return np.broadcast_to(x.entries, shape)
+            if op in ("Mul", "Div") and constant.size == 1 and (op == "Mul" or x is a):
+                factor = float(constant.item()) if op == "Mul" else 1 / float(constant.item())
+                if (pooled := self._scaled(x.entries, factor)) is not None:
+                    return np.broadcast_to(pooled, shape)
+            if constant.size == 1 and (count := self._items(x.entries)) is not None:
+                value = float(constant.item())
+                if (op == "Add" and 0 <= value <= TINY) or (op == "Max" and 0 < value <= 1):
+                    return self._elementwise(node, known, [], count)
+        if op in OF_CODES and (coded := self._of_codes(op, self.shape(node.outputs[0]), known)) is not None:
+            return coded
+        if isinstance(a, Layout) and isinstance(b, Layout):
+            if op in OF_CODES and (rows := self._of_rows(op, a.entries, b.entries)) is not None:
+                return rows
+            if op == "Div" and (mean := self._mean(a.entries, b.entries)) is not None:
+                return np.broadcast_to(mean, shape)
+        return self._elementwise(node, known, [])
+
+    def _elementwise(
+        self, node: ir.Node, known: Sequence[Any], more: Sequence[Any], count: Field | None = None
+    ) -> Array:
+        """An operator entry by entry, on axes that are longer than 1; more: constants that it has besides."""
+        op, shape = node.op_type, self.shape(node.outputs[0])
+        operands = []
+        for each in known:
+            array = each.entries if isinstance(each, Layout) else each
+            if array.ndim > len(shape):
+                array = array[0]  # of the batch
+            array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
+            for axis in range(array.ndim):  # what is repeated is read once
+                if array.shape[axis] > 1 and (array == array.take([0], axis)).all():
+                    array = array.take([0], axis)
+            operands.append(array)
+        full = np.broadcast_shapes(*(each.shape for each in operands))
+        short = tuple(axis for axis, size in enumerate(full) if size == 1)
+        operands = [each.squeeze(short) for each in operands]
+        sizes = tuple(size for size in full if size > 1)
+        if len(operands) == 1 or not sizes:
+            operands = [each.reshape(-1) for each in operands]
+            sizes = (int(np.prod(full)),)
+        square = op == "Pow" and isinstance(known[1], np.ndarray) and known[1].size == 1 and known[1].item() == 2
+
+        def make() -> ir.Value:
+            values = [
+                self.written(array) if isinstance(each, Layout) else self.weight(array, "constant")
+                for each, array in zip(known, operands, strict=True)
+            ]
+            if square:
+                return self.node("Mul", [values[0], values[0]], "square")
+            beside = [None if each is None else self.weight(each, f"{op}.constant") for each in more]
+            return self.node(
+                op, [*values, *beside], op.lower(), **{key: each.value for key, each in node.attributes.items()}
+            )
+
+        entries = self.base(sizes, make, count=count).entries().reshape(full)
+        return np.broadcast_to(entries, shape)
+
+    def _clipped(self, node: ir.Node, x: Array, known: Sequence[Any]) -> Array | None:
+        bounds = [None if each is None or not isinstance(each, np.ndarray) else float(each) for each in known[1:]]
+        low, high = (*bounds, None, None)[:2]
+        base = self.of(x.ravel()[0])
+        if high is None and low is not None and base.squares is not None and x.size == 1:
+            return self._root(base.squares, np.float32(low) ** 2).entries().reshape(x.shape)
+        if high is None and low is not None and 0 < low <= 1 and (count := self._items(x)) is not None:
+            layout = Layout(x)
+            return self._elementwise(node, [layout], known[1:], count=count)
+        return self._elementwise(node, [Layout(x)], known[1:])
+
+    # --- sums
+
+    def _reduced(self, node: ir.Node, x: Array) -> Array | None:
+        axes = query.integers(node, "axes", 1)
+        if axes is None:
+            return None
+        own = tuple(sorted(each % (x.ndim + 1) - 1 for each in axes))
+        if -1 in own or not own:
+            return None
+        shape = self.shape(node.outputs[0])
+        if node.op_type == "ReduceSum":
+            return self._sum(x, own, node).reshape(shape)
+        if node.op_type == "ReduceL2" and x.size == max(x.shape) == np.prod([x.shape[each] for each in own]):
+            return self._root(x.ravel(), None).entries().reshape(shape)
+        if node.op_type == "ReduceMax" and len(own) == 1:
+            pooled = self._pooled(np.moveaxis(x, own[0], -1), "ReduceMax")
+            return None if pooled is None else pooled.reshape(shape)
+        return None
+
+    def _sum(self, x: Array, axes: tuple[int, ...], node: ir.Node) -> Array:
+        """The sum over some axes, which are left out."""
+        kept = [each for each in range(x.ndim) if each not in axes]
+        shape = tuple(x.shape[each] for each in kept)
+        moved = np.transpose(x, [*kept, *axes]).reshape(*shape, -1)
+        if moved.shape[-1] == 1:
+            return moved[..., 0]
+        if len(axes) == 1 and (pooled := self._pooled(moved, "ReduceSum")) is not None:
+            return pooled
+        flat = moved.reshape(-1, moved.shape[-1])
+        bases = self.bases_of(flat)
+        if len(flat) == 1 and all(each.size == 1 for each in bases):  # scalars, each a lookup of its own
+            return (
+                self.base((1,), lambda: self.node("Sum", [self.written(each.reshape(1)) for each in flat[0]], "sum"))
+                .entries()
+                .reshape(shape)
+            )
+        single = [self.of(row[0]) for row in flat]
+        if all(
+            each.table is not None and np.array_equal(row, each.entries().ravel())
+            for row, each in zip(flat, single, strict=True)
+        ):
+            entries = [self._row_sum(each).first for each in single]
+            return np.array(entries).reshape(shape)
+
+        def make() -> ir.Value:
+            if len(flat) == 1:
+                return self.node(
+                    "ReduceSum", [self.written(flat[0]), self.weight(np.array([1]), "axis")], "sum", keepdims=1
+                )
+            first = axes[0] < min(each for each in kept if x.shape[each] > 1)  # over the vectors of a stack, or in each
+            stack = np.ascontiguousarray(flat.T) if first else flat
+            axis = self.weight(np.array([1 if first else 2]), "axis")
+            return self.node("ReduceSum", [self.written(stack), axis], "sum", keepdims=0)
+
+        return self.base((len(flat),), make).entries().reshape(shape)
+
+
+def _is_product(node: ir.Node) -> bool:
+    """Whether an Einsum is a MatMul of matrices."""
+    if node.op_type != "Einsum":
+        return False
+    equation = node.attributes["equation"].as_string().replace(" ", "")
+    return re.fullmatch(r"(\w)(\w),\2(\w)->\1\3", equation) is not None

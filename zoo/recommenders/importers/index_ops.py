@@ -1,0 +1,39 @@
+"""Operators of a ranker's old graph that only move entries, as index arithmetic on its layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from zoo.recommenders.importers.values import Array, Layout
+
+
+def transposed(x: Layout, perm: Sequence[int] | None) -> Layout:
+    """Transpose by `perm`, the batch among the axes; None: all turned round."""
+    rank = x.entries.ndim + 1
+    order = list(range(rank))[::-1] if perm is None else [each % rank for each in perm]
+    turned = [each - (each > x.batch) for each in order if each != x.batch]
+    return Layout(np.transpose(x.entries, turned), order.index(x.batch))
+
+
+def gathered(x: Layout, at: Array, batch_dims: int) -> Layout | None:
+    """GatherND of places on the first axes, which are not the batch."""
+    depth = at.shape[-1]
+    if batch_dims or x.batch < depth:
+        return None
+    return Layout(x.entries[tuple(np.moveaxis(at, -1, 0))], x.batch - depth + at.ndim - 1)
+
+
+def sliced(x: Array, known: Sequence[Any]) -> Array | None:
+    """Slice by the constants among its inputs; None where these are not known, or it takes a part of the batch."""
+    if len(known) < 3 or any(not isinstance(each, np.ndarray) for each in known):
+        return None
+    starts, ends, axes, *rest = (each.ravel().tolist() for each in known)
+    steps = rest[0] if rest else [1] * len(axes)
+    cut = [slice(None)] * (x.ndim + 1)
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        cut[axis] = slice(start, end if abs(end) < 2**31 - 1 else None, step)
+    whole = cut[0] in (slice(None), slice(0, None, 1))
+    return x[tuple(cut[1:])] if whole else None

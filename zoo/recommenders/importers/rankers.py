@@ -1,0 +1,457 @@
+"""Rankers that people have: ONNX exports of other libraries, with a schema of the log, to model folders.
+
+An export takes a tensor a column (torch-rechub), or one matrix with all columns side by side (DeepCTR-Torch, FuxiCTR).
+Its graph is written again on the inputs of `Features` by `zoo.recommenders.importers.canonicalize`, its family told by
+its structure. What
+cannot be written again keeps its operators, behind new ones that give it the inputs it had.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.core.errors import RequestError, one_line
+from pipelines.core.files import replacing, sha256
+from pipelines.graph import edit, io, query, reference_session
+from pipelines.graph.infer import infer_shapes
+from pipelines.models.hub import CardFile
+from pipelines.models.stages import SAMPLES
+from pipelines.rewrites import driver
+from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
+from pipelines.rewrites.fold_constants import FoldConstants
+from pipelines.rewrites.fuse_linear import FuseLinear
+from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
+from zoo.recommenders.data.encoding import Rows
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.data.row_errors import ErrorLog
+from zoo.recommenders.data.schema import Column, Schema
+from zoo.recommenders.importers.canonicalize import RUNS, Rewriter
+from zoo.recommenders.importers.inputs import Array, Fed, feeds, known_ids
+from zoo.recommenders.lowering.expressions import (
+    Crossed,
+    Curved,
+    Dots,
+    Expression,
+    Factorization,
+    Linear,
+    Numbers,
+    Product,
+    Total,
+    Unit,
+    below,
+    parts_of,
+)
+from zoo.recommenders.lowering.expressions import Field as Lookup
+from zoo.recommenders.lowering.graph_reader import Reader
+from zoo.recommenders.models.expert_layers import MergeExperts
+
+RANKER = "ranker.onnx"
+GENERIC = "ranker"
+CALIBRATION_ROWS = 4096
+AGREES = 1e-6  # of probabilities
+PLAIN = {  # the operators of the families
+    *("Gather", "Slice", "Concat", "Reshape", "Gemm", "MatMul", "Add", "Sum", "Relu", "Mul", "Sub", "ReduceSum"),
+    *("ReduceMax", "Sigmoid", "Max", "Sqrt", "Div", "Transpose", "Identity", "PRelu", "LeakyRelu", "Tanh", "Softmax"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Ranker:
+    """A ranker read: its graph on the inputs of `features`, and how far its results are from the export's.
+
+    family: the entry that it is one of, else `GENERIC`. why: what tells so. calibration: rows as the features encode
+    them, but for those that have no item in a list whose maximum is taken: of none it is no value. difference: the
+    largest of the first rows, of probabilities. pools: how lists are read, see `Rewriter`.
+    """
+
+    model: ir.Model
+    features: Features
+    family: str
+    why: str
+    calibration: dict[str, Array]
+    difference: float
+    pools: Mapping[str, set[str]] = field(default_factory=dict)
+
+
+def read(
+    path: str | Path,
+    data: Any,
+    schema: str | Path,
+    *,
+    columns: Sequence[str] | None = None,
+    output_node: str | None = None,
+    on_error: str = "raise",
+) -> Ranker:
+    """Read an export by the schema of its log, and compare the two on the first `CALIBRATION_ROWS` rows of `data`.
+
+    columns: those that feed the graph's inputs in order, or the columns of its one matrix; None: inputs by their names,
+    a matrix in the schema's order. output_node: the probability, where there are several results. Raises RequestError
+    where columns, ids or rows do not fit, or the result is no probability.
+    """
+    model = io.load(path)
+    driver.rewrite(model, [FoldConstants(), RemoveDeadBranches()])
+    output = _output(model, output_node, path)
+    del model.graph.outputs[:]
+    model.graph.outputs.append(output)
+    lists = Schema.load(schema)
+    given = _used(lists, _chosen(model, lists, columns, path))
+    features = Features(replace(given, columns=tuple(_mean(each) for each in given.columns)))
+    ranker = _written(model, output, features, columns, _first_rows(data, features, on_error), path)
+    pools = {
+        name: "max" if ranker.pools.get(name) == {"max"} else "sum" for name in _unread_scales(ranker.model, features)
+    }
+    if pools:  # lists that are summed, or pooled by operators of the graph's own
+        schema_ = features.schema
+        pooled = (replace(each, pooling=pools.get(each.name, each.pooling)) for each in schema_.columns)
+        features = Features(replace(schema_, columns=tuple(pooled)))
+        ranker = _written(model, output, features, columns, _first_rows(data, features, on_error), path)
+    known = np.ones(len(next(iter(ranker.calibration.values()))), bool)
+    for each in ranker.features.fields:
+        if each.column.pooling == "max":
+            known &= ranker.calibration["ids"][:, each.start] != each.last
+    if not known.any():
+        raise RequestError(f"{path}: found no row with items in its lists, wanted some; their maximum is of none")
+    return replace(ranker, calibration={name: x[known] for name, x in ranker.calibration.items()})
+
+
+def from_onnx(
+    path: str | Path,
+    data: Any,
+    output: str | Path,
+    *,
+    schema: str | Path,
+    family: str | None = None,
+    columns: Sequence[str] | None = None,
+    output_node: str | None = None,
+    on_error: str = "raise",
+) -> tuple[str, dict[str, Any], tuple[CardFile, ...]]:
+    """Make `output` a model folder of an export, but for its card: its family, the card's details and files.
+
+    See `read`. family: what it has to be; None for whatever it is. Raises RequestError for another one, and where the
+    folder is in use, before anything is written.
+    """
+    output = Path(output)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise RequestError(f"found {output} in use, wanted a new or empty folder; choose another with -o")
+    found = read(path, data, schema, columns=columns, output_node=output_node, on_error=on_error)
+    if family not in (None, GENERIC, found.family):
+        raise RequestError(
+            f"{path} is no {family}, but {found.family} by its structure: {found.why}; freeze it as that"
+        )
+    family = family or found.family
+    output.mkdir(parents=True, exist_ok=True)
+    io.save(found.model, output / "fp32.onnx")
+    with replacing(output / RANKER) as temporary:
+        shutil.copyfile(path, temporary)
+    with replacing(output / SAMPLES) as temporary:
+        np.savez(temporary, **found.calibration)  # type: ignore[arg-type]
+    found.features.schema.save(output / "schema.json")
+    details = {
+        "preprocessing": found.features.to_json(),
+        "weights": {"file": RANKER, "from": Path(path).name},
+        "structure": {"family": found.family, "why": found.why, "difference": found.difference},
+    }
+    made = output / "fp32.onnx"
+    return family, details, (CardFile(made.name, made.stat().st_size, sha256(made), None),)
+
+
+def _output(model: ir.Model, name: str | None, path: str | Path) -> ir.Value:
+    outputs = {str(each.name): each for each in model.graph.outputs}
+    if name is None and len(outputs) == 1:
+        return next(iter(outputs.values()))
+    if name not in outputs:
+        found = f"found no result {name}" if name else f"found {len(outputs)} results"
+        raise RequestError(f"{path}: {found}, wanted one of {', '.join(outputs)}; name it with --output-node")
+    return outputs[name]
+
+
+def _mean(column: Column) -> Column:
+    """A list, as rankers read it: what they do not know is no item."""
+    if column.kind != "categories":
+        return column
+    skip = {"skip_unknown": True} if column.encoding["type"] == "vocabulary" else {}
+    return replace(column, pooling="mean", encoding={**column.encoding, **skip})
+
+
+def _used(schema: Schema, names: Iterable[str]) -> Schema:
+    """The schema of what the ranker reads: other features are ignored, no number says that it was missing."""
+    wanted = set(names)
+    columns = []
+    for each in schema.columns:
+        if each.kind in ("number", "category", "categories") and each.name not in wanted:
+            each = Column(each.name, "ignored", each.distinct, each.missing, why="the ranker does not read it")
+        columns.append(replace(each, missing=0) if each.kind == "number" else each)
+    return replace(schema, columns=tuple(columns))
+
+
+def _chosen(model: ir.Model, schema: Schema, columns: Sequence[str] | None, path: str | Path) -> list[str]:
+    """The columns that the inputs read, in their order. Raises RequestError where the schema does not have them."""
+    known = {each.name: each for each in schema.of("number", "category", "categories")}
+    inputs = [str(each.name) for each in model.graph.inputs]
+    names = list(columns) if columns else list(known) if _is_matrix(model) else inputs
+    lost = [each for each in names if each not in known]
+    if lost or len(set(names)) < len(names):
+        hint = "; name those of its inputs in order with --columns" if not columns else ""
+        what = f"no column {', '.join(lost)}" if lost else "a column twice"
+        raise RequestError(f"{path} reads {', '.join(names)}: found {what}, wanted some of {', '.join(known)}{hint}")
+    if not _is_matrix(model) and len(names) != len(inputs):
+        raise RequestError(
+            f"{path} has {len(inputs)} inputs ({', '.join(inputs)}), found {len(names)} columns for them"
+        )
+    return names
+
+
+def _is_matrix(model: ir.Model) -> bool:
+    """Whether the one input holds all columns side by side."""
+    if len(model.graph.inputs) != 1:
+        return False
+    shape = query.dimensions(model.graph.inputs[0])
+    return shape is not None and len(shape) == 2 and (shape[1] or 0) > 1
+
+
+def _fed(model: ir.Model, features: Features, names: Sequence[str], path: str | Path) -> dict[str, Fed]:
+    """What each input holds. Raises RequestError where that does not fit its shape or type."""
+    fields = {each.name: each for each in features.fields}
+    numbers = {each.name: at for at, each in enumerate(features.numbers)}
+    spans = [
+        (list(range(fields[name].start, fields[name].start + fields[name].width)), True)
+        if name in fields
+        else ([numbers[name]], False)
+        for name in names
+    ]
+    if _is_matrix(model):
+        spans = [([each for columns, _ in spans for each in columns], None)]  # type: ignore[list-item]
+        flags = [
+            np.concatenate([np.full(fields[name].width if name in fields else 1, name in fields) for name in names])
+        ]
+    else:
+        flags = [np.full(len(columns), is_id) for columns, is_id in spans]
+    found = {}
+    for value, (columns, _), ids in zip(model.graph.inputs, spans, flags, strict=True):
+        shape, dtype = query.dimensions(value), value.dtype
+        if shape is None or dtype is None or not 1 <= len(shape) <= 2 or dtype.numpy().kind not in "if":
+            raise RequestError(
+                f"{path}: the input {value.name} is no matrix of numbers, wanted [rows] or [rows, columns]"
+            )
+        width = shape[1] if len(shape) == 2 else 1
+        if len(columns) != (width or len(columns)):
+            raise RequestError(
+                f"{path}: the input {value.name} has {width} columns, found {len(columns)} in the schema "
+                f"({', '.join(names)}; a list has as many as its length)"
+            )
+        if not ids.all() and dtype.numpy() != np.float32:
+            raise RequestError(
+                f"{path}: the input {value.name} is {dtype.name.lower()}, but the schema says it is a number"
+            )
+        own = (len(columns),) if len(shape) == 2 else ()
+        found[str(value.name)] = Fed(np.array(columns).reshape(own), ids.reshape(own), dtype.numpy())
+    return found
+
+
+def _first_rows(data: Any, features: Features, on_error: str) -> dict[str, Array]:
+    parts: list[Rows] = []
+    for rows in features.read(data, on_error=on_error, errors=ErrorLog()):
+        parts.append(rows[: CALIBRATION_ROWS - sum(map(len, parts))])
+        if sum(map(len, parts)) >= CALIBRATION_ROWS:
+            break
+    return features.encode(Rows.concatenate(parts))
+
+
+def _written(
+    model: ir.Model,
+    output: ir.Value,
+    features: Features,
+    columns: Sequence[str] | None,
+    rows: dict[str, Array],
+    path: str | Path,
+) -> Ranker:
+    """The graph in the families' forms, or else as it is behind other inputs; compared with the export."""
+    fed = _fed(model, features, _chosen(model, features.schema, columns, path), path)
+    try:
+        (truth,) = reference_session.run(
+            reference_session.session(model, "reading it needs"), feeds(fed, rows, features), "ids"
+        )
+    except RequestError as error:
+        raise RequestError(f"{path} cannot score the rows, as the schema encodes them: {one_line(error)}") from error
+    if truth.size != len(truth):
+        raise RequestError(f"{path}: its result {output.name} is {list(truth.shape)}, wanted a probability a row")
+    known = truth[np.isfinite(truth)]
+    if not known.size or known.min() < 0 or known.max() > 1:
+        reach = f"from {known.min():.3g} to {known.max():.3g}" if known.size else "not finite"
+        raise RequestError(f"{path}: its results are {reach}, wanted probabilities; export it with its sigmoid")
+    few = {name: np.resize(x, (max(RUNS), x.shape[1])) for name, x in rows.items()}
+    why = ""
+    try:
+        rewriter = Rewriter(model, features, fed, few)
+        made = rewriter.rewrite(output)
+        driver.rewrite(made, [FoldConstants(), FoldBatchNorm(), FuseLinear(), MergeExperts()])
+        difference = _difference(made, rows, truth)
+        if difference > AGREES:
+            why = f"written again it differs by {difference:.1e}"
+    except RequestError as error:
+        if "but its table" in str(error):
+            raise RequestError(f"{path}: {error}") from error
+        why = str(error)
+    if why:
+        made = _behind(model, features, fed, output)
+        difference = _difference(made, rows, truth)
+        return Ranker(made, features, GENERIC, f"mapped as any graph: {why}", rows, difference)
+    family, told, features = family_of(made, features)
+    return Ranker(made, features, family, told, rows, difference, rewriter.pools)
+
+
+def _difference(model: ir.Model, rows: dict[str, Array], truth: Array) -> float:
+    wanted = {str(each.name) for each in model.graph.inputs}
+    opened = reference_session.session(model, "reading it needs")
+    (found,) = reference_session.run(opened, {name: x for name, x in rows.items() if name in wanted})
+    return float(np.nanmax(np.abs(found.ravel() - truth.ravel())))
+
+
+def _unread_scales(model: ir.Model, features: Features) -> set[str]:
+    """The lists whose column of `scales` the graph does not read."""
+    read = set()
+    for value in model.graph.inputs:
+        if value.name == "scales":
+            for use in value.uses():
+                start = query.constant(use.node.inputs[1])
+                read.add(int(start.item()) if start is not None and start.size == 1 else -1)
+    return {each.name for each in features.fields if each.scale >= 0 and each.scale not in read}
+
+
+def _behind(model: ir.Model, features: Features, fed: dict[str, Fed], output: ir.Value) -> ir.Model:
+    """The old graph as it is, its inputs made of the features'."""
+    made = model.clone()
+    main, taken = made.graph, query.used_names(made.graph)
+    old = list(main.inputs)
+    for value in (*(each for node in main for each in node.outputs), *main.initializers.values()):
+        if value.name in ("ids", "numbers", "scales", "probability"):
+            value.name = edit.unique(f"{value.name}.old", taken)
+    for value in old:
+        value.name = edit.unique(f"{value.name}.old", taken)
+    new = {}
+    for name, (dtype, shape) in features.inputs.items():
+        new[name] = ir.Value(
+            name=name, type=ir.TensorType(ir.DataType.from_numpy(dtype)), shape=ir.Shape(["batch", *shape[1:]])
+        )
+    nodes: list[ir.Node] = []
+
+    def node(op: str, inputs: list[ir.Value | None], dtype: ir.DataType, **more: Any) -> ir.Value:
+        nodes.append(edit.node(op, inputs, f"columns.{op.lower()}", dtype=dtype, taken=taken, **more))
+        return nodes[-1].outputs[0]
+
+    codes = {each.start: known_ids(each)[:, 0] for each in features.fields}
+    for value, told in zip(old, fed.values(), strict=True):
+        kind, parts = ir.DataType.from_numpy(told.dtype), []
+        for is_id, column in zip(told.ids.ravel(), told.columns.ravel(), strict=True):
+            at = edit.initializer(main, "columns.at", np.array([column]), taken)
+            source = new["ids" if is_id else "numbers"]
+            part = node("Gather", [source, at], source.dtype or kind, axis=1)
+            field = next((e for e in features.fields if is_id and e.start <= column < e.start + e.width), None)
+            if field is not None and field.last:  # the ranker knows no missing values
+                table = edit.initializer(main, "columns.known", codes[field.start], taken)
+                part = node("Gather", [table, part], ir.DataType.INT64)
+            parts.append(node("Cast", [part], kind, to=int(kind)))
+        joined = parts[0] if len(parts) == 1 else node("Concat", list(parts), kind, axis=1)
+        if not told.columns.shape:
+            joined = node("Reshape", [joined, edit.initializer(main, "columns.shape", np.array([-1]), taken)], kind)
+        value.replace_all_uses_with(joined)
+    main.insert_before(main[0], nodes)
+    main.inputs[:] = list(new.values())
+    result = main.outputs[0]
+    column = edit.initializer(main, "probability.shape", np.array([-1, 1]), taken)
+    last = edit.node("Reshape", [result, column], "probability", dtype=ir.DataType.FLOAT)
+    last.outputs[0].shape = ir.Shape(["batch", 1])
+    main.append(last)
+    main.outputs[:] = [last.outputs[0]]
+    infer_shapes(made)
+    return made
+
+
+# ------------------------------------------------------------------------------------------------------------ families
+
+
+def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
+    """(family, what tells so, the features with towers) of a graph, by what it computes; `GENERIC` and why where it is
+    of none. The results that the family has besides, and the names that its recipe has, are given to the graph.
+    """
+    strange = sorted({each.op_type for each in model.graph} - PLAIN)
+    if strange:
+        many = "s" * (len(strange) > 1)
+        return GENERIC, f"mapped as any graph: no family here has the operator{many} {', '.join(strange)}", features
+    reader = Reader()
+    try:
+        infer_shapes(model)
+        result = reader.read(model.graph.outputs[0])
+    except RequestError as error:
+        return GENERIC, f"mapped as any graph: {error}", features
+    found = {type(each): each for each in below(result)}
+    terms = [term for term, _ in result.terms] if isinstance(result, Total) else []
+    deep = [
+        any(isinstance(each, Curved) or (isinstance(each, Linear) and each.relu) for each in below(term))
+        for term in terms
+    ]
+    if isinstance(product := found.get(Product), Product):
+        if isinstance(product.x, Unit) and isinstance(product.y, Unit):
+            features = _with_towers(model, features, reader, [product.x, product.y])
+            return "two-tower", "its result is the dot product of two networks that read different columns", features
+    elif Dots in found:
+        return "dlrm", "its embeddings are multiplied with each other, every one with every other", features
+    elif Crossed in found:
+        _name_output(model, terms)
+        return "dcn-v2", "it has cross layers: x0 times a linear layer of x", features
+    elif Factorization in found:
+        return "deepfm", "it has a factorization machine: the square of a sum less the sum of squares", features
+    elif any(deep) and not all(deep):
+        return "wide-deep-log", "it has a linear part beside a network of embeddings", features
+    return (
+        GENERIC,
+        "mapped as any graph: it has no linear part, factorization machine, cross layers or dot products",
+        features,
+    )
+
+
+def _with_towers(model: ir.Model, features: Features, reader: Reader, sides: list[Expression]) -> Features:
+    """Give the graph the results `user` and `item`, and the features the towers that its columns are of.
+
+    Which is the item's: as the schema says, else the second of the two.
+    """
+    names = {side: _columns_of(side, features) for side in sides}
+    known = {each.name for each in features.schema.columns if each.tower == "item"}
+    sides = sorted(sides, key=lambda side: len(names[side] & known))
+    towers: dict[str, str] = {}
+    for side, tower in zip(sides, ("user", "item"), strict=True):
+        value = reader.value_of(side)
+        value.name = tower
+        model.graph.outputs.append(value)
+        towers |= dict.fromkeys(names[side], tower)
+    columns = (replace(each, tower=towers.get(each.name, each.tower)) for each in features.schema.columns)
+    return Features(replace(features.schema, columns=tuple(columns)))
+
+
+def _columns_of(x: Expression, features: Features) -> set[str]:
+    """The columns of the log that a value is computed from."""
+    ids = {each.column for each in below(x) if isinstance(each, Lookup)}
+    numbers = {column for each in below(x) if isinstance(each, Numbers) for column in each.columns}
+    return {each.name for each in features.fields if each.start in ids} | {
+        each.name for at, each in enumerate(features.numbers) if at in numbers
+    }
+
+
+def _name_output(model: ir.Model, terms: Sequence[Expression]) -> None:
+    """Call the layer of one result that reads the cross layers as the family calls its own, for the recipe."""
+    values = {each.value for each in terms if isinstance(each, Linear) if any(map(_is_cross, parts_of(each.x)))}
+    for node in model.graph:
+        if node.op_type in ("Gemm", "MatMul") and node.outputs[0].name in values:
+            node.name = node.outputs[0].name = "cross_output"
+            return
+
+
+def _is_cross(x: Expression) -> bool:
+    return isinstance(x, Crossed)

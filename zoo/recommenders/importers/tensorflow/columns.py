@@ -1,0 +1,243 @@
+"""Column optimization: a frozen TensorFlow graph built from feature columns -> the hashed lookups and dense layers that
+it stands for.
+
+`tf.feature_column` puts some sixty operators around every lookup of a category, to find the rows that hold a value
+(NotEqual, Where, GatherNd), to give the others one (SparseFillEmptyRows), to look every different one up once (Unique,
+GatherV2) and to put the rows of tables where they belong (SparseSegmentMean, Tile, Select, Reshape). Where a row holds
+at most one value all of it is: the row of a table that the value's hash chooses, zeros where there is none. Mean, sum
+and sqrtn of one are the same.
+
+The graph is read from its placeholders on, by what operators do and never by their names: the rules in
+`zoo.recommenders.importers.tensorflow.rules` give the meaning of a tensor by those of its inputs. An operator without a
+rule
+for them refuses what depends on it, and all such are reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import RequestError
+from zoo.recommenders.importers.tensorflow import rules
+from zoo.recommenders.importers.tensorflow.expressions import Apply, Column, Dense, Row, columns_of, fields_of
+from zoo.recommenders.importers.tensorflow.tensors import Feature, Pair, Refused, Source, flat
+
+GraphDef = Any  # tf.compat.v1.GraphDef
+ENDS = ("Sigmoid", "Softmax")
+ALWAYS = frozenset({"Const", "Placeholder", "NoOp", "Assert"})
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """What a graph computes: the logit of a click, from hashed categories and numbers.
+
+    fields: the number of hash buckets of each category. numbers: the numeric features. nodes: how many the graph has,
+    how many of them the probability needs ("used"), and how many of those compute ("operators": no constants, no
+    inputs).
+    """
+
+    logit: Dense
+    output: str
+    fields: dict[str, int]
+    numbers: dict[str, Feature]
+    nodes: dict[str, int]
+
+    @property
+    def columns(self) -> list[Column]:
+        """The numbers as the network reads them, each once."""
+        return columns_of(self.logit)
+
+
+def read_graph(path: str | Path) -> GraphDef:
+    """The graph in a frozen GraphDef, or in a SavedModel's folder, whose variables become constants and whose functions
+    are inlined.
+
+    Raises RequestError where there is neither.
+    """
+    import tensorflow as tf
+
+    path = Path(path)
+    if not path.exists():
+        raise RequestError(
+            f"found no {path}; give a frozen GraphDef (.pb) or the folder of a SavedModel with --from-pb"
+        )
+    if path.is_dir() and not (path / "saved_model.pb").is_file():
+        raise RequestError(
+            f"found no saved_model.pb in {path}; give a frozen GraphDef (.pb) or the folder of a SavedModel with "
+            "--from-pb"
+        )
+    if path.is_dir():
+        return _frozen(path)
+    graph = tf.compat.v1.GraphDef()
+    try:
+        graph.ParseFromString(path.read_bytes())
+    except Exception as error:  # google.protobuf's own kinds
+        raise RequestError(f"{path} is no GraphDef; give a frozen graph (.pb) or the folder of a SavedModel") from error
+    if not graph.node:
+        hint = f"; give the folder {path.parent}" if path.name == "saved_model.pb" else ""
+        raise RequestError(
+            f"{path} holds no node of a graph; give a frozen GraphDef (.pb) or the folder of a SavedModel{hint}"
+        )
+    return graph
+
+
+def _frozen(folder: Path) -> GraphDef:
+    """The GraphDef of a SavedModel's serving signature, variables as constants, functions inlined."""
+    import tensorflow as tf
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    try:
+        loaded = tf.saved_model.load(str(folder))  # which holds its variables
+        signatures = loaded.signatures
+        wanted = [each for each in ("serving_default", "predict") if each in signatures] or list(signatures)
+        if not wanted:
+            raise ValueError("it has no signature")
+        concrete = signatures[wanted[0]]
+        return convert_variables_to_constants_v2(concrete).graph.as_graph_def()
+    except Exception as error:  # dozens of kinds
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RequestError(f"cannot read the SavedModel {folder}: {reason}; save it with a signature") from error
+
+
+def optimize(graph: GraphDef, output: str | None = None) -> Network:
+    """Read a frozen graph as a network; `output` names the node of the probability, which is found if there is only
+    one.
+
+    Raises RequestError where there is none or are several, or, all of them at once, for whatever in the graph has no
+    such reading.
+    """
+    reading = _Reading({node.name: node for node in graph.node})
+    ends = _ends(graph) if output is None else [output]
+    if output is not None and output not in reading.nodes:
+        raise RequestError(
+            f"found no node {output} in the graph; it may end in {', '.join(_ends(graph)) or 'no Sigmoid or Softmax'}"
+        )
+    if not ends:
+        raise RequestError(
+            f"found no Sigmoid or Softmax at the end of the graph, which ends in {_tail(graph)}; wanted a click's "
+            "probability"
+        )
+    found = {end: reading.value(f"{end}:0") for end in ends}
+    refused = [each for value in found.values() if isinstance(value, Refused) for each in value.reasons]
+    if refused:
+        faults = dict.fromkeys(refused)
+        raise RequestError(f"cannot map {len(faults)} part{'s' * (len(faults) > 1)} of the graph: {'; '.join(faults)}")
+    logits = {end: logit(value) for end, value in found.items()}
+    if wrong := [end for end, each in logits.items() if each is None]:
+        raise RequestError(
+            f"{', '.join(wrong)} is not one probability a row; wanted the sigmoid of a sum, or the softmax of two "
+            "classes"
+        )
+    if len({id(each) for each in logits.values()}) > 1:
+        raise RequestError(
+            f"the graph has several probabilities: {', '.join(ends)}; choose one with --output-node NAME"
+        )
+    end, result = next(iter(logits.items()))
+    assert result is not None
+    used = list(reading.above(f"{end}:0"))
+    numbers = {
+        name: reading.source.numbers[name] for name in dict.fromkeys(each.feature for each in columns_of(result))
+    }
+    fields = {name: reading.source.buckets[name] for name in reading.source.buckets if name in fields_of(result)}
+    if not fields:
+        raise RequestError(
+            "the graph looks no hashed category up; wanted columns made with categorical_column_with_hash_bucket"
+        )
+    operators = sum(node.op not in ("Const", "Placeholder") for node in used)
+    return Network(result, end, fields, numbers, {"graph": len(graph.node), "used": len(used), "operators": operators})
+
+
+def logit(value: Any) -> Dense | None:
+    """What a probability is the sigmoid of; None where the value is none of one column."""
+    value = flat(value)
+    if isinstance(value, Pair):
+        return value.logit
+    if isinstance(value, Row) or not isinstance(value, Apply) or value.op != "Sigmoid" or value.width != 1:
+        return None
+    found: Dense = value.inputs[0]
+    return found
+
+
+@dataclass
+class _Reading:
+    """Values of tensors, by name, as far as they were asked for."""
+
+    nodes: Mapping[str, Any]
+    values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    source: Source = field(default_factory=Source)
+
+    def value(self, tensor: str) -> Any:
+        """The meaning of a tensor, or why it has none."""
+        for node in self.above(tensor):
+            if node.name not in self.values:
+                self.values[node.name] = self._evaluate(node)
+        name, index = _split(tensor)
+        found = self.values[name]
+        return found[index] if index < len(found) else Refused((f"{name} has no output {index}",))
+
+    def above(self, tensor: str) -> Iterator[Any]:
+        """The nodes that a tensor needs, each after its inputs. Raises RequestError where one is missing."""
+        done: set[str] = set()
+        open_: set[str] = set()
+        waiting = [_split(tensor)[0]]
+        while waiting:
+            name = waiting[-1]
+            if name not in self.nodes:
+                raise RequestError(f"the graph lacks the node {name}, which another reads; freeze it again")
+            inputs = [_split(each)[0] for each in self.nodes[name].input if not each.startswith("^")]
+            if name not in open_:
+                open_.add(name)
+                waiting += [each for each in reversed(inputs) if each not in done and each not in open_]
+                continue
+            waiting.pop()
+            if name not in done:
+                done.add(name)
+                yield self.nodes[name]
+
+    def _evaluate(self, node: Any) -> tuple[Any, ...]:
+        inputs = []
+        for each in node.input:
+            if not each.startswith("^"):
+                name, index = _split(each)
+                found = self.values.get(name)
+                if found is None:
+                    return (Refused((f"{node.name} ({node.op}): it is part of a loop",)),) * 8
+                inputs.append(found[index] if index < len(found) else Refused((f"{name} has no output {index}",)))
+        return rules.evaluate(node, inputs, self.source)
+
+
+def _split(tensor: str) -> tuple[str, int]:
+    """Node and output index of a tensor's name."""
+    name, _, index = tensor.partition(":")
+    return name, int(index) if index.isdigit() else 0
+
+
+def _ends(graph: GraphDef) -> list[str]:
+    """The nodes of `ENDS` that no other one and no layer depends on."""
+    readers: dict[str, list[Any]] = {}
+    for node in graph.node:
+        for each in node.input:
+            readers.setdefault(_split(each.removeprefix("^"))[0], []).append(node)
+
+    def last(node: Any) -> bool:
+        seen, waiting = set(), list(readers.get(node.name, ()))
+        while waiting:
+            each = waiting.pop()
+            if each.op in (*ENDS, "MatMul"):
+                return False
+            if each.name not in seen:
+                seen.add(each.name)
+                waiting += readers.get(each.name, ())
+        return True
+
+    return [node.name for node in graph.node if node.op in ENDS and last(node)]
+
+
+def _tail(graph: GraphDef) -> str:
+    """The nodes that nothing reads, in words."""
+    read = {_split(each.removeprefix("^"))[0] for node in graph.node for each in node.input}
+    found = [f"{node.name} ({node.op})" for node in graph.node if node.name not in read and node.op not in ALWAYS]
+    return ", ".join(found[:5]) or "nothing"

@@ -1,0 +1,376 @@
+"""The dense half of a Wide & Deep graph as expressions of hashed categories and numbers, and their ONNX graph.
+
+A `Row` is what a model joins in front of its first layer: rows of tables and numbers. A `Sum` is linear in whatever it
+holds, so that biases, batch normalization and the normalization of numbers meet in its weights. An `Apply` is
+everything else: activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from pipelines.core.errors import RequestError
+from pipelines.graph import edit
+from zoo.recommenders.importers.tensorflow.mapped import Number, Transform, apply
+
+Array = npt.NDArray[Any]
+OPSET = 18
+LARGEST = 2**28  # entries of one table
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number: entry `position` of the feature, after `steps`."""
+
+    feature: str
+    position: int
+    steps: tuple[Transform, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """Row id of `table`, float32 [buckets + 1, d], the last one that of a missing value; one_hot: the table is the
+    identity.
+    """
+
+    field: str
+    table: Array
+    one_hot: bool = False
+
+
+Part: TypeAlias = Column | Lookup
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Parts side by side, [n, sum of their widths]."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return sum(map(width_of, self.parts))
+
+
+@dataclass(frozen=True, eq=False)
+class Apply:
+    """An ONNX operator on expressions and constants, [n, width]."""
+
+    op: str
+    inputs: tuple[Any, ...]
+    width: int
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """sum x W over `products` + rows of tables + numbers times their weights [width] + others times their factors
+    [width] + bias [width].
+
+    Weights are float64 until they are written.
+    """
+
+    bias: Array
+    products: tuple[tuple[Row | Apply, Array], ...] = ()
+    lookups: tuple[Lookup, ...] = ()
+    numbers: tuple[tuple[Column, Array], ...] = ()
+    others: tuple[tuple[Row | Apply, Array], ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return len(self.bias)
+
+
+Dense: TypeAlias = Row | Apply | Sum
+
+
+def width_of(part: Part) -> int:
+    """Columns of a part of a row."""
+    return 1 if isinstance(part, Column) else part.table.shape[1]
+
+
+def as_sum(x: Dense) -> Sum:
+    """An expression as a sum."""
+    zero = np.zeros(x.width)
+    if isinstance(x, Sum):
+        return x
+    if isinstance(x, Row) and all(isinstance(each, Column) for each in x.parts):
+        units = np.eye(x.width)
+        return Sum(
+            zero,
+            numbers=tuple((each, unit) for each, unit in zip(x.parts, units, strict=True) if isinstance(each, Column)),
+        )
+    if isinstance(x, Row) and len(x.parts) == 1 and isinstance(x.parts[0], Lookup):
+        return Sum(zero, lookups=(x.parts[0],))
+    return Sum(zero, others=((x, np.ones(x.width)),))
+
+
+def add(a: Dense, b: Dense) -> Sum:
+    """a + b, of one width."""
+    x, y = as_sum(a), as_sum(b)
+    return Sum(
+        x.bias + y.bias, x.products + y.products, x.lookups + y.lookups, x.numbers + y.numbers, x.others + y.others
+    )
+
+
+def affine(x: Dense, factor: Array | float, shift: Array | float) -> Sum:
+    """x * factor + shift, by column."""
+    s = as_sum(x)
+    k = np.broadcast_to(np.asarray(factor, np.float64), (s.width,))
+    lookups = s.lookups if (k == 1).all() else tuple(Lookup(each.field, _float32(each.table * k)) for each in s.lookups)
+    return Sum(
+        s.bias * k + shift,
+        tuple((each, weight * k) for each, weight in s.products),
+        lookups,
+        tuple((each, weight * k) for each, weight in s.numbers),
+        tuple((each, weight * k) for each, weight in s.others),
+    )
+
+
+def multiply(x: Dense, weight: Array) -> Sum:
+    """x W, weight [x.width, m]: one-hot parts become rows of the weight."""
+    weight = weight.astype(np.float64)
+    zero = np.zeros(weight.shape[1])
+    if isinstance(x, Row):
+        total, left, rows = Sum(zero), [], []
+        start = 0
+        for part in x.parts:
+            part_weight = weight[start : start + width_of(part)]
+            start += len(part_weight)
+            if isinstance(part, Lookup) and part.one_hot:
+                total = add(total, linear(as_sum(Row((part,))), part_weight))
+            else:
+                left.append(part)
+                rows.append(part_weight)
+        if any(isinstance(each, Lookup) for each in left):
+            return add(total, Sum(zero, products=((Row(tuple(left)), np.concatenate(rows)),)))
+        return add(total, linear(as_sum(Row(tuple(left))), np.concatenate(rows))) if left else total
+    s = as_sum(x)
+    if not (s.products or s.lookups or s.numbers):
+        return linear(s, weight)
+    return linear(Sum(np.zeros(s.width), others=((Apply("Identity", (s,), s.width, {}), np.ones(s.width)),)), weight)
+
+
+def linear(s: Sum, matrix: Array) -> Sum:
+    """s M as one sum, all of its weights multiplied."""
+    if any(each.table.shape[0] * matrix.shape[1] > LARGEST for each in s.lookups):
+        raise RequestError(f"its table would have over {LARGEST:,} entries")
+    m = matrix.astype(np.float64)
+    products = tuple((each, weight @ m) for each, weight in s.products) + tuple(
+        (each, k[:, None] * m) for each, k in s.others
+    )
+    lookups = tuple(Lookup(each.field, _float32(each.table @ m)) for each in s.lookups)
+    return Sum(s.bias @ m, products, lookups, tuple((each, weight @ m) for each, weight in s.numbers))
+
+
+def elementwise(step: str, x: Row, constant: Array | None = None) -> Row:
+    """A transform of `mapped.ELEMENTWISE` on every part: numbers note it, tables are computed. `constant` has x.width
+    entries.
+    """
+    parts: list[Part] = []
+    start = 0
+    for part in x.parts:
+        values = None if constant is None else constant[start : start + width_of(part)].astype(np.float32)
+        start += width_of(part)
+        if isinstance(part, Column):
+            parts.append(replace(part, steps=(*part.steps, (step,) if values is None else (step, float(values[0])))))
+        else:
+            parts.append(Lookup(part.field, apply((step,) if values is None else (step, values), part.table)))
+    return Row(tuple(parts))
+
+
+def _float32(array: Array) -> Array:
+    return array.astype(np.float32)
+
+
+# ------------------------------------------------------------------------------------------------------------- to ONNX
+
+
+class Emitter:
+    """Writes expressions as ONNX nodes. The graph's inputs: `ids` int32 [batch, fields], and `numbers` float32 [batch,
+    columns] if any.
+
+    columns: the columns of `numbers`, and what [0, 1] of each stands for, which goes into the weights.
+    """
+
+    def __init__(self, fields: Sequence[str], columns: Mapping[Column, Number]) -> None:
+        self.fields = {name: i for i, name in enumerate(fields)}
+        self.columns = {column: i for i, column in enumerate(columns)}
+        self.lo, self.span = (
+            np.array([getattr(each, name) for each in columns.values()], np.float32) for name in ("lo", "span")
+        )
+        self.ids = _input("ids", ir.DataType.INT32, len(fields))
+        self.numbers = _input("numbers", ir.DataType.FLOAT, len(columns))
+        self.main = ir.Graph(
+            [self.ids, *([self.numbers] if columns else [])], [], nodes=[], opset_imports={"": OPSET}, name="wide_deep"
+        )
+        self.taken: set[str] = {"ids", "numbers", "probability"}
+        self.done: dict[int, ir.Value] = {}  # by the id of an expression, all of which the caller holds
+        self.layers = 0
+
+    def model(self, logit: Dense) -> ir.Model:
+        """The model whose output `probability`, float32 [batch, 1], is the sigmoid of `logit`."""
+        value = self._dense(logit)
+        output = edit.node("Sigmoid", [value], "probability", dtype=ir.DataType.FLOAT)
+        output.outputs[0].shape = ir.Shape(["batch", 1])
+        self.main.append(output)
+        self.main.outputs.append(output.outputs[0])
+        return ir.Model(self.main, ir_version=10)
+
+    def _dense(self, x: Dense) -> ir.Value:
+        if (found := self.done.get(id(x))) is None:
+            found = self.done[id(x)] = (
+                self._sum(x) if isinstance(x, Sum) else self._row(x) if isinstance(x, Row) else self._apply(x)
+            )
+        return found
+
+    def _apply(self, x: Apply) -> ir.Value:
+        inputs = [
+            self._constant(each, "constant") if isinstance(each, np.ndarray) else self._dense(each) for each in x.inputs
+        ]
+        return inputs[0] if x.op == "Identity" else self._node(x.op, inputs, x.width, **x.attributes)
+
+    def _sum(self, s: Sum) -> ir.Value:
+        bias, addends = s.bias, []
+        for x, weight in s.products:
+            value, matrix, shift = self._operand(x, weight)
+            bias = bias + shift
+            self.layers += 1
+            addends.append(
+                self._node("MatMul", [value, self._constant(matrix, f"dense_{self.layers}/kernel")], s.width)
+            )
+        if s.numbers:
+            matrix, shift = self._by_column(s.numbers, s.width)
+            bias = bias + shift
+            addends.append(self._node("MatMul", [self.numbers, self._constant(matrix, "wide/numbers")], s.width))
+        if addends and bias.any():
+            addends[0] = self._node("Add", [addends[0], self._constant(bias, f"dense_{self.layers}/bias")], s.width)
+            bias = np.zeros(0)
+        addends += [self._lookup(each, "wide") for each in sorted(s.lookups, key=lambda each: self.fields[each.field])]
+        for x, factor in s.others:
+            value = self._dense(x)
+            addends.append(
+                value if (factor == 1).all() else self._node("Mul", [value, self._constant(factor, "factor")], s.width)
+            )
+        total = addends[0] if len(addends) == 1 else self._node("Sum", addends, s.width)
+        return self._node("Add", [total, self._constant(bias, "bias")], s.width) if bias.any() else total
+
+    def _operand(self, x: Row | Apply, weight: Array) -> tuple[ir.Value, Array, Array]:
+        """What a layer reads, its weights for that, and what is left of them as a bias: tables in the order of the ids,
+        then `numbers`.
+        """
+        if isinstance(x, Apply):
+            return self._dense(x), weight, np.zeros(weight.shape[1])
+        ends = np.cumsum([width_of(part) for part in x.parts])
+        rows = np.split(weight, ends[:-1])
+        lookups = [(part, some) for part, some in zip(x.parts, rows, strict=True) if isinstance(part, Lookup)]
+        lookups.sort(key=lambda each: self.fields[each[0].field])
+        numbers = [(part, some[0]) for part, some in zip(x.parts, rows, strict=True) if isinstance(part, Column)]
+        values, matrices = [self._lookup(part, "deep") for part, _ in lookups], [some for _, some in lookups]
+        shift = np.zeros(weight.shape[1])
+        if numbers:
+            matrix, shift = self._by_column(numbers, weight.shape[1])
+            values.append(self.numbers)
+            matrices.append(matrix)
+        matrix = np.concatenate(matrices)
+        return values[0] if len(values) == 1 else self._node("Concat", values, len(matrix), axis=1), matrix, shift
+
+    def _by_column(self, numbers: Sequence[tuple[Column, Array]], width: int) -> tuple[Array, Array]:
+        """Weights [columns, width] of the input `numbers`, and the bias [width]: w t = (w span) u + w lo, u = (t - lo)
+        / span.
+        """
+        matrix = np.zeros((len(self.columns), width))
+        for column, weight in numbers:
+            matrix[self.columns[column]] += weight
+        return matrix * self.span[:, None].astype(np.float64), self.lo.astype(np.float64) @ matrix
+
+    def _row(self, x: Row) -> ir.Value:
+        """A row that no layer reads, as it stands."""
+        values = []
+        for part in x.parts:
+            if isinstance(part, Lookup):
+                values.append(self._lookup(part, "deep"))
+                continue
+            i = self.columns[part]
+            value = self._node("Gather", [self.numbers, self._constant(np.array([i], np.int64), "column")], 1, axis=1)
+            for op, constant in (("Mul", self.span[i]), ("Add", self.lo[i])):
+                value = self._node(op, [value, self._constant(np.array([constant]), "constant")], 1)
+            values.append(value)
+        return values[0] if len(values) == 1 else self._node("Concat", values, x.width, axis=1)
+
+    def _lookup(self, part: Lookup, where: str) -> ir.Value:
+        column = self._constant(np.array(self.fields[part.field], np.int64), f"{where}/{part.field}/column")
+        ids = self._add(
+            edit.node(
+                "Gather",
+                [self.ids, column],
+                f"{where}/{part.field}/ids",
+                dtype=ir.DataType.INT32,
+                taken=self.taken,
+                axis=1,
+            )
+        )
+        ids.shape = ir.Shape(["batch"])
+        name = "weights" if where == "wide" else "embeddings"
+        table = self._constant(part.table, f"{where}/{part.field}/{name}")
+        return self._node("Gather", [table, ids], part.table.shape[1], name=f"{where}/{part.field}/rows", axis=0)
+
+    def _constant(self, array: Array, name: str) -> ir.Value:
+        array = np.array(array, array.dtype if array.dtype.kind == "i" else np.float32, order="C")
+        return edit.initializer(self.main, name, array, self.taken)
+
+    def _node(self, op: str, inputs: Sequence[ir.Value], width: int, name: str = "", **attributes: Any) -> ir.Value:
+        made = edit.node(op, list(inputs), name or op, dtype=ir.DataType.FLOAT, taken=self.taken, **attributes)
+        made.outputs[0].shape = ir.Shape(["batch", width])
+        return self._add(made)
+
+    def _add(self, node: ir.Node) -> ir.Value:
+        self.main.append(node)
+        return node.outputs[0]
+
+
+def _input(name: str, dtype: ir.DataType, width: int) -> ir.Value:
+    """A graph input [batch, width]."""
+    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(["batch", width]))
+
+
+def columns_of(x: Dense) -> list[Column]:
+    """The numbers that an expression reads, each once, in the order met."""
+    found: dict[Column, None] = {}
+    for each in _leaves(x):
+        if isinstance(each, Column):
+            found[each] = None
+    return list(found)
+
+
+def fields_of(x: Dense) -> set[str]:
+    """The categories that an expression reads."""
+    return {each.field for each in _leaves(x) if isinstance(each, Lookup)}
+
+
+def _leaves(x: Dense) -> list[Part]:
+    """The parts that an expression reads, in the order met."""
+    found: list[Part] = []
+    seen: set[int] = set()
+    waiting: list[Any] = [x]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen or isinstance(each, np.ndarray):
+            continue
+        seen.add(id(each))
+        if isinstance(each, Row):
+            found += each.parts
+        elif isinstance(each, Sum):
+            found += [*each.lookups, *(column for column, _ in each.numbers)]
+            waiting += [value for value, _ in (*each.products, *each.others)]
+        else:
+            waiting += each.inputs
+    return found

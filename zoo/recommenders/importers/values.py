@@ -1,0 +1,417 @@
+"""The values that a ranker's new graph is made of, and how they are written in the forms of `export.fx_export`."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines.graph import edit
+from zoo.recommenders.data.encoding import Field
+from zoo.recommenders.data.features import Features
+
+Array = NDArray[Any]
+FLOAT = ir.DataType.FLOAT
+OPSET = 18
+TINY = 1e-6  # what keeps a count of items from being 0 before it divides a sum
+OF_CODES: dict[str, Callable[..., Array]] = {  # what the tables of ids go through
+    **{"Not": np.logical_not, "And": np.logical_and, "Or": np.logical_or, "Equal": np.equal},
+    **{"Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Less": np.less, "LessOrEqual": np.less_equal},
+    **{"Add": np.add, "Sub": np.subtract, "Mul": np.multiply},
+}
+
+
+@dataclass(eq=False)
+class Base:
+    """A value [batch, *shape] of the new graph, written when it is first read; `first`: the number of its first entry.
+
+    table: of rows that one column of the ids chooses, [rows, width]; code: it follows from the ids alone, without
+    weights. pool: the list and the table whose rows are summed. count: the list whose items are counted, with something
+    tiny added or not. squares: below the root of a Euclidean norm. rows: what a sum of one row is of.
+    """
+
+    first: int
+    shape: tuple[int, ...]
+    make: Callable[[], ir.Value]
+    column: int = -1
+    table: Array | None = None
+    code: bool = False
+    pool: tuple[Field, Array] | None = None
+    count: Field | None = None
+    squares: Array | None = None
+    rows: Base | None = None
+    value: ir.Value | None = None
+
+    @property
+    def size(self) -> int:
+        """Entries a sample."""
+        return int(np.prod(self.shape))
+
+    def entries(self) -> Array:
+        """Their numbers, int64 [*shape]."""
+        return np.arange(self.first, self.first + self.size).reshape(self.shape)
+
+    def written(self) -> ir.Value:
+        """Its value in the new graph."""
+        if self.value is None:
+            self.value = self.make()
+        return self.value
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The entries of an old value, int64 without the batch, which is the old value's axis `batch`."""
+
+    entries: Array
+    batch: int = 0
+
+
+class Writer:
+    """A new graph on the inputs of `features`, named by numbers of entries: each entry of each base has one.
+
+    opsets: versions of the operators, by domain.
+    """
+
+    def __init__(self, features: Features, opsets: dict[str, int]) -> None:
+        self.features, self.opset = features, opsets.get("", OPSET)
+        self.pools: dict[str, set[str]] = {}  # what is written of each list: "sum", "max" of its items, or else
+        self.main = ir.Graph([], [], nodes=[], opset_imports=opsets, name="ranker")
+        self.inputs: dict[str, ir.Value] = {}
+        for name, (dtype, shape) in features.inputs.items():
+            kind = ir.TensorType(ir.DataType.from_numpy(dtype))
+            self.inputs[name] = ir.Value(name=name, type=kind, shape=ir.Shape(["batch", *shape[1:]]))
+        self.main.inputs.extend(self.inputs.values())
+        self.taken = {"ids", "numbers", "scales", "probability"}
+        self.bases: list[Base] = []
+        self._firsts: list[int] = []
+        self._next = 0
+        self._lookups: dict[tuple[int, int], Base] = {}
+        self._tables: dict[Any, Array] = {}
+        self._arrays: dict[Any, Array] = {}
+        self._kept: list[Any] = []  # arrays whose id() is a key
+        self._values: dict[Any, ir.Value] = {}
+
+    def base(self, shape: Sequence[int], make: Callable[[], ir.Value], **more: Any) -> Base:
+        """A new base."""
+        made = Base(self._next, tuple(shape), make, **more)
+        self.bases.append(made)
+        self._firsts.append(self._next)
+        self._next += max(made.size, 1)
+        return made
+
+    def of(self, entry: Any) -> Base:
+        """The base of an entry."""
+        return self.bases[bisect.bisect_right(self._firsts, int(entry)) - 1]
+
+    def bases_of(self, entries: Array) -> list[Base]:
+        """The bases of some entries, each once."""
+        places = np.searchsorted(self._firsts, np.unique(entries), "right") - 1
+        return [self.bases[at] for at in dict.fromkeys(places.tolist())]
+
+    def field(self, column: int) -> Field:
+        """The field of a column of the ids."""
+        return next(each for each in self.features.fields if each.start <= column < each.start + each.width)
+
+    def lookup(self, column: int, table: Array, code: bool) -> Base:
+        """Rows of `table`, [rows, width], that a column of the ids chooses."""
+        key = column, id(table)
+        if key not in self._lookups:
+            self._kept.append(table)
+
+            def make() -> ir.Value:
+                self._reads(self.field(column), "item")
+                ids = self._once(("ids", column), lambda: self._ids(column))
+                rows = self._floats(table)
+                name = f"{self.field(column).name}.rows"
+                return self.node("Gather", [self.weight(rows, f"{name}.table"), ids], name)
+
+            self._lookups[key] = self.base(table.shape[1:], make, column=column, table=table, code=code)
+        return self._lookups[key]
+
+    def _reads(self, field: Field, how: str) -> None:
+        if field.is_list:
+            self.pools.setdefault(field.name, set()).add(how)
+
+    def _ids(self, column: int) -> ir.Value:
+        name, at = self.field(column).name, self.weight(np.array(column), "column")
+        return self.node("Gather", [self.inputs["ids"], at], f"{name}.ids", ir.DataType.INT32, axis=1)
+
+    def _cut(self, name: str, start: int, width: int) -> ir.Value:
+        source = self.inputs[name]
+        ends = [self.weight(np.array([each]), "at") for each in (start, start + width, 1)]
+        assert source.dtype is not None
+        return self._once(
+            (name, start, width), lambda: self.node("Slice", [source, *ends], f"{name}.{start}", source.dtype or FLOAT)
+        )
+
+    def _cast_table(self, table: Array, dtype: np.dtype[Any]) -> Array:
+        return self._derived("cast", [table], lambda t: t.astype(dtype), str(dtype))
+
+    def _floats(self, table: Array) -> Array:
+        return table if table.dtype == np.float32 else self._cast_table(table, np.dtype(np.float32))
+
+    def _derived(self, op: str, tables: Sequence[Array], compute: Callable[..., Array], *more: Any) -> Array:
+        """What is computed from tables, once for the same tables."""
+        key = op, *(id(each) for each in tables), *more
+        if key not in self._tables:
+            self._kept += tables
+            with np.errstate(all="ignore"):
+                self._tables[key] = self._one(compute(*tables))
+        return self._tables[key]
+
+    def _one(self, array: Array) -> Array:
+        """The first array with the same entries: a table that is masked already stays the one that it is."""
+        digest = hashlib.sha256(np.ascontiguousarray(array).data).digest()
+        return self._arrays.setdefault((array.dtype.str, array.shape, digest), array)
+
+    def _once(self, key: Any, make: Callable[[], ir.Value]) -> ir.Value:
+        if key not in self._values:
+            self._values[key] = make()
+        return self._values[key]
+
+    def node(
+        self, op: str, inputs: Sequence[ir.Value | None], name: str, dtype: ir.DataType = FLOAT, **more: Any
+    ) -> ir.Value:
+        """Append an operator; its result."""
+        made = edit.node(op, list(inputs), name, dtype=dtype, taken=self.taken, **more)
+        self.main.append(made)
+        return made.outputs[0]
+
+    def weight(self, array: Array, name: str) -> ir.Value:
+        """An initializer, the same for the same array."""
+        small = array.size <= 8
+        key = ("weight", array.tobytes(), array.shape, str(array.dtype)) if small else ("weight", id(array))
+        self._kept.append(array)
+        return self._once(key, lambda: edit.initializer(self.main, name, np.array(array, order="C"), self.taken))
+
+    def written(self, entries: Array, name: str = "joined") -> ir.Value:
+        """The value of some entries, [batch, *shape], joined from bases in as few parts as may be."""
+        flat, shape = entries.ravel(), entries.shape
+        return self._once(("joined", flat.tobytes(), shape), lambda: self._join(flat, shape, name))
+
+    def _join(self, flat: Array, shape: tuple[int, ...], name: str) -> ir.Value:
+        parts: list[tuple[Base, Array | None]] = []  # None: whole
+        at = 0
+        while at < len(flat):
+            base = self.of(flat[at])
+            if np.array_equal(flat[at : at + base.size], base.entries().ravel()):
+                parts.append((base, None))
+                at += base.size
+                continue
+            end = at + 1
+            while end < len(flat) and flat[end] != base.first and base.first < flat[end] < base.first + base.size:
+                end += 1
+            parts.append((base, flat[at:end] - base.first))
+            at = end
+        if len(parts) == 1 and parts[0][1] is None and parts[0][0].shape == shape:
+            return parts[0][0].written()
+        if len(shape) != 1:
+            sizes = self.weight(np.array([-1, *shape], np.int64), "shape")
+            return self.node("Reshape", [self.written(flat, name), sizes], f"{name}.vectors")
+        if len(parts) > 2 * len(bases := self.bases_of(flat)):  # entries of few bases, mixed
+            whole = np.concatenate([each.entries().ravel() for each in bases])
+            places = np.argsort(whole)[np.searchsorted(np.sort(whole), flat)]
+            return self.node(
+                "Gather", [self.written(whole, name), self.weight(places, f"{name}.columns")], name, axis=1
+            )
+        values = [self._part(base, picked, name) for base, picked in parts]
+        return values[0] if len(values) == 1 else self.node("Concat", values, name, axis=1)
+
+    def _part(self, base: Base, picked: Array | None, name: str) -> ir.Value:
+        value = base.written()
+        if len(base.shape) != 1:
+            sizes = self.weight(np.array([-1, base.size], np.int64), "shape")
+            value = self._once(
+                ("flat", base.first), lambda: self.node("Reshape", [base.written(), sizes], f"{name}.flat")
+            )
+        if picked is None:
+            return value
+        return self.node("Gather", [value, self.weight(picked, f"{name}.columns")], f"{name}.some", axis=1)
+
+    def _by_base(self, entries: Array, change: Callable[[Base], Base]) -> Array:
+        """Entries of the same places of other bases."""
+        out = np.array(entries)
+        for base in self.bases_of(entries):
+            own = (entries >= base.first) & (entries < base.first + base.size)
+            out[own] += change(base).first - base.first
+        return out
+
+    def _root(self, x: Array, least: Any) -> Base:
+        """|x|, at least the root of `least`."""
+
+        def make() -> ir.Value:
+            value = self.written(x)
+            squares = self.node("Mul", [value, value], "squares")
+            total = self.node("ReduceSum", [squares, self.weight(np.array([1]), "axis")], "length.squared", keepdims=1)
+            if least is not None:
+                total = self.node("Max", [total, self.weight(np.array(least, np.float32), "least")], "length.least")
+            return self.node("Sqrt", [total], "length")
+
+        return self.base((1,), make, squares=x)
+
+    def _row_sum(self, base: Base) -> Base:
+        def make() -> ir.Value:
+            axis = self.weight(np.array([1]), "axis")
+            return self.node("ReduceSum", [base.written(), axis], "row.sum", keepdims=1)
+
+        assert base.table is not None
+        key = -1 - base.column, id(base.table)
+        if key not in self._lookups:
+            self._lookups[key] = self.base((1,), make, rows=base)
+        return self._lookups[key]
+
+    def _pooled(self, x: Array, op: str) -> Array | None:
+        """Rows of one table by all columns of a list, pooled over the last axis; None where x is no such thing."""
+        flat = x.reshape(-1, x.shape[-1])
+        first = self.of(flat[0, 0])
+        if first.table is None or not (field := self.field(first.column)).is_list or x.shape[-1] != field.width:
+            return None
+        table = first.table
+        columns = [self._lookups.get((field.start + at, id(table))) for at in range(field.width)]
+        if any(each is None for each in columns):
+            return None
+        own = np.stack([each.entries().ravel() for each in columns if each is not None], -1)  # [width, items]
+        places = flat[:, 0] - columns[0].first  # type: ignore[union-attr]
+        if (places < 0).any() or (places >= len(own)).any() or not np.array_equal(flat, own[places]):
+            return None
+        return (self._pool_of(field, table, op).first + places).reshape(x.shape[:-1])
+
+    def _scaled(self, entries: Array, factor: float) -> Array | None:
+        """Sums over lists, times a number, which their tables take: a mean over places that all count, say."""
+        if any(each.pool is None or each.count is not None for each in self.bases_of(entries)):
+            return None
+
+        def change(base: Base) -> Base:
+            assert base.pool is not None
+            field, table = base.pool
+            scaled = self._derived("scaled", [table], lambda t: (t * factor).astype(np.float32), factor)
+            return self._pool_of(field, scaled, "ReduceSum")
+
+        return self._by_base(entries, change)
+
+    def _pool_of(self, field: Field, table: Array, op: str) -> Base:
+        key = f"pool {op}", field.start, id(table)
+        if key not in self._tables:
+            self._kept.append(table)
+            self._tables[key] = np.array(self._pool(field, table, op).first)
+        return self.of(self._tables[key])
+
+    def _pool(self, field: Field, table: Array, op: str) -> Base:
+        others = np.delete(table, [0, field.last], axis=0)  # no item is 0, see `Field`
+        least = op == "ReduceMax" and others.size > 0 and bool((table[field.last] <= others.min(axis=0)).all())
+
+        def make() -> ir.Value:
+            self._reads(field, "max" if least else "sum" if op == "ReduceSum" else "item")
+            name, floats = field.name, self._floats(table)
+            ids = self._cut("ids", field.start, field.width)
+            rows = self.node("Gather", [self.weight(floats, f"{name}.table"), ids], f"{name}.items")
+            name = f"{name}.pooled"
+            if op == "ReduceMax" and self.opset < 18:
+                return self.node(op, [rows], name, axes=[1], keepdims=0)
+            return self.node(op, [rows, self.weight(np.array([1]), "axis")], name, keepdims=0)
+
+        counts = op == "ReduceSum" and table.shape[1] == 1 and (others == 1).all() and not table[field.last].any()
+        pool = (field, table) if op == "ReduceSum" else None
+        return self.base(table.shape[1:], make, pool=pool, count=field if counts else None)
+
+    def _items(self, entries: Array) -> Field | None:
+        """The list whose items one number counts."""
+        return self.of(entries.ravel()[0]).count if np.unique(entries).size == 1 else None
+
+    def _mean(self, total: Array, count: Array) -> Array | None:
+        """A list's sum / its items, by the list's column of `scales`; None where that is something else."""
+        field = self._items(count)
+        bases = self.bases_of(total)
+        if field is None or field.scale < 0 or any(each.pool is None or each.pool[0] is not field for each in bases):
+            return None
+        if any(each.pool is not None and each.pool[1][field.last].any() for each in bases):
+            return None  # places without an item count
+
+        def change(base: Base) -> Base:
+            def make() -> ir.Value:
+                assert field is not None
+                return self.node("Mul", [base.written(), self._cut("scales", field.scale, 1)], f"{field.name}.mean")
+
+            key = "mean", base.first
+            if key not in self._tables:
+                self._tables[key] = np.array(self.base(base.shape, make).first)
+            return self.of(self._tables[key])
+
+        return self._by_base(total, change)
+
+    # --- tables of ids
+
+    def _same(self, entries: Array) -> Array | None:
+        """Entries that are the same for all ids, as an array; None where one is not."""
+        values = []
+        for entry in entries.ravel():
+            base = self.of(entry)
+            if base.table is None or not base.code or (base.table != base.table[:1]).any():
+                return None
+            values.append(base.table[0, entry - base.first])
+        return np.array(values).reshape(entries.shape) if values else None
+
+    def _of_codes(self, op: str, shape: tuple[int, ...], known: Sequence[Layout | Array | None]) -> Array | None:
+        """What is computed from one id, or from the sum of one looked up row, and constants; None for anything else."""
+        operands = [each.entries if isinstance(each, Layout) else each for each in known]
+        if any(each is None or each.ndim > len(shape) for each in operands):
+            return None
+        parts = [np.broadcast_to(each, shape) for each in operands if each is not None]
+        out = np.empty(shape, np.int64)
+        for place in np.ndindex(shape):
+            columns: set[int] = set()
+            tables: list[Array] = []
+            arguments: list[Any] = []
+            for each, part in zip(known, parts, strict=True):
+                if not isinstance(each, Layout):
+                    arguments.append(part[place])
+                    continue
+                base = self.of(part[place])
+                table = base.table if base.code else None
+                if base.rows is not None and base.rows.table is not None:
+                    base = base.rows
+                    table = self._derived("row sum", [base.table], lambda t: t.sum(1, keepdims=True))  # type: ignore[list-item]
+                if table is None:
+                    return None
+                columns.add(base.column)
+                tables.append(table)
+                arguments.append(None)
+            if len(columns) != 1:
+                return None
+            constants = tuple(None if each is None else each.item() for each in arguments)
+            compute = _filled(OF_CODES[op], arguments)
+            out[place] = self.lookup(columns.pop(), self._derived(op, tables, compute, constants), True).first
+        return out
+
+    def _of_rows(self, op: str, a: Array, b: Array) -> Array | None:
+        """Two operands, entry by entry, where both are rows by the same columns and one follows from the id alone, as
+        masks do; None where not.
+        """
+        a, b = np.broadcast_arrays(a, b)
+        out = np.empty(a.shape, np.int64)
+        for place in np.ndindex(a.shape):
+            x, y = self.of(a[place]), self.of(b[place])
+            if x.table is None or y.table is None or x.column != y.column:
+                return None
+            rows, at, code = (y, int(b[place]), x) if x.code and x.size == 1 else (x, int(a[place]), y)
+            if not code.code or code.size > 1 or x.table.dtype != np.float32 or y.table.dtype != np.float32:
+                return None
+            table = self._derived(op, [x.table, y.table], OF_CODES[op])
+            out[place] = self.lookup(x.column, table, rows.code).first + at - rows.first
+        return out
+
+
+def _filled(op: Callable[..., Array], arguments: Sequence[Any]) -> Callable[..., Array]:
+    """`op` with those of its arguments that are not None."""
+
+    def compute(*tables: Array) -> Array:
+        left = iter(tables)
+        return op(*(next(left) if each is None else each for each in arguments))
+
+    return compute

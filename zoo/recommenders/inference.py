@@ -1,0 +1,255 @@
+"""Rows of a click log to click probabilities: what the pipelines of all recommenders share."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import itertools
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core import machine
+from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError
+from pipelines.core.ordered_map import ordered_map
+from pipelines.core.progress import progress
+from pipelines.data.tables import writing
+from pipelines.data.text import TextForm
+from pipelines.engines.quickest import QuickestSession
+from pipelines.engines.session import Session
+from pipelines.models.pipeline import GraphPipeline
+from zoo.recommenders.data.row_errors import ErrorLog, NoRow, timed
+
+if TYPE_CHECKING:
+    from zoo.recommenders.data.logs import Log
+
+# rows on their way through `run` together: enough to make every step's overhead vanish, few enough for the cache
+AT_ONCE = 4096
+
+logger = logging.getLogger(__name__)
+
+
+class ClickPipeline(GraphPipeline):
+    """Scores rows of a click log; see `zoo.pipeline`. A subclass says how rows are read and encoded.
+
+    with_label: whether rows have a label, where what came before them has told; None: the first of them tells.
+    """
+
+    PARTS: ClassVar[str] = "rows"
+    with_label: bool | None = None
+
+    @abc.abstractmethod
+    def likely(self) -> Any:
+        """A raw row that the model might be given, for who has none: its user's own are not kept."""
+
+    @abc.abstractmethod
+    def rows(
+        self,
+        inputs: Any,
+        on_error: str = "raise",
+        errors: ErrorLog | None = None,
+        batch_rows: int = 65536,
+        seconds: defaultdict[str, float] | None = None,
+        labelled: bool = False,
+    ) -> Iterator[Any]:
+        """Read rows as this model wants them, as a stream of `batch_rows` at a time, in constant memory.
+
+        Each part has a length, is cut and concatenated in order, and has labels float32 [n] or None and index int64
+        [n], 0-based positions in the input. With on_error "skip" bad rows are left out and counted in `errors`.
+        seconds["read"] counts the time in which sources gave their bytes or tables. labelled: rows without a label, or
+        with another than 0 and 1, are faults.
+        """
+
+    @abc.abstractmethod
+    def encode(self, rows: Any) -> dict[str, NDArray[Any]]:
+        """The graph's inputs of some rows."""
+
+    @abc.abstractmethod
+    def text_form(self, stream: Any) -> TextForm:
+        """How the text that begins with this stream of bytes holds rows."""
+
+    def told_by_first(self, stream: Any) -> Log | None:
+        """The log that begins with this stream of bytes, where its first row alone tells the columns."""
+        return None
+
+    def label_in(self, lines: Iterable[bytes] = (), columns: Sequence[str] = ()) -> bool | None:
+        """Whether the rows of a text of these lines, or of a table with these columns, have a label; None where that
+        is not told, or where a model does not hold all rows to what the first one has.
+        """
+        return None
+
+    def count_rows(self, inputs: Any, **options: Any) -> int:
+        """How many rows an input holds, those that would be left out counted."""
+        errors = ErrorLog()
+        try:
+            return sum(len(rows) for rows in self.rows(inputs, "skip", errors)) + errors.total
+        except NoRow as error:
+            return error.left_out
+
+    @property
+    @abc.abstractmethod
+    def last_ids(self) -> NDArray[Any]:
+        """The largest id of each column of `ids`."""
+
+    def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
+        """Rows -> {"ids": int32 [n, columns], "numbers": float32 [n, numbers], ...}; a label in the rows is left out.
+
+        raw: whatever `rows` takes. All of it in memory at once; `run` streams.
+        """
+        parts = list(self.rows(raw))
+        return self.encode(type(parts[0]).concatenate(parts))
+
+    def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """{"ids": int32 [n, columns], ...} -> {"probability": float32 [n, 1], ...}.
+
+        Raises RequestError for an id that is no row of its table. In int8, numbers outside the range that they had in
+        training count as its nearer end; for NaN, which no row gives, engines differ.
+        """
+        if self.engine != "native":
+            self._check_ids(batch)
+            return super().predict(batch)
+        try:
+            return super().predict(batch)
+        except RequestError:  # the kernels check ids themselves, and count rows within a part of the batch
+            self._check_ids(batch)
+            raise
+
+    def _check_ids(self, batch: Batch) -> None:
+        ids, last = batch.get("ids"), self.last_ids
+        if (
+            isinstance(ids, np.ndarray)
+            and ids.dtype.kind in "iu"
+            and ids.ndim == 2
+            and ids.size
+            and ids.shape[1] == len(last)
+            and ((ids < 0) | (ids > last)).any()
+        ):
+            row, column = np.argwhere((ids < 0) | (ids > last))[0].tolist()
+            raise RequestError(f"found id {ids[row, column]} in row {row}, column {column}; wanted 0 to {last[column]}")
+
+    def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
+        """[{"probability": of a click, "click": whether that is at least 0.5}, ...], one per row."""
+        return [{"probability": p, "click": p >= 0.5} for p in out["probability"].ravel().tolist()]
+
+    def score(self, rows: Any) -> NDArray[np.float32]:
+        """Click probability of each row, float32 [n]."""
+        return np.asarray(self.predict(self.encode(rows))["probability"].reshape(-1))
+
+    def run(self, inputs: Any, output: str | Path, on_error: str = "raise") -> dict[str, Any]:
+        """Score rows of any number in constant memory; writes columns row (0-based position in the input) and
+        probability, in input order.
+
+        `threads` threads score, each with a session of one thread of its own, while the caller's thread reads, parses
+        and writes; on a single CPU, where that gains nothing, the caller's thread does everything.
+
+        Returns {"rows", "clicks" (rows with probability >= 0.5), "expected_clicks" (sum of the probabilities),
+        "skipped", "seconds", "rows_per_second", "model_samples_per_second", "split_us", "engine", "precision"}.
+        split_us: microseconds a row spent to "read" (get bytes or tables), "parse" (split, hash, normalize), in the
+        "model" (per thread) and to "write", and the "wall" clock's; these overlap, so they do not add up to it.
+        """
+        errors = ErrorLog()
+        count = clicks = 0
+        expected = 0.0
+        seconds: defaultdict[str, float] = defaultdict(float)
+        size = self.batch_size * max(1, AT_ONCE // self.batch_size)
+        np.empty(
+            16 << 20, np.uint8
+        )  # freed at once: from now on glibc keeps freed blocks of up to this size for the next rows
+        with (
+            writing(output, {"row": np.int64, "probability": np.float32}) as write,
+            progress("scoring rows") as advance,
+        ):
+            start = time.perf_counter()
+            found = self.rows(inputs, on_error, errors, size, seconds)
+            encoded = timed(((rows.index, self.encode(rows)) for rows in found), seconds, "parse")
+            first = next(encoded)
+            before = time.perf_counter()
+            scorers = self._scorers({name: array[: self.batch_size] for name, array in first[1].items()})
+            start += time.perf_counter() - before  # opening the model and choosing an engine is not scoring
+            idle: SimpleQueue[ClickPipeline] = SimpleQueue()
+            for scorer in scorers:
+                idle.put(scorer)
+
+            def score(rows: tuple[NDArray[np.int64], Batch]) -> tuple[NDArray[np.int64], NDArray[np.float32], float]:
+                scorer = idle.get()
+                try:
+                    begin = time.perf_counter()
+                    probability = scorer.predict(rows[1])["probability"].reshape(-1)
+                    return rows[0], probability, time.perf_counter() - begin
+                finally:
+                    idle.put(scorer)
+
+            workers = 0 if len(scorers) == machine.cores() == 1 else len(scorers)
+            with closing(ordered_map(score, itertools.chain([first], encoded), workers)) as scored:
+                for index, probability, took in scored:
+                    before = time.perf_counter()
+                    write({"row": index + self.first_row, "probability": probability})
+                    seconds["write"] += time.perf_counter() - before
+                    seconds["model"] += took
+                    count += len(index)
+                    clicks += int((probability >= 0.5).sum())
+                    expected += float(probability.sum(dtype=np.float64))
+                    advance(len(index))
+        seconds["wall"] = time.perf_counter() - start
+        seconds["parse"] -= seconds["read"]
+        if errors.total:
+            logger.warning("%s", errors)
+        return {
+            "rows": count,
+            "clicks": clicks,
+            "expected_clicks": round(expected, 2),
+            "skipped": errors.total,
+            "seconds": round(seconds["wall"], 3),
+            "rows_per_second": round(count / seconds["wall"], 1),
+            "model_samples_per_second": round(count * len(scorers) / seconds["model"], 1),
+            "split_us": {
+                name: round(1e6 * seconds[name] / count, 3) for name in ("read", "parse", "model", "write", "wall")
+            },
+            "engine": scorers[0].engine,
+            "precision": self.precision,
+        }
+
+    def _scorers(self, batch: Batch) -> list[ClickPipeline]:
+        """One pipeline a thread, ready to run (they have run `batch`), each with a session of one thread that no other
+        has.
+        """
+        scorers = [self]
+        if self.threads > 1:
+            first = self._alone()
+            first.predict(batch)  # "auto" decides once for all
+            others = [self._alone(first.session) for _ in range(self.threads - 1)]
+            scorers = [first, *others]
+        for scorer in scorers:
+            scorer.predict(batch)
+        return scorers
+
+    def _alone(self, like: Session | None = None) -> ClickPipeline:
+        """This pipeline with a session of one thread; like: one whose choice of engines it takes over."""
+        scorer = copy.copy(self)
+        scorer.threads = 1
+        if isinstance(like, QuickestSession):
+            scorer._session = like.sibling()
+        else:
+            scorer._open(self.requested, None)
+        return scorer
+
+    def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
+        """The first `count` rows of `data` as model inputs, to calibrate on."""
+        errors = ErrorLog()
+        parts: list[Any] = []
+        for rows in self.rows(data, on_error, errors):
+            parts.append(rows[: count - sum(map(len, parts))])
+            if sum(map(len, parts)) >= count:
+                break
+        if errors.total:
+            logger.warning("%s", errors)
+        return self.encode(type(parts[0]).concatenate(parts))

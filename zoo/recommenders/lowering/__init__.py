@@ -1,0 +1,1 @@
+"""ONNX graph to native program: graph reading, expressions, table folding, planning and encoding."""

@@ -1,0 +1,117 @@
+"""Where everything that a click model's program multiplies as int16 codes stands, and the steps that look it up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from pipelines.core.errors import RequestError
+from pipelines.kernels.recommenders import program as steps
+from pipelines.kernels.recommenders.program import CODES, SLACK
+from pipelines.quantization.calibration.calibrate import CalibrationTable
+from zoo.recommenders.lowering.expressions import Dots, Expression, Field
+from zoo.recommenders.lowering.graph_reader import Reader
+from zoo.recommenders.lowering.integer_layers import largest, positive
+from zoo.recommenders.lowering.plan import HEADROOM, Plan
+
+Key = tuple[int, int, str, int]  # column, count, pooling, mean of a field
+
+
+class Codes(Plan):
+    """A plan laid out: `slots` and the first `steps` of its program.
+
+    x: the buffer of the codes. Raises RequestError for what has no form.
+    """
+
+    def __init__(self, reader: Reader, table: CalibrationTable, caches: Mapping[str, int], coarse: bool = True) -> None:
+        super().__init__(reader, table, caches, coarse)
+        self.slots: list[tuple[str, int]] = []
+        self.steps: list[steps.Step] = []
+        self._at: dict[Expression, tuple[int, float]] = {}  # (position, scale) among the codes
+        self._numbers_at = 0
+
+    def _lay_out(self) -> None:
+        """Positions and scales of everything that stands among the codes, and the steps that look them up."""
+        numbers, _ = self._widths()
+        order = {part: i for i, group in reversed(list(enumerate(self.groups.values()))) for part in group.parts}
+        wanted = {part for group in self.groups.values() for part in group.parts if part not in group.folded}
+        beside = {_key(each) for each in self.raw}
+        for term in self.summed:  # a number beside codes is read with them
+            if term.width > 1 or term.pool or _key(term) in beside:
+                self.raw[term] = None
+        keys: dict[Key, list[Field]] = {}
+        for part in sorted(self.raw, key=lambda each: order[each] if each in wanted else len(self.groups)):
+            keys.setdefault(_key(part), []).append(part)
+        even = max((self._reach(each) for each in self.even), default=0.0) / CODES
+        scale = {each: even for each in self.even}
+        position = 0
+        before = self._before_numbers(keys)
+        for number, fields in enumerate(keys.values()):
+            if number == before:
+                self._numbers_at, position = position, position + numbers
+            for each in fields:
+                self._at[each] = (position, scale.get(each) or positive(self._reach(each) / CODES))
+                position += each.width
+        if before == len(keys):
+            self._numbers_at, position = position, position + numbers
+        for piece in (*self.spread, *self._ordered_pieces()):
+            self._at[piece] = (position, scale.get(piece) or positive(self._reach(piece) / CODES))
+            position += piece.width
+        self.x = self._slot("i2", max(position, 1))
+        self._codes_width = position
+        keyed = list(keys.items())
+        for key, fields in keyed[:before]:
+            self._gather(*key, fields)
+        if numbers and self.numbers:
+            value = self.reader.numbers
+            assert value is not None
+            step = positive(HEADROOM * self._range(str(value.name)) / CODES)
+            self._number_scale = step
+            own = np.arange(numbers, dtype=np.int32)
+            self.steps.append(steps.Numbers(self.x, self._numbers_at, own, np.full(numbers, 1 / step, np.float32)))
+        for key, fields in keyed[before:]:
+            self._gather(*key, fields)
+        if self.spread:
+            columns = np.concatenate([each.columns for each in self.spread]).astype(np.int32)
+            factor = np.concatenate([each.factor / self._at[each][1] for each in self.spread]).astype(np.float32)
+            self.steps.append(steps.Numbers(self.x, self._at[next(iter(self.spread))][0], columns, factor))
+
+    def _before_numbers(self, keys: Mapping[Key, Sequence[Field]]) -> int:
+        """How many of the lookups stand before the numbers: those that the first layers alone read, so that a layer of
+        others, which multiplies all codes between its first and its last, passes over them.
+        """
+        first, *others = [set(group.parts) - set(group.folded) for group in self.groups.values()] or [set()]
+        alone = first.difference(*others) if others else set()
+        return sum(alone.issuperset(fields) for fields in keys.values())
+
+    def _ordered_pieces(self) -> list[Expression]:
+        """Layers before what is computed of them."""
+        return sorted(self.pieces, key=lambda each: isinstance(each, Dots))
+
+    def _gather(self, column: int, count: int, pool: str, mean: int, fields: list[Field]) -> None:
+        factor = 1.0
+        if pool in ("sum", "mean"):  # codes of the table are finer than those of the result
+            factor = max(largest(each.table) / (CODES * self._at[each][1]) for each in fields)
+            factor = min(max(factor, 1e-6), 1.0)
+        height, width = len(fields[0].table), sum(each.width for each in fields)
+        if any(len(each.table) != height for each in fields):
+            raise RequestError(f"tables of column {column} differ in their rows")
+        codes = np.zeros((height, width), np.int16)
+        start = 0
+        for each in fields:
+            step = self._at[each][1] * factor
+            codes[:, start : start + each.width] = np.clip(np.rint(each.table / step), -CODES, CODES)
+            start += each.width
+        table = np.concatenate([codes.ravel(), np.zeros(SLACK, np.int16)])
+        self.steps.append(
+            steps.Gather(self.x, self._at[fields[0]][0], table, height, width, width, column, count, pool, factor, mean)
+        )
+
+    def _slot(self, kind: str, width: int) -> int:
+        self.slots.append((kind, width))
+        return len(self.slots) - 1
+
+
+def _key(field: Field) -> Key:
+    return field.column, field.count, field.pool, field.mean

@@ -1,0 +1,340 @@
+"""What a click model's float graph computes: fields, linear layers, sums, crosses, dot products.
+
+`zoo.recommenders.lowering.graph_reader` reads a graph as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Expression:
+    """A float value of `width` columns a sample."""
+
+    width: int
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers(Expression):
+    """Columns of the input of numbers, times a factor each, float64 [width].
+
+    value: its name in the graph, where it is a vector of one number, else "".
+    """
+
+    columns: list[int]
+    factor: Array
+    value: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Field(Expression):
+    """Rows of a table [rows, width] that `count` columns of the ids choose, pooled: "", "sum", "mean" or "max".
+
+    mean: the column of `scales` that a sum is multiplied by. value: its name in the graph.
+    """
+
+    table: Array
+    column: int
+    count: int
+    pool: str
+    mean: int
+    value: str
+
+
+@dataclass(frozen=True, eq=False)
+class Concat(Expression):
+    """Parts side by side; none is a Concat itself."""
+
+    parts: list[Expression]
+
+
+@dataclass(frozen=True, eq=False)
+class Linear(Expression):
+    """x weight + bias; float64 [inputs, width] and [width]. relu: the value after it is read, not the sum."""
+
+    x: Expression
+    weight: Array
+    bias: Array
+    relu: bool
+    value: str
+
+
+@dataclass(frozen=True, eq=False)
+class Leaky(Expression):
+    """x, times `slope`, float64 [width], where it is below 0."""
+
+    x: Linear
+    slope: Array
+    value: str
+
+
+@dataclass(frozen=True, eq=False)
+class Tanh(Expression):
+    """tanh(x)."""
+
+    x: Linear
+    value: str
+
+
+@dataclass(frozen=True, eq=False)
+class Gated(Expression):
+    """x in slices, each times its part of softmax(gates): what a mixture of experts sums."""
+
+    x: Tanh
+    gates: Linear
+    value: str
+
+
+@dataclass(frozen=True, eq=False)
+class Crossed(Expression):
+    """x_l of a cross network: x_0 (1 + sum_l u_l).
+
+    Where biases b_l stand beside the products, x_{l+1} = x_0 u_l + b_l + x_l, this is x_l without their sum.
+    """
+
+    x: Expression
+    changes: list[Expression]
+    value: str
+
+
+@dataclass(frozen=True, eq=False)
+class Shifted(Expression):
+    """x + by; float64 [width]. A linear layer takes it into its bias."""
+
+    x: Expression
+    by: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Dots(Expression):
+    """Dot products of vectors, pairs (i, j) each."""
+
+    vectors: list[Expression]
+    pairs: list[tuple[int, int]]
+    value: str
+
+
+@dataclass(frozen=True, eq=False)
+class Factorization(Expression):
+    """factor sum_j ((sum_f v_fj)^2 - sum_f v_fj^2); not yet summed over j where it is wider than 1."""
+
+    vectors: list[Expression]
+    factor: float
+
+
+@dataclass(frozen=True, eq=False)
+class Unit(Expression):
+    """x / sqrt(max(|x|^2 + epsilon, least))."""
+
+    x: Expression
+    epsilon: float
+    least: float
+
+
+@dataclass(frozen=True, eq=False)
+class Product(Expression):
+    """x . y."""
+
+    x: Expression
+    y: Expression
+
+
+@dataclass(frozen=True, eq=False)
+class Total(Expression):
+    """bias + sum of terms, each times a factor; one column."""
+
+    terms: list[tuple[Expression, float]]
+    bias: float
+    sigmoid: bool = False
+
+
+# values on the way to one of the above
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors(Expression):
+    """Vectors of one width. form: "stack", on an axis of their own: [n, vectors, width]; "turned": its last axes
+    exchanged; "dots": all their dot products; "sum": their sum.
+    """
+
+    vectors: list[Expression]
+    form: str = "stack"
+
+
+@dataclass(frozen=True, eq=False)
+class Times(Expression):
+    """x y, element by element."""
+
+    x: Expression
+    y: Expression
+
+
+@dataclass(frozen=True, eq=False)
+class SquareSum(Expression):
+    """max(|x|^2 + epsilon, least), or its root."""
+
+    x: Expression
+    epsilon: float = 0.0
+    least: float = 0.0
+    root: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Softmax(Expression):
+    """softmax(x), each entry so many times."""
+
+    x: Linear
+    times: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Means(Expression):
+    """A column of `scales`."""
+
+    column: int
+
+
+Curved = Leaky | Tanh | Gated  # computed as floats, entry by entry, from layers
+
+
+def is_value(x: Expression) -> bool:
+    """Whether `x` is one of the values that layers read."""
+    return isinstance(x, Numbers | Field | Concat | Linear | Leaky | Tanh | Gated | Crossed | Dots | Unit)
+
+
+def joined(parts: Sequence[Expression]) -> Expression:
+    """Some values side by side."""
+    flat: list[Expression] = []
+    for part in parts:
+        flat += part.parts if isinstance(part, Concat) else [part]
+    return flat[0] if len(flat) == 1 else Concat(sum(each.width for each in flat), flat)
+
+
+def parts_of(x: Expression) -> list[Expression]:
+    """The parts that stand side by side in `x`."""
+    return x.parts if isinstance(x, Concat) else [x]
+
+
+def unshifted(x: Expression) -> tuple[Expression, Any]:
+    """x without what is added to it, and that."""
+    return (x.x, x.by) if isinstance(x, Shifted) else (x, 0.0)
+
+
+def shifted(x: Expression, by: Any) -> Expression:
+    """x + by; by: a number, or float64 [width]."""
+    x, before = unshifted(x)
+    total = np.broadcast_to(before + by, x.width)
+    return Shifted(x.width, x, total) if total.any() else x
+
+
+def layer_of(x: Expression) -> Linear | None:
+    """x as a linear layer, which numbers and shifted ones are, too."""
+    if isinstance(x, Linear):
+        return x
+    numbers, by = unshifted(x)
+    if not isinstance(numbers, Numbers):
+        return None
+    columns = sorted(set(numbers.columns))
+    weight = np.where(np.array(columns)[:, None] == numbers.columns, numbers.factor, 0)
+    source = Numbers(len(columns), columns, np.ones(len(columns)))
+    return Linear(x.width, source, weight, np.zeros(x.width) + by, False, numbers.value)
+
+
+def vectors_of(x: Expression) -> list[Expression]:
+    """The vectors that stand side by side in `x`, or above each other."""
+    return stacked(x) or parts_of(x)
+
+
+def below(x: Expression) -> Iterator[Expression]:
+    """`x` and all that it is computed from, each once."""
+    waiting, met = [x], {x}
+    while waiting:
+        yield (x := waiting.pop())
+        for name in ("x", "y", "gates", "parts", "vectors", "changes", "terms"):
+            found = getattr(x, name, ())
+            for each in found if isinstance(found, list) else [found]:
+                inner = each[0] if isinstance(each, tuple) and each else each
+                if isinstance(inner, Expression) and inner not in met:
+                    met.add(inner)
+                    waiting.append(inner)
+
+
+def stacked(x: Expression | None, form: str = "stack") -> list[Expression] | None:
+    """The vectors of a value of this form."""
+    return x.vectors if isinstance(x, Vectors) and x.form == form else None
+
+
+def square_of(x: Expression) -> Expression | None:
+    """What a value is the square of."""
+    return x.x if isinstance(x, Times) and x.x is x.y else None
+
+
+def crossed_with(product: Times, state: Expression, name: str) -> Expression | None:
+    """x_0 u + x_l."""
+    x = state.x if isinstance(state, Crossed) else state
+    changes = state.changes if isinstance(state, Crossed) else []
+    for same, u in ((product.x, product.y), (product.y, product.x)):
+        if isinstance(u, Linear) and not u.relu and parts_of(same) == parts_of(x):
+            return Crossed(x.width, x, [*changes, u], name)
+    return None
+
+
+def times(x: Expression, y: Expression) -> Expression:
+    """x y, element by element."""
+    a, b = stacked(x), stacked(y)
+    if a and b and len(a) == len(b):
+        return Vectors(x.width, [times(v, w) for v, w in zip(a, b, strict=True)])
+    return Times(x.width, x, y)
+
+
+def scaled(x: Expression, factor: Array) -> Expression | None:
+    """x times a constant, float64 [1 or width]; None where that has no form."""
+    if isinstance(x, Numbers) and factor.size in (1, x.width):
+        return replace(x, factor=x.factor * factor)
+    if isinstance(x, Linear) and not x.relu and factor.size in (1, x.width) and x.width > 1:
+        return replace(x, weight=x.weight * factor, bias=x.bias * factor)
+    if factor.size != 1:
+        return None
+    if isinstance(x, Factorization):
+        return replace(x, factor=x.factor * float(factor[0]))
+    total = total_of(x)
+    if total is None:
+        return None
+    terms = [(term, each * float(factor[0])) for term, each in total.terms]
+    return Total(1, terms, total.bias * float(factor[0]))
+
+
+def total_of(x: Expression) -> Total | None:
+    """A value of one column as a sum."""
+    if isinstance(x, Total):
+        return None if x.sigmoid else x
+    known = isinstance(x, Linear | Field | Factorization | Product | Numbers) and not (isinstance(x, Linear) and x.relu)
+    return Total(1, [(x, 1.0)], 0.0) if known and x.width == 1 else None
+
+
+def sum_of_layers(x: Expression, value: str) -> Linear | None:
+    """A value of one column as one layer; value: its name. None where it is another sum."""
+    total = total_of(x)
+    layers = [(layer_of(term), factor) for term, factor in total.terms] if total is not None else []
+    known = [(each, factor) for each, factor in layers if each is not None and not each.relu]
+    if total is None or not known or len(known) < len(layers):
+        return None
+    weight = np.concatenate([each.weight * factor for each, factor in known])
+    bias = np.array([total.bias + sum(float(each.bias[0]) * factor for each, factor in known)])
+    return Linear(1, joined([each.x for each, _ in known]), weight, bias, False, value)
+
+
+def added(x: Expression, y: Expression, sign: float) -> Expression | None:
+    """x + sign y, of one column each; None where they are no sums."""
+    a, b = total_of(x), total_of(y)
+    if a is None or b is None:
+        return None
+    return Total(1, [*a.terms, *((term, sign * each) for term, each in b.terms)], a.bias + sign * b.bias)

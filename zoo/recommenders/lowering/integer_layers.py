@@ -1,0 +1,109 @@
+"""Real weights and tables as the integers of a click program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from pipelines.kernels.recommenders.operators import ZERO, LinearLayer
+from pipelines.kernels.recommenders.program import CODES
+from pipelines.quantization.qdq.scales import weight_qparams
+from zoo.recommenders.lowering.expressions import Field
+from zoo.recommenders.lowering.fold import BLOCK
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+
+MOST = 2**31 * 0.99  # what sums of weights may reach, so that rounding them does not overflow
+
+
+@dataclass(frozen=True, eq=False)
+class Integers:
+    """Weights of a `Mixed` step: rows of folded fields with the first of each, weights of codes, the scale of the sums,
+    what the rows leave out.
+    """
+
+    table: Array | None
+    offsets: list[int]
+    weight: Array
+    scale: Floats
+    centre: Floats
+    shift: int
+
+
+def mixed_layer(
+    matrix: Floats, folded: Sequence[tuple[Field, int]], weight: Floats, fine: Floats, wide: bool
+) -> Integers:
+    """`matrix` [codes, N], what a code adds, and fields (with their first row of `weight` [inputs, N]) as integers.
+
+    fine: [N], steps of a result below which nothing is gained. wide: rows as int16, else bytes. A column's rows are
+    products in float64 less the middle of each field, as in `fold_layer` of `zoo.recommenders.lowering.fold`. Steps of
+    rows and of
+    weights differ by 2^shift in every column; a column whose weights then do not fit gets larger steps, and the shift
+    is that of least squared error. Raises RequestError for what is not finite.
+    """
+    largest, reach = np.abs(matrix).max(axis=0, initial=0), CODES * np.abs(matrix).sum(axis=0)
+    if not folded:
+        scale = np.maximum(np.maximum(largest / 32767, reach / MOST), 1e-30)
+        return Integers(None, [], np.rint(matrix / scale).astype(np.int16), scale, np.zeros(len(scale)), 0)
+    low, high = np.full((2, len(folded), weight.shape[1]), [[[np.inf]], [[-np.inf]]])
+    for number, (part, start) in enumerate(folded):
+        for _, block in products(part, weight[start : start + part.width]):
+            low[number] = np.minimum(low[number], block.min(axis=0))
+            high[number] = np.maximum(high[number], block.max(axis=0))
+    middle, top = (low + high) / 2, (2**15 - 1) // len(folded) if wide else 127
+    finest = np.maximum((high - low).max(axis=0) / (2 * top), fine)
+    if not np.isfinite(finest).all():
+        raise RequestError("its tables or weights are not finite")
+    least = np.inf
+    for number in range(15):
+        room = MOST - (2**15 << number)
+        fits = np.maximum(largest / 32767, reach / room) * 2.0**number
+        steps = np.maximum(finest, fits)
+        noise = (steps**2 * (len(folded) + len(matrix) * (CODES / 2) ** 2 * 4.0**-number) / fine**2).sum()
+        if noise < least:
+            least, shift, step = noise, number, steps
+    offsets = np.cumsum([0, *(len(part.table) for part, _ in folded)])
+    table = np.zeros((offsets[-1], weight.shape[1]), np.int16 if wide else np.uint8)
+    for number, (part, start) in enumerate(folded):
+        for at, block in products(part, weight[start : start + part.width]):
+            rows = np.clip(np.rint((block - middle[number]) / step), -top, top) + (0 if wide else ZERO)
+            table[offsets[number] + at : offsets[number] + at + len(block)] = rows
+    scale = step * 2.0**-shift
+    return Integers(
+        table, offsets[:-1].tolist(), np.rint(matrix / scale).astype(np.int16), scale, middle.sum(axis=0), shift
+    )
+
+
+def products(part: Field, weight: Floats) -> Iterator[tuple[int, Floats]]:
+    """(first row, block of rows of table x weight)."""
+    for start in range(0, len(part.table), BLOCK):
+        yield start, part.table[start : start + BLOCK].astype(np.float64) @ weight
+
+
+def dense_layer(weight: Floats, bias: Floats, scale: float, unit: float, form: str) -> LinearLayer:
+    """A layer on a hidden one of this scale."""
+    scales, codes = weight_qparams(weight.astype(np.float32), 1)
+    factor = scales.astype(np.float64) * scale
+    whole = np.rint(bias / factor)
+    if not np.abs(whole).max() < 2**31 - 255 * 127 * len(weight):
+        raise RequestError("a linear layer can overflow 32 bits")
+    zero = None if form == "f4" else 0
+    return LinearLayer(codes, whole.astype(np.int32), (factor / unit).astype(np.float32), zero, 0)
+
+
+def largest(table: Array) -> float:
+    """The largest magnitude in a table."""
+    return float(max(table.max(), -table.min()))
+
+
+def positive(scale: float) -> float:
+    """A scale, 1 where all is zero. Raises RequestError where it is not finite."""
+    if not np.isfinite(scale):
+        raise RequestError("a range is not finite")
+    return scale if scale > 1e-30 else 1.0

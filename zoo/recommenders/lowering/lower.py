@@ -1,0 +1,485 @@
+"""A click model of any family as one program for the native kernels: linear layers folded into tables where that pays,
+embeddings as int16 codes where not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines.core import machine
+from pipelines.core.errors import RequestError
+from pipelines.graph.infer import infer_shapes
+from pipelines.kernels.recommenders import program as steps
+from pipelines.kernels.recommenders import reference
+from pipelines.kernels.recommenders.from_graph import program_node
+from pipelines.kernels.recommenders.operators import COLUMNS
+from pipelines.kernels.recommenders.program import CODES, ClickProgram
+from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.qdq.scales import activation_qparams
+from pipelines.quantization.recipe import QuantRecipe
+from zoo.recommenders.lowering.encode import Codes
+from zoo.recommenders.lowering.expressions import (
+    Crossed,
+    Curved,
+    Dots,
+    Expression,
+    Factorization,
+    Field,
+    Gated,
+    Leaky,
+    Linear,
+    Numbers,
+    Product,
+    Tanh,
+    Total,
+    Unit,
+    parts_of,
+)
+from zoo.recommenders.lowering.fold import FINEST
+from zoo.recommenders.lowering.graph_reader import Reader
+from zoo.recommenders.lowering.integer_layers import dense_layer, mixed_layer, positive
+from zoo.recommenders.lowering.plan import HEADROOM, Group
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+
+SAMPLES = 64  # random ones, to learn which units of hidden layers are seldom active
+FLOAT = 1e-9  # the finest step of a result that stays float
+
+
+def fold_program(
+    model: ir.Model, table: CalibrationTable, recipe: QuantRecipe
+) -> tuple[ir.Model | None, dict[str, Any]]:
+    """The rewritten float model as one `ClickProgram`: (model, report), or (None, report) where it has an operator that
+    no program has, or the recipe keeps tables float.
+
+    Where the recipe keeps an operator float, which 8 bits are too coarse for, the program has none in bytes: all is in
+    int16 codes, rows of folded tables too. Reads Wide & Deep, DeepFM, DCN V2, DLRM and two-tower models by structure,
+    see `zoo.recommenders.lowering.graph_reader`. The report is that of `fold`, without "quantization". The same inputs
+    give the same
+    bytes.
+    """
+    table.require(model)
+    found = model.clone()
+    infer_shapes(found)
+    reader = Reader()
+    try:
+        if not recipe.quantize_tables:
+            raise RequestError("the recipe keeps tables float")
+        outputs = [reader.read(value) for value in found.graph.outputs]
+        kept = any(recipe.keeps_float(str(node.name or node.outputs[0].name)) for node in reader.nodes)
+        compiler = Compiler(reader, table, machine.caches(), not kept)
+        program = compiler.compile(outputs)
+        if hidden := compiler.hidden():
+            compiler = Compiler(reader, table, machine.caches(), not kept, compiler.by_activity(program, hidden))
+            program = compiler.compile(outputs)
+    except RequestError as error:
+        return None, {"fold": False, "reason": str(error), "layers": {}, "refused": {}}
+    names = [str(value.name) for value in found.graph.outputs]
+    inputs = [reader.ids, reader.numbers, reader.scales]
+    fed = [None if old is None else ir.Value(name=old.name, type=old.type, shape=old.shape) for old in inputs]
+    graph = ir.Graph(
+        [each for each in fed if each is not None],
+        [],
+        nodes=[],
+        opset_imports=dict(found.graph.opset_imports),
+        name=found.graph.name,
+    )
+    taken = {*names, *(str(each.name) for each in fed if each is not None)}
+    node = program_node(graph, program, fed, names, "program", taken)
+    graph.append(node)
+    graph.outputs.extend(node.outputs)
+    layers = {name: each.to_json() for name, each in compiler.decisions.items()}
+    reason = "; ".join(each.reason for each in compiler.decisions.values()) or "one program of all operators"
+    result = ir.Model(graph, ir_version=model.ir_version)
+    return result, {"fold": True, "reason": reason, "layers": layers, "refused": {}}
+
+
+class Compiler(Codes):
+    """Expressions to a `ClickProgram`. coarse: large layers and tables may be in bytes. orders: which unit of a hidden
+    layer stands where in its buffers, where they do not stand as they come.
+
+    Raises RequestError for what it has no step for.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        table: CalibrationTable,
+        caches: Mapping[str, int],
+        coarse: bool = True,
+        orders: Mapping[Expression, Array] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(reader, table, caches, coarse)
+        self._orders = orders
+        self._made: dict[tuple[Any, str], tuple[int, float]] = {}
+
+    def compile(self, outputs: Sequence[Expression]) -> ClickProgram:
+        """The program that computes `outputs`."""
+        for each in outputs:
+            self._visit(each)
+        ids = self.reader.ids
+        if ids is None or ids.shape is None or not isinstance(ids.shape[1], int):
+            raise RequestError("no layer that reads lookups by columns of one input")
+        self._decide()
+        self._lay_out()
+        slots = [self._output(each) for each in outputs]
+        rows = np.zeros(ids.shape[1], np.int32)
+        for each in self._seen:
+            if isinstance(each, Field):
+                span = slice(each.column, each.column + each.count)
+                height = len(each.table)
+                rows[span] = np.where(rows[span] == 0, height, np.minimum(rows[span], height))
+        return ClickProgram(rows, *self._widths(), tuple(self.slots), tuple(self.steps), tuple(slots))
+
+    # --- steps
+
+    def _output(self, x: Expression) -> int:
+        if isinstance(x, Total):
+            return self._total(x)
+        if isinstance(x, Unit):
+            return self._floats(x)
+        raise RequestError("an output is no probability, logit or vector of length one")
+
+    def _total(self, x: Total) -> int:
+        weights = np.zeros(max(self._codes_width, 1), np.float64)
+        terms: list[tuple[int, float]] = []
+        bias = x.bias
+        looked_up: list[tuple[Field, float]] = []
+        for term, factor in x.terms:
+            match term:
+                case Linear():
+                    bias += float(term.bias[0]) * factor
+                    start = 0
+                    for part in parts_of(term.x):
+                        rows = term.weight[start : start + part.width, 0] * factor
+                        start += part.width
+                        if isinstance(part, Linear | Curved) and self.forms[part] & {"u1", "i2"}:
+                            terms.append((self._hidden_term(part, rows), 1.0))
+                        elif isinstance(part, Crossed):
+                            terms.append((self._cross_total(part, rows), 1.0))
+                        else:
+                            for at, scale, row in self._places(part):
+                                weights[at] += rows[row] * scale
+                case Field() if term not in self.raw:
+                    looked_up.append((term, factor))
+                case Field() | Numbers():
+                    for at, scale, _ in self._places(term):
+                        weights[at] += factor * scale
+                case Factorization():
+                    scale = self._at[term.vectors[0]][1]
+                    out = self._slot("f4", 1)
+                    vectors = np.array([self._at[each][0] for each in term.vectors], np.int32)
+                    width = term.vectors[0].width
+                    self.steps.append(steps.Factorization(self.x, out, vectors, width, term.factor * scale**2))
+                    terms.append((out, factor))
+                case Product():
+                    out = self._slot("f4", 1)
+                    self.steps.append(steps.Product(self._floats(term.x), self._floats(term.y), out))
+                    terms.append((out, factor))
+                case _:
+                    raise RequestError("a term of the logit has no step")
+        if looked_up:
+            terms.append((self._lookup_sum(looked_up), 1.0))
+        out = self._slot("f4", 1)
+        if (used := np.flatnonzero(weights)).size:
+            first, end = int(used[0]), int(used[-1]) + 1
+            terms.append((self._weighted(self.x, first, weights[first:end]), 1.0))
+        self.steps.append(steps.Total(out, tuple(terms), bias, x.sigmoid))
+        return out
+
+    def _lookup_sum(self, terms: Sequence[tuple[Field, float]]) -> int:
+        """The buffer of a sum of numbers that ids choose, times a factor each."""
+        out, heights = self._slot("f4", 1), [len(field.table) for field, _ in terms]
+        table = np.concatenate([field.table[:, 0] * np.float32(factor) for field, factor in terms])
+        columns = np.array([field.column for field, _ in terms], np.int32)
+        offsets = np.cumsum([0, *heights])[:-1].astype(np.int32)
+        # first of all: the cache fetches its rows while the next steps run
+        self.steps.insert(0, steps.LookupSum(out, table, columns, offsets, np.array(heights, np.int32)))
+        return out
+
+    def _weighted(self, slot: int, first: int, weight: Floats) -> int:
+        out = self._slot("f4", 1)
+        self.steps.append(steps.Weighted(slot, first, weight.astype(np.float32), out))
+        return out
+
+    def _places(self, part: Expression, own: bool = False) -> Iterator[tuple[int, float, int]]:
+        """(position among the codes, scale, column of `part`) of each of its columns; own: of codes that no other
+        column has.
+        """
+        if isinstance(part, Numbers) and not (own and part in self.spread):
+            for row, (column, factor) in enumerate(zip(part.columns, part.factor, strict=True)):
+                yield self._numbers_at + column, self._number_scale * float(factor), row
+            return
+        self._piece(part)
+        position, scale = self._at[part]
+        for row in range(part.width):
+            yield position + row, scale, row
+
+    def _piece(self, part: Expression) -> None:
+        """Have a computed vector stand among the codes."""
+        if part not in self.pieces or (part, "piece") in self._made:
+            return
+        for before in self._ordered_pieces():  # they are written in order
+            if before is part:
+                break
+            self._piece(before)
+        self._made[part, "piece"] = (self.x, 1.0)
+        position, scale = self._at[part]
+        if isinstance(part, Linear | Curved):
+            relu = isinstance(part, Linear) and part.relu
+            self.steps.append(steps.Quantize(self._floats(part), self.x, position, 1 / scale, relu))
+        elif isinstance(part, Dots):
+            for vector in part.vectors:
+                self._piece(vector)
+            size, width = len(part.vectors), part.vectors[0].width
+            order = [(i, j) for i in range(size) for j in range(i)]
+            if [tuple(sorted(each, reverse=True)) for each in part.pairs] != order:
+                raise RequestError("dot products in another order than that of the lower triangle")
+            at = np.array([self._at[each][0] for each in part.vectors], np.int32)
+            steps_of = [self._at[each][1] for each in part.vectors]
+            factor = np.array([steps_of[i] * steps_of[j] / scale for i, j in order], np.float32)
+            self.steps.append(steps.Dots(self.x, self.x, position, at, width, factor))
+
+    def _floats(self, x: Expression) -> int:
+        if isinstance(x, Unit):
+            if (x, "f4") not in self._made:
+                slot = self._floats(x.x)
+                out = self._slot("f4", x.width)
+                relu = isinstance(x.x, Linear) and x.x.relu
+                self.steps.append(steps.Normalize(slot, out, x.epsilon, x.least, relu))
+                self._made[x, "f4"] = (out, 1.0)
+            return self._made[x, "f4"][0]
+        assert isinstance(x, Linear | Curved)
+        return self._result(x, "f4")[0]
+
+    def _result(self, x: Linear | Curved, form: str) -> tuple[int, float]:
+        """(buffer, scale) of a layer's result; before its Relu in the form "f4"."""
+        if (x, form) not in self._made and isinstance(x, Curved):
+            if form == "f4":
+                out, unit = self._curved(x), 1.0
+            else:
+                floats, out, unit = self._floats(x), self._slot(form, x.width), self._unit(x, form)
+                self.steps.append(steps.Quantize(floats, out, 0, 1 / unit))
+            self._made[x, form] = (out, unit)
+        elif (x, form) not in self._made and isinstance(x, Linear):
+            parts = parts_of(x.x)
+            single = parts[0] if len(parts) == 1 else None
+            if isinstance(single, Linear) and single.relu and self._coarse(x):
+                self._dense(x, single, form)
+            elif isinstance(single, Linear | Curved):
+                slot, scale = self._result(single, "i2")
+                rows = [(at, scale, row) for at, row in enumerate(self._order(single).tolist())]
+                self._mixed([x], slot, rows, [])
+            else:
+                self._group(self.groups[tuple(map(id, parts))])
+        return self._made[x, form]
+
+    def _curved(self, x: Curved) -> int:
+        """The buffer of a vector that is computed as floats, entry by entry."""
+        source = self._floats(x.x)
+        gates = self._floats(x.gates) if isinstance(x, Gated) else -1
+        out = self._slot("f4", x.width)
+        match x:
+            case Leaky():
+                self.steps.append(steps.Leaky(source, out, x.slope.astype(np.float32)))
+            case Tanh():
+                self.steps.append(steps.Tanh(source, out))
+            case Gated():
+                self.steps.append(steps.Mixture(source, gates, out))
+        return out
+
+    def _order(self, x: Linear | Curved) -> Array:
+        """Which unit of a layer stands where in its buffers."""
+        order = self._orders.get(x)
+        return np.arange(x.width) if order is None else order
+
+    def hidden(self) -> dict[Linear, int]:
+        """Layers before a ReLU that only other layers read, and the buffer of each."""
+        forms = {x: "u1" if "u1" in self.forms[x] else "i2" for x in self.readers if self.forms[x] <= {"u1", "i2"}}
+        return {x: self._made[x, form][0] for x, form in forms.items() if x.relu and (x, form) in self._made}
+
+    def by_activity(self, program: ClickProgram, hidden: Mapping[Linear, int]) -> dict[Expression, Array]:
+        """Orders of the units of `hidden`, those first that are not zero in most of some random samples: zeros of
+        neighbours, which kernels pass over by twos and fours, come together.
+        """
+        generator = np.random.default_rng(0)
+        ids = generator.integers(0, np.maximum(program.rows, 1), (SAMPLES, program.rows.size), np.int32)
+        numbers = None
+        if self.reader.numbers is not None:
+            seen = self.table.tensors.get(str(self.reader.numbers.name))
+            low, high = (0.0, 1.0) if seen is None else (seen.low, seen.high)
+            numbers = generator.uniform(low, high, (SAMPLES, program.numbers)).astype(np.float32)
+        scales = generator.uniform(0, 1, (SAMPLES, program.means)).astype(np.float32)
+        buffers = reference.buffers(program, ids, numbers, scales)
+        return {x: np.argsort(-(buffers[slot] > 0).sum(axis=0), kind="stable") for x, slot in hidden.items()}
+
+    def _unit(self, x: Linear | Curved, form: str) -> float:
+        """The scale of a layer's result in this form."""
+        if form == "u1":
+            observed = self.table.tensors.get(x.value)
+            if observed is None or observed.low < 0:
+                raise RequestError(f"no calibrated range from 0 on for {x.value}")
+            return float(activation_qparams(observed)[0])
+        if isinstance(x, Tanh | Gated) and form != "f4":
+            return 1 / CODES  # within [-1, 1]
+        return 1.0 if form == "f4" else positive(HEADROOM * self._range(x.value) / CODES)
+
+    def _dense(self, x: Linear, hidden: Linear, form: str) -> None:
+        slot, scale = self._result(hidden, "u1")
+        if form == "i2":
+            floats, unit, out = self._result(x, "f4")[0], self._unit(x, form), self._slot(form, x.width)
+            self.steps.append(steps.Quantize(floats, out, 0, 1 / unit, x.relu))
+            self._made[x, form] = (out, unit)
+            return
+        unit = self._unit(x, form)
+        out = self._slot(form, x.width)
+        weight, order = x.weight[self._order(hidden)], self._order(x)
+        self.steps.append(steps.Dense(slot, out, dense_layer(weight[:, order], x.bias[order], scale, unit, form)))
+        self._made[x, form] = (out, unit)
+
+    def _hidden_term(self, part: Linear | Curved, rows: Floats) -> int:
+        """A hidden layer's share of the logit."""
+        rows = rows[self._order(part)]
+        if "i2" in self.forms[part]:
+            slot, scale = self._result(part, "i2")
+            return self._weighted(slot, 0, rows * scale)
+        slot, scale = self._result(part, "u1")
+        out = self._slot("f4", 1)
+        self.steps.append(steps.Dense(slot, out, dense_layer(rows[:, None], np.zeros(1), scale, 1.0, "f4")))
+        return out
+
+    # --- cross networks
+
+    def _cross(self, x: Crossed, total: Floats | None = None) -> tuple[int, float]:
+        """(codes of x_l or -1, the factor of its codes); `total`: weights of its share of the logit."""
+        if (x, "cross") in self._made:
+            return self._made[x, "cross"]
+        before = self.crossed.get(tuple(map(id, x.changes[:-1])))
+        if before is not None:
+            self._cross(before)
+        elif len(x.changes) > 1:
+            raise RequestError("a cross network without its inner layers")
+        change = self._floats(x.changes[-1])
+        first = len(x.changes) == 1
+        state = self._slot("f4", self._codes_width) if first else self._made[x.x, "state"][0]
+        self._made[x.x, "state"] = (state, 1.0)
+        grown = 1 + sum(self._range(each.value) for each in x.changes if isinstance(each, Linear))
+        uses = self._uses.get(x, set())
+        out = self._slot("i2", self._codes_width) if "codes" in uses else None
+        weight = slot = None
+        if "total" in uses:
+            if total is None:
+                raise RequestError("a cross network's last result is read early")
+            weight, slot = np.zeros(self._codes_width, np.float32), self._slot("f4", 1)
+            start = 0
+            for part in parts_of(x.x):
+                for at, scale, row in self._places(part, own=True):
+                    weight[at] += total[start + row] * scale
+                start += part.width
+        self.steps.append(steps.Cross(self.x, change, state, first, 1 / grown, out, slot, weight))
+        self._made[x, "total"] = (-1 if slot is None else slot, 1.0)
+        self._made[x, "cross"] = (-1 if out is None else out, grown)
+        return self._made[x, "cross"]
+
+    def _cross_total(self, x: Crossed, rows: Floats) -> int:
+        self._cross(x, rows)
+        return self._made.pop((x, "total"))[0]
+
+    # --- layers on codes
+
+    def _group(self, group: Group) -> None:
+        rows: list[tuple[int, float, int]] = []
+        slot, start, folded = self.x, 0, []
+        for part in group.parts:
+            if isinstance(part, Crossed):
+                slot, grown = self._cross(part)
+                inner = 0
+                for each in parts_of(part.x):
+                    rows += [(at, scale * grown, inner + row) for at, scale, row in self._places(each, True)]
+                    inner += each.width
+            elif part in group.folded:
+                assert isinstance(part, Field)
+                folded.append((part, start))
+            else:
+                rows += [(at, scale, start + row) for at, scale, row in self._places(part)]
+            start += part.width
+        self._mixed(group.layers, slot, rows, folded)
+
+    def _mixed(
+        self,
+        layers: Sequence[Linear],
+        slot: int,
+        rows: Sequence[tuple[int, float, int]],
+        folded: Sequence[tuple[Field, int]],
+    ) -> None:
+        """A `Mixed` step for layers that read the same: `rows` (position, scale, row of the weights) of the codes in
+        `slot`, and fields with their first row of the weights.
+        """
+        weights: list[Floats] = []
+        biases: list[Floats] = []
+        units: list[Floats] = []
+        fine: list[Floats] = []
+        outs: list[tuple[int, int, bool]] = []
+        for layer in layers:
+            forms = sorted({"f4" if form == "piece" else form for form in self.forms.get(layer, {"f4"})})
+            for form in forms:
+                order = self._order(layer)
+                weight, bias = layer.weight[:, order], layer.bias[order]
+                if layer in self.changes and form == "f4":
+                    weight, bias = self._like_codes(layer)
+                step_of = self._unit(layer, form)
+                width = weight.shape[1]
+                out = self._slot(form, width)
+                outs.append((out, width, layer.relu and form != "f4"))
+                self._made[layer, form] = (out, step_of)
+                padding = -width % COLUMNS
+                weights.append(np.pad(weight, ((0, 0), (0, padding))))
+                biases.append(np.pad(bias, (0, padding)))
+                units.append(np.full(width + padding, step_of))
+                fine.append(np.full(width + padding, FLOAT if form == "f4" else FINEST * step_of))
+        whole, bias, unit = np.concatenate(weights, axis=1), np.concatenate(biases), np.concatenate(units)
+        if not (np.isfinite(whole).all() and np.isfinite(bias).all()):
+            raise RequestError("its tables or weights are not finite")
+        first = min((at for at, _, _ in rows), default=0)
+        count = max((at for at, _, _ in rows), default=first - 1) + 1 - first
+        matrix = np.zeros((count, whole.shape[1]))
+        for at, scale, row in rows:
+            matrix[at - first] += whole[row] * scale
+        made = mixed_layer(matrix, folded, whole, np.concatenate(fine), self._wide)
+        chosen = [
+            (part.column, offset, len(part.table)) for (part, _), offset in zip(folded, made.offsets, strict=True)
+        ]
+        columns, offsets, heights = np.array(chosen, np.int32).reshape(-1, 3).T.copy()
+        self.steps.append(
+            steps.Mixed(
+                slot if count else -1,
+                first if count else 0,
+                made.weight,
+                (made.scale / unit).astype(np.float32),
+                ((bias + made.centre) / unit).astype(np.float32),
+                tuple(outs),
+                columns,
+                offsets,
+                heights,
+                made.shift,
+                made.table,
+            )
+        )
+
+    def _like_codes(self, layer: Linear) -> tuple[Floats, Floats]:
+        """Weights and bias of a change of a cross network, its columns where the codes of x_0 are."""
+        crossed = next(each for each in self.crossed.values() if layer in each.changes)
+        weight, bias = np.zeros((len(layer.weight), self._codes_width)), np.zeros(self._codes_width)
+        start = 0
+        for part in parts_of(crossed.x):
+            for at, _, row in self._places(part, own=True):
+                weight[:, at], bias[at] = layer.weight[:, start + row], layer.bias[start + row]
+            start += part.width
+        return weight, bias

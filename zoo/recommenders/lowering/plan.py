@@ -1,0 +1,283 @@
+"""How the parts of a click model's program are read, in which form each, and which fields' tables are folded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from pipelines.kernels.recommenders.operators import COLUMNS, FIELDS
+from pipelines.quantization.calibration.calibrate import CalibrationTable
+from zoo.recommenders.lowering.expressions import (
+    Concat,
+    Crossed,
+    Curved,
+    Dots,
+    Expression,
+    Factorization,
+    Field,
+    Gated,
+    Leaky,
+    Linear,
+    Numbers,
+    Product,
+    Tanh,
+    Total,
+    Unit,
+    parts_of,
+)
+from zoo.recommenders.lowering.fold import BANDWIDTH, LIMIT, Decision
+from zoo.recommenders.lowering.graph_reader import Reader
+from zoo.recommenders.lowering.integer_layers import largest
+
+Floats = NDArray[np.float64]
+
+MACS = 100e9  # int16 products of one core, see `decide` of `zoo.recommenders.lowering.fold`
+HEADROOM = 1.5  # codes reach so many times the range that calibration saw
+SHORT = 2**14  # bytes of folded rows a sample that may become twice as many
+LINE = 64  # bytes of a cache line
+FINE = 2**16  # layers of fewer products read codes, larger ones bytes: half the time, a part of the precision
+
+
+@dataclass(eq=False)
+class Group:
+    """Linear layers that read the same parts: one step, whose folded fields have one table row for all of them."""
+
+    parts: list[Expression]
+    layers: list[Linear]
+    folded: list[Field] = field(default_factory=list)
+
+
+class Plan:
+    """What the expressions of a program need, and what of them is folded.
+
+    coarse: large layers and tables may be in bytes. Raises RequestError for what has no form.
+    """
+
+    def __init__(self, reader: Reader, table: CalibrationTable, caches: Mapping[str, int], coarse: bool = True) -> None:
+        self.reader, self.table, self.caches, self.coarse = reader, table, caches, coarse
+        self.decisions: dict[str, Decision] = {}
+        self.groups: dict[tuple[int, ...], Group] = {}
+        self.forms: dict[Linear | Curved, set[str]] = {}  # how a layer's result is read: "u1", "i2", "f4", "piece"
+        self.raw: dict[Field, None] = {}  # whose codes are needed, in order
+        self.summed: dict[Field, None] = {}  # terms of logits
+        self.even: dict[Expression, None] = {}  # vectors whose codes share one scale
+        self.pieces: dict[Expression, None] = {}  # computed vectors that stand among the codes
+        self.changes: dict[Expression, None] = {}  # of cross networks, laid out like the codes
+        self.spread: dict[Numbers, None] = {}  # numbers times vectors, whose codes are needed, in order
+        self.numbers: list[Numbers] = []
+        self.crossed: dict[tuple[int, ...], Crossed] = {}
+        self.readers: dict[Linear, list[Floats]] = {}  # rows of the weights of layers that read a layer
+        self._seen: set[Expression] = set()
+        self._terms: set[Expression] = set()  # of logits
+        self._wide = False  # folded rows are int16
+        self._uses: dict[Crossed, set[str]] = {}
+
+    def _widths(self) -> tuple[int, int]:
+        """How many numbers and scales there are."""
+        found = []
+        for value in (self.reader.numbers, self.reader.scales):
+            width = 0 if value is None or value.shape is None else value.shape[1]
+            assert isinstance(width, int)
+            found.append(width)
+        return found[0], found[1]
+
+    def _visit(self, x: Expression) -> None:
+        """Note how everything below `x` is read."""
+        if x in self._seen:
+            return
+        self._seen.add(x)
+        match x:
+            case Total():
+                for term, _ in x.terms:
+                    self._terms.add(term)
+                    if isinstance(term, Field):
+                        self.summed[term] = None
+                    self._visit(term)
+            case Linear():
+                self._visit_layer(x)
+            case Concat():
+                for part in x.parts:
+                    self._visit(part)
+            case Crossed():
+                self.crossed[tuple(map(id, x.changes))] = x
+                parts = parts_of(x.x)
+                if len(set(parts)) < len(parts):
+                    raise RequestError(f"the cross network of {x.value} reads a part twice")
+                columns = [column for part in parts if isinstance(part, Numbers) for column in part.columns]
+                for part in parts:  # each entry has a code of its own
+                    if isinstance(part, Numbers) and len(set(columns)) == len(columns):
+                        self._visit(part)
+                    else:
+                        self._visit_vector(part)
+                for change in x.changes:
+                    self.changes[change] = None
+                    assert isinstance(change, Linear)
+                    self.forms.setdefault(change, set()).add("f4")
+                    self._visit(change)
+            case Dots() | Factorization():
+                for vector in x.vectors:
+                    if isinstance(x, Factorization):
+                        self.even[vector] = None
+                    self._visit_vector(vector)
+                if isinstance(x, Dots):
+                    self.pieces[x] = None
+            case Unit():
+                self._visit_float(x.x, unit=True)
+            case Leaky() | Tanh():
+                self._visit_float(x.x)
+            case Gated():
+                self._visit_float(x.x)
+                self._visit_float(x.gates)
+            case Product():
+                self._visit_float(x.x)
+                self._visit_float(x.y)
+            case Numbers():
+                self.numbers.append(x)
+
+    def _visit_vector(self, x: Expression) -> None:
+        """A vector whose entries are multiplied as codes."""
+        match x:
+            case Field():
+                self.raw[x] = None
+            case Numbers():
+                self.spread[x] = None
+            case Linear() | Leaky() | Tanh() | Gated():
+                self.forms.setdefault(x, set()).add("piece")
+                self.pieces[x] = None
+            case _:
+                raise RequestError("an interaction of vectors that are no fields, numbers or layers")
+        self._visit(x)
+
+    def _visit_float(self, x: Expression, unit: bool = False) -> None:
+        if isinstance(x, Linear):
+            if x.relu and not unit:
+                raise RequestError(f"{x.value} is read as floats after a Relu")
+            self.forms.setdefault(x, set()).add("f4")
+        elif not isinstance(x, Unit | Curved):
+            raise RequestError("a product of other than layers' results")
+        self._visit(x)
+
+    def _visit_layer(self, x: Linear) -> None:
+        parts = parts_of(x.x)
+        single, start = parts[0] if len(parts) == 1 else None, 0
+        term = x in self._terms
+        for part in parts:
+            form = ""
+            if isinstance(part, Curved):
+                form = "i2" if single is part or term else "piece"
+                self.forms.setdefault(part, set()).add(form)
+            elif isinstance(part, Linear):
+                self.readers.setdefault(part, []).append(x.weight[start : start + part.width])
+                hidden = part.relu and (single is part or term)
+                own = hidden or (single is part and not term)
+                form = "piece" if not own else "u1" if hidden and self._coarse(x) else "i2"
+                self.forms.setdefault(part, set()).add(form)
+            if form == "piece":
+                self.pieces[part] = None
+            elif isinstance(part, Crossed):
+                self._uses.setdefault(part, set()).add("total" if term else "codes")
+            elif isinstance(part, Field) and term:
+                self.raw[part] = None
+            elif not isinstance(part, Field | Numbers | Dots | Linear | Curved):
+                raise RequestError(f"the layer {x.value} reads what has no codes")
+            start += part.width
+            self._visit(part)
+        if not term and not isinstance(single, Linear | Curved):
+            if any(isinstance(part, Crossed) for part in parts) and single is None:
+                raise RequestError(f"the layer {x.value} reads a cross network and more")
+            key = tuple(map(id, parts))
+            self.groups.setdefault(key, Group(parts, [])).layers.append(x)
+
+    def _decide(self) -> None:
+        """Choose the fields that are folded: the bytes of their rows against products, for the tables that they make in
+        all. Lists are pooled as codes: fewer bytes, and no sum of many rounded rows.
+        """
+        candidates = [
+            (group, part)
+            for group in self.groups.values()
+            for part in dict.fromkeys(group.parts)
+            if isinstance(part, Field) and not part.pool and group.parts.count(part) == 1
+        ]
+        chosen = candidates
+        while True:
+            size = sum(len(part.table) * self._row(group) for group, part in chosen)
+            read = sum(self._row(group) for group, _ in chosen)
+            # where twice the bytes cost little, they are exact
+            self._wide = not self.coarse or (2 * size <= self.caches.get("L3", 0) and read <= SHORT)
+            size *= 1 + self._wide
+            level = next((each for each in ("L2", "L3") if size <= self.caches.get(each, 0)), "DRAM")
+            pays = [each for each in chosen if self._pays(*each, level)]
+            if size > LIMIT and len(pays) == len(chosen):
+                pays = sorted(pays, key=lambda each: len(each[1].table))[:-1]
+            if len(pays) == len(chosen):
+                break
+            chosen = pays
+        for group in self.groups.values():
+            folded = [part for each, part in chosen if each is group]
+            group.folded = folded[:FIELDS]
+            folded = group.folded
+            fields = [part for part in group.parts if isinstance(part, Field)]
+            for part in fields:
+                if part not in folded:
+                    self.raw[part] = None
+            if not fields:
+                continue
+            line, width = self._row(group) * (1 + self._wide), sum(each.width for each in group.layers)
+            macs = sum(each.width for each in folded) * width
+            read = len(folded) * line
+            table_bytes = sum(len(each.table) for each in folded) * line
+            times = (1e6 * macs / MACS, 1e6 * read / BANDWIDTH[level])
+            reason = (
+                f"{len(folded)} of {len(fields)} fields folded: rows of {read / 1e3:,.1f} kB a sample from tables of "
+                f"{table_bytes / 1e6:,.1f} MB in {level}, {times[1]:.2f} us, for {macs / 1e3:,.0f} k products, "
+                f"{times[0]:.2f} us"
+            )
+            estimate = {"gemm": round(times[0], 3), "rows": round(times[1], 3)}
+            self.decisions[group.layers[0].value] = Decision(bool(folded), reason, table_bytes, macs, estimate)
+
+    def _row(self, group: Group) -> int:
+        """Columns of the folded table."""
+        return sum(-(-each.width // COLUMNS) * COLUMNS * self._outs(each) for each in group.layers)
+
+    def _coarse(self, layer: Linear) -> bool:
+        """Whether a layer reads bytes."""
+        return self.coarse and layer.weight.size > FINE
+
+    def _outs(self, layer: Linear) -> int:
+        forms = {"f4" if form == "piece" else form for form in self.forms.get(layer, ())}
+        return max(len(forms), 1)
+
+    def _pays(self, group: Group, part: Field, level: str) -> bool:
+        rows = self._row(group) * (1 + self._wide) / BANDWIDTH[level]
+        products = part.width * sum(each.width for each in group.layers) / MACS
+        codes = 0.0 if part in self.raw else max(LINE, 2 * part.width) / BANDWIDTH["L3"]
+        return rows < products + codes
+
+    def _reach(self, x: Expression) -> float:
+        """The largest magnitude that codes of `x` have to hold."""
+        if isinstance(x, Field):
+            most = largest(x.table)
+            if not np.isfinite(most):
+                raise RequestError("its tables or weights are not finite")
+            if not x.pool:
+                return most
+            observed = self.table.tensors.get(x.value)
+            seen = np.inf if observed is None else HEADROOM * max(-observed.low, observed.high)
+            if x.pool == "max":  # what fills a list up may lie far below all items
+                return min(seen, most)
+            return max(most, min(seen, most * x.count))
+        if isinstance(x, Numbers) and not x.value:
+            assert self.reader.numbers is not None
+            return HEADROOM * self._range(str(self.reader.numbers.name)) * float(np.abs(x.factor).max())
+        assert isinstance(x, Linear | Curved | Dots | Numbers)
+        return HEADROOM * self._range(x.value)
+
+    def _range(self, value: str) -> float:
+        observed = self.table.tensors.get(value)
+        if observed is None:
+            raise RequestError(f"no calibrated range for {value}")
+        return max(-observed.low, observed.high)

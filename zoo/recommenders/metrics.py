@@ -1,0 +1,146 @@
+"""Quality of a click model: AUC, LogLoss and accuracy, and what int8 changes of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.analysis.metrics import (
+    LEVEL,
+    RESAMPLES,
+    Floats,
+    against_fp32,
+    auc,
+    auc_sorted,
+    interval,
+    tie_groups,
+)
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.progress import progress
+from zoo.recommenders.data.row_errors import ErrorLog
+
+if TYPE_CHECKING:
+    from zoo.recommenders.inference import ClickPipeline
+
+BINS = 20
+EPSILON = 1e-7  # probabilities are clipped to [EPSILON, 1 - EPSILON] before the logarithm
+
+logger = logging.getLogger(__name__)
+
+
+def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
+    """`compare_clicks` of all precisions on the same labelled rows, with the keys samples, clicks and skipped.
+
+    Raises RequestError for rows without labels, and as `read_rows`.
+    """
+    errors = ErrorLog()
+    labels: list[NDArray[np.float32]] = []
+    scores: dict[str, list[NDArray[np.float32]]] = {name: [] for name in pipelines}
+    with progress("evaluating rows") as advance:
+        for rows in next(iter(pipelines.values())).rows(data, on_error, errors, labelled=True):
+            if rows.labels is None:
+                raise RequestError("the rows have no label; evaluation needs one of 0 or 1 in every row")
+            labels.append(rows.labels)
+            for name, pipeline in pipelines.items():
+                scores[name].append(pipeline.score(rows))
+            advance(len(rows))
+    if errors.total:
+        logger.warning("%s", errors)
+    truth = np.concatenate(labels) if labels else np.zeros(0, np.float32)
+    compared = compare_clicks(truth, {name: np.concatenate(parts) for name, parts in scores.items()} if labels else {})
+    return {"samples": len(truth), "clicks": int(truth.sum()), "skipped": errors.total, **compared}
+
+
+def logloss(labels: Floats, probabilities: Floats) -> float:
+    """Mean of -(y ln p + (1 - y) ln(1 - p)), in nats."""
+    return float(_losses(labels, probabilities).mean())
+
+
+def _losses(labels: Floats, probabilities: Floats) -> Floats:
+    """The cross-entropy of each row, [n], in nats."""
+    p = np.clip(probabilities.astype(np.float64), EPSILON, 1 - EPSILON)
+    return -(labels * np.log(p) + (1 - labels) * np.log1p(-p))
+
+
+def click_metrics(labels: Floats, probabilities: Floats) -> dict[str, float]:
+    """{"auc", "logloss", "accuracy", "calibration_error"} of click probabilities [n] against labels [n] of 0 / 1;
+    accuracy at the threshold 0.5.
+    """
+    return {
+        "auc": auc(labels, probabilities),
+        "logloss": logloss(labels, probabilities),
+        "accuracy": float(((probabilities >= 0.5) == (labels > 0.5)).mean()),
+        "calibration_error": calibration_error(labels, probabilities),
+    }
+
+
+def calibration_error(labels: Floats, probabilities: Floats) -> float:
+    """The expected calibration error (Naeini et al. 2015): rows in `BINS` bins of one size by their probability, the
+    mean over rows of |clicks - probability| of its bin's means.
+    """
+    order = np.argsort(probabilities, kind="stable")
+    apart = labels.astype(np.float64) - probabilities.astype(np.float64)
+    gaps = np.cumsum(np.insert(apart[order], 0, 0.0))
+    cuts = np.linspace(0, len(order), BINS + 1).astype(np.int64)
+    return float(np.abs(np.diff(gaps[cuts])).sum() / len(order))
+
+
+def compare_clicks(labels: Floats, outputs: Mapping[str, Floats], seed: int = 0) -> dict[str, Any]:
+    """Metrics of several precisions on the same rows, outputs = {"fp32": probabilities [n], "int8": ..., ...}, and each
+    against fp32.
+
+    Returns {"metrics": per precision, "difference": int8 - fp32 of every metric, and max_probability = the largest
+    |p_int8 - p_fp32|, mean_probability = the mean of that, agreement = share of rows on the same side of 0.5;
+    "interval": 95% paired bootstrap intervals of the differences (Efron and Tibshirani 1993: rows are drawn with
+    replacement, both precisions see the same draw)}, and of any further precision the last two under "others". Raises
+    RequestError for no rows or only one class, ZooError for NaN.
+    """
+    if len(labels) == 0 or labels.min() == labels.max():
+        what = "no rows" if len(labels) == 0 else f"only rows with label {int(labels[0])}"
+        raise RequestError(f"found {what}; AUC needs clicks and non-clicks")
+    if not all(np.isfinite(probabilities).all() for probabilities in outputs.values()):
+        raise ZooError("the model computes NaN or infinite probabilities; check its weights and the input")
+    exact = {name: probabilities.astype(np.float64) for name, probabilities in outputs.items()}
+    return against_fp32(
+        exact,
+        lambda probabilities: click_metrics(labels, probabilities),
+        lambda fp32, other: _compare_probabilities(labels, fp32, other, seed),
+    )
+
+
+def _compare_probabilities(labels: Floats, a: Floats, b: Floats, seed: int) -> dict[str, Any]:
+    """What b changes of a, both [n]; see `compare_clicks`."""
+    before, after = click_metrics(labels, a), click_metrics(labels, b)
+    moved = np.abs(a - b)
+    difference = {key: after[key] - before[key] for key in before} | {
+        "max_probability": float(moved.max()),
+        "mean_probability": float(moved.mean()),
+        "agreement": float(((a >= 0.5) == (b >= 0.5)).mean()),
+    }
+    return {"difference": difference, "interval": _intervals(labels, a, b, seed)}
+
+
+def _intervals(labels: Floats, a: Floats, b: Floats, seed: int) -> dict[str, Any]:
+    """Paired bootstrap intervals of every metric of b less a's, on `resamples` draws of rows with replacement."""
+    rng = np.random.default_rng(seed)
+    n = len(labels)
+    resamples = int(np.clip(2e8 // n, 50, RESAMPLES))
+    orders = [np.argsort(scores, kind="stable") for scores in (a, b)]
+    sorted_labels = [labels[order] for order in orders]
+    groups = [tie_groups(scores[order]) for scores, order in zip((a, b), orders, strict=True)]
+    loss = _losses(labels, b) - _losses(labels, a)
+    hit = ((b >= 0.5) == (labels > 0.5)).astype(np.float64) - ((a >= 0.5) == (labels > 0.5))
+    draws: dict[str, list[float]] = {"auc": [], "logloss": [], "accuracy": []}
+    for _ in range(resamples):
+        weights = np.bincount(rng.integers(0, n, n), minlength=n).astype(np.float64)
+        left, right = (
+            auc_sorted(y, group, weights[order]) for y, group, order in zip(sorted_labels, groups, orders, strict=True)
+        )
+        draws["auc"].append(right - left)
+        draws["logloss"].append(float(loss @ weights) / n)
+        draws["accuracy"].append(float(hit @ weights) / n)
+    return {"level": LEVEL, "resamples": resamples} | {key: interval(values) for key, values in draws.items()}

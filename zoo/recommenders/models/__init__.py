@@ -1,0 +1,1 @@
+"""Ranking networks in torch, one file a family, built on `layers`."""

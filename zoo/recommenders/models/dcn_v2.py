@@ -1,0 +1,52 @@
+"""DCN-V2 (Wang et al. 2021, "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank
+Systems"), the parallel form.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.models.layers import Embeddings, Scalars, counts, joined, mlp
+
+
+class Cross(nn.Module):
+    """x_{l+1} = x_0 * (W x_l + b) + x_l; with a rank, W = U V^T."""
+
+    def __init__(self, width: int, rank: int) -> None:
+        super().__init__()
+        self.v = nn.Linear(width, rank, bias=False) if rank else None
+        self.u = nn.Linear(rank or width, width)
+
+    def forward(self, x0: torch.Tensor, x: torch.Tensor) -> Any:
+        """x0 and x: float32 [n, width]."""
+        return x0 * self.u(x if self.v is None else self.v(x)) + x
+
+
+class DCNv2(nn.Module):
+    """Cross layers beside a network, both of the embeddings and numbers, joined by one linear layer, and a weight of
+    each category: what one says by itself, the prior on embeddings would take away.
+    """
+
+    widths: ClassVar = {"embeddings": ("embedding_size",), "cross.*.v": ("rank",), "deep": ("hidden",)}
+
+    def __init__(self, features: Features, config: Any) -> None:
+        super().__init__()
+        _, self.numbers = counts(features)
+        self.embeddings = Embeddings(features.fields, config.embedding_size)
+        width = self.embeddings.width + self.numbers
+        self.wide = Scalars(features.fields)
+        self.cross = nn.ModuleList(Cross(width, config.rank) for _ in range(config.layers))
+        self.cross_output = nn.Linear(width, 1)  # beside the network's: one linear layer of both, in two parts
+        self.deep = mlp(width, config.hidden, 1, config.dropout)
+
+    def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
+        """Logits, float32 [n, 1]."""
+        x0 = joined(self.embeddings(ids, scales), numbers, self.numbers)
+        x = x0
+        for layer in self.cross:
+            x = layer(x0, x)
+        return self.cross_output(x) + self.deep(x0) + self.wide(ids, scales)

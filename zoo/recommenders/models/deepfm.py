@@ -1,0 +1,34 @@
+"""DeepFM (Guo et al. 2017, "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction")."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.models.layers import Embeddings, FactorizationMachine, Scalars, counts, joined, mlp
+
+
+class DeepFM(nn.Module):
+    """y = sigmoid(y_FM + y_DNN): first-order weights, dot products of all pairs of fields, and a network, of the same
+    embeddings. Numbers have first-order weights and enter the network.
+    """
+
+    widths: ClassVar = {"embeddings": ("embedding_size",), "deep": ("hidden",)}
+
+    def __init__(self, features: Features, config: Any) -> None:
+        super().__init__()
+        fields, self.numbers = counts(features)
+        self.embeddings = Embeddings(features.fields, config.embedding_size)
+        self.order1 = Scalars(features.fields)
+        self.order2 = FactorizationMachine(fields, config.embedding_size)
+        self.deep = mlp(self.embeddings.width + self.numbers, config.hidden, 1, config.dropout)
+        self.linear = nn.Linear(self.numbers, 1, bias=False) if self.numbers else None
+
+    def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
+        """Logits, float32 [n, 1]."""
+        flat = self.embeddings(ids, scales)
+        logits = self.deep(joined(flat, numbers, self.numbers)) + self.order1(ids, scales) + self.order2(flat)
+        return logits if self.linear is None else logits + self.linear(numbers)

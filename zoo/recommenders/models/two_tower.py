@@ -1,0 +1,97 @@
+"""Two towers (Yi et al. 2019, "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations")."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pipelines.core.errors import RequestError
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.models.layers import Columns, Embeddings, RowDot, UnitLength, joined, mlp
+
+
+class Tower(nn.Module):
+    """The fields and numbers of a user, or of an item, through a network to a vector of length 1."""
+
+    def __init__(self, features: Features, side: str, config: Any) -> None:
+        super().__init__()
+        fields = [each for each in features.fields if each.column.tower == side]
+        if not fields:
+            raise RequestError(
+                f'the schema has no category of the tower {side}; give its columns "tower": "{side}" (zoo schema LOG '
+                "-o schema.json, then --schema schema.json)"
+            )
+        own = [at for at, each in enumerate(features.numbers) if each.tower == side]
+        own += [len(features.numbers) + at for at, which in enumerate(features.gaps) if which in own]
+        self.embeddings = Embeddings(fields, config.embedding_size)
+        self.numbers = Columns(own) if own else None
+        self.network = mlp(self.embeddings.width + len(own), config.hidden, config.tower_size, config.dropout)
+        self.unit = UnitLength()
+
+    def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
+        """Vectors, float32 [n, tower_size]."""
+        flat = self.embeddings(ids, scales)
+        x = flat if self.numbers is None else joined(flat, self.numbers(numbers), 1)
+        return self.unit(self.network(x))
+
+
+class TwoTower(nn.Module):
+    """logit = a <user, item> + b; besides the click, training predicts which of the batch's items a click was on.
+
+    That is the batch softmax of the paper: of a click on item j, -log softmax_j(<user, item_k> / t - log q_k) over the
+    items of the batch, where the probability q_k that a batch holds item k takes the advantage of frequent items away;
+    it is estimated by the running mean of the steps between its occurrences (algorithm 2).
+    """
+
+    outputs = ("user", "item")
+    widths: ClassVar = {"*.embeddings": ("embedding_size",), "*.network": ("hidden", "tower_size")}
+    last: torch.Tensor
+    gap: torch.Tensor
+    steps: torch.Tensor
+
+    def __init__(self, features: Features, config: Any) -> None:
+        super().__init__()
+        self.user, self.item = Tower(features, "user", config), Tower(features, "item", config)
+        self.dot = RowDot()
+        self.logit = nn.Linear(1, 1)
+        nn.init.constant_(self.logit.weight, 2.0)
+        nn.init.zeros_(self.logit.bias)
+        self.output_size, self.softmax, self.temperature = config.tower_size, config.softmax, config.temperature
+        self.key = features.key
+        self.register_buffer("last", torch.zeros(self.key.rows))
+        self.register_buffer("gap", torch.full((self.key.rows,), 100.0))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
+        """Logits float32 [n, 1], and the vectors of users and items [n, tower_size]."""
+        user, item = self.user(ids, numbers, scales), self.item(ids, numbers, scales)
+        return self.logit(self.dot(user, item)), user, item
+
+    def losses(self, found: Any, ids: torch.Tensor, label: torch.Tensor) -> Any:
+        """The cross-entropy of the click, and `softmax` times that of the item of a click, float32 [n]. found: what
+        `forward` gives.
+        """
+        logits, user, item = found
+        loss = functional.binary_cross_entropy_with_logits(logits[:, 0], label, reduction="none")
+        if not self.softmax:
+            return loss
+        keys = ids[:, self.key.start].long()
+        correction = -torch.log(self._probability(keys))
+        scores = user @ item.T / self.temperature + correction
+        same = (keys[:, None] == keys) & ~torch.eye(len(keys), dtype=torch.bool)
+        scores = scores.masked_fill(same, -math.inf)  # another row of the same item is no wrong answer
+        chosen = functional.cross_entropy(scores, torch.arange(len(keys)), reduction="none")
+        return loss + self.softmax * label * chosen
+
+    @torch.no_grad()
+    def _probability(self, keys: torch.Tensor) -> torch.Tensor:
+        """The estimated probability of each item in a batch, [n]; counts this batch."""
+        self.steps += 1
+        found = torch.unique(keys)
+        self.gap[found] = 0.99 * self.gap[found] + 0.01 * (self.steps - self.last[found])
+        self.last[found] = self.steps
+        return (1 / self.gap[keys]).clamp(max=1.0)

@@ -1,0 +1,1 @@
+"""Two-tower retrieval: item index, recall metrics and inference."""

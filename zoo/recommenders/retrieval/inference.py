@@ -1,0 +1,123 @@
+"""Rows of any click log to click probabilities, or users to the items that suit them best."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from pipelines.core.progress import progress
+from pipelines.data.tables import writing
+from zoo.recommenders.data.encoding import Field, Rows
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.data.logs import open_log
+from zoo.recommenders.data.row_errors import ErrorLog
+from zoo.recommenders.data.schema import FEATURES
+from zoo.recommenders.log_pipeline import LogPipeline
+from zoo.recommenders.retrieval.index import FaissIndex, ItemIndex
+
+
+class TwoTowerPipeline(LogPipeline):
+    """Scores rows as `LogPipeline` does; with items, finds the best of them for every user."""
+
+    def run(
+        self,
+        inputs: Any,
+        output: str | Path,
+        on_error: str = "raise",
+        *,
+        items: str | None = None,
+        top: int = 10,
+        faiss: str | None = None,
+    ) -> dict[str, Any]:
+        """Score rows; or, given `items` (a log with the items' columns), write row, rank, item and score of the `top`
+        best items for every row of `inputs`, which needs the users' columns alone. Items are named by the column that
+        tells them apart; the score is the cosine of the vectors, in int8. All are compared, unless `faiss` names a kind
+        of index (see `FaissIndex`), which may find fewer.
+        """
+        if items is None:
+            if faiss is not None:
+                raise RequestError(f"found --faiss {faiss} without items to look for; name them with --items")
+            return super().run(inputs, output, on_error)
+        if top < 1:
+            raise RequestError(f"found {top} items to find, wanted 1 or more")
+        errors = ErrorLog()
+        names, index = self.index(items, faiss)
+        top = min(top, len(names))
+        columns = {"row": np.int64, "rank": np.int64, "item": str, "score": np.float32}
+        count, start, seconds = 0, time.perf_counter(), defaultdict[str, float](float)
+        with writing(output, columns) as write, progress("finding items") as advance:
+            for rows in self.features.read(
+                inputs, on_error=on_error, errors=errors, tower="user", batch_rows=4096, seconds=seconds
+            ):
+                before = time.perf_counter()
+                best, scores = index.top(self.vectors(rows, "user"), top)
+                seconds["model"] += time.perf_counter() - before
+                found = best.ravel() >= 0
+                write(
+                    {
+                        "row": np.repeat(rows.index + self.first_row, top)[found],
+                        "rank": np.tile(np.arange(1, top + 1), len(rows))[found],
+                        "item": [names[at] for at in best.ravel()[found].tolist()],
+                        "score": scores.ravel()[found],
+                    }
+                )
+                count += len(rows)
+                advance(len(rows))
+        wall = time.perf_counter() - start
+        return {
+            "rows": count,
+            "items": len(names),
+            "skipped": errors.total,
+            "seconds": round(wall, 3),
+            "rows_per_second": round(count / wall, 1),
+            "split_us": {name: round(1e6 * took / count, 3) for name, took in {**seconds, "wall": wall}.items()},
+            "engine": self.engine,
+            "precision": self.precision,
+        }
+
+    @property
+    def key(self) -> Field:
+        """The category that tells items apart."""
+        return self.features.key
+
+    def vectors(self, rows: Rows, tower: str) -> NDArray[np.float32]:
+        """The vectors of the rows' users or items, float32 [n, tower_size], of length 1."""
+        return np.asarray(self.predict(self.encode(rows))[tower])
+
+    def index(self, items: Any, faiss: str | None = None) -> tuple[list[str], ItemIndex | FaissIndex]:
+        """The different items of a log, by the column that tells them apart, in order of their first row: names, and
+        their vectors.
+        """
+        key = self.key
+        names: dict[str, None] = {}
+        vectors = []
+        log = open_log(items)
+        for texts, rows in _named(self.features, log, key):
+            first: dict[str, int] = {}
+            for at, text in enumerate(texts):
+                if text is not None and text not in names:
+                    first.setdefault(text, at)
+            if first:
+                names |= dict.fromkeys(first)
+                vectors.append(self.vectors(rows[np.array(list(first.values()))], "item"))
+        if not names:
+            raise RequestError(f"{log.path} holds no item; wanted one a row, named by {key.name}")
+        joined = np.concatenate(vectors)
+        return list(names), FaissIndex(joined, faiss) if faiss else ItemIndex(joined)
+
+
+def _named(features: Features, log: Any, key: Field) -> Iterator[tuple[list[str | None], Rows]]:
+    """Rows of items with the text of their key."""
+    features.require(log, "item")
+    columns = [each.name for each in features.schema.of(*FEATURES) if each.tower == "item"]
+    for batch in log.batches(columns):
+        found = dict(zip(columns, batch.columns, strict=True))
+        index = np.arange(batch.num_rows)
+        yield found[key.name].to_pylist(), features.encode_columns(found, index, labelled=False)

@@ -1,0 +1,69 @@
+"""Quality of a two-tower model: of the clicks that it predicts, and of the items that it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zoo.recommenders import metrics as clicks
+from zoo.recommenders.retrieval.index import quantized
+
+if TYPE_CHECKING:
+    from zoo.recommenders.retrieval.inference import TwoTowerPipeline
+
+CUTS = (10, 50)
+BLOCK = 4096  # rows at a time
+
+
+def evaluate(pipelines: Mapping[str, TwoTowerPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
+    """`zoo.recommenders.metrics.evaluate`, and of every precision recall@10, recall@50 and ndcg@10: where the item of
+    each
+    clicked row stands among all different items of the data, ranked for the row's user.
+
+    A row has one relevant item, so that recall@k is the share of rows whose item is among the first k, and NDCG@k the
+    mean of 1 / log2(1 + rank), 0 beyond k (Järvelin and Kekäläinen 2002). Vectors of the int8 model are compared in
+    int8, as its index does.
+    """
+    found = clicks.evaluate(pipelines, data, on_error)
+    for name, each in pipelines.items():
+        found["metrics"][name] |= retrieval_metrics(_ranks(each, data, on_error))
+    keys = [key for key in found["metrics"]["fp32"] if "@" in key]
+    for name in [each for each in pipelines if each != "fp32"]:
+        compared = found.get("others", {}).get(name, found)["difference"]
+        compared |= {key: found["metrics"][name][key] - found["metrics"]["fp32"][key] for key in keys}
+    return found
+
+
+def retrieval_metrics(ranks: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, float]:
+    """{"recall@10", "recall@50", "ndcg@10"} of the ranks of the relevant items, from 1 on, int64 [n]."""
+    gains = np.where(ranks <= CUTS[0], 1 / np.log2(1 + ranks), 0)
+    return {f"recall@{k}": float((ranks <= k).mean()) for k in CUTS} | {f"ndcg@{CUTS[0]}": float(gains.mean())}
+
+
+def _ranks(pipeline: TwoTowerPipeline, data: Any, on_error: str) -> NDArray[np.int64]:
+    """Where each clicked row's item stands for its user, from 1 on; among equal scores it is the last."""
+    users, keys = [], []
+    column = pipeline.key.start
+    vectors: dict[int, NDArray[np.float32]] = {}
+    for rows in pipeline.rows(data, on_error, labelled=True):
+        out = pipeline.predict(pipeline.encode(rows))
+        ids = rows.ids[:, column]
+        for key, at in zip(*np.unique(ids, return_index=True), strict=True):
+            vectors.setdefault(int(key), out["item"][at])
+        clicked = rows.labels == 1
+        users.append(out["user"][clicked])
+        keys.append(ids[clicked])
+    order = {key: at for at, key in enumerate(vectors)}
+    items = np.stack(list(vectors.values()))
+    asked, wanted = np.concatenate(users), np.array([order[int(key)] for key in np.concatenate(keys)])
+    if pipeline.precision == "int8":
+        items, asked = quantized(items).astype(np.float32), quantized(asked).astype(np.float32)
+    ranks = []
+    for begin in range(0, len(asked), BLOCK):
+        scores = asked[begin : begin + BLOCK] @ items.T
+        own = np.take_along_axis(scores, wanted[begin : begin + BLOCK, None], 1)
+        ranks.append((scores >= own).sum(1))
+    return np.concatenate(ranks).astype(np.int64)

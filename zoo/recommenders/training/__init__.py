@@ -1,0 +1,1 @@
+"""Training of recommenders: recipe, trainer, sparse optimizer, pruning, distillation, quantization-aware training."""

@@ -1,0 +1,155 @@
+"""A recommender of any click log opened with its rows, to be cut: units of hidden layers, columns of the embeddings,
+rows of their tables."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.compression.search import TILE, Widths
+from pipelines.core.files import replacing, write_json
+from pipelines.core.plain import to_plain
+from pipelines.models.stages import SAMPLES, ModelFolder
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.metrics import click_metrics, logloss
+from zoo.recommenders.training import rare_rows
+from zoo.recommenders.training.pruning_groups import Units, importances
+from zoo.training.runs import record_of, save_weights
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from pipelines.models.pipeline import GraphPipeline
+    from zoo.recommenders.training.row_store import Store
+
+SEEN, KEPT = 8192, 4096  # rows of importance, for calibration
+AT_ONCE = 512  # rows
+
+
+class PrunableLog:
+    """See `pipelines.compression.search.Prunable`. The groups are named by the first layer whose width they are; units
+    of one group that belong to several layers or tables go in all of them. Raises RequestError for rows that cannot be
+    trained on.
+    """
+
+    metric: ClassVar[str] = "auc"
+    drop: ClassVar[float] = 0.001
+    batch_size: ClassVar[int] = 512
+
+    def __init__(
+        self,
+        folder: ModelFolder,
+        data: Any,
+        *,
+        config: Any,
+        importance: str = "taylor",
+        on_error: str = "raise",
+        like: PrunableLog | None = None,
+    ) -> None:
+        """like: another model opened with the same log, which is read again where the columns are encoded otherwise."""
+        folder.ensure("fp32.onnx")
+        about, self.network = folder.entry.part("network")(folder.path)
+        self.folder, self.importance, self.sized = folder, importance, about["config"]
+        self.features = Features.from_json(about["features"])
+        self.units = Units(self.network, self.features, self.sized)
+        self.groups: Widths = {name: each.shape[1] for name, each in self.units.groups.items()}
+        self.tiles: Widths = dict.fromkeys(self.groups, TILE)
+        self._data, self._on_error = data, on_error
+        self._logs: dict[str, Store] = {} if like is None else like._logs
+        self.log = self._read(self.features)
+        self.split, self.digest = self.log.split(config.held_out), self.log.digest
+        self._importances: NDArray[np.float64] | None = None
+
+    def _read(self, features: Features) -> Store:
+        """The log's rows as these features encode them."""
+        from zoo.recommenders.training.row_store import Store
+
+        key = json.dumps(features.to_json())
+        if key not in self._logs:
+            self._logs[key] = Store(features, self._data, self._on_error, Path(tempfile.gettempdir()) / "rows")
+        return self._logs[key]
+
+    def _gone(self, widths: Widths) -> NDArray[np.int64]:
+        """The least important units of the groups that are to have these widths."""
+        if self._importances is None:
+            seen = self._rows(max(0, self.split - SEEN), self.split)
+            self._importances = importances(self.network, self.units, seen, self.importance)
+        gone = [np.zeros(0, np.int64)]
+        for name, width in widths.items():
+            for units in self.units.groups[name]:
+                order = np.argsort(self._importances[units], kind="stable")
+                gone.append(units[order[: len(units) - width]])
+        return np.concatenate(gone)
+
+    def _rows(self, start: int, stop: int) -> Iterator[dict[str, torch.Tensor]]:
+        for begin in range(start, stop, AT_ONCE):
+            yield self.log.rows(np.arange(begin, min(begin + AT_ONCE, stop)))
+
+    def _cut(self, widths: Widths) -> tuple[Any, nn.Module]:
+        """The settings and the network without its least important units."""
+        config = self.units.config(self.sized, widths)
+        return config, self.units.without(self.network, self.features, config, self._gone(widths))
+
+    def loss(self, widths: Widths) -> float:
+        """LogLoss of the held-out rows, see `Prunable`."""
+        import torch
+
+        _, network = self._cut(widths)
+        scores, labels = [], []
+        with torch.no_grad():
+            for batch in self.log.parts(self.split, len(self.log)):
+                found = network(batch["ids"], batch["numbers"], batch["scales"])
+                logits = found[0] if isinstance(found, tuple) else found
+                scores.append(logits[:, 0].double().sigmoid().numpy())
+                labels.append(batch["label"].numpy())
+        return round(logloss(np.concatenate(labels), np.concatenate(scores)), 6)
+
+    def save(self, widths: Widths, folder: Path) -> None:
+        """model.pt, train.json, schema.json and calibration.npz of the cut network."""
+        self._save(self.features, *self._cut(widths), folder)
+
+    def fewer_rows(self, least: int, folder: Path) -> dict[str, Any]:
+        """Leave the model in a folder, as `save` does, without the values that are seen fewer than `least` times in the
+        rows to train on. Returns {"least", "rows": [of all tables, before and after], "columns": {category: those of
+        its table}, "kept": categories that have no vocabulary}. See `zoo.recommenders.training.rare_rows`.
+        """
+        from zoo.recommenders.training.row_store import Categories
+
+        counts = Categories(self.features, self.log, self.split, 1).counts
+        names = rare_rows.listed(self.features, self._data, counts, least)
+        named = Categories(names, self._read(names), self.split, 1).counts
+        features, network = rare_rows.without(self.network, self.features, self.sized, counts, least, names, named)
+        self._save(features, self.sized, network, folder)
+        before, after = rare_rows.sizes(self.features), rare_rows.sizes(features)
+        columns = {name: [before[name], after[name]] for name in before if after[name] < before[name]}
+        rows = [sum(before.values()), sum(after.values())]
+        return {"least": least, "rows": rows, "columns": columns, "kept": rare_rows.fixed(features)}
+
+    def _save(self, features: Features, config: Any, network: nn.Module, folder: Path) -> None:
+        from zoo.recommenders.training.train import MODEL
+
+        folder.mkdir(parents=True, exist_ok=True)
+        save_weights(folder / MODEL, network.state_dict())
+        seen = self._read(features).rows(np.arange(max(0, self.split - KEPT), self.split))
+        with replacing(folder / SAMPLES) as temporary:
+            np.savez(temporary, **{name: seen[name].numpy() for name in features.inputs})  # type: ignore[arg-type]
+        features.schema.save(folder / "schema.json")
+        before = record_of(self.folder.path)
+        known = {key: before[key] for key in ("rows", "metrics") if key in before}
+        write_json(folder / "train.json", {**known, "config": to_plain(config), "features": features.to_json()})
+
+    def quality(self, pipeline: GraphPipeline) -> dict[str, float]:
+        """{"auc", "logloss", "accuracy", "calibration_error"} of an opened model on the held-out rows."""
+        features, scores, labels = Features.from_json(pipeline.folder.preprocessing), [], []
+        for batch in self._read(features).parts(self.split, len(self.log)):
+            arrays = {name: batch[name].numpy() for name in features.inputs}
+            scores.append(pipeline.predict(arrays)["probability"][:, 0])
+            labels.append(batch["label"].numpy())
+        return click_metrics(np.concatenate(labels), np.concatenate(scores))

@@ -1,0 +1,218 @@
+"""Which entries of a recommender's weights are one unit and can only be cut together, how much each unit matters, and
+the network without some.
+
+Units are found in the traced network as torch-pruning does (Fang et al. 2023, "DepGraph: Towards Any Structural
+Pruning"), which knows no tables of categories: every column of every value has a number; what is added or multiplied
+entry by entry makes the numbers of both equal, and dot products those of the same column of all their vectors.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.export.fx_export import trace
+from zoo.training.runs import fill
+
+if TYPE_CHECKING:
+    from torch import Tensor, fx, nn
+
+FIXED = 0  # the number of columns that are of no unit: of the log's numbers, of logits
+Numbers = NDArray[np.int64]
+Slot = tuple[str, int | None]  # a setting that is the width of a layer, and the place in it where it holds several
+
+
+class Units:
+    """The units of a network that was built of `features` and `config`; what of the settings is the width of which
+    layers, its class says in `widths`.
+
+    inputs, outputs: {path of a linear layer, or of tables: the unit of each of its columns}; of tables [fields, size].
+    groups: {path of its first layer: int64 [sets, width]}: of each set as many units are cut, but which ones is up to
+    it, as its width is that of all. count: of numbers. Raises RequestError, with the path, for a layer that is not
+    known here.
+    """
+
+    def __init__(self, network: nn.Module, features: Features, config: Any) -> None:
+        self.inputs: dict[str, Numbers] = {}
+        self.outputs: dict[str, Numbers] = {}
+        self._same = [FIXED]  # of each number a smaller one that it equals, or itself
+        self._slots: dict[str, Slot] = {}
+        values: dict[Any, Any] = {}
+        for node in trace(network).nodes:
+            match node.op:
+                case "placeholder":
+                    values[node] = np.zeros(features.shape[1], np.int64) if node.target == "numbers" else None
+                case "output":
+                    logits = node.args[0][0] if isinstance(node.args[0], tuple) else node.args[0]
+                    self._join(values[logits], np.array([FIXED]))
+                case "call_module":
+                    module = network.get_submodule(str(node.target))
+                    values[node] = self._part(str(node.target), module, [values[each] for each in node.args])
+                case _:
+                    values[node] = self._function(node, values)
+        roots = np.array([self._root(each) for each in range(len(self._same))])
+        self.count = len(roots)
+        self.inputs = {path: roots[each] for path, each in self.inputs.items()}
+        self.outputs = {path: roots[each] for path, each in self.outputs.items()}
+        self.groups = self._grouped(network, config)
+
+    def _part(self, path: str, module: Any, read: list[Any]) -> Numbers:
+        match type(module).__name__:
+            case "Embeddings":
+                self.outputs[path] = self._fresh(module.width).reshape(-1, module.size)
+                return self.outputs[path].ravel()
+            case "Linear":
+                self.inputs[path], self.outputs[path] = read[0], self._fresh(module.out_features)
+                return self.outputs[path]
+            case "ReLU" | "Dropout" | "UnitLength":
+                return np.asarray(read[0])
+            case "Columns":
+                return np.asarray(read[0][module.chosen.numpy()])
+            case "FactorizationMachine" | "Dots":
+                first, *others = read[0].reshape(-1, module.size)
+                for each in others:
+                    self._join(first, each)
+                return np.full(len(getattr(module, "pairs", (0,))), FIXED)
+            case "RowDot":
+                self._join(*read)
+                return np.array([FIXED])
+            case "Scalars":
+                return np.array([FIXED])
+        raise RequestError(f"{path} is a {type(module).__name__}, whose columns cannot be cut")
+
+    def _function(self, node: fx.Node, values: Mapping[Any, Any]) -> Numbers:
+        match getattr(node.target, "__name__", ""), node.args:
+            case "cat", (list(parts), 1):
+                return np.concatenate([values[each] for each in parts])
+            case (("add" | "mul"), (a, b)):
+                self._join(values[a], values[b])
+                return np.asarray(values[a])
+        raise RequestError(f"{node} is {node.target}, whose columns cannot be cut")
+
+    def _fresh(self, count: int) -> Numbers:
+        first = len(self._same)
+        self._same += range(first, first + count)
+        return np.arange(first, first + count)
+
+    def _root(self, number: int) -> int:
+        while self._same[number] != number:
+            number = self._same[number]
+        return number
+
+    def _join(self, a: Numbers, b: Numbers) -> None:
+        for one, other in zip(a.tolist(), b.tolist(), strict=True):
+            first, last = sorted((self._root(one), self._root(other)))
+            self._same[last] = first
+
+    def _grouped(self, network: Any, config: Any) -> dict[str, Numbers]:
+        """The sets of units of every slot, by the first of its layers; none where something of it is fixed."""
+        order = [name for name, _ in network.named_modules()]
+        layers: dict[Slot, list[str]] = {}
+        for pattern, settings in network.widths.items():
+            sizes = {name: getattr(config, name) for name in settings}
+            slots: list[Slot] = []
+            for name, size in sizes.items():
+                slots += [(name, at) for at in range(len(size))] if isinstance(size, tuple) else [(name, None)]
+            for path in fnmatch.filter(order, pattern):
+                own = [each for each in order if each in self.outputs and f"{each}.".startswith(f"{path}.")]
+                for slot, each in zip(slots, own, strict=False):
+                    layers.setdefault(slot, []).append(each)
+        found = {}
+        for slot, paths in layers.items():
+            sets = np.unique(np.concatenate([np.atleast_2d(self.outputs[each]) for each in paths]), axis=0)
+            if (sets != FIXED).all():
+                name = min(paths, key=order.index)
+                found[name], self._slots[name] = sets, slot
+        return {name: found[name] for name in order if name in found}
+
+    def config(self, config: Any, widths: Mapping[str, int]) -> Any:
+        """The settings of a network whose groups have these widths."""
+        for group, width in widths.items():
+            name, at = self._slots[group]
+            sizes = getattr(config, name)
+            config = replace(config, **{name: width if at is None else (*sizes[:at], width, *sizes[at + 1 :])})
+        return config
+
+    def without(self, network: nn.Module, features: Features, config: Any, gone: Numbers) -> nn.Module:
+        """The network without the units `gone`, in evaluation. config: its settings."""
+        keep = ~np.isin(np.arange(self.count), gone)
+
+        def part(module: Any, path: str, weight: Tensor) -> Tensor:
+            if path not in self.outputs:
+                return weight
+            kept = keep[self.outputs[path]]
+            if path not in self.inputs:
+                return _stacked([module.table(number)[:, each] for number, each in enumerate(kept)])
+            return weight[kept][:, keep[self.inputs[path]]] if weight.ndim > 1 else weight[kept]
+
+        return rebuilt(network, features, config, part)
+
+
+def _stacked(tables: list[Tensor]) -> Tensor:
+    import torch
+
+    return torch.cat(tables)
+
+
+def rebuilt(
+    network: nn.Module, features: Features, config: Any, part: Callable[[Any, str, Tensor], Tensor]
+) -> nn.Module:
+    """A network of the same class, of other features or settings, in evaluation: its weights are what `part` makes of a
+    module, its path and its weight. What only training needs is as in a new one."""
+    made = type(network)(features, config)
+    state = dict(made.state_dict())
+    for path, module in network.named_modules():
+        for name, weight in module.named_parameters(recurse=False):
+            state[f"{path}.{name}"] = part(module, path, weight.detach()).contiguous()
+    fill(made, state, "the network that is cut")
+    return made.eval()
+
+
+def importances(
+    network: nn.Module, units: Units, batches: Iterable[Mapping[str, Tensor]], kind: str
+) -> NDArray[np.float64]:
+    """How much each unit matters, [units.count]. batches: rows as `zoo.recommenders.training.row_store.Store` gives
+    them.
+
+    taylor: the sum over rows of (sum over the unit's columns of y dL/dy)^2, the first-order change of a row's loss
+    where the unit gives 0 (Molchanov et al. 2019). activation: the sum of |y|. y: what its layers and tables give.
+    """
+    import torch
+    from torch.nn import functional
+
+    found, given = torch.zeros(units.count, dtype=torch.float64), {}
+
+    def watch(path: str) -> Any:
+        def hook(module: Any, inputs: Any, output: Tensor) -> None:
+            given[path] = output
+
+        return network.get_submodule(path).register_forward_hook(hook)
+
+    hooks = [watch(path) for path in units.outputs]
+    places = {path: torch.from_numpy(each.ravel()) for path, each in units.outputs.items()}
+    for batch in batches:
+        result = network.eval()(batch["ids"], batch["numbers"], batch["scales"])
+        logits = (result[0] if isinstance(result, tuple) else result)[:, 0]
+        values = list(given.values())
+        if kind == "activation":
+            parts = [each.detach().abs() for each in values]
+        else:
+            losses = functional.binary_cross_entropy_with_logits(
+                logits, batch["label"], batch["weight"], reduction="sum"
+            )
+            slopes = torch.autograd.grad(losses, values)
+            parts = [value.detach() * slope for value, slope in zip(values, slopes, strict=True)]
+        changes = torch.zeros(len(logits), units.count, dtype=torch.float64)
+        for path, part in zip(given, parts, strict=True):
+            changes.index_add_(1, places[path], part.double())
+        found += (changes if kind == "activation" else changes.square()).sum(0)
+    for each in hooks:
+        each.remove()
+    return found.numpy()

@@ -1,0 +1,183 @@
+"""Quantization-aware fine-tuning of recommenders: the network that is trained computes what the road's int8.onnx will.
+
+`pipelines.quantization.training.qat` says how. Tables are rounded with what is looked up in them, and a layer that
+reads
+embeddings and numbers is two, as `SplitNumbers` makes it; model.pt has the names of the family, and the trained ranges
+lie beside it. Layers that the family's recipe keeps float stay so, and those that read the log's numbers, which have no
+bound; the bound on probabilities is not looked at: it would take layers back that were trained.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import fx, nn
+
+import zoo
+from pipelines.models.stages import SAMPLES, TRAINED, ModelFolder, read_npz
+from pipelines.quantization.algorithms.error_bound import open_layers
+from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.training import qat
+from pipelines.quantization.training.qat import Range
+from pipelines.rewrites.driver import rewrite
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.export.fx_export import TENSOR, export, trace
+from zoo.recommenders.export.rewrites import passes
+from zoo.recommenders.models.layers import Columns
+from zoo.training.runs import QAT_RATE, require_qat
+
+HEAD = "head"  # the network without its layers, in the student: its `losses`, and what they count
+PARTS = ("embeddings", "numbers")  # of a split layer
+
+
+def settled(config: Any, start: Any, processes: int) -> Any:
+    """`config` as it is trained by. Raises RequestError for what quantization-aware training cannot do.
+
+    start: None without a model to start from.
+    """
+    require_qat(start, processes)
+    return replace(config, learning_rate=config.learning_rate * QAT_RATE)
+
+
+class Rounding:
+    """How students of a model folder's networks round: by its own recipe, from its own calibration table."""
+
+    def __init__(self, folder: ModelFolder, features: Features) -> None:
+        self.features, self.given = features, folder.own_recipe
+        self.table = CalibrationTable.load(folder.ensure("calibration.json"))
+
+    def recipe(self, model: ir.Model) -> QuantRecipe:
+        """By which the rewritten graph is quantized."""
+        opened = tuple(re.escape(name) for name in open_layers(model))
+        kept = tuple(dict.fromkeys((*self.given.keep_float, *opened)))
+        options: Any = {"observer": "minmax", "search": False, "correct": False, "bound": 0.0}
+        return replace(self.given, keep_float=kept, **options)
+
+    def rewritten(self, network: nn.Module, steps: fx.Graph | None = None) -> ir.Model:
+        """The graph that will be quantized."""
+        model = export(network, self.features, steps)
+        rewrite(model, passes(self.features.to_json()))
+        return model
+
+    def prepare(self, network: nn.Module) -> fx.GraphModule:
+        """A copy of `network` to train, which takes what it takes and gives what it gives."""
+        self.network, model = network, self.rewritten(network)
+
+        def traced(copied: nn.Module) -> fx.GraphModule:
+            self.rewritten(copied, steps := trace(copied))
+            made = fx.GraphModule(copied, steps)
+            _split(made, _results(model), self.features.shape[1])
+            return made
+
+        example, recipe = self._example(), self.recipe(model)
+        student = qat.prepare(
+            network,
+            example,
+            recipe,
+            lower=lambda made: (model, _tensors(made, model)),
+            trace=traced,
+            ranges=self.table.tensors,
+        )
+        head = copy.copy(network)
+        head._modules, head._buffers = {}, {name: each.clone() for name, each in network.named_buffers(recurse=False)}
+        student.add_module(HEAD, head)
+        if hasattr(head, "losses"):
+            student.losses = head.losses
+        return student
+
+    def save_ranges(self, student: nn.Module, folder: Path) -> None:
+        """Leave the trained ranges in a model folder, for `pipelines.models.stages` to take; those of tensors that
+        stay float are of its calibration samples.
+        """
+        self.network.load_state_dict(weights(student))
+        model = self.rewritten(self.network)
+        trained = qat.table(student, self._example())
+        table = qat.completed(trained, model, list(read_npz(folder / SAMPLES)[0]))
+        replace(table, recipe=self.recipe(model).to_json()).save(folder / TRAINED)
+
+    def _example(self) -> tuple[torch.Tensor, ...]:
+        kinds = (torch.int32, torch.float32, torch.float32)
+        return tuple(torch.zeros(2, width, dtype=kind) for width, kind in zip(self.features.shape, kinds, strict=True))
+
+
+def rounding(start_from: Any, features: Features) -> Rounding:
+    """That of the model that a training starts from."""
+    return Rounding(zoo.load(start_from), features)
+
+
+def weights(student: nn.Module) -> dict[str, torch.Tensor]:
+    """The trained float weights as a state dict of the network that the student was made from."""
+    state = {name.removeprefix(f"{HEAD}."): each for name, each in qat.weights(student).items()}
+    for path, module in student.named_modules():
+        if isinstance(module, _Split):
+            state[f"{path}.weight"] = torch.cat([state.pop(f"{path}.{part}.weight") for part in PARTS], 1)
+            if (bias := state.pop(f"{path}.embeddings.bias", None)) is not None:
+                state[f"{path}.bias"] = bias
+    return state
+
+
+class _Split(nn.Module):
+    """[e; x] W + b as e W_e + b and x W_x, whose sum is a step of the graph."""
+
+    def __init__(self, whole: nn.Linear, width: int) -> None:
+        super().__init__()
+        cuts = torch.tensor_split(whole.weight.detach(), [width], 1)
+        for part, weight, biased in zip(PARTS, cuts, (whole.bias is not None, False), strict=True):
+            layer = nn.Linear(weight.shape[1], weight.shape[0], bias=biased)
+            layer.weight = nn.Parameter(weight.clone())
+            if biased:
+                layer.bias = whole.bias
+            self.add_module(part, layer)
+
+
+def _split(traced: fx.GraphModule, tensors: set[str], width: int) -> None:
+    """Make those layers two that are so in the graph of `tensors`. width: of all numbers."""
+    for node in list(traced.graph.nodes):
+        name = node.meta.get(TENSOR)
+        layer = traced.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if not isinstance(layer, nn.Linear) or not {f"{name}.{part}" for part in PARTS} <= tensors:
+            continue
+        joined: Any = node.args[0]
+        flat, numbers = joined.args[0]
+        chosen = traced.get_submodule(str(numbers.target)) if numbers.op == "call_module" else None
+        split = _Split(layer, layer.in_features - (len(chosen.chosen) if isinstance(chosen, Columns) else width))
+        traced.set_submodule(str(node.target), split)
+        with traced.graph.inserting_before(node):
+            halves = [
+                traced.graph.call_module(f"{node.target}.{part}", (each,))
+                for part, each in zip(PARTS, (flat, numbers), strict=True)
+            ]
+            summed = traced.graph.call_function(operator.add, tuple(halves))
+        for part, half in zip(PARTS, halves, strict=True):
+            half.meta[TENSOR] = f"{name}.{part}"
+        summed.meta[TENSOR] = name
+        node.replace_all_uses_with(summed)
+        traced.graph.erase_node(node)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+
+
+def _tensors(traced: fx.GraphModule, model: ir.Model) -> dict[str, int]:
+    """{tensor of the rewritten graph: index of the range that observes it}; of a tensor's dropout none."""
+    known = _results(model)
+    indices: dict[str, int] = {}
+    for node in traced.graph.nodes:
+        observer = traced.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(observer, Range) and isinstance(source := node.args[0], fx.Node):
+            name = str(source.meta.get(TENSOR))
+            if name in known:
+                indices.setdefault(name, observer.index)
+    return indices
+
+
+def _results(model: ir.Model) -> set[str]:
+    """Names of what the operators of a graph give."""
+    return {str(value.name) for node in model.graph for value in node.outputs}

@@ -1,0 +1,178 @@
+"""Rows of embedding tables that training data seldom ask for, taken out: their values become unknown ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from zoo.recommenders.data.encoding import UNKNOWN, Field
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.data.hashing import hash_buckets
+from zoo.recommenders.data.logs import open_logs
+from zoo.recommenders.data.schema import Column
+from zoo.recommenders.models.layers import Embeddings
+from zoo.recommenders.training.pruning_groups import rebuilt
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Ids = NDArray[np.int64]
+LISTED = 100_000  # values of a hashed column that become a vocabulary, at most
+
+
+def listed(features: Features, data: Any, counts: Sequence[Ids], least: int) -> Features:
+    """The features with a vocabulary for each hashed column: of the values that the log holds `least` times or more.
+
+    Columns where these are more than `LISTED`, or no fewer than the buckets, stay hashed, and those without such a
+    value. counts: see `without`.
+    """
+    seen = {
+        field.name: count
+        for field, count in zip(features.fields, counts, strict=True)
+        if field.column.encoding["type"] == "hash"
+    }
+    if not seen:
+        return features
+    fields = {field.name: field for field in features.fields}
+    found: dict[str, Counter[str]] = {name: Counter() for name in seen}
+    for log in open_logs(data):
+        for batch in log.batches(list(seen), lambda *_: None):
+            for name, column in zip(seen, batch.columns, strict=True):
+                texts = column.drop_null()
+                if fields[name].is_list:
+                    texts = pc.utf8_trim_whitespace(pc.split_pattern(texts, fields[name].column.separator).flatten())
+                values = texts.value_counts()
+                often = seen[name][_buckets(values.field(0), fields[name])] >= least  # others cannot be
+                known = values.filter(pa.array(often))
+                found[name].update(dict(zip(known.field(0).to_pylist(), known.field(1).to_pylist(), strict=True)))
+
+    def by_name(each: Column) -> Column:
+        values = [text for text, count in found.get(each.name, {}).items() if count >= least and text]
+        if not 0 < len(values) <= min(LISTED, each.encoding.get("buckets", 0) - 1):
+            return each
+        ordered = sorted(values, key=lambda text: (-found[each.name][text], text))
+        return replace(each, encoding={"type": "vocabulary", "values": ordered})
+
+    return Features(replace(features.schema, columns=tuple(by_name(each) for each in features.schema.columns)))
+
+
+def without(
+    network: nn.Module,
+    features: Features,
+    config: Any,
+    counts: Sequence[Ids],
+    least: int,
+    names: Features | None = None,
+    named: Sequence[Ids] | None = None,
+) -> tuple[Features, nn.Module]:
+    """The features and the network, in evaluation, without the values seen fewer than `least` times; of each vocabulary
+    the most frequent one stays.
+
+    counts: of the ids of every field, int64 [rows]. names: `features` as `listed`, named: their counts; without them
+    hashed columns keep all rows, as those that hold row numbers do. A value that was hashed begins with its bucket's
+    row. What stood for unknown values begins as the mean of all that it stands for now, weighted by their counts; where
+    none of it was seen, it is as it was. Raises RequestError where no row goes.
+    """
+    names, named = names or features, counts if named is None else named
+    kept = {
+        field.name: _kept(count, least)
+        for field, count in zip(names.fields, named, strict=True)
+        if field.column.encoding["type"] == "vocabulary"
+    }
+    if not kept:
+        kinds = ", ".join(f"{each.name} ({each.column.encoding['type']})" for each in features.fields) or "none"
+        raise RequestError(f"found no column with values whose rows could go, only {kinds}; leave rows out")
+    before = {each.name: each for each in features.schema.columns}
+    columns = tuple(
+        _fewer(before[each.name], each, kept[each.name], least) if each.name in kept else each
+        for each in names.schema.columns
+    )
+    fewer = Features(replace(features.schema, columns=columns))
+    if sizes(fewer) == sizes(features):
+        raise RequestError(
+            f"found every value {least} times or more in the rows to train on; ask for more, or leave rows out"
+        )
+    places = {each.name: at for at, each in enumerate(features.fields)}
+
+    def table(field: Field, rows: Tensor) -> Tensor:
+        at = places[field.name]
+        if field.column.encoding["type"] != names.fields[at].column.encoding["type"]:
+            rows = _by_name(rows, field, names.fields[at], counts[at], named[at])
+        return _table(rows, kept.get(field.name), named[at])
+
+    def part(module: Any, path: str, weight: Tensor) -> Tensor:
+        if not isinstance(module, Embeddings):
+            return weight
+        import torch
+
+        return torch.cat([table(each, module.table(i).detach()) for i, each in enumerate(module.fields)])
+
+    return fewer, rebuilt(network, fewer, config, part)
+
+
+def sizes(features: Features) -> dict[str, int]:
+    """{category: rows of its table}."""
+    return {each.name: each.rows for each in features.fields}
+
+
+def fixed(features: Features) -> list[str]:
+    """The categories whose rows stay, whatever is seen of them: those without a vocabulary."""
+    return [each.name for each in features.fields if each.column.encoding["type"] != "vocabulary"]
+
+
+def _kept(count: Ids, least: int) -> Ids:
+    """The ids of a vocabulary's values that stay, in order."""
+    values = count[UNKNOWN + 1 : -1]
+    stay = np.flatnonzero(values >= least)
+    return (stay if len(stay) else np.array([np.argmax(values)])) + UNKNOWN + 1
+
+
+def _fewer(before: Column, column: Column, kept: Ids, least: int) -> Column:
+    """The column with the values that stay."""
+    values = [column.encoding["values"][place] for place in (kept - UNKNOWN - 1).tolist()]
+    if values == before.encoding.get("values"):
+        return before
+    why = "; ".join(filter(None, (before.why, f"the {len(values):,} seen {least:,} times or more")))
+    return replace(column, encoding={**column.encoding, "values": values}, why=why)
+
+
+def _buckets(texts: pa.Array, field: Field) -> Ids:
+    """The ids of hashed texts."""
+    return hash_buckets(texts, int(field.column.encoding["buckets"])).astype(np.int64) + 1
+
+
+def _by_name(table: Tensor, field: Field, named: Field, count: Ids, of_named: Ids) -> Tensor:
+    """The table of a hashed field with a row for each value of a vocabulary, that of its bucket. count, of_named: of
+    the ids of both."""
+    import torch
+
+    buckets = _buckets(pa.array(named.column.encoding["values"], pa.string()), field)
+    others = count.copy()  # of each bucket, what has no name
+    np.subtract.at(others, buckets, of_named[UNKNOWN + 1 : -1])
+    return torch.cat([_mean(table[:-1], others[:-1])[None], table[buckets], table[-1:]])
+
+
+def _mean(rows: Tensor, count: Ids) -> Tensor:
+    """The mean of rows by how often each was seen; the first one where none was."""
+    import torch
+
+    shares = torch.from_numpy(count.astype(np.float64))
+    return rows[0] if not shares.sum() else (shares @ rows.double() / shares.sum()).to(rows.dtype)
+
+
+def _table(table: Tensor, kept: Ids | None, count: Ids) -> Tensor:
+    """The rows that stay of a table [rows, size], the first one for all that goes."""
+    import torch
+
+    if kept is None or len(kept) == len(table) - 2:
+        return table
+    gone = np.setdiff1d(np.arange(len(table) - 1), kept)
+    return torch.cat([_mean(table[gone], count[gone])[None], table[kept], table[-1:]])

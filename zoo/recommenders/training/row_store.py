@@ -1,0 +1,185 @@
+"""The rows that a recommender is trained on, in time order, and which of their categories are known."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from pipelines.core.errors import RequestError
+from pipelines.core.files import FULL, DiskFull
+from pipelines.core.progress import progress
+from zoo.recommenders.data.encoding import UNKNOWN, floats
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.data.logs import open_logs
+from zoo.recommenders.data.row_errors import ErrorLog
+from zoo.recommenders.data.schema import FEATURES
+from zoo.recommenders.models.layers import Embeddings
+
+BATCH = 8192  # rows read at once
+TIMES = {"text": "2024-01-31T12:00:00 or the like", "s": "seconds since 1970", "ms": "milliseconds since 1970"}
+
+
+class Store:
+    """Labelled rows in time order, kept as records in a file without a name beside `folder`, which goes with the
+    process. digest: SHA-256 of all records. seen: names of the columns that held other than what a
+    missing value becomes.
+
+    Raises RequestError for data that cannot be trained on, ZooError where the disk is full.
+    """
+
+    def __init__(self, features: Features, data: Any, on_error: str, folder: Path) -> None:
+        width, numbers, lists = features.shape
+        self.record = np.dtype(
+            [
+                ("ids", "i4", (width,)),
+                ("numbers", "f4", (numbers,)),
+                ("scales", "f4", (lists,)),
+                ("label", "f4"),
+                ("weight", "f4"),
+            ]
+        )
+        self.errors, digest = ErrorLog(), hashlib.sha256()
+        times: list[NDArray[np.float64]] = []
+        missing = np.concatenate([np.zeros(0, int), *(np.full(each.width, each.last) for each in features.fields)])
+        some = np.zeros(width, bool), np.zeros(numbers, bool)
+        parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+        try:
+            self._file = tempfile.TemporaryFile(dir=parent)  # noqa: SIM115 (open as long as this object)
+            with progress("reading") as advance:
+                for rows in features.read(data, on_error=on_error, errors=self.errors, labelled=True):
+                    records = np.empty(len(rows), self.record)
+                    for name in ("ids", "numbers", "scales"):
+                        records[name] = getattr(rows, name)
+                    records["label"], records["weight"] = rows.labels, rows.weights
+                    digest.update(records.view(np.uint8).data)
+                    self._file.write(records.view(np.uint8).data)
+                    times.append(rows.times)
+                    some[0][:] |= (rows.ids != missing).any(axis=0)
+                    some[1][:] |= (rows.numbers != 0).any(axis=0)
+                    advance(len(rows))
+            self._file.flush()
+        except OSError as error:
+            if error.errno in FULL:
+                raise DiskFull(f"the rows read to {parent}", error) from error
+            raise RequestError(f"cannot write in {parent}: {error.strerror or error}") from error
+        self.digest = digest.hexdigest()
+        self.seen = {each.name for each in features.fields if some[0][each.start : each.start + each.width].any()}
+        self.seen |= {each.name for each, found in zip(features.numbers, some[1], strict=False) if found}
+        when = np.concatenate(times)
+        if np.isneginf(when).all():  # their order is no time
+            (column,) = features.schema.of("timestamp")
+            raise RequestError(
+                f"found no time in the column {column.name}, wanted {TIMES[column.unit]}; give it "
+                '"kind": "ignored" in the schema, or leave it out of the log'
+            )
+        self.order = np.argsort(when, kind="stable")
+        self._records = np.memmap(self._file, self.record, "r")
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def require_values(self, features: Features, data: Any) -> None:
+        """Raises RequestError where a column to predict from has no value in any row of `data`."""
+        names = [each.name for each in features.schema.of(*FEATURES) if each.name not in self.seen]
+        numbers, known = {each.name for each in features.numbers}, set()
+        for log in open_logs(data) if names else ():
+            for batch in log.batches(names, lambda *_: None):
+                for name, column in zip(names, batch.columns, strict=True):
+                    values = pa.array(floats(column), from_pandas=True) if name in numbers else column
+                    if values.null_count < len(values):
+                        known.add(name)
+        if empty := [each for each in names if each not in known]:
+            raise RequestError(
+                f"found no value in the column{'s' * (len(empty) > 1)} {', '.join(empty)}, wanted some to train on; "
+                'give what has none "kind": "ignored" in the schema'
+            )
+
+    def split(self, held_out: float) -> int:
+        """How many rows are before those that are held out, a count or a share below 1, the last of the time order.
+        Raises RequestError where that is none, or all.
+        """
+        held = round(held_out if held_out >= 1 else held_out * len(self))
+        if not 0 < held < len(self):
+            raise RequestError(
+                f"found {len(self):,} rows, wanted more than the {held:,} to hold out; set held_out to a share such "
+                "as 0.1"
+            )
+        return len(self) - held
+
+    def rows(self, places: NDArray[np.int64]) -> dict[str, torch.Tensor]:
+        """The rows at these places of the time order: tensors ids, numbers, scales, label, weight."""
+        records = self._records[self.order[places]]
+        return {name: torch.from_numpy(np.ascontiguousarray(records[name])) for name in self.record.names or ()}
+
+    def parts(self, start: int, stop: int) -> Iterator[dict[str, torch.Tensor]]:
+        """Rows [start, stop) of the time order, `BATCH` at a time."""
+        for begin in range(start, stop, BATCH):
+            yield self.rows(np.arange(begin, min(begin + BATCH, stop)))
+
+
+class Categories:
+    """How often each id of each field occurs in the first `stop` rows, and what stands for the rare and the new.
+
+    counts: of each field, int64 [rows of its table].
+    """
+
+    def __init__(self, features: Features, store: Store, stop: int, least: int) -> None:
+        self.fields = features.fields
+        self.counts = [np.zeros(each.rows, np.int64) for each in self.fields]
+        for part in store.parts(0, stop):
+            ids = part["ids"].numpy()
+            for each, count in zip(self.fields, self.counts, strict=True):
+                count += np.bincount(ids[:, each.start : each.start + each.width].ravel(), minlength=each.rows)
+        self.known = [torch.from_numpy(count >= least) for count in self.counts]
+        for each, known in zip(self.fields, self.known, strict=True):
+            if each.is_list:
+                known[each.last] = True
+        starts = np.cumsum([0, *(each.rows for each in self.fields)])
+        self._all = torch.cat(self.known) if self.known else torch.zeros(0, dtype=torch.bool)
+        self._offsets = torch.from_numpy(
+            np.concatenate(
+                [np.zeros(0, np.int64), *(np.full(f.width, s) for f, s in zip(self.fields, starts, strict=False))]
+            )
+        )
+        # ids that a random unknown may replace: not the places without an item
+        padding = [np.full(each.width, each.last if each.is_list else -1) for each in self.fields]
+        self._padding = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *padding]))
+
+    def usual(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids with the unknown category for those that are not known."""
+        return torch.where(self._all[ids + self._offsets], ids, UNKNOWN)
+
+    def new(self, parts: Iterator[dict[str, torch.Tensor]]) -> torch.Tensor:
+        """The share of each column's ids in some rows that are not known, float32 [columns]; a list's are one."""
+        found = torch.zeros(len(self.fields), 2)
+        for part in parts:
+            for number, (each, known) in enumerate(zip(self.fields, self.known, strict=True)):
+                ids = part["ids"][:, each.start : each.start + each.width].long()
+                ids = ids[ids != each.last] if each.is_list else ids
+                found[number] += torch.tensor([float((~known[ids]).sum()), ids.numel()])
+        shares = found[:, 0] / found[:, 1].clamp_min(1)
+        return shares.repeat_interleave(torch.tensor([each.width for each in self.fields], dtype=torch.long))
+
+    def forget(self, ids: torch.Tensor, shares: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+        """`usual` ids, of each column a share, drawn at random, unknown. shares: float32 [columns]."""
+        drawn = torch.rand(ids.shape, generator=random) < shares
+        return torch.where(drawn & (ids != self._padding), UNKNOWN, self.usual(ids))
+
+    @torch.no_grad()
+    def settle(self, model: nn.Module) -> None:
+        """Give the rows of all that is not known the unknown category's weights. In place."""
+        for module in model.modules():
+            if isinstance(module, Embeddings):
+                for number, each in enumerate(module.fields):
+                    table = module.table(number)
+                    table[~self.known[self.fields.index(each)]] = table[UNKNOWN].clone()
+                module.clear()

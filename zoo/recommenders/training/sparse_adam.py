@@ -1,0 +1,120 @@
+"""Large tables in training: a step reads and writes the rows of its batch alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from zoo.training.runs import Processes
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's
+GROWTH = 1 / math.sqrt(BETA2)  # of the learning rate of an idle row, a step
+RATIO = BETA1 * GROWTH  # of an idle row's steps, one to the next
+LONG = 40.0  # logarithm of a growth beyond which nothing is left to shrink
+PART = 1 << 16  # rows settled at once
+
+
+class LazyRows:
+    """A table trained by Adam of the rows of each batch, in time that does not grow with the table.
+
+    What dense steps would have done to a row since the last one that it was in is made up for in closed form when it is
+    in one again, and for all rows by `settle`: Adam's steps without a gradient, m beta1^j / sqrt(v beta2^j), are a
+    geometric series; the Gaussian prior shrinks the distance from where it pulls to by the factor
+    exp(-lr strength sum_j 1 / sqrt(v beta2^j)), its steps at Adam's rates; the running average takes the weight that
+    comes of it. Other than in dense steps the prior is no part of the moments.
+
+    weight: [rows, size]. strength: of the prior, see `Trainer`. ema: momentum of the average. padding: rows without a
+    gradient. `start`, where the prior pulls to, is a table or one number, `average` a table.
+    """
+
+    def __init__(
+        self, weight: nn.Parameter, learning_rate: float, strength: float, ema: float, padding: Sequence[int]
+    ) -> None:
+        self.weight, self.learning_rate, self.strength, self.ema = weight, learning_rate, strength, ema
+        self.padding = torch.tensor(padding, dtype=torch.int64)
+        self.first, self.second = torch.zeros_like(weight).detach(), torch.zeros_like(weight).detach()
+        self.settled = torch.zeros(len(weight), dtype=torch.int64)  # the step that a row is made up to
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint must hold."""
+        return {"first": self.first, "second": self.second, "settled": self.settled}
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go back to `state`."""
+        self.first, self.second, self.settled = (state[name].clone() for name in ("first", "second", "settled"))
+
+    @torch.no_grad()
+    def step(self, number: int, start: torch.Tensor, average: torch.Tensor, group: Processes) -> None:
+        """Step `number`, from 1 on, by the sum of the sparse gradients of all processes."""
+        rows, values = self._gradient(group)
+        self._rest(rows, number - 1, start, average)
+        first = self.first[rows].lerp(values, 1 - BETA1)
+        second = (self.second[rows] * BETA2).addcmul(values, values, value=1 - BETA2)
+        rate = self._rate(second, 1 - BETA2**number)
+        held = start[rows] if start.ndim else start
+        weight = self._pulled(self.weight[rows] - rate * first / (1 - BETA1**number), held, rate)
+        keep = min(self.ema, (1 + number) / (10 + number))
+        average[rows] = weight.lerp(average[rows], keep)
+        self.weight[rows], self.first[rows], self.second[rows] = weight, first, second
+        self.settled[rows] = number
+
+    @torch.no_grad()
+    def settle(self, number: int, start: torch.Tensor, average: torch.Tensor) -> None:
+        """Make up for all steps up to `number`, for all rows."""
+        for begin in range(0, len(self.weight), PART):
+            self._rest(torch.arange(begin, min(begin + PART, len(self.weight))), number, start, average)
+
+    def _gradient(self, group: Processes) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows that have a gradient, [n], and these, [n, size]."""
+        gradient, self.weight.grad = self.weight.grad, None
+        if gradient is None:
+            nowhere = torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, self.weight.shape[1])
+            gradient = torch.sparse_coo_tensor(*nowhere, self.weight.shape, check_invariants=False)
+        gradient = gradient.coalesce()
+        if group.count > 1:
+            distributed.all_reduce(gradient)
+            gradient = gradient.coalesce()
+        rows, values = gradient.indices()[0], gradient.values()
+        chosen = ~torch.isin(rows, self.padding)
+        return rows[chosen], values[chosen]
+
+    def _rate(self, second: torch.Tensor, correction: Any) -> torch.Tensor:
+        """Adam's learning rate of each entry."""
+        rate: torch.Tensor = self.learning_rate / ((second / correction).sqrt() + EPSILON)
+        return rate
+
+    def _pulled(self, weight: torch.Tensor, to: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
+        """Weights after the prior's steps at a rate, or at the sum of several; to: where it pulls to."""
+        return to + (weight - to) * torch.exp(-self.strength * rate)
+
+    def _rest(self, rows: torch.Tensor, number: int, start: torch.Tensor, average: torch.Tensor) -> None:
+        """Make up for the steps of these rows up to `number`, none of which they were in."""
+        rows = rows[self.settled[rows] < number]
+        if not len(rows):
+            return
+        before = self.settled[rows][:, None]
+        steps, at = (number - before).float(), before.clamp(min=1).float()
+        first, second = self.first[rows], self.second[rows]
+        rate = self._rate(second, 1 - BETA2**at)
+        moved = RATIO * (1 - RATIO**steps) / (1 - RATIO) / (1 - BETA1**at)
+        grown = torch.expm1((steps * math.log(GROWTH)).clamp(max=LONG)) * GROWTH / (GROWTH - 1)
+        held = start[rows] if start.ndim else start
+        weight = self._pulled(self.weight[rows] - rate * first * moved, held, rate * grown)
+        share = torch.exp(_kept(torch.tensor(number), self.ema) - _kept(before, self.ema)).float()
+        average[rows] = weight + (average[rows] - weight) * share
+        self.weight[rows], self.first[rows], self.second[rows] = weight, first * BETA1**steps, second * BETA2**steps
+        self.settled[rows] = number
+
+
+def _kept(step: torch.Tensor, ema: float) -> torch.Tensor:
+    """log prod_i<=step min(ema, (1 + i) / (10 + i)), what an average still holds of the first weights, float64; for an
+    ema of 0, which holds nothing, far below 0.
+    """
+    switch = max(math.ceil((10 * ema - 1) / (1 - ema)), 1) - 1  # up to there the second one is less
+    early = step.clamp(max=switch).double()
+    found = math.lgamma(11) + torch.lgamma(early + 2) - torch.lgamma(early + 11)
+    return found + (step - switch).clamp(min=0) * math.log(max(ema, 1e-9))

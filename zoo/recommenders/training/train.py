@@ -1,0 +1,397 @@
+"""Train a recommender in torch on any click log: early stopping on the log's last rows, then once more on all of them.
+
+torch, because the tables of a log are its own: one parameter for all of them, whose rows a step reads, decays and
+averages in a few calls.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from pipelines.core.console import console
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import read_json, replacing, sha256, write_json
+from pipelines.core.plain import from_plain, to_plain
+from pipelines.core.progress import progress, silent
+from pipelines.graph import edit, io
+from pipelines.models.hub import CARD
+from pipelines.quantization.training.qat import freeze_ranges
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.data.logs import open_logs
+from zoo.recommenders.data.schema import Column, Schema
+from zoo.recommenders.data.schema_inference import infer
+from zoo.recommenders.metrics import EPSILON, click_metrics, logloss
+from zoo.recommenders.models.layers import Embeddings
+from zoo.recommenders.training import qat
+from zoo.recommenders.training.distillation import Source, Teacher
+from zoo.recommenders.training.row_store import Categories, Store
+from zoo.recommenders.training.trainer import TrainConfig, Trainer
+from zoo.training.runs import QAT_FROZEN, fill, load_checkpoint, plot_curves, processes, require_output, save_weights
+
+MODEL, STATE = "model.pt", "checkpoint/state.pt"
+CALIBRATION_ROWS = 4096
+MOST_NEW = 0.9  # of a column's categories that training replaces: a column of new values alone teaches nothing
+
+Build = Callable[[Features, Any], nn.Module]
+
+
+def for_finetuning(config: TrainConfig) -> Any:
+    """The recipe for going on from trained weights: small steps."""
+    return replace(config, learning_rate=config.learning_rate / 10, unknown=0.0, l2_embeddings=config.l2_embeddings[:1])
+
+
+def train(
+    build: Build,
+    data: Any,
+    output: str | Path,
+    *,
+    config: TrainConfig,
+    resume: bool = False,
+    start_from: str | Path | None = None,
+    on_error: str = "raise",
+    schema: str | Path | Schema | None = None,
+    label: str | None = None,
+) -> dict[str, Any]:
+    """Train on the labelled rows of a log (see `Features.read`) in time order; returns {"auc", "logloss", "accuracy"}
+    on the held-out last ones.
+
+    build: the untrained network of a log's features and the settings. schema: what the columns are; None: inferred,
+    with `label` as the column to predict. `output` gets model.pt (the averaged weights), schema.json, train.json (with
+    the features), learning_curve.png, calibration.npz (`CALIBRATION_ROWS` training rows, encoded) and, after every
+    epoch, checkpoint/state.pt, from which `resume` goes on to the same result. One seed gives the same weights on one
+    machine with one number of processes. `start_from` is a model folder whose weights, schema and sizes are taken over.
+    With `refit`, metrics and history are those of the search: the final model has seen the held-out rows. Under
+    torchrun every process calls this alike; batch_size is that of all together, and process 0 alone writes. Raises
+    RequestError for unusable data, an output folder in use, or a checkpoint of another run.
+    """
+    output = Path(output)
+    with processes() as group:
+        require_output(output, STATE, resume)
+        about = about_of(Path(start_from)) if start_from else {}
+        if about:
+            sizes = from_plain({name: about["config"][name] for name in _sizes(config) if name in about["config"]})
+            for name, size in sizes.items():
+                if (given := getattr(config, name)) not in (getattr(type(config)(), name), size):
+                    raise RequestError(
+                        f"found {name} {given}, but fine-tuning keeps the sizes of the model ({size}); leave it out"
+                    )
+            config = replace(config, **sizes)
+        features = Features.from_json(about["features"]) if about else Features(_schema(data, schema, label, on_error))
+        if not features.schema.of("label"):
+            raise RequestError("the schema has no column of the kind label; training predicts one of 0 and 1")
+        if not features.fields:
+            raise RequestError(
+                "found numbers alone, wanted a category or a list of them to learn embeddings of; give one such as an "
+                'id or a code "kind": "category" (zoo schema LOG -o schema.json, then --schema schema.json)'
+            )
+        torch.manual_seed(config.seed)
+        start = sha256(Path(start_from) / "fp32.onnx") if start_from else None
+        rounding = None
+        if config.qat:
+            config = qat.settled(config, start, group.count)
+            rounding = qat.rounding(start_from, features)
+        store = Store(features, data, on_error, output)
+        if not start_from:  # whose columns were chosen by another log
+            store.require_values(features, data)
+        settings = to_plain(config)
+        run = {"config": settings, "data": store.digest, "start": start}
+        split = store.split(config.held_out)
+        for name, first, last in (("first", 0, split), ("last", split, len(store))):
+            classes = np.unique(np.concatenate([part["label"].numpy() for part in store.parts(first, last)]))
+            if len(classes) < 2:
+                raise RequestError(
+                    f"found only label {classes[0]:.0f} in the {name} {last - first:,} rows, wanted both 0 and 1"
+                )
+
+        known = Categories(features, store, split, config.min_count)
+        shares = known.new(store.parts(split, len(store))).clamp(config.unknown, MOST_NEW)
+
+        told: list[str] = []
+        teacher = None
+        if config.teacher:
+            source = Source(data, on_error, output)
+            teacher = Teacher(config.teacher, features.to_json(), config.distillation, source)
+
+        def fresh(rows: int, l2: float) -> Trainer:
+            torch.manual_seed(config.seed)
+            model = build(features, config)
+            if start_from:
+                fill(model, weights_of(model, Path(start_from) / "fp32.onnx"), start_from)
+            model = model if rounding is None else rounding.prepare(model)
+            trainer = Trainer(model, replace(config, l2_embeddings=(l2,)), rows, group)
+            if start_from:
+                trainer.hold()
+            if trainer.lazy and not told and group.rank == 0:
+                heights = ", ".join(f"{len(each.weight):,}" for each in trainer.lazy.values())
+                told.append(f"tables of {heights} rows: a step changes the rows of its batch alone")
+                console.print(told[0], highlight=False, soft_wrap=True)
+            return trainer
+
+        saved = load_checkpoint(output / STATE, run) if resume else None
+        beginning: dict[str, Any] = {"run": run, "phase": "search", "trial": 0, "winner": {}}
+        state: dict[str, Any] = saved or {**beginning, **_fresh_trial()}
+        state.setdefault("began", time.time())
+        if state["phase"] == "search":
+            trainer = _search(state, output, store, split, features, config, fresh, shares, teacher)
+            if config.refit:
+                state |= {"phase": "refit", "epoch": 0, "trainer": None}
+        if state["phase"] == "refit":
+            best = state["winner"]
+            to = len(store), best["epoch"]
+            trainer = _fit(state, output, store, *to, features, config, fresh, best["l2"], shares, teacher)
+        used = len(store) if config.refit else split
+        metrics = {name: state["winner"][name] for name in ("auc", "logloss", "accuracy")}
+        if group.rank == 0:
+            if not config.refit:
+                trainer.take(state["winner"]["weights"])
+            record = {
+                "config": settings,
+                "features": features.to_json(),
+                "metrics": metrics,
+                "rows": {"train": split, "held_out": len(store) - split, "final": used, "left_out": store.errors.total},
+                "epochs": state["winner"]["epoch"],
+                "l2_embeddings": state["winner"]["l2"],
+                "history": state["winner"]["history"],
+                "seconds": round(time.time() - state["began"], 1),
+                "processes": group.count,
+            }
+            categories = Categories(features, store, used, config.min_count)
+            _write(output, data, trainer, categories, store, used, record)
+            if rounding is not None:
+                rounding.save_ranges(trainer.model, output)
+        group.same(None)  # the others wait for the files
+    return metrics
+
+
+def about_of(folder: Path) -> dict[str, Any]:
+    """{"config", "features"} of a model, trained here or shipped without its checkpoint."""
+    if (folder / "train.json").is_file():
+        return read_json(folder / "train.json")  # type: ignore[no-any-return]
+    card = read_json(folder / CARD)
+    try:
+        return {"config": card["training"]["config"], "features": card["preprocessing"]}
+    except (KeyError, TypeError) as error:
+        raise RequestError(f"{folder} does not say how it was trained; start from one that zoo train made") from error
+
+
+def weights_of(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
+    """The weights of `model` out of the graph that `export` made of it; what only training needs stays as it is."""
+    graph = io.load(path)
+    edit.expand_fp16(graph)
+    found = {name: each.const_value for name, each in graph.graph.initializers.items()}
+    arrays = {name: torch.from_numpy(each.numpy().copy()) for name, each in found.items() if each is not None}
+    state = {name: each for name, each in model.state_dict().items() if not name.endswith((".weight", ".bias"))}
+    for path_of, module in model.named_modules():
+        if isinstance(module, Embeddings):
+            names = [f"{path_of}.{each.name}.table" for each in module.fields]
+            if all(name in arrays for name in names):
+                state[f"{path_of}.weight"] = torch.cat([arrays[name] for name in names])
+        elif isinstance(module, nn.Linear):
+            state |= {name: arrays[name] for kind in ("weight", "bias") if (name := f"{path_of}.{kind}") in arrays}
+    return state
+
+
+def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on_error: str) -> Schema:
+    """The schema given, with another label if one is named, or the one inferred from the first source."""
+    if schema is None:
+        found = infer(open_logs(data)[0], label, on_error)
+        labels = ", ".join(each.name for each in found.of("label"))
+        ignored = ", ".join(f"{each.name} ({each.why})" for each in found.of("ignored"))
+        held = ", ".join(each.name for each in found.of("timestamp")) or "their order"
+        kinds = ", ".join(f"{len(found.of(kind))} {kind}" for kind in ("number", "category", "categories"))
+        kinds += f"; ignored: {ignored}" if ignored else ""
+        console.print(
+            f"schema inferred from {found.rows:,} rows: predicts {labels} from {kinds}; the last rows by {held} are "
+            "held out (zoo schema shows it, --schema takes an edited one)",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return found
+    found = schema if isinstance(schema, Schema) else Schema.load(schema)
+    if label is None:
+        return found
+    if label not in {each.name for each in found.columns}:
+        names = ", ".join(each.name for each in found.columns)
+        raise RequestError(f"the schema has no column {label!r}; its columns are {names}")
+    columns = [
+        Column(label, "label", each.distinct, each.missing)
+        if each.name == label
+        else (replace(each, kind="ignored", encoding={}) if each.kind == "label" else each)
+        for each in found.columns
+    ]
+    return replace(found, columns=tuple(columns))
+
+
+def _sizes(config: Any) -> list[str]:
+    """The settings that a model's weights are bound to: those that the shared recipe does not have, and two of it."""
+    return ["embedding_size", "hidden", *(asdict(config).keys() - asdict(TrainConfig()).keys())]
+
+
+def shifted_logloss(labels: NDArray[Any], probabilities: NDArray[np.float64]) -> float:
+    """The LogLoss after all logits are shifted by one number, so that as many clicks are expected as there are.
+
+    By how much clicks became more or fewer since training says nothing of a model. labels, probabilities: [n].
+    """
+    inside = np.clip(probabilities, EPSILON, 1 - EPSILON)
+    logits = np.log(inside) - np.log1p(-inside)
+    shift = 0.0
+    for _ in range(20):  # Newton's steps
+        p = 1 / (1 + np.exp(-(logits + shift)))
+        shift += float((labels - p).sum() / max((p * (1 - p)).sum(), EPSILON))
+    return logloss(labels, 1 / (1 + np.exp(-(logits + shift))))
+
+
+def _is_done(state: Mapping[str, Any], config: TrainConfig) -> bool:
+    """Whether a trial of the search has no new best any more, or is well behind an earlier trial."""
+    best, winner, epoch = state["best"], state["winner"], state["epoch"]
+    if not best:
+        return False
+    behind = winner and best["auc"] <= winner["auc"] and epoch >= 2 * winner["epoch"] + config.patience
+    return bool(behind) or epoch - best["epoch"] >= config.patience
+
+
+def _fresh_trial() -> dict[str, Any]:
+    return {"epoch": 0, "trainer": None, "best": {}, "history": []}
+
+
+def _search(
+    state: dict[str, Any],
+    output: Path,
+    store: Store,
+    split: int,
+    features: Features,
+    config: TrainConfig,
+    fresh: Callable[[int, float], Trainer],
+    shares: torch.Tensor,
+    teacher: Teacher | None,
+) -> Trainer:
+    """Try each of `l2_embeddings`, as long as it ranks better than the one before; the best is state["winner"].
+
+    A weaker prior is surer of itself, which a LogLoss takes amiss before it has lost any order: AUC compares trials.
+    """
+    while True:
+        l2 = config.l2_embeddings[state["trial"]]
+        trainer = _fit(state, output, store, split, config.epochs, features, config, fresh, l2, shares, teacher)
+        best, winner = state["best"], state["winner"]
+        better = not winner or best["auc"] > winner["auc"] + config.min_delta
+        if better:
+            kept = {"l2": l2, "weights": state["best_weights"], "history": state["history"]}
+            state["winner"] = {**best, **kept}
+        state["trial"] += 1
+        if not better or state["trial"] == len(config.l2_embeddings):
+            return trainer
+        state |= _fresh_trial()
+
+
+def _fit(
+    state: dict[str, Any],
+    output: Path,
+    store: Store,
+    rows: int,
+    epochs: int,
+    features: Features,
+    config: TrainConfig,
+    fresh: Callable[[int, float], Trainer],
+    l2: float,
+    shares: torch.Tensor,
+    teacher: Teacher | None,
+) -> Trainer:
+    """Train on the first `rows` rows up to epoch `epochs`; in the search, judge each by the rows after them, note the
+    best and stop early.
+    """
+    trainer = fresh(rows, l2)
+    search, group = state["phase"] == "search", trainer.group
+    categories = Categories(features, store, rows, config.min_count)
+    if state.get("trainer"):
+        trainer.restore(state["trainer"])
+    while state["epoch"] < epochs:
+        if search and _is_done(state, config):
+            break
+        epoch = state["epoch"] + 1
+        order = np.random.default_rng([config.seed, epoch]).permutation(rows)
+        random = torch.Generator().manual_seed(config.seed * 1000 + epoch)
+        torch.manual_seed(config.seed * 1000 + epoch + group.rank)  # for dropout
+        loss = seen = 0.0
+        shown = progress if group.rank == 0 else silent
+        with shown(f"{state['phase']}: epoch {epoch} of {epochs}", rows) as advance:
+            for begin in range(0, rows, config.batch_size):
+                places = order[begin : begin + config.batch_size]
+                batch = store.rows(places)
+                total = max(float(batch["weight"].sum()), 1e-12)
+                if teacher is not None:
+                    arrays = {name: each.numpy() for name, each in batch.items()}
+                    batch["label"] = torch.from_numpy(teacher.labels(arrays, arrays["label"], places))
+                batch["ids"] = categories.forget(batch["ids"], shares, random)
+                if config.qat and trainer.steps >= (1 - QAT_FROZEN) * epochs * math.ceil(rows / config.batch_size):
+                    freeze_ranges(trainer.model)
+                mine = slice(group.rank, None, group.count)
+                loss += trainer.step({name: each[mine] for name, each in batch.items()}, total)
+                seen += total
+                advance(len(batch["label"]))
+        if not math.isfinite(loss):
+            raise ZooError(f"training diverged in epoch {epoch}; train again with a lower learning_rate")
+        kind = f", l2_embeddings {l2:g}" if search and len(config.l2_embeddings) > 1 else ""
+        line = f"{state['phase']}{kind}: epoch {epoch}/{epochs}  loss {loss / seen:.4f}"
+        if search:
+            scores, labels = trainer.predict(store.parts(rows, len(store)), categories)
+            found = {**click_metrics(labels, scores), "shifted": shifted_logloss(labels, scores)}
+            state["history"].append({"epoch": epoch, "train_logloss": loss / seen, **found})
+            if not state["best"] or found["shifted"] < state["best"]["shifted"] - config.min_delta:
+                state["best"] = {"epoch": epoch, **found}
+                state["best_weights"] = trainer.kept()
+            line += f"  held out {found['logloss']:.4f}  AUC {found['auc']:.4f}"
+        state |= {"epoch": epoch, "trainer": trainer.state()}
+        if group.rank == 0:
+            with replacing(output / STATE) as temporary:
+                torch.save(state, temporary)
+            console.print(line, highlight=False, soft_wrap=True)
+        group.checkpointed(output)
+    return trainer
+
+
+def _write(
+    output: Path,
+    data: Any,
+    trainer: Trainer,
+    categories: Categories,
+    store: Store,
+    used: int,
+    record: dict[str, Any],
+) -> None:
+    """Everything but the checkpoint."""
+    features = Features.from_json(record["features"])
+    chosen = np.sort(np.random.default_rng(record["config"]["seed"]).permutation(used)[:CALIBRATION_ROWS])
+    rows = store.rows(chosen)
+    samples: dict[str, Any] = {name: rows[name].numpy() for name in features.inputs}
+    trainer._set(trainer.average)
+    categories.settle(trainer.model)
+    trained = trainer.model
+    save_weights(output / MODEL, qat.weights(trained) if record["config"]["qat"] else trained.state_dict())
+    with replacing(output / "calibration.npz") as temporary:
+        np.savez(temporary, **samples)
+    features.schema.save(output / "schema.json")
+    loss, auc = (
+        {"train_logloss": ("training", "C0--"), "logloss": ("held out", "C0-")},
+        {"auc": ("AUC, held out", "C1-")},
+    )
+    plot_curves(output / "learning_curve.png", record["history"], loss, auc, ("LogLoss", "AUC"), record["epochs"])
+    sources = [data] if isinstance(data, str | os.PathLike) else data
+    names = [Path(each) for each in sources if isinstance(each, str | os.PathLike)]
+    about = {
+        "seed": record["config"]["seed"],
+        "data": [{"file": path.name, "sha256": sha256(path)} for path in names if path.is_file()],
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+    }
+    write_json(output / "train.json", record | about)

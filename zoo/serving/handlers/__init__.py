@@ -1,0 +1,1 @@
+"""Request handlers, one a task: rows, images, translations and texts."""

@@ -1,0 +1,1 @@
+"""HTTP: servers, routing, requests and responses, static files and the access log."""

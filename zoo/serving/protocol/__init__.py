@@ -1,0 +1,1 @@
+"""Request and response bodies: Open Inference Protocol, content types and encodings, OpenAPI."""

@@ -1,0 +1,1 @@
+"""Worker processes: dispatch, fork server, channels and model loading."""

@@ -1,0 +1,1 @@
+"""Texts and pairs of texts from files, tokenization, and files of embeddings."""

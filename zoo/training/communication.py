@@ -1,0 +1,211 @@
+"""How processes that train together exchange gradients: the options of torch's DistributedDataParallel (Li et al. 2020,
+"PyTorch Distributed"), and which are quickest on these machines, by timing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+import logging
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed, nn
+from torch.distributed import ProcessGroupGloo
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from pipelines.core import machine, settings
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json, write_json
+from zoo.training.runs import Processes
+
+logger = logging.getLogger(__name__)
+
+TRIED: dict[str, tuple[Any, ...]] = {  # in this order: what saves most first
+    "hook": ("bf16", "fp16"),
+    "bucket_cap_mb": (1.0, 4.0, 100.0),
+    "threads": (1, 4),
+    "gradient_as_bucket_view": (True, False),
+    "static_graph": (True,),
+}
+WARM, ROUNDS, FINAL = (
+    3,
+    5,
+    9,
+)  # steps before timing (the second step of DistributedDataParallel orders its buckets anew)
+SECONDS = 120.0  # of the search, then the best so far is compared with the start
+LEAST = 0.02  # of a step's time, that is worth another way
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Options of the exchange; those of torch's DistributedDataParallel by their own names.
+
+    bucket_cap_mb: MB of gradients that are summed at once. hook: the type that gradients travel in ("": their own), or
+    powersgd: their approximation by rank 2 (Vogels et al. 2019), all at once, since gloo mixes up the sums of several
+    buckets; no search tries it, for no checkpoint keeps its remainder. threads: of gloo.
+    """
+
+    hook: str = ""
+    bucket_cap_mb: float = 25.0
+    threads: int = 2
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+
+    def wrap(self, model: nn.Module, group: Processes) -> DistributedDataParallel:
+        """The model, whose backward pass exchanges gradients so. To be called by all processes."""
+        gloo = group.device.type == "cpu" and self.threads != Communication.threads
+        wrapped = DistributedDataParallel(
+            model,
+            [group.device] if group.device.type == "cuda" else None,
+            process_group=_with_threads(self.threads, distributed.group.WORLD) if gloo else None,
+            bucket_cap_mb=1 << 12 if self.hook == "powersgd" else self.bucket_cap_mb,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            static_graph=self.static_graph,
+        )
+        if self.hook == "powersgd":
+            state = powerSGD_hook.PowerSGDState(wrapped.process_group, 2, start_powerSGD_iter=2)
+            wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif self.hook:
+            hook = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}[self.hook]
+            # by its own name torch's bf16 hook is refused wherever nccl is not, though gloo adds bf16 as well
+            wrapped.register_comm_hook(wrapped.process_group, lambda group, bucket: hook(group, bucket))
+        return wrapped
+
+
+def exchanging(model: nn.Module, now: bool) -> contextlib.AbstractContextManager[None]:
+    """Backward passes under it exchange gradients, or where not `now` keep them for one that does."""
+    if now or not isinstance(model, DistributedDataParallel):
+        return contextlib.nullcontext()
+    return model.no_sync()
+
+
+@functools.cache
+def _with_threads(threads: int, world: Any) -> Any:
+    """One group of all processes for each number of gloo's threads, as long as these are joined."""
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._threads = threads
+    return distributed.new_group(backend="gloo", pg_options=options)
+
+
+def tuned(
+    model: nn.Module,
+    group: Processes,
+    step: Callable[[nn.Module], None],
+    start: Communication,
+    *,
+    about: str,
+    whole: bool = True,
+) -> dict[str, Any]:
+    """Find the quickest communication for a model on the machines that train it, or remember what was found there
+    before; all processes agree.
+
+    step: a forward and a backward pass of the model it is given. start: what is used unless another is quicker by more
+    than noise, timed in turns. about: what else a step's time depends on (batch, precision), for remembering. whole:
+    every step is exchanged, so that the graph is static. Returns {"communication": options, "speedup": step's time
+    before over after, "share": of a step's time before, after, that the exchange takes, "tried": every comparison}.
+    """
+    own = {"cpu": machine.fingerprint(), "host": platform.node(), "threads": torch.get_num_threads()}
+    everyone: list[Any] = [None] * group.count
+    distributed.all_gather_object(everyone, own)
+    sizes = [tuple(each.shape) for each in model.parameters() if each.requires_grad]
+    key = hashlib.sha256(repr((sizes, everyone, about, asdict(start), TRIED)).encode()).hexdigest()[:16]
+    path = settings.home() / "communication" / f"{key}.json"
+    try:
+        known = read_json(path) if group.rank == 0 and path.is_file() else None
+    except (OSError, RequestError):
+        known = None
+    if (known := group.same(known)) is not None:
+        return dict(known)
+    found = _searched(model, group, step, start, whole)
+    if group.rank == 0:
+        logger.info("gradients: %s, %.2fx as fast", found["communication"], found["speedup"])
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, found)
+        except OSError as error:
+            logger.warning("cannot remember how gradients are exchanged: %s", error)
+    return found
+
+
+def _searched(
+    model: nn.Module, group: Processes, step: Callable[[nn.Module], None], start: Communication, whole: bool
+) -> dict[str, Any]:
+    best, tried, begin = start, [], time.monotonic()
+    for name, values in TRIED.items():
+        for value in values:
+            if getattr(best, name) == value or (name == "static_graph" and not whole):
+                continue
+            if not group.same(time.monotonic() - begin < SECONDS):
+                break
+            other = replace(best, **{name: value})
+            gain, noise = compared(model, group, step, best, other, ROUNDS)
+            tried.append({"option": name, "value": value, "speedup": round(gain, 3), "noise": round(noise, 3)})
+            if gain > 1 + max(noise, LEAST):
+                best = other
+    gain = 1.0
+    if best != start:
+        gain, noise = compared(model, group, step, start, best, FINAL)
+        tried.append({"option": "all", "value": asdict(best), "speedup": round(gain, 3), "noise": round(noise, 3)})
+        if gain <= 1 + max(noise, LEAST):
+            best, gain = start, 1.0
+    shares = [round(share(model, group, step, each), 3) for each in (start, best)]
+    return {"communication": asdict(best), "speedup": round(gain, 3), "share": shares, "tried": tried}
+
+
+def compared(
+    model: nn.Module,
+    group: Processes,
+    step: Callable[[nn.Module], None],
+    one: Communication,
+    other: Communication,
+    rounds: int,
+) -> tuple[float, float]:
+    """(the time of a step with `one` over that with `other`, its noise: of the median, from the spread of both), in
+    turns on copies of the model; of the slowest process.
+    """
+    wrapped = [each.wrap(copy.deepcopy(model), group) for each in (one, other)]
+    for each in wrapped:
+        for _ in range(WARM):
+            step(each)
+    times = np.array([[step_seconds(group, step, each) for each in wrapped] for _ in range(rounds)])
+    medians = np.median(times, axis=0)
+    spread = 1.4826 * np.median(np.abs(times - medians), axis=0) / medians  # of a normal distribution, by its median
+    return float(medians[0] / medians[1]), float(np.sqrt((spread**2).sum() * np.pi / 2 / rounds))
+
+
+def share(
+    model: nn.Module, group: Processes, step: Callable[[nn.Module], None], way: Communication, rounds: int = ROUNDS
+) -> float:
+    """The part of a step's time that the exchange takes: what is saved without it, in turns."""
+    wrapped = replace(way, static_graph=False).wrap(copy.deepcopy(model), group)
+    times = []
+    for turn in range(WARM + rounds):
+        whole = step_seconds(group, step, wrapped)
+        with wrapped.no_sync():
+            alone = step_seconds(group, step, wrapped)
+        wrapped.zero_grad(set_to_none=True)
+        if turn >= WARM:
+            times.append((whole, alone))
+    whole, alone = np.median(np.array(times), axis=0)
+    return float(max(0.0, 1 - alone / whole))
+
+
+def step_seconds(group: Processes, step: Callable[[nn.Module], None], model: nn.Module) -> float:
+    """Of one step, by the slowest process."""
+    distributed.barrier()
+    start = time.perf_counter()
+    step(model)
+    if group.device.type == "cuda":
+        torch.cuda.synchronize()
+    taken = torch.tensor(time.perf_counter() - start, dtype=torch.float64, device=group.device)
+    distributed.all_reduce(taken, distributed.ReduceOp.MAX)
+    return float(taken)

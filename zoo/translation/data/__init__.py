@@ -1,0 +1,1 @@
+"""Parallel text and vocabularies: files read line by line, cleaned, tokenized and batched."""

@@ -1,0 +1,345 @@
+"""Parallel text: cleaned, cut into pieces of words, and batched by tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError, ZooError
+from zoo.translation.data.text_files import Faults, Pair, read_pairs, sources
+
+PAD, UNKNOWN, START, END = 0, 1, 2, 3  # of every vocabulary
+POSITIONS = 512  # tokens of a sentence, at most
+VOCABULARY = "vocabulary.model"
+SAMPLED = 1_000_000  # sentences, at most, that a vocabulary is trained on
+
+Tokens = NDArray[np.int32]
+
+
+# ------------------------------------------------------------------------------------------------------------ cleaning
+
+
+def tidy(text: str) -> str:
+    """`text` with single blanks between its words and none around it."""
+    return " ".join(text.split())
+
+
+def strange(text: str) -> str:
+    """What no sentence holds, "" where nothing: control characters, code points that are none."""
+    if text.isprintable():  # nearly all are, and this is quick
+        return ""
+    bad = next((each for each in text if unicodedata.category(each) in ("Cc", "Cs", "Cn", "Co")), None)
+    return "" if bad is None else f"holds the character U+{ord(bad):04X}"
+
+
+def clean(pairs: Iterable[Pair], faults: Faults) -> Iterator[Pair]:
+    """Tidied pairs without the empty ones, those with strange characters, and repetitions."""
+    seen: set[bytes] = set()
+    for source, target in ((tidy(a), tidy(b)) for a, b in pairs):
+        key = hashlib.blake2b(f"{source}\t{target}".encode(errors="surrogatepass"), digest_size=8).digest()
+        if not source or not target:
+            faults.add("empty")
+        elif strange(source) or strange(target):
+            faults.add("strange characters")
+        elif key in seen:
+            faults.add("repeated")
+        else:
+            seen.add(key)
+            yield source, target
+
+
+# ---------------------------------------------------------------------------------------------------------- vocabulary
+
+
+def learn_vocabulary(pairs: Sequence[Pair], size: int, seed: int) -> bytes:
+    """A sentencepiece model (unigram, Kudo 2018) for both languages, of at most `size` pieces; the same sentences give
+    the same bytes.
+
+    Raises RequestError where sentencepiece refuses.
+    """
+    import sentencepiece
+
+    chosen: Iterable[int] = range(len(pairs))
+    if 2 * len(pairs) > SAMPLED:
+        chosen = np.random.default_rng(seed).choice(len(pairs), SAMPLED // 2, replace=False).tolist()
+    written = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(text for i in chosen for text in pairs[i]),
+            model_writer=written,
+            model_type="unigram",
+            vocab_size=size,
+            hard_vocab_limit=False,
+            character_coverage=0.9999,
+            pad_id=PAD,
+            unk_id=UNKNOWN,
+            bos_id=START,
+            eos_id=END,
+            num_threads=1,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as error:
+        raise RequestError(
+            f"no vocabulary of {size} pieces can be made of these sentences ({' '.join(str(error).split())})"
+        ) from error
+    return written.getvalue()
+
+
+class Vocabulary:
+    """Text to tokens and back. content: what `learn_vocabulary` gave. Raises RequestError for anything else."""
+
+    def __init__(self, content: bytes, name: str | Path = VOCABULARY) -> None:
+        import sentencepiece
+
+        try:
+            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=content)
+        except RuntimeError as error:
+            raise RequestError(
+                f"{name} is no vocabulary of sentencepiece; train or download the model again"
+            ) from error
+        ids = [getattr(self._pieces, f"{each}_id")() for each in ("pad", "unk", "bos", "eos")]
+        if ids != [PAD, UNKNOWN, START, END]:
+            raise RequestError(
+                f"{name} has the ids {ids} for padding, unknown, start and end; wanted {[PAD, UNKNOWN, START, END]}"
+            )
+        self.content = content
+
+    @classmethod
+    def read(cls, path: Path) -> Vocabulary:
+        """Raises RequestError where the file is missing or no vocabulary."""
+        try:
+            return cls(path.read_bytes(), path)
+        except OSError as error:
+            raise RequestError(
+                f"cannot read {path}: {error.strerror or error}; train or download the model again"
+            ) from error
+
+    source_language = ""  # it has none to choose from
+    frame, prefix = 1, ()  # tokens around a source: its end; those that translations begin with
+
+    def __len__(self) -> int:
+        return int(self._pieces.get_piece_size())
+
+    @property
+    def sources(self) -> int:
+        """Tokens of a source are of the same table."""
+        return len(self)
+
+    def choose(self, source_language: str = "", target_language: str = "") -> Vocabulary:
+        """Itself. Raises RequestError where a language is given: there are none to choose from."""
+        if source_language or target_language:
+            raise RequestError(
+                f"found the language {source_language or target_language}; this model has none to choose from"
+            )
+        return self
+
+    @property
+    def pieces(self) -> list[str]:
+        """The text of every token, as sentencepiece writes it."""
+        return [str(self._pieces.id_to_piece(token)) for token in range(len(self))]
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """Tokens of every text, `END` last."""
+        return [
+            np.array([*self._pieces.encode(each), END], np.int32) for each in texts
+        ]  # a list makes threads, ten times as slow for one
+
+    source_pieces, encode_target = pieces, encode  # both languages are cut by one table
+
+    def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of tokens without start and end."""
+        return [str(self._pieces.decode(list(each))) for each in tokens]
+
+
+# ------------------------------------------------------------------------------------------------------------- batches
+
+
+@dataclass
+class Corpus:
+    """Pairs as tokens: int32, one behind the other; of sentence i those from starts[i] to starts[i + 1]."""
+
+    source: Tokens
+    target: Tokens
+    source_starts: NDArray[np.int64]
+    target_starts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.source_starts) - 1
+
+    def pair(self, index: int) -> tuple[Tokens, Tokens]:
+        """Source and target tokens of one pair, `END` last in each."""
+        (a, b), (c, d) = self.source_starts[index : index + 2], self.target_starts[index : index + 2]
+        return self.source[a:b], self.target[c:d]
+
+    @property
+    def lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tokens of every source and every target."""
+        return np.diff(self.source_starts), np.diff(self.target_starts)
+
+    @property
+    def digest(self) -> str:
+        """Hex SHA-256 of all tokens."""
+        return hashlib.sha256(b"".join(each.tobytes() for each in vars(self).values())).hexdigest()
+
+
+def corpus(
+    pairs: Sequence[Pair],
+    vocabulary: Vocabulary,
+    faults: Faults | None = None,
+    *,
+    max_length: int = 0,
+    max_ratio: float = 0.0,
+) -> tuple[Corpus, list[int]]:
+    """The pairs as tokens, and the indices of those that are kept.
+
+    Left out: pairs of more than `max_length` tokens on a side, or with more than `max_ratio` times as many on one side
+    as on the other, five more being allowed to each; 0 keeps all.
+    """
+    source, target = (vocabulary.encode([pair[side] for pair in pairs]) for side in (0, 1))
+    kept = []
+    for i, (a, b) in enumerate(zip(source, target, strict=True)):
+        if max_length and max(len(a), len(b)) > max_length:
+            reason = "too long"
+        elif max_ratio and max(len(a), len(b)) > max_ratio * min(len(a), len(b)) + 5:
+            reason = "lengths differ too much"
+        else:
+            kept.append(i)
+            continue
+        if faults is not None:
+            faults.add(reason)
+    return from_tokens([source[i] for i in kept], [target[i] for i in kept]), kept
+
+
+def from_tokens(source: Sequence[Tokens], target: Sequence[Tokens]) -> Corpus:
+    """A corpus of these sentences."""
+    joined = (np.concatenate([np.zeros(0, np.int32), *each]) for each in (source, target))
+    starts = (np.cumsum([0, *map(len, each)], dtype=np.int64) for each in (source, target))
+    return Corpus(*joined, *starts)
+
+
+def batches(data: Corpus, tokens: int, seed: Sequence[int] | None = None) -> list[NDArray[np.int64]]:
+    """Indices of pairs in batches of like lengths: a batch times its longest sentence, source or target, is at most
+    `tokens`, or one pair.
+
+    seed: pairs of the same lengths, and the batches, come in an order drawn by it; without one the order is always the
+    same.
+    """
+    random = np.random.default_rng(seed)
+    sources, targets = data.lengths
+    shuffled = np.arange(len(data)) if seed is None else random.permutation(len(data))
+    order = shuffled[np.lexsort((targets[shuffled], sources[shuffled]))]
+    found = by_tokens(np.maximum(sources, targets)[order].tolist(), tokens)
+    parts = [order[a:b] for a, b in found]
+    return parts if seed is None else [parts[i] for i in random.permutation(len(parts))]
+
+
+def by_tokens(lengths: Sequence[int], tokens: int, rows: int = 1 << 30) -> list[tuple[int, int]]:
+    """Cut sentences in the order given: (first, last + 1) of every batch with at most `rows` of them, and `tokens` in
+    all once padded.
+    """
+    found, first, longest = [], 0, 0
+    for i, length in enumerate(lengths):
+        longest = max(longest, length)
+        if i > first and (longest * (i + 1 - first) > tokens or i - first == rows):
+            found.append((first, i))
+            first, longest = i, length
+    return [*found, (first, len(lengths))] if len(lengths) else []
+
+
+def padded(sentences: Sequence[Sequence[int] | Tokens]) -> NDArray[np.int64]:
+    """int64 [n, longest], filled up with `PAD`."""
+    found = np.full((len(sentences), max(map(len, sentences))), PAD, np.int64)
+    for row, each in zip(found, sentences, strict=True):
+        row[: len(each)] = each
+    return found
+
+
+def decoder_samples(
+    sentences: Sequence[Sequence[int] | Tokens], translations: Sequence[Sequence[int]]
+) -> dict[str, NDArray[np.int64]]:
+    """What calibrates a decoder: {"source", "target"}: int64 [n, tokens], of every other sentence a part of its
+    translation.
+
+    A graph computes the logits of the last token alone: of whole translations all that is seen there would predict the
+    end.
+    """
+    random = np.random.default_rng(0)
+    parts = [each[: int(random.integers(len(each) + 1))] if i % 2 else each for i, each in enumerate(translations)]
+    return {"source": padded(sentences), "target": padded([[START, *part] for part in parts])}
+
+
+# ----------------------------------------------------------------------------------------------------------- the whole
+
+
+@dataclass
+class ParallelText:
+    """Tokens to train on, held-out pairs as text and tokens, the vocabulary, and what was left out."""
+
+    train: Corpus
+    held_out: Corpus
+    references: list[Pair]
+    vocabulary: Vocabulary
+    faults: Faults = field(default_factory=Faults)
+
+    @property
+    def digest(self) -> str:
+        """Hex SHA-256 of all that is trained and validated on."""
+        return hashlib.sha256(f"{self.train.digest}{self.held_out.digest}".encode()).hexdigest()
+
+
+def open_text(
+    data: Any,
+    vocabulary: Callable[[Sequence[Pair]], Vocabulary],
+    *,
+    languages: str,
+    swap: bool = False,
+    validation_data: str = "",
+    validation: int = 1000,
+    max_length: int = 128,
+    max_ratio: float = 3.0,
+    seed: int = 0,
+    on_error: str = "raise",
+) -> ParallelText:
+    """Read, clean and tokenize parallel text. vocabulary: makes or finds it for the pairs to train on.
+
+    swap: translate from the second column into the first. validation_data: what to hold out, else the data sets' own
+    splits for it, else `validation` pairs (a tenth of all, at most) drawn by `seed`. Raises RequestError where nothing
+    is left to train or to validate on.
+    """
+    if on_error not in ("raise", "skip"):
+        raise RequestError(f"on_error is {on_error!r}; wanted raise or skip")
+    faults = Faults()
+
+    def read(source: Any, held_out: bool) -> list[Pair]:
+        found = clean(read_pairs(source, languages, held_out=held_out, on_error=on_error, faults=faults), faults)
+        return [(b, a) for a, b in found] if swap else list(found)
+
+    pairs = read(data, False)
+    if validation_data:
+        references = read(validation_data, False)
+    else:
+        own = [each for each in sources(data) if not Path(each).is_file() and "," not in each]
+        references = read(own, True) if own else []
+        if not references:
+            drawn = np.random.default_rng(seed).choice(len(pairs), min(validation, len(pairs) // 10), replace=False)
+            references = [pairs[i] for i in sorted(drawn.tolist())]
+    held_out = set(references)
+    pairs = [each for each in pairs if each not in held_out]
+    if not pairs or not references:
+        raise RequestError(
+            f"found {len(pairs)} pairs to train on and {len(references)} to validate on; wanted some of each"
+        )
+    found = vocabulary(pairs)
+    train, _ = corpus(pairs, found, faults, max_length=max_length, max_ratio=max_ratio)
+    tested, kept = corpus(references, found, max_length=max_length)
+    if not len(train) or not kept:
+        raise ZooError(f"no pair is as short as {max_length} tokens; train with a greater max_length")
+    return ParallelText(train, tested, [references[i] for i in kept], found, faults)

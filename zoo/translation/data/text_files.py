@@ -1,0 +1,182 @@
+"""Parallel text as it lies in files: read line by line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import re
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import RequestError
+from zoo.training.runs import load_dataset
+
+HELD_OUT = ("validation", "val", "valid", "dev", "test")  # splits of a data set; of several the first is used
+SHOWN = 20  # faults that are told one by one
+
+Pair = tuple[str, str]
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+class Faults(Counter[str]):
+    """How many lines or pairs were left out, by reason; the first `SHOWN` are kept word for word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[str] = []
+
+    def add(self, reason: str, where: str = "") -> None:
+        """Count one."""
+        self[reason] += 1
+        if where and len(self.shown) < SHOWN:
+            self.shown.append(f"{where}: {reason}")
+
+
+def sources(data: Any) -> list[str]:
+    """The paths and hub ids in `data`, one or a list. Raises RequestError for none."""
+    names = [
+        os.fspath(each)
+        for each in (data if isinstance(data, list | tuple) else [data])
+        if isinstance(each, str | os.PathLike)
+    ]
+    if not names:
+        raise RequestError("found no parallel text; name it with --data: a file of source TAB target, or SOURCE,TARGET")
+    return names
+
+
+def read_pairs(
+    data: Any, languages: str = "", *, held_out: bool = False, on_error: str = "raise", faults: Faults | None = None
+) -> Iterator[Pair]:
+    """Yield (source, target) of every line, as they stand, without the line's end.
+
+    data: one source or a list: "SOURCE,TARGET" (two files with the same number of lines), a file of source TAB target
+    (what follows a second tab is left out), either of them plain or .gz, a .zip with such a file, a folder that
+    `datasets` wrote, or the hub id org/name of a data set with the columns of `languages` ("en-de"), or such keys in
+    its column "translation".
+    held_out: of a data set the split to validate or test on, instead of that to train on; other sources have no splits.
+    on_error: "raise" stops at the first line that is no pair of UTF-8 texts, "skip" counts it in `faults`.
+    Raises RequestError, with the line's number, for what cannot be read.
+    """
+    for source in sources(data):
+        for number, found in enumerate(_raw_pairs(source, languages, held_out), 1):
+            if isinstance(found, tuple):
+                yield found
+            elif on_error == "raise":
+                raise RequestError(
+                    f"{source}, line {number}: {found}; repair it, or leave such lines out with --on-error skip"
+                )
+            elif faults is not None:
+                faults.add(found, f"{source}, line {number}")
+
+
+def _raw_pairs(source: str, languages: str, held_out: bool) -> Iterator[Pair | str]:
+    """Pairs, and what is wrong where a line is none."""
+    path = Path(source)
+    if path.is_dir():
+        return _dataset(source, languages, held_out, lambda datasets: datasets.load_from_disk(source))
+    if path.is_file():
+        return _columns(path)
+    first, comma, second = source.partition(",")
+    if comma and Path(first).is_file() and Path(second).is_file():
+        return _side_by_side(Path(first), Path(second))
+    if _HUB_ID.fullmatch(source) and not source.startswith("."):
+        from pipelines.core.settings import offline
+
+        if offline():
+            raise RequestError(f"found no file {source}, and ZOO_OFFLINE forbids to look for it on the hub")
+        return _dataset(source, languages, held_out, lambda datasets: datasets.load_dataset(source))
+    raise RequestError(
+        f"found no {source}; wanted a file of source TAB target, two files SOURCE,TARGET, either of them plain or "
+        ".gz, a .zip, a folder "
+        "written by datasets, or the hub id org/name of a data set"
+    )
+
+
+def lines(file: Iterable[bytes], name: str | Path) -> Iterator[str | None]:
+    """The lines of a file of UTF-8, without their ends; None for one that is not. Only a line feed ends a line."""
+    try:
+        for number, line in enumerate(file):
+            try:
+                yield line.rstrip(b"\r\n").decode("utf-8-sig" if number == 0 else "utf-8")
+            except UnicodeDecodeError:
+                yield None
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise RequestError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def open_lines(path: Path) -> io.BufferedIOBase:
+    """The bytes of a file, unpacked where its name ends with .gz. Raises RequestError where it cannot be opened."""
+    try:
+        return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _columns(path: Path) -> Iterator[Pair | str]:
+    with closing(_table_in(path) if path.suffix == ".zip" else open_lines(path)) as file:
+        for line in lines(file, path):
+            if line is None:
+                yield "not UTF-8"
+            elif "\t" not in line:
+                yield "no TAB between source and target"
+            else:
+                source, target, *_ = line.split("\t")
+                yield source, target
+
+
+def _table_in(path: Path) -> Any:
+    """The one member of a .zip whose first line has a TAB."""
+    try:
+        archive = zipfile.ZipFile(path)
+        tables = [
+            name for name in archive.namelist() if not name.endswith("/") and b"\t" in archive.open(name).readline()
+        ]
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise RequestError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if len(tables) != 1:
+        raise RequestError(
+            f"found {len(tables)} files of source TAB target in {path}, wanted one; unpack it and name the file"
+        )
+    return archive.open(tables[0])
+
+
+def _side_by_side(first: Path, second: Path) -> Iterator[Pair | str]:
+    with closing(open_lines(first)) as one, closing(open_lines(second)) as other:
+        left, right = lines(one, first), lines(other, second)
+        nothing = object()
+        while True:
+            source, target = next(left, nothing), next(right, nothing)
+            if source is nothing and target is nothing:
+                return
+            if source is nothing or target is nothing:
+                raise RequestError(
+                    f"found another number of lines in {first} than in {second}; wanted translations line by line"
+                )
+            yield (source, target) if isinstance(source, str) and isinstance(target, str) else "not UTF-8"
+
+
+def _dataset(name: str, languages: str, held_out: bool, load: Callable[[Any], Any]) -> Iterator[Pair | str]:
+    dataset = load_dataset(name, load)
+    if isinstance(dataset, dict):
+        names = [each for each in (HELD_OUT if held_out else ("train",)) if each in dataset]
+        if not names:
+            return
+        dataset = dataset[names[0]]
+    elif held_out:
+        return
+    source, _, target = languages.partition("-")
+    for row in dataset:
+        texts = row.get("translation", row)
+        if not isinstance(texts.get(source), str) or not isinstance(texts.get(target), str):
+            raise RequestError(
+                f"found {', '.join(texts)} in {name}, wanted {languages or 'two languages'}; name them: --set "
+                "languages=en-de"
+            )
+        yield texts[source], texts[target]

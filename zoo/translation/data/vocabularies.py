@@ -1,0 +1,255 @@
+"""Vocabularies of other toolkits, behind the methods of `zoo.translation.data.parallel_text.Vocabulary`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.core.errors import RequestError
+from pipelines.core.plain import from_plain, to_plain
+from zoo.translation.data.parallel_text import END, UNKNOWN, VOCABULARY, Tokens, Vocabulary
+
+PIECES = "pieces.json"  # {"source": [text of every token], "target": the same, where it is another vocabulary}
+SOURCE, TARGET = "source", "target"  # what stands for the token of a language in `Framing`
+
+
+@dataclass(frozen=True)
+class Framing:
+    """What stands around the pieces of a sentence.
+
+    kind: what cuts text, a key of `CUTTERS`. files: of the source, and of the target where it is another. before,
+    after: tokens of the source around its pieces; `SOURCE` and `TARGET` are those of the languages. languages: {name:
+    token} of those that can be chosen. source_language, target_language: the chosen ones. prefixed: translations begin
+    with the token of the target language. hidden: tokens that are no text.
+    """
+
+    kind: str
+    files: tuple[str, ...] = ()
+    before: tuple[int | str, ...] = ()
+    after: tuple[int | str, ...] = (END,)
+    languages: Mapping[str, int] | None = None
+    source_language: str = ""
+    target_language: str = ""
+    prefixed: bool = False
+    hidden: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: what differs from the defaults."""
+        return to_plain(self, changed=True)
+
+    @staticmethod
+    def from_json(values: Any) -> Framing:
+        """What `to_json` made plain. Raises RequestError for anything else."""
+        try:
+            found = Framing(**from_plain(values))
+        except (AttributeError, TypeError):
+            found = Framing("", ())
+        if found.kind not in CUTTERS:
+            raise RequestError(f"found the vocabulary {values}, wanted what zoo import writes; import the model again")
+        return found
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The languages that must be chosen: of `SOURCE` and `TARGET`."""
+        around = (*self.before, *self.after)
+        return tuple(each for each in (SOURCE, TARGET) if each in around or (each == TARGET and self.prefixed))
+
+
+class ImportedVocabulary:
+    """Text to tokens and back, as the toolkit does that a model is from. framing: see there. contents: {name: bytes} of
+    its files and of `PIECES`.
+
+    Raises RequestError for files that are none such.
+    """
+
+    def __init__(self, framing: Framing, contents: Mapping[str, bytes]) -> None:
+        self.framing = framing
+        try:
+            pieces = json.loads(contents[PIECES])
+            self._source, self._target = pieces[SOURCE], pieces.get(TARGET) or pieces[SOURCE]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise RequestError(f"{PIECES} is not what zoo import writes; import the model again") from error
+        self._tokens = {piece: token for token, piece in enumerate(self._source) if piece is not None}
+        cut = CUTTERS[framing.kind]
+        cutters = [cut(contents[name], name) for name in framing.files] or [cut(b"", "")]
+        self._cutter, self._joiner = cutters[0], cutters[-1]
+        self._hidden = frozenset(framing.hidden)
+        self.content = contents[PIECES]
+
+    def __len__(self) -> int:
+        return len(self._target)
+
+    @property
+    def sources(self) -> int:
+        """Tokens of the source's vocabulary."""
+        return len(self._source)
+
+    @property
+    def frame(self) -> int:
+        """Tokens that stand around every sentence."""
+        return len(self.framing.before) + len(self.framing.after)
+
+    @property
+    def source_pieces(self) -> list[str]:
+        """The text of every token of the source, "" where it has none."""
+        return [piece or "" for piece in self._source]
+
+    @property
+    def pieces(self) -> list[str]:
+        """The text of every token of the target, "" where it has none."""
+        return [piece or "" for piece in self._target]
+
+    @property
+    def source_language(self) -> str:
+        """The one chosen, "" where there are none to choose from."""
+        return self.framing.source_language
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The tokens that a translation begins with."""
+        return (self._language(TARGET),) if self.framing.prefixed else ()
+
+    def choose(self, source_language: str = "", target_language: str = "") -> ImportedVocabulary:
+        """The same, for these languages; "" leaves the one chosen before. Raises RequestError for an unknown one, or
+        where the model has none to choose.
+        """
+        given = {SOURCE: source_language, TARGET: target_language}
+        chosen = {side: name for side, name in given.items() if name}
+        for side, name in chosen.items():
+            if side not in self.framing.choices:
+                raise RequestError(f"found --{side}-language {name}; this model has no {side} languages to choose from")
+        other = object.__new__(ImportedVocabulary)
+        vars(other).update(vars(self))
+        named: dict[str, Any] = {f"{side}_language": name for side, name in chosen.items()}
+        other.framing = replace(self.framing, **named)
+        for side in other.framing.choices:
+            other._language(side)
+        return other
+
+    def _language(self, side: str) -> int:
+        name, languages = getattr(self.framing, f"{side}_language"), self.framing.languages or {}
+        if name not in languages:
+            found = f"found the {side} language {name}" if name else f"found no {side} language"
+            raise RequestError(
+                f"{found}; choose it with --{side}-language of zoo run or, for all, of zoo import, one of: "
+                f"{', '.join(sorted(languages)) or 'none'}"
+            )
+        return languages[name]
+
+    def _around(self, tokens: Sequence[int | str]) -> list[int]:
+        return [self._language(each) if isinstance(each, str) else each for each in tokens]
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """Tokens of every text of the source language, those that stand around each included."""
+        before, after, known = self._around(self.framing.before), self._around(self.framing.after), self._tokens
+        return [
+            np.array([*before, *(known.get(piece, UNKNOWN) for piece in self._cutter.cut(text)), *after], np.int32)
+            for text in texts
+        ]
+
+    def encode_target(self, texts: Sequence[str]) -> list[Tokens]:
+        """Tokens of translations, `END` last."""
+        known = {piece: token for token, piece in enumerate(self._target) if piece is not None}
+        return [
+            np.array([*(known.get(piece, UNKNOWN) for piece in self._joiner.cut(text)), END], np.int32)
+            for text in texts
+        ]
+
+    def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of tokens of the target."""
+        found = [[self._target[token] for token in each if token not in self._hidden] for each in tokens]
+        return [self._joiner.join([piece for piece in each if piece is not None]) for each in found]
+
+
+class SentencePieces:
+    """Pieces by a model of sentencepiece."""
+
+    def __init__(self, content: bytes, name: str) -> None:
+        import sentencepiece
+
+        try:
+            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=content)
+        except RuntimeError as error:
+            raise RequestError(f"{name} is no vocabulary of sentencepiece") from error
+
+    def cut(self, text: str) -> list[str]:
+        """The pieces of a text."""
+        return list(self._pieces.encode(text, out_type=str))
+
+    def join(self, pieces: list[str]) -> str:
+        """The text of pieces."""
+        return str(self._pieces.decode_pieces(pieces)).replace("▁", " ").strip()
+
+
+class TokenizersPieces:
+    """Pieces by the library tokenizers, from a tokenizer.json."""
+
+    def __init__(self, content: bytes, name: str) -> None:
+        try:
+            import tokenizers
+        except ModuleNotFoundError as error:
+            raise RequestError(
+                f"{name} is read by tokenizers, which is not installed; run: pip install 'int8-zoo[import]'"
+            ) from error
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
+        except Exception as error:  # what the library raises has no class of its own
+            raise RequestError(f"{name} is no vocabulary of tokenizers") from error
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+
+    def cut(self, text: str) -> list[str]:
+        """The pieces of a text."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).tokens)
+
+    def join(self, pieces: list[str]) -> str:
+        """The text of pieces."""
+        found = [self._tokenizer.token_to_id(piece) for piece in pieces]
+        return str(self._tokenizer.decode([each for each in found if each is not None])).strip()
+
+
+class Words:
+    """Pieces between spaces: of text that was cut before. Has no file."""
+
+    def __init__(self, content: bytes, name: str) -> None:
+        pass
+
+    def cut(self, text: str) -> list[str]:
+        """The words of a text."""
+        return text.split()
+
+    def join(self, pieces: list[str]) -> str:
+        """The text of words."""
+        return " ".join(pieces)
+
+
+CUTTERS: dict[str, Callable[[bytes, str], Any]] = {
+    "sentencepiece": SentencePieces,
+    "tokenizers": TokenizersPieces,
+    "words": Words,
+}
+
+
+def open_vocabulary(folder: Path, features: Mapping[str, Any], verify: Callable[[str], Path] | None = None) -> Any:
+    """The vocabulary of a model folder, a `Vocabulary` or an `ImportedVocabulary`, by the features of its card.
+
+    verify: name -> the path of a checked file of the folder. Raises RequestError where a file is missing or none such.
+    """
+    verify = verify or folder.joinpath
+    if "vocabulary" not in features:
+        return Vocabulary.read(verify(VOCABULARY))
+    framing = Framing.from_json(features["vocabulary"])
+    contents = {}
+    for name in (*framing.files, PIECES):
+        try:
+            contents[name] = verify(name).read_bytes()
+        except OSError as error:
+            raise RequestError(
+                f"cannot read {folder / name}: {error.strerror or error}; import the model again"
+            ) from error
+    return ImportedVocabulary(framing, contents)

@@ -1,0 +1,341 @@
+"""Freeze a Transformer: checkpoint -> fp32.onnx, in the naive form that the rewrites start from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from torch import nn
+
+from pipelines.graph import edit, io, query
+from pipelines.graph.infer import infer_shapes
+from zoo.translation.data.parallel_text import PAD, VOCABULARY
+from zoo.translation.models.checkpoints import MODEL, load_model
+from zoo.translation.models.transformer import Attention, Average, FeedForward, Layer, Recurrence, Residual, Transformer
+from zoo.translation.training.train import STATE
+
+OPSET = 18
+SOURCE, TARGET, MEMORY, LOGITS = "source", "target", "memory", "logits"
+NOWHERE = -1e9  # added to a score, it leaves no weight
+
+
+def freeze(folder: str | Path) -> dict[str, Any]:
+    """Write fp32.onnx (see `export`) of a folder that `zoo.translation.training.train.train` wrote. Returns its
+    parameters,
+    operators and bytes.
+
+    The same weights give the same bytes. Raises RequestError where the folder holds no trained model.
+    """
+    folder = Path(folder)
+    model, _ = load_model(folder)
+    exported = export(model)
+    path = io.save(exported, folder / "fp32.onnx")
+    files = (folder / STATE, folder / MODEL, folder / VOCABULARY, path)
+    return {
+        "parameters": sum(each.numel() for each in model.parameters()),
+        "operators": query.op_counts(exported),
+        "bytes": {each.name: each.stat().st_size for each in files if each.is_file()},
+    }
+
+
+def export(model: Transformer) -> ir.Model:
+    """The network as one graph: source int64 [batch, source_length] and target int64 [batch, target_length], both
+    padded, -> logits.
+
+    logits: float32 [batch, vocabulary], of the token that follows the last one of each target that is no padding.
+    Nothing is cached: a step computes all target tokens so far. The value `memory`, float32 [batch, source_length,
+    width], is the encoder's result; the graph cut there is an encoder and a decoder
+    (`zoo.translation.search.sessions.split_sessions`). Weights bear their names of the state dict, those of linear
+    layers
+    are transposed.
+    """
+    form = model.form
+    writer = _Writer(model)
+    source, target = (writer.tokens(name) for name in (SOURCE, TARGET))
+    padding = writer.padding(source)
+    x = writer.embed("source", source)
+    for i, layer in enumerate(model.encoder):
+        assert isinstance(layer, Layer) and isinstance(layer.attention, Attention)
+        path = f"encoder.{i}"
+        x = writer.attend(x, layer.around_attention, layer.attention, path, "attention", None, padding)
+        x = writer.feed(x, layer, path)
+    memory = writer.norm(x, model.encoder_norm, "encoder_norm")
+    memory.name = MEMORY
+    x = writer.embed("target", target)
+    back = writer.back(target) if form.autoregression == "attention" else None
+    for i, layer in enumerate(model.decoder):
+        assert isinstance(layer, Layer)
+        path = f"decoder.{i}"
+        if isinstance(layer.attention, Recurrence):
+            x = writer.recur(x, layer.around_attention, path, target)
+        elif isinstance(layer.attention, Average):
+            x = writer.average(x, layer, path, target)
+        else:
+            assert back is not None
+            x = writer.attend(x, layer.around_attention, layer.attention, path, "attention", None, back)
+        x = writer.attend(x, layer.around_cross, layer.cross, path, "cross", memory, padding)
+        x = writer.feed(x, layer, path)
+    x = writer.last(writer.norm(x, model.decoder_norm, "decoder_norm"), target)
+    logits = writer.output(x)
+    logits.shape = ir.Shape(["batch", model.embedding.num_embeddings])
+    writer.main.outputs.append(logits)
+    exported = ir.Model(writer.main, ir_version=9)
+    infer_shapes(exported)
+    memory.shape = ir.Shape(["batch", f"{SOURCE}_length", form.width])
+    return exported
+
+
+class _Writer:
+    """Appends operators to one graph; a name that is taken gets a number."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.model = model
+        self.weights = {name: each.detach().cpu().numpy() for name, each in model.state_dict().items()}
+        self.main = ir.Graph([], [], nodes=[], name="transformer", opset_imports={"": OPSET})
+        self.taken: set[str] = set()
+
+    def tokens(self, name: str) -> ir.Value:
+        """An input of tokens."""
+        self.taken.add(name)
+        value = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["batch", f"{name}_length"]))
+        self.main.inputs.append(value)
+        return value
+
+    def constant(self, name: str, array: NDArray[Any] | Sequence[int] | float) -> ir.Value:
+        """An initializer, made at its first use."""
+        found = self.main.initializers.get(name)
+        if found is not None:
+            return found
+        value = np.array(array, np.float32) if isinstance(array, float) else np.asarray(array)
+        return edit.initializer(self.main, name, value, self.taken)
+
+    def state(self, name: str, transposed: bool = False) -> ir.Value:
+        """A weight of the network."""
+        array = self.weights[name]
+        return self.constant(name, np.ascontiguousarray(array.T) if transposed else array)
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[ir.Value | None],
+        name: str,
+        dtype: ir.DataType = ir.DataType.FLOAT,
+        **attributes: Any,
+    ) -> ir.Value:
+        """Append an operator; returns its result."""
+        node = edit.node(op, list(inputs), name, dtype=dtype, taken=self.taken, **attributes)
+        self.main.append(node)
+        return node.outputs[0]
+
+    def padding(self, tokens: ir.Value) -> ir.Value:
+        """float32 [batch, 1, 1, tokens]: `NOWHERE` at padding, else 0."""
+        empty = self.add(
+            "Equal", [tokens, self.constant("padding", np.array(PAD))], f"{tokens.name}.empty", ir.DataType.BOOL
+        )
+        scores = self.add("Cast", [empty], f"{tokens.name}.empty_score", to=int(ir.DataType.FLOAT))
+        scores = self.add("Mul", [scores, self.constant("nowhere", NOWHERE)], f"{tokens.name}.score")
+        return self.add("Unsqueeze", [scores, self.constant("heads_queries", [1, 2])], f"{tokens.name}.mask")
+
+    def _length(self, tokens: ir.Value) -> ir.Value:
+        return self.add("Shape", [tokens], f"{tokens.name}.length", ir.DataType.INT64, start=1, end=2)
+
+    def back(self, tokens: ir.Value) -> ir.Value:
+        """float32 [tokens, tokens]: `NOWHERE` right of the diagonal, else 0."""
+        length = self._length(tokens)
+        square = self.add("Concat", [length, length], f"{tokens.name}.square", ir.DataType.INT64, axis=0)
+        full = self.add("Expand", [self.constant("nowhere", NOWHERE), square], f"{tokens.name}.nowhere")
+        return self.add("Trilu", [full, self.constant("one", np.array(1))], f"{tokens.name}.mask", upper=1)
+
+    def embed(self, side: str, tokens: ir.Value) -> ir.Value:
+        """Embeddings, scaled where the form says so, plus position encodings, float32 [batch, tokens, width]."""
+        table, positions, norm = self.model.table_of(side)
+        rows = self.add("Gather", [self.state(f"{table}.weight"), tokens], f"{tokens.name}.rows")
+        if self.model.form.scaled:
+            scale = self.constant("embedding.scale", math.sqrt(self.model.form.width))
+            rows = self.add("Mul", [rows, scale], f"{tokens.name}.scaled")
+        found = self.constant(positions, getattr(self.model, positions).cpu().numpy())
+        first = self.add(
+            "Slice", [found, self.constant("first", [0]), self._length(tokens)], f"{tokens.name}.positions"
+        )
+        x = self.add("Add", [rows, first], f"{tokens.name}.embedded")
+        return self.norm(x, getattr(self.model, norm), norm) if norm else x
+
+    def output(self, x: ir.Value) -> ir.Value:
+        """The logits of a row."""
+        form = self.model.form
+        table = self.state("embedding.weight" if form.tied_output else "output_weight")
+        table = self.add("Transpose", [table], "output.weight", perm=[1, 0])
+        if not form.output_bias:
+            return self.add("MatMul", [x, table], LOGITS)
+        return self.add("Add", [self.add("MatMul", [x, table], "output"), self.state("output_bias")], LOGITS)
+
+    def linear(self, x: ir.Value, path: str) -> ir.Value:
+        """x W, plus b where there is one, over the last axis."""
+        y = self.add("MatMul", [x, self.state(f"{path}.weight", transposed=True)], path)
+        return (
+            self.add("Add", [y, self.state(f"{path}.bias")], f"{path}.biased") if f"{path}.bias" in self.weights else y
+        )
+
+    def norm(self, x: ir.Value, module: nn.Module, path: str) -> ir.Value:
+        """Layer normalization, if it is one."""
+        if not isinstance(module, nn.LayerNorm):
+            return x
+        return self.add(
+            "LayerNormalization",
+            [x, self.state(f"{path}.weight"), self.state(f"{path}.bias")],
+            path,
+            axis=-1,
+            epsilon=module.eps,
+        )
+
+    def attend(
+        self,
+        x: ir.Value,
+        around: Residual,
+        attention: Attention,
+        path: str,
+        name: str,
+        memory: ir.Value | None,
+        mask: ir.Value,
+    ) -> ir.Value:
+        """The block of attention to itself, or to `memory`."""
+        norm, path = f"{path}.around_{name}.norm", f"{path}.{name}"
+        y = self.norm(x, around.norm, norm) if around.pre_norm else x
+        given = y if memory is None else memory
+        other = "" if attention.heads == self.model.form.heads else f".{attention.heads}"
+        heads = self.constant(f"heads{other}", [0, 0, attention.heads, -1])
+
+        def split(x: ir.Value, kind: str, order: list[int]) -> ir.Value:
+            parts = self.add("Reshape", [self.linear(x, f"{path}.{kind}"), heads], f"{path}.{kind}.heads")
+            return self.add("Transpose", [parts], f"{path}.{kind}.split", perm=order)
+
+        queries, keys, values = (
+            split(y, "query", [0, 2, 1, 3]),
+            split(given, "key", [0, 2, 3, 1]),
+            split(given, "value", [0, 2, 1, 3]),
+        )
+        scores = self.add("MatMul", [queries, keys], f"{path}.products")
+        scale = math.sqrt(attention.size)
+        scores = self.add("Div", [scores, self.constant(f"attention.scale{other}", scale)], f"{path}.scaled")
+        scores = self.add("Add", [scores, mask], f"{path}.masked")
+        weights = self.add("Softmax", [scores], f"{path}.weights", axis=-1)
+        found = self.add(
+            "Transpose",
+            [self.add("MatMul", [weights, values], f"{path}.found")],
+            f"{path}.found.split",
+            perm=[0, 2, 1, 3],
+        )
+        joined = self.constant(f"joined{other}", [0, 0, attention.output.in_features])
+        found = self.add("Reshape", [found, joined], f"{path}.joined")
+        y = self.add("Add", [x, self.linear(found, f"{path}.output")], f"{path}.sum")
+        return y if around.pre_norm else self.norm(y, around.norm, norm)
+
+    def feed(self, x: ir.Value, layer: Layer, path: str) -> ir.Value:
+        """The feed-forward block."""
+        assert isinstance(layer.feed, FeedForward)
+        norm, around = f"{path}.around_feed.norm", layer.around_feed
+        y = self.norm(x, around.norm, norm) if around.pre_norm else x
+        y = self.fed(y, f"{path}.feed", layer.feed.activation)
+        y = self.add("Add", [x, y], f"{path}.feed.sum")
+        return y if around.pre_norm else self.norm(y, around.norm, norm)
+
+    def fed(self, x: ir.Value, path: str, activation: str) -> ir.Value:
+        """Two linear layers with an activation between."""
+        return self.linear(self.activate(self.linear(x, f"{path}.inner"), path, activation), f"{path}.outer")
+
+    def activate(self, x: ir.Value, path: str, kind: str) -> ir.Value:
+        """An activation of feed-forward layers: ReLU, x sigmoid(x), or x (1 + erf(x / sqrt 2)) / 2."""
+        if kind == "relu":
+            return self.add("Relu", [x], f"{path}.relu")
+        if kind == "swish":
+            return self.add("Mul", [x, self.add("Sigmoid", [x], f"{path}.sigmoid")], f"{path}.swish")
+        erf = self.add("Div", [x, self.constant("sqrt2", math.sqrt(2))], f"{path}.deviations")
+        erf = self.add("Erf", [erf], f"{path}.erf")
+        share = self.add("Add", [erf, self.constant("one.float", 1.0)], f"{path}.share")
+        product = self.add("Mul", [x, share], f"{path}.twice")
+        return self.add("Mul", [product, self.constant("half", 0.5)], f"{path}.gelu")
+
+    def recur(self, x: ir.Value, around: Residual, path: str, tokens: ir.Value) -> ir.Value:
+        """The block of `Recurrence`."""
+        norm, name = f"{path}.around_attention.norm", f"{path}.attention"
+        y = self.norm(x, around.norm, norm) if around.pre_norm else x
+        one = self.constant("one.float", 1.0)
+        keep = self.add("Sigmoid", [self.linear(y, f"{name}.forget")], f"{name}.keep")
+        added = self.add("Sub", [one, keep], f"{name}.take")
+        added = self.add("Mul", [added, self.linear(y, f"{name}.value")], f"{name}.added")
+        cells = self.cells(keep, added, name, tokens)
+        y = self.add("Add", [x, self.add("Relu", [cells], f"{name}.relu")], f"{name}.sum")
+        return y if around.pre_norm else self.norm(y, around.norm, norm)
+
+    def average(self, x: ir.Value, layer: Layer, path: str, tokens: ir.Value) -> ir.Value:
+        """The block of `Average`: the mean of t rows is (t - 1) / t of the mean before and 1 / t of the newest row."""
+        assert isinstance(layer.attention, Average)
+        around, norm, name = layer.around_attention, f"{path}.around_attention.norm", f"{path}.attention"
+        y = self.norm(x, around.norm, norm) if around.pre_norm else x
+        taken = (1 / np.arange(1, len(self.model.get_buffer("positions")) + 1, dtype=np.float32))[:, None]
+        keep, take = (
+            self.add(
+                "Slice",
+                [self.constant(f"average.{part}", array), self.constant("first", [0]), self._length(tokens)],
+                f"{name}.{part}",
+            )
+            for part, array in (("old", 1 - taken), ("new", taken))
+        )
+        nothing = self.add("Mul", [y, self.constant("zero", 0.0)], f"{name}.nothing")
+        keep = self.add("Add", [nothing, keep], f"{name}.keep")
+        mean = self.cells(keep, self.add("Mul", [y, take], f"{name}.added"), name, tokens)
+        mean = self.fed(mean, name, layer.attention.activation)
+        parts = []
+        for part, gate, given in (("own", "input", y), ("past", "forget", mean)):
+            opened = self.add("Sigmoid", [self.linear(given, f"{name}.{gate}")], f"{name}.{gate}.gate")
+            parts.append(self.add("Mul", [opened, given], f"{name}.{part}"))
+        y = self.add("Add", [x, self.add("Add", parts, f"{name}.both")], f"{name}.sum")
+        return y if around.pre_norm else self.norm(y, around.norm, norm)
+
+    def cells(self, keep: ir.Value, added: ir.Value, name: str, tokens: ir.Value) -> ir.Value:
+        """c_t = keep_t c_(t-1) + added_t, c_0 = 0, in a Scan over the tokens; all float32 [batch, tokens, width]."""
+        width = self.model.form.width
+        batch = self.add("Shape", [tokens], f"{name}.batch", ir.DataType.INT64, start=0, end=1)
+        shape = [batch, self.constant("width", [width])]
+        shape = [self.constant("zero", 0.0), self.add("Concat", shape, f"{name}.shape", ir.DataType.INT64, axis=0)]
+        start = self.add("Expand", shape, f"{name}.start")
+        body, inner = ir.Graph([], [], nodes=[], name=f"{name}.cell", opset_imports={"": OPSET}), set[str]()
+        for each in ("cell", "keep", "added"):
+            body.inputs.append(
+                ir.Value(
+                    name=f"{name}.{each}.now", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch", width])
+                )
+            )
+        kept = edit.node("Mul", [*body.inputs[:2]], f"{name}.kept.now", dtype=ir.DataType.FLOAT, taken=inner)
+        after = edit.node(
+            "Add", [kept.outputs[0], body.inputs[2]], f"{name}.cell.after", dtype=ir.DataType.FLOAT, taken=inner
+        )
+        copy = edit.node("Identity", [*after.outputs], f"{name}.cell.kept", dtype=ir.DataType.FLOAT, taken=inner)
+        body.extend([kept, after, copy])
+        body.outputs.extend([after.outputs[0], copy.outputs[0]])
+        axes = {"scan_input_axes": [1, 1], "scan_output_axes": [1]}
+        attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", 2)]
+        attributes += [ir.AttrInt64s(key, value) for key, value in axes.items()]
+        scan = ir.Node("", "Scan", [start, keep, added], attributes, num_outputs=2, name=f"{name}.cells")
+        for output, label in zip(scan.outputs, (f"{name}.last", f"{name}.cells"), strict=True):
+            output.name, output.type = label, ir.TensorType(ir.DataType.FLOAT)
+            self.taken.add(label)
+        self.main.append(scan)
+        return scan.outputs[1]
+
+    def last(self, x: ir.Value, tokens: ir.Value) -> ir.Value:
+        """Of `x` [batch, tokens, width] the row of each sentence's last token that is no padding, [batch, width]."""
+        given = self.add(
+            "Cast", [tokens], f"{tokens.name}.given", ir.DataType.BOOL, to=int(ir.DataType.BOOL)
+        )  # PAD is 0
+        counted = self.add("Cast", [given], f"{tokens.name}.counted", ir.DataType.INT64, to=int(ir.DataType.INT64))
+        count = self.add(
+            "ReduceSum", [counted, self.constant("axis", [1])], f"{tokens.name}.count", ir.DataType.INT64, keepdims=1
+        )
+        index = self.add("Sub", [count, self.constant("one", np.array(1))], f"{tokens.name}.last", ir.DataType.INT64)
+        return self.add("GatherND", [x, index], "last", batch_dims=1)

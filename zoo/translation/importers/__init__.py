@@ -1,0 +1,129 @@
+"""Translation models of other toolkits become model folders: a reader for each format (`FORMATS`), all of which give
+the same (`imported.Imported`), and what writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import RequestError
+from pipelines.core.files import replacing, require_place, sha256, write_json
+from pipelines.models.entry import Importer
+from pipelines.models.hub import CARD, CardFile
+from pipelines.models.stages import RANGES
+from zoo.translation.data.vocabularies import PIECES, SOURCE, TARGET, ImportedVocabulary
+from zoo.translation.search.shortlist import SHORTLIST, of_data
+
+FORMATS = {  # modules of this package; of two that recognize a folder the first reads it
+    "ctranslate2": "a folder of CTranslate2",
+    "huggingface": "a folder of transformers",
+    "marian": "a model of Marian, .npz or .bin",
+}
+PATTERNS = (
+    "*.json",
+    "*.spm",
+    "*.model",
+    "*_vocabulary.txt",
+    "merges.txt",
+    "README.md",
+    "*.safetensors",
+    "pytorch_model*.bin",
+    "*.yml",
+    "*.npz",
+    "*.bin",
+)
+
+
+def recognize(path: Path) -> str:
+    """The format of a folder or file, a key of `FORMATS`; "" for one that none of the readers knows."""
+    return next((name for name in FORMATS if _reader(name).recognized(path)), "")
+
+
+def write(
+    path: Path, output: Path, *, format: str, source_language: str = "", target_language: str = "", shortlist: str = ""
+) -> tuple[dict[str, Any], list[CardFile]]:
+    """Write the model of another toolkit into a folder: model.pt, the files of its vocabulary, train.json. Returns the
+    details of its card and the files that came with it.
+
+    format: a key of `FORMATS`. shortlist: what one is made of that takes the place of the model's own, see
+    `zoo.translation.search.shortlist.of_data`. Raises RequestError with all that is wrong with it;
+    nothing is written then, and nothing of what is read is executed.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise RequestError(
+            f"importing {FORMATS[format]} needs torch, which is not installed; run: pip install 'int8-zoo[import]'"
+        ) from error
+
+    from zoo.training.runs import fill, save_weights
+    from zoo.translation.export.freeze import export
+    from zoo.translation.models.checkpoints import MODEL
+    from zoo.translation.models.transformer import Transformer
+
+    if path.is_dir() and output.resolve() == path.resolve():
+        raise RequestError(f"found {output} as the folder of both models; choose another output")
+    found = _reader(format).read(path, source_language=source_language, target_language=target_language)
+    pieces = {SOURCE: found.pieces[0], **({TARGET: found.pieces[1]} if len(found.pieces) > 1 else {})}
+    files = {**found.files, PIECES: json.dumps(pieces, ensure_ascii=False).encode()}
+    vocabulary = ImportedVocabulary(found.framing, files)  # raises, where they are none, before anything is written
+    if shortlist:
+        files[SHORTLIST] = of_data(shortlist, vocabulary).to_bytes()
+    features = {
+        "form": found.form.to_json(),
+        "pre_norm": found.pre_norm,
+        "languages": found.languages,
+        "max_length": found.max_length,
+        "vocabulary": found.framing.to_json(),
+        "search": found.rules.to_json(),
+        **({"shortlist": SHORTLIST} if SHORTLIST in files else {}),
+    }
+    sizes = [len(each) for each in found.pieces]
+    model = Transformer(found.form, sizes[-1], pre_norm=found.pre_norm, dropout=0.0, source_vocabulary=sizes[0])
+    fill(model, {name: torch.from_numpy(each) for name, each in found.state.items()}, path)
+    if found.magnitudes:
+        files[RANGES] = json.dumps(_ranges(export(model), found.magnitudes), indent=1).encode()
+    for name in (CARD, MODEL, *files):
+        require_place(output / name)
+    for name, content in files.items():
+        with replacing(output / name) as temporary:
+            temporary.write_bytes(content)
+    save_weights(output / MODEL, model.state_dict())
+    about = {
+        "features": features,
+        "form": dataclasses.asdict(found.form),
+        "vocabulary": sizes,
+        "imported": dict(found.about),
+    }
+    write_json(output / "train.json", about)
+    return {"preprocessing": features, "imported": dict(found.about)}, [_listed(output / name) for name in files]
+
+
+def _ranges(graph: Any, magnitudes: Mapping[str, float]) -> dict[str, float]:
+    """{what a weight of `magnitudes` is multiplied with in the frozen graph: its greatest magnitude}."""
+    found: dict[str, float] = {}
+    for node in graph.graph:
+        if node.op_type == "MatMul":
+            x, weight = node.inputs
+            table = weight.producer()  # that of the embeddings, transposed, makes the logits
+            name = (table.inputs[0] if table is not None and table.op_type == "Transpose" else weight).name
+            if magnitude := magnitudes.get(name, 0.0):
+                found[x.name] = max(found.get(x.name, 0.0), magnitude)
+    return found
+
+
+def _listed(path: Path) -> CardFile:
+    return CardFile(path.name, path.stat().st_size, sha256(path), None)
+
+
+def _reader(name: str) -> Any:
+    """The module with `recognized` and `read`."""
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+IMPORTER = Importer(FORMATS, recognize, write, ("source_language", "target_language", "shortlist"), PATTERNS)

@@ -1,0 +1,397 @@
+"""Folders that CTranslate2's converters write, and with them models of fairseq, OpenNMT-py and OpenNMT-tf.
+
+model.bin, version 6 (ctranslate2/specs/model_spec.py), is, little-endian: uint32 version; the kind of model, a name;
+uint32 revision; uint32 n; n times the name of a tensor, uint8 dimensions, uint32 each, uint8 type, uint32 bytes, the
+bytes; uint32 m; m times the name of an alias and that of its tensor. Text is uint16 length, bytes and a zero, which the
+length counts. An int8 matrix q has float32 NAME_scale s of its rows, an int16 one a single s: a weight is q / s.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from zoo.translation.data.parallel_text import END, POSITIONS
+from zoo.translation.data.vocabularies import Framing
+from zoo.translation.importers.imported import Imported, Renumbering
+from zoo.translation.models.config import Form, sinusoids
+from zoo.translation.search.beam_search import Rules
+
+MODEL, CONFIG = "model.bin", "config.json"
+VERSION, KIND = 6, "TransformerSpec"
+TYPES = ("<f4", "|i1", "<i2", "<i4", "<f2", "bfloat16")
+ACTIVATIONS = {0: "relu", 2: "swish", 3: "gelu"}
+MOST_INPUT, MOST = 1024, 256  # tokens that a Translator takes and gives, unless told
+# Scalars that change nothing in a translation, or nothing where they are zero
+HARMLESS = ("alignment_layer", "alignment_heads", "embeddings_merge", "alibi_use_positive_positions")
+ZERO = ("alibi", "scale_alibi", "sliding_window", "multi_query_attention")
+
+Array = NDArray[Any]
+
+
+def recognized(path: Path) -> bool:
+    """Whether it is a folder of CTranslate2."""
+    try:
+        with (path / MODEL).open("rb") as file:
+            head = file.read(64)
+    except OSError:
+        return False
+    return len(head) > 8 and 2 <= head[0] <= 32 and not any(head[1:4]) and b"Spec\0" in head
+
+
+def read(folder: Path, *, source_language: str = "", target_language: str = "") -> Imported:
+    """The model in a folder. Nothing in it is executed. Its search is CTranslate2's, but a translation may be empty.
+
+    Raises RequestError with all that is wrong with it, and for a language: such a folder names none.
+    """
+    for side, name in (("source", source_language), ("target", target_language)):
+        if name:
+            raise RequestError(
+                f"found --{side}-language {name}; a folder of CTranslate2 has no languages to choose from"
+            )
+    return _Reader(folder).read()
+
+
+def tensors(content: bytes) -> tuple[str, dict[str, Array]]:
+    """The kind of a model, and its tensors by name, quantized ones as the float32 that they stand for.
+
+    Raises ValueError for a damaged file, and for another version.
+    """
+    at = 0
+
+    def take(count: int) -> bytes:
+        nonlocal at
+        if count > len(content) - at:
+            raise ValueError(f"it ends after {len(content):,} bytes, which is too early")
+        at += count
+        return content[at - count : at]
+
+    def number(kind: str) -> int:
+        return int(struct.unpack(f"<{kind}", take(struct.calcsize(kind)))[0])
+
+    def text() -> str:
+        return take(number("H"))[:-1].decode("utf-8")
+
+    if (version := number("I")) != VERSION:
+        raise ValueError(f"it has version {version}, wanted {VERSION}; convert the model again")
+    kind, _ = text(), number("I")
+    found: dict[str, Array] = {}
+    for _ in range(number("I")):
+        name, dimensions = text(), number("B")
+        shape = struct.unpack(f"<{dimensions}I", take(4 * dimensions))
+        type_, part = number("B"), take(number("I"))
+        if type_ >= len(TYPES):
+            raise ValueError(f"{name} has the type {type_}")
+        if TYPES[type_] == "bfloat16":
+            values = (np.frombuffer(part, "<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            values = np.frombuffer(part, TYPES[type_])
+        if values.size != prod(shape):
+            raise ValueError(f"{name} has {len(part)} bytes for {' x '.join(map(str, shape))}")
+        found[name] = values.reshape(shape)
+    for _ in range(number("I")):
+        alias, name = text(), text()
+        found[alias] = found[name]
+        if f"{name}_scale" in found:
+            found.setdefault(f"{alias}_scale", found[f"{name}_scale"])
+    for name in [each for each in found if each.endswith("_scale") and each.removesuffix("_scale") in found]:
+        scale, quantized = found.pop(name).astype(np.float32), found[name.removesuffix("_scale")]
+        if quantized.dtype.kind == "i":
+            scale = scale.reshape(-1, *[1] * (quantized.ndim - 1)) if scale.size > 1 else scale
+            found[name.removesuffix("_scale")] = quantized.astype(np.float32) / scale
+    return kind, found
+
+
+class _Reader:
+    """Reads one folder, and gathers what is wrong with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.faults = folder, list[str]()
+        self.used: set[str] = set()
+        self.config = self._json(CONFIG, dict) or {}
+        try:
+            self.kind, self.tensors = tensors((folder / MODEL).read_bytes())
+        except OSError as error:
+            raise RequestError(f"cannot read {folder / MODEL}: {error.strerror or error}") from error
+        except (ValueError, KeyError, struct.error) as error:
+            raise RequestError(f"{folder} cannot be imported: {MODEL} is damaged ({error})") from error
+
+    def read(self) -> Imported:
+        """See `read`."""
+        if self.kind != KIND:
+            raise RequestError(f"{self.folder} cannot be imported: found a {self.kind}, wanted a {KIND}")
+        vocabularies = self._vocabularies()
+        form, pre_norm = self._form()
+        if self.faults:
+            raise self._refusal()
+        form, state, renumbered, start = self._state(form, vocabularies)
+        if left := sorted(name for name in self.tensors.keys() - self.used if not name.endswith(HARMLESS)):
+            self.faults.append(f"found {', '.join(left[:5])}, which is not known here")
+        if self.faults:
+            raise self._refusal()
+        source = renumbered[0]
+        before = (
+            [int(source.ours[vocabularies[0].index(self._token("bos_token"))])] if self._flag("add_source_bos") else []
+        )
+        kind, files = self._pieces()
+        framing = Framing(kind, tuple(files), tuple(before), (END,) if self._flag("add_source_eos") else ())
+        given = zip(renumbered, vocabularies, strict=True) if not form.shared_source else [(source, vocabularies[0])]
+        return Imported(
+            form,
+            pre_norm,
+            {name: np.ascontiguousarray(each) for name, each in state.items()},
+            framing,
+            tuple(one.pieces(each) for one, each in given),
+            files,
+            Rules(beam=2, most=MOST),
+            min(form.positions[0], MOST_INPUT),
+            about={"format": "ctranslate2", "architecture": self.kind, "start": start},
+        )
+
+    def _refusal(self) -> RequestError:
+        return RequestError(f"{self.folder} cannot be imported: {'; '.join(dict.fromkeys(self.faults))}")
+
+    # ------------------------------------------------------------------------------------------- configuration, pieces
+
+    def _json(self, name: str, kind: type) -> Any:
+        try:
+            found = json.loads((self.folder / name).read_text("utf-8"))
+        except OSError as error:
+            self.faults.append(f"cannot read {name} ({error.strerror or error})")
+            return None
+        except (ValueError, RecursionError) as error:
+            self.faults.append(f"{name} is not valid JSON ({error})")
+            return None
+        if not isinstance(found, kind):
+            self.faults.append(f"{name} holds no {kind.__name__}")
+            return None
+        return found
+
+    def _flag(self, name: str) -> bool:
+        return self.config.get(name) is True
+
+    def _token(self, name: str) -> str:
+        return str(self.config.get(name) or "")
+
+    def _vocabularies(self) -> list[list[str]]:
+        """Tokens of the source and of the target."""
+        found = []
+        for side in ("source", "target"):
+            names = [f"{which}_vocabulary.{suffix}" for which in (side, "shared") for suffix in ("json", "txt")]
+            name = next((each for each in names if (self.folder / each).is_file()), names[0])
+            if name.endswith(".json"):
+                pieces = self._json(name, list) or []
+            else:
+                pieces = (self.folder / name).read_text("utf-8", "replace").removesuffix("\n").split("\n")
+            if not all(isinstance(each, str) for each in pieces):
+                self.faults.append(f"{name} holds something else than text")
+            found.append([str(each) for each in pieces])
+        return found
+
+    def _pieces(self) -> tuple[str, dict[str, bytes]]:
+        """What cuts text: the models of sentencepiece beside; where there are none it was cut before."""
+        both = [self.folder / f"{side}.spm" for side in ("source", "target")]
+        found = (
+            both if all(each.is_file() for each in both) else [*self.folder.glob("*.spm"), *self.folder.glob("*.model")]
+        )
+        if len(found) > 2 or (len(found) == 2 and found is not both):
+            self.faults.append(
+                f"found the models {', '.join(each.name for each in found)}, wanted one, or source.spm and target.spm"
+            )
+        return "sentencepiece" if found else "words", {each.name: each.read_bytes() for each in found}
+
+    # ----------------------------------------------------------------------------------------------------- the network
+
+    def _scalar(self, name: str, default: float = 0) -> float:
+        self.used.add(name)
+        found = self.tensors.get(name)
+        if found is not None and found.size != 1:
+            self.faults.append(f"{name} is no number")
+        return default if found is None or found.size != 1 else float(found.ravel()[0])
+
+    def _shared(self, name: str, default: float | None = None) -> float:
+        """A number that encoder and decoder have in common."""
+        found = [
+            self._scalar(f"{side}/{name}", math.nan if default is None else default) for side in ("encoder", "decoder")
+        ]
+        if found[0] != found[1]:
+            self.faults.append(f"{name} is {found[0]:g} in the encoder and {found[1]:g} in the decoder, wanted one")
+        return found[0]
+
+    def _layers(self, side: str) -> int:
+        return len(
+            {name.split("/")[1] for name in self.tensors if name.startswith(f"{side}/layer_") and name.count("/") > 2}
+        )
+
+    def _form(self) -> tuple[Form, bool]:
+        """The form without its tables, and whether layers normalize before."""
+        for side in ("encoder", "decoder"):
+            for name in ZERO:
+                if self._scalar(f"{side}/{name}"):
+                    self.faults.append(f"{side}/{name} is not supported")
+        activation = self._shared("activation", 0)
+        if activation not in ACTIVATIONS:
+            self.faults.append(f"activation {activation:g} is not supported, wanted relu, swish or gelu")
+        table = self.tensors.get("decoder/embeddings/weight", np.zeros((1, 1)))
+        width = table.shape[-1]
+        scale = {side: self._scalar(f"{side}/scale_embeddings", 1) for side in ("encoder", "decoder")}
+        flags = [each for side in scale if (each := self.tensors.get(f"{side}/scale_embeddings")) is not None]
+        scaled = [
+            bool(each) if flags and flags[0].dtype.kind == "i" else math.isclose(each, width**0.5, rel_tol=1e-5)
+            for each in scale.values()
+        ]
+        if len({*scaled}) > 1 or (
+            flags and flags[0].dtype.kind == "f" and not scaled[0] and {*scale.values()} != {1.0}
+        ):
+            self.faults.append(
+                f"scale_embeddings is {', '.join(f'{each:g}' for each in scale.values())}, wanted a flag"
+            )
+        norms = ["/".join((side, "layer_norm/gamma")) in self.tensors for side in ("encoder", "decoder")]
+        embedded = ["/".join((side, "layernorm_embedding/gamma")) in self.tensors for side in ("encoder", "decoder")]
+        if norms[0] != norms[1] or embedded[0] != embedded[1]:
+            self.faults.append(
+                "the encoder has a layer_norm or layernorm_embedding that the decoder has not, or the reverse"
+            )
+        heads = [int(self._scalar(f"{side}/num_heads", 8)) for side in ("encoder", "decoder")]
+        if any(each < 1 or width % each for each in heads):
+            self.faults.append(f"{width} units cannot be shared by {', '.join(map(str, heads))} heads")
+        hidden = [self._hidden(side) for side in ("encoder", "decoder")]
+        epsilon = self.config.get("layer_norm_epsilon")
+        form = Form(
+            self._layers("encoder"),
+            self._layers("decoder"),
+            width,
+            hidden[0],
+            heads[0],
+            decoder_hidden=0 if hidden[1] == hidden[0] else hidden[1],
+            decoder_heads=0 if heads[1] == heads[0] else heads[1],
+            activation=ACTIVATIONS.get(int(activation), "relu"),
+            scaled=scaled[0],
+            embedding_norm=embedded[0],
+            final_norm=norms[0],
+            output_bias=True,
+            epsilon=float(epsilon) if isinstance(epsilon, int | float) else 1e-5,
+        )
+        return form, bool(self._shared("pre_norm", 1))
+
+    def _hidden(self, side: str) -> int:
+        return len(self.tensors.get(f"{side}/layer_0/ffn/linear_0/weight", np.zeros((1, 1))))
+
+    def _array(self, name: str, *shape: int) -> Array:
+        self.used.add(name)
+        found = self.tensors.get(name)
+        if found is None:
+            self.faults.append(f"{name} is missing")
+        elif found.shape != shape:
+            sizes, wanted = (" x ".join(map(str, each)) for each in (found.shape, shape))
+            self.faults.append(f"{name} is {sizes}, wanted {wanted}")
+        elif not np.isfinite(found).all():
+            self.faults.append(f"{name} holds NaN or infinity")
+        else:
+            return found.astype(np.float32)
+        return np.zeros(shape, np.float32)
+
+    def _state(
+        self, form: Form, vocabularies: Sequence[Sequence[str]]
+    ) -> tuple[Form, dict[str, Array], list[Renumbering], str]:
+        """The form, the state dict of the zoo's network, how tokens are renumbered, what translations start after."""
+        width = form.width
+        names = [
+            "encoder/embeddings_0/weight"
+            if "encoder/embeddings_0/weight" in self.tensors
+            else "encoder/embeddings/weight"
+        ]
+        names += ["decoder/embeddings/weight", "decoder/projection/weight"]
+        rows = [len(self.tensors[each]) if each in self.tensors else 1 for each in names]
+        source, target, output = (self._array(name, count, width) for name, count in zip(names, rows, strict=True))
+        special = [self._token(name) for name in ("unk_token", "eos_token")]
+        start, zero = self._token("decoder_start_token"), bool(self._scalar("decoder/start_from_zero_embedding"))
+        for pieces, count in zip(vocabularies, rows, strict=False):
+            if count != len(pieces):
+                self.faults.append(f"the vocabulary has {len(pieces)} tokens, the weights {count}")
+        if missing := [each for each in special if any(each not in pieces for pieces in vocabularies)]:
+            self.faults.append(f"the vocabulary has no {', '.join(missing)}")
+        if not zero and start not in vocabularies[-1]:
+            self.faults.append(f"decoder_start_token is {start or 'missing'}, wanted a token of the vocabulary")
+        if len(output) != len(target):
+            self.faults.append(f"the output has {len(output)} rows, the target's table {len(target)}")
+        if self.faults:
+            raise self._refusal()
+        numbered = [
+            Renumbering(count, *(pieces.index(each) for each in special))
+            for pieces, count in zip(vocabularies, rows, strict=False)
+        ]
+        positions = tuple(self._positions(side, width) for side in ("encoder", "decoder"))
+        form = replace(
+            form,
+            shared_source=vocabularies[0] == vocabularies[1] and np.array_equal(source, target),
+            tied_output=np.array_equal(target, output),
+            positions=tuple(len(each) for each in positions),
+        )
+        bias = "decoder/projection/bias"
+        found = {
+            "embedding.weight": numbered[1].table(target, -1 if zero else vocabularies[1].index(start)),
+            "source_positions": positions[0],
+            "positions": positions[1],
+            "output_bias": numbered[1].bias(
+                self._array(bias, rows[1]) if bias in self.tensors else np.zeros(rows[1], np.float32)
+            ),
+        }
+        if not form.shared_source:
+            found["source_embedding.weight"] = numbered[0].table(source)
+        if not form.tied_output:
+            found["output_weight"] = numbered[1].table(output)
+
+        def norm(ours: str, theirs: str) -> None:
+            found[f"{ours}.weight"] = self._array(f"{theirs}/gamma", width)
+            found[f"{ours}.bias"] = self._array(f"{theirs}/beta", width)
+
+        def linear(ours: Sequence[str], theirs: str, outputs: int, inputs: int) -> None:
+            """A linear layer, or several that are one there."""
+            weight = self._array(f"{theirs}/weight", len(ours) * outputs, inputs)
+            given = f"{theirs}/bias" in self.tensors
+            offset = self._array(f"{theirs}/bias", len(weight)) if given else np.zeros(len(weight), np.float32)
+            for name, part, more in zip(ours, np.split(weight, len(ours)), np.split(offset, len(ours)), strict=True):
+                found[f"{name}.weight"], found[f"{name}.bias"] = part, more
+
+        for side, other, layers, hidden in (
+            ("encoder", "source", form.encoder, form.hidden),
+            ("decoder", "target", form.decoder, form.decoder_hidden or form.hidden),
+        ):
+            for i in range(layers):
+                ours, theirs = f"{side}.{i}", f"{side}/layer_{i}"
+                own = [f"{ours}.attention.{part}" for part in ("query", "key", "value")]
+                linear(own, f"{theirs}/self_attention/linear_0", width, width)
+                linear([f"{ours}.attention.output"], f"{theirs}/self_attention/linear_1", width, width)
+                norm(f"{ours}.around_attention.norm", f"{theirs}/self_attention/layer_norm")
+                if side == "decoder":
+                    linear([f"{ours}.cross.query"], f"{theirs}/attention/linear_0", width, width)
+                    pair = [f"{ours}.cross.{part}" for part in ("key", "value")]
+                    linear(pair, f"{theirs}/attention/linear_1", width, width)
+                    linear([f"{ours}.cross.output"], f"{theirs}/attention/linear_2", width, width)
+                    norm(f"{ours}.around_cross.norm", f"{theirs}/attention/layer_norm")
+                linear([f"{ours}.feed.inner"], f"{theirs}/ffn/linear_0", hidden, width)
+                linear([f"{ours}.feed.outer"], f"{theirs}/ffn/linear_1", width, hidden)
+                norm(f"{ours}.around_feed.norm", f"{theirs}/ffn/layer_norm")
+            if form.embedding_norm:
+                norm(f"{other}_norm", f"{side}/layernorm_embedding")
+            if form.final_norm:
+                norm(f"{side}_norm", f"{side}/layer_norm")
+        return form, found, numbered, "" if zero else start
+
+    def _positions(self, side: str, width: int) -> Array:
+        """Position encodings [tokens, width]; where the file has none, sines and cosines that begin with the second."""
+        name = f"{side}/position_encodings/encodings"
+        if name not in self.tensors:
+            return sinusoids(POSITIONS + 1, width)[1:]
+        return self._array(name, len(self.tensors[name]), width)

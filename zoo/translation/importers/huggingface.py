@@ -1,0 +1,353 @@
+"""Folders of transformers (`save_pretrained`): Marian, M2M-100 and NLLB, mBART, BART."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import one_line
+from zoo.translation.data.vocabularies import SOURCE, TARGET
+from zoo.translation.importers.imported import Imported, Renumbering
+from zoo.translation.models.config import Form, sinusoids
+from zoo.translation.search.beam_search import Rules
+
+if TYPE_CHECKING:
+    import torch
+from zoo.translation.importers.huggingface_folder import CONFIG, GENERATION
+from zoo.translation.importers.huggingface_vocabulary import Vocabulary, VocabularyFolder
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+INDEX = ".index.json"  # after the name of weights that lie in several files
+OFFSET = 2  # rows of a table of positions that stand before the first
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
+
+
+@dataclass(frozen=True)
+class Family:
+    """What models of an architecture share. positions: where their encodings come from. activation, scaled: where the
+    configuration says nothing.
+    """
+
+    pre_norm: bool
+    embedding_norm: bool
+    positions: str
+    activation: str = "gelu"
+    scaled: bool = False
+
+
+FAMILIES = {
+    "MarianMTModel": Family(False, False, "interleaved rates"),
+    "M2M100ForConditionalGeneration": Family(True, False, "sinusoids", "relu", True),
+    "MBartForConditionalGeneration": Family(True, True, "learned"),
+    "BartForConditionalGeneration": Family(False, True, "learned"),
+}
+REFUSED = {
+    **dict.fromkeys(
+        ("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"),
+        "its relative positions are added to attention scores, which a decoding step here has not",
+    ),
+    "NllbMoeForConditionalGeneration": "it mixes experts",
+}
+
+
+def recognized(folder: Path) -> bool:
+    """Whether it is a folder of transformers."""
+    return (folder / CONFIG).is_file()
+
+
+def read(folder: Path, *, source_language: str = "", target_language: str = "") -> Imported:
+    """The model in a folder. Nothing in it is executed.
+
+    source_language, target_language: those it translates from and into, of a model that has several. Raises
+    RequestError with all that is wrong with the folder.
+    """
+    return _Reader(folder, {SOURCE: source_language, TARGET: target_language}).read()
+
+
+class _Reader(VocabularyFolder):
+    """Reads one folder, and gathers what is wrong with it."""
+
+    def read(self) -> Imported:
+        """See `read`."""
+        family = self._family()
+        if family is None:
+            raise self._refusal()
+        form = self._form(family)
+        sound = not self.faults
+        nothing = Vocabulary("sentencepiece", [], {}, -1, "", set(), {})
+        vocabulary, tensors = self._guarded("its vocabulary", self._vocabulary, nothing), self._weights()
+        end, start = self._token("eos_token_id"), self._start(vocabulary)
+        tables = self._tables(tensors, form) if tensors and sound else None
+        size = len(vocabulary.target) if tables is None else len(tables[1])
+        rules = self._guarded(GENERATION, lambda: self._rules(size, vocabulary.unknown, end), Rules("transformers"))
+        if tables is not None:
+            self._fits(vocabulary, tables, end)
+        if self.faults or tables is None:
+            raise self._refusal()
+        source, target = (Renumbering(len(each), vocabulary.unknown, end) for each in tables[:2])
+        form, state = self._state(tensors, form, family, tables, (source, target), start)
+        if self.faults:
+            raise self._refusal()
+        framing, pieces = vocabulary.framed(source, target, rules, self.languages)
+        if framing.prefixed:
+            rules = replace(rules, prefix=())
+        about = {"architecture": self.config["architectures"][0], "format": "huggingface", **self._licence()}
+        return Imported(
+            form,
+            family.pre_norm,
+            {name: np.ascontiguousarray(each) for name, each in state.items()},
+            framing,
+            pieces,
+            vocabulary.files,
+            rules,
+            min(form.positions[0], self._most_tokens()),
+            "-".join(filter(None, (framing.source_language, framing.target_language))),
+            about,
+        )
+
+    def _licence(self) -> dict[str, str]:
+        """What the model's README says of its licence."""
+        path = self.path / "README.md"
+        text = path.read_text("utf-8", "replace") if path.is_file() else ""
+        found = re.search(r"\A---\n(?:.*\n)*?license:\s*(\S+)", text)
+        return {"licence": found[1]} if found else {}
+
+    # ------------------------------------------------------------------------------------------------- configuration
+
+    def _family(self) -> Family | None:
+        """The family of its architecture; None, with a fault, for one that cannot be read."""
+        names = self.config.get("architectures")
+        name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+        if name in FAMILIES:
+            return FAMILIES[name]
+        if self.faults:
+            return None
+        kind = name or f"the model type {self.config.get('model_type')}"
+        why = REFUSED.get(name) or (
+            "it is a decoder alone, which translates nothing"
+            if name.endswith(("CausalLM", "LMHeadModel")) or not self.config.get("is_encoder_decoder")
+            else "it is none that is read here"
+        )
+        self.faults.append(f"found {kind}, wanted {', '.join(FAMILIES)}: {why}")
+        return None
+
+    def _form(self, family: Family) -> Form:
+        """The sizes that the configuration gives; the tables are looked at later."""
+        sizes: dict[str, Any] = {
+            name: self._whole(key)
+            for name, key in {
+                "encoder": "encoder_layers",
+                "decoder": "decoder_layers",
+                "width": "d_model",
+                "hidden": "encoder_ffn_dim",
+                "heads": "encoder_attention_heads",
+                "decoder_hidden": "decoder_ffn_dim",
+                "decoder_heads": "decoder_attention_heads",
+            }.items()
+        }
+        for heads in {sizes["heads"], sizes["decoder_heads"]}:
+            if sizes["width"] % heads or sizes["width"] % 2:
+                self.faults.append(f"{CONFIG} has d_model {sizes['width']}, which {heads} heads cannot share")
+        activation = self.config.get("activation_function", family.activation)
+        if activation not in ACTIVATIONS:
+            self.faults.append(f"found the activation {activation}, wanted one of {', '.join(ACTIVATIONS)}")
+        if sizes["decoder_hidden"] == sizes["hidden"]:
+            sizes["decoder_hidden"] = 0
+        if sizes["decoder_heads"] == sizes["heads"]:
+            sizes["decoder_heads"] = 0
+        positions = self._whole("max_position_embeddings", default=1024)
+        return Form(
+            **sizes,
+            activation=ACTIVATIONS.get(activation, "relu"),
+            scaled=bool(self.config.get("scale_embedding", family.scaled)),
+            embedding_norm=family.embedding_norm,
+            final_norm=family.pre_norm,
+            output_bias=True,
+            positions=(positions, positions),
+        )
+
+    def _start(self, vocabulary: Vocabulary) -> int:
+        """The token that translations start after: of mBART the language that is asked for."""
+        start = self._token("decoder_start_token_id")
+        start = self._token("bos_token_id") if start < 0 else start
+        if vocabulary.starts and self.languages[TARGET]:
+            start = vocabulary.languages.get(self.languages[TARGET], start)
+        if start < 0:
+            self.faults.append("found no decoder_start_token_id")
+        return start
+
+    # ------------------------------------------------------------------------------------------------------- weights
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """All tensors, by name."""
+        for name in WEIGHTS:
+            if (self.path / name).is_file():
+                return self._tensors(name)
+            if (self.path / f"{name}{INDEX}").is_file():
+                places = self._json(f"{name}{INDEX}").get("weight_map")
+                if not isinstance(places, dict) or not all(
+                    isinstance(each, str) and Path(each).name == each for each in places.values()
+                ):
+                    self.faults.append(f"{name}{INDEX} names no files")
+                    return {}
+                found: dict[str, torch.Tensor] = {}
+                for part in sorted(set(places.values())):
+                    found |= self._tensors(part)
+                return found
+        self.faults.append(f"found no weights, wanted {' or '.join(WEIGHTS)}")
+        return {}
+
+    def _tensors(self, name: str) -> dict[str, torch.Tensor]:
+        import torch
+
+        path = self.path / name
+        try:
+            if path.suffix == ".safetensors":
+                import safetensors.torch
+
+                return safetensors.torch.load_file(path)
+            with warnings.catch_warnings(action="ignore"):  # of pickles of another protocol
+                found = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
+        except ModuleNotFoundError as error:
+            self.faults.append(
+                f"{name} is read by {error.name}, which is not installed; run: pip install 'int8-zoo[import]'"
+            )
+        except pickle.UnpicklingError:
+            self.faults.append(f"{name} is damaged or holds code, which is not executed")
+        except Exception as error:  # the classes of both libraries' errors differ from version to version
+            self.faults.append(f"{name} is damaged ({one_line(error)})")
+        else:
+            if isinstance(found, dict) and all(isinstance(each, torch.Tensor) for each in found.values()):
+                return found
+            self.faults.append(f"{name} holds something else than tensors")
+        return {}
+
+    def _array(
+        self, tensors: Mapping[str, torch.Tensor], names: Sequence[str], shape: tuple[int, ...]
+    ) -> NDArray[np.float32]:
+        """The first of these tensors that there is, float32. shape: -1 for any size."""
+        for name in names:
+            if name in tensors:
+                found: NDArray[np.float32] = tensors[name].detach().float().numpy()
+                fits = len(shape) == found.ndim and all(a in (-1, b) for a, b in zip(shape, found.shape, strict=True))
+                if not fits:
+                    wanted = " x ".join("?" if size < 0 else str(size) for size in shape)
+                    self.faults.append(f"{name} is {' x '.join(map(str, found.shape))}, wanted {wanted}")
+                    break
+                if not np.isfinite(found).all():
+                    self.faults.append(f"{name} holds NaN or infinity")
+                return found
+        else:
+            self.faults.append(f"{names[0]} is missing")
+        return np.zeros([1] * len(shape), np.float32)
+
+    def _tables(
+        self, tensors: Mapping[str, torch.Tensor], form: Form
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]] | None:
+        """Embeddings of the source and the target, and the weights of the output, [tokens, width] each."""
+        before, shape = len(self.faults), (-1, form.width)
+        shared, output = "model.shared.weight", "lm_head.weight"
+        source, target = (f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
+        tied = self.config.get("tie_word_embeddings", True)
+        if tied and self.config.get("share_encoder_decoder_embeddings", True):
+            table = self._array(tensors, (shared, source, target, output), shape)
+            found = table, table, table
+        else:
+            decoder = self._array(tensors, (target, output) if tied else (target, shared), shape)
+            encoder = self._array(tensors, (source, shared), shape)
+            found = encoder, decoder, decoder if tied else self._array(tensors, (output,), decoder.shape)
+        return found if len(self.faults) == before else None
+
+    def _fits(self, vocabulary: Vocabulary, tables: Sequence[NDArray[np.float32]], end: int) -> None:
+        """Whether the vocabulary is the weights' own."""
+        for table, pieces in zip(tables, (vocabulary.source, vocabulary.target), strict=False):
+            if not pieces:
+                continue  # which has been said
+            spare = len(table) - len(pieces)
+            if not 0 <= spare <= vocabulary.spare:
+                self.faults.append(f"the vocabulary has {len(pieces)} tokens, the weights {len(table)}")
+            elif not 0 <= end < len(pieces) or pieces[end] != vocabulary.end:
+                self.faults.append(f"eos_token_id is {end}, which is not {vocabulary.end} in the vocabulary")
+
+    def _state(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        form: Form,
+        family: Family,
+        tables: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]],
+        renumbered: tuple[Renumbering, Renumbering],
+        start: int,
+    ) -> tuple[Form, dict[str, NDArray[np.float32]]]:
+        """The state dict of the zoo's network, and its form."""
+        encoder, decoder, output = tables
+        source, target = renumbered
+        if not start < len(decoder):
+            self.faults.append(f"decoder_start_token_id is {start}, the vocabulary has {len(decoder)} tokens")
+            return form, {}
+        shared = encoder is decoder or np.array_equal(encoder, decoder)
+        tied = output is decoder or np.array_equal(output, decoder)
+        positions = tuple(self._positions(tensors, family, side, form) for side in ("encoder", "decoder"))
+        lengths = tuple(len(each) for each in positions)
+        form = replace(form, shared_source=shared, tied_output=tied, positions=lengths)
+        bias = np.zeros(len(decoder), np.float32)
+        if "final_logits_bias" in tensors:
+            bias = self._array(tensors, ("final_logits_bias",), (1, len(decoder)))[0]
+        found = {
+            "embedding.weight": target.table(decoder, start),
+            "source_positions": positions[0],
+            "positions": positions[1],
+            "output_bias": target.bias(bias),
+        }
+        if not shared:
+            found["source_embedding.weight"] = source.table(encoder)
+        if not tied:
+            found["output_weight"] = target.table(output)
+
+        def copy(ours: str, theirs: str, *shape: int) -> None:
+            found[f"{ours}.weight"] = self._array(tensors, (f"{theirs}.weight",), shape)
+            found[f"{ours}.bias"] = self._array(tensors, (f"{theirs}.bias",), shape[:1])
+
+        width = form.width
+        for side, other, layers, hidden in (
+            ("encoder", "source", form.encoder, form.hidden),
+            ("decoder", "target", form.decoder, form.decoder_hidden or form.hidden),
+        ):
+            blocks = {"attention": "self_attn"} | ({"cross": "encoder_attn"} if side == "decoder" else {})
+            for i in range(layers):
+                ours, theirs = f"{side}.{i}", f"model.{side}.layers.{i}"
+                for name, block in blocks.items():
+                    for part, projection in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "out")):
+                        copy(f"{ours}.{name}.{part}", f"{theirs}.{block}.{projection}_proj", width, width)
+                    copy(f"{ours}.around_{name}.norm", f"{theirs}.{block}_layer_norm", width)
+                copy(f"{ours}.feed.inner", f"{theirs}.fc1", hidden, width)
+                copy(f"{ours}.feed.outer", f"{theirs}.fc2", width, hidden)
+                copy(f"{ours}.around_feed.norm", f"{theirs}.final_layer_norm", width)
+            if form.embedding_norm:
+                copy(f"{other}_norm", f"model.{side}.layernorm_embedding", width)
+            if form.final_norm:
+                copy(f"{side}_norm", f"model.{side}.layer_norm", width)
+        layer = re.compile(r"model\.(encoder|decoder)\.layers\.(\d+)\.")
+        found_layers = {name: layer.match(name) for name in tensors}
+        if more := [name for name, at in found_layers.items() if at and int(at[2]) >= getattr(form, at[1])]:
+            self.faults.append(f"found {more[0]}, which is of more layers than {CONFIG} says")
+        return form, found
+
+    def _positions(
+        self, tensors: Mapping[str, torch.Tensor], family: Family, side: str, form: Form
+    ) -> NDArray[np.float32]:
+        """Position encodings [tokens, width] of the encoder or the decoder."""
+        length, width = form.positions[0], form.width
+        if family.positions == "learned":
+            return self._array(tensors, (f"model.{side}.embed_positions.weight",), (-1, width))[OFFSET:]
+        if family.positions == "sinusoids":
+            return sinusoids(length + OFFSET, width)[OFFSET:]
+        angles = np.arange(length)[:, None] / np.power(10_000, 2 * np.arange(width // 2) / width)
+        return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)

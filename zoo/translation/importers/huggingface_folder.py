@@ -1,0 +1,200 @@
+"""A folder of transformers: its JSON files, and what they say of the search."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pipelines.core.errors import RequestError, one_line
+from zoo.translation.data.parallel_text import END
+from zoo.translation.data.text_files import SHOWN
+from zoo.translation.importers.imported import Renumbering
+from zoo.translation.search.beam_search import Rules
+
+if TYPE_CHECKING:
+    pass
+
+Made = TypeVar("Made")
+CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
+LAYERS, SIZES = 1000, 1 << 20  # of a network, at most
+# What of generation_config.json chooses tokens and has no form here: {name: values with which it does nothing}
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "do_sample": (False,),
+    "repetition_penalty": (1, 1.0),
+    "encoder_repetition_penalty": (1, 1.0),
+    "encoder_no_repeat_ngram_size": (0,),
+    "diversity_penalty": (0, 0.0),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0, 0.0),
+    "guidance_scale": (1, 1.0),
+    **dict.fromkeys(
+        (
+            "begin_suppress_tokens",
+            "constraints",
+            "dola_layers",
+            "exponential_decay_length_penalty",
+            "force_words_ids",
+            "forced_decoder_ids",
+            "max_time",
+            "prompt_lookup_num_tokens",
+            "sequence_bias",
+            "stop_strings",
+            "watermarking_config",
+        ),
+        ((), {}),
+    ),
+    **dict.fromkeys(("renormalize_logits", "remove_invalid_values", "token_healing", "use_mtp"), (False,)),
+}
+# What it may say besides: read here, or without influence on the tokens of a search that draws none
+HARMLESS = (
+    "max_length max_new_tokens min_length min_new_tokens early_stopping num_beams length_penalty no_repeat_ngram_size "
+    "bad_words_ids suppress_tokens forced_bos_token_id forced_eos_token_id decoder_start_token_id eos_token_id "
+    "pad_token_id bos_token_id use_cache cache_implementation cache_config max_cache_len temperature top_k top_p min_p "
+    "top_h typical_p epsilon_cutoff eta_cutoff num_return_sequences output_attentions output_hidden_states "
+    "output_scores output_logits return_dict_in_generate is_assistant num_assistant_tokens "
+    "num_assistant_tokens_schedule assistant_confidence_threshold max_matching_ngram_size assistant_early_exit "
+    "assistant_lookbehind target_lookbehind assistant_ensemble_weight speculation_type compile_config disable_compile "
+    "continuous_batching_config low_memory prefill_chunk_size transformers_version return_legacy_cache "
+    "_from_model_config _commit_hash trust_remote_code generation_kwargs"
+)
+SUPPORTED = frozenset(HARMLESS.split())
+
+
+class Folder:
+    """The files of one folder, and what is wrong with them. languages: the chosen ones, of `SOURCE` and `TARGET`."""
+
+    def __init__(self, path: Path, languages: Mapping[str, str]) -> None:
+        self.path, self.languages = path, languages
+        self.faults: list[str] = []
+        self.config = self._json(CONFIG)
+        own = self._json(GENERATION) if (path / GENERATION).is_file() else {}
+        self.generation = own or {
+            key: each for key, each in self.config.items() if key in SUPPORTED | UNSUPPORTED.keys()
+        }
+        self.tokenizer = self._json(TOKENIZER) if (path / TOKENIZER).is_file() else {}
+
+    def _guarded(self, what: str, make: Callable[[], Made], otherwise: Made) -> Made:
+        """What `make` makes; `otherwise`, with a fault, where a file holds values of other kinds than transformers
+        writes.
+        """
+        try:
+            return make()
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            self.faults.append(f"{what} is not as transformers writes it ({one_line(error)})")
+            return otherwise
+
+    def _refusal(self) -> RequestError:
+        faults = list(dict.fromkeys(self.faults))
+        more = [f"and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
+        return RequestError(f"{self.path} cannot be imported: {'; '.join([*faults[:SHOWN], *more])}")
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            found = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except OSError as error:
+            self.faults.append(f"cannot read {name} ({error.strerror or error})")
+        except (ValueError, RecursionError) as error:
+            self.faults.append(f"{name} is not valid JSON ({error})")
+        else:
+            if isinstance(found, dict):
+                return found
+            self.faults.append(f"{name} holds no object")
+        return {}
+
+    def _bytes(self, name: str) -> bytes:
+        try:
+            return (self.path / name).read_bytes()
+        except OSError as error:
+            self.faults.append(f"cannot read {name} ({error.strerror or error})")
+            return b""
+
+    def _whole(self, key: str, default: int | None = None) -> int:
+        found = self.config.get(key, default)
+        most = LAYERS if key.endswith("layers") else SIZES
+        if isinstance(found, int) and not isinstance(found, bool) and 1 <= found <= most:
+            return found
+        self.faults.append(f"{CONFIG} has {key} {found!r}, wanted a whole number from 1 to {most:,}")
+        return 1
+
+    def _token(self, key: str) -> int:
+        """A token that the configuration names, -1 where it names none."""
+        found = self.generation.get(key)
+        found = self.config.get(key) if found is None else found
+        if isinstance(found, list):
+            if len(found) != 1:
+                self.faults.append(f"found {key} {found}, wanted one token")
+                return -1
+            found = found[0]
+        if found is None:
+            return -1
+        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+            self.faults.append(f"found {key} {found!r}, wanted a token")
+            return -1
+        return found
+
+    def _most_tokens(self) -> int:
+        found: Any = self.tokenizer.get("model_max_length")
+        return int(found) if isinstance(found, int | float) and 1 <= found < 1 << 20 else 1 << 20
+
+    def _rules(self, size: int, unknown: int, end: int) -> Rules:
+        """What generation_config.json says of the search, where it has a form here. size: tokens of a target."""
+        ours = Renumbering(size, *(each if each < size else -1 for each in (unknown, end))).ours
+        given = {key: value for key, value in self.generation.items() if value is not None}
+        for key, value in given.items():
+            if key in UNSUPPORTED:
+                if value not in UNSUPPORTED[key]:
+                    self.faults.append(f"{key} {value!r} is not supported; remove it from {GENERATION}")
+            elif key not in SUPPORTED and value is not False:
+                self.faults.append(f"{GENERATION} has {key}, which is not known here; remove it")
+
+        def number(key: str, default: float, kinds: type | tuple[type, ...] = int) -> Any:
+            found: Any = given.get(key, default)
+            sound = isinstance(found, kinds) and not isinstance(found, bool)
+            if not sound or not -1e6 < found < 1e6:
+                self.faults.append(f"{key} is {found!r}, wanted a number")
+                return default
+            return found
+
+        def tokens(key: str, found: Any) -> list[int]:
+            if not all(isinstance(each, int) and 0 <= each < len(ours) for each in found):
+                self.faults.append(f"{key} names tokens that the vocabulary has not")
+                return []
+            return [int(ours[each]) for each in found]
+
+        banned = []
+        words = given.get("bad_words_ids") or []
+        if not all(isinstance(each, list) and len(each) == 1 for each in words):
+            self.faults.append("bad_words_ids of several tokens are not supported")
+            words = []
+        banned += [each for each in tokens("bad_words_ids", [each[0] for each in words]) if each != END]
+        banned += tokens("suppress_tokens", given.get("suppress_tokens") or [])
+        prefix = tokens("forced_bos_token_id", [given[key] for key in ("forced_bos_token_id",) if key in given])
+        forced = given.get("forced_eos_token_id")
+        if forced is not None and tokens("forced_eos_token_id", forced if isinstance(forced, list) else [forced]) != [
+            END
+        ]:
+            self.faults.append(f"forced_eos_token_id {forced} is not the end, which is not supported")
+        stopping = given.get("early_stopping", False)
+        if stopping not in (True, False, "never"):
+            self.faults.append(f"early_stopping is {stopping!r}, wanted true, false or never")
+        most = number("max_new_tokens", 0) or max(number("max_length", 1) - 1, 0)
+        least = number("min_new_tokens", -1) + 1 or number("min_length", 0)
+        repeated = number("no_repeat_ngram_size", 0)
+        if repeated == 1:
+            self.faults.append("no_repeat_ngram_size 1 is not supported")
+        if most and most <= len(prefix):
+            self.faults.append(f"translations of at most {most} tokens have no room for one")
+        return Rules(
+            "transformers",
+            beam=number("num_beams", Rules().beam),
+            length_penalty=float(number("length_penalty", 1.0, (int, float))),
+            early_stopping=stopping,
+            prefix=tuple(prefix),
+            banned=tuple(dict.fromkeys(banned)),
+            least=least,
+            most=most,
+            forced_end=forced is not None,
+            no_repeat_ngram=repeated,
+        )

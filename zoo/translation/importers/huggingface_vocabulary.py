@@ -1,0 +1,249 @@
+"""Vocabularies in folders of transformers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pipelines.core.errors import RequestError, one_line
+from zoo.translation.data.parallel_text import END
+from zoo.translation.data.vocabularies import SOURCE, TARGET, Framing
+from zoo.translation.importers.imported import Renumbering
+from zoo.translation.search.beam_search import Rules
+
+if TYPE_CHECKING:
+    pass
+from zoo.translation.importers.huggingface_folder import TOKENIZER, Folder
+
+FAST, PIECES = "tokenizer.json", "sentencepiece.bpe.model"
+SPARE = 128  # rows of a table, at most, that no token has
+# Languages of M2M-100 and of its WMT21 models, in the order of their tokens, which stand in no file of their folders
+M2M100 = (
+    "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy "
+    "id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru "
+    "sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
+)
+CODES = {"m2m100": M2M100, "wmt21": "en ha is ja cs ru zh de"}
+LANGUAGE = re.compile(r"__([a-z]{2,3})__|>>(.+)<<|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")
+FIRST_LANGUAGE = {
+    "M2M100Tokenizer": "en",
+    "NllbTokenizer": "eng_Latn",
+    "MBartTokenizer": "en_XX",
+    "MBart50Tokenizer": "en_XX",
+}
+
+
+class VocabularyFolder(Folder):
+    """A folder whose vocabulary is read."""
+
+    def _vocabulary(self) -> Vocabulary:
+        """The vocabulary of the folder; an empty one, with a fault, where there is none."""
+        there = {each.name for each in self.path.iterdir() if each.is_file()}
+        if there & {"source.spm", "target.spm"}:
+            return self._of_marian()
+        if there >= {"vocab.json", PIECES} and FAST not in there:
+            return self._of_m2m()
+        if FAST in there:
+            return self._of_tokenizers()
+        if there >= {"vocab.json", "merges.txt"}:
+            return self._of_byte_pairs()
+        if PIECES in there:
+            return self._of_fairseq()
+        self.faults.append(f"found no vocabulary, wanted source.spm, target.spm and vocab.json, or {FAST}, or {PIECES}")
+        return self._made("sentencepiece", [], {})
+
+    def _special(self, name: str, default: str) -> str:
+        found = self.tokenizer.get(name, default)
+        return str(found.get("content", default)) if isinstance(found, dict) else str(found or default)
+
+    def _numbered(self, name: str) -> list[str | None]:
+        """A {piece: token} file as a list of pieces."""
+        return self._in_order(self._json(name), name)
+
+    def _in_order(self, found: Mapping[str, Any], name: str) -> list[str | None]:
+        if not found or not all(isinstance(each, int) and 0 <= each < 1 << 24 for each in found.values()):
+            self.faults.append(f"{name} numbers no pieces")
+            return []
+        pieces: list[str | None] = [None] * (max(found.values()) + 1)
+        for piece, token in found.items():
+            pieces[token] = piece
+        return pieces
+
+    def _made(self, kind: str, source: list[str | None], files: Mapping[str, bytes], **more: Any) -> Vocabulary:
+        special = {
+            name: self._special(f"{name}_token", default)
+            for name, default in {"unk": "<unk>", "eos": "</s>", "bos": "<s>", "pad": "<pad>", "mask": "<mask>"}.items()
+        }
+        added = self.tokenizer.get("added_tokens_decoder")
+        hidden = {*special.values()}
+        if isinstance(added, dict):
+            hidden |= {each["content"] for each in added.values() if isinstance(each, dict) and each.get("special")}
+        languages = {
+            next(filter(None, found.groups())): token
+            for token, piece in enumerate(source)
+            if piece and (found := LANGUAGE.fullmatch(piece))
+        }
+        unknown = source.index(special["unk"]) if special["unk"] in source else -1
+        return Vocabulary(kind, source, files, unknown, special["eos"], hidden, languages, **more)
+
+    def _of_marian(self) -> Vocabulary:
+        files = {name: self._bytes(name) for name in ("source.spm", "target.spm")}
+        source = self._numbered("vocab.json")
+        target = self._numbered("target_vocab.json") if self.tokenizer.get("separate_vocabs") else source
+        found = self._made("sentencepiece", source, files, target=target, spare=0)
+        # a model for several languages reads its own in the text
+        found.before = (TARGET,) if found.languages else ()
+        return found
+
+    def _of_m2m(self) -> Vocabulary:
+        pieces = self._numbered("vocab.json")
+        codes = CODES.get(self.tokenizer.get("language_codes", "m2m100"), M2M100).split()
+        pieces += [f"__{code}__" for code in codes]
+        found = self._made("sentencepiece", pieces, {PIECES: self._bytes(PIECES)})
+        return self._of_languages(found, "M2M100Tokenizer")
+
+    def _of_fairseq(self) -> Vocabulary:
+        """Pieces of sentencepiece in the order of fairseq: four of its own first, then languages, at last the mask."""
+        import sentencepiece
+
+        content = self._bytes(PIECES)
+        try:
+            model = sentencepiece.SentencePieceProcessor(model_proto=content)
+        except RuntimeError:
+            self.faults.append(f"{PIECES} is no vocabulary of sentencepiece")
+            return self._made("sentencepiece", [], {})
+        pieces: list[str | None] = ["<s>", "<pad>", "</s>", "<unk>"]
+        pieces += [model.id_to_piece(i) for i in range(3, len(model))]
+        extra = self._json("special_tokens_map.json") if (self.path / "special_tokens_map.json").is_file() else {}
+        codes = extra.get("additional_special_tokens") or self.tokenizer.get("additional_special_tokens") or []
+        codes = [each.get("content") if isinstance(each, dict) else each for each in codes]
+        if not codes:
+            self.faults.append(f"found no languages in special_tokens_map.json or {TOKENIZER}, and no {FAST}")
+        found = self._made("sentencepiece", [*pieces, *map(str, codes), "<mask>"], {PIECES: content})
+        return self._of_languages(found, self._tokenizer_class("MBart50Tokenizer"))
+
+    def _of_tokenizers(self) -> Vocabulary:
+        fast = self._json(FAST)
+        model = fast.get("model", {})
+        numbered = model.get("vocab", {}) if isinstance(model, dict) else {}
+        if isinstance(numbered, list):  # of a unigram model: (piece, score)
+            numbered = {each[0]: token for token, each in enumerate(numbered)}
+        added = [each for each in fast.get("added_tokens", []) if isinstance(each, dict)]
+        pieces = self._in_order({**numbered, **{each["content"]: each["id"] for each in added}}, FAST)
+        kind, files = "tokenizers", {FAST: self._bytes(FAST)}
+        if (self.path / PIECES).is_file():  # the same pieces, by the lighter library
+            kind, files = "sentencepiece", {PIECES: self._bytes(PIECES)}
+        found = self._made(kind, pieces, files)
+        found.hidden |= {each["content"] for each in added if each.get("special")}
+        return self._of_languages(found, self._tokenizer_class("BartTokenizer"))
+
+    def _of_byte_pairs(self) -> Vocabulary:
+        """vocab.json and merges.txt as one tokenizer.json."""
+        try:
+            import tokenizers
+        except ModuleNotFoundError:
+            self.faults.append(
+                "merges.txt is read by tokenizers, which is not installed; run: pip install 'int8-zoo[import]'"
+            )
+            return self._made("tokenizers", [], {})
+        try:
+            merged = tokenizers.ByteLevelBPETokenizer.from_file(
+                str(self.path / "vocab.json"), str(self.path / "merges.txt"), trim_offsets=True
+            )
+        except Exception as error:  # what the library raises has no class of its own
+            self.faults.append(f"merges.txt is damaged ({one_line(error)})")
+            return self._made("tokenizers", [], {})
+        files = {FAST: merged.to_str().encode()}
+        return self._of_languages(self._made("tokenizers", self._numbered("vocab.json"), files), "BartTokenizer")
+
+    def _tokenizer_class(self, default: str) -> str:
+        found = str(self.tokenizer.get("tokenizer_class") or default).removesuffix("Fast")
+        if found in FIRST_LANGUAGE or found in ("BartTokenizer", "RobertaTokenizer"):
+            return found
+        return {
+            "M2M100ForConditionalGeneration": "NllbTokenizer",
+            "MBartForConditionalGeneration": "MBart50Tokenizer",
+        }.get(self.config["architectures"][0], "BartTokenizer")
+
+    def _of_languages(self, found: Vocabulary, kind: str) -> Vocabulary:
+        """What stands around a source with this class of tokenizer."""
+        if kind not in FIRST_LANGUAGE:
+            found.before = ("bos",)
+            found.bos = self._special("bos_token", "<s>")
+            found.languages = {}
+            return found
+        chosen = self.tokenizer.get("src_lang") or FIRST_LANGUAGE[kind]
+        found.first = {SOURCE: str(chosen), TARGET: str(self.tokenizer.get("tgt_lang") or "")}
+        found.starts = kind == "MBartTokenizer"
+        found.prefixed = not found.starts
+        if found.starts or self.tokenizer.get("legacy_behaviour"):
+            found.after = ("eos", SOURCE)
+        else:
+            found.before = (SOURCE,)
+        return found
+
+
+@dataclass
+class Vocabulary:
+    """A vocabulary in the original's tokens.
+
+    source, target: pieces by token. hidden: pieces that are no text. languages: {name: token}. first: the languages
+    that the folder itself chooses. starts: translations start after the token of the target language, instead of
+    beginning with it (`prefixed`).
+    """
+
+    kind: str
+    source: list[str | None]
+    files: Mapping[str, bytes]
+    unknown: int
+    end: str
+    hidden: set[str]
+    languages: dict[str, int]
+    target: list[str | None] = field(default_factory=list)
+    spare: int = SPARE
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ("eos",)
+    bos: str = ""
+    first: Mapping[str, str] = field(default_factory=dict)
+    starts: bool = False
+    prefixed: bool = False
+
+    def __post_init__(self) -> None:
+        self.target = self.target or self.source
+
+    def framed(
+        self, source: Renumbering, target: Renumbering, rules: Rules, languages: Mapping[str, str]
+    ) -> tuple[Framing, tuple[list[str | None], ...]]:
+        """The framing and the pieces in the zoo's tokens. Raises RequestError for a language that the model has not."""
+        ours = source.ours
+        places: dict[str, int | str] = {"eos": END, SOURCE: SOURCE, TARGET: TARGET}
+        if self.bos in self.source:
+            places["bos"] = int(ours[self.source.index(self.bos)])
+        known = {name: int(ours[token]) for name, token in self.languages.items()}
+        chosen = {side: languages[side] or self.first.get(side, "") for side in (SOURCE, TARGET)}
+        for side, name in chosen.items():
+            if languages[side] and name not in known:
+                wanted = f"wanted one of: {', '.join(sorted(known))}" if known else "this model has none to choose from"
+                raise RequestError(f"found --{side}-language {name}; {wanted}")
+        prefixed = self.prefixed
+        if prefixed and not chosen[TARGET] and rules.prefix:  # which is a language, or what all translations begin with
+            chosen[TARGET] = next((name for name, token in known.items() if (token,) == rules.prefix), "")
+            prefixed = bool(chosen[TARGET])
+        pieces = source.pieces(self.source)
+        other = target.pieces(self.target)
+        hidden = [token for token, piece in enumerate(other) if piece is None or piece in self.hidden]
+        hidden += [known[name] for name in known if self.target is self.source]
+        framing = Framing(
+            self.kind,
+            tuple(self.files),
+            tuple(places[each] for each in self.before if each in places),
+            tuple(places[each] for each in self.after),
+            known or None,
+            chosen[SOURCE] if chosen[SOURCE] in known else "",
+            chosen[TARGET] if chosen[TARGET] in known else "",
+            prefixed,
+            tuple(sorted(set(hidden))),
+        )
+        return framing, (pieces,) if self.target is self.source else (pieces, other)

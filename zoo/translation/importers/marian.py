@@ -1,0 +1,404 @@
+"""Models of Marian, of Bergamot and of Firefox."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from zoo.translation.data.parallel_text import POSITIONS, UNKNOWN
+from zoo.translation.data.vocabularies import Framing
+from zoo.translation.importers.imported import Imported, Renumbering
+from zoo.translation.importers.marian_file import Tensor, candidates, is_model
+from zoo.translation.importers.marian_folder import Folder, Vocabulary
+from zoo.translation.models.config import Form
+from zoo.translation.search.beam_search import Rules
+from zoo.translation.search.shortlist import MAGIC, SHORTLIST, Shortlist, read_binary, read_text
+
+EPSILON = 1e-6
+ALPHA = "_QuantMultA"
+FIREFOX = Rules(kind="marian", beam=1, length_penalty=1.0, growth=2.0, banned=(UNKNOWN,))  # how a browser decodes
+OWN = Rules(kind="marian", beam=12, length_penalty=0.0, growth=3.0, banned=(UNKNOWN,))  # Marian's defaults
+DECODERS = {"self-attention": "attention", "rnn": "ssru", "average-attention": "average"}
+# Options with which a model computes what is not computed here: {name: values that are}
+SUPPORTED = {
+    "type": ("transformer",),
+    "transformer-decoder-autoreg": tuple(DECODERS),
+    "transformer-ffn-activation": ("relu", "swish", "gelu"),
+    "transformer-ffn-depth": ("2",),
+    "transformer-decoder-ffn-depth": ("0", "2"),
+    "transformer-attention-mask": ("default",),
+    **dict.fromkeys(
+        (
+            "transformer-disable-position-embeddings",
+            "transformer-pool",
+            "transformer-rnn-projection",
+            "layer-normalization",
+            "right-left",
+            "ulr",
+        ),
+        ("false",),
+    ),
+    "lemma-dim-emb": ("0",),
+    "factors-dim-emb": ("0",),
+}
+# Around layers, the embeddings and all: d is dropout, a adds what came in, n normalizes
+OPERATIONS = {"preprocess": "", "postprocess": "dan", "postprocess-emb": "d", "postprocess-top": ""}
+# Of averaged attention alone
+SUPPORTED_AVERAGE = {
+    "transformer-aan-activation": ("relu", "swish", "gelu"),
+    "transformer-aan-depth": ("2",),
+    "transformer-aan-nogate": ("false",),
+}
+CONTROL = tuple(f"<0x{i:02X}>" for i in range(32))  # pieces that Marian never chooses
+
+
+def recognized(path: Path) -> bool:
+    """Whether it is a model of Marian or a folder with one."""
+    return any(is_model(each) for each in candidates(path))
+
+
+def read(path: Path, *, source_language: str = "", target_language: str = "") -> Imported:
+    """The model in a folder, or a file beside its vocabularies. Nothing in it is executed.
+
+    Raises RequestError with all that is wrong with it, and for a language: a model of Marian has one of each.
+    """
+    for side, name in (("source", source_language), ("target", target_language)):
+        if name:
+            raise RequestError(f"found --{side}-language {name}; a model of Marian has no languages to choose from")
+    return _Reader(path).read()
+
+
+class _Reader(Folder):
+    """Reads one model, and gathers what is wrong with it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.used: set[str] = set()
+        self.int8: set[str] = set()
+        self.magnitudes: dict[str, float] = {}
+
+    def read(self) -> Imported:
+        """See `read`."""
+        if not self.tensors or not self.options:
+            raise self._refusal()
+        vocabularies = self._vocabularies()
+        form, pre_norm = self._form()
+        if self.faults:
+            raise self._refusal()
+        state, renumbered, form = self._state(form, pre_norm, vocabularies)
+        left = self.tensors.keys() - self.used - {name for name in self.tensors if name.endswith(ALPHA)}
+        if left:
+            self.faults.append(f"found {', '.join(sorted(left)[:5])}, which is not known here")
+        rules = self._rules(vocabularies[-1], renumbered[-1])
+        pieces = tuple(each.pieces(one.pieces) for each, one in zip(renumbered, vocabularies, strict=True))
+        files = {name: content for each in vocabularies for name, content in each.files.items()}
+        framing = Framing(vocabularies[0].kind, tuple(files))
+        if shortlist := self._shortlist(vocabularies, renumbered):
+            files[SHORTLIST] = shortlist.to_bytes()
+        if self.faults:
+            raise self._refusal()
+        version = self._option("version").split(" ")[0]
+        about = {"format": "marian", "architecture": self._option("type"), "version": version}
+        return Imported(
+            form,
+            pre_norm,
+            {name: np.ascontiguousarray(each) for name, each in state.items()},
+            framing,
+            pieces,
+            files,
+            rules,
+            POSITIONS,
+            self._languages(),
+            about | ({"int8": f"{len(self.int8)} matrices"} if self.int8 else {}),
+            self.magnitudes,
+        )
+
+    def _form(self) -> tuple[Form, bool]:
+        """The form, and whether layers normalize before. What is not supported becomes a fault by its option's name."""
+        autoregression = self._option("transformer-decoder-autoreg", "self-attention")
+        wanted = dict(SUPPORTED)
+        if autoregression == "rnn":
+            wanted["dec-cell"] = ("ssru",)
+        if autoregression == "average-attention":
+            wanted |= SUPPORTED_AVERAGE
+        for name, values in wanted.items():
+            found = self._option(name, values[0])
+            if found not in values:
+                self.faults.append(f"{name}: {found} is not supported, wanted {' or '.join(values)}")
+        before, after, embedded, top = (
+            re.sub("d", "", self._option(f"transformer-{name}", default)) for name, default in OPERATIONS.items()
+        )
+        if (before, after) not in (("", "an"), ("n", "a")):
+            self.faults.append(
+                f"transformer-preprocess: {before!r} with transformer-postprocess: {after!r} is not supported, "
+                "wanted '' with 'dan', or 'n' with 'da'"
+            )
+        for name, found in (("postprocess-emb", embedded), ("postprocess-top", top)):
+            if found not in ("", "n"):
+                self.faults.append(f"transformer-{name}: {found} is not supported, wanted 'd' or 'n'")
+        if before == "n":
+            self._normalizes_before(autoregression)
+        if "Wpos" in self.tensors:
+            self.faults.append(
+                "transformer-train-positions is not supported: Marian decodes every token at the first one"
+            )
+        width, heads = self._whole("dim-emb"), self._whole("transformer-heads", "8")
+        if width % heads or width % 2 or width < 4:
+            self.faults.append(f"dim-emb {width} cannot be shared by transformer-heads {heads}")
+        hidden, other = self._whole("transformer-dim-ffn", "2048"), self._whole("transformer-decoder-dim-ffn", "0", 0)
+        everywhere = self._flag("tied-embeddings-all")
+        form = Form(
+            self._whole("enc-depth", "1"),
+            self._whole("dec-depth", "1"),
+            width,
+            hidden,
+            heads,
+            decoder_hidden=0 if other == hidden else other,
+            activation=self._option("transformer-ffn-activation", "swish"),
+            autoregression=DECODERS.get(autoregression, "attention"),
+            embedding_norm=embedded == "n",
+            final_norm=top == "n",
+            shared_source=everywhere or self._flag("tied-embeddings-src"),
+            tied_output=everywhere or self._flag("tied-embeddings"),
+            output_bias=True,
+            epsilon=EPSILON,
+        )
+        if form.autoregression == "average":
+            hidden, activation = (
+                self._whole("transformer-dim-aan", "2048"),
+                self._option("transformer-aan-activation", "swish"),
+            )
+            form = replace(form, average_hidden=hidden, average_activation=activation)
+        return form, before == "n"
+
+    def _normalizes_before(self, autoregression: str) -> None:
+        version = re.match(r"v1\.(\d+)", self._option("version"))
+        if version is None or int(version[1]) < 11:
+            self.faults.append(
+                f"transformer-preprocess: n of Marian {self._option('version', 'without a version')} is not supported: "
+                "before v1.11 keys and values were not normalized"
+            )
+        if autoregression == "self-attention":
+            self.faults.append(
+                "transformer-preprocess: n with transformer-decoder-autoreg: self-attention is not supported: Marian "
+                "decodes with keys and values that it did not train with"
+            )
+        if autoregression == "average-attention":
+            self.faults.append(
+                "transformer-preprocess: n with transformer-decoder-autoreg: average-attention is not supported"
+            )
+
+    def _rules(self, vocabulary: Vocabulary, renumbered: Renumbering) -> Rules:
+        """Those of marian-decoder's options in the folder; of a browser where there are none beside a .bin."""
+        if not self.decoding:
+            assert self.file is not None
+            plain = FIREFOX if self.file.suffix == ".bin" else OWN
+        else:
+            plain = OWN
+
+        def number(name: str, default: float) -> float:
+            found = self.decoding.get(name, default)
+            try:
+                return float(found)
+            except (TypeError, ValueError):
+                self.faults.append(f"{name} is {found}, wanted a number")
+                return default
+
+        banned = () if self.decoding.get("allow-unk") == "true" else plain.banned
+        if self.decoding.get("allow-special") != "true":
+            ours = renumbered.ours
+            banned += tuple(int(ours[i]) for i, piece in enumerate(vocabulary.pieces) if piece in CONTROL)
+        return Rules(
+            "marian",
+            beam=max(int(number("beam-size", plain.beam)), 1),
+            length_penalty=number("normalize", plain.length_penalty),
+            word_penalty=number("word-penalty", 0.0),
+            growth=number("max-length-factor", plain.growth),
+            banned=banned,
+        )
+
+    def _shortlist(self, vocabularies: Sequence[Vocabulary], renumbered: Sequence[Renumbering]) -> Shortlist | None:
+        """The one in the folder, in the zoo's tokens; None where there is none."""
+        name, *numbers = self._listed(self.decoding, "shortlist") or [""]
+        found = sorted(each for each in self.folder.glob("lex*") if ".s2t" in each.name or each.suffix == ".bin")
+        if name:
+            found = [self.folder / Path(name).name]
+        if len(found) > 1:
+            self.faults.append(f"found the shortlists {', '.join(each.name for each in found)}, wanted one")
+        if len(found) != 1:
+            return None
+        path = found[0]
+        (source, target), shared = (vocabularies[0], vocabularies[-1]), len(vocabularies) == 1
+        try:
+            content = path.read_bytes()
+            if content[:8] == MAGIC.to_bytes(8, "little"):
+                list_ = read_binary(content, renumbered[0].size, renumbered[-1].size, shared)
+            else:
+                options = dict(zip(("first", "best"), map(int, numbers[:2]), strict=False))
+                if path.suffix == ".gz":
+                    content = gzip.decompress(content)
+                list_ = read_text(
+                    content.decode("utf-8").splitlines(),
+                    source.tokens,
+                    target.tokens,
+                    (source.unknown, target.unknown),
+                    **options,
+                    threshold=float(numbers[2]) if len(numbers) > 2 else 0.0,
+                    shared=shared,
+                )
+        except OSError as error:
+            self.faults.append(f"cannot read {path.name} ({error.strerror or error})")
+        except (ValueError, EOFError, zlib.error) as error:
+            self.faults.append(f"{path.name} cannot be used ({error})")
+        else:
+            return list_.renumbered(renumbered[0].ours, renumbered[-1].ours)
+        return None
+
+    def _languages(self) -> str:
+        """ "en-de" of the "ende" in the name of a model of Firefox."""
+        assert self.file is not None
+        found = re.search(r"\.([a-z]{2})([a-z]{2})\.", self.file.name)
+        return f"{found[1]}-{found[2]}" if found else ""
+
+    # ------------------------------------------------------------------------------------------------------- weights
+
+    def _tensor(self, name: str, *shape: int) -> Tensor:
+        """A tensor of this shape, which may stand in the file with further sizes of 1 before."""
+        self.used.add(name)
+        found = self.tensors.get(name)
+        if found is None:
+            self.faults.append(f"{name} is missing")
+            return Tensor(np.zeros(shape, np.float32))
+        values = found.values
+        while values.ndim > len(shape) and len(values) == 1:
+            values = values[0]
+        if values.shape != shape:
+            sizes, wanted = (" x ".join(map(str, each)) for each in (found.values.shape, shape))
+            self.faults.append(f"{name} is {sizes}, wanted {wanted}")
+            return Tensor(np.zeros(shape, np.float32))
+        if not np.isfinite(values).all():
+            self.faults.append(f"{name} holds NaN or infinity")
+        return Tensor(values, found.multiplier)
+
+    def _state(
+        self, form: Form, pre_norm: bool, vocabularies: Sequence[Vocabulary]
+    ) -> tuple[dict[str, NDArray[np.float32]], tuple[Renumbering, ...], Form]:
+        """The state dict of the zoo's network, and how tokens are renumbered."""
+        width, found = form.width, {}
+        tables = ["Wemb"] if form.shared_source else ["encoder_Wemb", "decoder_Wemb"]
+        sizes = [len(self.tensors[name].values) if name in self.tensors else 1 for name in tables]
+        originals = [self._tensor(name, size, width) for name, size in zip(tables, sizes, strict=True)]
+        if len(vocabularies) > len(tables):
+            self.faults.append("found two vocabularies and one table of embeddings")
+        if self.faults:
+            raise self._refusal()
+        for each, size in zip(vocabularies, sizes, strict=False):
+            each.fit(size, self.faults)
+        vocabularies = [vocabularies[0], vocabularies[-1]][: len(tables)]
+        if self.faults:
+            raise self._refusal()
+        renumbered = [Renumbering(size, each.unknown, each.end) for each, size in zip(vocabularies, sizes, strict=True)]
+        source, target = renumbered[0], renumbered[-1]
+        found["embedding.weight"] = target.table(originals[-1].values)
+        self._quantized("embedding.weight", originals[-1], *([tables[-1], "none"] if form.tied_output else []))
+        if not form.shared_source:
+            found["source_embedding.weight"] = source.table(originals[0].values)
+            self._quantized("source_embedding.weight", originals[0])
+        out = "decoder_ff_logit_out"
+        if not form.tied_output:
+            if f"{out}_W" in self.tensors:
+                one = self._tensor(f"{out}_W", width, sizes[-1])
+                output = Tensor(one.values.T, one.multiplier)
+            else:
+                output = self._tensor(f"{out}_Wt", sizes[-1], width)
+            found["output_weight"] = target.table(output.values)
+            self._quantized("output_weight", output, f"{out}_Wt", f"{out}_W", "none")
+        omitted = self._flag("output-omit-bias")
+        found["output_bias"] = target.bias(
+            np.zeros(sizes[-1], np.float32) if omitted else self._tensor(f"{out}_b", sizes[-1]).values
+        )
+
+        unbiased, plain = self._flag("transformer-no-bias"), self._flag("transformer-no-affine")
+
+        def linear(ours: str, prefix: str, suffix: str, rows: int, columns: int, bias: bool = True) -> None:
+            weight = self._tensor(f"{prefix}_W{suffix}", rows, columns)
+            found[f"{ours}.weight"] = weight.values.T
+            self._quantized(f"{ours}.weight", weight, f"{prefix}_W{suffix}")
+            if bias:
+                given = not unbiased or f"{prefix}_b{suffix}" in self.tensors
+                found[f"{ours}.bias"] = (
+                    self._tensor(f"{prefix}_b{suffix}", columns).values if given else np.zeros(columns, np.float32)
+                )
+
+        def norm(ours: str, prefix: str, suffix: str = "") -> None:
+            for part, theirs in (("weight", "scale"), ("bias", "bias")):
+                name = f"{prefix}_ln_{theirs}{suffix}"
+                given = name in self.tensors or not (plain or (unbiased and part == "bias"))
+                found[f"{ours}.{part}"] = (
+                    self._tensor(name, width).values if given else np.full(width, part == "weight", np.float32)
+                )
+
+        def around(ours: str, before: str, after: str) -> None:
+            norm(f"{ours}.norm", before if pre_norm else after, "_pre" if pre_norm else "")
+
+        def attention(ours: str, name: str, prefix: str) -> None:
+            for part, theirs in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
+                if part == "output" and self._flag("transformer-no-projection"):
+                    found[f"{ours}.{name}.output.weight"] = np.eye(width, dtype=np.float32)
+                    found[f"{ours}.{name}.output.bias"] = np.zeros(width, np.float32)
+                else:
+                    linear(f"{ours}.{name}.{part}", prefix, theirs, width, width)
+            around(f"{ours}.around_{name}", f"{prefix}_Wo", f"{prefix}_Wo")
+
+        def feed(ours: str, prefix: str, hidden: int) -> None:
+            linear(f"{ours}.feed.inner", prefix, "1", width, hidden)
+            linear(f"{ours}.feed.outer", prefix, "2", hidden, width)
+            around(f"{ours}.around_feed", f"{prefix}_ffn", f"{prefix}_ffn")
+
+        for i in range(form.encoder):
+            attention(f"encoder.{i}", "attention", f"encoder_l{i + 1}_self")
+            feed(f"encoder.{i}", f"encoder_l{i + 1}_ffn", form.hidden)
+        tied = self._listed(self.options, "transformer-tied-layers") or [str(i + 1) for i in range(form.decoder)]
+        if len(tied) != form.decoder:
+            self.faults.append(f"transformer-tied-layers has {len(tied)} layers, dec-depth is {form.decoder}")
+        for i, layer in enumerate(tied[: form.decoder]):
+            ours, theirs = f"decoder.{i}", f"decoder_l{layer}"
+            if form.autoregression == "ssru":
+                linear(f"{ours}.attention.value", f"{theirs}_rnn", "", width, width, bias=False)
+                linear(f"{ours}.attention.forget", f"{theirs}_rnn", "f", width, width)
+                around(f"{ours}.around_attention", f"{theirs}_rnn", f"{theirs}_rnn_ffn")
+            elif form.autoregression == "average":
+                prefix = f"{theirs}_aan"
+                linear(f"{ours}.attention.inner", prefix, "1", width, form.average_hidden)
+                linear(f"{ours}.attention.outer", prefix, "2", form.average_hidden, width)
+                linear(f"{ours}.attention.input", prefix, "i", width, width)
+                linear(f"{ours}.attention.forget", prefix, "f", width, width)
+                around(f"{ours}.around_attention", f"{prefix}_ffn", f"{prefix}_ffn")
+            else:
+                attention(ours, "attention", f"{theirs}_self")
+            attention(ours, "cross", f"{theirs}_context")
+            feed(ours, f"{theirs}_ffn", form.decoder_hidden or form.hidden)
+        for side, other in (("encoder", "source"), ("decoder", "target")):
+            if form.embedding_norm:
+                norm(f"{other}_norm", f"{side}_emb", "_pre")
+            if form.final_norm:
+                norm(f"{side}_norm", f"{side}_top")
+        return found, tuple(renumbered), form
+
+    def _quantized(self, ours: str, weight: Tensor, *names: str) -> None:
+        """Note a quantized weight, and the greatest magnitude of what it is multiplied with, where the file has that
+        one's multiplier.
+        """
+        if weight.multiplier:
+            self.int8.add(ours)
+            alpha = next((each.values for name in names if (each := self.tensors.get(name + ALPHA))), np.zeros(1))
+            if 0 < (multiplier := float(alpha.ravel()[0])) < np.inf:
+                self.magnitudes[ours] = 127 / multiplier

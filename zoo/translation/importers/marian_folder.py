@@ -1,0 +1,199 @@
+"""The folder of a model of Marian: its options and its vocabularies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import RequestError
+from zoo.translation.importers.marian_file import CONFIG, Tensor, candidates, is_model, tensors
+
+
+class Folder:
+    """The files of one model, and what is wrong with them."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = path if path.is_dir() else path.parent
+        self.faults: list[str] = []
+        self.path = path
+        self.decoding = self._decoding()
+        self.file = path if path.is_file() else self._chosen()
+        self.tensors: dict[str, Tensor] = {}
+        self.options: Mapping[str, Any] = {}
+        if self.file:
+            try:
+                self.tensors, text = tensors(self.file)
+                beside = Path(f"{self.file}.yml")
+                self.options = self._yaml(text or beside.read_text("utf-8"), CONFIG if text else beside.name)
+            except (OSError, UnicodeDecodeError):
+                self.faults.append(f"found neither {CONFIG} in {self.file.name} nor {self.file.name}.yml")
+            except RequestError as error:
+                self.faults.append(str(error))
+
+    def _refusal(self) -> RequestError:
+        return RequestError(f"{self.path} cannot be imported: {'; '.join(dict.fromkeys(self.faults))}")
+
+    # ------------------------------------------------------------------------------------------------- configuration
+
+    def _yaml(self, text: str, name: str) -> dict[str, Any]:
+        """A file of options; every value is text, a list or a dict."""
+        try:
+            import yaml  # type: ignore[import-untyped]
+        except ModuleNotFoundError:
+            self.faults.append(f"{name} is read by PyYAML, which is not installed; run: pip install 'int8-zoo[import]'")
+            return {}
+        try:
+            found = yaml.load(text, getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # makes text, lists and dicts alone
+        except (yaml.YAMLError, RecursionError):
+            found = None
+        if isinstance(found, dict) and all(isinstance(key, str) for key in found):
+            return found
+        self.faults.append(f"{name} is no YAML of options")
+        return {}
+
+    def _decoding(self) -> Mapping[str, Any]:
+        """The options of marian-decoder in the folder, empty where there are none."""
+        for path in sorted(self.folder.glob("*.yml")):
+            text = path.read_text("utf-8", "replace")
+            if re.search(r"^models:", text, re.MULTILINE):
+                return self._yaml(text, path.name)
+        return {}
+
+    def _listed(self, options: Mapping[str, Any], name: str) -> list[str]:
+        found = options.get(name) or []
+        return [str(each) for each in (found if isinstance(found, list) else [found])]
+
+    def _chosen(self) -> Path | None:
+        """The model's file."""
+        names = [Path(each).name for each in self._listed(self.decoding, "models")]
+        if len(names) > 1:
+            self.faults.append(
+                f"models: {', '.join(names)} are an ensemble, which is not supported; name one of the files"
+            )
+            return None
+        found = [each for each in candidates(self.folder) if each.name in names] or [
+            each for each in candidates(self.folder) if is_model(each)
+        ]
+        if len(found) == 1:
+            return found[0]
+        self.faults.append(
+            f"found the models {', '.join(each.name for each in found)}; name one of them"
+            if found
+            else f"found no model of Marian in {self.folder}, wanted a .npz or .bin"
+        )
+        return None
+
+    def _option(self, name: str, default: str = "") -> str:
+        return str(self.options.get(name, default))
+
+    def _whole(self, name: str, default: str = "", least: int = 1) -> int:
+        found = self._option(name, default)
+        if found.isdecimal() and least <= int(found) < 1 << 30:
+            return int(found)
+        self.faults.append(f"{name} is {found or 'missing'}, wanted a whole number from {least} on")
+        return least
+
+    def _flag(self, name: str) -> bool:
+        return self._option(name, "false") == "true"
+
+    # ---------------------------------------------------------------------------------------------------- vocabulary
+
+    def _vocabularies(self) -> list[Vocabulary]:
+        """Of the source, and of the target where it is another."""
+        named: list[str] = []
+        assert self.file is not None
+        beside = Path(f"{self.file}.yml")
+        training = self._yaml(beside.read_text("utf-8", "replace"), beside.name) if beside.is_file() else {}
+        for options in (self.decoding, training):
+            names = [Path(each).name for each in self._listed(options, "vocabs")]
+            if not named and names and all((self.folder / each).is_file() for each in names):
+                named = names
+        if not named:
+            each_side = [sorted(each.name for each in self.folder.glob(f"{side}vocab*.spm")) for side in ("src", "trg")]
+            both = sorted(each.name for each in self.folder.glob("*vocab*") if each.suffix in (".spm", ".yml", ".json"))
+            named = [each[0] for each in each_side] if all(len(each) == 1 for each in each_side) else both
+            if len(named) != 1 and named is both:
+                self.faults.append(
+                    f"found the vocabularies {', '.join(both) or 'none'} in {self.folder}, "
+                    "wanted vocab.spm or vocab.yml, or the names under vocabs: in decoder.yml"
+                )
+                return []
+        if len(named) > 2:  # one for each of several sources
+            self.faults.append(f"vocabs: {', '.join(named)} are of several sources, which is not supported")
+        sides: list[tuple[str, ...]] = [("source",), ("target",)] if len(set(named)) > 1 else [("source", "target")]
+        return [self._vocabulary(name, side) for name, side in zip(dict.fromkeys(named), sides, strict=False)]
+
+    def _vocabulary(self, name: str, sides: Sequence[str]) -> Vocabulary:
+        """The vocabulary in a file. sides: whose spm cuts text where it is YAML."""
+        try:
+            content = (self.folder / name).read_bytes()
+        except OSError as error:
+            self.faults.append(f"cannot read {name} ({error.strerror or error})")
+            return Vocabulary("", [], 0, 0, {})
+        if name.endswith(".spm"):
+            return self._of_sentencepiece(name, content)
+        found = self._yaml(content.decode("utf-8", "replace"), name)
+        if not all(isinstance(each, str) and each.isdecimal() and int(each) < 1 << 24 for each in found.values()):
+            self.faults.append(f"{name} numbers no words")
+            found = {}
+        pieces: list[str | None] = [None] * (max(map(int, found.values()), default=-1) + 1)
+        for piece, token in found.items():
+            pieces[int(token)] = piece
+
+        def special(text: str, nematus: str, token: int) -> int:
+            if token < len(pieces) and pieces[token] in (None, "", nematus):
+                return token
+            if text not in pieces:
+                self.faults.append(f"{name} has no {text}")
+                return 0
+            return pieces.index(text)
+
+        end, unknown = special("</s>", "eos", 0), special("<unk>", "UNK", 1)
+        paths = [self.folder / f"{side}.spm" for side in sides]
+        files = {each.name: each.read_bytes() for each in paths if each.is_file()}
+        if files and len(files) < len(paths):
+            self.faults.append(f"found {', '.join(files)} alone, wanted {' and '.join(each.name for each in paths)}")
+        return Vocabulary("sentencepiece" if files else "words", pieces, unknown, end, files, spare=-1)
+
+    def _of_sentencepiece(self, name: str, content: bytes) -> Vocabulary:
+        import sentencepiece
+
+        try:
+            model = sentencepiece.SentencePieceProcessor(model_proto=content)
+        except RuntimeError:
+            self.faults.append(f"{name} is no vocabulary of sentencepiece")
+            return Vocabulary("", [], 0, 0, {})
+        if model.eos_id() < 0:
+            self.faults.append(f"{name} has no end of a sentence")
+        pieces = [model.id_to_piece(i) for i in range(len(model))]
+        return Vocabulary("sentencepiece", pieces, model.unk_id(), model.eos_id(), {name: content})
+
+
+@dataclass
+class Vocabulary:
+    """A vocabulary in the original's tokens. spare: rows of the table that no piece has, at most; -1: pieces beyond the
+    table are left out, as Marian does with dim-vocabs.
+    """
+
+    kind: str
+    pieces: Sequence[str | None]
+    unknown: int
+    end: int
+    files: Mapping[str, bytes]
+    spare: int = 64
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """{piece: token}."""
+        return {piece: token for token, piece in enumerate(self.pieces) if piece is not None}
+
+    def fit(self, rows: int, faults: list[str]) -> None:
+        """Whether it is the vocabulary of a table of so many rows."""
+        if self.spare < 0:
+            self.pieces = self.pieces[:rows]
+        spare = self.spare if self.spare >= 0 else rows
+        if not 0 <= rows - len(self.pieces) <= spare or max(self.unknown, self.end) >= rows:
+            faults.append(f"the vocabulary has {len(self.pieces)} pieces, the weights {rows}")

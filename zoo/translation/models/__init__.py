@@ -1,0 +1,1 @@
+"""The encoder-decoder Transformer: its configuration, its network in torch, and checkpoints."""

@@ -1,0 +1,173 @@
+"""Encoder and decoding step with KV caches of a translation model, derived from its frozen graph, which computes all
+target tokens at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from pipelines.graph import edit
+from pipelines.graph.builder import GraphBuilder
+from pipelines.kernels.transformer.from_graph import GraphMapper
+from pipelines.kernels.transformer.program import CrossAttention, Embedding, RowLinear
+from zoo.translation.data.parallel_text import PAD
+from zoo.translation.search.beam_search import Integers, Step
+from zoo.translation.search.step_graph import LOGITS, MASK, PARENTS, POSITION, TOKENS, Cache, StepWriter, linear
+
+SOURCE, TARGET, MEMORY = "source", "target", "memory"  # values of the frozen graph
+CACHES = "int8-zoo.caches"  # the key under which `step_of` stores the caches
+HIDDEN = -1e9  # added to the scores of padding
+
+
+@dataclass(frozen=True)
+class Incremental:
+    """A translation model for decoding token by token: encoder and decoding step.
+
+    Attributes:
+        encoder: source int64 [n, s], padded -> the values `given`, one row a sentence.
+        step: See `StepWriter`.
+        given: Names of the encoder's outputs, inputs of the step.
+        caches: The caches of the step.
+        positions: Most tokens of a target.
+    """
+
+    encoder: ir.Model
+    step: ir.Model
+    given: list[str]
+    caches: list[Cache]
+    positions: int
+
+
+def incremental(model: ir.Model) -> Incremental:
+    """Derives encoder and step from a frozen graph.
+
+    The graph is read by `GraphMapper`, as for the native kernels, and `StepWriter` writes each operation. Linear layers
+    keep the precision that they have in `model`, Q/DQ pairs between other operators are dropped. Keys and values are
+    rounded to float16 where `model` is quantized, as in native code (`pipelines.kernels.transformer.program`).
+
+    Args:
+        model: What `zoo.translation.export.freeze.export` wrote, as it is, rewritten or quantized.
+
+    Returns:
+        The encoder and the step.
+
+    Raises:
+        RequestError: The graph has other inputs or outputs, or an operator that no decoding step can be derived from;
+            the message names it and the reason.
+    """
+    inputs, outputs = ([str(value.name) for value in values] for values in (model.graph.inputs, model.graph.outputs))
+    if {SOURCE, TARGET} - {*inputs} or outputs != [LOGITS]:
+        raise RequestError(
+            f"found inputs {', '.join(inputs)} and outputs {', '.join(outputs)}; "
+            f"decoding needs {SOURCE} and {TARGET}, and {LOGITS}"
+        )
+    mapper = GraphMapper(model, (SOURCE, TARGET), MEMORY, for_kernels=False)
+    operations = mapper.decoder_operations(LOGITS)
+    is_quantized = any(node.op_type == "QuantizeLinear" for node in model.graph)
+    cache_dtype = ir.DataType.FLOAT16 if is_quantized else ir.DataType.FLOAT
+    opsets = dict(model.graph.opset_imports)
+    step = StepWriter(operations, cache_dtype, opsets)
+    attention = [operation for operation in operations if isinstance(operation, CrossAttention)]
+    encoder = edit.extract(model, [SOURCE], [MEMORY])
+    _append_memory(encoder.graph, attention, step.memory, cache_dtype)
+    given = [str(value.name) for value in encoder.graph.outputs]
+    assert isinstance(operations[0], Embedding)
+    positions = len(operations[0].positions)
+    return Incremental(encoder, ir.Model(step.graph, ir_version=model.ir_version), given, step.caches, positions)
+
+
+def step_of(model: Incremental) -> ir.Model:
+    """The step, with what `caches_of` reads again."""
+    kept = [[each.before, each.after, each.shape, each.dtype.name] for each in model.caches]
+    model.step.metadata_props[CACHES] = json.dumps(kept)
+    return model.step
+
+
+def caches_of(step: ir.Model) -> list[Cache]:
+    """The caches of a graph that `step_of` gave."""
+    kept = json.loads(step.metadata_props[CACHES])
+    return [Cache(before, after, tuple(shape), ir.DataType[dtype]) for before, after, shape, dtype in kept]
+
+
+def cached_step(decoder: Any, given: Mapping[str, NDArray[Any]], caches: Sequence[Cache]) -> Step:
+    """The `Step` of a decoder with KV caches, for `beam_search`.
+
+    decoder: a session of `Incremental.step`. given: the encoder's outputs, a row a sentence.
+    """
+    sentences = np.arange(len(next(iter(given.values()))))
+    state = {}
+    for cache in caches:
+        shape = [len(sentences) if size is None else size for size in cache.shape]
+        state[cache.before] = np.zeros(shape, cache.dtype.numpy())
+    of_live, length = dict(given), 0
+
+    def step(tokens: Integers, parents: Integers) -> NDArray[np.float32]:
+        nonlocal sentences, of_live, length
+        before, sentences = sentences, sentences[parents]
+        if not np.array_equal(live := np.unique(sentences), np.unique(before)):
+            of_live = {name: array[live] for name, array in given.items()}
+        batch = {TOKENS: tokens, PARENTS: parents, POSITION: np.array(length), **of_live, **state}
+        outputs = decoder.run(batch)
+        state.update({cache.before: outputs[cache.after] for cache in caches})
+        length += 1
+        logits: NDArray[np.float32] = outputs[LOGITS]
+        return logits
+
+    return step
+
+
+def _append_memory(
+    encoder: ir.Graph, attention: Sequence[CrossAttention], names: Sequence[tuple[str, str]], dtype: ir.DataType
+) -> None:
+    """Make the encoder's outputs the mask of the source and, by these names, keys and values of each cross-attention.
+
+    One layer computes all keys and values where they are quantized alike.
+    """
+    source, (memory,) = encoder.inputs[0], encoder.outputs
+    encoder.outputs.clear()
+    add = GraphBuilder(encoder, "memory/", {MASK, *(name for pair in names for name in pair)})
+    is_padding = add("Cast", add("Equal", source, PAD, dtype=ir.DataType.BOOL))
+    mask = add("Unsqueeze", add("Mul", is_padding, HIDDEN), [1, 2])
+    mask.shape = ir.Shape(["batch", 1, 1, "source_length"])
+    outputs = {MASK: mask}
+    for layer, group in _merged(attention):
+        parts = iter(
+            add.split(
+                linear(add, memory, layer, "keys_values", matrix=False),
+                [operation.layer.outputs // 2 for operation in group for _ in range(2)],
+            )
+        )
+        for operation in group:
+            for name, perm in zip(names[attention.index(operation)], ([0, 2, 3, 1], [0, 2, 1, 3]), strict=True):
+                heads = add("Reshape", next(parts), [0, 0, operation.heads, -1])
+                value = add("Transpose", heads, perm=perm)
+                if dtype != ir.DataType.FLOAT:
+                    value = add("Cast", add("Cast", value, dtype=dtype))
+                outputs[name] = value
+    for name, value in outputs.items():
+        value.name = name
+        encoder.outputs.append(value)
+
+
+def _merged(attention: Sequence[CrossAttention]) -> list[tuple[RowLinear, list[CrossAttention]]]:
+    """Layers of keys and values, those that are quantized alike as one, and the operations that each serves."""
+    groups: dict[Any, list[CrossAttention]] = {}
+    for operation in attention:
+        groups.setdefault((operation.layer.weight.dtype, operation.layer.qparams), []).append(operation)
+    return [(_joined([operation.layer for operation in group]), group) for group in groups.values()]
+
+
+def _joined(layers: Sequence[RowLinear]) -> RowLinear:
+    """Layers of one input as one."""
+    weight, scale, bias = (
+        np.concatenate([getattr(layer, name) for layer in layers], -1) for name in ("weight", "scale", "bias")
+    )
+    return RowLinear(weight, scale, bias, layers[0].qparams)

@@ -1,0 +1,296 @@
+"""Beam search in the graph: encoder, a Loop of decoding steps, and the hypotheses at its end as one ONNX model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.graph import query
+from pipelines.graph.builder import GraphBuilder
+from zoo.translation.data.parallel_text import END, PAD, START
+from zoo.translation.search.beam_search import NEVER
+from zoo.translation.search.kv_cache import Incremental
+from zoo.translation.search.step_graph import LOGITS, PARENTS, POSITION, TOKENS
+
+BEAM, BEST, PENALTY, GROWTH = "beam", "best", "length_penalty", "growth"
+SCORES = "scores"
+SHARED = 4096  # bytes of a weight, at least, that two graphs share
+FEW = (3, 4)  # of the sentences of a turn: when no more than these go on, the others leave
+# The key under which the graph of `search` is cached. Bump it when that graph changes;
+# tests/zoo/translation/search/test_loop_graph.py fails where that is forgotten.
+FORM = 8
+BOOL, FLOAT, INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
+# outputs of every step, [sentences, beam] each: the scores of hypotheses that end there, or `NEVER`, with their last
+# token and parent beam; token and parent beam of every beam that goes on
+STEPS = {"closed": FLOAT, "last_words": INT64, "last_beams": INT64, "words": INT64, "beams": INT64}
+
+
+def search(model: Incremental, end: int = END) -> ir.Model:
+    """Beam search (the rules of `zoo.translation.search.beam_search.beam_search`) as one graph, of standard operators
+    alone.
+
+    source int64 [n, s], padded with `PAD`; beam and best int64 [1]; length_penalty float32 [1]; growth int64 [2], (a,
+    b): a translation of a source of c tokens has at most a c + b tokens, its end included, and the model's positions ->
+    tokens int64 [n, best, t], padded, without `end`, and scores float32 [n, best], the best first. end=-1 is no token:
+    all translations run to their limit, to time a step. `model` is used up. A step takes the top logits of each row
+    before log-softmax; hypotheses are followed back from token to token once, at the end.
+    """
+    main = GraphBuilder(model.encoder.graph)
+    source = main.graph.inputs[0]
+    beam, best = main.input(BEAM, INT64, [1]), main.input(BEST, INT64, [1])
+    penalty, growth = main.input(PENALTY, FLOAT, [1]), main.input(GROWTH, INT64, [2])
+    given = {str(each.name): each for each in main.graph.outputs}
+    main.graph.outputs.clear()
+
+    count = main("Shape", source, dtype=INT64, start=0, end=1)
+    rows = main("Mul", count, beam, dtype=INT64)
+    length = main(
+        "ReduceSum", main("Cast", main("Cast", source, dtype=BOOL), dtype=INT64), [1], dtype=INT64, keepdims=0
+    )
+    a, b = (main("Gather", growth, [i], dtype=INT64) for i in (0, 1))
+    first = main("Equal", main.arange(beam), 0, dtype=BOOL)
+    states = {
+        "sentence": main.arange(count),
+        "length": main("Squeeze", main("Mul", beam, 0, dtype=INT64), dtype=INT64),
+        "limits": main(
+            "Min", main("Add", main("Mul", length, a, dtype=INT64), b, dtype=INT64), model.positions, dtype=INT64
+        ),
+        TOKENS: main("Expand", START, rows, dtype=INT64),
+        PARENTS: main.arange(rows),
+        "total": main("Expand", main("Where", first, 0.0, NEVER), main("Concat", count, beam, dtype=INT64, axis=0)),
+        "found": main("Expand", 0, count, dtype=INT64),
+        "topped": main("Expand", False, count, dtype=BOOL),
+        **given,
+    }
+    for cache in model.caches:
+        shape = main("Concat", *(rows if each is None else [each] for each in cache.shape), dtype=INT64, axis=0)
+        states[cache.before] = main("Expand", ir.tensor(np.zeros((), cache.dtype.numpy())), shape, dtype=cache.dtype)
+    none = main("Concat", [0], count, beam, dtype=INT64, axis=0)
+    states |= {
+        name: main("Expand", ir.tensor(np.zeros((), dtype.numpy())), none, dtype=dtype) for name, dtype in STEPS.items()
+    }
+    outer = {
+        "beam": beam,
+        "width": main("Mul", beam, 2, dtype=INT64),
+        "sentences": count,
+        "enough": main("Where", main("Equal", penalty, 0.0, dtype=BOOL), best, beam, dtype=INT64),
+        "penalized": main("Not", main("Equal", penalty, 0.0, dtype=BOOL), dtype=BOOL),
+    }
+    turns = _turns(model, outer, states, main.taken, end)
+    results = main.loop("turns", turns, [None, main.constant(True), *states.values()])
+    finals = dict(zip(states, results, strict=True))
+    _hypotheses(main, [finals[name] for name in STEPS], beam, best, penalty, end)
+    for inner in (each.attributes["body"].as_graph() for each in turns if each.op_type == "Loop"):
+        _share(main.graph, inner)
+    return ir.Model(main.graph, ir_version=model.encoder.ir_version)
+
+
+def _turns(
+    model: Incremental, outer: Mapping[str, ir.Value], states: Mapping[str, ir.Value], taken: set[str], end: int
+) -> ir.Graph:
+    """(number, condition, `states`) -> (condition, `states`): steps until a quarter of the sentences is done; these
+    leave the batch.
+
+    Keys and values of the source are copied here, not in a step; the caches of the target follow in the next step, by
+    its `parents`.
+    """
+    turn = GraphBuilder(ir.Graph([], [], nodes=[], name="turn"), "turn/", taken)
+    turn.input("turn/number", INT64, [])
+    turn.input("turn/going", BOOL, [])
+    state = {name: turn.input(f"turn/{name}", value.dtype or INT64, None) for name, value in states.items()}
+    count, beam = turn("Shape", state["limits"], dtype=INT64, start=0, end=1), outer["beam"]
+    fixed = {
+        **outer,
+        "limits": state["limits"],
+        "length": state["length"],
+        "matrix": turn("Concat", count, [-1], dtype=INT64, axis=0),
+        "firsts": turn("Mul", turn("Unsqueeze", turn.arange(count), [1], dtype=INT64), beam, dtype=INT64),
+        "few": turn("Squeeze", turn("Div", turn("Mul", count, FEW[0], dtype=INT64), FEW[1], dtype=INT64), dtype=INT64),
+    }
+    going = {
+        name: state[name]
+        for name in (TOKENS, PARENTS, "total", "found", "topped", *(each.before for each in model.caches))
+    }
+    going["live"] = turn("Expand", True, count, dtype=BOOL)
+    body = _step(model, {name: state[name] for name in model.given}, fixed, going, turn.taken, end)
+    results = turn.loop("steps", body, [None, turn.constant(True), *going.values()])
+    after, steps = dict(zip(going, results, strict=False)), dict(zip(STEPS, results[len(going) :], strict=True))
+
+    kept = turn("Squeeze", turn("NonZero", after["live"], dtype=INT64), [0], dtype=INT64)
+    rows = turn(
+        "Add", turn("Mul", turn("Unsqueeze", kept, [1], dtype=INT64), beam, dtype=INT64), turn.arange(beam), dtype=INT64
+    )
+    rows = turn("Reshape", rows, [-1], dtype=INT64)
+    done = turn("Shape", steps["closed"], dtype=INT64, start=0, end=1)
+    after |= {name: turn("Gather", after[name], rows, dtype=INT64) for name in (TOKENS, PARENTS)}
+    after |= {
+        name: turn("Gather", after[name], kept, dtype=states[name].dtype or FLOAT)
+        for name in ("total", "found", "topped")
+    }
+    kinds = ("sentence", "limits", *model.given)
+    after |= {name: turn("Gather", state[name], kept, dtype=states[name].dtype or FLOAT) for name in kinds}
+    after["length"] = turn("Add", state["length"], turn("Squeeze", done, dtype=INT64), dtype=INT64)
+    # where each sentence of all stands among those of this turn; behind them where it has left
+    places = turn(
+        "ScatterElements",
+        turn("Expand", count, outer["sentences"], dtype=INT64),
+        state["sentence"],
+        turn.arange(count),
+        dtype=INT64,
+    )
+    gone = turn("Concat", done, [1], beam, dtype=INT64, axis=0)
+    for name, dtype in STEPS.items():
+        nothing = turn("Expand", NEVER if dtype == FLOAT else 0, gone, dtype=dtype)
+        whole = turn("Gather", turn("Concat", steps[name], nothing, dtype=dtype, axis=1), places, dtype=dtype, axis=1)
+        after[name] = turn("Concat", state[name], whole, dtype=dtype, axis=0)
+    left = turn("Squeeze", turn("Shape", kept, dtype=INT64), dtype=INT64)
+    turn.graph.outputs.extend([turn("Greater", left, 0, dtype=BOOL), *(after[name] for name in states)])
+    return turn.graph
+
+
+def _step(
+    model: Incremental,
+    given: Mapping[str, ir.Value],
+    outer: Mapping[str, ir.Value],
+    states: Mapping[str, ir.Value],
+    taken: set[str],
+    end: int,
+) -> ir.Graph:
+    """(iteration, condition, `states`) -> (condition, `states`, `STEPS`): a token for every row."""
+    step = model.step.graph
+    inputs = {str(each.name): each for each in step.inputs}
+    for name in model.given:
+        inputs[name].replace_all_uses_with(given[name])
+    step.inputs.clear()
+    body = GraphBuilder(step, "step/", taken)
+    iteration, _ = body.input("step/number", INT64, []), body.input("step/going", BOOL, [])
+    position = body("Add", iteration, outer["length"], dtype=INT64)
+    inputs[POSITION].replace_all_uses_with(position)
+    state = {}
+    for name, value in states.items():
+        if name in inputs:
+            inputs[name].shape = None
+            step.inputs.append(inputs[name])
+        state[name] = inputs[name] if name in inputs else body.input(f"step/{name}", value.dtype or INT64, None)
+    results = {str(each.name): each for each in step.outputs}
+    step.outputs.clear()
+    logits = results[LOGITS]
+    logits.name = f"step/{LOGITS}"
+
+    values, words = body.top(logits, outer["width"])
+    norm = _norm(body, logits, values, words)
+    totals = body("Add", body("Reshape", state["total"], [-1, 1]), body("Sub", values, norm))
+    total, order = body.top(body("Reshape", totals, outer["matrix"]), outer["width"])
+    words = body("GatherElements", body("Reshape", words, outer["matrix"], dtype=INT64), order, dtype=INT64, axis=1)
+    origin = body("Div", order, outer["width"], dtype=INT64)
+
+    ended = body("Equal", words, end, dtype=BOOL)
+    last = body("LessOrEqual", outer["limits"], body("Add", position, 1, dtype=INT64), dtype=BOOL)
+    likely = {"ended": (ended, BOOL), "total": (total, FLOAT), "words": (words, INT64), "origin": (origin, INT64)}
+    front = {name: body("Slice", each, [0], outer["beam"], [1], dtype=dtype) for name, (each, dtype) in likely.items()}
+    ends = body("Or", front["ended"], body("Unsqueeze", last, [1], dtype=BOOL), dtype=BOOL)
+    closes = body("And", ends, body("Unsqueeze", state["live"], [1], dtype=BOOL), dtype=BOOL)
+    closed = body("ReduceSum", body("Cast", closes, dtype=INT64), [1], dtype=INT64, keepdims=0)
+    count = body("Add", state["found"], closed, dtype=INT64)
+    topped = body("Or", state["topped"], body("Gather", ended, 0, dtype=BOOL, axis=1), dtype=BOOL)
+    many = body("GreaterOrEqual", count, outer["enough"], dtype=BOOL)
+    enough = body("And", many, body("Or", topped, outer["penalized"], dtype=BOOL), dtype=BOOL)
+    live = body("And", state["live"], body("Not", body("Or", last, enough, dtype=BOOL), dtype=BOOL), dtype=BOOL)
+
+    late = body(
+        "Mul", body("Cast", ended, dtype=INT64), 2**20, dtype=INT64
+    )  # what has ended comes after all that goes on
+    _, kept = body.top(body("Add", late, body.arange(outer["width"]), dtype=INT64), outer["beam"], largest=0)
+    going = {
+        name: body("GatherElements", likely[name][0], kept, dtype=likely[name][1], axis=1)
+        for name in ("total", "words", "origin")
+    }
+    after = {
+        TOKENS: body("Reshape", going["words"], [-1], dtype=INT64),
+        PARENTS: body("Reshape", body("Add", going["origin"], outer["firsts"], dtype=INT64), [-1], dtype=INT64),
+        "total": going["total"],
+        "live": live,
+        "found": count,
+        "topped": topped,
+        **{cache.before: results[cache.after] for cache in model.caches},
+    }
+    alive = body("ReduceSum", body("Cast", live, dtype=INT64), dtype=INT64, keepdims=0)
+    more = body("Greater", alive, outer["few"], dtype=BOOL)
+    of_step = [
+        body("Where", closes, front["total"], NEVER),
+        front["words"],
+        front["origin"],
+        going["words"],
+        going["origin"],
+    ]
+    step.outputs.extend([more, *(after[name] for name in states), *of_step])
+    step.sort()  # the position stands after its readers
+    return step
+
+
+def _norm(body: GraphBuilder, logits: ir.Value, values: ir.Value, words: ir.Value) -> ir.Value:
+    """log-sum-exp of the logits of each row, [rows, 1]: the top logit less the logarithm of its probability."""
+    probabilities = body("Softmax", logits, axis=-1)
+    largest, place = (
+        body("Slice", each, [0], [1], [1], dtype=kind) for each, kind in ((values, FLOAT), (words, INT64))
+    )
+    return body("Sub", largest, body("Log", body("GatherElements", probabilities, place, axis=1)))
+
+
+def _hypotheses(
+    main: GraphBuilder, steps: Sequence[ir.Value], beam: ir.Value, best: ir.Value, penalty: ir.Value, end: int
+) -> None:
+    """Add the outputs: the best hypotheses of each sentence, followed back from token to token."""
+    total, words, origin, before, parents = steps
+    count = main("Squeeze", main("Shape", total, dtype=INT64, start=0, end=1), dtype=INT64)
+    numbers = main("Range", 1, main("Add", count, 1, dtype=INT64), 1, dtype=INT64)
+    has_end = main("Equal", words, end, dtype=BOOL)
+    divisor = main("Pow", main("Cast", main("Unsqueeze", numbers, [1, 2], dtype=INT64), dtype=FLOAT), penalty)
+    ended = (
+        (main("Div", total, divisor), FLOAT),
+        (main("Where", has_end, PAD, words, dtype=INT64), INT64),
+        (origin, INT64),
+    )
+    flat = [main("Flatten", main("Transpose", each, dtype=dtype, perm=[1, 0, 2]), dtype=dtype) for each, dtype in ended]
+    scores, where = main.top(flat[0], best)
+    word, row = (main("GatherElements", each, where, dtype=INT64, axis=1) for each in flat[1:])
+    when, newest = main("Div", where, beam, dtype=INT64), main("Sub", count, 1, dtype=INT64)
+
+    body = GraphBuilder(ir.Graph([], [], nodes=[], name="back"), "back/", main.taken)
+    number, going = body.input("back/number", INT64, []), body.input("back/going", BOOL, [])
+    at = body.input("back/row", INT64, None)
+    t = body("Sub", newest, number, dtype=INT64)
+    here, on_way = body("Equal", when, t, dtype=BOOL), body("Less", t, when, dtype=BOOL)
+    then = [
+        body("GatherElements", body("Gather", each, t, dtype=INT64), at, dtype=INT64, axis=1)
+        for each in (before, parents)
+    ]
+    token = body("Where", here, word, body("Where", on_way, then[0], PAD, dtype=INT64), dtype=INT64)
+    back = body("Where", here, row, body("Where", on_way, then[1], at, dtype=INT64), dtype=INT64)
+    body.graph.outputs.extend([body("Identity", going, dtype=BOOL), back, token])
+    _, backward = main.loop("back", body.graph, [count, main.constant(True), row])
+    forward = main("Slice", backward, [-1], [np.iinfo(np.int64).min], [0], [-1], dtype=INT64)
+    result = main("Transpose", forward, dtype=INT64, perm=[1, 2, 0])
+    result.name, scores.name = TOKENS, SCORES
+    result.shape, scores.shape = ir.Shape(["batch", "best", "length"]), ir.Shape(["batch", "best"])
+    main.graph.outputs.extend([result, scores])
+
+
+def _share(main: ir.Graph, body: ir.Graph) -> None:
+    """Have the body read its large weights from the outer graph where that has equal ones, such as embeddings."""
+    outer: dict[Any, list[ir.Value]] = {}
+    for value in main.initializers.values():
+        if (array := query.constant(value)) is not None and array.nbytes >= SHARED:
+            outer.setdefault((array.dtype, array.shape), []).append(value)
+    for name, value in list(body.initializers.items()):
+        if (array := query.constant(value)) is None:
+            continue
+        for other in outer.get((array.dtype, array.shape), []):
+            known = query.constant(other)
+            if known is not None and np.array_equal(known, array):
+                value.replace_all_uses_with(other)
+                del body.initializers[name]
+                break

@@ -1,0 +1,256 @@
+"""Which words a translation may have, by those of its source: lexical shortlists (Marian's --shortlist)."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import struct
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from zoo.translation.data.parallel_text import UNKNOWN, tidy
+from zoo.translation.data.text_files import lines, open_lines, read_pairs
+from zoo.translation.data.vocabularies import open_vocabulary
+
+if TYPE_CHECKING:
+    from pipelines.models.stages import ModelFolder
+
+SHORTLIST = "shortlist.npz"
+MAGIC = 0xF11A48D5013417F5  # what a binary one begins with
+HEADER = struct.Struct("<6Q")  # magic, checksum, first, best, offsets, targets
+MULTIPLE = 8  # of so many words each list is made, for the kernels that Marian has
+LEARNED = 50_000  # pairs, at most, of which a shortlist is learned
+MISSED = 500  # of so many words one is missing in its list, at most
+GOLDEN, WHOLE = 0x9E3779B9, (1 << 64) - 1
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """Target words that each source token brings along.
+
+    first: of `order`, all tokens of the target with the most frequent first, so many are in every list. offsets [source
+    tokens + 1], targets: token s brings along targets[offsets[s]:offsets[s + 1]]. shared: and itself, where source and
+    target have one vocabulary. All int64.
+    """
+
+    first: int
+    order: Integers
+    offsets: Integers
+    targets: Integers
+    shared: bool = False
+
+    @property
+    def everywhere(self) -> Integers:
+        """The tokens in every list, int64, in order."""
+        return np.sort(self.order[: self.first])
+
+    def allowed(self, source: Iterable[int]) -> Integers:
+        """The tokens that the translation of these may have, int64, in order: the head of `order`, those of each token,
+        and the next of `order` until there are a multiple of eight, as in Marian.
+        """
+        chosen = np.zeros(len(self.order), bool)
+        chosen[self.order[: self.first]] = True
+        for token in {*source}:
+            chosen[self.targets[self.offsets[token] : self.offsets[token + 1]]] = True
+            if self.shared:
+                chosen[token] = True
+        more = self.order[self.first :]
+        chosen[more[~chosen[more]][: -int(chosen.sum()) % MULTIPLE]] = True
+        return np.flatnonzero(chosen)
+
+    def renumbered(self, source: Integers, target: Integers) -> Shortlist:
+        """The same in other numbers. source, target: int64, the new token of every old one."""
+        size, rows = int(target.max()) + 1, int(source.max()) + 1
+        lists: list[Integers] = [np.zeros(0, np.int64)] * rows
+        for old, new in enumerate(source.tolist()):
+            lists[new] = np.sort(target[self.targets[self.offsets[old] : self.offsets[old + 1]]])
+        order = target[self.order]
+        others = np.setdiff1d(np.arange(size), order)
+        return Shortlist(self.first, np.concatenate([order, others]), *_joined(lists), self.shared)
+
+    def to_bytes(self) -> bytes:
+        """The file `SHORTLIST`."""
+        file = io.BytesIO()
+        np.savez_compressed(file, allow_pickle=False, **{name: np.asarray(each) for name, each in vars(self).items()})
+        return file.getvalue()
+
+    @staticmethod
+    def from_bytes(content: bytes) -> Shortlist:
+        """What `to_bytes` made. Raises RequestError for anything else."""
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as found:
+                parts = {name: found[name].astype(np.int64) for name in Shortlist.__dataclass_fields__}
+        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise RequestError(f"{SHORTLIST} is not what zoo import writes; import the model again") from error
+        first, shared = int(parts.pop("first")), bool(parts.pop("shared"))
+        return Shortlist(first, **parts, shared=shared)
+
+
+def for_model(folder: ModelFolder, data: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What a model's card says of the shortlist of `of_data`, and its file: (preprocessing, {name: content}). Raises
+    RequestError where `data` gives none.
+    """
+    found = of_data(data, open_vocabulary(folder.path, folder.preprocessing, folder.verify))
+    return {"shortlist": SHORTLIST}, {SHORTLIST: found.to_bytes()}
+
+
+def of_data(data: str, vocabulary: Any) -> Shortlist:
+    """The shortlist for a vocabulary (see `zoo.translation.data.vocabularies.open_vocabulary`): that of a text one, a
+    file with .s2t in its name, plain or .gz (`read_text`), or `learned` of parallel text (`read_pairs`). Raises
+    RequestError where it is neither, or too little.
+    """
+    pieces = vocabulary.source_pieces, vocabulary.pieces
+    shared = pieces[0] == pieces[1]
+    try:
+        if ".s2t" in Path(data).name and Path(data).is_file():
+            source, target = ({piece: token for token, piece in enumerate(each) if piece} for each in pieces)
+            with open_lines(Path(data)) as file:
+                text = (line or "" for line in lines(file, data))
+                return read_text(text, source, target, (UNKNOWN, UNKNOWN), shared=shared)
+        pairs = [(tidy(source), tidy(target)) for source, target in read_pairs(data)]
+        sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+        tokens = vocabulary.encode(sources), vocabulary.encode_target(targets)
+        return learned(*tokens, (vocabulary.sources, len(vocabulary)), shared=shared)
+    except RequestError:
+        raise
+    except ValueError as error:
+        raise RequestError(f"{data}: {error}; wanted some thousand sentences and their translations") from error
+
+
+def read_binary(content: bytes, sources: int, words: int, shared: bool) -> Shortlist:
+    """A binary shortlist (lex.bin): `HEADER`; uint64 offsets; uint32 targets.
+
+    sources, words: tokens of the source and of the target. Raises ValueError for a damaged one, or that of another
+    vocabulary. Source: marian-dev, src/data/shortlist.cpp, `BinaryShortlistGenerator`.
+    """
+    if len(content) < HEADER.size:
+        raise ValueError(f"it has {len(content)} bytes, which is less than a header")
+    magic, checksum, first, _, rows, count = HEADER.unpack_from(content)
+    if magic != MAGIC:
+        raise ValueError("it is no binary shortlist of Marian")
+    if len(content) != HEADER.size + 8 * rows + 4 * count:
+        raise ValueError(f"it has {len(content):,} bytes, wanted {HEADER.size + 8 * rows + 4 * count:,}")
+    if checksum_of(content) != checksum:
+        raise ValueError("its checksum is another")
+    offsets = np.frombuffer(content, "<u8", rows, HEADER.size).astype(np.int64)
+    targets = np.frombuffer(content, "<u4", count, HEADER.size + 8 * rows).astype(np.int64)
+    if rows != sources + 1 or (targets >= words).any():
+        raise ValueError(f"it is of {rows - 1:,} source tokens, the model has {sources:,}, and {words:,} of the target")
+    if offsets[0] != 0 or offsets[-1] != count or (np.diff(offsets) < 0).any():
+        raise ValueError("its offsets are out of order")
+    return Shortlist(min(first, words), np.arange(words), offsets, targets, shared)
+
+
+def read_text(
+    lines: Iterable[str],
+    source: Mapping[str, int],
+    target: Mapping[str, int],
+    unknown: tuple[int, int],
+    *,
+    first: int = 100,
+    best: int = 100,
+    threshold: float = 0.0,
+    shared: bool = False,
+) -> Shortlist:
+    """A text shortlist (lex.s2t): lines of target piece, source piece and probability. Of each source token the `best`
+    likeliest are kept, those above `threshold`.
+
+    source, target: {piece: token} of all tokens. unknown: tokens of other pieces. Raises ValueError, with the line's
+    number, for what is no such line. Source: marian-dev, src/data/shortlist.h, `LexicalShortlistGenerator`.
+    """
+    found: list[dict[int, float]] = [{} for _ in range(max(source.values()) + 1)]
+    for number, line in enumerate(lines, 1):
+        if not (parts := line.split()):
+            continue
+        try:
+            to, of, probability = parts[0], parts[1], float(parts[2])
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"line {number} is no target, source and probability") from error
+        if "NULL" not in (to, of):
+            found[source.get(of, unknown[0])][target.get(to, unknown[1])] = probability
+    lists = []
+    for each in found:
+        ranked = sorted(((probability, token) for token, probability in each.items()), reverse=True)[:best]
+        lists.append(np.array(sorted(token for probability, token in ranked if probability > threshold), np.int64))
+    words = max(target.values()) + 1
+    return Shortlist(min(first, words), np.arange(words), *_joined(lists), shared)
+
+
+def learned(
+    sources: Sequence[NDArray[np.int32]],
+    targets: Sequence[NDArray[np.int32]],
+    sizes: tuple[int, int],
+    *,
+    best: int = 50,
+    rounds: int = 5,
+    shared: bool = True,
+) -> Shortlist:
+    """The shortlist of sentences and their translations: of each source token the `best` words by IBM model 1 (Brown et
+    al. 1993, "The Mathematics of Statistical Machine Translation", section 4.1) after `rounds` of expectation
+    maximization, and so many of the most frequent words that of the last tenth of the text, which the former are not
+    learned from, all but one in `MISSED` are in the lists of their sentences.
+
+    sources, targets: tokens of each sentence and of its translation; of many an even sample of `LEARNED` is taken.
+    sizes: tokens of the source and of the target; shared: they have one vocabulary. Raises ValueError for less than ten
+    pairs.
+    """
+    if len(sources) < 10:
+        raise ValueError(f"{len(sources)} pairs are too few to learn a shortlist of")
+    chosen = np.linspace(0, len(sources) - 1, min(len(sources), LEARNED)).astype(np.int64).tolist()
+    seen = [(np.unique(sources[i]).astype(np.int64), np.asarray(targets[i], np.int64)) for i in chosen]
+    held_out = seen[-len(seen) // 10 :]
+    offsets, kept = _by_alignment(seen[: -len(held_out)], sizes, best, rounds)
+    frequency = np.bincount(np.concatenate([target for _, target in seen]), minlength=sizes[1])
+    order = np.argsort(-frequency, kind="stable")
+    lists, rank = Shortlist(0, order, offsets, kept, shared), np.argsort(order)
+    needed = []  # how many frequent words each word of the held-out text asks for
+    for source, target in held_out:
+        needed.append(np.where(np.isin(target, lists.allowed(source.tolist())), 0, 1 + rank[target]))
+    ranked = np.sort(np.concatenate(needed))
+    return dataclasses.replace(lists, first=max(int(ranked[-1 - len(ranked) // MISSED]), MULTIPLE))
+
+
+def _by_alignment(
+    pairs: Sequence[tuple[Integers, Integers]], sizes: tuple[int, int], best: int, rounds: int
+) -> tuple[Integers, Integers]:
+    """Offsets and targets of the `best` words of every source token by IBM model 1. pairs: different tokens of a
+    source, all of its translation.
+    """
+    rows, words = sizes
+    keys = np.concatenate([(source * words + target[:, None]).ravel() for source, target in pairs])
+    counts = np.concatenate([np.full(len(target), len(source)) for source, target in pairs])
+    place = np.repeat(np.arange(len(counts)), counts)  # of the word of a translation
+    known, pair = np.unique(keys, return_inverse=True)
+    of, probability = known // words, np.ones(len(known))
+    for _ in range(rounds):
+        each = probability[pair]
+        found = np.bincount(pair, each / np.bincount(place, each)[place])
+        probability = found / np.bincount(of, found)[of]
+    rank = np.arange(len(known)) - np.searchsorted(of, of)  # `known` are in the order of their sources
+    kept = np.sort(np.lexsort((-probability, of))[rank < best])
+    return np.searchsorted(of[kept], np.arange(rows + 1)).astype(np.int64), known[kept] % words
+
+
+def _joined(lists: Sequence[Integers]) -> tuple[Integers, Integers]:
+    """Offsets and targets."""
+    offsets = np.concatenate([[0], np.cumsum([len(each) for each in lists])]).astype(np.int64)
+    return offsets, np.concatenate([*lists, np.zeros(0, np.int64)])
+
+
+def checksum_of(content: bytes) -> int:
+    """That of a binary shortlist: of the uint64 after it in the header and of all whole ones that follow (boost's
+    hash_combine).
+    """
+    seed = 0
+    for each in np.frombuffer(content, "<u8", len(content) // 8)[2:].tolist():
+        seed ^= (each + GOLDEN + (seed << 6) + (seed >> 2)) & WHOLE
+    return seed

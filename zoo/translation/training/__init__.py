@@ -1,0 +1,1 @@
+"""Training of translation models: recipe, trainer, distillation, pruning and quantization-aware training."""

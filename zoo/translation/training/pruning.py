@@ -1,0 +1,233 @@
+"""A translation model opened with its parallel text, to be cut: heads of attention, units of feed-forward layers.
+
+Layers of one side keep the same number of each, which ones is up to the layer: one matrix size a side is what `Form`
+says and the graphs of decoding step through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import nn
+
+from pipelines.compression.search import TILE, Widths
+from pipelines.core.files import replacing, write_json
+from pipelines.models.stages import SAMPLES, ModelFolder
+from zoo.training.runs import fill, record_of, save_weights
+from zoo.translation.data.parallel_text import (
+    PAD,
+    START,
+    VOCABULARY,
+    Corpus,
+    ParallelText,
+    Vocabulary,
+    batches,
+    decoder_samples,
+    open_text,
+    padded,
+)
+from zoo.translation.metrics import translation_metrics
+from zoo.translation.models.checkpoints import MODEL, copy_kept, described, kept_of, load_model, require_own
+from zoo.translation.models.config import FORMS
+from zoo.translation.models.transformer import Attention, FeedForward, Transformer, translate
+
+if TYPE_CHECKING:
+    from zoo.translation.inference import TranslationPipeline
+
+SEEN, KEPT = 1024, 64  # pairs of importance, sentences for calibration
+TOKENS = 2048  # of a batch
+TIMED = 12  # tokens of a translation that is timed: what a model that was cut says is as long as it may be
+LAST = {"feed": "outer", "attention": "output", "cross": "output"}  # of a sublayer, reads what is cut
+
+
+class PrunableText:
+    """See `pipelines.compression.search.Prunable`: `encoder.feed`, `decoder.feed`, `encoder.attention` and
+    `decoder.attention`, whose columns go head by head, those of cross-attention too. Raises RequestError for text that
+    cannot be trained on, and for models of other toolkits.
+    """
+
+    metric: ClassVar[str] = "bleu"
+    drop: ClassVar[float] = 0.3
+    batch_size: ClassVar[int] = 32
+
+    def __init__(
+        self,
+        folder: ModelFolder,
+        data: Any,
+        *,
+        config: Any,
+        importance: str = "taylor",
+        on_error: str = "raise",
+        like: PrunableText | None = None,
+    ) -> None:
+        """like: another model opened with the same text, which is not read again."""
+        folder.ensure("fp32.onnx")
+        self.about = described(folder.path)
+        require_own(folder.path, self.about)
+        self.network, _ = load_model(folder.path)
+        vocabulary = Vocabulary.read(folder.path / VOCABULARY)
+        self.folder, self.importance = folder, importance
+        names = ("languages", "swap", "validation_data", "validation", "max_length", "max_ratio")
+        options = {name: self.about.get(name, getattr(config, name)) for name in names}
+        self.text: ParallelText = (
+            open_text(data, lambda _: vocabulary, **options, seed=config.seed, on_error=on_error)
+            if like is None
+            else like.text
+        )
+        self.digest = self.text.digest
+        self.parts: dict[str, list[str]] = {}
+        self.groups: Widths = {}
+        self.tiles: Widths = {}
+        for path, module in self.network.named_modules():
+            if not isinstance(module, Attention | FeedForward):
+                continue
+            last = module.outer if isinstance(module, FeedForward) else module.output
+            group = f"{path.partition('.')[0]}.{'feed' if isinstance(module, FeedForward) else 'attention'}"
+            self.parts.setdefault(group, []).append(path)
+            self.groups = {**self.groups, group: last.in_features}
+            self.tiles = {**self.tiles, group: TILE if isinstance(module, FeedForward) else module.size}
+        self._order: dict[str, NDArray[np.int64]] = {}
+
+    def _kept(self, group: str, path: str, width: int) -> torch.Tensor:
+        """The columns that stay of what the last layer of a sublayer reads, in order."""
+        if not self._order:
+            found = _importances(self.network, self._last(), self._seen(), self.importance)
+            for name, paths in self.parts.items():
+                size = self.tiles[name] if name.endswith("attention") else 1
+                for each in paths:
+                    heads = found[each].reshape(-1, size).sum(1)
+                    self._order[each] = np.argsort(-heads, kind="stable")
+        size = self.tiles[group] if group.endswith("attention") else 1
+        heads = np.sort(self._order[path][: width // size])
+        return torch.from_numpy((heads[:, None] * size + np.arange(size)).ravel())
+
+    def _last(self) -> dict[str, nn.Linear]:
+        paths = [each for several in self.parts.values() for each in several]
+        found = {each: self.network.get_submodule(f"{each}.{LAST[each.rpartition('.')[2]]}") for each in paths}
+        return {path: each for path, each in found.items() if isinstance(each, nn.Linear)}
+
+    def _seen(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        count = min(SEEN, len(self.text.train))
+        chosen = np.sort(np.random.default_rng(0).choice(len(self.text.train), count, replace=False))
+        for begin in range(0, count, 32):
+            yield _tokens(self.text.train, chosen[begin : begin + 32])
+
+    def _cut(self, widths: Widths) -> Transformer:
+        """The network without its least important heads and units."""
+        now = {**self.groups, **widths}
+        if now == self.groups:
+            return self.network
+        sizes: dict[str, Any] = {
+            "hidden": now["encoder.feed"],
+            "decoder_hidden": now["decoder.feed"],
+            "heads": now["encoder.attention"] // self.tiles["encoder.attention"],
+            "decoder_heads": now["decoder.attention"] // self.tiles["decoder.attention"],
+            "head_size": self.tiles["encoder.attention"],
+        }
+        form, state = replace(self.network.form, **sizes), dict(self.network.state_dict())
+        for group, paths in self.parts.items():
+            for path in paths:
+                kept = self._kept(group, path, now[group])
+                last = LAST[path.rpartition(".")[2]]
+                for name in ("inner",) if last == "outer" else ("query", "key", "value"):
+                    for kind in ("weight", "bias"):
+                        state[f"{path}.{name}.{kind}"] = state[f"{path}.{name}.{kind}"][kept]
+                state[f"{path}.{last}.weight"] = state[f"{path}.{last}.weight"][:, kept]
+        made = Transformer(form, len(self.text.vocabulary), pre_norm=self.network.pre_norm, dropout=0.0)
+        fill(made, state, "the network that is cut")
+        return made.eval()
+
+    @torch.no_grad()
+    def loss(self, widths: Widths) -> float:
+        """Nats a token of the held-out pairs, see `Prunable`."""
+        network, total, count = self._cut(widths), 0.0, 0
+        for batch in batches(self.text.held_out, TOKENS):
+            source, labels = _tokens(self.text.held_out, batch)
+            total += float(_losses(network, source, labels).sum())
+            count += int((labels != PAD).sum())
+        return round(total / count, 6)
+
+    def save(self, widths: Widths, folder: Path) -> None:
+        """model.pt, vocabulary.model, the shortlist, train.json and calibration.npz of the cut network."""
+        network = self._cut(widths)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_weights(folder / MODEL, network.state_dict())
+        with replacing(folder / VOCABULARY) as temporary:
+            temporary.write_bytes(self.text.vocabulary.content)
+        asked = [self.text.train.pair(i)[0] for i in range(min(KEPT, len(self.text.train)))]
+        said = [each[0].tokens for each in translate(network, asked)]
+        samples: dict[str, Any] = decoder_samples(asked, said)
+        with replacing(folder / SAMPLES) as temporary:
+            np.savez(temporary, **samples)
+        features = {name: self.about[name] for name in ("arch", "pre_norm", "languages", "max_length")}
+        if network.form != FORMS[features["arch"]]:
+            features["form"] = network.form.to_json()
+        features |= (kept := kept_of(self.folder.path))
+        copy_kept(kept, self.folder.path, folder)
+        before = record_of(self.folder.path)
+        known = {key: before[key] for key in ("rows", "metrics", "config") if key in before}
+        write_json(folder / "train.json", {**known, "features": features})
+
+    def quality(self, pipeline: TranslationPipeline) -> dict[str, float]:
+        """{"bleu", "chrf"} of an opened model on the held-out pairs."""
+        asked = [self.text.held_out.pair(i)[0] for i in range(len(self.text.held_out))]
+        said = pipeline.vocabulary.decode([each[0].tokens for each in pipeline.translate(asked)])
+        return translation_metrics(said, [target for _, target in self.text.references])
+
+    @staticmethod
+    def timed(pipeline: TranslationPipeline) -> TranslationPipeline:
+        """As it is timed: all say the same number of tokens, or less."""
+        pipeline.rules = replace(pipeline.rules, most=TIMED)
+        return pipeline
+
+
+def _tokens(data: Corpus, batch: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Source and target of some pairs, int64 [n, tokens], padded."""
+    pairs = [data.pair(int(i)) for i in batch]
+    source, labels = (torch.from_numpy(padded([pair[side] for pair in pairs])) for side in (0, 1))
+    return source, labels
+
+
+def _losses(network: Transformer, source: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of each target token, [n, tokens]; 0 of padding."""
+    logits = network(source, F.pad(labels[:, :-1], (1, 0), value=START))
+    return F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=PAD, reduction="none")
+
+
+@torch.enable_grad()
+def _importances(
+    network: Transformer,
+    layers: dict[str, nn.Linear],
+    seen: Iterator[tuple[torch.Tensor, torch.Tensor]],
+    kind: str,
+) -> dict[str, NDArray[np.float64]]:
+    """{path: how much each column matters of what its layer reads}.
+
+    taylor: over pairs, the sum of |sum over tokens of x dL/dx|, the first-order change of a pair's loss where the
+    column is 0 (Molchanov et al. 2019; Michel et al. 2019, "Are Sixteen Heads Really Better than One?", of heads).
+    activation: the sum of |x|.
+    """
+    read: dict[str, torch.Tensor] = {}
+    found = {path: torch.zeros(layer.in_features, dtype=torch.float64) for path, layer in layers.items()}
+
+    def watch(path: str, layer: nn.Module) -> Any:
+        return layer.register_forward_pre_hook(lambda _, given: read.__setitem__(path, given[0]))
+
+    hooks = [watch(path, layer) for path, layer in layers.items()]
+    network.requires_grad_(True)
+    for source, labels in seen:
+        loss = _losses(network, source, labels).sum()
+        slopes = torch.autograd.grad(loss, list(read.values()))
+        for (path, x), slope in zip(read.items(), slopes, strict=True):
+            told = x.detach().abs() if kind == "activation" else (x.detach() * slope).sum(1).abs()
+            found[path] += told.flatten(0, -2).sum(0).double()
+    for each in hooks:
+        each.remove()
+    return {path: each.numpy() for path, each in found.items()}

@@ -1,0 +1,122 @@
+"""Quantization-aware fine-tuning of translation: every linear layer computes what the road's int8.onnx will.
+
+`pipelines.quantization.training.qat` says how it is rounded. What a layer reads is int8 where the quantizer makes it
+so; all
+else (embeddings, attention's products, normalization, sums) is float in both. model.pt has the names of the network,
+and the trained ranges lie beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pipelines.graph import io
+from pipelines.models.stages import SAMPLES, TRAINED, ModelFolder, read_npz
+from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.training import qat
+from pipelines.rewrites.driver import rewrite
+from zoo.training.runs import QAT_RATE, require_qat
+from zoo.translation.export.rewrites import passes
+from zoo.translation.models.transformer import Transformer
+
+MOMENTUM = 0.05  # of the ranges
+LAST = "last"  # what the layer of the logits reads, see `zoo.translation.export.freeze.export`
+
+
+def settled(config: Any, start: Any, processes: int) -> Any:
+    """`config` as it is trained by. Raises RequestError for what quantization-aware training cannot do.
+
+    start: None without a model to start from.
+    """
+    require_qat(start, processes, config.precision)
+    return replace(config, precision="fp32", learning_rate=config.learning_rate * QAT_RATE)
+
+
+def prepare(model: Transformer, folder: ModelFolder) -> None:
+    """Make `model`, with the weights of `folder`, one to train: in place. Ranges begin with the calibration's."""
+    recipe, bits = recipe_of(folder), 7 if folder.own_recipe.reduced_range else 8
+    table = CalibrationTable.load(folder.ensure("calibration.json"))
+    read, rewritten = _graphs(model)
+    ranges = CalibrationTable(io.digest(rewritten), recipe.observer, table.samples, "", table.tensors)
+    int8, _ = quantize(rewritten, recipe, ranges)
+    rounded = {name.removesuffix(".scale") for name in int8.graph.initializers}
+    for path, layer in list(model.named_modules()):
+        if isinstance(layer, nn.Linear):
+            model.set_submodule(path, _Linear(layer, _range(read[path], rounded, recipe), bits))
+    model.project = _Output(_range(LAST, rounded, recipe), bits)
+    qat.start_ranges(model, table.tensors)
+
+
+def recipe_of(folder: ModelFolder) -> QuantRecipe:
+    """By which the trained model is quantized."""
+    return replace(folder.own_recipe, observer="minmax", search=False, correct=False)
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The trained float weights of a prepared network, as a state dict of one that is not."""
+    return {name.replace(".layer.", "."): each for name, each in qat.weights(model).items()}
+
+
+def save_ranges(model: Transformer, start: ModelFolder, folder: Path) -> None:
+    """Leave the trained ranges in a model folder, for `pipelines.models.stages` to take; those of tensors that stay
+    float are of its calibration samples. start: the model that it was made of.
+    """
+    plain = Transformer(model.form, model.embedding.num_embeddings, pre_norm=model.pre_norm, dropout=0.0)
+    plain.load_state_dict(weights(model))
+    _, rewritten = _graphs(plain)
+    ranges = [each for each in model.modules() if isinstance(each, qat.Range) and each.active]
+    tensors = {each.tensor: each.range() for each in ranges}
+    trained = CalibrationTable("", "minmax", 0, "", tensors, recipe=recipe_of(start).to_json())
+    qat.completed(trained, rewritten, list(read_npz(folder / SAMPLES)[0])).save(folder / TRAINED)
+
+
+class _Linear(nn.Module):
+    """A linear layer that rounds what it reads, and its weights."""
+
+    def __init__(self, inner: nn.Linear, reads: qat.Range, bits: int) -> None:
+        super().__init__()
+        self.range, self.layer = reads, qat.Layer(inner, None, "", bits)
+        self.layer.active = reads.active
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 [..., inputs] -> float32 [..., outputs]."""
+        return self.layer(self.range(x))  # type: ignore[no-any-return]
+
+
+class _Output(nn.Module):
+    """The layer of the logits, whose weights are those of the embeddings, or their own."""
+
+    def __init__(self, reads: qat.Range, bits: int) -> None:
+        super().__init__()
+        self.range, self.bits = reads, bits
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """float32 [..., width] -> logits [..., vocabulary]."""
+        x = self.range(x)
+        return F.linear(x, qat.rounded(weight, self.bits) if self.range.active else weight, bias)
+
+
+def _range(tensor: str, rounded: set[str], recipe: QuantRecipe) -> qat.Range:
+    """Of what one layer reads: several of one tensor see the same, and so agree."""
+    made = qat.Range(0, MOMENTUM, recipe.symmetric)
+    made.tensor, made.active = tensor, tensor in rounded
+    return made
+
+
+def _graphs(model: Transformer) -> tuple[dict[str, str], ir.Model]:
+    """({linear layer: the tensor that it reads}, the graph that will be quantized)."""
+    from zoo.translation.export.freeze import export  # which imports the training
+
+    exported = export(model)
+    read = {str(node.name): str(node.inputs[0].name) for node in exported.graph if node.inputs and node.inputs[0]}
+    rewrite(exported, passes())
+    return read, exported

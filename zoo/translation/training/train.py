@@ -1,0 +1,281 @@
+"""Train a Transformer on parallel text, in one process or, under torchrun, in several."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+import torch
+from torch import distributed
+
+import zoo
+from pipelines.core.console import console
+from pipelines.core.errors import RequestError
+from pipelines.core.files import replacing, sha256, write_json
+from zoo.training.runs import fill, load_checkpoint, plot_curves, processes, require_output, save_weights
+from zoo.translation.data.parallel_text import (
+    VOCABULARY,
+    ParallelText,
+    Vocabulary,
+    batches,
+    decoder_samples,
+    learn_vocabulary,
+    open_text,
+)
+from zoo.translation.data.text_files import Pair, sources
+from zoo.translation.metrics import signatures
+from zoo.translation.models.checkpoints import (
+    MODEL,
+    copy_kept,
+    described,
+    inherit,
+    kept_of,
+    require_own,
+    state_of,
+    teacher_of,
+)
+from zoo.translation.models.config import FORMS, Form
+from zoo.translation.models.transformer import build, translate
+from zoo.translation.training import qat
+from zoo.translation.training.config import Settings
+from zoo.translation.training.distillation import distilled
+from zoo.translation.training.trainer import Trainer
+from zoo.translation.training.weight_averaging import average, groups, weights_after
+
+STATE = "checkpoint/state.pt"
+CALIBRATION_SENTENCES = 256
+
+TRAIN = Settings()
+# From a trained model: little data, few steps, a low rate that rises quickly.
+FINETUNE = Settings(epochs=10, patience=3, learning_rate=2e-4, warmup=200, average=3)
+
+
+def _stopped(history: Sequence[Mapping[str, Any]], config: Settings) -> bool:
+    """Whether training is over."""
+    best = groups(history, 1)["best"]
+    return len(history) >= config.epochs or (bool(best) and len(history) - best[0] >= config.patience)
+
+
+# ----------------------------------------------------------------------------------------------------------- the whole
+
+
+def train(
+    data: Any,
+    output: str | Path,
+    *,
+    config: Settings = TRAIN,
+    resume: bool = False,
+    start_from: str | Path | None = None,
+    on_error: str = "raise",
+) -> dict[str, Any]:
+    """Train on parallel text (whatever `zoo.translation.data.text_files.read_pairs` takes); returns {"bleu", "chrf",
+    "loss"}
+    on what is held out.
+
+    `output` gets model.pt (the weights, averaged), vocabulary.model, train.json (features: what a user of the model
+    must know, config, metrics with sacreBLEU's signatures, ...), calibration.npz (sentences and their greedy
+    translations, see `decoder_samples`), history.json, curves.png and, after every epoch, checkpoint/: from it `resume`
+    goes on to the same result. One seed gives the same weights on one machine with one number of processes and threads.
+    `start_from` is a model folder whose network, weights, vocabulary and shortlist are taken over. Under torchrun every
+    process calls this alike; process 0 alone writes. Raises RequestError for unusable data, an output folder in use, or
+    a checkpoint of another run.
+    """
+    output = Path(output)
+    with processes() as group:
+        require_output(output, STATE, resume)
+        known: Vocabulary | None = Vocabulary.read(output / "checkpoint" / VOCABULARY) if resume else None
+        start, form, kept = None, None, {}
+        if start_from is not None:
+            about = described(Path(start_from))
+            require_own(start_from, about)
+            config = replace(config, **{name: about[name] for name in config.KEPT})
+            known, start = Vocabulary.read(Path(start_from) / VOCABULARY), sha256(about["source"])
+            form = Form.from_json(about["form"]) if "form" in about else None
+            kept = kept_of(Path(start_from))
+        elif config.inherit and not known:
+            if not config.teacher:
+                raise RequestError(
+                    "found inherit without a teacher to inherit from; name one with --set teacher=FOLDER"
+                )
+            known = Vocabulary.read(zoo.load(config.teacher).path / VOCABULARY)
+
+        def vocabulary(pairs: Sequence[Pair]) -> Vocabulary:
+            return known or Vocabulary(
+                group.same(learn_vocabulary(pairs, config.vocabulary, config.seed) if group.rank == 0 else b"")
+            )
+
+        text = open_text(
+            data,
+            vocabulary,
+            **{
+                name: getattr(config, name)
+                for name in ("languages", "swap", "validation_data", "validation", "max_length", "max_ratio")
+            },
+            seed=config.seed,
+            on_error=on_error,
+        )
+        torch.manual_seed(config.seed)
+        sizes: dict[str, Any] = {"pre_norm": config.pre_norm, "dropout": config.dropout, "form": form}
+        model = build(config.arch, len(text.vocabulary), **sizes)
+        if start_from is not None:
+            fill(model, state_of(about["source"], model), about["source"])
+        elif config.inherit:
+            inherit(model, config)
+        taught = teacher_of(config, model, text.vocabulary) if config.soft else None
+        if config.qat:
+            config = qat.settled(config, start, group.count)
+            qat.prepare(model, zoo.load(str(start_from)))
+        run = {"config": asdict(config), "data": text.digest, "start": start}
+        state = load_checkpoint(output / STATE, run) if resume else None
+        if config.teacher:
+            text.train = distilled(text, config, group, output, resumed=state is not None)
+        trainer = Trainer(model, config, group, taught)
+        if state:
+            trainer.restore(state)
+        history: list[dict[str, Any]] = state["history"] if state else []
+        order = batches(text.train, config.batch_size)
+        used = state["used"] if state else trainer.choose(text.train, order[len(order) // 2])
+        trainer.use(used)
+        while not _stopped(history, config):
+            history.append(trainer.epoch(text.train, len(history)) | trainer.validate(text))
+            if group.rank == 0:
+                _keep(output, trainer, text, history, {"run": run, "used": used})
+            group.checkpointed(output)
+        metrics, chosen = _choose(output, trainer, text, history)
+        if group.rank == 0:
+            record = {**chosen, **used, "processes": group.count}
+            _write(output, trainer, text, history, metrics, record, data, kept)
+            copy_kept(kept, Path(start_from or output), output)
+            if config.qat:
+                qat.save_ranges(model, zoo.load(str(start_from)), output)
+        group.same(None)  # the others wait for the files
+    return metrics
+
+
+def _keep(
+    output: Path, trainer: Trainer, text: ParallelText, history: Sequence[dict[str, Any]], record: Mapping[str, Any]
+) -> None:
+    """Write the checkpoint of an epoch; weights that can make no part of the model any more go."""
+    last, config = history[-1], trainer.config
+    line = (
+        f"epoch {last['epoch']}/{config.epochs}  train {last['train_loss']:.3f}  held out "
+        f"{last['loss']:.3f}  BLEU {last['bleu']:.2f}"
+    )
+    console.print(
+        f"{line}  {last['seconds']:.0f} s, {last['tokens'] / last['seconds']:,.0f} tokens/s",
+        highlight=False,
+        soft_wrap=True,
+    )
+    with replacing(weights_after(output, last["epoch"])) as temporary:
+        torch.save({name: each.cpu() for name, each in trainer.model.state_dict().items()}, temporary)
+    with replacing(output / "checkpoint" / VOCABULARY) as temporary:
+        temporary.write_bytes(text.vocabulary.content)
+    with replacing(output / STATE) as temporary:
+        torch.save({**record, "history": list(history), **trainer.state()}, temporary)
+    wanted = {weights_after(output, epoch) for epochs in groups(history, config.average).values() for epoch in epochs}
+    for path in set((output / "checkpoint").glob("epoch-*.pt")) - wanted:
+        path.unlink()
+
+
+def _choose(
+    output: Path, trainer: Trainer, text: ParallelText, history: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Leave the weights with the best BLEU of `_groups` in the model; returns their metrics, and how they were
+    chosen.
+    """
+    group, found, seen = trainer.group, [], []
+    for name, epochs in groups(history, trainer.config.average).items():
+        if epochs in seen:
+            continue
+        seen.append(epochs)
+        state = average(output, epochs) if group.rank == 0 else {}
+        if group.rank == 0:
+            trainer.model.load_state_dict(state)
+        if group.count > 1:
+            for each in trainer.model.state_dict().values():
+                distributed.broadcast(each, 0)
+        found.append(
+            (
+                trainer.validate(text),
+                name,
+                epochs,
+                {key: each.cpu().clone() for key, each in trainer.model.state_dict().items()},
+            )
+        )
+    metrics, name, epochs, state = max(found, key=lambda each: each[0]["bleu"])
+    trainer.model.load_state_dict(state)
+    return metrics, {
+        "weights": name,
+        "averaged": epochs,
+        "candidates": {name: each["bleu"] for each, name, *_ in found},
+    }
+
+
+def _write(
+    output: Path,
+    trainer: Trainer,
+    text: ParallelText,
+    history: Sequence[Mapping[str, Any]],
+    metrics: Mapping[str, Any],
+    record: Mapping[str, Any],
+    data: Any,
+    kept: Mapping[str, Any],
+) -> None:
+    config = trainer.config
+    save_weights(output / MODEL, qat.weights(trainer.model) if config.qat else trainer.model.state_dict())
+    with replacing(output / VOCABULARY) as temporary:
+        temporary.write_bytes(text.vocabulary.content)
+    count = min(CALIBRATION_SENTENCES, len(text.train))
+    chosen = np.sort(np.random.default_rng(config.seed).choice(len(text.train), count, replace=False))
+    asked = [text.train.pair(int(i))[0] for i in chosen]
+    said = [each[0].tokens for each in translate(trainer.model, asked, bf16=trainer.bf16)]
+    samples: dict[str, Any] = decoder_samples(asked, said)
+    with replacing(output / "calibration.npz") as temporary:
+        np.savez(temporary, **samples)
+    write_json(output / "history.json", list(history))
+    left = {"train_loss": ("loss, training", "C0--"), "loss": ("loss, held out", "C0-")}
+    best = groups(history, 1)["best"][0]
+    axes = ("cross entropy, nats a token", "BLEU (greedy)")
+    plot_curves(output / "curves.png", history, left, {"bleu": ("BLEU, held out", "C1-")}, axes, best)
+    files = [
+        Path(part)
+        for each in sources(data)
+        for part in ([each] if Path(each).is_file() else each.split(","))
+        if Path(part).is_file()
+    ]
+    features = {
+        "arch": config.arch,
+        "pre_norm": config.pre_norm,
+        "languages": config.languages,
+        "max_length": config.max_length,
+        **kept,
+    }
+    if (form := trainer.model.form) != FORMS[config.arch]:
+        features["form"] = form.to_json()
+    about = {
+        "features": features,
+        "form": asdict(form),
+        "vocabulary": len(text.vocabulary),
+        "parameters": sum(each.numel() for each in trainer.model.parameters()),
+        "config": asdict(config),
+        "metrics": dict(metrics),
+        "signatures": signatures(),
+        "rows": {"train": len(text.train), "held_out": len(text.held_out), "left_out": dict(text.faults)},
+        **record,
+        "epochs": len(history),
+        "seconds": round(sum(each["seconds"] for each in history)),
+        "seed": config.seed,
+        "data": [{"file": each.name, "sha256": sha256(each)} for each in files],
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "sentencepiece": sentencepiece.__version__,
+        },
+    }
+    write_json(output / "train.json", about)

@@ -1,0 +1,256 @@
+"""A network in training: its loss, its steps, and what its checkpoint holds."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import distributed, nn
+
+from pipelines.compression.losses import l2
+from pipelines.core.errors import ZooError
+from pipelines.core.progress import progress
+from pipelines.quantization.training.qat import freeze_ranges
+from zoo.training.communication import Communication, exchanging, tuned
+from zoo.training.runs import QAT_FROZEN, Processes, choose_precision
+from zoo.translation.data.parallel_text import PAD, START, Corpus, ParallelText, Tokens, batches, by_tokens, padded
+from zoo.translation.metrics import translation_metrics
+from zoo.translation.models.transformer import Transformer, translate, watching
+from zoo.translation.training.config import FROZEN, Settings
+
+DECODED = 8192  # tokens, padded sources of a batch that is translated
+PLAIN = Communication(gradient_as_bucket_view=True)
+
+
+class CrossEntropy(torch.autograd.Function):
+    """Cross entropy with label smoothing, summed over the labels that are no `PAD`; the gradient is made with it, in
+    one table.
+
+    logits float [n, vocabulary], labels int64 [n] -> (nats with smoothing, to be trained on; nats without, which take
+    no gradient). A step of the preset deep-shallow takes a tenth less time on a CPU than with log_softmax, whose
+    backward pass makes the table again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(smoothed cross-entropy, cross-entropy), sums over the tokens that are not `PAD`."""
+        table, kept, label = logits.to(torch.float32, copy=True), labels != PAD, labels[:, None]
+        total = table.logsumexp(1, keepdim=True)
+        plain = (total - table.gather(1, label))[kept].sum()
+        loss = (1 - smoothing) * plain + smoothing * (total[:, 0] - table.mean(1))[kept].sum()
+        if ctx.needs_input_grad[0]:
+            table.sub_(total).exp_().sub_(smoothing / table.shape[1])  # softmax - smoothed labels
+            ctx.table = table.scatter_add_(1, label, table.new_full(label.shape, smoothing - 1)).mul_(kept[:, None])
+        ctx.mark_non_differentiable(plain)
+        return loss, plain
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """The gradient of the smoothed cross-entropy with respect to the logits."""
+        return ctx.table.mul_(gradients[0]), None, None
+
+
+class Trainer:
+    """A network in training and its optimizer: all that a checkpoint holds."""
+
+    def __init__(
+        self, model: Transformer, config: Settings, group: Processes, teacher: Transformer | None = None
+    ) -> None:
+        """teacher: whose distributions are learned, see `Settings.soft`."""
+        self.config, self.group = config, group
+        self.model = model.to(group.device)
+        self.teacher = teacher.to(group.device).eval() if teacher is not None else None
+        frozen = FROZEN if config.frozen else ()
+        self.trained = []
+        for name, each in model.named_parameters():
+            if name.startswith(frozen):
+                each.requires_grad_(False)
+            else:
+                self.trained.append(each)
+        self.optimizer = torch.optim.AdamW(
+            self.trained, config.learning_rate, (0.9, 0.98), 1e-9, weight_decay=config.weight_decay, foreach=True
+        )
+        self.steps, self.bf16 = 0, config.precision == "bf16"
+        self.parallel: nn.Module = self.model
+
+    def choose(self, data: Corpus, batch: NDArray[np.int64]) -> dict[str, Any]:
+        """How this machine trains fastest, by timing steps on `batch`: {"precision"}, with tune_communication also what
+        `communication.tuned` gives. All processes agree.
+        """
+        config, group = self.config, self.group
+        precision = config.precision
+        if precision == "auto":
+            precision = choose_precision(group, lambda bf16: self._time(data, batch, bf16))
+        found: dict[str, Any] = {}
+        if config.tune_communication and group.count > 1:
+            part = np.array_split(batch, config.accumulate)[0]
+
+            def step(model: nn.Module) -> None:
+                loss, *_ = self.loss(model, data, part, precision == "bf16", config.label_smoothing)
+                torch.autograd.backward(loss)
+                model.zero_grad(set_to_none=True)
+
+            about = f"{len(part)} {precision} {config.accumulate}"
+            found = tuned(self.model, group, step, PLAIN, about=about, whole=config.accumulate == 1)
+        return {"precision": precision, **found}
+
+    def use(self, chosen: Mapping[str, Any]) -> None:
+        """Train as `choose` found, together with the other processes."""
+        self.bf16 = chosen["precision"] == "bf16"
+        if self.group.count > 1:
+            found = chosen.get("communication")
+            self.parallel = (Communication(**found) if found else PLAIN).wrap(self.model, self.group)
+
+    def _time(self, data: Corpus, batch: NDArray[np.int64], bf16: bool) -> float:
+        """Seconds of a forward and a backward pass, the better of two."""
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            torch.autograd.backward(self.loss(self.model, data, batch, bf16, self.config.label_smoothing)[0])
+            times.append(time.perf_counter() - start)
+        self.model.zero_grad(set_to_none=True)
+        return min(times[1:])
+
+    def loss(
+        self, model: nn.Module, data: Corpus, batch: NDArray[np.int64], bf16: bool, smoothing: float
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Cross entropy (nats, with label smoothing, and without), summed over this process' part of a batch; the
+        tokens of all parts.
+        """
+        pairs = [data.pair(int(i)) for i in batch]
+        mine = pairs[self.group.rank :: self.group.count] or pairs[:1]
+        source, labels = (
+            torch.from_numpy(padded([pair[side] for pair in mine])).to(self.group.device) for side in (0, 1)
+        )
+        if self.group.rank >= len(pairs):  # no pair is left for this process, which must take part all the same
+            labels.fill_(PAD)
+        target = F.pad(labels[:, :-1], (1, 0), value=START)
+        encoded, taught = None, None
+        hinted = bool(self.config.hints) and model.training
+        own_layers: list[torch.Tensor] | None = [] if hinted else None
+        layers: list[torch.Tensor] | None = [] if hinted else None
+        looked = bool(self.config.attention) and model.training
+        with (
+            torch.autocast(source.device.type, torch.bfloat16, enabled=bf16),
+            watching(self.teacher if looked else None) as maps,
+            watching(self.model if looked else None) as own_maps,
+        ):
+            if self.teacher is not None and self.model.training:
+                with torch.no_grad():
+                    encoded = self.teacher.encode(source)
+                    taught = self.teacher(source, target, encoded, layers).flatten(0, 1)
+            logits = model(source, target, encoded if self.config.frozen else None, own_layers).flatten(0, 1)
+        hard = logits.detach() if taught is not None and self.config.soft == 1 else logits  # no gradient of nothing
+        loss, plain = CrossEntropy.apply(hard, labels.flatten(), smoothing)  # type: ignore[no-untyped-call]
+        if taught is not None:
+            kept = (labels.flatten() != PAD).nonzero()[:, 0]
+            soft = F.cross_entropy(logits[kept].float(), taught[kept].float().softmax(1), reduction="sum")
+            loss = (1 - self.config.soft) * loss + self.config.soft * soft
+            for own, wanted in zip(own_layers or (), layers or (), strict=True):
+                own, wanted = (each.flatten(0, 1)[kept].float() for each in (own, wanted))
+                loss = loss + self.config.hints * len(kept) * l2(own, wanted)
+            for own, wanted in zip(own_maps[::-1], maps[::-1], strict=False):
+                own, wanted = (each.float().mean(1).flatten(0, 1)[kept] for each in (own, wanted))
+                loss = loss + self.config.attention * len(kept) * l2(own, wanted)
+        return loss, plain, sum(len(pair[1]) for pair in pairs)
+
+    def step(self, data: Corpus, batch: NDArray[np.int64], epoch_steps: int) -> tuple[float, int]:
+        """Train on a batch; returns this process' part of its cross entropy, without smoothing, and its target tokens
+        in all.
+        """
+        for each in self.optimizer.param_groups:
+            each["lr"] = self.config.rate(self.steps, epoch_steps)
+        if self.config.qat and self.steps >= (1 - QAT_FROZEN) * self.config.epochs * epoch_steps:
+            freeze_ranges(self.model)
+        self.optimizer.zero_grad(set_to_none=True)
+        tokens, found = sum(len(data.pair(int(i))[1]) for i in batch), 0.0
+        parts = np.array_split(batch, min(self.config.accumulate, len(batch)))
+        for part in parts:
+            with exchanging(self.parallel, part is parts[-1]):
+                loss, plain, _ = self.loss(self.parallel, data, part, self.bf16, self.config.label_smoothing)
+                torch.autograd.backward(loss * (self.group.count / tokens))  # they are averaged over the processes
+            found += float(plain)
+        nn.utils.clip_grad_norm_(self.trained, self.config.clip, foreach=True)
+        self.optimizer.step()
+        self.steps += 1
+        return found, tokens
+
+    def epoch(self, data: Corpus, epoch: int) -> dict[str, Any]:
+        """Train on all pairs once; returns the epoch's line of the history so far."""
+        start, order = time.monotonic(), batches(data, self.config.batch_size, [self.config.seed, epoch])
+        torch.manual_seed(
+            int(np.random.default_rng([self.config.seed, epoch, 1]).integers(2**32)) + self.group.rank
+        )  # for dropout
+        self.model.train()
+        if self.config.frozen:
+            self.model.encoder.eval()  # without dropout: what the decoder learns to read is what it will read
+        total, count = 0.0, 0
+        title = f"epoch {epoch + 1} of {self.config.epochs}"
+        with (
+            progress(title, len(order))
+            if self.group.rank == 0
+            else contextlib.nullcontext(lambda amount: None) as advance
+        ):
+            for batch in order:
+                loss, tokens = self.step(data, batch, len(order))
+                if not math.isfinite(loss):
+                    raise ZooError(
+                        f"training diverged in epoch {epoch + 1} (loss {loss}); train again with a lower learning_rate"
+                    )
+                total, count = total + loss, count + tokens
+                advance(1)
+        seconds = round(time.monotonic() - start, 3)
+        return {"epoch": epoch + 1, "train_loss": self._sum(total) / count, "seconds": seconds, "tokens": count}
+
+    def _sum(self, value: float) -> float:
+        """The sum over all processes."""
+        if self.group.count == 1:
+            return value
+        total = torch.tensor(value, dtype=torch.float64, device=self.group.device)
+        distributed.all_reduce(total)
+        return float(total)
+
+    def translate(self, data: Sequence[Tokens], beam: int = 1) -> list[list[int]]:
+        """Translations of tokenized sentences, in order; every process makes a part, all get the whole."""
+        order = np.argsort([len(each) for each in data], kind="stable")
+        parts = by_tokens([len(data[i]) for i in order], DECODED // beam)
+        found: dict[int, list[int]] = {}
+        for a, b in parts[self.group.rank :: self.group.count]:
+            translated = translate(self.model, [data[i] for i in order[a:b]], beam=beam, bf16=self.bf16)
+            found |= {int(i): hypotheses[0].tokens for i, hypotheses in zip(order[a:b], translated, strict=True)}
+        if self.group.count > 1:
+            gathered: list[dict[int, list[int]]] = [{}] * self.group.count
+            distributed.all_gather_object(gathered, found)
+            found = {i: each for one in gathered for i, each in one.items()}
+        return [found[i] for i in range(len(data))]
+
+    @torch.inference_mode()
+    def validate(self, text: ParallelText) -> dict[str, float]:
+        """{"loss": nats a token, "bleu", "chrf": of greedy translations} on the held-out pairs."""
+        self.model.eval()
+        total, count = 0.0, 0
+        for batch in batches(text.held_out, self.config.batch_size):
+            _, plain, tokens = self.loss(self.model, text.held_out, batch, self.bf16, 0.0)
+            total, count = total + float(plain), count + tokens
+        translated = self.translate([text.held_out.pair(i)[0] for i in range(len(text.held_out))])
+        found = translation_metrics(text.vocabulary.decode(translated), [target for _, target in text.references])
+        return {"loss": self._sum(total) / count, **found}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "steps": self.steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to `state`."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steps = state["steps"]

@@ -1,0 +1,1 @@
+"""Labelled images from folders, archives and data sets, and augmentation."""

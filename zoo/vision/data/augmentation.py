@@ -1,0 +1,153 @@
+"""Random changes of images in training: crops and flips, RandAugment and AugMix, on uint8 pixels by Pillow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageOps
+
+from zoo.vision.data.datasets import Images, Pixels
+
+GREY = (128, 128, 128)  # what comes into view from outside an image
+STRONGEST = 10.0
+
+# Every operation takes an image, a strength in [0, 1] and a sign of +-1. Greatest strengths are those of Cubuk et al.
+# 2020.
+Operation = Callable[[Image.Image, float, float], Image.Image]
+
+
+def _affine(image: Image.Image, *matrix: float) -> Image.Image:
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=GREY)
+
+
+def _enhance(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
+    return lambda image, strength, sign: kind(image).enhance(1 + 0.9 * strength * sign)
+
+
+GEOMETRIC: dict[str, Operation] = {
+    "rotate": lambda image, strength, sign: image.rotate(
+        30 * strength * sign, Image.Resampling.BILINEAR, fillcolor=GREY
+    ),
+    "shear_x": lambda image, strength, sign: _affine(image, 1, 0.3 * strength * sign, 0, 0, 1, 0),
+    "shear_y": lambda image, strength, sign: _affine(image, 1, 0, 0, 0.3 * strength * sign, 1, 0),
+    "translate_x": lambda image, strength, sign: _affine(image, 1, 0, 0.33 * image.width * strength * sign, 0, 1, 0),
+    "translate_y": lambda image, strength, sign: _affine(image, 1, 0, 0, 0, 1, 0.33 * image.height * strength * sign),
+}
+TONAL: dict[str, Operation] = {
+    "autocontrast": lambda image, strength, sign: ImageOps.autocontrast(image),
+    "equalize": lambda image, strength, sign: ImageOps.equalize(image),
+    "posterize": lambda image, strength, sign: ImageOps.posterize(image, 8 - round(4 * strength)),
+    "solarize": lambda image, strength, sign: ImageOps.solarize(image, 256 - round(256 * strength)),
+}
+ENHANCING: dict[str, Operation] = {
+    "color": _enhance(ImageEnhance.Color),
+    "contrast": _enhance(ImageEnhance.Contrast),
+    "brightness": _enhance(ImageEnhance.Brightness),
+    "sharpness": _enhance(ImageEnhance.Sharpness),
+}
+RANDAUGMENT: tuple[Operation, ...] = (
+    lambda image, strength, sign: image,
+    *{**GEOMETRIC, **TONAL, **ENHANCING}.values(),
+)
+AUGMIX: tuple[Operation, ...] = (
+    *TONAL.values(),
+    *GEOMETRIC.values(),
+)  # none that the corruptions it is judged by resemble
+
+
+def randaugment(image: Image.Image, count: int, magnitude: float, random: np.random.Generator) -> Image.Image:
+    """`count` operations drawn with replacement, all of strength `magnitude` in 0..10 (Cubuk et al. 2020, N and M)."""
+    for _ in range(count):
+        image = _apply(RANDAUGMENT, image, magnitude / STRONGEST, random)
+    return image
+
+
+def augmix(
+    image: Image.Image, random: np.random.Generator, severity: float = 3, width: int = 3, alpha: float = 1.0
+) -> Pixels:
+    """A mixture of the image with `width` chains of one to three operations (Hendrycks et al. 2020, algorithm 1): uint8
+    [h, w, 3].
+    """
+    weights, share = random.dirichlet([alpha] * width), random.beta(alpha, alpha)
+    original = np.asarray(image, np.float32)
+    mixed = np.zeros_like(original)
+    for weight in weights:
+        chain = image
+        for _ in range(random.integers(1, 4)):
+            chain = _apply(AUGMIX, chain, random.uniform(0.1, severity) / STRONGEST, random)
+        mixed += np.float32(weight) * np.asarray(chain, np.float32)
+    return np.asarray(np.rint((1 - share) * original + share * mixed).clip(0, 255), np.uint8)
+
+
+def _apply(
+    operations: tuple[Operation, ...], image: Image.Image, strength: float, random: np.random.Generator
+) -> Image.Image:
+    return operations[random.integers(len(operations))](image, strength, 1.0 if random.random() < 0.5 else -1.0)
+
+
+def pad_and_crop(pixels: Pixels, random: np.random.Generator) -> Pixels:
+    """A window of the image's size, moved by up to an eighth of it; beyond the border the image is mirrored."""
+    height, width = pixels.shape[:2]
+    top, left = height // 8, width // 8
+    padded = np.pad(pixels, ((top, top), (left, left), (0, 0)), mode="reflect")
+    y, x = random.integers(2 * top + 1), random.integers(2 * left + 1)
+    return padded[y : y + height, x : x + width]
+
+
+def resized_crop(image: Image.Image, size: int, random: np.random.Generator, least: float = 0.25) -> Image.Image:
+    """A window of `least` to all of the area and of sides 3:4 to 4:3 (Szegedy et al. 2015), resized to [size, size];
+    else the centre.
+    """
+    for _ in range(10):
+        area = image.width * image.height * random.uniform(least, 1)
+        ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+        width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < width <= image.width and 0 < height <= image.height:
+            x, y = int(random.integers(image.width - width + 1)), int(random.integers(image.height - height + 1))
+            return image.resize((size, size), Image.Resampling.BILINEAR, (x, y, x + width, y + height))
+    return ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+
+
+@dataclass(frozen=True)
+class Views:
+    """Training images at `size` pixels as an epoch sees them; anything that indexes takes (index, whether AugMix is
+    wanted).
+
+    Gives (uint8 [views, size, size, 3], label): one view, or the plain one and two by AugMix. An image's randomness
+    hangs on seed, epoch and index alone, so that workers may share the work in any way. Small images are moved and
+    changed as they are and then resized.
+    """
+
+    images: Images
+    size: int
+    count: int
+    magnitude: float
+    seed: int
+    epoch: int
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, key: tuple[int, bool]) -> tuple[Pixels, int]:
+        """Pixels and label of image `index`, augmented; key: (index, whether it will be mixed with another)."""
+        index, mixed = key
+        random = np.random.default_rng([self.seed, self.epoch, index])
+        if self.images.pixels is not None:
+            image = Image.fromarray(pad_and_crop(self.images.pixels[index], random))
+        else:
+            image = resized_crop(
+                self.images.image(index, 2 * self.size), self.size, random
+            )  # the least window is half a side
+        if random.random() < 0.5:
+            image = ImageOps.mirror(image)
+        views: list[Image.Image] = [image]
+        if mixed:
+            views += [Image.fromarray(augmix(image, random)) for _ in range(2)]
+        else:
+            views = [randaugment(image, self.count, self.magnitude, random)]
+        shape = (self.size, self.size)
+        resized = [each if each.size == shape else each.resize(shape, Image.Resampling.BILINEAR) for each in views]
+        return np.stack([np.asarray(each) for each in resized]), int(self.images.labels[index])

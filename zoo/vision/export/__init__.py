@@ -1,0 +1,1 @@
+"""Image classifiers to fp32.onnx, and their graph rewrites."""

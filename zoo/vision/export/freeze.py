@@ -1,0 +1,104 @@
+"""Weights, trained here or published, to fp32.onnx: the same way for all image classifiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipelines.compression.channels import resize
+from pipelines.core.errors import RequestError, one_line
+from pipelines.core.files import read_json
+from pipelines.data.preprocess import Preprocess
+from pipelines.graph import io, query
+from pipelines.models.hub import CARD
+from zoo.training.runs import fill
+from zoo.vision.export.fx_export import export
+
+State = dict[str, torch.Tensor]
+CHECKPOINT = "model.pt"
+
+
+def freeze(
+    folder: str | Path, build: Callable[..., nn.Module], formats: Mapping[str, Callable[[Path], State]] | None = None
+) -> dict[str, Any]:
+    """Write fp32.onnx (see `export`) from the weights in a model folder. Returns the network's name, its parameters,
+    operators and bytes.
+
+    A folder with train.json holds model.pt, trained here. Another one's card says in "weights" which file holds them
+    ("file"), how ("format": "torch", or one of `formats`: a function from the file to a state dict) and what network
+    they are for ("arch", "width"), and in "classes" how many it has. The same weights give the same bytes. Raises
+    RequestError where a file is missing or broken, or does not fit the network: with all that is wrong.
+    """
+    folder = Path(folder)
+    try:
+        about = _about(folder)
+        file, kind, arch = folder / about["file"], about["format"], about["arch"]
+        preprocess = Preprocess.from_json(about["preprocessing"])
+        width = float(about.get("width", 1))
+        options = {"width": width} if width != 1 else {}  # families of one width take none
+        model = resize(build(arch, int(about["classes"]), **options), about.get("shapes", {}))
+    except (KeyError, TypeError, ValueError) as error:
+        raise RequestError(
+            f"{folder} does not say what network it holds ({error!r}); train or download the model again"
+        ) from error
+    readers = {"torch": read_torch, **(formats or {})}
+    if kind not in readers:
+        raise RequestError(f"{folder / CARD}: weights are in the format {kind!r}; known: {', '.join(readers)}")
+    fill(model, _read(readers[kind], file), file)
+    exported = export(model, preprocess)
+    path = io.save(exported, folder / "fp32.onnx")
+    return {
+        "network": arch,
+        "parameters": sum(each.numel() for each in model.parameters()),
+        "operators": query.op_counts(exported),
+        "bytes": {each.name: each.stat().st_size for each in (file, path)},
+    }
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """file, format, arch, classes (their number), preprocessing and, where it has them, width and shapes."""
+    if (folder / "train.json").is_file():
+        trained = read_json(folder / "train.json")
+        known = {key: trained[key] for key in ("arch", "width", "shapes") if key in trained}
+        return {
+            **known,
+            "file": CHECKPOINT,
+            "format": "torch",
+            "classes": len(trained["classes"]),
+            "preprocessing": trained["features"],
+        }
+    card = read_json(folder / CARD)
+    return {**card["weights"], "classes": card["classes"], "preprocessing": card["preprocessing"]}
+
+
+def _read(reader: Callable[[Path], State], file: Path) -> State:
+    if not file.is_file():
+        raise RequestError(f"{file} is missing; train or download the model again")
+    try:
+        return reader(file)
+    except RequestError:
+        raise
+    except ModuleNotFoundError as error:
+        raise RequestError(
+            f"{file} needs {error.name}, which is not installed; run: pip install 'int8-zoo[train]'"
+        ) from error
+    except (
+        Exception
+    ) as error:  # torch, pickle, safetensors, h5py and flatbuffers raise their own kinds for every sort of damage
+        raise RequestError(
+            f"cannot read the weights in {file} ({one_line(error)}); train or download the model again"
+        ) from error
+
+
+def read_torch(file: Path) -> State:
+    """The state dict in a file of torch or safetensors, alone or under "state_dict"."""
+    if file.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return dict(load_file(file))
+    content = torch.load(file, map_location="cpu", weights_only=True)
+    return dict(content.get("state_dict", content))

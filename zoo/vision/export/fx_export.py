@@ -1,0 +1,160 @@
+"""An image classifier in torch to ONNX: traced by torch.fx, every layer and value named after its module's path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.core.errors import RequestError
+from pipelines.data.preprocess import Preprocess
+from pipelines.graph import query
+from pipelines.graph.infer import infer_shapes
+from zoo.training.onnx_builder import OPSET, Writer, path_of
+
+if TYPE_CHECKING:
+    from torch import fx, nn
+
+IMAGE, LOGITS = "image", "logits"
+
+
+def export(model: nn.Module, preprocess: Preprocess) -> ir.Model:
+    """`model` as it computes after training, from pixels on: `image` uint8 [batch,3,size,size] (RGB) -> `logits`
+    float32 [batch,classes].
+
+    The graph begins with (image / 255 - mean) / std, channels reversed first where the network sees BGR; resizing is
+    not part of it. Operators and values are called by the path of their module ("layer1.0.conv1"), weights as in the
+    state dict. Raises RequestError, with the path, for a module or function that is not known here.
+    """
+    from torch import fx
+
+    size = preprocess.size
+    image = ir.Value(name=IMAGE, type=ir.TensorType(ir.DataType.UINT8), shape=ir.Shape(["batch", 3, size, size]))
+    writer = _Writer(ir.Graph([image], [], nodes=[], name=type(model).__name__, opset_imports={"": OPSET}))
+    values: dict[fx.Node, ir.Value] = {}
+    for node in fx.symbolic_trace(model).graph.nodes:
+        inputs = [values[each] for each in node.args if isinstance(each, fx.Node)]
+        match node.op:
+            case "placeholder":
+                values[node] = _normalize(writer, image, preprocess)
+            case "output":
+                writer.main.outputs.append(inputs[0])
+            case "call_module":
+                values[node] = writer.layer(inputs, node.target, model.get_submodule(node.target))
+            case _:
+                values[node] = writer.function(inputs, node)
+    logits = writer.main.outputs[0]
+    logits.name, logits.shape = LOGITS, ir.Shape(["batch", _columns(logits)])
+    exported = ir.Model(writer.main, ir_version=9)
+    infer_shapes(exported)
+    for node in writer.main:
+        _drop_ceil(node)
+    return exported
+
+
+def _normalize(writer: _Writer, image: ir.Value, preprocess: Preprocess) -> ir.Value:
+    reverse = preprocess.channels == "BGR"
+    order = slice(None, None, -1 if reverse else 1)
+    mean, std = (np.array(each[order], np.float32).reshape(1, 3, 1, 1) for each in (preprocess.mean, preprocess.std))
+    x = writer.add("Cast", [image], f"{IMAGE}.float", to=int(ir.DataType.FLOAT))
+    if reverse:
+        x = writer.add("Gather", [x, writer.weight(f"{IMAGE}.order", np.array([2, 1, 0]))], f"{IMAGE}.reversed", axis=1)
+    x = writer.add("Div", [x, writer.weight(f"{IMAGE}.white", np.array(255, np.float32))], f"{IMAGE}.scaled")
+    x = writer.add("Sub", [x, writer.weight(f"{IMAGE}.mean", mean)], f"{IMAGE}.centred")
+    return writer.add("Div", [x, writer.weight(f"{IMAGE}.std", std)], f"{IMAGE}.normalized")
+
+
+def _columns(logits: ir.Value) -> int:
+    gemm = logits.producer()
+    weight = query.constant(gemm.inputs[1]) if gemm is not None and gemm.op_type == "Gemm" else None
+    if weight is None:
+        raise RequestError("the network does not end with a linear layer; wanted is a classifier")
+    return int(weight.shape[0])
+
+
+def _drop_ceil(pool: ir.Node) -> None:
+    """A pool whose windows end with the picture does the same without ceil_mode, and then engines have an int8 form for
+    it.
+    """
+    sides, kernel, strides = (
+        query.dimensions(pool.inputs[0] if pool.inputs else None),
+        *(pool.attributes.get_ints(key, ()) for key in ("kernel_shape", "strides")),
+    )
+    if sides is None or not pool.attributes.get_int("ceil_mode", 0) or any(pool.attributes.get_ints("pads", ())):
+        return
+    if all(side is not None and (side - k) % s == 0 for side, k, s in zip(sides[2:], kernel, strides, strict=True)):
+        del pool.attributes["ceil_mode"]
+
+
+class _Writer(Writer):
+    """What image classifiers are made of."""
+
+    def layer(self, inputs: list[ir.Value], path: str, module: nn.Module) -> ir.Value:
+        """Append what `module` computes after training."""
+        kind = type(module).__name__
+        state = {
+            key: self.weight(f"{path}.{key}", np.array(each.cpu()))
+            for key, each in module.state_dict().items()
+            if each.ndim
+        }
+        m: Any = module
+        match kind:
+            case "Conv2d" if m.padding_mode == "zeros" and not isinstance(m.padding, str):
+                attributes = {"group": m.groups, "dilations": list(m.dilation)}
+                return self.add("Conv", [*inputs, *state.values()], path, **_window(m), **attributes)
+            case "BatchNorm2d" if len(state) == 4:  # with weights and running statistics
+                return self.add("BatchNormalization", [*inputs, *state.values()], path, epsilon=m.eps)
+            case "Identity" | "Dropout" | "Linear" | "ReLU":
+                return super().layer(inputs, path, module)
+            case "ReLU6":
+                bounds = [self.weight(name, np.array(value, np.float32)) for name, value in (("zero", 0), ("six", 6))]
+                return self.add("Clip", [*inputs, *bounds], path)
+            case "MaxPool2d" if _pair(m.dilation) == [1, 1] and not m.return_indices:
+                return self.add("MaxPool", inputs, path, **_window(m), ceil_mode=int(m.ceil_mode))
+            case "AvgPool2d" if m.divisor_override is None:
+                counts = {"count_include_pad": int(m.count_include_pad), "ceil_mode": int(m.ceil_mode)}
+                return self.add("AveragePool", inputs, path, **_window(m), **counts)
+            case "AdaptiveAvgPool2d" if m.output_size in (1, (1, 1)):
+                return self.add("GlobalAveragePool", inputs, path)
+            case "ZeroPad2d":
+                return self._pad(inputs, path, m.padding)
+            case "Flatten" if (m.start_dim, m.end_dim) == (1, -1):
+                return self.add("Flatten", inputs, path, axis=1)
+        raise RequestError(
+            f"{path} is {module}, which has no ONNX form here; known kinds: see zoo/vision/export/fx_export.py"
+        )
+
+    def function(self, inputs: list[ir.Value], node: fx.Node) -> ir.Value:
+        """Append a function that a module's `forward` calls."""
+        kind, path = getattr(node.target, "__name__", str(node.target)), path_of(node)
+        options = {key: value for key, value in node.kwargs.items() if value is not None}
+        match kind, node.args[1:]:
+            case "add" | "iadd", (_,) if len(inputs) == 2 and not options:
+                return self.add("Add", inputs, path)
+            case "flatten", (1,) if not options:
+                return self.add("Flatten", inputs, path, axis=1)
+            case "pad", (tuple(pads),) if len(pads) == 4 and options in (
+                {"mode": "constant"},
+                {"mode": "constant", "value": 0},
+            ):
+                return self._pad(inputs, path, pads)
+        raise RequestError(
+            f"{path} is {node.format_node()}, which has no ONNX form here; known functions: "
+            "see zoo/vision/export/fx_export.py"
+        )
+
+    def _pad(self, inputs: list[ir.Value], path: str, pads: Sequence[Any]) -> ir.Value:
+        left, right, top, bottom = pads
+        widths = self.weight(f"{path}.pads", np.array([0, 0, top, left, 0, 0, bottom, right], np.int64))
+        return self.add("Pad", [*inputs, widths], path)
+
+
+def _pair(value: Any) -> list[int]:
+    return list(value) if isinstance(value, tuple) else [value, value]
+
+
+def _window(module: Any) -> dict[str, list[int]]:
+    strides = module.kernel_size if module.stride is None else module.stride
+    return {"kernel_shape": _pair(module.kernel_size), "strides": _pair(strides), "pads": _pair(module.padding) * 2}

@@ -1,0 +1,385 @@
+"""Photos to class names."""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import logging
+import os
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from pipelines.core import machine
+from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import read_json
+from pipelines.core.ordered_map import ordered_map
+from pipelines.core.progress import progress
+from pipelines.data.images import SUFFIXES, decode, listed, prepare
+from pipelines.data.preprocess import Preprocess
+from pipelines.data.tables import on_terminal, writing
+from pipelines.models.folder import ModelFolder
+from pipelines.models.pipeline import GraphPipeline
+from zoo.vision.data.datasets import SPLITS, TRAIN, Item, find_images
+
+INPUT, OUTPUT = "image", "logits"
+NAMES = "classes.txt"  # of a model's folder: the class names, one a line
+IMAGENET = (
+    Path(__file__).parent / "imagenet.txt"
+)  # lemmas of WordNet 3.0 (Princeton University) for ImageNet-1k's synsets, in its order
+TOP = 5
+WORKERS = 8  # threads that decode, at most
+SHOWN = 3  # broken images that a message names
+PHOTOS = 16  # different ones that `example` makes
+
+logger = logging.getLogger(__name__)
+
+
+class Loaded(NamedTuple):
+    """A few images: their names, what is wrong with each ("": nothing), pixels uint8 [those well, 3, size, size], and
+    seconds taken.
+    """
+
+    names: list[str]
+    faults: list[str]
+    pixels: NDArray[np.uint8]
+    decode: float
+    preprocess: float
+
+
+class ImagePipeline(GraphPipeline):
+    """Classifies images; see `zoo.pipeline`."""
+
+    BATCH_SIZE: ClassVar[int] = 4  # a fifth quicker than one by one; more gain little
+    CALIBRATION: ClassVar[int] = 256
+    ON_ERROR: ClassVar[str] = "skip"
+    PARTS: ClassVar[str] = "files"
+
+    def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
+        super().__init__(folder, *arguments, **options)
+        self.spec = Preprocess.from_json(folder.preprocessing)
+        self.background = int(
+            bool(folder.card.details.get("background"))
+        )  # classes before the first one that labels count
+        self.smallest = 2 * (self.spec.resize or self.spec.size) if self.spec.scaled_decode else 0
+        self._names: list[str] = []
+
+    def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
+        """Images -> {"image": uint8 [n, 3, size, size], R, G, B}.
+
+        raw: a path or a folder, the bytes of an image file, pixels uint8 [H, W, 3] or [H, W], a Pillow image, or a list
+        of these. All of it in memory at once; `run` streams. Raises RequestError for an image that cannot be read, or
+        none at all.
+        """
+        images = list(_each(raw))
+        if not images:
+            raise RequestError("found no images")
+        pixels = self._slots(len(images))
+        for image, slot in zip(images, pixels, strict=True):
+            prepare(image, self.spec, slot)
+        return {INPUT: pixels}
+
+    def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
+        """[{"label": class name, "index": of the output, "probability", "top5": [(name, probability), ...]}, ...], one
+        per image.
+
+        Probabilities are the softmax of the logits. Raises ZooError where these are not finite.
+        """
+        logits = out[OUTPUT]
+        names = self.names(logits.shape[1])
+        found = []
+        for row in logits:
+            some = min(TOP, len(row))
+            top = row.argpartition(-some)[-some:]
+            top.sort()  # so that of equal ones the first comes first, as in argmax
+            top = top[(-row[top]).argsort(kind="stable")]
+            if not np.isfinite(row[top]).all():  # NaN counts as the largest
+                raise ZooError("the model computes NaN or infinite logits; check its weights and the input")
+            powers = np.exp(row - row[top[0]])
+            total = float(powers.sum())
+            best = [(names[i], p / total) for i, p in zip(top.tolist(), powers[top].tolist(), strict=True)]
+            found.append({"label": best[0][0], "index": int(top[0]), "probability": best[0][1], "top5": best})
+        return found
+
+    @property
+    def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
+        """One input: uint8 [n, 3, size, size]."""
+        return {INPUT: (np.dtype(np.uint8), (None, 3, self.spec.size, self.spec.size))}
+
+    # --------------------------------------------------------------------------------------------------------- classes
+
+    @functools.cached_property
+    def given_names(self) -> list[str] | None:
+        """The class names of the model's card, its classes.txt or its training; None where there are none."""
+        found = self.folder.card.details.get("classes")
+        if isinstance(found, list):
+            return [str(each) for each in found]
+        file = IMAGENET if self.folder.card.details.get("names") == IMAGENET.stem else self.path / NAMES
+        try:
+            if file.is_file():
+                return [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError(f"cannot read {file}: {error}; wanted the class names in UTF-8, one a line") from error
+        trained = self.path / "train.json"
+        return [str(each) for each in read_json(trained)["classes"]] if trained.is_file() else None
+
+    def names(self, classes: int) -> list[str]:
+        """A name for each of the network's `classes` outputs: the given ones, or "class 0", "class 1", ...
+
+        Raises RequestError where another number of names is given.
+        """
+        if len(self._names) != classes:
+            given = self.given_names or [f"class {index}" for index in range(classes - self.background)]
+            names = [*["background"] * self.background, *given] if len(given) == classes - self.background else given
+            if len(names) != classes:
+                raise RequestError(
+                    f"{self.path} names {len(names)} classes, and its network tells {classes} apart; correct its "
+                    f"{NAMES}"
+                )
+            self._names = names
+        return self._names
+
+    @functools.cached_property
+    def classes(self) -> int:
+        """How many classes the network tells apart. Runs it once, on a batch of nothing."""
+        return int(self.predict(self.blank())[OUTPUT].shape[1])
+
+    # --------------------------------------------------------------------------------------------------------- streams
+
+    @property
+    def workers(self) -> int:
+        """Threads that decode while this one classifies; 0 on a single CPU, where that gains nothing."""
+        cores = machine.cores()
+        return min(WORKERS, max(1, cores - self.threads)) if cores > 1 else 0
+
+    def load(self, images: Sequence[Path | Item], on_error: str = "raise") -> Loaded:
+        """Decode a few images. Raises RequestError for the first that cannot be read, unless `on_error` is "skip"."""
+        pixels = self._slots(len(images))
+        faults: list[str] = []
+        count, spent, start = 0, [0.0, 0.0], time.perf_counter()
+        for image in images:
+            fault = ""
+            try:
+                decoded = _decoded(image, self.smallest)
+                spent[0] -= start - (start := time.perf_counter())
+                prepare(decoded, self.spec, pixels[count])
+                count += 1
+            except RequestError as error:
+                if on_error == "raise":
+                    raise
+                fault = str(error)
+            spent[1] -= start - (start := time.perf_counter())
+            faults.append(fault)
+        return Loaded([_name(image) for image in images], faults, pixels[:count], spent[0], spent[1])
+
+    def stream(self, images: Iterable[Path | Item], on_error: str = "raise") -> Generator[Loaded, None, None]:
+        """Images in order, `batch_size` at a time, from `workers` threads that decode ahead; close it to end it
+        early.
+        """
+        left = iter(images)
+        groups = iter(lambda: list(itertools.islice(left, self.batch_size)), [])
+        return ordered_map(lambda some: self.load(some, on_error), groups, self.workers)
+
+    def run(self, inputs: Any, output: str | Path, on_error: str = "skip") -> dict[str, Any]:
+        """Classify images (see `pipelines.data.images.listed`, or `Item`s) of any number in constant memory, in input
+        order.
+
+        Writes the columns file, label, index, probability, label2, probability2, ... of the classes next in line, and
+        error: what is wrong with an image that cannot be read, of which the others are empty. `workers` threads decode
+        ahead while the caller's classifies.
+
+        Returns {"images" (that were classified), "skipped", "seconds", "images_per_second", "split_ms", "engine",
+        "precision"}. split_ms: milliseconds an image spent to "decode", "preprocess" (both per thread), in the "model",
+        in "postprocess" with writing, and the "wall" clock's; these overlap where threads decode. Raises RequestError,
+        and makes no file, where not one image could be read (and they are no part of more).
+        """
+        some = range(2, min(TOP, self.classes) + 1)
+        more: dict[str, Any] = {
+            name: kind for i in some for name, kind in ((f"label{i}", str), (f"probability{i}", np.float64))
+        }
+        columns = {"file": str, "label": str, "index": np.int64, "probability": np.float64, **more, "error": str}
+        faults: list[str] = []
+        count = skipped = 0
+        seconds = dict.fromkeys(("decode", "preprocess", "model", "postprocess", "wall"), 0.0)
+        with (
+            writing(output, columns, ("label", "probability", "file", "error")) as write,
+            progress("classifying images") if not on_terminal(output) else nullcontext(lambda amount: None) as advance,
+            closing(self.stream(_images(inputs), on_error)) as batches,
+        ):
+            start = time.perf_counter()
+            for batch in batches:
+                begin = time.perf_counter()
+                out = self.predict({INPUT: batch.pixels}) if len(batch.pixels) else None
+                computed = time.perf_counter()
+                write(_columns(columns, batch, self.postprocess(out) if out is not None else []))
+                seconds["decode"] += batch.decode
+                seconds["preprocess"] += batch.preprocess
+                seconds["model"] += computed - begin
+                seconds["postprocess"] += time.perf_counter() - computed
+                bad = [fault for fault in batch.faults if fault]
+                faults += bad[: max(SHOWN - len(faults), 0)]
+                count, skipped = count + len(batch.pixels), skipped + len(bad)
+                advance(len(batch.names))
+            seconds["wall"] = time.perf_counter() - start
+            report_faults(skipped, count, faults, self.in_parts)
+        return {
+            "images": count,
+            "skipped": skipped,
+            "seconds": round(seconds["wall"], 3),
+            "images_per_second": round(count / seconds["wall"], 2),
+            "split_ms": {name: round(1e3 * each / max(count, 1), 4) for name, each in seconds.items()},
+            "engine": self.engine,
+            "precision": self.precision,
+        }
+
+    def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
+        """`count` images to calibrate on, or as many as there are: evenly out of `data`, of its training images where
+        it is split.
+        """
+        images = pictures(data)
+        count = min(count, len(images))
+        chosen = [images[index * len(images) // count] for index in range(count)]
+        with closing(self.stream(chosen, on_error)) as batches, progress("reading images", count) as advance:
+            loaded = []
+            for batch in batches:
+                loaded.append(batch)
+                advance(len(batch.names))
+        faults = [fault for batch in loaded for fault in batch.faults if fault]
+        report_faults(len(faults), count - len(faults), faults)
+        return {INPUT: np.concatenate([batch.pixels for batch in loaded])}
+
+    def example(self, count: int, data: Any = None) -> list[bytes]:
+        """The bytes of `count` image files for a benchmark, from `data` or else made up, repeated if need be."""
+        if data is None:
+            height, width = (
+                self.spec.size * 375 // 224,
+                self.spec.size * 500 // 224,
+            )  # to the input as ImageNet's photos are, usually
+            some = [photo(seed, width, height) for seed in range(min(count, PHOTOS))]
+        else:
+            some = [content(image) for image in pictures(data)[:count]]
+        return list(itertools.islice(itertools.cycle(some), count))
+
+    def _slots(self, count: int) -> NDArray[np.uint8]:
+        return np.empty((count, 3, self.spec.size, self.spec.size), np.uint8)
+
+    def blank(self) -> Batch:
+        """A batch of black images."""
+        return {INPUT: np.zeros((self.batch_size, 3, self.spec.size, self.spec.size), np.uint8)}
+
+
+def photo(seed: int, width: int, height: int) -> bytes:
+    """A JPEG like a photo in size and detail, made of noise at several scales; the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    pixels = np.zeros((height, width, 3), np.float32)
+    for cells, weight in ((3, 0.5), (12, 0.25), (48, 0.15), (192, 0.1)):
+        noise = Image.fromarray(rng.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
+        pixels += weight * np.asarray(noise.resize((width, height), Image.Resampling.BICUBIC), np.float32)
+    file = io.BytesIO()
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def _each(raw: Any) -> Iterator[Any]:
+    """The images in what `preprocess` takes, folders opened."""
+    alone = isinstance(raw, bytes | str | os.PathLike | Image.Image) or (isinstance(raw, np.ndarray) and raw.ndim < 4)
+    for image in [raw] if alone or not isinstance(raw, Iterable) else raw:
+        if isinstance(image, str | os.PathLike):
+            yield from listed(image)
+        elif isinstance(image, bytes | np.ndarray | Image.Image):
+            yield image
+        else:
+            raise RequestError(
+                f"found {type(image).__name__}; wanted a path, the bytes of an image file, pixels, or a Pillow image"
+            )
+
+
+def pictures(data: Any) -> list[Path | Item]:
+    """Images without labels: of files and folders, or of an archive or a data set; of those for training only, where
+    there is a split.
+    """
+    sources = list(data) if isinstance(data, list | tuple) else [data]
+    path = Path(sources[0]) if len(sources) == 1 else None
+    images: list[Path | Item]
+    if path is not None and path.is_dir() and not list(path.glob("dataset_*.json")):
+        splits = (each for each in sorted(path.iterdir()) if each.is_dir() and SPLITS.get(each.name.lower()) == TRAIN)
+        images = list(listed(next(splits, path)))
+    elif path is None or path.suffix.lower() in SUFFIXES:
+        images = list(listed(sources))
+    else:
+        items = find_images(sources)
+        images = [item for item in items if item.split == TRAIN] or list(items)
+    if not images:
+        raise RequestError("found no images")
+    return images
+
+
+def content(image: Path | Item) -> bytes:
+    """The bytes of an image file. Raises RequestError where it cannot be read."""
+    try:
+        return image.read() if isinstance(image, Item) else image.read_bytes()
+    except OSError as error:
+        raise RequestError(f"cannot read {_name(image)}: {error.strerror or error}") from error
+
+
+def _images(inputs: Any) -> Iterator[Path | Item]:
+    for each in [inputs] if isinstance(inputs, str | os.PathLike | Item) else inputs:
+        if isinstance(each, Item):
+            yield each
+        else:
+            yield from listed(each)
+
+
+def _decoded(image: Path | Item, smallest: int) -> NDArray[np.uint8]:
+    if not isinstance(image, Item):
+        return decode(image, smallest=smallest)
+    return decode(content(image), smallest=smallest, name=image.name)
+
+
+def _name(image: Path | Item) -> str:
+    return image.name if isinstance(image, Item) else str(image)
+
+
+def _columns(columns: Mapping[str, Any], batch: Loaded, results: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Results of a batch as `pipelines.data.tables` takes them."""
+    found: dict[str, list[Any]] = {name: [] for name in columns}
+    left = iter(results)
+    for name, fault in zip(batch.names, batch.faults, strict=True):
+        row: dict[str, Any] = {"file": _text(name)}
+        if fault:
+            row["error"] = _text(fault.removeprefix(f"{name} "))
+        else:
+            result = next(left)
+            row["index"] = result["index"]
+            for place, (label, probability) in enumerate(result["top5"], 1):
+                row |= {f"label{place}" if place > 1 else "label": label}
+                row |= {f"probability{place}" if place > 1 else "probability": round(probability, 6)}
+        for column, values in found.items():
+            values.append(row.get(column))
+    return found
+
+
+def _text(name: str) -> str:
+    """A file's name may hold bytes that are no UTF-8."""
+    return name.encode("utf-8", "replace").decode()
+
+
+def report_faults(skipped: int, count: int, faults: Sequence[str], in_parts: bool = False) -> None:
+    """Warn which images could not be read. Raises RequestError where that is all of them (not of a part), or there were
+    none.
+    """
+    some = "; ".join(faults[:SHOWN]) + (f"; and {skipped - SHOWN} more" if skipped > SHOWN else "")
+    if not count and skipped and not in_parts:
+        raise RequestError(f"none of {skipped} images could be read: {some}")
+    if not count and not skipped:
+        raise RequestError("found no images; give files, folders, or their paths on stdin")
+    if skipped:
+        logger.warning("%d of %d images could not be read: %s", skipped, skipped + count, some)

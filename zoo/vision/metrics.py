@@ -1,0 +1,139 @@
+"""Quality of an image classifier: top-1 and top-5 accuracy, and what int8 changes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.analysis.metrics import LEVEL, RESAMPLES, Floats, against_fp32, interval
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.progress import progress
+from zoo.vision.data.datasets import HELD_OUT, Item, find_images
+from zoo.vision.inference import INPUT, OUTPUT, ImagePipeline, report_faults
+
+TOP = (1, 5)  # a prediction is right where the right class is among its first so many
+
+
+def evaluate(pipelines: Mapping[str, ImagePipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
+    """`compare_classes` of all precisions on the same images (see `find_labelled`), with the keys samples and
+    skipped.
+    """
+    images, labels = find_labelled(next(iter(pipelines.values())), data)
+    ranked, skipped = rank_images(pipelines, images, labels, on_error)
+    return {"samples": len(images) - skipped, "skipped": skipped, **compare_classes(ranked)}
+
+
+def find_labelled(pipeline: ImagePipeline, data: Any) -> tuple[list[Item], NDArray[np.int64]]:
+    """The labelled images of `data` (see `zoo.vision.data.datasets.open_images`), those held out where it is split, and
+    the
+    indices of their classes, int64 [n].
+
+    A label is a name that the model knows, or the number of a class, counted without the background. Where the model
+    knows no names, as many labels as it has classes are these in sorted order. Raises RequestError for other labels.
+    """
+    items = find_images(data)
+    chosen = next((name for name in HELD_OUT if name in {item.split for item in items}), None)
+    items = [item for item in items if chosen is None or item.split == chosen]
+    given = sorted({item.label for item in items})
+    names, known = pipeline.given_names, pipeline.names(pipeline.classes)
+    index = {name: i for i, name in enumerate(known)}
+    if names is None or not set(given) <= index.keys():
+        if all(label.isdecimal() for label in given):
+            index = {label: int(label) + pipeline.background for label in given}
+        elif names is None and len(given) == len(known) - pipeline.background:
+            index = {label: i + pipeline.background for i, label in enumerate(given)}
+    if unknown := [label for label in given if not 0 <= index.get(label, -1) < len(known)]:
+        what = (
+            f"names {', '.join(known[:3])}, ..."
+            if names
+            else f"numbers its classes 0 to {len(known) - 1 - pipeline.background}"
+        )
+        examples = ", ".join(unknown[:10]) + (", ..." if len(unknown) > 10 else "")
+        raise RequestError(
+            f"{len(unknown)} of the {len(given)} labels are no class of {pipeline.folder.card.name}: {examples}; "
+            f"it {what}"
+        )
+    return items, np.array([index[item.label] for item in items], np.int64)
+
+
+def rank_images(
+    pipelines: Mapping[str, ImagePipeline], images: Sequence[Item], labels: NDArray[np.int64], on_error: str = "raise"
+) -> tuple[dict[str, Ranked], int]:
+    """Top classes of every pipeline for labelled images, each decoded once; and how many images could not be read and
+    were skipped.
+    """
+    parts: dict[str, list[Ranked]] = {name: [] for name in pipelines}
+    faults: list[str] = []
+    at = 0
+    with (
+        closing(next(iter(pipelines.values())).stream(images, on_error)) as batches,
+        progress("evaluating images", len(images)) as advance,
+    ):
+        for batch in batches:
+            well = [not fault for fault in batch.faults]
+            faults += [fault for fault in batch.faults if fault]
+            right = labels[at : at + len(well)][well]
+            at += len(well)
+            for name, pipeline in pipelines.items() if len(right) else ():
+                parts[name].append(rank(pipeline.predict({INPUT: batch.pixels})[OUTPUT], right))
+            advance(len(well))
+    report_faults(len(faults), len(images) - len(faults), faults)
+    ranked = {name: Ranked(*map(np.concatenate, zip(*part, strict=True))) for name, part in parts.items()}
+    return ranked, len(faults)
+
+
+class Ranked(NamedTuple):
+    """Predictions for n images: the top class, and the rank of the right class (0: top), both int64 [n]."""
+
+    first: NDArray[np.int64]
+    place: NDArray[np.int64]
+
+
+def rank(logits: Floats, labels: NDArray[np.int64]) -> Ranked:
+    """Logits [n, classes] and the right classes [n] -> `Ranked`; of equal logits the lower class comes first, as in
+    argmax. Raises ZooError for NaN.
+    """
+    if not np.isfinite(logits).all():
+        raise ZooError("the model computes NaN or infinite logits; check its weights and the input")
+    right = logits[np.arange(len(labels)), labels][:, None]
+    earlier = np.arange(logits.shape[1]) < labels[:, None]
+    return Ranked(
+        logits.argmax(axis=1).astype(np.int64),
+        ((logits > right) | ((logits == right) & earlier)).sum(axis=1, dtype=np.int64),
+    )
+
+
+def class_metrics(ranked: Ranked) -> dict[str, float]:
+    """{"top1", "top5"}: the share of images whose right class comes first, or among the first five."""
+    return {f"top{k}": float((ranked.place < k).mean()) for k in TOP}
+
+
+def compare_classes(outputs: Mapping[str, Ranked], seed: int = 0) -> dict[str, Any]:
+    """Metrics of several precisions on the same images, and each against fp32.
+
+    Returns {"metrics": per precision, "difference": {"top1", "top5": int8 - fp32, "agreement": share of images that
+    both put into the same class}, "interval": 95% paired bootstrap intervals of these, see
+    `pipelines.analysis.metrics.interval`}, and of any further precision the last two under "others". Raises
+    RequestError for no images.
+    """
+    if not len(next(iter(outputs.values())).place):
+        raise RequestError("found no images; accuracy needs some")
+    return against_fp32(outputs, class_metrics, lambda fp32, other: _compare_ranked(fp32, other, seed))
+
+
+def _compare_ranked(a: Ranked, b: Ranked, seed: int) -> dict[str, Any]:
+    """What b changes of a; see `compare_classes`. Each metric is a mean of values from {-1, 0, 1}, one an image."""
+    values = {f"top{k}": (b.place < k).astype(np.int64) - (a.place < k) for k in TOP} | {
+        "agreement": (a.first == b.first).astype(np.int64)
+    }
+    rng = np.random.default_rng(seed)
+    intervals: dict[str, Any] = {"level": LEVEL, "resamples": RESAMPLES}
+    for name, value in values.items():  # a draw of n images with replacement is a draw of how often each value comes
+        kinds, counts = np.unique(value, return_counts=True)
+        means = rng.multinomial(len(value), counts / len(value), RESAMPLES) @ kinds / len(value)
+        intervals[name] = interval(means)
+    return {"difference": {name: float(value.mean()) for name, value in values.items()}, "interval": intervals}

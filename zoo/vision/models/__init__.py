@@ -1,0 +1,1 @@
+"""Image classifiers in torch, one file a family."""

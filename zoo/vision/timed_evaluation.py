@@ -1,0 +1,188 @@
+"""From image files to classes, timed in DAWNBench's manner: accuracy first, then one image after the other, then as
+many as can be.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.analysis.benchmark import Configuration, memory_mb
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.progress import progress
+from pipelines.data.images import decode, prepare
+from pipelines.models.pipeline import graph_file
+from zoo.vision.data.datasets import Item
+from zoo.vision.inference import INPUT, ImagePipeline, content, pictures
+from zoo.vision.metrics import class_metrics, find_labelled, rank_images
+
+SCENARIOS = ("single-stream", "offline")
+BATCHES = (1, 4, 16)
+BLOCK = 10  # images that one model classifies before the next one's turn
+PROBE = 64  # images that a batch size is tried on
+ROUNDS = 3  # turns of the stream
+STEPS = ("decode", "preprocess", "model", "postprocess")
+
+logger = logging.getLogger(__name__)
+
+
+def harness(
+    pipelines: Sequence[ImagePipeline],
+    data: Any,
+    *,
+    scenario: str = SCENARIOS[0],
+    count: int = 1000,
+    least: Mapping[str, float | None] | None = None,
+    price_per_hour: float | None = None,
+) -> dict[str, Any]:
+    """Accuracy of every pipeline on all of `data`, then times on `count` images, evenly out of it, the pipelines in
+    turn.
+
+    data: images as `find_labelled` takes them; without labels, a folder or files, and there is no accuracy.
+    least: {"top1", "top5"}: what every pipeline must reach before any is timed.
+    scenario: "single-stream" times images one by one, then the stream; "offline" the stream alone.
+
+    Returns {"scenario", "samples" (of the accuracy), "images" (of the times), "results": [{"engine", "precision",
+    "threads", "top1", "top5", "latency_ms": {"mean", "p50", "p90", "p99"} from the bytes of a file to its classes,
+    "split_ms": the mean of every step, "offline": {"images_per_second", "batch_size", "workers" (that decode),
+    "by_batch"}, "model_mb" (the file), "memory_mb" (see `pipelines.analysis.benchmark.memory_mb`, for a batch of one),
+    "cost_per_million": of images, in the unit of `price_per_hour`}]}. Raises ZooError for a pipeline below what is
+    wanted, RequestError for images that cannot be read, or missing labels where `least` asks.
+    """
+    if scenario not in SCENARIOS:
+        raise RequestError(f"unknown scenario {scenario!r}; choose {' or '.join(SCENARIOS)}")
+    if count < 1:
+        raise RequestError(f"count is {count}; wanted at least 1 image")
+    wanted = {name: share for name, share in (least or {}).items() if share is not None}
+    images, labels = _images(pipelines[0], data, wanted)
+    for each in pipelines:
+        each.predict(each.blank())  # "auto" decides
+    results: list[dict[str, Any]] = [
+        {"engine": each.engine, "precision": each.precision, "threads": each.threads} for each in pipelines
+    ]
+    if labels is not None:
+        for result, metrics in zip(results, _accuracy(pipelines, images, labels, wanted), strict=True):
+            result |= metrics
+    count = min(count, len(images))
+    chosen = [images[index * len(images) // count] for index in range(count)]
+    if scenario == SCENARIOS[0]:
+        for result, times in zip(results, _one_by_one(pipelines, chosen), strict=True):
+            whole = times.sum(axis=1)
+            result["latency_ms"] = _rounded(
+                {"mean": whole.mean()} | {f"p{q}": np.percentile(whole, q) for q in (50, 90, 99)}
+            )
+            result["split_ms"] = _rounded(dict(zip(STEPS, times.mean(axis=0), strict=True)))
+    for each, result, offline in zip(pipelines, results, _offline(pipelines, chosen), strict=True):
+        result["offline"] = offline
+        path = graph_file(each.folder, each.precision, each.engine)
+        result["model_mb"] = round(path.stat().st_size / 1e6, 4)
+        result["memory_mb"] = memory_mb(Configuration(each.engine, each.precision, path), each.blank(), each.threads)
+        if price_per_hour is not None:
+            result["cost_per_million"] = round(price_per_hour / 3600 / offline["images_per_second"] * 1e6, 4)
+    return {"scenario": scenario, "samples": 0 if labels is None else len(labels), "images": count, "results": results}
+
+
+def _images(
+    pipeline: ImagePipeline, data: Any, wanted: Mapping[str, float]
+) -> tuple[Sequence[Path | Item], NDArray[np.int64] | None]:
+    try:
+        return find_labelled(pipeline, data)
+    except RequestError as error:
+        if wanted:
+            asked = " and ".join(f"--min-{name}" for name in wanted)
+            raise RequestError(f"{asked} asks for the labels of the images: {error}") from error
+        images = pictures(data)
+        logger.warning("no accuracy: %s", error)
+        return images, None
+
+
+def _accuracy(
+    pipelines: Sequence[ImagePipeline], images: Sequence[Any], labels: NDArray[np.int64], wanted: Mapping[str, float]
+) -> list[dict[str, float]]:
+    ranked, _ = rank_images({str(index): each for index, each in enumerate(pipelines)}, images, labels)
+    metrics = [class_metrics(each) for each in ranked.values()]
+    for pipeline, found in zip(pipelines, metrics, strict=True):
+        for name, share in wanted.items():
+            if found[name] < share:
+                who = f"{pipeline.folder.card.name} in {pipeline.precision}, {pipeline.engine}"
+                raise ZooError(
+                    f"{who}: {name} is {found[name]:.4f} on {len(labels):,} images, wanted {share:g} or more; nothing "
+                    "was timed"
+                )
+    return metrics
+
+
+def _one_by_one(pipelines: Sequence[ImagePipeline], images: Sequence[Path | Item]) -> list[NDArray[np.float64]]:
+    """Milliseconds [images, steps] of every pipeline."""
+    times: list[list[list[float]]] = [[] for _ in pipelines]
+    with progress("classifying one by one", len(images)) as advance:
+        for start in range(0, len(images), BLOCK):
+            block = [content(image) for image in images[start : start + BLOCK]]
+            for pipeline, taken in zip(pipelines, times, strict=True):
+                _steps(pipeline, block[-1])  # caches warm again after the others' turns
+                taken += [_steps(pipeline, each) for each in block]
+            advance(len(block))
+    return [np.array(taken) for taken in times]
+
+
+def _steps(pipeline: ImagePipeline, data: bytes) -> list[float]:
+    """Milliseconds of every step from the bytes of a file to its classes."""
+    at = [time.perf_counter()]
+    decoded = decode(data, smallest=pipeline.smallest)
+    at.append(time.perf_counter())
+    pixels = prepare(decoded, pipeline.spec)
+    at.append(time.perf_counter())
+    out = pipeline.predict({INPUT: pixels[None]})
+    at.append(time.perf_counter())
+    pipeline.postprocess(out)
+    at.append(time.perf_counter())
+    return [1e3 * (after - before) for before, after in itertools.pairwise(at)]
+
+
+def _offline(pipelines: Sequence[ImagePipeline], images: Sequence[Path | Item]) -> list[dict[str, Any]]:
+    tried: list[dict[int, float]] = [{} for _ in pipelines]
+    probe = images[:PROBE]
+    for size in BATCHES:
+        for pipeline, rates in zip(pipelines, tried, strict=True):
+            rates[size] = len(probe) / _seconds(pipeline, probe, size)
+    best = [max(rates, key=lambda size, rates=rates: rates[size]) for rates in tried]  # type: ignore[misc]
+    seconds = [0.0] * len(pipelines)
+    with progress("classifying as a stream", ROUNDS) as advance:
+        for turn in range(min(ROUNDS, len(images))):
+            for index, pipeline in enumerate(pipelines):
+                seconds[index] += _seconds(pipeline, images[turn::ROUNDS], best[index])
+            advance(1)
+    return [
+        {
+            "images_per_second": round(len(images) / taken, 2),
+            "batch_size": size,
+            "workers": pipeline.workers,
+            "by_batch": {str(each): round(rate, 2) for each, rate in rates.items()},
+        }
+        for pipeline, taken, size, rates in zip(pipelines, seconds, best, tried, strict=True)
+    ]
+
+
+def _seconds(pipeline: ImagePipeline, images: Sequence[Path | Item], batch_size: int) -> float:
+    """Seconds from files to classes, others decoded meanwhile."""
+    sized = copy.copy(pipeline)
+    sized.batch_size = batch_size
+    sized.predict(sized.blank())  # compiled and warm
+    start = time.perf_counter()
+    with closing(sized.stream(images)) as batches:
+        for batch in batches:
+            sized.postprocess(sized.predict({INPUT: batch.pixels}))
+    return time.perf_counter() - start
+
+
+def _rounded(milliseconds: Mapping[str, Any]) -> dict[str, float]:
+    return {name: round(float(each), 5) for name, each in milliseconds.items()}

@@ -1,0 +1,1 @@
+"""Training of image classifiers: recipe, distillation, pruning and quantization-aware training."""

@@ -1,0 +1,150 @@
+"""What an image classifier learns from another one: soft labels, feature maps, the flow between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import zoo
+from pipelines.compression.losses import fsp_loss, l2
+from pipelines.core.errors import RequestError
+from pipelines.quantization.training.qat import distillation_loss
+from zoo.training.runs import require_task
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from zoo.vision.training.config import Settings
+
+
+class Normalize:
+    """uint8 [n, 3, size, size] (R, G, B) -> float32 of the same shape, as the preprocessing `features` wants."""
+
+    def __init__(self, features: Mapping[str, Any], device: torch.device) -> None:
+        import torch
+
+        self.swap = features["channels"] == "BGR"
+        order = slice(None, None, -1 if self.swap else 1)  # features are of R, G, B
+        self.mean = 255 * torch.tensor(features["mean"][order], device=device).view(1, 3, 1, 1)
+        self.scale = 1 / (255 * torch.tensor(features["std"][order], device=device).view(1, 3, 1, 1))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The pixels of a batch."""
+        import torch
+
+        pixels = (x.flip(1) if self.swap else x).float().sub_(self.mean).mul_(self.scale)
+        return pixels.contiguous(memory_format=torch.channels_last)
+
+
+def teacher_of(name: str, classes: Sequence[str]) -> tuple[nn.Module, dict[str, Any]]:
+    """(the network of an image classifier by its name or folder, its preprocessing). Raises RequestError for a model
+    of another task, or of other classes than those."""
+    require_task(name, "images")
+    folder = zoo.load(name)
+    if not folder.entry.network:
+        raise RequestError(f"found the teacher {name} of {folder.entry.name}, a family whose networks cannot be opened")
+    folder.ensure("fp32.onnx")
+    about, network = folder.entry.part("network")(folder.path)
+    if (known := folder.card.details.get("classes")) != list(classes):
+        told = f"{len(known)} classes" if isinstance(known, list) else f"{known} classes"
+        raise RequestError(
+            f"found the teacher {name} of {told}, wanted one of the {len(classes)} classes of the data; fine-tune it "
+            "on them first"
+        )
+    return network, about["features"]
+
+
+class Teacher:
+    """A network that a student listens to, by `Settings.distillation`, `.features` and `.fsp`.
+
+    The feature maps that are compared are the last ones of every size that both networks have. adapters: 1x1
+    convolutions, trained with the student, from its channels to the teacher's where these are others.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        features: Mapping[str, Any],
+        student: nn.Module,
+        config: Settings,
+        device: torch.device,
+    ) -> None:
+        import torch
+        from torch import nn
+
+        self.network = network.eval().requires_grad_(False)
+        self.normalize, self.config, self.size = Normalize(features, device), config, int(features["size"])
+        self.adapters = nn.ModuleList()
+        self.maps: tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]] = ({}, {})
+        self.sides: list[int] = []
+        if not (config.features or config.fsp):
+            return
+        if self.size != config.image_size:
+            raise RequestError(
+                f"found a teacher of {self.size} pixels, the student has {config.image_size}: their feature maps do "
+                "not fit; set features and fsp to 0"
+            )
+        example = torch.zeros(2, 3, self.size, self.size, device=device)
+        own, wanted = (_last_of_each_size(each, example) for each in (student, self.network))
+        self.sides = sorted((own.keys() & wanted.keys()) - {self.size}, reverse=True)  # that are the images themselves
+        if len(self.sides) < 1 + bool(config.fsp):
+            raise RequestError("found no feature maps of one size in teacher and student; set features and fsp to 0")
+        for side in self.sides:
+            for (module, _), maps in zip((own[side], wanted[side]), self.maps, strict=True):
+                module.register_forward_hook(_keep(maps))
+            sizes = own[side][1], wanted[side][1]
+            same = sizes[0] == sizes[1]
+            self.adapters.append(nn.Identity() if same else nn.Conv2d(*sizes, 1, bias=False).to(device))
+
+    def teach(self, loss: torch.Tensor, logits: torch.Tensor, x: torch.Tensor, bf16: bool) -> torch.Tensor:
+        """The student's loss on a batch, with what the teacher says of it. logits: the student's [n, classes]. x: uint8
+        [n, 3, size, size]."""
+        import torch
+        from torch.nn import functional
+
+        config, pixels = self.config, self.normalize(x)
+        if pixels.shape[-1] != self.size:
+            pixels = functional.interpolate(pixels, (self.size, self.size), mode="bilinear")
+        own = dict(self.maps[0])
+        with torch.no_grad(), torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+            wanted = self.network(pixels).float()
+        loss = torch.lerp(loss, distillation_loss(logits, wanted, config.temperature), config.distillation)
+        if x.shape[-1] != self.size or not self.sides:  # of smaller images that begin a training the maps are others
+            return loss
+        pairs = [
+            (adapt(own[side][: len(x)].float()), self.maps[1][side].float())
+            for side, adapt in zip(self.sides, self.adapters, strict=True)
+        ]
+        if config.features:
+            loss = loss + config.features * torch.stack([l2(*pair) for pair in pairs]).mean()
+        if config.fsp:
+            loss = loss + config.fsp * fsp_loss(*zip(*pairs, strict=True))
+        return loss
+
+
+def _last_of_each_size(network: nn.Module, example: torch.Tensor) -> dict[int, tuple[nn.Module, int]]:
+    """{side: (the module without parts that gives the last feature map of that size, its channels)}."""
+    import torch
+
+    last: dict[int, tuple[nn.Module, int]] = {}
+
+    def watch(module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and output.dim() == 4:
+            last[output.shape[-1]] = module, output.shape[1]
+
+    hooks = [each.register_forward_hook(watch) for each in network.modules() if not list(each.children())]
+    training = network.training
+    with torch.no_grad():
+        network.eval()(example)
+    network.train(training)
+    for hook in hooks:
+        hook.remove()
+    return last
+
+
+def _keep(maps: dict[int, torch.Tensor]) -> Any:
+    def hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        maps[output.shape[-1]] = output
+
+    return hook

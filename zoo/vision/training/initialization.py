@@ -1,0 +1,85 @@
+"""The model that a training of an image classifier starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.compression.channels import resize
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json, sha256
+from pipelines.graph import edit, io
+from zoo.training.runs import fill
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MODEL = "model.pt"
+
+
+def about_of(folder: Path) -> dict[str, Any]:
+    """What is known of a model folder to start from: "source" of its weights, "features", and "arch", "width",
+    "classes", "shapes" if they are.
+    """
+    source = folder / MODEL
+    if (folder / "train.json").is_file():
+        about = read_json(folder / "train.json")
+    else:  # published, or trained here and shipped without model.pt
+        card, source = read_json(folder / "card.json"), folder / "fp32.onnx"
+        about = {
+            **card.get("training", {}).get("config", {}),
+            **card,
+            **card.get("weights", {}),
+            "features": card.get("preprocessing"),
+        }
+    if not about.get("features") or not source.is_file():
+        raise RequestError(f"found no image model in {folder}; start from one that zoo train or zoo download wrote")
+    return {key: about[key] for key in ("arch", "width", "classes", "shapes", "features") if key in about} | {
+        "source": source
+    }
+
+
+def fill_from(model: nn.Module, about: dict[str, Any], classes: Sequence[str] | int) -> str:
+    """Fill `model` with the weights of the folder that `about_of` looked at; returns their digest.
+
+    The head, the network's last linear layer, is left as it is where that folder's classes are not `classes`.
+    """
+    import torch
+    from torch import nn
+
+    source: Path = about["source"]
+    own = model.state_dict()
+    if source.name == MODEL:
+        state = torch.load(source, map_location="cpu", weights_only=True)["state_dict"]
+    else:
+        loaded = io.load(source)
+        edit.expand_fp16(loaded)
+        values = {name: each.const_value for name, each in loaded.graph.initializers.items()}
+        state = {
+            name: torch.from_numpy(each.numpy().copy())
+            for name, each in values.items()
+            if name in own and each is not None
+        }
+    head = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1]
+    if about.get("classes") != classes:
+        state |= {name: own[name] for name in own if name.startswith(f"{head}.")}
+    fill(model, state, source)
+    return sha256(source)
+
+
+def network(folder: Path, build: Callable[..., nn.Module]) -> tuple[dict[str, Any], nn.Module]:
+    """(what `about_of` tells, the trained network) of a folder. build: see `zoo.vision.export.freeze.freeze`. Raises
+    RequestError where it holds none."""
+    about = about_of(folder)
+    try:
+        classes = about["classes"]
+        count = classes if isinstance(classes, int) else len(classes)
+        options = {"width": about["width"]} if about.get("width", 1) != 1 else {}
+        model = resize(build(about["arch"], count, **options), about.get("shapes", {}))
+    except (KeyError, TypeError) as error:
+        raise RequestError(
+            f"{folder} does not say what network it holds ({error!r}); train or download the model again"
+        ) from error
+    fill_from(model, about, classes)
+    return about, model.eval()

@@ -1,0 +1,146 @@
+"""An image classifier opened with its data, to be cut: channels of convolutions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from pipelines.compression import channels
+from pipelines.compression.search import TILE, Widths
+from pipelines.core.errors import RequestError
+from pipelines.core.files import replacing, write_json
+from pipelines.models.folder import SAMPLES, ModelFolder
+from zoo.training.runs import record_of, save_weights
+from zoo.vision.data.datasets import Images, LabelledImages, open_images, prepare
+from zoo.vision.inference import INPUT, OUTPUT
+from zoo.vision.metrics import class_metrics, rank
+from zoo.vision.training.config import Settings
+from zoo.vision.training.distillation import Normalize
+from zoo.vision.training.initialization import MODEL
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from pipelines.models.pipeline import GraphPipeline
+
+HELD_OUT, SEEN, KEPT = 1000, 512, 256  # images of a loss, of importance, for calibration
+MEMORY = 1 << 28  # bytes of pixels of one of these, at most
+BATCH = 64
+
+
+class PrunableImages:
+    """See `pipelines.compression.search.Prunable`. Raises RequestError for images of other classes than the model's."""
+
+    metric: ClassVar[str] = "top1"
+    drop: ClassVar[float] = 0.005  # of the metric, that may be lost unless told
+    batch_size: ClassVar[int] = 1  # that is timed
+
+    def __init__(
+        self,
+        folder: ModelFolder,
+        data: Any,
+        *,
+        config: Settings,
+        importance: str = "taylor",
+        on_error: str = "raise",
+        like: PrunableImages | None = None,
+    ) -> None:
+        """like: another model opened with the same data, which is not read again."""
+        import torch
+
+        folder.ensure("fp32.onnx")
+        self.folder = folder
+        self.about, self.network = folder.entry.part("network")(folder.path)
+        self.features: dict[str, Any] = self.about["features"]
+        self.images: LabelledImages = (
+            open_images(data, held_out=config.validation, seed=config.seed, on_error=on_error)
+            if like is None
+            else like.images
+        )
+        self.classes = list(self.images.classes)
+        if (known := folder.card.details.get("classes")) != self.classes:
+            told = f"{', '.join(map(str, known[:4]))}, ..." if isinstance(known, list) else f"{known} classes"
+            raise RequestError(
+                f"found images of {', '.join(self.classes[:4])}, ..., wanted those of {folder.card.name} ({told}) to "
+                "prune it by; fine-tune it on yours first"
+            )
+        self.digest = self.images.digest
+        self.network.to(memory_format=torch.channels_last)
+        self.normalize = Normalize(self.features, torch.device("cpu"))
+        self.example = torch.zeros(1, 3, self.features["size"], self.features["size"])
+        self.seed, self.importance = config.seed, importance
+        self.held = self._some(self.images.held_out, HELD_OUT)
+        self.members = channels.groups(self.network, self.example)
+        self.groups: Widths = {name: len(members[0][1]) for name, members in self.members.items()}
+        self.tiles: Widths = dict.fromkeys(self.groups, TILE)
+        self._order: dict[str, Any] = {}
+
+    def _some(self, images: Images, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pixels uint8 [n, 3, size, size] and labels int64 [n] of some of the images, the same ones each time."""
+        import torch
+
+        count = min(count, len(images), max(1, MEMORY // (3 * self.features["size"] ** 2)))
+        chosen = np.sort(np.random.default_rng(self.seed).choice(len(images), count, replace=False))
+        pixels = np.stack([prepare(images.image(int(i)), self.features).transpose(2, 0, 1) for i in chosen])
+        return torch.from_numpy(pixels), torch.from_numpy(images.labels[chosen])
+
+    def _loss(self, network: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        from torch.nn import functional
+
+        return functional.cross_entropy(network(self.normalize(batch[0])), batch[1])
+
+    def _removed(self, widths: Widths) -> dict[str, Any]:
+        """{group: its least important channels, which go}."""
+        import torch
+
+        if not self._order:
+            pixels, labels = self._some(self.images.train, SEEN)
+            batches = zip(torch.split(pixels, BATCH), torch.split(labels, BATCH), strict=True)
+            found = channels.importances(self.network, self.members, batches, self._loss, self.importance)
+            self._order = {name: np.argsort(each, kind="stable") for name, each in found.items()}
+        return {
+            name: np.sort(self._order[name][: self.groups[name] - width])
+            for name, width in widths.items()
+            if width < self.groups[name]
+        }
+
+    def _cut(self, widths: Widths) -> nn.Module:
+        removed = self._removed(widths)
+        return channels.cut(self.network, self.example, removed) if removed else self.network
+
+    def loss(self, widths: Widths) -> float:
+        """Cross entropy in nats of held-out images, see `Prunable`."""
+        import torch
+
+        network = self._cut(widths).eval()
+        pixels, labels = self.held
+        with torch.inference_mode():
+            parts = zip(torch.split(pixels, 256), torch.split(labels, 256), strict=True)
+            total = sum(float(self._loss(network, batch)) * len(batch[1]) for batch in parts)
+        return round(total / len(labels), 6)
+
+    def save(self, widths: Widths, folder: Path) -> None:
+        """model.pt, train.json and calibration.npz of the cut network."""
+        network = self._cut(widths)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_weights(folder / MODEL, network.state_dict())
+        with replacing(folder / SAMPLES) as temporary:
+            np.savez(temporary, image=self._some(self.images.train, KEPT)[0].numpy())
+        before = record_of(self.folder.path)
+        shapes = {**self.about.get("shapes", {}), **channels.shapes(network, self.network)}
+        named = {key: self.about[key] for key in ("arch", "width") if key in self.about}
+        record: dict[str, Any] = {key: before[key] for key in ("rows", "metrics", "config") if key in before}
+        about = {**named, "shapes": shapes, "classes": self.classes, "features": self.features, **record}
+        write_json(folder / "train.json", about)
+
+    def quality(self, pipeline: GraphPipeline) -> dict[str, float]:
+        """{"top1", "top5"} of an opened model on all held-out images."""
+        held, parts = self.images.held_out, []
+        for begin in range(0, len(held), 256):
+            several = range(begin, min(begin + 256, len(held)))
+            pixels = np.stack([prepare(held.image(i), self.features).transpose(2, 0, 1) for i in several])
+            parts.append(pipeline.predict({INPUT: np.ascontiguousarray(pixels)})[OUTPUT])
+        return class_metrics(rank(np.concatenate(parts), held.labels))

@@ -1,0 +1,91 @@
+"""Quantization-aware fine-tuning of image classifiers: the network that is trained computes what the road's int8.onnx
+will.
+
+`pipelines.quantization.training.qat` says how. A model folder keeps to its road: model.pt has the names of the family,
+and the
+trained ranges lie beside it by the names of rewritten.onnx, which are paths of modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import fx, nn
+
+from pipelines.core.errors import RequestError
+from pipelines.data.preprocess import Preprocess
+from pipelines.models.folder import TRAINED
+from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.training import qat
+from pipelines.quantization.training.qat import distillation_loss, freeze_ranges, weights
+from pipelines.rewrites.driver import rewrite
+from zoo.training.onnx_builder import path_of
+from zoo.training.runs import QAT_RATE, require_qat
+from zoo.vision.export.fx_export import export
+from zoo.vision.export.rewrites import passes
+from zoo.vision.training.config import Settings
+
+__all__ = ["distillation_loss", "freeze_ranges", "prepare", "save_ranges", "settled", "weights"]
+RECIPE = QuantRecipe(observer="minmax", correct=False)  # what was trained is neither chosen nor corrected anew
+
+
+def settled(config: Settings, start: Any, same_classes: bool, processes: int) -> Settings:
+    """`config` as it is trained by. Raises RequestError for what quantization-aware training cannot do.
+
+    start: None without a model to start from. same_classes: whether that model's are those of the data.
+    """
+    require_qat(start, processes, config.precision)
+    if config.distilled and not config.teacher and not same_classes:
+        raise RequestError(
+            "found distillation from a model of other classes; fine-tune without qat first, then that model with it"
+        )
+    return replace(config, precision="fp32", learning_rate=config.learning_rate * (QAT_RATE if same_classes else 1))
+
+
+def prepare(network: nn.Module, features: Mapping[str, Any]) -> fx.GraphModule:
+    """A copy of `network` to train: normalized float32 [n, 3, size, size] to logits, computed as the int8 model does.
+
+    features: the preprocessing, see `Preprocess`. Pixels are bytes already, so nothing is rounded there. Not simulated
+    besides what `pipelines.quantization.training.qat` lists: the rounding of what the means leave in the first layer,
+    where they
+    are no whole pixels.
+    """
+    preprocess = Preprocess.from_json(features)
+    model = export(network, preprocess)
+    rewrite(model, passes())
+    student = qat.prepare(network, _example(features), RECIPE, lower=lambda traced: (model, _tensors(traced, model)))
+    first = next(each for node in student.graph.nodes if isinstance(each := _module(student, node), qat.Layer))
+    std = preprocess.std[::-1] if preprocess.channels == "BGR" else preprocess.std
+    first.input_scale = 1 / torch.tensor(std).view(3, 1, 1)  # which the road folds into its weights
+    return student
+
+
+def save_ranges(student: nn.Module, features: Mapping[str, Any], folder: Path) -> None:
+    """Leave the trained ranges in a model folder, for `pipelines.models.stages` to take."""
+    replace(qat.table(student, _example(features)), recipe=RECIPE.to_json()).save(folder / TRAINED)
+
+
+def _example(features: Mapping[str, Any]) -> torch.Tensor:
+    return torch.zeros(1, 3, features["size"], features["size"])
+
+
+def _module(traced: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+    return traced.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def _tensors(traced: fx.GraphModule, model: ir.Model) -> dict[str, int]:
+    """{tensor of the rewritten graph: index of the range that observes it}."""
+    known = {str(value.name) for node in model.graph for value in node.outputs}
+    indices = {}
+    for node in traced.graph.nodes:
+        if isinstance(observer := _module(traced, node), qat.Range) and isinstance(source := node.args[0], fx.Node):
+            layer = _module(traced, source)
+            name = path_of(source) if not isinstance(layer, qat.Layer) or layer.norm is None else layer.norm_path
+            last = any(user.op == "output" for user in node.users)
+            indices[str(model.graph.outputs[0].name) if last else name] = observer.index
+    return {name: index for name, index in indices.items() if name in known}
