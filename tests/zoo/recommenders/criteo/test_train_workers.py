@@ -83,7 +83,7 @@ def pair(tmp_path):
             command = [
                 sys.executable,
                 str(script),
-                json.dumps([str(here.parents[3]), str(here.parents[2])]),
+                json.dumps([str(here.parents[4]), str(here.parents[3])]),
                 json.dumps(CHANGES),
                 str(steps),
                 str(data),
