@@ -281,7 +281,8 @@ def test_a_signal_that_an_import_makes_something_else_of(end, code, monkeypatch,
 def test_a_signal_whose_exception_is_lost_ends_the_command_all_the_same(number, code):
     script = f"""
 import contextlib, signal
-from zoo import __main__, cli
+from zoo import __main__
+from zoo.cli import app as cli
 def library():
     with contextlib.suppress(BaseException):
         signal.raise_signal({int(number)})

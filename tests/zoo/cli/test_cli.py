@@ -79,7 +79,7 @@ def test_an_import_without_torch_says_so_of_models_alone(tmp_path: Path, files: 
     folder.mkdir()
     for name, text in files.items():
         (folder / name).write_text(text)
-    code = "import sys; sys.modules['torch'] = None; from zoo import cli; cli.call(sys.argv[1:])"
+    code = "import sys; sys.modules['torch'] = None; from zoo.cli import app as cli; cli.call(sys.argv[1:])"
     words = [sys.executable, "-c", code, "import", str(folder), "-o", str(tmp_path / "ours")]
     done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
