@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from zoo.translation.models.transformer import Transformer
 
 MODEL = "model.pt"
+STATE = "checkpoint/state.pt"
 
 
 def described(folder: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from pipelines.quantization.recipe import QuantRecipe
 from pipelines.quantization.training import qat
 from pipelines.rewrites.driver import rewrite
 from zoo.training.runs import QAT_RATE, require_qat
+from zoo.translation.export.freeze import export
 from zoo.translation.export.rewrites import passes
 from zoo.translation.models.transformer import Transformer
 
@@ -114,8 +115,6 @@ def _range(tensor: str, rounded: set[str], recipe: QuantRecipe) -> qat.Range:
 
 def _graphs(model: Transformer) -> tuple[dict[str, str], ir.Model]:
     """({linear layer: the tensor that it reads}, the graph that will be quantized)."""
-    from zoo.translation.export.freeze import export  # which imports the training
-
     exported = export(model)
     read = {str(node.name): str(node.inputs[0].name) for node in exported.graph if node.inputs and node.inputs[0]}
     rewrite(exported, passes())

@@ -31,6 +31,7 @@ from zoo.translation.data.text_files import Pair, sources
 from zoo.translation.metrics import signatures
 from zoo.translation.models.checkpoints import (
     MODEL,
+    STATE,
     copy_kept,
     described,
     inherit,
@@ -47,7 +48,6 @@ from zoo.translation.training.distillation import distilled
 from zoo.translation.training.trainer import Trainer
 from zoo.translation.training.weight_averaging import average, groups, weights_after
 
-STATE = "checkpoint/state.pt"
 CALIBRATION_SENTENCES = 256
 
 TRAIN = Settings()
