@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "transformer/layers.h"
+#include "transformer/layers/layers.h"
 
 namespace zoo {
 

@@ -1,4 +1,4 @@
-#include "transformer/encoder.h"
+#include "transformer/layers/encoder.h"
 
 #include <cmath>
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "transformer/decoder.h"
+#include "transformer/layers/decoder.h"
 
 namespace zoo {
 

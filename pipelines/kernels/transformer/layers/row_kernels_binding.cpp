@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "transformer/encoder.h"
+#include "transformer/layers/encoder.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

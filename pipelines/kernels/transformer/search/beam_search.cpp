@@ -1,4 +1,4 @@
-#include "transformer/beam_search.h"
+#include "transformer/search/beam_search.h"
 
 #include <algorithm>
 #include <chrono>

@@ -17,7 +17,7 @@
 #include <thread>
 
 #include "isa/threads.h"
-#include "transformer/beam_search.h"
+#include "transformer/search/beam_search.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

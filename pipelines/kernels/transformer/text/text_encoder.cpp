@@ -1,4 +1,4 @@
-#include "transformer/text_encoder.h"
+#include "transformer/text/text_encoder.h"
 
 #include <nanobind/stl/string.h>
 

@@ -1,5 +1,5 @@
 // A decoding step for all beams of all sentences of a batch at once.
-#include "transformer/decoder.h"
+#include "transformer/layers/decoder.h"
 
 #include <algorithm>
 #include <iterator>

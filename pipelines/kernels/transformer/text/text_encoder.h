@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "transformer/encoder.h"
+#include "transformer/layers/encoder.h"
 
 namespace zoo {
 

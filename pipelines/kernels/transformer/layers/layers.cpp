@@ -1,5 +1,5 @@
 // The operations that an encoder and a decoder share.
-#include "transformer/layers.h"
+#include "transformer/layers/layers.h"
 
 #include <cmath>
 
