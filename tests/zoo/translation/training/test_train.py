@@ -126,7 +126,7 @@ def test_same_seed_same_weights_and_resuming_changes_nothing(quick, tmp_path, pa
     train(pairs, tmp_path / "parts", config=QUICK, resume=True)
     assert_same_weights(quick[0], tmp_path / "parts")
     assert (quick[0] / "calibration.npz").read_bytes() == (tmp_path / "parts" / "calibration.npz").read_bytes()
-    (tmp_path / "parts" / networks.STATE).write_bytes(b"PK broken")
+    (tmp_path / "parts" / checkpoints.STATE).write_bytes(b"PK broken")
     with pytest.raises(RequestError, match="cannot read the checkpoint"):
         train(pairs, tmp_path / "parts", config=QUICK, resume=True)
 
