@@ -56,8 +56,8 @@ def load(
 
 
 def native_options(path: Path, threads: int) -> dict[str, Option]:
-    """The ways to run a native.onnx (`native_clicks.options`) or a quantized image classifier (`native_images.options`)
-    in native kernels.
+    """The ways to run a native.onnx (`native_recommenders.options`) or a quantized image classifier
+    (`native_images.options`) in native kernels.
 
     Raises RequestError for any other file, with the operator that has no form there, and without kernels.
     """

@@ -9,13 +9,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pipelines.core.derived import derived
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.files import mapped
 from pipelines.kernels import program_file
-from pipelines.kernels.recommenders.operators import DOMAIN, EmbeddingLayer, LinearLayer
+from pipelines.kernels.recommenders.operators import DOMAIN, LinearLayer
 from pipelines.kernels.recommenders.program import STEPS, ClickProgram
 
 if TYPE_CHECKING:
@@ -24,40 +24,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Bump it when the dataclasses below, those of the kernels, or what is read of a graph change;
-# tests/engines/test_click_files.py fails where that is forgotten.
-VERSION = 2
+# tests/pipelines/engines/test_recommender_files.py fails where that is forgotten.
+VERSION = 3
 SUFFIX = ".zoo"
 
 
 @dataclass(frozen=True, eq=False)
 class ClickModel:
-    """A click model for the native kernels: a `program`, or an `embedding` with the int8 `layers` after it, none where
-    those are a stock engine's, through a sigmoid if asked.
+    """A recommender for the native kernels.
 
-    inputs: (name, dtype, shape) of the graph's inputs, None for a dynamic size. fed: which of them the first operator
-    takes, in its order, None where it takes none. outputs: names of the graph's.
+    Attributes:
+        inputs: (name, dtype, shape) of the graph's inputs, None for a dynamic size.
+        fed: Which of them the program takes as ids, numbers and scales; None where it takes none.
+        outputs: Names of the graph's outputs.
+        program: What the kernels compute.
     """
 
     inputs: Sequence[tuple[str, str, Sequence[int | None]]]
     fed: Sequence[str | None]
     outputs: Sequence[str]
-    program: ClickProgram | None = None
-    embedding: EmbeddingLayer | None = None
-    layers: Sequence[LinearLayer] = ()
-    sigmoid: bool = False
+    program: ClickProgram
 
 
-CLASSES = {each.__name__: each for each in (ClickModel, ClickProgram, EmbeddingLayer, LinearLayer, *STEPS.values())}
-
-
-class Rest(NamedTuple):
-    """The layers after a `ParallelEmbedding` as a model of their own, in stock ONNX: its bytes, its inputs, and those
-    of them that are the operator's outputs.
-    """
-
-    model: bytes
-    inputs: list[str]
-    hidden: list[str]
+CLASSES = {each.__name__: each for each in (ClickModel, ClickProgram, LinearLayer, *STEPS.values())}
 
 
 @contextlib.contextmanager
@@ -94,29 +83,6 @@ def store(source: Path, path: Path) -> None:
     program_file.save(path, (_model(graph, source),), CLASSES, VERSION, outside)
 
 
-def after_embedding(path: Path) -> Rest:
-    """The layers of a native.onnx after its `ParallelEmbedding`. Raises RequestError for a damaged file."""
-    import onnx_ir as ir
-    from onnx_ir.passes.common import RemoveUnusedNodesPass
-
-    model = _graph(path)
-    with readable(path):
-        main, first = model.graph, _first(model, path)
-        fresh = [ir.Value(name=value.name, type=value.type, shape=value.shape) for value in first.outputs]
-        for old, new in zip(first.outputs, fresh, strict=True):
-            old.replace_all_uses_with(new)
-        main.remove(first, safe=True)
-        main.inputs.extend(fresh)
-        RemoveUnusedNodesPass()(model)
-        for value in [each for each in main.inputs if not each.uses()]:
-            main.inputs.remove(value)
-        for name in [name for name, value in main.initializers.items() if not value.uses()]:
-            del main.initializers[name]
-        model.opset_imports.pop(DOMAIN, None)
-        content = ir.to_proto(model).SerializeToString()
-    return Rest(content, [str(value.name) for value in main.inputs], [str(value.name) for value in fresh])
-
-
 def _graph(path: Path) -> ir.Model:
     from pipelines.graph import io  # with onnx, which only the first use of a file needs
 
@@ -130,27 +96,27 @@ def _is_outside(tensor: ir.TensorProtocol | None) -> bool:
 
 
 def _first(model: ir.Model, path: Path) -> ir.Node:
+    from pipelines.kernels.recommenders.parallel_embedding import PARALLEL_EMBEDDING
+
     for node in model.graph:
-        if node.domain == DOMAIN and node.op_type in (ClickProgram.name, EmbeddingLayer.name):
+        if node.domain == DOMAIN and node.op_type in (ClickProgram.name, PARALLEL_EMBEDDING):
             return node
     raise RequestError(
-        f"{path} has no {EmbeddingLayer.name} or {ClickProgram.name} operator; the engine native runs the native.onnx "
-        "of a model folder"
+        f"{path} has no {ClickProgram.name} operator; the engine native runs the native.onnx of a model folder"
     )
 
 
 def _model(model: ir.Model, path: Path) -> ClickModel:
-    from pipelines.kernels.recommenders.from_graph import click_program, dense_layers, embedding_layer
+    from pipelines.kernels.recommenders import parallel_embedding
+    from pipelines.kernels.recommenders.from_graph import click_program
 
     with readable(path):
         first = _first(model, path)
         inputs = [(str(value.name), *_port(value)) for value in model.graph.inputs]
-        if first.op_type == ClickProgram.name:
-            outputs = [str(value.name) for value in first.outputs]
-            return ClickModel(inputs, _names(first.inputs[:3]), outputs, click_program(first))
-        layers, sigmoid = dense_layers(first) or ([], False)
         outputs = [str(value.name) for value in model.graph.outputs]
-        return ClickModel(inputs, _names(first.inputs[:2]), outputs, None, embedding_layer(first), layers, sigmoid)
+        if first.op_type == ClickProgram.name:
+            return ClickModel(inputs, _names(first.inputs[:3]), outputs, click_program(first))
+        return ClickModel(inputs, [*_names(first.inputs[:2]), None], outputs, parallel_embedding.program_of(first))
 
 
 def _names(values: Sequence[ir.Value | None]) -> list[str | None]:

@@ -3,7 +3,6 @@
 
 namespace nb = nanobind;
 
-void bind_click_network(nb::module_ &module);
 void bind_click_program(nb::module_ &module);
 void bind_image_network(nb::module_ &module);
 void bind_isas(nb::module_ &module);
@@ -16,7 +15,6 @@ void bind_top_k(nb::module_ &module);
 void bind_transformer(nb::module_ &module);
 
 NB_MODULE(_native, module) {
-    bind_click_network(module);
     bind_click_program(module);
     bind_image_network(module);
     bind_isas(module);

@@ -1,41 +1,35 @@
-"""Layers and networks of the native click kernels, random ones, and inputs for them."""
+"""Programs of the native recommender kernels, random ones, and inputs for them."""
 
 import itertools
 
 import numpy as np
 
-from pipelines.kernels.recommenders import native as kernels
-from pipelines.kernels.recommenders import reference
-from pipelines.kernels.recommenders.operators import EmbeddingLayer, LinearLayer
+from pipelines.kernels.recommenders import native, reference
+from pipelines.kernels.recommenders.operators import LinearLayer
+from pipelines.kernels.recommenders.program import ClickProgram, Dense, LookupSum, Mixed, Numbers, Total
 
 RNG = np.random.default_rng(0)
 
 
-def embedding(fields=3, rows=7, width=40, numbers=4, shift=None, wide=True, **changes):
-    """A layer whose hidden values are spread over 0 to 255."""
-    total, padded = fields * rows, -(-width // 64) * 64
-    shift = shift if shift is not None else 14 if fields <= 30 else 10
-    table = np.full((total, padded), 128, np.uint8)
-    table[:, :width] = RNG.integers(1, 256, (total, width))
+def first_layer(fields=3, rows=7, width=40, numbers=4, shift=6, x=2, out=1):
+    """A folded layer whose bytes are spread over 0 to 255; numbers are in slot `x`."""
+    padded = -(-width // 64) * 64
+    table = np.full((fields * rows, padded), 128, np.uint8)
+    table[:, :width] = RNG.integers(1, 256, (fields * rows, width))
     spread = 2.0**shift * 73 * fields**0.5 + 2048 * 300 * numbers**0.5
-    made = {
-        "table": table,
-        "columns": np.arange(fields, dtype=np.int32),
-        "offsets": (np.arange(fields) * rows).astype(np.int32),
-        "rows": np.full(fields, rows, np.int32),
-        "weight": RNG.integers(-2000, 2001, (numbers, width)).astype(np.int16),
-        "scale": (RNG.uniform(0.5, 1.5, width) * 100 / spread).astype(np.float32),
-        "bias": RNG.normal(100, 50, width).astype(np.float32),
-        "number_scale": np.full(numbers, 1024, np.float32),
-        "shift": shift,
-        "wide": RNG.standard_normal(total).astype(np.float32) if wide else None,
-    }
-    return EmbeddingLayer(**(made | changes))
-
-
-def feeds(layer, count, dtype=np.int32):
-    ids = RNG.integers(0, layer.rows, (count, layer.columns.size), dtype)
-    return ids, RNG.uniform(-2.2, 2.2, (count, layer.number_scale.size)).astype(np.float32)
+    return Mixed(
+        x=x if numbers else -1,
+        first=0,
+        weight=RNG.integers(-2000, 2001, (numbers, padded)).astype(np.int16),
+        scale=(RNG.uniform(0.5, 1.5, padded) * 100 / spread).astype(np.float32),
+        bias=RNG.normal(100, 50, padded).astype(np.float32),
+        outs=((out, width, True),),
+        columns=np.arange(fields, dtype=np.int32),
+        offsets=(np.arange(fields) * rows).astype(np.int32),
+        rows=np.full(fields, rows, np.int32),
+        shift=shift,
+        table=table,
+    )
 
 
 def dense(inputs, outputs, zero=3, low=0):
@@ -45,29 +39,68 @@ def dense(inputs, outputs, zero=3, low=0):
     return LinearLayer(weight, bias, scale, zero, low)
 
 
+def network(sizes=(40, 9, 1), fields=3, rows=7, numbers=4, sigmoid=False):
+    """A program: a folded layer, linear ones down to one float, a sum of looked-up floats."""
+    slots = [("f4", 1), ("u1", sizes[0]), ("i2", max(numbers, 1)), ("f4", 1)]
+    steps = [first_layer(fields, rows, sizes[0], numbers)]
+    if numbers:
+        steps.insert(0, Numbers(2, 0, np.arange(numbers, dtype=np.int32), np.full(numbers, 1024, np.float32)))
+    last = 1
+    for inputs, outputs in itertools.pairwise(sizes):
+        slots.append(("f4" if outputs == 1 else "u1", outputs))
+        steps.append(Dense(last, len(slots) - 1, dense(inputs, outputs, None if outputs == 1 else 3)))
+        last = len(slots) - 1
+    floats = RNG.standard_normal(fields * rows).astype(np.float32)
+    steps.append(LookupSum(3, floats, *(getattr(steps[-len(sizes)], name) for name in ("columns", "offsets", "rows"))))
+    steps.append(Total(0, ((last, 1.0), (3, 1.0)), 0.0, sigmoid))
+    return ClickProgram(np.full(fields, rows, np.int32), numbers, 0, tuple(slots), tuple(steps), (0,))
+
+
+def feeds(program, count, dtype=np.int32):
+    ids = RNG.integers(0, program.rows, (count, program.rows.size), dtype)
+    return ids, RNG.uniform(-2.2, 2.2, (count, program.numbers)).astype(np.float32), None
+
+
+def dense_program(layer, x):
+    """A program of `layer` alone, in which id i chooses row i of x uint8 [n, K]; bytes come out as floats, by a layer
+    that passes them on.
+    """
+    inputs, outputs = layer.weight.shape
+    table = np.pad(x.astype(np.int16), ((0, 1), (0, -inputs % 64)))
+    width = table.shape[1]
+    chosen = Mixed(
+        -1,
+        0,
+        np.zeros((0, width), np.int16),
+        np.ones(width, np.float32),
+        np.zeros(width, np.float32),
+        ((0, inputs, True),),
+        np.zeros(1, np.int32),
+        np.zeros(1, np.int32),
+        np.full(1, len(table), np.int32),
+        0,
+        table,
+    )
+    kind = "f4" if layer.zero_point is None else "u1"
+    slots, steps = [("u1", inputs), (kind, outputs)], [chosen, Dense(0, 1, layer)]
+    if kind == "u1":
+        same_bytes = LinearLayer(
+            np.eye(outputs, dtype=np.int8), np.zeros(outputs, np.int32), np.ones(outputs, np.float32)
+        )
+        slots.append(("f4", outputs))
+        steps.append(Dense(1, 2, same_bytes))
+    return ClickProgram(np.full(1, len(table), np.int32), 0, 0, tuple(slots), tuple(steps), (len(slots) - 1,))
+
+
+def check_dense(layer, isa, x):
+    """The native layer must return the bits of `reference.linear`."""
+    ids = np.arange(len(x), dtype=np.int32)[:, None]
+    found = native.click_program(dense_program(layer, x), isa)(ids, None, None)
+    same([found], [reference.linear(layer, x).astype(np.float32)])
+
+
 def same(found, expected):
     assert len(found) == len(expected)
     for each, wanted in zip(found, expected, strict=True):
         assert (each.dtype, each.shape) == (wanted.dtype, wanted.shape)
         assert each.tobytes() == wanted.tobytes()
-
-
-def network(isa, sizes=(65, 33, 9, 1), fields=5, numbers=3, wide=True, sigmoid=False):
-    """(native network, the same by the reference)."""
-    first = embedding(fields, 8, sizes[0], numbers, wide=wide)
-    layers = [dense(a, b, low=3) for a, b in itertools.pairwise(sizes[:-1])] + [dense(sizes[-2], 1, None)]
-    native = kernels.click_network(
-        kernels.parallel_embedding(first, isa), [kernels.linear(each, isa) for each in layers], sigmoid
-    )
-
-    def expected(ids, x):
-        value, total = reference.parallel_embedding(first, ids, x)
-        for layer in layers:
-            value = reference.linear(layer, value)
-        return value + total if wide else value
-
-    return first, native, expected
-
-
-LAYER, DENSE = embedding(3, 7, 40, 4), dense(40, 9)
-GOOD = feeds(LAYER, 5)

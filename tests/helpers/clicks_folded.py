@@ -8,18 +8,18 @@ from pipelines.core import machine
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.recommenders import reference
-from pipelines.kernels.recommenders.from_graph import dense_layers, embedding_layer
+from pipelines.kernels.recommenders.from_graph import click_program
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from zoo.recommenders.export.rewrites import FuseParallelEmbedding, FuseParallelSum
-from zoo.recommenders.lowering.fold import fold
+from zoo.recommenders.lowering.lower import fold_program
 
 ROWS = (20_000, 3, 200)  # so many that the table lies in native.onnx.data
 needs_kernels = pytest.mark.skipif(extension.native() is None, reason=extension.missing())
 
 
-def folded(*, dense=True, wide=True, sigmoid=False, outputs=1, middle="Relu", ids="int32"):
+def folded(*, dense=True, wide=True, sigmoid=False, ids="int32"):
     """A click model of `ROWS` as fold makes it for the kernels, and its float form."""
     rng = np.random.default_rng(0)
 
@@ -34,11 +34,11 @@ def folded(*, dense=True, wide=True, sigmoid=False, outputs=1, middle="Relu", id
         "V": normal(64, 16) / np.float32(8),
         "d": normal(16),
     }
-    weights |= {"U": normal(16, outputs) / np.float32(4), "t": normal(outputs)}
+    weights |= {"U": normal(16, 1) / np.float32(4), "t": normal(1)}
     lines = [f"i{f} = Gather<axis=1>(ids, c{f}) e{f} = Gather(E{f}, i{f})" for f in range(fields)]
     parts = [*(f"e{f}" for f in range(fields)), *(["x"] if dense else [])]
     lines.append(
-        f"v = Concat<axis=1>({', '.join(parts)}) g = Gemm(v, W, b) h = Relu(g) m = Gemm(h, V, d) r = {middle}(m) z = "
+        f"v = Concat<axis=1>({', '.join(parts)}) g = Gemm(v, W, b) h = Relu(g) m = Gemm(h, V, d) r = Relu(m) z = "
         "Gemm(r, U, t)"
     )
     last = "z"
@@ -49,11 +49,11 @@ def folded(*, dense=True, wide=True, sigmoid=False, outputs=1, middle="Relu", id
             last = f"s{f}"
     lines.append(f"y = {'Sigmoid' if sigmoid else 'Identity'}({last})")
     inputs = f"{ids}[n,{fields}] ids{', float[n,4] x' if dense else ''}"
-    float32 = model(f"({inputs}) => (float[n,{outputs}] y) {{ {' '.join(lines)} }}", **weights)
+    float32 = model(f"({inputs}) => (float[n,1] y) {{ {' '.join(lines)} }}", **weights)
     rewrite(float32, [FuseParallelEmbedding(), FuseParallelSum()])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "caches", lambda: {"L1d": 2**15, "L2": 2**22, "L3": 2**25})
-        result, report = fold(float32, calibrate(float32, [feeds(1000, dense=dense, ids=ids)]), QuantRecipe())
+        result, report = fold_program(float32, calibrate(float32, [feeds(1000, dense=dense, ids=ids)]), QuantRecipe())
     assert report["fold"], report
     return result, float32
 
@@ -64,11 +64,6 @@ def feeds(count, *, dense=True, ids="int32", seed=1):
     return found | ({"x": rng.uniform(-1, 1, (count, 4)).astype(np.float32)} if dense else {})
 
 
-def way(name):
-    """The option of `native_clicks.options` that runs the layers in `name`."""
-    return name if name == "native" else f"native+{name}"
-
-
 def one_line(error, *words):
     text = str(error.value)
     assert "\n" not in text
@@ -77,10 +72,6 @@ def one_line(error, *words):
 
 def by_reference(path, batch):
     """The logits in numpy."""
-    first = next(node for node in io.load_mapped(path).graph if node.domain)
-    layers, sigmoid = dense_layers(first)
-    assert not sigmoid
-    value, wide = reference.parallel_embedding(embedding_layer(first), batch["ids"], batch["x"])
-    for each in layers:
-        value = reference.linear(each, value)
-    return value + wide, layers
+    program = click_program(io.load_mapped(path).graph[0])
+    (found,) = reference.run(program, batch["ids"], batch["x"])
+    return found

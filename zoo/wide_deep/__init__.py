@@ -40,7 +40,7 @@ ENTRY = Entry(
     pipeline="zoo.recommenders.criteo.inference:CriteoPipeline",
     checkpoint="model.weights.h5",
     recipe=QuantRecipe(observer="minmax", correct=False),
-    native="zoo.recommenders.lowering.fold:fold",
+    native="zoo.recommenders.lowering.lower:fold_program",
     files=("sample.tsv.gz",),
     summary=SUMMARY,
     processes="tensorflow",

@@ -21,54 +21,6 @@ inline void store(void *at, __m256i value) { _mm256_storeu_si256(static_cast<__m
 namespace zoo {
 namespace {
 
-// As in avx512.cpp, 32 columns at a time.
-void embed(const Embedding &e, const uint32_t *rows, const int16_t *numbers, int64_t n, uint8_t *hidden, int64_t hidden_stride, float *wide,
-           int64_t wide_stride) {
-    const uint8_t *at[kMaxFields], *next[kMaxFields];
-    const int64_t fields = e.fields, pairs = e.pairs;
-    const int16_t fix = static_cast<int16_t>(128 * fields);
-    const __m256i fix_odd = _mm256_set1_epi16(fix), fix_all = _mm256_set1_epi16(static_cast<int16_t>(fix * 257));
-    const __m256i low = _mm256_set1_epi32(1 << e.shift), high = _mm256_set1_epi32(1 << (e.shift + 16));
-    const __m256i transpose = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-    for (int64_t f = 0; f < fields; ++f) at[f] = e.table + rows[f] * e.stride;
-    for (int64_t s = 0; s < n; ++s, numbers += 2 * pairs) {
-        if (e.wide) {
-            float sum = 0;
-            for (int64_t f = 0; f < fields; ++f) sum += e.wide[rows[f]];
-            wide[s * wide_stride] = sum;
-        }
-        rows += fields;
-        for (int64_t f = 0; f < fields; ++f) next[f] = e.table + rows[f] * e.stride;
-        const int16_t *weight = e.weight;
-        for (int64_t begin = 0; begin < e.stride; begin += 32) {
-            __m256i all = _mm256_setzero_si256(), odd = _mm256_setzero_si256();
-            for (int64_t f = 0; f < fields; ++f) {
-                const __m256i row = load(at[f] + begin);
-                if (begin % 64 == 0) _mm_prefetch(reinterpret_cast<const char *>(next[f] + begin), _MM_HINT_T0);
-                all = _mm256_add_epi16(all, row);
-                odd = _mm256_add_epi16(odd, _mm256_srli_epi16(row, 8));
-            }
-            odd = _mm256_sub_epi16(odd, fix_odd);
-            const __m256i even = _mm256_sub_epi16(_mm256_sub_epi16(all, fix_all), _mm256_slli_epi16(odd, 8));
-            __m256i sums[4] = {_mm256_madd_epi16(even, low), _mm256_madd_epi16(odd, low), _mm256_madd_epi16(even, high),
-                               _mm256_madd_epi16(odd, high)};
-            for (int64_t p = 0; p < pairs; ++p, weight += 64) {
-                int32_t pair;
-                std::memcpy(&pair, numbers + 2 * p, 4);
-                const __m256i x = _mm256_set1_epi32(pair);
-                for (int i = 0; i < 4; ++i) sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(x, load(weight + 16 * i)));
-            }
-            for (int i = 0; i < 4; ++i) {
-                const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[i]), _mm256_loadu_ps(e.scale + begin + 8 * i));
-                sums[i] = _mm256_cvtps_epi32(_mm256_add_ps(scaled, _mm256_loadu_ps(e.bias + begin + 8 * i)));
-            }
-            const __m256i words = _mm256_packus_epi16(_mm256_packs_epi32(sums[0], sums[1]), _mm256_packs_epi32(sums[2], sums[3]));
-            store(hidden + s * hidden_stride + begin, _mm256_shuffle_epi8(words, transpose));
-        }
-        std::memcpy(at, next, sizeof(at[0]) * static_cast<size_t>(fields));
-    }
-}
-
 // int16 panels of 16 columns: [outputs / 16][inputs / 2][16][2].
 int64_t packed_bytes(int64_t inputs, int64_t outputs) { return round_up(outputs, 16) * round_up(inputs, 2) * 2; }
 
@@ -216,6 +168,19 @@ bool supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_suppor
 
 }  // namespace
 
-const Isa kAvx2 = {"avx2", supported, 8, embed, packed_bytes, pack_linear, unpack_column, gather_columns, linear, pack_weights, resample, &kRowKernels, &kClickKernels, &kImageKernels};
+const Isa kAvx2 = {
+    .name = "avx2",
+    .supported = supported,
+    .packed_bytes = packed_bytes,
+    .pack_linear = pack_linear,
+    .unpack_column = unpack_column,
+    .gather_columns = gather_columns,
+    .linear = linear,
+    .pack_weights = pack_weights,
+    .resample = resample,
+    .rows = &kRowKernels,
+    .clicks = &kClickKernels,
+    .images = &kImageKernels,
+};
 
 }  // namespace zoo

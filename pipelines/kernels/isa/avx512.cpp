@@ -12,7 +12,6 @@ namespace {
 
 // Inline assembly, for gcc 12 moves the accumulators of the intrinsics about.
 inline void dot_u8s8(__m512i &sum, __m512i u8, __m512i s8) { asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(u8), "v"(s8)); }
-inline void dot_s16(__m512i &sum, __m512i a, __m512i b) { asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "vm"(b)); }
 
 inline __m512i load(const void *at) { return _mm512_loadu_si512(at); }
 
@@ -23,79 +22,6 @@ inline __m512i load(const void *at) { return _mm512_loadu_si512(at); }
 
 namespace zoo {
 namespace {
-
-// The uint8 table rows of 64 Lines columns are added as 16-bit words: `all` holds even + 256 odd columns, `odd` the odd ones alone (shifted
-// down), both modulo 2^16, which is exact since the sums of signed values fit int16. The int32 sums then come out as sum[i] lane k = column
-// 4 k + i, by multiplying the words with 2^shift or 0 on the way (vpdpwssd). `next` is prefetched for the next sample, into L2: a
-// sample's rows are as large as L1.
-template <int Lines>
-inline void columns(const Embedding &e, const uint8_t *const *at, const uint8_t *const *next, const int16_t *numbers, int64_t begin,
-                    uint8_t *hidden) {
-    const int16_t fix = static_cast<int16_t>(128 * e.fields);
-    const __m512i fix_odd = _mm512_set1_epi16(fix), fix_all = _mm512_set1_epi16(static_cast<int16_t>(fix * 257));
-    const __m512i low = _mm512_set1_epi32(1 << e.shift), high = _mm512_set1_epi32(1 << (e.shift + 16));
-    const __m512i transpose = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-    __m512i all[Lines], odd[Lines];
-#pragma GCC unroll 4
-    for (int l = 0; l < Lines; ++l) all[l] = odd[l] = _mm512_setzero_si512();
-    for (int64_t f = 0; f < e.fields; ++f) {
-        const uint8_t *row = at[f] + begin, *ahead = next[f] + begin;
-#pragma GCC unroll 4
-        for (int l = 0; l < Lines; ++l) {
-            const __m512i entries = load(row + 64 * l);
-            _mm_prefetch(reinterpret_cast<const char *>(ahead + 64 * l), _MM_HINT_T1);
-            all[l] = _mm512_add_epi16(all[l], entries);
-            odd[l] = _mm512_add_epi16(odd[l], _mm512_srli_epi16(entries, 8));
-        }
-    }
-    const int16_t *weight = e.weight + begin * 2 * e.pairs;
-    for (int l = 0; l < Lines; ++l) {
-        const __m512i odds = _mm512_sub_epi16(odd[l], fix_odd);
-        const __m512i evens = _mm512_sub_epi16(_mm512_sub_epi16(all[l], fix_all), _mm512_slli_epi16(odds, 8));
-        __m512i s0 = _mm512_setzero_si512(), s1 = s0, s2 = s0, s3 = s0;
-        dot_s16(s0, evens, low);
-        dot_s16(s1, odds, low);
-        dot_s16(s2, evens, high);
-        dot_s16(s3, odds, high);
-        for (int64_t p = 0; p < e.pairs; ++p, weight += 128) {
-            int32_t pair;
-            std::memcpy(&pair, numbers + 2 * p, 4);
-            const __m512i x = _mm512_set1_epi32(pair);
-            dot_s16(s0, x, load(weight));
-            dot_s16(s1, x, load(weight + 32));
-            dot_s16(s2, x, load(weight + 64));
-            dot_s16(s3, x, load(weight + 96));
-        }
-        const int64_t column = begin + 64 * l;
-        const auto result = [&](__m512i sum, int64_t i) {
-            const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_loadu_ps(e.scale + column + 16 * i));
-            return _mm512_cvtps_epi32(_mm512_add_ps(scaled, _mm512_loadu_ps(e.bias + column + 16 * i)));
-        };
-        const __m512i first = _mm512_packs_epi32(result(s0, 0), result(s1, 1)), second = _mm512_packs_epi32(result(s2, 2), result(s3, 3));
-        _mm512_storeu_si512(hidden + column, _mm512_shuffle_epi8(_mm512_packus_epi16(first, second), transpose));
-    }
-}
-
-void embed(const Embedding &e, const uint32_t *rows, const int16_t *numbers, int64_t n, uint8_t *hidden, int64_t hidden_stride, float *wide,
-           int64_t wide_stride) {
-    const uint8_t *at[kMaxFields], *next[kMaxFields];
-    for (int64_t f = 0; f < e.fields; ++f) at[f] = e.table + rows[f] * e.stride;
-    for (int64_t f = 0; f < e.fields; ++f)  // nobody has fetched the first sample's rows
-        for (int64_t begin = 0; begin < e.stride; begin += 64) _mm_prefetch(reinterpret_cast<const char *>(at[f] + begin), _MM_HINT_T0);
-    for (int64_t s = 0; s < n; ++s, numbers += 2 * e.pairs, hidden += hidden_stride) {
-        if (e.wide) {
-            float sum = 0;
-            for (int64_t f = 0; f < e.fields; ++f) sum += e.wide[rows[f]];
-            wide[s * wide_stride] = sum;
-        }
-        rows += e.fields;
-        for (int64_t f = 0; f < e.fields; ++f) next[f] = e.table + rows[f] * e.stride;
-        int64_t begin = 0;
-        for (; begin + 256 <= e.stride; begin += 256) columns<4>(e, at, next, numbers, begin, hidden);
-        for (; begin < e.stride; begin += 64) columns<1>(e, at, next, numbers, begin, hidden);
-        std::memcpy(at, next, sizeof(at[0]) * static_cast<size_t>(e.fields));
-    }
-}
 
 // Panels of 64 columns: [outputs / 64][inputs / 4][64][4]; layers of few outputs: [outputs][inputs padded to 64].
 int64_t packed_bytes(int64_t inputs, int64_t outputs) {
@@ -331,8 +257,20 @@ bool supported() {
 
 }  // namespace
 
-const Isa kAvx512 = {"avx512",      supported, 16,           embed,    packed_bytes, pack_linear,
-                     unpack_column, gather_columns, linear,    pack_weights, resample, &kRowKernels, &kClickKernels, &kImageKernels};
+const Isa kAvx512 = {
+    .name = "avx512",
+    .supported = supported,
+    .packed_bytes = packed_bytes,
+    .pack_linear = pack_linear,
+    .unpack_column = unpack_column,
+    .gather_columns = gather_columns,
+    .linear = linear,
+    .pack_weights = pack_weights,
+    .resample = resample,
+    .rows = &kRowKernels,
+    .clicks = &kClickKernels,
+    .images = &kImageKernels,
+};
 
 }  // namespace zoo
 

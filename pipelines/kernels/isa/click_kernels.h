@@ -509,7 +509,22 @@ void product(const float *x, const float *y, int64_t stride, int64_t width, int6
     for (int64_t s = 0; s < n; ++s, x += stride, y += stride) out[s * out_stride] = dot_floats(x, y, width);
 }
 
-constexpr ClickKernels kClickKernels = {kVecLanes, mixed, gather, numbers, quantize, factorization, cross, dots, weighted, normalize, leaky, hyperbolic, mixture, product};
+constexpr ClickKernels kClickKernels = {
+    .lanes = kVecLanes,
+    .mixed = mixed,
+    .gather = gather,
+    .numbers = numbers,
+    .quantize = quantize,
+    .factorization = factorization,
+    .cross = cross,
+    .dots = dots,
+    .weighted = weighted,
+    .normalize = normalize,
+    .leaky = leaky,
+    .hyperbolic = hyperbolic,
+    .mixture = mixture,
+    .product = product,
+};
 
 }  // namespace
 }  // namespace zoo

@@ -8,21 +8,9 @@ namespace zoo {
 
 constexpr int64_t kColumns = 64;  // table rows, hidden vectors and packed weights come in whole 64 columns
 constexpr int64_t kMaxFields = 258;  // so many int8 fit the int16 sum of a column
-constexpr int64_t kNumberLimit = 2048;
 constexpr float kCodeLimit = 4095.0f;  // int16 codes of click programs are quantized to -4095 to 4095
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-// ParallelEmbedding: the sum of int8 table rows (stored as uint8, + 128) and a small int16 matrix product, ReLU, requantized to uint8.
-struct Embedding {
-    const uint8_t *table;    // [rows, stride]
-    int64_t stride;          // bytes a table row: the width padded to whole 64
-    int64_t fields, pairs;   // numbers come in pairs
-    int32_t shift;
-    const int16_t *weight;   // packed for vectors of Isa::lanes, see ParallelEmbedding
-    const float *scale, *bias;  // packed likewise, [stride]
-    const float *wide;       // [rows] or null
-};
 
 // Fully connected: uint8 [n, inputs] to uint8 or float32 [n, outputs].
 struct Linear {
@@ -130,7 +118,7 @@ struct Resampling {
     int64_t stride;
 };
 
-// The first layer of a click program: sums of int8 table rows (see `Embedding`) and an int16 matrix product.
+// The first layer of a click program: sums of int8 table rows, stored as uint8, + 128, and an int16 matrix product.
 struct MixedLinear {
     int64_t fields, pairs, stride;  // inputs come in pairs; columns in whole 64
     int32_t shift;
@@ -286,11 +274,6 @@ struct ImageKernels {
 struct Isa {
     const char *name;
     bool (*supported)();
-    int64_t lanes;  // int32 lanes of a vector: ParallelEmbedding packs columns in groups of 4 * lanes
-
-    // rows: table row of each field [n + 1, fields], the last one only prefetched; numbers: quantized, [n, 2 * pairs].
-    void (*embed)(const Embedding &, const uint32_t *rows, const int16_t *numbers, int64_t n, uint8_t *hidden, int64_t hidden_stride,
-                  float *wide, int64_t wide_stride);
 
     int64_t (*packed_bytes)(int64_t inputs, int64_t outputs);
     // weight int8 [inputs, outputs] -> packed

@@ -15,34 +15,6 @@ inline uint8_t requantize(float value, int32_t zero_point, int32_t low) {
     return static_cast<uint8_t>(rounded < low ? low : rounded > 255 ? 255 : rounded);
 }
 
-// Packed in groups of four columns: [column / 4][pair][column % 4][2].
-void embed(const Embedding &e, const uint32_t *rows, const int16_t *numbers, int64_t n, uint8_t *hidden, int64_t hidden_stride, float *wide,
-           int64_t wide_stride) {
-    int32_t sums[kColumns];
-    for (int64_t s = 0; s < n; ++s, rows += e.fields, numbers += 2 * e.pairs) {
-        for (int64_t begin = 0; begin < e.stride; begin += kColumns) {
-            for (int32_t &sum : sums) sum = -128 * static_cast<int32_t>(e.fields);
-            for (int64_t f = 0; f < e.fields; ++f) {
-                const uint8_t *row = e.table + rows[f] * e.stride + begin;
-                for (int64_t j = 0; j < kColumns; ++j) sums[j] += row[j];
-            }
-            for (int64_t j = 0; j < kColumns; ++j) {
-                const int64_t column = begin + j;
-                int32_t sum = sums[j] * (1 << e.shift);
-                const int16_t *weight = e.weight + ((column / 4) * e.pairs * 4 + column % 4) * 2;
-                for (int64_t p = 0; p < e.pairs; ++p)
-                    sum += numbers[2 * p] * weight[p * 8] + numbers[2 * p + 1] * weight[p * 8 + 1];
-                hidden[s * hidden_stride + column] = requantize(static_cast<float>(sum) * e.scale[column] + e.bias[column], 0, 0);
-            }
-        }
-        if (e.wide) {
-            float sum = 0;
-            for (int64_t f = 0; f < e.fields; ++f) sum += e.wide[rows[f]];
-            wide[s * wide_stride] = sum;
-        }
-    }
-}
-
 // Transposed: [outputs][inputs].
 int64_t packed_bytes(int64_t inputs, int64_t outputs) { return inputs * outputs; }
 
@@ -105,7 +77,19 @@ void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t i
 
 }  // namespace
 
-const Isa kPortable = {"portable", [] { return true; }, 1,        embed,       packed_bytes, pack_linear, unpack_column, gather_columns,
-                       linear,     pack_weights,        resample, &kRowKernels, &kClickKernels, &kImageKernels};
+const Isa kPortable = {
+    .name = "portable",
+    .supported = [] { return true; },
+    .packed_bytes = packed_bytes,
+    .pack_linear = pack_linear,
+    .unpack_column = unpack_column,
+    .gather_columns = gather_columns,
+    .linear = linear,
+    .pack_weights = pack_weights,
+    .resample = resample,
+    .rows = &kRowKernels,
+    .clicks = &kClickKernels,
+    .images = &kImageKernels,
+};
 
 }  // namespace zoo

@@ -287,8 +287,19 @@ void activate(Activation kind, const float *x, int64_t count, float *out) {
     }
 }
 
-constexpr RowKernels kRowKernels = {quantize_rows, layer_norm, to_float16, self_attention, attention<float>, attention<Float16>,
-                                    quantized_attention, top_k, sum_lanes,  recurrence, activate};
+constexpr RowKernels kRowKernels = {
+    .quantize_rows = quantize_rows,
+    .layer_norm = layer_norm,
+    .to_float16 = to_float16,
+    .self_attention = self_attention,
+    .attention = attention<float>,
+    .attention_float16 = attention<Float16>,
+    .quantized_attention = quantized_attention,
+    .top_k = top_k,
+    .sum_lanes = sum_lanes,
+    .recurrence = recurrence,
+    .activate = activate,
+};
 
 }  // namespace
 }  // namespace zoo

@@ -8,29 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.kernels.recommenders import program as steps
-from pipelines.kernels.recommenders.operators import COLUMNS, NUMBER_LIMIT, ZERO, EmbeddingLayer, LinearLayer
+from pipelines.kernels.recommenders.operators import COLUMNS, ZERO, LinearLayer
 from pipelines.kernels.recommenders.program import ClickProgram
 from pipelines.kernels.transformer.reference import exponential
-
-
-def parallel_embedding(
-    layer: EmbeddingLayer, ids: NDArray[Any], numbers: NDArray[np.float32]
-) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """(hidden uint8 [n, H], wide float32 [n, 1]) of `EmbeddingLayer` for ids integer [n, columns], all in range, and
-    numbers [n, M].
-    """
-    rows = layer.offsets + ids[:, layer.columns]
-    sums = (layer.table[rows].astype(np.int32) - ZERO).sum(axis=1, dtype=np.int64)[:, : layer.width]
-    scaled_numbers = np.nan_to_num(numbers * layer.number_scale, nan=0.0, posinf=np.inf, neginf=-np.inf)
-    quantized = np.clip(np.rint(scaled_numbers), -NUMBER_LIMIT, NUMBER_LIMIT).astype(np.int64)
-    accumulated = (sums << layer.shift) + quantized @ layer.weight.astype(np.int64)
-    scaled = accumulated.astype(np.float32) * layer.scale + layer.bias
-    hidden = np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
-    wide = np.zeros(len(ids), np.float32)
-    if layer.wide is not None:
-        for column in rows.T:
-            wide += layer.wide[column]
-    return hidden, wide[:, None]
 
 
 def linear(layer: LinearLayer, x: NDArray[np.uint8]) -> NDArray[Any]:

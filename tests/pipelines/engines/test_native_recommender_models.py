@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 import pytest
-from helpers.clicks_folded import ROWS, feeds, needs_kernels, one_line, way
+from helpers.clicks_folded import ROWS, feeds, needs_kernels, one_line
 from helpers.rewriting import EXACT
 
 import zoo
@@ -23,7 +23,8 @@ from pipelines.core.files import mapped
 from pipelines.engines.catalog import load
 from pipelines.graph import io
 from pipelines.kernels import extension
-from pipelines.kernels.recommenders.from_graph import embedding_layer
+from pipelines.kernels.recommenders.from_graph import click_program
+from pipelines.kernels.recommenders.program import Mixed
 from pipelines.models.folder import NATIVE
 from pipelines.models.pipeline import choose_engine
 from pipelines.models.stages import build
@@ -114,10 +115,8 @@ def test_evaluate_and_run_take_the_engine(shipped, rows, tmp_path):
 @needs_kernels
 def test_a_finished_model_runs_without_what_reads_graphs(shipped, rows, tmp_path):
     code = "import sys, zoo; zoo.run(*sys.argv[1:], engine='native'); print(*sys.modules)"
-    row = tmp_path / "row.tsv"
-    row.write_bytes(rows.read_bytes().splitlines(keepends=True)[0])  # for many, layers may run in a stock engine
     for _ in range(2):  # the first time the graph is read
-        ran = [sys.executable, "-c", code, shipped.path, row, tmp_path / "scores.csv"]
+        ran = [sys.executable, "-c", code, shipped.path, rows, tmp_path / "scores.csv"]
         done = subprocess.run(ran, capture_output=True, text=True, check=True)
     assert {"onnx", "onnx_ir", "sympy", "onnxruntime", "openvino", "requests"} & set(done.stdout.split()) == set()
 
@@ -161,7 +160,7 @@ def test_without_kernels_auto_takes_a_stock_engine(bare, shipped, rows, tmp_path
 @needs_kernels
 def test_with_kernels_auto_times_them(shipped, rows):
     plan = choose_engine(shipped, "int8", zoo.pipeline(shipped.path).preprocess(rows), 1, fresh=True)
-    assert set(plan.milliseconds) == {*EXACT, "native", *map(way, EXACT)}
+    assert set(plan.milliseconds) == {*EXACT, "native"}
     plan = choose_engine(shipped, "fp32", zoo.pipeline(shipped.path).preprocess(rows), 1, fresh=True)
     assert set(plan.milliseconds) == {"onnxruntime", "openvino"}
 
@@ -202,20 +201,22 @@ def test_the_doctor_knows_the_kernels(without):
     assert ("install a C++17 compiler" in said) if without else (said == f"ok: {', '.join(extension.isas())}")
 
 
-def test_a_model_that_does_not_fold_says_why(shipped, tmp_path, monkeypatch):
-    """On a CPU without caches to speak of, rows cost more than the layer: auto runs what there is, native says so."""
+def test_a_model_that_has_no_program_says_why(shipped, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise RequestError("the recipe keeps tables float")
+
     path = tmp_path / "model"
     shutil.copytree(shipped.path, path, ignore=shutil.ignore_patterns("native*"))
-    monkeypatch.setattr("zoo.recommenders.lowering.fold.LIMIT", 1000)
+    monkeypatch.setattr("zoo.recommenders.lowering.lower.Compiler.compile", refuse)
     with pytest.raises(RequestError) as error:
         zoo.pipeline(path, engine="native")
-    one_line(error, "does not run in the native kernels", "it runs in onnxruntime")
+    one_line(error, "does not run in the native kernels", "the recipe keeps tables float", "it runs in onnxruntime")
     assert not (path / NATIVE).exists()
 
 
 def test_the_operator_survives_saving(folder):
     loaded = io.load_mapped(folder / NATIVE)
-    layer = embedding_layer(next(node for node in loaded.graph if node.domain))
+    layer = next(step for step in click_program(loaded.graph[0]).steps if isinstance(step, Mixed))
     assert layer.rows.tolist() == list(ROWS) and layer.table.shape == (sum(ROWS), 64)
     assert not layer.table.flags.writeable
     assert ir.to_proto(loaded).opset_import[-1].domain == "int8.zoo"

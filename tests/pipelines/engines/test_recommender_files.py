@@ -30,7 +30,7 @@ def test_a_graph_without_the_operator_is_refused(tmp_path, text):
     path = io.save(model(f"(float[n,4] x) => (float[n,4] ids) {{ {text} }}"), tmp_path / "native.onnx")
     with pytest.raises(RequestError) as error:
         load(path, "native")
-    one_line(error, "no ParallelEmbedding or ClickProgram operator", "native.onnx")
+    one_line(error, "no ClickProgram operator", "native.onnx")
     with pytest.raises(RequestError) as error:  # of another name: it may be an image classifier
         load(path.rename(tmp_path / "int8.onnx"), "native")
     one_line(error, "the input x has the shape", "wanted [n, C, H, W]")
@@ -120,11 +120,11 @@ def unread(*_):
 
 @needs_kernels
 def test_a_packed_program_is_made_once_and_opened_without_the_graph(copy, kept, monkeypatch, caplog):
-    expected, _ = by_reference(copy, feeds(50))
+    expected = by_reference(copy, feeds(50))
     assert kept.stat().st_size < 1 << 20 < mapped(copy).stat().st_size, "the table is not to be written twice"
     monkeypatch.setattr(recommender_files, "_graph", unread)
     opened = load(copy, "native")
-    assert opened._open("native").run(feeds(50))["y"].tobytes() == expected.tobytes()
+    assert opened.run(feeds(50))["y"].tobytes() == expected.tobytes()
     assert {name: (port.dtype, port.shape) for name, port in opened.inputs.items()} == {
         "ids": (np.int32, (None, len(ROWS))),
         "x": (np.float32, (None, 4)),
@@ -137,7 +137,7 @@ def test_a_packed_program_is_made_once_and_opened_without_the_graph(copy, kept, 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen", "of the same size and time"])
 def test_a_damaged_packed_program_is_made_anew_or_the_graph_is_read(copy, kept, damage, seen, caplog):
     batch, (content, made) = feeds(50), (kept.read_bytes(), kept.stat())
-    expected, _ = by_reference(copy, batch)
+    expected = by_reference(copy, batch)
     wrong = {
         "nothing": b"",
         "cut": content[:900],
@@ -148,7 +148,7 @@ def test_a_damaged_packed_program_is_made_anew_or_the_graph_is_read(copy, kept, 
     kept.write_bytes(wrong if seen else wrong.ljust(len(content), b" "))
     if not seen:
         os.utime(kept, ns=(made.st_atime_ns, made.st_mtime_ns))
-    assert load(copy, "native")._open("native").run(batch)["y"].tobytes() == expected.tobytes()
+    assert load(copy, "native").run(batch)["y"].tobytes() == expected.tobytes()
     warned = [each.getMessage() for each in caplog.records]
     assert len(warned) == (0 if seen else 1) and all("\n" not in each for each in warned)
     assert seen == (kept.read_bytes() == content)
@@ -161,22 +161,22 @@ def test_where_no_packed_program_can_be_kept_the_graph_is_read(copy, monkeypatch
         raise RequestError("cannot write anywhere")
 
     monkeypatch.setattr(recommender_files, "derived", refuse)
-    expected, _ = by_reference(copy, feeds(50))
-    assert load(copy, "native")._open("native").run(feeds(50))["y"].tobytes() == expected.tobytes()
+    expected = by_reference(copy, feeds(50))
+    assert load(copy, "native").run(feeds(50))["y"].tobytes() == expected.tobytes()
     assert "cannot write anywhere" in caplog.text
 
 
 def test_another_graph_is_packed_anew_and_the_old_program_removed(copy, kept):
     result, _ = folded(sigmoid=True)
     io.save_mapped(result, copy)
-    found = load(copy, "native")._open("native").run(feeds(50))["y"]
+    found = load(copy, "native").run(feeds(50))["y"]
     assert found.min() >= 0 and found.max() <= 1
     (new,) = copy.parent.glob("*.zoo")
     assert new != kept
 
 
-# (click_files.VERSION, digest of what the models below are in a file of that version)
-RECORDED = (2, "16fbc5b6d6c2ac12")
+# (recommender_files.VERSION, digest of what the models below are in a file of that version)
+RECORDED = (3, "f3dda8d6b45a5316")
 
 
 def summary(value):

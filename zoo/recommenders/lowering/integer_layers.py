@@ -14,11 +14,12 @@ from pipelines.kernels.recommenders.operators import ZERO, LinearLayer
 from pipelines.kernels.recommenders.program import CODES
 from pipelines.quantization.qdq.scales import weight_qparams
 from zoo.recommenders.lowering.expressions import Field
-from zoo.recommenders.lowering.fold import BLOCK
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
+BLOCK = 8192  # table rows multiplied at once, in float64
+FINEST = 1 / 64  # table scales below this part of a layer's scale gain nothing
 MOST = 2**31 * 0.99  # what sums of weights may reach, so that rounding them does not overflow
 
 
@@ -42,8 +43,8 @@ def mixed_layer(
     """`matrix` [codes, N], what a code adds, and fields (with their first row of `weight` [inputs, N]) as integers.
 
     fine: [N], steps of a result below which nothing is gained. wide: rows as int16, else bytes. A column's rows are
-    products in float64 less the middle of each field, as in `fold_layer` of `zoo.recommenders.lowering.fold`. Steps of
-    rows and of
+    products in float64 less the middle c_f of each field's, which makes their scale small: with e_f = E_f[id_f],
+    [e_1 .. e_F] W = sum_f (P_f[id_f] - c_f) + sum_f c_f, where P_f = E_f W_f. Steps of rows and of
     weights differ by 2^shift in every column; a column whose weights then do not fit gets larger steps, and the shift
     is that of least squared error. Raises RequestError for what is not finite.
     """

@@ -40,10 +40,10 @@ from zoo.recommenders.lowering.expressions import (
     Total,
     Unit,
     parts_of,
+    total_of,
 )
-from zoo.recommenders.lowering.fold import FINEST
 from zoo.recommenders.lowering.graph_reader import Reader
-from zoo.recommenders.lowering.integer_layers import dense_layer, mixed_layer, positive
+from zoo.recommenders.lowering.integer_layers import FINEST, dense_layer, mixed_layer, positive
 from zoo.recommenders.lowering.plan import HEADROOM, Group
 
 Array = NDArray[Any]
@@ -61,9 +61,8 @@ def fold_program(
 
     Where the recipe keeps an operator float, which 8 bits are too coarse for, the program has none in bytes: all is in
     int16 codes, rows of folded tables too. Reads Wide & Deep, DeepFM, DCN V2, DLRM and two-tower models by structure,
-    see `zoo.recommenders.lowering.graph_reader`. The report is that of `fold`, without "quantization". The same inputs
-    give the same
-    bytes.
+    see `zoo.recommenders.lowering.graph_reader`. The report: {"fold": bool, "reason": one line, "layers": {hidden
+    value: `Decision`}, "refused": {operator: reason}}. On one machine the same inputs give the same bytes.
     """
     table.require(model)
     found = model.clone()
@@ -122,6 +121,7 @@ class Compiler(Codes):
 
     def compile(self, outputs: Sequence[Expression]) -> ClickProgram:
         """The program that computes `outputs`."""
+        outputs = [total_of(each) or each for each in outputs]
         for each in outputs:
             self._visit(each)
         ids = self.reader.ids

@@ -1,5 +1,5 @@
-"""Native click layers as objects: validated, used from many threads, their arrays kept and never followed outside; where
-there are no kernels.
+"""Native programs as objects: their layers validated, used from many threads, their arrays kept and never followed
+outside; where there are no kernels.
 """
 
 import gc
@@ -12,64 +12,65 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.click_layers import DENSE, GOOD, LAYER, RNG, dense, embedding, feeds, network, same
+from helpers.click_layers import RNG, check_dense, dense, feeds, first_layer, network, same
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
-from pipelines.kernels.recommenders import native as kernels
-from pipelines.kernels.recommenders import reference
-from pipelines.kernels.recommenders.operators import FIELDS
+from pipelines.kernels.recommenders import native, reference
+from pipelines.kernels.recommenders.program import Mixed
 
 pytestmark = pytest.mark.skipif(extension.native() is None, reason=extension.missing())
+
+
+DENSE, NETWORK = dense(40, 9), network()
 
 
 def test_a_version_that_is_not_there_is_refused():
     for name in ("neon", "AVX512", " ", "avx512\0"):
         with pytest.raises(ValueError, match="no kernels for"):
-            kernels.parallel_embedding(LAYER, name)
-        with pytest.raises(ValueError, match="no kernels for"):
-            kernels.linear(DENSE, name)
-
-
-def test_networks_whose_layers_do_not_follow_one_another_are_refused(isa):
-    first = kernels.parallel_embedding(LAYER, isa)
-    last, wide, middle = (kernels.linear(each, isa) for each in (dense(9, 1, None), dense(9, 2, None), DENSE))
-    for layers in ([], [middle], [last], [middle, middle, last], [middle, wide], [middle, last, last], [last, middle]):
-        with pytest.raises(ValueError, match="follow"):
-            kernels.click_network(first, layers, False)
-    for layers in ([middle, None], [None], [1], ["x"], [first]):
-        with pytest.raises(TypeError):
-            kernels.click_network(first, layers, False)
-    for other in (None, middle, 1):
-        with pytest.raises(TypeError):
-            kernels.click_network(other, [middle, last], False)
-    assert kernels.click_network(first, [middle, last], False)(*GOOD).shape == (5, 1)
+            native.click_program(NETWORK, name)
 
 
 def test_the_extension_itself_refuses_arrays_that_do_not_fit():
-    """Beneath `EmbeddingLayer` and `LinearLayer`, which check more."""
+    """Beneath the steps' dataclasses, which check more."""
     module = extension.native()
-    names = ("table", "columns", "offsets", "rows", "weight", "scale", "bias", "number_scale", "shift", "wide")
-    right = {name: getattr(LAYER, name) for name in names} | {"isa": ""}
-    module.ParallelEmbedding(**right)
-    for name in names[:8] + names[9:]:
+
+    def program():
+        return module.ClickProgram(np.full(3, 7, np.int32), 4, 0, [("i2", 4), ("u1", 40), ("u1", 9), ("f4", 1)], "")
+
+    step = first_layer(x=0)
+    names = ("weight", "scale", "bias", "table", "columns", "offsets", "rows")
+    right = {name: getattr(step, name) for name in ("x", "first", *names, "outs", "shift")}
+    program().mixed(**right)
+    for name in names:
         array = right[name]
-        for wrong in (array[:-1], array.astype(np.float64), array[..., None], np.repeat(array, 2, axis=0)[::2]):
+        shorter = array[:, :-1] if name == "weight" else array[:-1]  # of fewer inputs it would be right
+        for wrong in (shorter, array.astype(np.float64), array[..., None], np.repeat(array, 2, axis=0)[::2]):
             with pytest.raises((TypeError, ValueError)):
-                module.ParallelEmbedding(**(right | {name: wrong}))
+                program().mixed(**(right | {name: wrong}))
     for name, wrong in (
+        ("x", 1),
+        ("x", 9),
+        ("first", 1),
+        ("first", -1),
         ("shift", -1),
         ("shift", 15),
+        ("outs", ((1, 39, True),)),
+        ("outs", ((9, 40, True),)),
+        ("outs", ()),
         ("columns", np.array([-1, 0, 1], np.int32)),
+        ("columns", np.array([0, 1, 3], np.int32)),
         ("offsets", np.array([-1, 7, 14], np.int32)),
         ("offsets", np.array([0, 7, 15], np.int32)),
         ("rows", np.array([0, 7, 7], np.int32)),
         ("rows", np.array([7, 7, 2**31 - 1], np.int32)),
         ("columns", np.zeros(0, np.int32)),
+        ("table", None),
     ):
         with pytest.raises(ValueError, match="fit"):
-            module.ParallelEmbedding(**(right | {name: wrong}))
-    weight, bias, scale = np.ones((3, 2), np.int8), np.ones(2, np.int32), np.ones(2, np.float32)
+            program().mixed(**(right | {name: wrong}))
+    weight, bias, scale = DENSE.weight, DENSE.bias, DENSE.scale
+    program().dense(1, 2, weight, bias, scale, 0, 0)
     for wrong in (
         (weight, bias[:1], scale),
         (weight, bias, scale[:1]),
@@ -77,44 +78,14 @@ def test_the_extension_itself_refuses_arrays_that_do_not_fit():
         (weight[:, :0], bias[:0], scale[:0]),
     ):
         with pytest.raises(ValueError, match="fit"):
-            module.Linear(*wrong, None, 0, "")
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"table": np.zeros((21, 40), np.uint8)}, "table uint8 [21, 40]; wanted uint8 [21, 64]"),
-        ({"table": np.zeros((21, 64), np.int8)}, "table int8"),
-        ({"scale": np.ones(40)}, "scale float64"),
-        ({"wide": np.zeros(20, np.float32)}, "wide float32 [20]; wanted float32 [21]"),
-        ({"rows": np.full(3, 8, np.int32)}, "fields outside its table of 21 rows"),
-        ({"offsets": np.array([-1, 7, 14], np.int32)}, "fields outside"),
-        ({"columns": np.array([-1, 0, 0], np.int32)}, "fields outside"),
-        ({"shift": 15}, "shifts by 15; wanted 0 to 14"),
-        ({"shift": -1}, "shifts by -1"),
-        ({"bias": np.full(40, np.nan, np.float32)}, "not finite"),
-        ({"number_scale": np.full(4, np.inf, np.float32)}, "not finite"),
-        ({"scale": np.full(40, 1e5, np.float32)}, "beyond 32 bits"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_embedding_layers_are_validated(changes, said):
-    with pytest.raises(RequestError) as found:
-        replace(LAYER, **changes)
-    assert said in str(found.value) and "\n" not in str(found.value)
-
-
-@pytest.mark.parametrize("fields", [0, FIELDS + 1])
-def test_embedding_layers_of_too_many_fields_are_refused(fields):
-    none = np.zeros(fields, np.int32)
-    with pytest.raises(RequestError, match=f"{fields} fields; an int16 sum holds 1 to {FIELDS}"):
-        replace(LAYER, columns=none, offsets=none, rows=none + 1)
-
-
-def test_embedding_layers_that_could_overflow_are_refused():
-    heavy = np.full((33, 40), 32767, np.int16)
-    with pytest.raises(RequestError, match="overflow 32 bits; use a smaller shift"):
-        replace(LAYER, weight=heavy, number_scale=np.ones(33, np.float32))
+            program().dense(1, 2, *wrong, 0, 0)
+    floats = np.zeros(21, np.float32)
+    program().lookup_sum(3, floats, step.columns, step.offsets, step.rows)
+    for wrong in (floats[:20], floats[:0]):
+        with pytest.raises(ValueError, match="fit"):
+            program().lookup_sum(3, wrong, step.columns, step.offsets, step.rows)
+    with pytest.raises(ValueError, match="fit"):
+        program().lookup_sum(1, floats, step.columns, step.offsets, step.rows)
 
 
 @pytest.mark.parametrize(
@@ -138,72 +109,71 @@ def test_linear_layers_are_validated(changes, said):
     assert said in str(found.value) and "\n" not in str(found.value)
 
 
+def replaced(program, kind, **changes):
+    """The program with changes of its steps of this kind."""
+    steps = tuple(replace(step, **changes) if isinstance(step, kind) else step for step in program.steps)
+    return replace(program, steps=steps)
+
+
 def test_arrays_of_a_layer_may_lie_in_any_way(isa):
-    """All but the table's are copied in any case."""
-    layer = replace(
-        LAYER,
-        weight=np.asfortranarray(LAYER.weight),
-        scale=np.repeat(LAYER.scale, 2)[::2],
-        bias=next(unaligned(LAYER.bias)),
-    )
-    same(kernels.parallel_embedding(layer, isa)(*GOOD), reference.parallel_embedding(LAYER, *GOOD))
-    x = RNG.integers(0, 256, (5, 40), np.uint8)
-    same([kernels.linear(replace(DENSE, weight=np.asfortranarray(DENSE.weight)), isa)(x)], [reference.linear(DENSE, x)])
-
-
-def unaligned(array):
-    yield np.frombuffer(b"x" + array.tobytes(), np.uint8)[1:].view(array.dtype).reshape(array.shape)
+    """All but tables are copied in any case."""
+    step = next(step for step in NETWORK.steps if isinstance(step, Mixed))
+    changes = {
+        "weight": np.asfortranarray(step.weight),
+        "scale": np.repeat(step.scale, 2)[::2],
+        "bias": np.frombuffer(b"x" + step.bias.tobytes(), np.uint8)[1:].view(np.float32),
+    }
+    arrays = feeds(NETWORK, 5)
+    kernel = native.click_program(replaced(NETWORK, Mixed, **changes), isa)
+    same([kernel(*arrays)], reference.run(NETWORK, *arrays))
+    layer = replace(DENSE, weight=np.asfortranarray(DENSE.weight))
+    check_dense(layer, isa, RNG.integers(0, 256, (5, 40), np.uint8))
 
 
 def test_the_table_stays_in_its_file_and_all_else_is_copied(isa, tmp_path):
-    path = tmp_path / "table"
-    LAYER.table.tofile(path)
-    table = np.memmap(path, np.uint8, "r+", shape=LAYER.table.shape)
-    arrays = {
-        name: getattr(LAYER, name).copy()
-        for name in ("columns", "offsets", "rows", "weight", "scale", "bias", "number_scale", "wide")
-    }
-    shown = np.memmap(path, np.uint8, "r", shape=LAYER.table.shape)
-    native = kernels.parallel_embedding(replace(LAYER, table=shown, **arrays), isa)
+    path, arrays = tmp_path / "table", feeds(NETWORK, 5)
+    step = next(step for step in NETWORK.steps if isinstance(step, Mixed))
+    step.table.tofile(path)
+    table = np.memmap(path, np.uint8, "r+", shape=step.table.shape)
+    copies = {name: getattr(step, name).copy() for name in ("columns", "offsets", "rows", "weight", "scale", "bias")}
+    shown = np.memmap(path, np.uint8, "r", shape=step.table.shape)
+    kernel = native.click_program(replaced(NETWORK, Mixed, table=shown, **copies), isa)
     del shown
-    for array in arrays.values():
+    for array in copies.values():
         array[:] = 0
     gc.collect()
-    same(native(*GOOD), reference.parallel_embedding(LAYER, *GOOD))
+    expected = reference.run(NETWORK, *arrays)
+    same([kernel(*arrays)], expected)
     table[:, :40] = 77  # what is written to the file is what the kernel sees
-    assert not np.array_equal(native(*GOOD)[0], reference.parallel_embedding(LAYER, *GOOD)[0])
-    same(native(*GOOD), reference.parallel_embedding(replace(LAYER, table=np.asarray(table)), *GOOD))
+    found = kernel(*arrays)
+    assert not np.array_equal(found, expected[0])
+    same([found], reference.run(replaced(NETWORK, Mixed, table=np.asarray(table)), *arrays))
 
 
-def test_what_an_object_needs_lives_as_long_as_it_does(isa):
-    net = network(isa, (40, 9, 1), 3, 4)[1]
-    expected = net(*GOOD)
-    hidden, wide = kernels.parallel_embedding(replace(LAYER, table=LAYER.table.copy()), isa)(
-        *GOOD
-    )  # outlive their kernel
+def test_results_outlive_their_kernel(isa):
+    arrays = feeds(NETWORK, 5)
+    found = native.click_program(NETWORK, isa)(*arrays)
     gc.collect()
     kept = [np.full(1 << size, 255, np.uint8) for size in range(6, 20)]  # takes what was freed
-    same([net(*GOOD)], [expected])
-    same((hidden, wide), reference.parallel_embedding(LAYER, *GOOD))
-    hidden[:] = kept[0][0]  # results are the caller's own
+    same([found], reference.run(NETWORK, *arrays))
+    found[:] = kept[0][0]  # results are the caller's own
 
 
 # --- threads
 
 
 def test_one_object_in_many_threads_gives_the_same_bits(isa):
-    first, native, expected = network(isa, (130, 70, 9, 1), 6, 3)
-    kernel = kernels.parallel_embedding(first, isa)
-    batches = [feeds(first, count) for count in (1, 300, 17, 600, 256, 5)]
-    wanted = [(expected(*each), reference.parallel_embedding(first, *each)) for each in batches]
+    program = network((130, 70, 9, 1), 6, 7, 3)
+    kernel = native.click_program(program, isa)
+    batches = [feeds(program, count) for count in (1, 300, 17, 600, 256, 5)]
+    wanted = [reference.run(program, *each) for each in batches]
 
     def work(number):
         for turn in range(12):
             place = (number + turn) % len(batches)
-            same([native(*batches[place])], wanted[place][:1])
-            same(kernel(*batches[place]), wanted[place][1])
+            same([kernel(*batches[place])], wanted[place])
             with pytest.raises(IndexError):
-                native(batches[place][0] - 8, batches[place][1])
+                kernel(batches[place][0] - 8, *batches[place][1:])
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
@@ -211,9 +181,8 @@ def test_one_object_in_many_threads_gives_the_same_bits(isa):
 
 def test_other_threads_run_during_a_call():
     """While the lock is held, no Python code runs: a thread that counts would stand still for the whole call."""
-    layer = dense(1024, 512)
-    native = kernels.linear(layer, "portable")
-    x = RNG.integers(0, 256, (2000, 1024), np.uint8)
+    program = network((1024, 512, 1))
+    kernel, arrays = native.click_program(program, "portable"), feeds(program, 2000)
     counted, over = [], threading.Event()
 
     def count():
@@ -226,7 +195,7 @@ def test_other_threads_run_during_a_call():
     while not counted:
         time.sleep(0.001)
     begin = time.perf_counter()
-    native(x)
+    kernel(*arrays)
     end = time.perf_counter()
     over.set()
     thread.join()
@@ -242,7 +211,7 @@ def test_without_the_extension_one_line_says_what_to_do(monkeypatch):
     assert extension.native() is None and extension.isas() == []
     assert "install a C++17 compiler" in extension.missing() and "\n" not in extension.missing()
     with pytest.raises(RequestError, match="there are no native kernels here: .*; install a C"):
-        kernels.linear(DENSE)
+        native.click_program(NETWORK)
 
 
 def test_the_extension_is_found_from_another_process_in_any_folder(tmp_path):
@@ -253,10 +222,8 @@ def test_the_extension_is_found_from_another_process_in_any_folder(tmp_path):
 
 @pytest.mark.skipif(not extension.isas(), reason=extension.missing())
 def test_ids_that_change_during_a_call_are_never_followed(isa):
-    """Another thread writes rows that do not exist into the batch between the check of the whole of it and the reading
-    of a part.
-    """
-    kernel = kernels.parallel_embedding(embedding(3, 5, 64, 0), isa)
+    """Another thread writes rows that do not exist into the batch between the check and the reading of a part."""
+    kernel = native.click_program(network((64, 1), rows=5, numbers=0), isa)
     ids, done = np.zeros((4099, 3), np.int32), threading.Event()
 
     def spoil():
@@ -269,7 +236,7 @@ def test_ids_that_change_during_a_call_are_never_followed(isa):
     outcomes = set()
     for _ in range(300):
         try:
-            kernel(ids, None)
+            kernel(ids, None, None)
             outcomes.add("right")
         except IndexError:
             outcomes.add("refused")

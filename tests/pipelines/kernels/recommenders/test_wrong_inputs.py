@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from helpers.click_layers import DENSE, GOOD, LAYER, RNG, embedding, feeds, network, same
+from helpers.click_layers import feeds, network, same
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.kernels import extension
-from pipelines.kernels.recommenders import native as kernels
-from pipelines.kernels.recommenders import reference
+from pipelines.kernels.recommenders import native, reference
 
 pytestmark = pytest.mark.skipif(extension.native() is None, reason=extension.missing())
 REFUSED = (IndexError, TypeError, ValueError)
@@ -34,17 +33,14 @@ WRONG = [
 ]
 
 
-def kernels_of(isa):
-    """(kernel, right arguments, results) of every kind, made once a version."""
+NETWORK = network()
+
+
+def kernel_of(isa):
+    """(kernel of ids and numbers, right arguments, results), made once a version."""
     if isa not in MADE:
-        first, native, expected = network(isa, (40, 9, 1), 3, 4)
-        ids, x = feeds(first, 5)
-        given = RNG.integers(0, 256, (5, 40), np.uint8)
-        MADE[isa] = [
-            (kernels.parallel_embedding(LAYER, isa), GOOD, reference.parallel_embedding(LAYER, *GOOD)),
-            (native, (ids, x), (expected(ids, x),)),
-            (kernels.linear(DENSE, isa), (given,), (reference.linear(DENSE, given),)),
-        ]
+        kernel, arrays = native.click_program(NETWORK, isa), feeds(NETWORK, 5)
+        MADE[isa] = (lambda ids, x: kernel(ids, x, None)), arrays[:2], reference.run(NETWORK, *arrays)
     return MADE[isa]
 
 
@@ -62,35 +58,34 @@ def works(kernel, arguments, expected):
     ids=lambda wrong: f"{type(wrong).__name__} {getattr(wrong, 'dtype', '')} {getattr(wrong, 'shape', '')}",
 )
 def test_what_is_no_right_array_is_refused_and_the_kernel_still_works(isa, wrong):
-    for kernel, arguments, expected in kernels_of(isa):
-        for place in range(len(arguments)):
-            with pytest.raises(REFUSED):
-                kernel(*arguments[:place], wrong, *arguments[place + 1 :])
-        for some in ((), (*arguments, 1)):
-            with pytest.raises(TypeError):
-                kernel(*some)
-        works(kernel, arguments, expected)
+    kernel, arguments, expected = kernel_of(isa)
+    for place in range(len(arguments)):
+        with pytest.raises(REFUSED):
+            kernel(*arguments[:place], wrong, *arguments[place + 1 :])
+    for some in ((), (*arguments, 1)):
+        with pytest.raises(TypeError):
+            kernel(*some)
+    works(kernel, arguments, expected)
 
 
 @pytest.mark.parametrize("wrong", [-1, 7, 2**31 - 1, -(2**31), 2**32, 2**32 + 1, -(2**63), 2**63 - 1, 2**40])
 def test_ids_that_are_no_rows_are_refused(isa, wrong):
     for dtype in (np.int32, np.int64) if -(2**31) <= wrong < 2**31 else (np.int64,):
-        for (kernel, (good, x), expected), rows in zip(kernels_of(isa)[:2], (7, 8), strict=True):
-            ids = good.astype(dtype)
-            ids[3, 1] = wrong if wrong != 7 else rows
-            with pytest.raises(IndexError, match=rf"found id {ids[3, 1]} in row 3, column 1; wanted 0 to {rows - 1}"):
-                kernel(ids, x)
-            works(kernel, (good, x), expected)
+        kernel, (good, x), expected = kernel_of(isa)
+        ids = good.astype(dtype)
+        ids[3, 1] = wrong
+        with pytest.raises(IndexError, match=rf"found id {wrong} in row 3, column 1; wanted 0 to 6"):
+            kernel(ids, x)
+        works(kernel, (good, x), expected)
 
 
 def test_an_id_is_refused_in_every_place(isa):
-    layer = embedding(2, 3, 40, 0)
-    native = kernels.parallel_embedding(layer, isa)
+    kernel = native.click_program(network((40, 1), 2, 3, 0), isa)
     for count, row, column in ((1, 0, 0), (256, 255, 1), (257, 256, 1), (4099, 4098, 0)):
         ids = np.zeros((count, 2), np.int64)
         ids[row, column] = 3
         with pytest.raises(IndexError, match=f"row {row}, column {column}"):
-            native(ids, None)
+            kernel(ids, None, None)
 
 
 def layouts(array):
@@ -106,15 +101,15 @@ def layouts(array):
 
 
 def test_other_layouts_are_refused_and_read_only_arrays_taken(isa):
-    for kernel, arguments, expected in kernels_of(isa):
-        for place, array in enumerate(arguments):
-            for other in layouts(array):
-                with pytest.raises(TypeError, match="layout"):
-                    kernel(*arguments[:place], other, *arguments[place + 1 :])
-        kept = [array.copy() for array in arguments]
-        for array in kept:
-            array.flags.writeable = False
-        works(kernel, kept, expected)
+    kernel, arguments, expected = kernel_of(isa)
+    for place, array in enumerate(arguments):
+        for other in layouts(array):
+            with pytest.raises(TypeError, match="layout"):
+                kernel(*arguments[:place], other, *arguments[place + 1 :])
+    kept = [array.copy() for array in arguments]
+    for array in kept:
+        array.flags.writeable = False
+    works(kernel, kept, expected)
 
 
 shapes = st.tuples(
@@ -150,43 +145,31 @@ def arrays(draw):
 @given(st.data())
 def test_any_arrays_give_an_error_or_the_right_result(data):
     """Never a crash, and no wrong result: what is taken is what the reference takes."""
-    isa = data.draw(st.sampled_from(extension.isas()))
-    for kernel, arguments, expected in kernels_of(isa):
-        given_arrays = [data.draw(arrays() | st.just(good)) for good in arguments]
-        if data.draw(st.booleans()) and given_arrays[0].ndim:  # as many numbers as ids
-            given_arrays[1:] = [np.resize(good, (len(given_arrays[0]), *good.shape[1:])) for good in arguments[1:]]
-        try:
-            found = kernel(*given_arrays)
-        except REFUSED as error:
-            assert str(error)
-        else:
-            assert [(each.ndim, each.shape[1]) for each in given_arrays[1:]] == [
-                (2, good.shape[1]) for good in arguments[1:]
-            ]
-            if expected[0].shape[1] == 40:
-                same(found, reference.parallel_embedding(LAYER, *given_arrays))
-            elif len(arguments) == 1:
-                same([found], [reference.linear(DENSE, *given_arrays)])
-            else:
-                assert found.shape == (len(given_arrays[0]), 1)
-        works(kernel, arguments, expected)
+    kernel, arguments, expected = kernel_of(data.draw(st.sampled_from(extension.isas())))
+    given_arrays = [data.draw(arrays() | st.just(good)) for good in arguments]
+    if data.draw(st.booleans()) and given_arrays[0].ndim:  # as many numbers as ids
+        given_arrays[1:] = [np.resize(good, (len(given_arrays[0]), *good.shape[1:])) for good in arguments[1:]]
+    try:
+        found = kernel(*given_arrays)
+    except REFUSED as error:
+        assert str(error)
+    else:
+        assert given_arrays[1].shape == (len(given_arrays[0]), NETWORK.numbers)
+        same([found], reference.run(NETWORK, *given_arrays))
+    works(kernel, arguments, expected)
 
 
-def test_the_shapes_of_ids_numbers_and_inputs_are_checked(isa):
-    (native, (ids, x), _), (net, _, _), (linear, _, _) = kernels_of(isa)
-    for kernel in (native, net):
-        for a, b in (
-            (ids[:4], x),
-            (ids, x[:4]),
-            (ids, np.ascontiguousarray(x[:, :3])),
-            (np.ascontiguousarray(ids[:, :2]), x),
-            (ids, None),
-        ):
-            with pytest.raises(ValueError):
-                kernel(a, b)
-        for columns in (0, 2):
-            with pytest.raises(ValueError, match="columns"):
-                kernel(np.zeros((0, columns), np.int32), np.zeros((0, 4), np.float32))
-    for columns in (0, 39, 41):
-        with pytest.raises(ValueError, match="width"):
-            linear(np.zeros((5, columns), np.uint8))
+def test_the_shapes_of_ids_and_numbers_are_checked(isa):
+    kernel, (ids, x), _ = kernel_of(isa)
+    for a, b in (
+        (ids[:4], x),
+        (ids, x[:4]),
+        (ids, np.ascontiguousarray(x[:, :3])),
+        (np.ascontiguousarray(ids[:, :2]), x),
+        (ids, None),
+    ):
+        with pytest.raises(ValueError):
+            kernel(a, b)
+    for columns in (0, 2, 4):
+        with pytest.raises(ValueError, match="columns"):
+            kernel(np.zeros((0, columns), np.int32), np.zeros((0, 4), np.float32))

@@ -287,6 +287,15 @@ def test_what_no_program_computes_is_named(middle, said):
     assert program is None and said in report["reason"] and "\n" not in report["reason"]
 
 
+@pytest.mark.parametrize("name", ["numbers", "h0"])
+def test_ranges_that_are_missing_are_named(name):
+    found, feeds = network("wide-deep")
+    table = calibrate(found, [feeds], "minmax")
+    short = {key: each for key, each in table.tensors.items() if key != name}
+    result, report = fold_program(found, dataclasses.replace(table, tensors=short), QuantRecipe())
+    assert result is None and f"no calibrated range for {name}" in report["reason"]
+
+
 def test_tables_that_are_not_finite_are_refused():
     found, feeds = network("deepfm")
     table = calibrate(found, [feeds], "minmax")
