@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, one_line
 from pipelines.kernels.transformer import native, program_file
-from pipelines.kernels.transformer.text_program import TextProgram
+from pipelines.kernels.transformer.text.program import TextProgram
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -66,6 +66,6 @@ class NativeTexts:
 def _mapped(model: str | Path | ir.Model) -> TextProgram:
     """The program of a frozen graph. Needs onnx and onnxruntime, which a stored one does not."""
     from pipelines.graph import io
-    from pipelines.kernels.transformer.from_text_graph import text_program
+    from pipelines.kernels.transformer.text.from_graph import text_program
 
     return text_program(io.load(model) if isinstance(model, str | Path) else model)

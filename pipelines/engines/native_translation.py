@@ -201,6 +201,6 @@ def _reported() -> Iterator[None]:
 def _mapped(model: str | Path | ir.Model) -> tuple[EncoderProgram, DecoderProgram]:
     """The programs of a frozen graph. Needs onnx and onnxruntime, which a stored one does not."""
     from pipelines.graph import io
-    from pipelines.kernels.transformer.from_graph import programs
+    from pipelines.kernels.transformer.mapping.from_graph import programs
 
     return programs(io.load(model) if isinstance(model, str | Path) else model)

@@ -24,7 +24,7 @@ from pipelines.kernels.transformer.program import (
     SelfAttention,
     Vocabulary,
 )
-from pipelines.kernels.transformer.text_program import TextProgram
+from pipelines.kernels.transformer.text.program import TextProgram
 
 
 def compile_program(

@@ -23,7 +23,7 @@ from pipelines.kernels.transformer.program import (
     StaticQParams,
     Vocabulary,
 )
-from pipelines.kernels.transformer.text_program import Dense, TextProgram
+from pipelines.kernels.transformer.text.program import Dense, TextProgram
 
 # The key under which programs are cached. Bump it when the layout of this file, the dataclasses of `program` or what
 # `from_graph` makes of a graph change; tests/pipelines/kernels/transformer/test_program_file.py fails where that is

@@ -19,7 +19,7 @@ from pipelines.engines.native_translation import NativeTranslator
 from pipelines.graph import edit, io, query, reference_session
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import native, reference
-from pipelines.kernels.transformer.from_graph import GraphMapper, decoder_program, encoder_program, programs
+from pipelines.kernels.transformer.mapping.from_graph import GraphMapper, decoder_program, encoder_program, programs
 from pipelines.kernels.transformer.program import (
     Activation,
     Attention,

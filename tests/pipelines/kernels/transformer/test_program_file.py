@@ -13,7 +13,7 @@ from pipelines.core.errors import RequestError
 from pipelines.engines.native_translation import store
 from pipelines.graph import edit, io
 from pipelines.kernels.transformer import program_file
-from pipelines.kernels.transformer.from_graph import programs
+from pipelines.kernels.transformer.mapping.from_graph import programs
 from zoo.translation.export.freeze import export
 
 # (program_file.VERSION, digest of what the programs below are in a file of that version)

@@ -13,7 +13,7 @@ from pipelines.core.errors import RequestError
 from pipelines.engines.native_translation import NativeTranslator
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import reference
-from pipelines.kernels.transformer.from_graph import programs
+from pipelines.kernels.transformer.mapping.from_graph import programs
 from zoo.translation.data.parallel_text import END, START
 from zoo.translation.export.freeze import export
 from zoo.translation.search.beam_search import Rules, beam_search

@@ -9,7 +9,7 @@ from pipelines.core.errors import RequestError
 from pipelines.engines.native_texts import NativeTexts
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import native as programs
-from pipelines.kernels.transformer import program_file, reference, text_reference
+from pipelines.kernels.transformer import program_file, reference
 from pipelines.kernels.transformer.program import (
     Activation,
     Embedding,
@@ -19,7 +19,8 @@ from pipelines.kernels.transformer.program import (
     QuantizedAttention,
     RowLinear,
 )
-from pipelines.kernels.transformer.text_program import Dense, TextProgram
+from pipelines.kernels.transformer.text import reference as text_reference
+from pipelines.kernels.transformer.text.program import Dense, TextProgram
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason="there are no kernels")
 RNG = np.random.default_rng(0)

@@ -12,8 +12,9 @@ from pipelines.core.errors import RequestError
 from pipelines.engines.native_texts import NativeTexts, store
 from pipelines.graph import edit, io
 from pipelines.kernels import extension
-from pipelines.kernels.transformer import program_file, text_reference
-from pipelines.kernels.transformer.from_text_graph import text_program
+from pipelines.kernels.transformer import program_file
+from pipelines.kernels.transformer.text import reference as text_reference
+from pipelines.kernels.transformer.text.from_graph import text_program
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason="there are no kernels")
 RNG = np.random.default_rng(0)

@@ -30,7 +30,7 @@ import zoo
 from pipelines.core.errors import RequestError
 from pipelines.graph import io as graph_io
 from pipelines.kernels import extension
-from pipelines.kernels.transformer.from_graph import programs
+from pipelines.kernels.transformer.mapping.from_graph import programs
 from zoo.translation.importers import marian, marian_file, recognize
 from zoo.translation.search.shortlist import HEADER, MAGIC, SHORTLIST, Shortlist, checksum_of
 

@@ -33,8 +33,9 @@ import onnx_ir as ir
 
 from pipelines.graph import edit, query, reference_session
 from pipelines.kernels.transformer import reference
-from pipelines.kernels.transformer.graph_scans import GraphScans
-from pipelines.kernels.transformer.graph_values import PROBE, Array, EmbeddingTable, Heads, LinearLayer
+from pipelines.kernels.transformer.mapping.registers import allocate_registers, unify_qparams
+from pipelines.kernels.transformer.mapping.scans import GraphScans
+from pipelines.kernels.transformer.mapping.values import PROBE, Array, EmbeddingTable, Heads, LinearLayer
 from pipelines.kernels.transformer.program import (
     ACTIVATIONS,
     LANES,
@@ -54,7 +55,6 @@ from pipelines.kernels.transformer.program import (
     Sum,
     Vocabulary,
 )
-from pipelines.kernels.transformer.registers import allocate_registers, unify_qparams
 from pipelines.quantization.qdq.scales import weight_qparams
 
 ELEMENTWISE = ("Mul", "Div", "Add", "Sub", "Sigmoid", "Erf", "Tanh", "Pow")  # of which activations are made

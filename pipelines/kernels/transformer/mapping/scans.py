@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import query
-from pipelines.kernels.transformer.graph_values import PROBE, Array, GraphValues, LinearLayer
+from pipelines.kernels.transformer.mapping.values import PROBE, Array, GraphValues, LinearLayer
 
 RECURRENCE = "wanted a Scan of cell keep + (1 - keep) value over the tokens, from zeros on"
 RUNNING_MEAN = "wanted a Scan of cell (t - 1) / t + value / t over the tokens, from zeros on"

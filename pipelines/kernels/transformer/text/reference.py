@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.kernels.transformer.reference import Floats, encode, exponential, sum_lanes
-from pipelines.kernels.transformer.text_program import SHORTEST, Dense, TextProgram
+from pipelines.kernels.transformer.text.program import SHORTEST, Dense, TextProgram
 
 
 def tanh(x: Floats) -> Floats:

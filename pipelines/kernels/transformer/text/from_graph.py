@@ -20,10 +20,10 @@ import onnx_ir as ir
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query, reference_session
-from pipelines.kernels.transformer.from_graph import MASKED, GraphMapper
-from pipelines.kernels.transformer.graph_values import Array, EmbeddingTable
+from pipelines.kernels.transformer.mapping.from_graph import MASKED, GraphMapper
+from pipelines.kernels.transformer.mapping.values import Array, EmbeddingTable
 from pipelines.kernels.transformer.program import Attention, Embedding, LayerNorm, QuantizedAttention, Scale
-from pipelines.kernels.transformer.text_program import POOLINGS, SHORTEST, Dense, TextProgram
+from pipelines.kernels.transformer.text.program import POOLINGS, SHORTEST, Dense, TextProgram
 
 IDS, MASK, TYPES, HIDDEN = "input_ids", "attention_mask", "token_type_ids", "hidden"
 ALIKE = 0.05  # how far a pooled row may be from what it is taken for: quantization's rounding

@@ -1,0 +1,1 @@
+"""Frozen ONNX graphs as operations over registers."""
