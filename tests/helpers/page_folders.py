@@ -211,6 +211,7 @@ FOLDERS: Mapping[str, Callable[[Path], None]] = {
     "many-machines": many_machines,
     "own-log": own_log,
     "own-model": own_model,
+    "reliability": lambda folder: None,
     "run": run,
     "search-your-own-texts": search,
     "serve": serve,
