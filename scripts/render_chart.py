@@ -123,7 +123,7 @@ def svg(found: list[Load]) -> str:
     """The chart: a part per CPU, in the order of their names; the bars of a row share a scale, by `times`."""
     parts, y = [], 0
     for cpu in sorted({each.cpu for each in found}):
-        parts.append(_text(LEFT, y + 22, f"{cpu}, one core: int8-zoo and the fastest peer", "t"))
+        parts.append(_text(LEFT, y + 22, f"{cpu}, one core: int8-zoo, fastest peer", "t"))
         y += HEAD
         for each in (load for load in found if load.cpu == cpu):
             parts.append(_text(LEFT, y + 13, each.task))

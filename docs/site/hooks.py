@@ -1,13 +1,15 @@
-"""MkDocs hooks: pages from the top of the repository, the API reference, and the files that pages link to."""
+"""MkDocs hooks: the top pages of the repository, the generated reference, and the files that pages link to."""
 
 from __future__ import annotations
 
 import posixpath
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -20,31 +22,33 @@ TOP = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
+COMMANDS = "reference/command-line.md"
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")  # the path of a Markdown link
+
+sys.path.insert(0, str(ROOT))
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Adds the API reference to the navigation: a section per package, a page per module."""
-    sections: list[Any] = [{"zoo": _uri("zoo", "zoo")}]
-    for package in config.extra["reference"]:
-        _, *modules = _modules(package)
-        pages = [{name.removeprefix(f"{package}."): _uri(name, package)} for name in modules]
-        sections.append({package: [_uri(package, package), *pages]})
-    config.nav = [{**entry} if "Reference" not in entry else {"Reference": sections} for entry in config.nav or []]
+    """Adds the reference to the navigation: a section per package, a page per module."""
+    pages: list[Any] = [{"zoo": _uri(ROOT / "zoo")}, {"Command line": COMMANDS}]
+    pages += [{name: _section(ROOT / name.replace(".", "/"))} for name in config.extra["reference"]]
+    config.nav = [{"Reference": pages} if "Reference" in entry else entry for entry in config.nav or []]
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the top pages, the reference pages, and every file of the repository that a page links to."""
+    """Adds the top pages, the reference, and every file of the repository that a page links to."""
     for name, uri in TOP.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / name)))
-    files.append(File.generated(config, _uri("zoo", "zoo"), content=_face()))
+    files.append(File.generated(config, _uri(ROOT / "zoo"), content=_package_zoo()))
+    files.append(File.generated(config, COMMANDS, content=_command_line()))
     for package in config.extra["reference"]:
-        for name in _modules(package):
-            files.append(File.generated(config, _uri(name, package), content=f"::: {name}\n"))
-    written = [(_source(file), file.content_string) for file in files.documentation_pages() if _source(file)]
-    targets = {target for source, text in written for link in LINK.findall(text) if (target := _target(source, link))}
-    for target in sorted(targets):
+        for path in _modules(ROOT / package.replace(".", "/")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            files.append(File.generated(config, _uri(path), content=f"::: {name}\n"))
+    written = [(_source(file), file.content_string) for file in files.documentation_pages()]
+    links = {(source, link) for source, text in written if source for link in LINK.findall(text)}
+    for target in sorted({target for source, link in links if (target := _target(source, link))}):
         if not files.get_file_from_path(_place(target)):
             files.append(File.generated(config, _place(target), abs_src_path=str(target)))
     return files
@@ -68,9 +72,8 @@ def _source(file: File) -> Path | None:
     return Path(file.abs_src_path) if file.abs_src_path else None
 
 
-def _target(source: Path | None, link: str) -> Path | None:
+def _target(source: Path, link: str) -> Path | None:
     """The file of the repository that a link of the page `source` leads to, if there is one."""
-    assert source is not None
     target = (source.parent / link).resolve()
     return target if target.is_file() and target.is_relative_to(ROOT) else None
 
@@ -83,25 +86,32 @@ def _place(target: Path) -> str:
     return TOP.get(path, f"files/{path}")
 
 
-def _modules(package: str) -> list[str]:
-    """The dotted names of a package and of its public modules, at any depth."""
-    names = []
-    for path in sorted((ROOT / package.replace(".", "/")).rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        parts = parts[:-1] if parts[-1] == "__init__" else parts
-        if not any(part.startswith("_") for part in parts):
-            names.append(".".join(parts))
-    return sorted(names)
+def _modules(package: Path) -> Iterator[Path]:
+    """The folders of packages and the files of modules at `package` and below, without private ones."""
+    yield package
+    for path in sorted(package.iterdir()):
+        if path.name.startswith("_"):
+            continue
+        if (path / "__init__.py").is_file():
+            yield from _modules(path)
+        elif path.suffix == ".py":
+            yield path
 
 
-def _uri(module: str, package: str) -> str:
-    """The site's path of the reference page of a module below `package`."""
-    return f"reference/{package}/{'index' if module == package else module.removeprefix(f'{package}.')}.md"
+def _section(package: Path) -> list[Any]:
+    """The navigation of a package: its page, then its modules and packages."""
+    members = [path for path in _modules(package) if path.parent == package]
+    return [_uri(package), *({path.stem: _section(path) if path.is_dir() else _uri(path)} for path in members)]
 
 
-def _face() -> str:
+def _uri(path: Path) -> str:
+    """The site's path of the reference page of a module's file or a package's folder."""
+    module = path.relative_to(ROOT).with_suffix("").as_posix()
+    return f"reference/{module}/index.md" if path.is_dir() else f"reference/{module}.md"
+
+
+def _package_zoo() -> str:
     """The page of the package `zoo`: its docstring, then every public function under its public name."""
-    sys.path.insert(0, str(ROOT))
     import zoo
 
     parts = ["::: zoo\n    options: {members: false}\n"]
@@ -110,4 +120,32 @@ def _face() -> str:
         if callable(member):
             options = f"{{heading: zoo.{name}, toc_label: {name}, heading_level: 2, show_root_full_path: false}}"
             parts.append(f"::: {member.__module__}.{member.__qualname__}\n    options: {options}\n")
+    return "\n".join(parts)
+
+
+def _command_line() -> str:
+    """The page of the command `zoo`: usage, help and options of every command."""
+    from zoo.cli import app
+
+    parts = [
+        "# Command line\n\nExit codes: 0 success, 1 failure, 2 invalid request. Messages and progress go to stderr.\n"
+    ]
+    for topic, commands in app.TOPICS.items():
+        parts.append(f"## {topic}\n")
+        parts += [_command(command, f"zoo {command.name}") for command in commands]
+    return "\n".join(parts)
+
+
+def _command(command: click.Command, name: str) -> str:
+    """The part of a command and of its commands: usage, help, options."""
+    context = click.Context(command, info_name=name)
+    usage = " ".join([name, *command.collect_usage_pieces(context)])
+    parts = [f"### {name}\n", f"```text\n{usage}\n```\n", f"{command.help or ''}\n"]
+    records = [record for each in command.params if (record := each.get_help_record(context))]
+    if records:
+        cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in record] for record in records]
+        rows = "".join(f"| `{option}` | {meaning} |\n" for option, meaning in cells)
+        parts.append(f"| option | meaning |\n| --- | --- |\n{rows}")
+    if isinstance(command, click.Group):
+        parts += [_command(member, f"{name} {key}") for key, member in command.commands.items()]
     return "\n".join(parts)
