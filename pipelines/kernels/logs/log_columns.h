@@ -16,7 +16,7 @@
 namespace clicks::logs {
 
 constexpr size_t PAD = 64; // bytes behind the data that may be read
-constexpr size_t STEP = 16384; // bytes at a time: what is known of them stays in the nearest caches
+constexpr size_t STEP = 32768; // bytes at a time: what is known of them stays in the nearest caches
 constexpr size_t TOGETHER = 16; // rows that loops of vectors take: none is left to be done one by one
 
 // Texts to ids: hash modulo buckets from 0 or 1 on, or the place in a vocabulary from 1 on, 0 for none of it.

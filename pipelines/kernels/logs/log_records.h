@@ -47,14 +47,6 @@ template <class Bits> ALWAYS_INLINE Counts count(const uint8_t *data, size_t beg
     return found;
 }
 
-// The line feeds alone.
-template <class Bits> ALWAYS_INLINE Counts count_lines(const uint8_t *data, size_t size) {
-    Counts found;
-    for (size_t at = 0; at < size; at += 64)
-        found.feeds += __builtin_popcountll(Bits::equal(data + at, FEED) & in_front(at, size));
-    return found;
-}
-
 // Positions of separators outside quotes, and what was met on the way.
 struct Marks {
     Marks(size_t width, size_t rows)
@@ -64,21 +56,24 @@ struct Marks {
     std::unique_ptr<uint32_t[]> ends;    // the last row's line feed, then the ends of the fields
     std::unique_ptr<uint32_t[]> columns; // the same of some rows, a column after the other, the line feeds in front
     uint64_t inside = 0;                 // all ones where a quote is open
-    size_t quoted_feeds = 0, quoted_returns = 0;
+    size_t feeds = 0, quoted_feeds = 0, quoted_returns = 0;
 };
 
 template <class Bits>
 ALWAYS_INLINE uint32_t *split(
     const uint8_t *data, size_t begin, size_t end, uint8_t delimiter, bool quotes, Marks &marks, uint32_t *to) {
     uint64_t inside = marks.inside;
+    size_t feeds = 0;
     for (size_t at = begin; at < end; at += 64) {
         const uint64_t mask = in_front(at, end);
-        uint64_t bits = (Bits::equal(data + at, delimiter) | Bits::equal(data + at, FEED)) & mask;
+        const uint64_t ends = Bits::equal(data + at, FEED) & mask;
+        feeds += __builtin_popcountll(ends);
+        uint64_t bits = (Bits::equal(data + at, delimiter) & mask) | ends;
         if (quotes) {
             const uint64_t found = Bits::equal(data + at, QUOTE) & mask;
             if (found | inside) {
                 const uint64_t within = (parity(found) ^ inside) & mask;
-                marks.quoted_feeds += __builtin_popcountll(Bits::equal(data + at, FEED) & within);
+                marks.quoted_feeds += __builtin_popcountll(ends & within);
                 marks.quoted_returns += __builtin_popcountll(Bits::equal(data + at, RETURN) & within);
                 bits &= ~within;
                 inside ^= 0 - uint64_t(__builtin_popcountll(found) & 1);
@@ -86,6 +81,7 @@ ALWAYS_INLINE uint32_t *split(
         }
         to = Bits::places(bits, static_cast<uint32_t>(at), to);
     }
+    marks.feeds += feeds;
     marks.inside = inside;
     return to;
 }
@@ -144,16 +140,17 @@ ALWAYS_INLINE int64_t unquote(const uint8_t *&begin, uint32_t &length, std::vect
 template <class Bits> ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size_t size, const Schema &schema, const Room &room, Fields &fields, Parsed &out) {
     const size_t width = schema.width;
     const bool lines = schema.lines;
-    const Counts all = lines ? count_lines<Bits>(data, size) : count<Bits>(data, 0, size, schema.quotes);
-    const bool quotes = all.quotes;
+    const bool uncounted = lines && size / width <= room.rows; // there is room for as many rows as there may be
+    const Counts all = uncounted ? Counts{} : count<Bits>(data, 0, size, schema.quotes);
+    const bool quotes = all.quotes, beyond_ascii = all.high && !lines;
     out = {};
-    out.reserve(schema, std::min(all.feeds, size / width), room);
+    out.reserve(schema, uncounted ? size / width : std::min(all.feeds, size / width), room);
     Marks marks(width, fields.most);
     size_t waiting = 0, known_quotes = 0, returns = 0; // waiting: fields of the next row that were met before
     bool high = false, quoted = false;
     for (size_t at = 0; at < size; at += STEP) {
         const size_t end = std::min(at + STEP, size);
-        const Counts here = all.high || quotes ? count<Bits>(data, at, end, quotes) : Counts{};
+        const Counts here = beyond_ascii || quotes ? count<Bits>(data, at, end, quotes) : Counts{};
         high |= here.high;
         quoted |= here.quotes != 0;
         uint32_t *const ends = marks.ends.get();
@@ -224,7 +221,7 @@ template <class Bits> ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size
     }
     out.records = out.count;
     if (lines)
-        return all.feeds == out.count && out.consumed == size;
+        return marks.feeds == out.count && out.consumed == size;
     Counts left;
     size_t quoted_returns = 0;
     bool inside = false;
