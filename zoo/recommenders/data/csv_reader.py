@@ -225,11 +225,7 @@ class NativeReader:
 
     def _finish(self, parsed: Parsed, left: Left) -> None:
         """Numbers that the parser left, and missing values where columns are not read."""
-        places, columns, values = left
-        if len(places):
-            scaled = self.features.scaled_mixed(columns, values).astype(np.float32)
-            scaled = np.where(np.isnan(scaled), self.features.fills[columns], scaled)
-            parsed.numbers.reshape(-1)[places] = scaled
+        scale_left(self.features, parsed, left)
         features = self.features
         fields, numbers = self._unread
         for field in fields:
@@ -289,6 +285,20 @@ def add_columns(parser: Any, encoding: Encoding, places: Mapping[str, int]) -> b
         if column.name in places:
             parser.real(places[column.name], column.unit or column.kind)
     return True
+
+
+def scale_left(encoding: Encoding, parsed: Parsed, left: Left) -> None:
+    """Scale the numbers that the parser left to its caller, in place.
+
+    Args:
+        encoding: Of the rows.
+        parsed: The rows.
+        left: Flat places in their numbers, int64 [m], the columns, int64 [m], and the values, float64 [m].
+    """
+    places, columns, values = left
+    if len(places):
+        scaled = encoding.scaled_mixed(columns, values).astype(np.float32)
+        parsed.numbers.reshape(-1)[places] = np.where(np.isnan(scaled), encoding.fills[columns], scaled)
 
 
 def _linear(encoding: Any) -> tuple[float, float]:

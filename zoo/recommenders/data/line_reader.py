@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 from zoo.recommenders.data import sources as row_sources
-from zoo.recommenders.data.csv_reader import PAD, add_columns
+from zoo.recommenders.data.csv_reader import PAD, Parsed, Room, add_columns, scale_left
 from zoo.recommenders.data.encoding import Encoding, Field, Floats, Rows
 from zoo.recommenders.data.hashing import buckets_of, fingerprints
 from zoo.recommenders.data.number_parsing import PAD as FRONT
@@ -73,9 +73,9 @@ def read_lines(
     """
     if batch_rows < 1:
         raise RequestError(f"found {batch_rows} rows a batch, wanted at least 1")
-    reader = _Reader(encoding, errors, defaultdict(float) if seconds is None else seconds, with_label)
+    reader = _Reader(encoding, errors, defaultdict(float) if seconds is None else seconds, with_label, batch_rows)
     if isinstance(sources, io.BytesIO):
-        return _batches(reader.whole(sources.getvalue()), batch_rows, errors)
+        return _batches(reader.all(reader.whole(sources.getvalue())), batch_rows, errors)
     if isinstance(sources, pa.Table):
         return _batches(reader.tables("the table", [sources]), batch_rows, errors)
     if isinstance(sources, str | bytes | os.PathLike):
@@ -85,13 +85,13 @@ def read_lines(
     if not len(sources):
         raise RequestError("found no input, wanted at least one file or row")
     if _is_row(sources[0]):
-        return _batches(reader.memory(sources), batch_rows, errors)
+        return _batches(reader.all(reader.memory(sources)), batch_rows, errors)
     try:  # a missing file is found before the first one is read
         opened = [row_sources.find(source) for source in sources]
     except OSError as error:
         raise RequestError(f"cannot read {error.filename}: {error.strerror}") from error
     pieces = (rows for name, kind, place in opened for rows in reader.source(name, kind, place))
-    return _batches(pieces, batch_rows, errors)
+    return _batches(reader.all(pieces), batch_rows, errors)
 
 
 def _batches(pieces: Iterable[Rows], size: int, errors: ErrorLog | None) -> Iterator[Rows]:
@@ -127,13 +127,19 @@ class _Reader:
     """The state of one `read_lines` call across its sources."""
 
     def __init__(
-        self, encoding: Encoding, errors: ErrorLog | None, seconds: defaultdict[str, float], labelled: bool | None
+        self,
+        encoding: Encoding,
+        errors: ErrorLog | None,
+        seconds: defaultdict[str, float],
+        labelled: bool | None,
+        batch_rows: int,
     ) -> None:
         self.encoding, self.errors, self.seconds = encoding, errors, seconds
         self.columns = [each for each in encoding.schema.columns if each.kind != "label"]
         self.places = {each.name: at for at, each in enumerate(self.columns)}
         self.labelled = labelled  # None: unknown before the first row
-        self.seen = 0
+        self.seen = self.given = 0  # rows met, and those in front of the ones that wait in the room
+        self.room = Room(batch_rows, encoding.shape, partial(scale_left, encoding))
         self._parsers: dict[bool, Any] = {}
 
     @property
@@ -163,20 +169,21 @@ class _Reader:
         """Blocks of whole lines, `PAD` bytes behind each."""
         start = self.seen
         for block in blocks:
-            yield self._lines(name, self.seen - start, block)
+            yield from self._lines(name, self.seen - start, block)
 
     def whole(self, text: bytes) -> Iterator[Rows]:
         """A text in memory."""
         if text:
-            yield self._lines("line", 0, b"".join([text, b"" if text.endswith(b"\n") else b"\n", _BEHIND]))
+            yield from self._lines("line", 0, b"".join([text, b"" if text.endswith(b"\n") else b"\n", _BEHIND]))
 
     def memory(self, rows: Any, chunk: int = 4096) -> Iterator[Rows]:
         """Raw rows in a list."""
         for before in range(0, len(rows), chunk):
             part = rows[before : before + chunk]
             if block := _joined(part):
-                yield self._lines("rows", before, block)
+                yield from self._lines("rows", before, block)
                 continue
+            yield from self.waiting()
             cells = [_values(row, before + i) for i, row in enumerate(part)]
             piece = self._piece("rows", before, np.array([len(row) for row in cells]))
             flat = [value for i in piece.complete.tolist() for value in cells[i]]
@@ -186,6 +193,7 @@ class _Reader:
 
     def tables(self, name: str, tables: Iterable[Any]) -> Iterator[Rows]:
         """Arrow tables with named columns."""
+        yield from self.waiting()
         before = 0
         kinds = [(each.kind, each.name) for each in self.columns]
         for table in tables:
@@ -225,8 +233,25 @@ class _Reader:
             self._parsers[labelled] = parser
         return self._parsers[labelled]
 
-    def _lines(self, name: str, before: int, block: bytes) -> Rows:
-        """Rows of a block of whole lines, behind which there are `PAD` bytes."""
+    def all(self, pieces: Iterable[Rows]) -> Iterator[Rows]:
+        """The same rows, and those that wait behind them."""
+        yield from pieces
+        yield from self.waiting()
+
+    def waiting(self) -> Iterator[Rows]:
+        """Rows of the native parser that are not given yet."""
+        yield from map(self._placed, self.room.rest())
+
+    def _placed(self, parsed: Parsed) -> Rows:
+        """Rows behind those given."""
+        count = len(parsed.ids)
+        index = np.arange(self.given, self.given + count)
+        self.given += count
+        ids, numbers, scales, labels, *_ = parsed
+        return Rows(ids, numbers, scales, labels, np.ones(count, np.float32), index.astype(np.float64), index)
+
+    def _lines(self, name: str, before: int, block: bytes) -> Iterator[Rows]:
+        """Rows of a block of whole lines, behind which there are `PAD` bytes, or of the blocks in front of it."""
         if self.labelled is None:
             fields, columns = len(self.columns), block.count(b"\t", 0, block.index(b"\n")) + 1
             labelled = columns > fields if columns in (fields, fields + 1) else None
@@ -234,23 +259,14 @@ class _Reader:
             labelled = self.labelled
         parser = None if labelled is None else self._parser(labelled)
         if parser is not None and len(block) < _MOST:
-            none = [np.empty((0, width), kind) for width, kind in zip(self.encoding.shape, _KINDS, strict=True)]
-            _, _, parsed = parser.parse(np.frombuffer(block, np.uint8), len(block) - PAD, *none)
+            _, _, parsed = parser.parse(np.frombuffer(block, np.uint8), len(block) - PAD, *self.room.free)
             if parsed is not None:
                 self.labelled = labelled
-                return self._parsed(*parsed)
-        return self._split(name, before, block[:-PAD])
-
-    def _parsed(self, count: int, ids: Any, numbers: Any, scales: Any, labels: Any, *others: Any) -> Rows:
-        """Rows that the native parser gives."""
-        places, columns, values = others[2:]
-        if len(places):
-            scaled = self.encoding.scaled_mixed(columns, values).astype(np.float32)
-            fills = self.encoding.fills[columns]
-            numbers.reshape(-1)[places] = np.where(np.isnan(scaled), fills, scaled)
-        index = np.arange(self.seen, self.seen + count)
-        self.seen += count
-        return Rows(ids, numbers, scales, labels, np.ones(count, np.float32), index.astype(np.float64), index)
+                self.seen += parsed[0]
+                yield from map(self._placed, self.room.add(parsed))
+                return
+        yield from self.waiting()
+        yield self._split(name, before, block[:-PAD])
 
     def _split(self, name: str, before: int, block: bytes) -> Rows:
         """Split a block at tabs and line feeds, all its lines at once."""
@@ -337,6 +353,7 @@ class _Reader:
             values, ids, complete = values[~wrong], ids[~wrong], complete[~wrong]
         index = self.seen + complete
         self.seen += piece.count
+        self.given = self.seen
         if self.errors is not None and (left_out := self.errors.total) >= max(HOPELESS, BAD_SHARE * self.seen):
             raise RequestError(
                 f"found {left_out:,} unusable among the first {self.seen:,} rows, wanted a log of clicks; "
@@ -350,9 +367,6 @@ class _Reader:
         labels = values[:, 0].copy() if labelled else None
         scales, weights = np.empty((count, lists), np.float32), np.ones(count, np.float32)
         return Rows(ids, numbers, scales, labels, weights, index.astype(np.float64), index)
-
-
-_KINDS = (np.int32, np.float32, np.float32)
 
 
 def _is_row(source: Any) -> bool:
