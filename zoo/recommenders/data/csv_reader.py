@@ -46,63 +46,70 @@ Left = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]  # place
 
 
 class Room:
-    """Memory that rows are parsed into until there are `rows` of them, at most `MOST`: to join pieces later would copy
-    what is in no cache any more. shape: columns of ids, numbers and scales. finish: called with rows and the numbers
-    that the parser left, by their flat places.
+    """Joins the rows of the parser to batches.
+
+    The parser writes a column after the other into memory that stays in the cache; from there rows are copied.
+
+    Args:
+        rows: Of a batch, at most `MOST`.
+        shape: Columns of ids, numbers and scales.
+        finish: Called with rows and the numbers that the parser left, by their flat places.
     """
 
     def __init__(self, rows: int, shape: tuple[int, int, int], finish: Callable[[Parsed, Left], None]) -> None:
         self.rows, self.shape, self.finish = min(rows, MOST), shape, finish
+        self._scratch = self._new(0)
         self._begin()
 
-    def _begin(self) -> None:
+    def _new(self, rows: int) -> list[NDArray[Any]]:
         kinds = zip((np.int32, np.float32, np.float32), self.shape, strict=True)
-        self._arrays = [np.empty((self.rows + self.rows // 4, width), kind) for kind, width in kinds]
+        return [np.empty((rows, width), kind) for kind, width in kinds]
+
+    def _begin(self) -> None:
+        self._arrays: list[NDArray[Any]] = []
         self.count = 0
         self._others: list[tuple[Any, ...]] = []  # labels, weights and times of each piece
         self._left: list[Left] = []
 
-    @property
-    def free(self) -> list[NDArray[Any]]:
-        """The rows of its arrays that are not written yet."""
-        return [each[self.count :] for each in self._arrays]
+    def free(self, rows: int) -> list[NDArray[Any]]:
+        """Memory for a piece of so many rows, or of `MOST` where they are more; valid until `add`."""
+        rows = min(rows, MOST)
+        if len(self._scratch[0]) < rows:
+            self._scratch = self._new(rows)
+        return self._scratch
 
     def add(self, arrays: Any) -> Iterator[Parsed]:
-        """Take what the parser made of a piece, given `free`; gives what is whole then."""
-        count, ids, numbers, scales, *others, places, columns, values = arrays
-        if ids is not None:  # in memory of its own
-            yield from self.rest()
-            parsed = Parsed(ids, numbers, scales, *others)
-            self.finish(parsed, (places, columns, values))
-            yield parsed
-            return
-        if len(places):
+        """Take what the parser made of a piece, given `free`; gives whole batches."""
+        count, *encoded, labels, weights, times, places, columns, values = arrays
+        if encoded[0] is None:  # else they are in memory of their own
+            encoded = [each[:count] for each in self._scratch]
+        ids, numbers, scales = encoded
+        piece = Parsed(ids, numbers, scales, labels, weights, times)
+        if self.count + count > self.rows:
+            self.finish(piece, (places, columns, values))
+        elif len(places):
             self._left.append((places + self.count * self.shape[1], columns, values))
-        self._others.append(tuple(others))
-        self.count += count
-        if self.count >= self.rows:
-            parsed = self._finished()
-            self._begin()
-            for array, each in zip(self._arrays, parsed[:3], strict=True):
-                array[: len(each) - self.rows] = each[self.rows :]
-            self.count = len(parsed.ids) - self.rows
-            self._others.append(tuple(None if each is None else each[self.rows :] for each in parsed[3:]))
-            yield Parsed(*(None if each is None else each[: self.rows] for each in parsed))  # type: ignore[arg-type]
+        begin = 0
+        while begin < count:
+            self._arrays = self._arrays or self._new(self.rows)
+            end = min(count, begin + self.rows - self.count)
+            for array, each in zip(self._arrays, encoded, strict=True):
+                array[self.count : self.count + end - begin] = each[begin:end]
+            self._others.append(tuple(None if each is None else each[begin:end] for each in piece[3:]))
+            self.count, begin = self.count + end - begin, end
+            if self.count == self.rows:
+                yield from self.rest()
 
     def rest(self) -> Iterator[Parsed]:
-        """What is there, if anything."""
+        """The rows that are there, if any."""
         if self.count:
-            parsed = self._finished()
+            others = [None if each[0] is None else np.concatenate(each) for each in zip(*self._others, strict=True)]
+            parsed = Parsed(*(each[: self.count] for each in self._arrays), *others)
+            none = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
+            left: Any = tuple(map(np.concatenate, zip(*self._left, strict=True))) if self._left else none
+            self.finish(parsed, left)
             self._begin()
             yield parsed
-
-    def _finished(self) -> Parsed:
-        others = [None if each[0] is None else np.concatenate(each) for each in zip(*self._others, strict=True)]
-        parsed = Parsed(*(each[: self.count] for each in self._arrays), *others)
-        none = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
-        left: Any = tuple(map(np.concatenate, zip(*self._left, strict=True))) if self._left else none
-        self.finish(parsed, left)
-        return parsed
 
 
 @lru_cache(64)
@@ -177,7 +184,8 @@ class NativeReader:
                 last = following_end == left
                 stop = end + (last and buffer[end - 1] != _FEED)  # a row may end with the file
                 buffer[end:stop] = _FEED
-                taken, met, arrays = self.parser.parse(buffer[begin:], stop - begin, *room.free)
+                free = room.free((stop - begin) // len(self.log.columns) + 1)
+                taken, met, arrays = self.parser.parse(buffer[begin:], stop - begin, *free)
                 if last and taken < stop - begin:  # a quote that nothing closes
                     taken, arrays = left, None
                 elif not taken and left >= 3 * logs.BLOCK:  # a quote inside a value, or a row that is longer

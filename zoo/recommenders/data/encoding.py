@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,6 @@ from zoo.recommenders.data.schema import FEATURES, Column, Schema
 
 Floats = NDArray[np.float32]
 LARGEST = 8.0  # standard deviations to which a "standard" number is clipped
-_NO_BOUNDS = {"minimum": 0.0, "maximum": 1.0}
 UNKNOWN = 0  # the id of a category that is none of its vocabulary
 
 
@@ -212,8 +211,7 @@ class Encoding:
             case "min-max":
                 return np.clip((x - encoding["minimum"]) / (encoding["maximum"] - encoding["minimum"]), 0, 1)
             case "log1p":
-                most = np.log1p(encoding["maximum"] - encoding["minimum"])
-                return np.clip(np.log1p(np.maximum(x - encoding["minimum"], 0)) / most, 0, 1)
+                return _log1p(x, encoding["minimum"], np.log1p(encoding["maximum"] - encoding["minimum"]))
             case _:
                 points = np.asarray(encoding["quantiles"], np.float64)
                 found = np.interp(x, points, np.linspace(0, 1, len(points)))
@@ -232,24 +230,34 @@ class Encoding:
 
     def scaled_mixed(self, columns: NDArray[np.int64], x: NDArray[np.float64]) -> Any:
         """The same of a value of the number `columns[i]` each, float64 [n] to [n]."""
-        logs, low, most = self._log_bounds
-        if logs.all():  # all of them at once
-            return np.clip(np.log1p(np.maximum(x - low[columns], 0)) / most[columns], 0, 1)
-        found, some = np.empty_like(x), logs[columns]
-        of = columns[some]
-        found[some] = np.clip(np.log1p(np.maximum(x[some] - low[of], 0)) / most[of], 0, 1)
-        for at in np.flatnonzero(~logs):
+        found, known = np.empty_like(x), np.zeros(len(self.numbers), bool)
+        for scale, which, low, high in self._by_logarithm:  # all columns of a kind at once
+            known |= which
+            some = which[columns]
+            if some.all():
+                return scale(x, low[columns], high[columns])
+            of = columns[some]
+            found[some] = scale(x[some], low[of], high[of])
+        for at in np.flatnonzero(~known):
             some = columns == at
             found[some] = self.scaled(int(at), x[some])
         return found
 
     @cached_property
-    def _log_bounds(self) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]:
-        """Of every number, whether its encoding is log1p; and its minimum and logarithm of the maximum, where it is."""
-        logs = np.array([each.encoding["type"] == "log1p" for each in self.numbers], bool)
-        bounds = [each.encoding if log else _NO_BOUNDS for each, log in zip(self.numbers, logs, strict=True)]
-        low = np.array([each["minimum"] for each in bounds], np.float64)
-        return logs, low, np.array([np.log1p(each["maximum"] - each["minimum"]) for each in bounds], np.float64)
+    def _by_logarithm(self) -> list[tuple[Callable[..., Any], NDArray[np.bool_], NDArray[Any], NDArray[Any]]]:
+        """Of the encodings log1p and log1p-min-max what scales, which numbers have it, and its two bounds of each."""
+        encodings = [each.encoding for each in self.numbers]
+        log1ps, scaled = ([each["type"] == kind for each in encodings] for kind in ("log1p", "log1p-min-max"))
+        low = np.array([each.get("minimum", 0) for each in encodings], np.float64)
+        most = [
+            np.log1p(each["maximum"] - each["minimum"]) if log else 1
+            for each, log in zip(encodings, log1ps, strict=True)
+        ]
+        bounds = [np.array([each.get(bound, 0) for each in encodings], np.float32) for bound in ("low", "high")]
+        return [
+            (_log1p, np.array(log1ps, bool), low, np.array(most, np.float64)),
+            (log1p_min_max, np.array(scaled, bool), bounds[0], bounds[1]),
+        ]
 
     def scaled_whole(self, start: int, stop: int) -> Floats:
         """What the whole numbers from `start` to below `stop` become, float32 [numbers, stop - start]; made once."""
@@ -294,6 +302,11 @@ class Encoding:
             if each.name in columns:
                 times = seconds_since_1970(columns[each.name], each.unit)
         return Rows(ids, np.nan_to_num(values, copy=False), scales, labels, weights, times, index)
+
+
+def _log1p(x: NDArray[np.float64], low: Any, most: Any) -> Any:
+    """Logarithms from that of 1 at `low` on, as shares of `most`, 0 to 1."""
+    return np.clip(np.log1p(np.maximum(x - low, 0)) / most, 0, 1)
 
 
 def log1p(numbers: NDArray[np.floating[Any]]) -> Floats:

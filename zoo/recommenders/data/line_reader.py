@@ -259,7 +259,9 @@ class _Reader:
             labelled = self.labelled
         parser = None if labelled is None else self._parser(labelled)
         if parser is not None and len(block) < _MOST:
-            _, _, parsed = parser.parse(np.frombuffer(block, np.uint8), len(block) - PAD, *self.room.free)
+            size = len(block) - PAD
+            free = self.room.free(size // len(self.columns) + 1)
+            _, _, parsed = parser.parse(np.frombuffer(block, np.uint8), size, *free)
             if parsed is not None:
                 self.labelled = labelled
                 self.seen += parsed[0]
