@@ -221,7 +221,7 @@ template <class Bits> ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size
     }
     out.records = out.count;
     if (lines)
-        return marks.feeds == out.count && out.consumed == size;
+        return out.count && marks.feeds == out.count && out.consumed == size;
     Counts left;
     size_t quoted_returns = 0;
     bool inside = false;

@@ -170,6 +170,31 @@ class LogParser {
     Parse parse_;
 };
 
+template <class T> using Values = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+nb::ndarray<nb::numpy, int32_t> hash_buckets(Values<uint8_t> data, Values<int64_t> starts, Values<int64_t> lengths, int64_t buckets) {
+    const clicks::Modulo modulo(buckets);
+    const size_t count = starts.size();
+    const auto size = static_cast<int64_t>(data.size());
+    if (lengths.size() != count)
+        throw std::invalid_argument("wanted as many lengths as starts");
+    std::unique_ptr<int32_t[]> out(new int32_t[count]);
+    bool inside = true;
+    {
+        nb::gil_scoped_release released;
+        for (size_t i = 0; inside && i < count; ++i) {
+            const int64_t start = starts.data()[i], length = lengths.data()[i];
+            inside = start >= 0 && length >= 0 && start <= size && length <= size - start;
+            if (inside)
+                out[i] = modulo(length == 8 ? farmhash::hash8(farmhash::fetch64(data.data() + start))
+                                            : farmhash::fingerprint64(data.data() + start, length));
+        }
+    }
+    if (!inside)
+        throw std::invalid_argument("a string is outside the data");
+    return owned(std::move(out), {count});
+}
+
 } // namespace
 
 void bind_parse_log(nb::module_ &module) {
@@ -211,4 +236,8 @@ void bind_parse_log(nb::module_ &module) {
             "where there can be no more of them; labels and weights float32 [n] and times float64 [n] or None; and of what is left to\n"
             "the caller the flat places int64 [m] in\n"
             "the numbers, their columns int64 [m] and their values float64 [m].");
+    module.def(
+        "hash_buckets", &hash_buckets, nb::arg("data"), nb::arg("starts"), nb::arg("lengths"), nb::arg("buckets"),
+        "FarmHash Fingerprint64 modulo buckets of the strings data[starts[i]:starts[i] + lengths[i]], int32 [n]. Raises ValueError where\n"
+        "a string is outside the data.");
 }

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.core.errors import RequestError
-from pipelines.kernels import extension
 from zoo.recommenders.criteo.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Rows
+from zoo.recommenders.data.encoding import log1p_min_max
 from zoo.recommenders.data.number_parsing import Floats
 
 _FIXED = {
@@ -87,25 +87,18 @@ class Features:
         """Raw numbers [n, numeric] (any float type, NaN = missing) to float32 [n, numeric] in [0, 1], C-contiguous."""
         if numbers.ndim != 2 or numbers.shape[1] != self.numeric:
             raise RequestError(f"found numbers of shape {numbers.shape}, wanted [n, {self.numeric}]")
-        lo, hi, span, fill = self._bounds
-        if (native := extension.native()) is not None and numbers.dtype == np.float32:
-            scaled: Floats
-            scaled, others = native.scale(np.ascontiguousarray(numbers), _logarithms(), lo, hi, span, fill)
-            if len(others):
-                column = others % self.numeric
-                scaled.reshape(-1)[others] = _scaled(numbers.reshape(-1)[others], lo[column], hi[column], span[column])
-            return scaled
+        lo, hi, fill = self._bounds
         out = np.empty(numbers.shape, np.float32)
         for begin in range(0, len(out), 4096):  # rows at a time that stay in the cache
-            values = _scaled(numbers[begin : begin + 4096], lo, hi, span)
+            values = log1p_min_max(numbers[begin : begin + 4096], lo, hi)
             out[begin : begin + 4096] = np.where(np.isnan(values), fill, values)
         return out
 
     @cached_property
-    def _bounds(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """lo, hi, hi - lo (1 where that is none) and fill of each column, float32 [numeric]."""
+    def _bounds(self) -> tuple[Floats, Floats, Floats]:
+        """lo, hi and fill of each column, float32 [numeric]."""
         lo, hi, fill = (np.array(values, np.float32) for values in (self.lo, self.hi, self.fill))
-        return lo, hi, np.where(hi > lo, hi - lo, np.float32(1)), fill
+        return lo, hi, fill
 
     def encode(self, rows: Rows) -> dict[str, npt.NDArray[Any]]:
         """The model's inputs: {"ids": int32 [n, categorical], "numbers": float32 [n, numeric] in [0, 1]},
@@ -121,26 +114,3 @@ class Features:
                 "**features.counts)"
             )
         return {"ids": np.ascontiguousarray(rows.ids), "numbers": self.normalize(rows.numbers)}
-
-
-def log1p(numbers: npt.NDArray[np.floating[Any]]) -> Floats:
-    """log1p(max(x, 0)) as a new C-contiguous float32 array; NaN stays."""
-    with np.errstate(over="ignore"):  # float64 beyond float32 becomes inf, and `normalize` clips that
-        values = np.array(numbers, np.float32, order="C")
-    np.maximum(values, 0, out=values)
-    return np.log1p(values, out=values)
-
-
-def _scaled(numbers: npt.NDArray[np.floating[Any]], lo: Floats, hi: Floats, span: Floats) -> Floats:
-    """Min-max scaling of the logarithms: (clip(log1p(max(x, 0)), lo, hi) - lo) / span; NaN stays."""
-    values = log1p(numbers)
-    np.clip(values, lo, hi, out=values)
-    values -= lo
-    values /= span
-    return values
-
-
-@cache
-def _logarithms() -> Floats:
-    """log1p of the whole numbers below 65,536, which most numbers are: numpy's own, for the same bits."""
-    return log1p(np.arange(1 << 16, dtype=np.float32))

@@ -10,7 +10,8 @@ import numpy as np
 
 from pipelines.core.errors import RequestError
 from zoo.recommenders.criteo.data import BUCKETS, Rows
-from zoo.recommenders.criteo.features import Features, log1p
+from zoo.recommenders.criteo.features import Features
+from zoo.recommenders.data.encoding import log1p
 
 
 def fit(batches: Iterable[Rows], *, buckets: int = BUCKETS, fill: Literal["zero", "mean"] = "zero") -> Features:
