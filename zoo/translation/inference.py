@@ -24,6 +24,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import replacing
 from pipelines.core.progress import progress
 from pipelines.data.tables import FORMATS, writing
+from pipelines.data.text_files import STDIN, read_lines
 from pipelines.engines.native_translation import NativeTranslator, TranslationStream, store
 from pipelines.engines.session import BF16, Session
 from pipelines.kernels import extension
@@ -44,7 +45,7 @@ from zoo.translation.data.parallel_text import (
     tidy,
 )
 from zoo.translation.data.sentence_splitting import split_sentences
-from zoo.translation.data.text_files import SHOWN, Faults, lines, open_lines
+from zoo.translation.data.text_files import SHOWN, Faults
 from zoo.translation.data.vocabularies import open_vocabulary
 from zoo.translation.search.beam_search import GROWTH, Hypothesis, Rules, beam_search, hypotheses, naive_step, require
 from zoo.translation.search.shortlist import Shortlist
@@ -65,7 +66,6 @@ EXAMPLES = (
 )
 SLOTS = 65536  # most sentences in a batch of the native translator
 LONGEST_NAME = 255  # characters; what is longer is no path
-STDIN = "-"
 
 logger = logging.getLogger(__name__)
 
@@ -317,9 +317,8 @@ class TranslationPipeline(Pipeline):
                 raise RequestError(
                     f"found no file {name}; wanted text, one sentence a line, plain or .gz, or - for stdin"
                 )
-            with contextlib.nullcontext(sys.stdin.buffer) if name == STDIN else open_lines(Path(name)) as file:
-                for number, text in enumerate(lines(file, name), 1):
-                    yield self.line(f"{'line' if name == STDIN else f'{name}, line'} {number}", text, split)
+            for number, text in enumerate(read_lines(name), 1):
+                yield self.line(f"{'line' if name == STDIN else f'{name}, line'} {number}", text, split)
 
     def line(self, where: str, text: str | None, split: bool = False) -> Line:
         """What is to be translated of a text, and what is wrong with it. split: cut what is too long at the ends of its

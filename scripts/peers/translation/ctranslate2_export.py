@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import zoo
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.data.text_files import read_lines
 from zoo.translation.data.parallel_text import END, POSITIONS, START, UNKNOWN, Tokens, Vocabulary
-from zoo.translation.data.text_files import lines, open_lines
 from zoo.translation.search.beam_search import Hypothesis, limit
 
 if TYPE_CHECKING:
@@ -245,8 +245,7 @@ def main() -> None:
         model, vocabulary = load_model(zoo.load(args.model).path)
         folder = export(model, vocabulary, args.target, args.quantization)
         if args.check:
-            with open_lines(Path(args.check)) as file:
-                texts = [each for each in itertools.islice(lines(file, args.check), args.sentences) if each]
+            texts = [each for each in itertools.islice(read_lines(args.check), args.sentences) if each]
             found = check(
                 model, vocabulary, folder, vocabulary.encode(texts), beam=args.beam, length_penalty=args.length_penalty
             )

@@ -10,7 +10,6 @@ names are `CRITEO`.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import itertools
 import json
@@ -21,7 +20,7 @@ import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -33,6 +32,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from pipelines.core.errors import RequestError, one_line
+from pipelines.data.text_files import is_gzip, open_text
 from zoo.recommenders.data import sources
 
 LIST = "|"  # joins what is a list in the file
@@ -94,7 +94,7 @@ class Log:
         if isinstance(self.place, bytes):
             return pa.BufferReader(self.place)
         path = Path(self.path)
-        return pa.CompressedInputStream(str(path), "gzip") if _is(path, b"\x1f\x8b") else pa.OSFile(str(path))
+        return pa.CompressedInputStream(str(path), "gzip") if is_gzip(path) else pa.OSFile(str(path))
 
 
 def open_log(source: Any, delimiter: str | None = None) -> Log:
@@ -252,12 +252,11 @@ def _is(path: Path, magic: bytes) -> bool:
         return file.read(len(magic)) == magic
 
 
-def _text(path: Path | io.BytesIO) -> IO[str]:
-    """A text file, unpacked where it is gzip; or a text in memory."""
-    if isinstance(path, io.BytesIO):
-        return io.TextIOWrapper(io.BytesIO(path.getvalue()), "utf-8-sig", newline="")
-    opener = gzip.open if _is(path, b"\x1f\x8b") else open
-    return opener(path, "rt", encoding="utf-8-sig", newline="")
+@contextmanager
+def _text(source: Path | io.BytesIO) -> Iterator[IO[str]]:
+    """A text file, plain or gzip, or a text in memory, decoded with its line ends kept."""
+    with nullcontext(io.BytesIO(source.getvalue())) if isinstance(source, io.BytesIO) else open_text(source) as file:
+        yield io.TextIOWrapper(file, "utf-8-sig", newline="")
 
 
 def _object(path: str | Path, number: int, line: str) -> dict[str, Any]:

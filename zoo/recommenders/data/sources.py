@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.data.text_files import STDIN, open_text
 from zoo.training.runs import datasets
 
 BLOCK = 1 << 19  # bytes a block: it and its arrays stay in the cache, and the overhead a call vanishes
@@ -62,42 +60,6 @@ def _is_parquet(path: Path) -> bool:
         return file.read(4) == b"PAR1"
 
 
-class _Rejoined:
-    """A binary stream whose first bytes were read already."""
-
-    def __init__(self, head: bytes, stream: Any) -> None:
-        self.head, self.stream = head, stream
-
-    def read1(self, size: int) -> bytes:
-        head, self.head = self.head, b""
-        data: bytes = head or self.stream.read1(size)
-        return data
-
-
-class _Unpacked:
-    """The content of a gzip stream: what `gzip.GzipFile` gives, in pieces that cost half as much."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream, self.packed, self.member = stream, b"", zlib.decompressobj(zlib.MAX_WBITS | 16)
-
-    def read1(self, size: int) -> bytes:
-        while True:
-            if self.member.eof:  # zeros may follow, or another member
-                rest = self.member.unused_data.lstrip(b"\0")
-                while not rest:
-                    if not (rest := self.stream.read1(1 << 16)):
-                        return b""
-                    rest = rest.lstrip(b"\0")
-                self.packed, self.member = rest, zlib.decompressobj(zlib.MAX_WBITS | 16)
-            packed = self.packed or self.stream.read1(1 << 16)
-            data = self.member.decompress(packed, size)
-            self.packed = self.member.unconsumed_tail
-            if data:
-                return data
-            if not packed and not self.member.eof:
-                raise EOFError
-
-
 def _read(stream: Any, size: int) -> bytes:
     """`size` bytes, less where the stream ends.
 
@@ -121,30 +83,17 @@ def blocks(name: str, path: Path | None, padding: int = 0) -> Iterator[bytes]:
     """
     tail, zeros = b"", bytes(padding)
     any_data = False
-    try:
-        if path is None and sys.stdin is None:
-            raise RequestError("stdin is closed; name a file")
-        with nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as raw:
-            head = raw.read(2)
-            stream: Any = _Rejoined(head, raw)
-            if head == b"\x1f\x8b":
-                stream = _Unpacked(stream)
-            while data := _read(stream, BLOCK):
-                any_data = True
-                cut = data.rfind(b"\n") + 1
-                if cut:
-                    yield b"".join([tail, memoryview(data)[:cut], zeros])
-                    tail = data[cut:]
-                else:
-                    tail += data
-                if len(tail) > LONGEST:
-                    raise RequestError(f"found a line of over {LONGEST >> 20} MB in {name}, wanted tab separated text")
-    except EOFError as error:
-        raise RequestError(
-            f"found {name} cut short (its gzip data end early), wanted the whole file: copy it again"
-        ) from error
-    except (OSError, zlib.error) as error:
-        raise RequestError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+    with open_text(STDIN if path is None else path, name) as stream:
+        while data := _read(stream, BLOCK):
+            any_data = True
+            cut = data.rfind(b"\n") + 1
+            if cut:
+                yield b"".join([tail, memoryview(data)[:cut], zeros])
+                tail = data[cut:]
+            else:
+                tail += data
+            if len(tail) > LONGEST:
+                raise RequestError(f"found a line of over {LONGEST >> 20} MB in {name}, wanted tab separated text")
     if not any_data:
         raise RequestError(f"found {name} empty, wanted at least one row")
     if tail:

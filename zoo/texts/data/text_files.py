@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import collections
 import csv
-import gzip
 import json
 import os
-import sys
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipelines.core.errors import RequestError, one_line
+from pipelines.data.text_files import STDIN, read_lines
 
-STDIN = "-"
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 # What columns of texts, of what they are compared with, and of labels are called: a header is known by one of them, and
 # where no column is named they are taken in this order.
@@ -30,7 +27,6 @@ WANTED = "wanted text, a line each, or .csv, .tsv, .jsonl (also .gz) or .parquet
 NOT_UTF8, EMPTY, NO_VALUE = "is not UTF-8", "is empty", "has no value"
 HALF = "holds half a surrogate pair"  # which no UTF-8 has: JSON's escapes can write it
 SHOWN = 5  # faults that are named
-BOM = b"\xef\xbb\xbf"
 
 
 class Item(NamedTuple):
@@ -135,32 +131,9 @@ def _of_file(name: str, width: int, columns: Sequence[str]) -> Iterator[Item]:
         yield from _of_csv(name, width, columns, "\t" if kind == ".tsv" else ",")
 
 
-def _lines(name: str) -> Iterator[bytes]:
-    """The lines of a file or of stdin, without their ends."""
-    try:
-        if name == STDIN:
-            yield from (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
-            return
-        with gzip.open(name) if name.lower().endswith(".gz") else Path(name).open("rb") as file:
-            for number, line in enumerate(file):
-                if number == 0 and line.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\0" in line:
-                    raise RequestError(f"{name} is UTF-16; wanted UTF-8: iconv -f UTF-16 -t UTF-8 {name} > texts.txt")
-                yield line.rstrip(b"\r\n")
-    except (OSError, EOFError, zlib.error) as error:
-        raise RequestError(f"cannot read {name}: {one_line(error)}") from error
-
-
-def _text(line: bytes) -> str | None:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-
-
 def _of_lines(name: str, width: int) -> Iterator[Item]:
-    for number, line in enumerate(_lines(name), 1):
+    for number, text in enumerate(read_lines(name), 1):
         where = f"{'line' if name == STDIN else f'{name}, line'} {number}"
-        text = _text(line.removeprefix(BOM) if number == 1 else line)
         parts = [] if text is None else text.split("\t") if width > 1 else [text]
         if text is None or len(parts) < width:
             fault = NOT_UTF8 if text is None else f"{narrow(len(parts), width)} with a TAB between"
@@ -175,7 +148,7 @@ class _Rows:
     """
 
     def __init__(self, name: str) -> None:
-        self._lines, self._again = _lines(name), collections.deque[str]()
+        self._lines, self._again = read_lines(name, "surrogateescape"), collections.deque[str]()
         self.read: list[str] = []  # since the last row
         self.number = 0
 
@@ -183,11 +156,7 @@ class _Rows:
         return self
 
     def __next__(self) -> str:
-        if self._again:
-            text = self._again.popleft()
-        else:
-            line = next(self._lines)
-            text = (line if self.number else line.removeprefix(BOM)).decode("utf-8", "surrogateescape") + "\n"
+        text = self._again.popleft() if self._again else f"{next(self._lines)}\n"
         self.number += 1
         self.read.append(text)
         return text
@@ -272,8 +241,8 @@ def _usual(header: Sequence[str], width: int, texts: Sequence[str]) -> list[str]
 
 def _of_json(name: str, width: int, columns: Sequence[str]) -> Iterator[Item]:
     wanted: list[str] = list(columns)
-    for number, line in enumerate(_lines(name), 1):
-        where, text = f"{name}, line {number}", _text(line.removeprefix(BOM) if number == 1 else line)
+    for number, text in enumerate(read_lines(name), 1):
+        where = f"{name}, line {number}"
         if text is None or not text.strip():
             yield Item(where, ("",) * width, NOT_UTF8 if text is None else EMPTY)
             continue

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import os
 import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RequestError
+from pipelines.data.text_files import decoded, read_lines
 from zoo.training.runs import load_dataset
 
 HELD_OUT = ("validation", "val", "valid", "dev", "test")  # splits of a data set; of several the first is used
@@ -99,57 +98,37 @@ def _raw_pairs(source: str, languages: str, held_out: bool) -> Iterator[Pair | s
     )
 
 
-def lines(file: Iterable[bytes], name: str | Path) -> Iterator[str | None]:
-    """The lines of a file of UTF-8, without their ends; None for one that is not. Only a line feed ends a line."""
-    try:
-        for number, line in enumerate(file):
-            try:
-                yield line.rstrip(b"\r\n").decode("utf-8-sig" if number == 0 else "utf-8")
-            except UnicodeDecodeError:
-                yield None
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise RequestError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def open_lines(path: Path) -> io.BufferedIOBase:
-    """The bytes of a file, unpacked where its name ends with .gz. Raises RequestError where it cannot be opened."""
-    try:
-        return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-    except OSError as error:
-        raise RequestError(f"cannot read {path}: {error.strerror or error}") from error
-
-
 def _columns(path: Path) -> Iterator[Pair | str]:
-    with closing(_table_in(path) if path.suffix == ".zip" else open_lines(path)) as file:
-        for line in lines(file, path):
-            if line is None:
-                yield "not UTF-8"
-            elif "\t" not in line:
-                yield "no TAB between source and target"
-            else:
-                source, target, *_ = line.split("\t")
-                yield source, target
+    for line in _table_in(path) if path.suffix == ".zip" else read_lines(path):
+        if line is None:
+            yield "not UTF-8"
+        elif "\t" not in line:
+            yield "no TAB between source and target"
+        else:
+            source, target, *_ = line.split("\t")
+            yield source, target
 
 
-def _table_in(path: Path) -> Any:
-    """The one member of a .zip whose first line has a TAB."""
+def _table_in(path: Path) -> Iterator[str | None]:
+    """The lines of the one member of a .zip whose first line has a TAB."""
     try:
         archive = zipfile.ZipFile(path)
         tables = [
             name for name in archive.namelist() if not name.endswith("/") and b"\t" in archive.open(name).readline()
         ]
+        if len(tables) == 1:
+            with archive.open(tables[0]) as file:
+                yield from decoded(file)
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise RequestError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if len(tables) != 1:
         raise RequestError(
             f"found {len(tables)} files of source TAB target in {path}, wanted one; unpack it and name the file"
         )
-    return archive.open(tables[0])
 
 
 def _side_by_side(first: Path, second: Path) -> Iterator[Pair | str]:
-    with closing(open_lines(first)) as one, closing(open_lines(second)) as other:
-        left, right = lines(one, first), lines(other, second)
+    with closing(read_lines(first)) as left, closing(read_lines(second)) as right:
         nothing = object()
         while True:
             source, target = next(left, nothing), next(right, nothing)

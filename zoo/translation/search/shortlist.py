@@ -7,6 +7,7 @@ import io
 import struct
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
+from pipelines.data.text_files import read_lines
 from zoo.translation.data.parallel_text import UNKNOWN, tidy
-from zoo.translation.data.text_files import lines, open_lines, read_pairs
+from zoo.translation.data.text_files import read_pairs
 from zoo.translation.data.vocabularies import open_vocabulary
 
 if TYPE_CHECKING:
@@ -113,8 +115,8 @@ def of_data(data: str, vocabulary: Any) -> Shortlist:
     try:
         if ".s2t" in Path(data).name and Path(data).is_file():
             source, target = ({piece: token for token, piece in enumerate(each) if piece} for each in pieces)
-            with open_lines(Path(data)) as file:
-                text = (line or "" for line in lines(file, data))
+            with closing(read_lines(data)) as lines:
+                text = (line or "" for line in lines)
                 return read_text(text, source, target, (UNKNOWN, UNKNOWN), shared=shared)
         pairs = [(tidy(source), tidy(target)) for source, target in read_pairs(data)]
         sources, targets = [source for source, _ in pairs], [target for _, target in pairs]

@@ -289,8 +289,8 @@ def test_a_header_is_refused(tmp_path):
     [
         ("empty.tsv", b"", "found .*empty.tsv empty"),
         ("empty.gz", gzip.compress(b"", mtime=0), "found .*empty.gz empty"),
-        ("cut.tsv.gz", gzip.compress(os.urandom(9000))[:6000], "found .*cut.tsv.gz cut short"),
-        ("head.gz", b"\x1f\x8b\x08", "found .*head.gz cut short"),
+        ("cut.tsv.gz", gzip.compress(os.urandom(9000))[:6000], "cannot read .*cut.tsv.gz: it is cut short"),
+        ("head.gz", b"\x1f\x8b\x08", "cannot read .*head.gz: it is cut short"),
         ("bad.gz", b"\x1f\x8bnonsense and more of it", "cannot read .*bad.gz"),
         ("flip.gz", gzip.compress(b"x" * 99, mtime=0)[:-8] + b"12345678", "cannot read .*flip.gz"),
         ("bad.parquet", b"PAR1 and then nothing", "cannot read .*bad.parquet"),
@@ -313,7 +313,7 @@ def test_a_truncated_gzip_fails_after_its_last_whole_block(tmp_path, small_block
     file.write_bytes(packed[: len(packed) // 2])
     batches = read_rows(file, batch_rows=10)
     assert len(next(batches)) == 10
-    with pytest.raises(RequestError, match=r"rows.tsv.gz cut short"):
+    with pytest.raises(RequestError, match=r"rows.tsv.gz: it is cut short"):
         list(batches)
 
 

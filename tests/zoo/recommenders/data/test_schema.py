@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import random
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -330,7 +331,7 @@ def test_a_damaged_gz_gets_one_line(tmp_path, capsys, kind):
         with pytest.raises(SystemExit) as ended:
             cli.call(["schema", str(path)])
         error = capsys.readouterr().err
-        assert ended.value.code == 2 and error.count("\n") == 1 and "cannot be read" in error
+        assert ended.value.code == 2 and error.count("\n") == 1 and re.search("cannot (be )?read", error)
 
 
 @pytest.mark.parametrize("form", ["gz", "parquet"])

@@ -88,7 +88,7 @@ def test_many_quotes_that_nothing_closes(tmp_path):
 @pytest.mark.parametrize("name", ["t.txt", "t.csv", "t.jsonl"])
 def test_utf_16_is_told(tmp_path, name):
     (tmp_path / name).write_text("text\nthe cat\n", encoding="utf-16")
-    with pytest.raises(RequestError, match="is UTF-16; wanted UTF-8: iconv"):
+    with pytest.raises(RequestError, match="is UTF-16; expected UTF-8: iconv"):
         found(tmp_path / name, 1)
 
 
