@@ -1,10 +1,11 @@
-"""Post-training quantization: the calibration table of a model, in steps that can be called one by one.
+"""Post-training quantization: computes the calibration table of a model, in steps that can be called one by one.
 
 1. `search_equalization`: cross-layer equalization (Nagel et al. 2019), SmoothQuant (Xiao et al. 2022), weight clipping.
 2. `equalized_table`: calibration, and the search of activation ranges by the error of the outputs (`range_search`).
-3. `correct_table`: layer by layer GPTQ (Frantar et al. 2023) and bias correction (Nagel et al. 2019) (`correction`).
+3. `correct_table`: layer-wise GPTQ (Frantar et al. 2023) and bias correction (Nagel et al. 2019) (`correction`).
 
-`make_table` runs them all, as a recipe asks, and before the last leaves layers in float32 that `bounded` finds.
+`make_table` runs the steps that a recipe asks for; before the last it keeps the layers in float32 that `within_bound`
+finds.
 """
 
 from __future__ import annotations
@@ -51,11 +52,21 @@ def make_table(
     max_memory: str | int = MEMORY,
     seconds: float | None = None,
 ) -> CalibrationTable:
-    """The calibration table that makes `model` int8 by `recipe`: ranges, and what its `search` and `correct` find.
+    """Computes the calibration table of a model by a recipe: ranges, search results and corrections.
 
-    samples: batches {graph input: array, first axis = samples}, gone through several times (no iterator). total: their
-    number, for the progress bars. seconds: the time budget of the corrections, see `correct_layers`. Raises
-    RequestError as `calibrate` and `correct_layers` do.
+    Args:
+        model: Float model after the rewrites.
+        recipe: Quantization options.
+        samples: Batches, array [samples, ...] for every graph input; iterated several times, so not an iterator.
+        total: Number of samples, for the progress bars.
+        max_memory: See `Observation`.
+        seconds: Time budget of the corrections, see `correct_layers`; None: no limit.
+
+    Returns:
+        The calibration table.
+
+    Raises:
+        RequestError: See `calibrate` and `correct_layers`.
     """
     clip, factors = search_equalization(model, recipe, samples)[0] if recipe.search else (False, {})
     smoothing = smoothing_factors(equalized(model, factors), recipe, samples) if recipe.smooth else {}
@@ -75,8 +86,19 @@ def equalized_table(
     max_memory: str | int = MEMORY,
     smoothing: Factors | None = None,
 ) -> CalibrationTable:
-    """The ranges of `model` with channels scaled by `factors` and `smoothing`, searched where `recipe.search`; see
-    `make_table`.
+    """Calibrates `model` with scaled channels, and searches the ranges if `recipe.search`.
+
+    Args:
+        model: Float model, not equalized.
+        recipe: Quantization options.
+        samples: Batches, iterated several times.
+        factors: Equalization factors, see `EqualizeChannels`.
+        total: Number of samples, for the progress bar.
+        max_memory: See `Observation`.
+        smoothing: Smoothing factors, see `smooth_channels`.
+
+    Returns:
+        The calibration table of `model`, with `factors` and `smoothing`.
     """
     scaled = equalized(model, factors, smoothing)
     table = calibrate(scaled, samples, recipe.observer, total, max_memory=max_memory, symmetric=recipe.symmetric)
@@ -86,7 +108,16 @@ def equalized_table(
 
 
 def smoothing_factors(model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch]) -> Factors:
-    """The factors of `find_smoothing`, by statistics of `samples`, of what layers read that `recipe` quantizes."""
+    """Finds smoothing factors of the inputs of the linear layers that the recipe quantizes.
+
+    Args:
+        model: Float model, equalized if the table is.
+        recipe: Quantization options.
+        samples: Batches that channel statistics are computed on.
+
+    Returns:
+        Factor of each channel, by value name, see `find_smoothing`.
+    """
     widths = {
         str(x.name): outputs_first(nodes[0]).shape[1]
         for x, nodes in smoothable(model.graph).items()
@@ -104,7 +135,19 @@ def correct_table(
     seconds: float | None = None,
     room: int = ROOM,
 ) -> CalibrationTable:
-    """`table` with the roundings (GPTQ) and bias corrections that `recipe` needs; see `make_table`, `chunk_size`."""
+    """Adds GPTQ rounding and bias corrections to a table.
+
+    Args:
+        model: Float model.
+        recipe: Quantization options.
+        table: Calibration table of `model`.
+        samples: Batches, array [samples, ...] for every graph input.
+        seconds: Time budget, see `correct_layers`; None: no limit.
+        room: Memory limit of one tensor in bytes, see `chunk_size`.
+
+    Returns:
+        `table` with `bias`, `rounding` and `recipe`.
+    """
     int8, _ = quantize(model, recipe, replace(table, bias={}, rounding={}))
     scaled = equalized(model, table.equalization, table.smoothing)
     _, report = correct_layers(scaled, int8, samples, seconds=seconds, room=room)
@@ -116,11 +159,19 @@ def correct_table(
 def search_equalization(
     model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch]
 ) -> tuple[tuple[bool, Factors], dict[str, float]]:
-    """((whether to clip weights, equalization) for a table, {candidate: SQNR in dB of the int8 outputs}).
+    """Searches channel equalization and weight clipping by the SQNR of the int8 outputs.
 
     The candidates are those of `equalization_candidates`, and "clipped": the best of them with clipped weights. They
-    are made of other samples than they are judged by, for what is made for some samples may lose on others (2 dB of
-    ResNet-50's logits), and one wins only by `GAIN`. The factors returned come from all samples.
+    are fitted on other samples than they are evaluated on, because a candidate may win only on the samples it was
+    fitted to (2 dB of ResNet-50's logits). A candidate must win by `GAIN`. The returned factors come from all samples.
+
+    Args:
+        model: Float model.
+        recipe: Quantization options.
+        samples: Batches, iterated several times.
+
+    Returns:
+        (whether to clip weights, equalization factors), and the SQNR in dB of every candidate.
     """
     judging, fitting = held_out(model, samples)
     candidates = equalization_candidates(model, samples)
@@ -136,10 +187,17 @@ def search_equalization(
 
 
 def equalization_candidates(model: ir.Model, samples: Iterable[Batch]) -> dict[str, Factors]:
-    """{"none": {}, "depthwise": factors, "all": factors}: no equalization, before depthwise layers, before all layers.
+    """Computes candidate equalizations from all samples but the held-out ones.
 
-    All are convolutions and linear layers. Candidates without factors are left out. Made of all samples but those held
-    out; a channel group is left alone where a Clip cuts these, which reach further, in the float model already.
+    A channel group is left alone if a Clip cuts held-out samples in the equalized float model.
+
+    Args:
+        model: Float model.
+        samples: Batches, iterated several times.
+
+    Returns:
+        "none" (no factors), "depthwise" (before depthwise convolutions) and "all" (before all convolutions and linear
+        layers); candidates without factors are left out.
     """
     judging, fitting = held_out(model, samples)
     others = itertools.islice(sample_chunks(model, samples), 0 if fitting is judging else len(judging), None)
@@ -159,7 +217,19 @@ def candidate_sqnr(
     fitting: list[Batch],
     clip: bool = False,
 ) -> float:
-    """SQNR in dB of the int8 outputs on `judging` against those of `model`, calibrated and corrected on `fitting`."""
+    """Computes the SQNR of a candidate equalization.
+
+    Args:
+        model: Float model.
+        recipe: Quantization options.
+        factors: Equalization factors of the candidate.
+        judging: Held-out batches that the SQNR is computed on.
+        fitting: Batches for calibration and bias correction.
+        clip: Whether weights are clipped.
+
+    Returns:
+        SQNR in dB of the int8 outputs against those of `model`.
+    """
     candidate = equalized(model, factors)
     table = replace(calibrate(candidate, fitting, recipe.observer, symmetric=recipe.symmetric), clip=clip)
     int8, _ = correct_layers(candidate, quantize(candidate, recipe, table)[0], fitting, weights=False)
@@ -167,7 +237,15 @@ def candidate_sqnr(
 
 
 def held_out(model: ir.Model, samples: Iterable[Batch]) -> tuple[list[Batch], list[Batch]]:
-    """(the first `HELD_OUT` samples, the next as many), in chunks; twice the same list where there are no others."""
+    """Returns the first `HELD_OUT` samples and the next as many, in chunks.
+
+    Args:
+        model: Float model.
+        samples: Batches.
+
+    Returns:
+        Held-out chunks and fitting chunks; twice the same list if there are no further samples.
+    """
     count = -(-HELD_OUT // CHUNK)
     chunks = list(itertools.islice(sample_chunks(model, samples), 2 * count))
     judging = chunks[:count]
@@ -175,8 +253,18 @@ def held_out(model: ir.Model, samples: Iterable[Batch]) -> tuple[list[Batch], li
 
 
 def equalized(model: ir.Model, factors: Factors, smoothing: Factors | None = None) -> ir.Model:
-    """A copy of `model` with channels scaled by `factors`, and by those of `smooth_channels`; in float it computes the
-    same.
+    """Copies a model with scaled channels; in float it computes the same.
+
+    Args:
+        model: Float model.
+        factors: Equalization factors, see `scale_channels`.
+        smoothing: Smoothing factors, see `smooth_channels`.
+
+    Returns:
+        The scaled copy.
+
+    Raises:
+        RequestError: The factors do not fit the graph.
     """
     copy = model.clone()
     scale_channels(copy, factors)

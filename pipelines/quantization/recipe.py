@@ -1,4 +1,4 @@
-"""The quantization recipe of a model. Frozen, and validated on creation."""
+"""Options of post-training quantization: a frozen dataclass, validated on creation."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ OBSERVERS = ("auto", "minmax", "percentile", "mse", "kl")
 
 @dataclass(frozen=True)
 class QuantRecipe:
-    """The options of post-training quantization of one model.
+    """Options of the post-training quantization of one model.
 
-    observer: how activation ranges are chosen from the calibration samples: "minmax", "percentile" (99.99), "mse", "kl"
-        (see `pipelines.quantization.calibration.observers`), or "auto": for each tensor the one of least quantization
-        error.
-    quantize_tables: store embedding tables in uint8 with the input qparams of the int8 operator that they feed, else in
-        int8 with a scale per row (weight-only).
-    keep_float: regular expressions; an operator whose name matches one in full stays float32.
-    reduced_range: 7-bit weights, for CPUs without VNNI, whose u8 x s8 products saturate in pairwise 16-bit sums.
-    dynamic: regular expressions; a Gemm or MatMul whose name matches one in full has its input quantized
-        at run time (dynamic quantization).
-    symmetric: activations with negatives get zero point 128, which saves engines a correction and costs part of the
-        range.
-    search: equalize channels between convolutions and between linear layers or a LayerNormalization and linear layers
-        (SmoothQuant), clip weights and choose other ranges where the outputs on the calibration samples say that it
-        helps (minutes for a large model).
-    smooth: scale outlier channels down before the linear layers that read them (`smooth_channels`), as BERT needs it;
-        what brings no recipe of its own is smoothed where that wins (`best_table`).
-    correct: GPTQ, weights rounded so that their errors cancel on the calibration samples, and bias correction, shifts
-        of channel means taken out of the biases.
-    bound: the most that int8 may move a number of the first output on the calibration samples, such as a probability;
-        layers that move it further stay float32 (`pipelines.quantization.algorithms.error_bound`). 0: no bound.
+    Attributes:
+        observer: Method that chooses activation ranges from calibration samples: "minmax", "percentile" (99.99), "mse",
+            "kl" (see `pipelines.quantization.calibration.observers`), or "auto", which takes the method of least
+            quantization error for each tensor.
+        quantize_tables: Store embedding tables as uint8 with the qparams of the int8 operator that reads them, or else
+            as int8 with a scale per row (weight-only).
+        keep_float: Regular expressions; an operator whose full name matches one stays float32.
+        reduced_range: Use 7-bit weights, for CPUs without VNNI, where u8 x s8 products saturate in pairwise 16-bit
+            sums.
+        dynamic: Regular expressions; a Gemm or MatMul whose full name matches one is quantized dynamically: its input
+            gets qparams at run time.
+        symmetric: Give activations with negatives zero point 128. Engines then skip a correction, at the price of part
+            of the range.
+        search: Search channel equalization between convolutions and between linear layers or a LayerNormalization and
+            linear layers (SmoothQuant), weight clipping and activation ranges, by the SQNR of the outputs on the
+            calibration samples. Takes minutes for a large model.
+        correct: Apply GPTQ (rounding errors of weights cancel on the calibration samples) and bias correction.
+        bound: Largest allowed change of a value of the first output on the calibration samples, such as a probability.
+            Layers that exceed it stay float32 (`pipelines.quantization.algorithms.error_bound`). 0: no bound.
+        smooth: Scale down outlier channels before the linear layers that read them (`smooth_channels`), as BERT needs
+            it. `auto_calibrate` decides this by itself.
 
-    Raises RequestError for an unknown observer, a broken expression or a bound below 0.
+    Raises:
+        RequestError: The observer is unknown, a regular expression is invalid, or the bound is negative.
     """
 
     observer: str = "auto"
@@ -69,21 +71,26 @@ class QuantRecipe:
                     raise RequestError(f"{name} pattern {pattern!r} is no regular expression: {error}") from error
 
     def keeps_float(self, name: str) -> bool:
-        """Whether the operator called `name` is to stay float."""
+        """Returns whether the operator called `name` stays float32."""
         return any(re.fullmatch(pattern, name) for pattern in self.keep_float)
 
     def is_dynamic(self, name: str) -> bool:
-        """Whether the input of the layer called `name` is to be quantized at run time."""
+        """Returns whether the input of the layer called `name` is quantized at run time."""
         return any(re.fullmatch(pattern, name) for pattern in self.dynamic)
 
     def to_json(self) -> dict[str, Any]:
-        """The recipe as plain JSON values; without `bound` where there is none, as before there were such."""
+        """Returns the recipe as plain JSON values; `bound` is left out if it is 0, as in files of older versions."""
         found = to_plain(self)
         return found if self.bound else {name: each for name, each in found.items() if name != "bound"}
 
     def same_but_observer(self, other: Mapping[str, Any]) -> bool:
-        """Whether `other`, from `to_json`, is this recipe but for `observer` and `search`, which only tables depend
-        on.
+        """Compares two recipes apart from `observer` and `search`, which only affect calibration tables.
+
+        Args:
+            other: Result of `to_json`, possibly of an older version.
+
+        Returns:
+            Whether the remaining options are equal.
         """
         aside = {"observer": "", "search": False}
         return {**self.to_json(), **aside} == {

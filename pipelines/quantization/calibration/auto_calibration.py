@@ -1,17 +1,17 @@
-"""The calibration table of any model, each step judged on samples held back: what loses there is taken back.
+"""Automatic calibration: evaluates every step on held-out samples and reverts the steps that lower the output SQNR.
 
-`ptq.make_table` does as its recipe says; here every choice is measured by the SQNR of the int8 outputs (`Judge`) on
-samples that no correction saw. In this order:
+`ptq.make_table` follows its recipe; here every choice is measured by the SQNR of the int8 outputs (`OutputSqnr`) on
+samples that no correction saw. The steps are:
 
-1. Smoothing of outlier channels (`smooth_channels`), and the observer: of all candidates the best with the weights
-   exact, whose rounding GPTQ makes up for in the next step (smoothing of BERT: 7 dB without GPTQ, 20 dB with it). Where
-   least squared error per tensor ("auto") keeps outliers that nothing downstream needs, another observer wins by 10 dB
-   (hard-swish networks), plain min-max where clipping hurts, and ranges up to where a function is level by 4 dB (YOLO).
-2. The corrections (GPTQ, bias correction): all, one of the two, or none, which is also tried with plain min-max.
-3. Where the result is still below `GOAL`: the layers that cost most stay float32, as long as the greater part of the
-   multiplications is int8.
+1. Smoothing of outlier channels (`smooth_channels`) and the observer: the best of all candidates with exact weights,
+   because GPTQ makes up for their rounding in the next step (smoothing of BERT: 7 dB without GPTQ, 20 dB with it).
+   Where the least squared error per tensor ("auto") keeps outliers that nothing downstream needs, another observer wins
+   by 10 dB (hard-swish networks). Min-max wins where clipping hurts. Ranges that end where a function is flat win 4 dB
+   (YOLO).
+2. The corrections (GPTQ, bias correction): both, one of the two, or neither, which is also tried with min-max ranges.
+3. If the SQNR is still below `GOAL`: the layers that cost most stay float32, as long as most multiplications are int8.
 
-Nothing here is timed, so that the same inputs give the same table.
+Nothing here is timed, so the same inputs give the same table.
 """
 
 from __future__ import annotations
@@ -193,9 +193,17 @@ def best_table(
 
 
 def hold_back(model: ir.Model, samples: Iterable[Batch], count: int) -> tuple[list[Batch], Iterable[Batch]]:
-    """(samples that candidates are judged by, the others), in chunks; where there is but one chunk, it is both.
+    """Splits samples into held-out and fitting samples, in chunks; with a single chunk both are the same.
 
-    They are drawn evenly, for neighbours may be alike. count: how many samples there are.
+    Held-out samples are drawn evenly, because neighbouring samples may be alike.
+
+    Args:
+        model: Float model.
+        samples: Batches, iterated several times.
+        count: Number of samples.
+
+    Returns:
+        Held-out samples, in memory, and the remaining samples.
     """
     stride = _stride(model, samples, count, min(count // HELD_BACK, HELD_OUT))
     judging = _drawn(model, samples, stride)
@@ -216,7 +224,14 @@ def _drawn(model: ir.Model, samples: Iterable[Batch], stride: int) -> list[Batch
 
 
 def fitting_head(fitting: Iterable[Batch]) -> list[Batch]:
-    """The first chunks of `fitting`, up to `HELD_OUT` samples."""
+    """Returns the first chunks of `fitting`, at most `HELD_OUT` samples.
+
+    Args:
+        fitting: Batches of fitting samples.
+
+    Returns:
+        The chunks, in memory.
+    """
     head: list[Batch] = []
     for chunk in fitting:
         if head and sum(map(length, head)) + length(chunk) > HELD_OUT:
@@ -322,10 +337,20 @@ def leave_float(
     observation: Observation,
     sqnr: float,
 ) -> CalibrationTable:
-    """`table` with layers left in float32, those of the most error a multiplication first, until `GOAL` is reached.
+    """Keeps the layers of largest error per multiplication in float32 until `GOAL` is reached.
 
-    No more than `FLOAT_SHARE` of the multiplications. sqnr: that of `table`, as `judge` finds it; observation: of the
-    graph.
+    At most `FLOAT_SHARE` of the multiplications become float32.
+
+    Args:
+        model: Float model.
+        recipe: Quantization options.
+        table: Calibration table of `model`.
+        metric: SQNR of int8 models on held-out samples.
+        observation: Observation of `model`, which counts multiplications.
+        sqnr: SQNR of `table` by `metric`, in dB.
+
+    Returns:
+        `table` with `keep_float`.
     """
     report = quantize(model, recipe, table)[1]
     counted = _multiplications(model, observation)

@@ -1,4 +1,4 @@
-"""Streaming calibration: samples in, a calibration table with one range per tensor out, in bounded memory."""
+"""Streaming calibration: turns samples into a calibration table, one range per tensor, in bounded memory."""
 
 from __future__ import annotations
 
@@ -35,9 +35,16 @@ ADJUSTMENTS = (*SEARCHED, "bias", "rounding")  # of a table that has them
 
 @dataclass(frozen=True)
 class TensorRange:
-    """Observed range (minimum, maximum) and calibrated range (low, high) of one tensor, in the tensor's own units.
+    """Observed and calibrated range of one tensor, in units of the tensor.
 
-    method: the observer that chose it; "" and no histogram in tables of an old version.
+    Attributes:
+        minimum: Least observed value.
+        maximum: Greatest observed value.
+        low: Lower end of the calibrated range.
+        high: Upper end of the calibrated range.
+        count: Number of observed values.
+        method: Observer that chose the range; "" in tables of old versions.
+        histogram: Summary of the observed values; None in tables of old versions.
     """
 
     minimum: float
@@ -49,10 +56,19 @@ class TensorRange:
     histogram: Summary | None = None
 
     def merge(self, other: TensorRange, observer: str) -> TensorRange:
-        """The range for the samples of both: of the two and their union, that of least squared error on their
-        histograms.
+        """Merges the ranges of two sets of samples.
 
-        For "minmax" it is the union. Raises RequestError where a table is too old to have histograms.
+        Takes the range of least squared error on the merged histogram, out of the two ranges and their union.
+
+        Args:
+            other: Range of the same tensor on other samples.
+            observer: Observer of the table; "minmax" always takes the union.
+
+        Returns:
+            The range for the samples of both.
+
+        Raises:
+            RequestError: One of the ranges has no histogram (old versions, quantization-aware training).
         """
         if self.histogram is None or other.histogram is None:
             raise RequestError(
@@ -75,21 +91,30 @@ class TensorRange:
         return TensorRange(minimum, maximum, low, high, count, method, histogram)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Returns the range as plain JSON values."""
         return {key: value for key, value in asdict(self).items() if value not in ("", None)}
 
 
 @dataclass(frozen=True)
 class CalibrationTable:
-    """Calibrated ranges of one graph's tensors, and its equalization, bias correction and GPTQ rounding.
+    """Calibrated ranges of the tensors of one graph, with its equalization, bias correction and GPTQ rounding.
 
-    `require` refuses another graph. clip: whether weights are clipped, see `weight_qparams`. equalization: {first
-    layer's result: factor of each of its output channels}, see `EqualizeChannels`; the ranges are of the graph so
-    equalized. bias: {layer: what each output channel's mean lacks in int8, in the result's units}, see
-    `pipelines.quantization.algorithms.correction`. rounding: {layer: which weights are not rounded to nearest}, see
-    `encode_rounding`.
-    recipe: by which the two were found; other recipes do without. smoothing: {value: factor of each of its channels},
-    see `smooth_channels`; the ranges are of the graph so smoothed. keep_float: {operator that stays float32: why}.
+    Attributes:
+        graph: Digest of the float graph that the table was made for; `require` refuses other graphs.
+        observer: Observer that was asked for, such as "auto".
+        samples: Number of calibration samples.
+        samples_digest: SHA-256 of the samples, in hexadecimal.
+        tensors: Range of every tensor, by name, in the order of the graph.
+        clip: Whether weights are clipped, see `weight_qparams`.
+        equalization: Factor of each output channel, by the name of the first layer's output, see `EqualizeChannels`.
+            The ranges belong to the equalized graph.
+        bias: Bias correction of each output channel, by layer, in units of the layer's output
+            (`pipelines.quantization.algorithms.correction`).
+        rounding: GPTQ rounding by layer, see `encode_rounding`.
+        recipe: Recipe that `bias` and `rounding` were computed for; they are ignored for other recipes.
+        smoothing: Factor of each channel, by the name of the value, see `smooth_channels`. The ranges belong to the
+            smoothed graph.
+        keep_float: Operators that stay float32, with the reason.
     """
 
     graph: str
@@ -106,7 +131,14 @@ class CalibrationTable:
     keep_float: dict[str, str] = field(default_factory=dict)
 
     def require(self, model: ir.Model) -> None:
-        """Raise RequestError unless the table was made for `model`."""
+        """Checks that the table was made for a graph.
+
+        Args:
+            model: Float model to be quantized.
+
+        Raises:
+            RequestError: The table was made for another graph.
+        """
         digest = io.digest(model)
         if digest != self.graph:
             raise RequestError(
@@ -115,10 +147,18 @@ class CalibrationTable:
             )
 
     def merge(self, other: CalibrationTable) -> CalibrationTable:
-        """One table for the samples of both, see `TensorRange.merge`; which of the two comes first makes no difference.
+        """Merges the tables of two sets of samples; the order of the two does not matter.
 
-        Corrections are those of the table of more samples. Raises RequestError where the tables are of different
-        graphs, observers, recipes or equalizations, or have no histograms (as those of quantization-aware training).
+        Ranges are merged by `TensorRange.merge`. Corrections are those of the table with more samples.
+
+        Args:
+            other: Table of the same graph, observer and search results.
+
+        Returns:
+            The table for the samples of both.
+
+        Raises:
+            RequestError: The tables have different graphs, observers, recipes or equalizations, or no histograms.
         """
         if any(getattr(self, key) != getattr(other, key) for key in SEARCHED):
             raise RequestError(
@@ -145,7 +185,14 @@ class CalibrationTable:
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write as JSON, tensors in the graph's order, a list of numbers on one line."""
+        """Writes the table as JSON, tensors in graph order, a list of numbers on one line.
+
+        Args:
+            path: File to write.
+
+        Returns:
+            The path.
+        """
         value = vars(self) | {"tensors": {name: each.to_json() for name, each in self.tensors.items()}}
         value = {key: each for key, each in value.items() if each or key not in ADJUSTMENTS}
         text = json.dumps(value, indent=2, ensure_ascii=False)
@@ -155,7 +202,17 @@ class CalibrationTable:
 
     @classmethod
     def load(cls, path: str | Path) -> CalibrationTable:
-        """Read a table. Raises RequestError for a missing or broken file."""
+        """Reads a table from a JSON file.
+
+        Args:
+            path: File that `save` wrote.
+
+        Returns:
+            The table.
+
+        Raises:
+            RequestError: The file is missing or is not a valid table.
+        """
         value = read_json(path)
         try:
             tensors = {name: _range(**each) for name, each in value["tensors"].items()}
@@ -191,15 +248,25 @@ def _range(histogram: Mapping[str, Any] | None = None, **value: Any) -> TensorRa
 
 
 class Observation:
-    """Histograms of a model's activations on the samples fed to it: {tensor: Histogram} of every float32 tensor.
+    """Histograms of the float32 activations of a model on samples.
 
-    Feed it as often as you like; `table` chooses ranges from the histograms so far, by any observer, without running
-    the model again.
+    `feed` may be called any number of times. `table` chooses ranges by any observer from the histograms so far, without
+    another run of the model.
 
-    max_memory: what the model and the activations held at once may take, in bytes or like "1GB" (1000 MB; "GiB" is 1024
-    MiB). Fewer samples than `BATCH` run at once where they would take more, and where one sample would, its tensors are
-    observed in groups, one run of the graph up to the group's last tensor each. Raises RequestError for an opset older
-    than 13, a model without float32 activations or one that onnxruntime refuses.
+    Fewer samples than `BATCH` run at once if `max_memory` requires it. If one sample needs more memory, its tensors are
+    observed in groups, with one run of the graph up to the last tensor of each group.
+
+    Args:
+        model: Float model; it is not changed.
+        max_memory: Memory limit for the model and the activations held at once, in bytes or as text such as "1GB" (1000
+            MB; "GiB" is 1024 MiB).
+
+    Attributes:
+        samples: Number of samples so far.
+        histograms: `Histogram` of every float32 tensor, by name.
+
+    Raises:
+        RequestError: The opset is older than 13, the model has no float32 activations, or onnxruntime refuses it.
     """
 
     def __init__(self, model: ir.Model, *, max_memory: str | int = MEMORY) -> None:
@@ -238,11 +305,15 @@ class Observation:
         }  # one an input: independent of batching
 
     def feed(self, batch: Batch) -> None:
-        """Observe {graph input: array, first axis = samples}; any number of samples, which run cut to the graph's own,
-        where that is fixed.
+        """Observes a batch of samples; any number is allowed, also if the graph has a fixed batch size.
 
-        Raises RequestError for wrong inputs and for NaN or infinity in the model's outputs. A tensor within that holds
-        them, as attention masked by -infinity does, gets no range.
+        A tensor that holds NaN or infinity, such as a mask of -infinity in attention, gets no range.
+
+        Args:
+            batch: Array [samples, ...] for every graph input.
+
+        Raises:
+            RequestError: The inputs are wrong, or an output of the model is NaN or infinite.
         """
         if set(batch) != set(self._input_shapes):
             raise RequestError(
@@ -267,11 +338,18 @@ class Observation:
         self._leftover = {name: array[end:].copy() for name, array in feed.items()} if end < count else {}
 
     def table(self, observer: str = "auto", *, symmetric: bool = False) -> CalibrationTable:
-        """The calibration table: ranges that `observer` (see `QuantRecipe`) chooses from the histograms.
+        """Chooses ranges from the histograms.
 
-        symmetric: tensors with negatives get -high .. high.
+        Args:
+            observer: See `QuantRecipe.observer`.
+            symmetric: Tensors with negatives get the range -high .. high.
 
-        Raises RequestError for an unknown observer, no samples, or samples left over from the graph's batch size.
+        Returns:
+            The calibration table, without corrections.
+
+        Raises:
+            RequestError: The observer is unknown, there are no samples, or their number is no multiple of the fixed
+                batch size of the graph.
         """
         self.require_samples()
         tensors = {}
@@ -285,13 +363,17 @@ class Observation:
         return CalibrationTable(self._graph_digest, observer, self.samples, of_samples, tensors)
 
     def release(self) -> None:
-        """Give back what only `feed` needs, the model and its sessions; no more samples can be fed."""
+        """Frees the model and its sessions; no more samples can be fed afterwards."""
         del self._model, self._shape_session, self._shared_weights
         self._sessions.clear()
         machine.trim()
 
     def require_samples(self) -> None:
-        """Raise RequestError for no samples, or samples left over from the graph's batch size."""
+        """Checks that there are samples.
+
+        Raises:
+            RequestError: There are no samples, or their number is no multiple of the fixed batch size of the graph.
+        """
         if self._leftover:
             raise RequestError(
                 f"the graph takes {self._fixed_batch} samples at a time and {length(self._leftover)} are left over; "
@@ -355,7 +437,20 @@ class Observation:
 def observe(
     model: ir.Model, samples: Iterable[Batch], total: int | None = None, *, max_memory: str | int = MEMORY
 ) -> Observation:
-    """An `Observation` fed with `samples`, batches of any size. total: their number, for the progress bar."""
+    """Observes a model on samples.
+
+    Args:
+        model: Float model.
+        samples: Batches of any size, array [samples, ...] for every graph input.
+        total: Number of samples, for the progress bar.
+        max_memory: See `Observation`.
+
+    Returns:
+        The observation, which accepts more samples.
+
+    Raises:
+        RequestError: See `Observation` and `Observation.feed`.
+    """
     observation = Observation(model, max_memory=max_memory)
     with progress("calibrating", total) as advance:
         for batch in samples:
@@ -374,9 +469,21 @@ def calibrate(
     max_memory: str | int = MEMORY,
     symmetric: bool = False,
 ) -> CalibrationTable:
-    """The calibration table of the float model on `samples`: `observe`, then `Observation.table`.
+    """Calibrates a float model on samples: `observe`, then `Observation.table`.
 
-    observer: see `QuantRecipe`. Raises RequestError as both do.
+    Args:
+        model: Float model.
+        samples: Batches of any size, array [samples, ...] for every graph input.
+        observer: See `QuantRecipe.observer`.
+        total: Number of samples, for the progress bar.
+        max_memory: See `Observation`.
+        symmetric: Tensors with negatives get the range -high .. high.
+
+    Returns:
+        The calibration table, without search results and corrections.
+
+    Raises:
+        RequestError: See `observe` and `Observation.table`.
     """
     if observer not in OBSERVERS:
         raise RequestError(f"unknown observer {observer!r}; choose one of {', '.join(OBSERVERS)}")
@@ -384,7 +491,17 @@ def calibrate(
 
 
 def memory_bytes(text: str | int) -> int:
-    """Bytes of a size such as "1GB", "512 MiB" or 1000000. Raises RequestError for anything else, and for 0."""
+    """Parses a memory size.
+
+    Args:
+        text: Size such as "1GB", "512 MiB" or 1000000.
+
+    Returns:
+        The size in bytes.
+
+    Raises:
+        RequestError: The text is not a size, or is 0.
+    """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", str(text).strip(), re.IGNORECASE)
     size = int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " ")) if found else 0
     if size <= 0:
@@ -393,7 +510,14 @@ def memory_bytes(text: str | int) -> int:
 
 
 def rounded_to_float32(values: NDArray[np.float64]) -> tuple[float, ...]:
-    """Values rounded to float32, each as the float of the fewest decimal digits that rounds to it."""
+    """Rounds values to float32.
+
+    Args:
+        values: float64 array.
+
+    Returns:
+        For each value the float of the fewest decimal digits that rounds to the same float32.
+    """
     return tuple(float(str(each)) for each in values.astype(np.float32))
 
 

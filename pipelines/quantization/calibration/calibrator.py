@@ -1,4 +1,5 @@
-"""Post-training quantization of any ONNX model in three lines: a `Calibrator`, samples fed, int8 model saved."""
+"""Post-training quantization of an ONNX model in three lines: create a `Calibrator`, feed samples, save the int8 model.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +40,23 @@ class _BatchFiles:
 
 
 class Calibrator:
-    """Calibrates a float model on the samples fed to it, and writes its int8 QDQ form.
+    """Calibrates a float model on samples and writes its int8 QDQ model.
 
         calibrator = Calibrator("model.onnx")
         calibrator.feed({"x": batch})
         calibrator.save("int8.onnx")
 
-    model: the path of an ONNX file, or a model, which is left as it is; the shared passes rewrite it first, as `zoo
-    quantize` does. recipe: how it becomes int8; what needs the samples again (bias correction, a search) finds them in
-    a temporary folder. max_memory: see `Observation`. seconds: the time budget of bias correction and GPTQ, see
-    `correct_layers`; None: without. Raises RequestError as `graph.load` and `Observation` do.
+    The shared rewrites are applied first, as `zoo quantize` does. The samples are kept in a temporary folder for the
+    steps that read them again (search, bias correction, GPTQ).
+
+    Args:
+        model: Path of an ONNX file, or a model, which is not changed.
+        recipe: Quantization options; by default `QuantRecipe()`.
+        max_memory: Memory limit, see `Observation`.
+        seconds: Time budget of GPTQ and bias correction, see `correct_layers`; None: no limit.
+
+    Raises:
+        RequestError: The file is not a valid model, or see `Observation`.
     """
 
     def __init__(
@@ -67,17 +75,38 @@ class Calibrator:
         self._batches = _BatchFiles(Path(self._folder.name))
 
     def feed(self, batch: Batch) -> None:
-        """Observe {graph input: array, first axis = samples}; as often as you like. Raises as `Observation.feed`."""
+        """Observes a batch of samples; may be called any number of times.
+
+        Args:
+            batch: Array [samples, ...] for every graph input.
+
+        Raises:
+            RequestError: See `Observation.feed`.
+        """
         self.observation.feed(batch)
         self._batches.append(batch)
 
     def table(self) -> CalibrationTable:
-        """The calibration table of the samples so far, with the search and the corrections that the recipe asks for."""
+        """Returns the calibration table of the samples so far, with the search and corrections of the recipe.
+
+        Raises:
+            RequestError: There are no samples.
+        """
         self.observation.require_samples()
         return best_table(self.model, self.recipe, self._batches, observation=self.observation, seconds=self.seconds)
 
     def save(self, path: str | Path) -> QuantReport:
-        """Quantize by the recipe, write the int8 model to `path`; the precision of every operator."""
+        """Quantizes the model by the recipe and writes the int8 model.
+
+        Args:
+            path: ONNX file to write.
+
+        Returns:
+            The precision of every operator.
+
+        Raises:
+            RequestError: There are no samples, or see `quantize`.
+        """
         result, report = quantize(self.model, self.recipe, self.table())
         io.save(result, path)
         return report

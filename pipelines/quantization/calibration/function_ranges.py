@@ -1,9 +1,9 @@
-"""Ranges of tensors that only a function of one value reads, up to where the function no longer changes.
+"""Clips the range of a tensor that is read by one activation function to the part where the function changes.
 
-HardSwish(x) is 0 below -3, SiLU(x) nearly so below -8, and a Sigmoid is level on both sides: steps that a range spends
-there are lost. An end of the range moves inward as long as all values behind it get the result of the end itself, to
-`TOLERANCE` steps of the result. By least squared error behind the function it would move further, and the values so
-clipped all err to one side, which costs more than it wins (PP-LCNet: 3 dB).
+HardSwish(x) is 0 below -3, SiLU(x) nearly 0 below -8, and a Sigmoid is flat at both ends: quantization steps there are
+wasted. An end of the range moves inward while the function changes by less than `TOLERANCE` steps of its result. The
+least squared error behind the function would move the end further, but the clipped values then all err to one side,
+which costs more than it wins (PP-LCNet: 3 dB).
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ Function = Callable[[Floats], Floats]
 
 
 def clip_to_functions(model: ir.Model, table: CalibrationTable) -> CalibrationTable:
-    """`table` with the ranges of such tensors of `model` narrowed; nothing else changes."""
+    """Narrows the ranges of tensors that are read by one activation function.
+
+    Args:
+        model: Graph that the table belongs to; it is not changed.
+        table: Calibration table of `model`.
+
+    Returns:
+        A table with narrowed ranges, otherwise equal to `table`.
+    """
     changed = dict(table.tensors)
     for node in model.graph:
         for x in node.outputs:
@@ -36,7 +44,16 @@ def clip_to_functions(model: ir.Model, table: CalibrationTable) -> CalibrationTa
 
 
 def function_range(function: Function, low: float, high: float) -> Range:
-    """`low` .. `high` without the parts in which `function` is level; zero stays inside."""
+    """Narrows a range to the part in which a function changes.
+
+    Args:
+        function: Elementwise function of float64 arrays.
+        low: Lower end of the range.
+        high: Upper end of the range.
+
+    Returns:
+        (low, high) without the flat parts; zero stays inside.
+    """
     points = np.linspace(low, high, POINTS)
     results = function(points)
     most = TOLERANCE * np.ptp(results) / 255
@@ -49,7 +66,14 @@ def function_range(function: Function, low: float, high: float) -> Range:
 
 
 def read_by(x: ir.Value) -> Function | None:
-    """The function of one value that alone reads `x`; x f(x) counts as one. None for others."""
+    """Finds the activation function that alone reads a value; x f(x) counts as one function.
+
+    Args:
+        x: Value of the main graph.
+
+    Returns:
+        The function on float64 arrays, or None if the value has other readers.
+    """
     readers = list(x.consumers())
     if not readers or x.is_graph_output():
         return None

@@ -1,4 +1,4 @@
-"""Layer-wise execution: a graph computed layer by layer over samples that lie on disk, and subgraphs on their own."""
+"""Layer-wise execution: computes a graph layer by layer over samples on disk, and runs subgraphs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,15 @@ ROOM = 40_000_000  # bytes
 
 
 def chunk_size(model: ir.Model, sample: Batch, room: int = ROOM) -> int:
-    """`CHUNK`, or fewer samples where the largest float tensor of so many would take more than `room` bytes; at least
-    1.
+    """Returns how many samples to compute at once: `CHUNK`, or fewer if the largest float tensor is too large.
 
-    sample: inputs of the graph; the first of them is run.
+    Args:
+        model: Float model.
+        sample: Batch of the graph's inputs; its first sample is run.
+        room: Memory limit of one tensor, in bytes.
+
+    Returns:
+        Number of samples, at least 1.
     """
     copy = model.clone()
     infer_shapes(copy)
@@ -46,10 +51,21 @@ def chunk_size(model: ir.Model, sample: Batch, room: int = ROOM) -> int:
 
 
 def sample_chunks(model: ir.Model, samples: Iterable[Batch], most: int = CHUNK, room: int = ROOM) -> Iterator[Batch]:
-    """The samples in batches of `most`, or of the size that the graph fixes. most: 0 for what `chunk_size` says, by
-    `room`.
+    """Yields samples in chunks of equal size.
 
-    As they come where the inputs share no such size. Raises RequestError for samples with other names than the inputs.
+    Samples keep their batches if the inputs share no first axis.
+
+    Args:
+        model: Float model; a batch size that its inputs fix is used.
+        samples: Batches, array [samples, ...] for every graph input.
+        most: Size of a chunk; 0: as `chunk_size` computes it.
+        room: Memory limit for `chunk_size`, in bytes.
+
+    Yields:
+        Batches of the chunk size; a last, smaller batch is yielded only for a dynamic batch size.
+
+    Raises:
+        RequestError: The names of the samples differ from those of the inputs.
     """
     inputs = [value for value in model.graph.inputs if not value.is_initializer()]
     wanted = {str(value.name) for value in inputs}
@@ -85,9 +101,17 @@ def subgraph_session(
     fed: Sequence[Array] = (),
     quick: bool = False,
 ) -> ort.InferenceSession:
-    """A session of the subgraph from `inputs` to `outputs`.
+    """Opens an onnxruntime session of a subgraph.
 
-    fed: arrays of the inputs' dtypes, where these are not the graph's own. quick: see `reference_session.options`.
+    Args:
+        model: Model that contains the subgraph.
+        inputs: Inputs of the subgraph.
+        outputs: Outputs of the subgraph.
+        fed: Arrays that give the dtypes of `inputs`, if these are not inputs of the graph.
+        quick: See `reference_session.options`.
+
+    Returns:
+        The session.
     """
     part = edit.extract(model, [str(value.name) for value in inputs], [str(value.name) for value in outputs])
     for value, array in zip(part.graph.inputs, fed, strict=False):
@@ -100,7 +124,14 @@ def subgraph_session(
 
 
 def values_read(node: ir.Node) -> Iterator[ir.Value]:
-    """The values that a node reads, those that its subgraphs take from around them too."""
+    """Yields the values that a node reads, including those that its subgraphs capture.
+
+    Args:
+        node: Operator.
+
+    Returns:
+        Iterator over the values.
+    """
     nodes = [node]
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
@@ -109,9 +140,12 @@ def values_read(node: ir.Node) -> Iterator[ir.Value]:
 
 
 class LayerwiseRun:
-    """A model computed layer by layer over all samples; tensors lie on disk, one file a value and chunk of samples.
+    """Computes a model layer by layer over all samples; tensors are stored on disk, one file per value and chunk.
 
-    layers: names of the operators that will be computed, in order; nothing downstream of one is ready before it.
+    Args:
+        model: Model to compute.
+        layers: Names of the operators to compute, in graph order; nothing downstream of one is ready before it.
+        folder: Folder for the files.
     """
 
     def __init__(self, model: ir.Model, layers: Iterable[str], folder: Path) -> None:
@@ -124,18 +158,26 @@ class LayerwiseRun:
         self.stored: dict[ir.Value, Path] = {}
 
     def feed(self, batch: Batch) -> None:
-        """Store one chunk of the graph's inputs."""
+        """Stores one chunk of the graph's inputs.
+
+        Args:
+            batch: Array [samples, ...] for every graph input.
+        """
         for value in self.model.graph.inputs:
             if not value.is_initializer():
                 self._write(value, self.chunks, batch[str(value.name)])
         self.chunks += 1
 
     def ready(self, node: ir.Node) -> bool:
-        """Whether every layer upstream of `node` has been computed."""
+        """Returns whether every layer upstream of `node` has been computed."""
         return not self._cone(node)[2]
 
     def compute(self, layer: ir.Node) -> None:
-        """Compute and store the output of the next layer; tensors that neither it nor later layers read are deleted."""
+        """Computes and stores the output of the next layer, and deletes tensors that no later layer reads.
+
+        Args:
+            layer: The next layer.
+        """
         ends = {node for value in self.model.graph.outputs if (node := value.producer()) is not None}
         needed = {value for node in {*self.waiting, *ends} for value in self._cone(node)[0]}
         for value in [value for value in self.stored if value not in needed]:
@@ -157,18 +199,39 @@ class LayerwiseRun:
                 self._write(value, chunk, array)
 
     def run(self, node: ir.Node) -> Iterator[Array]:
-        """The first output of a node that is ready, chunk by chunk."""
+        """Yields the first output of a ready node, chunk by chunk.
+
+        Args:
+            node: Operator.
+
+        Returns:
+            Iterator over arrays [samples, ...].
+        """
         return self.values(node.outputs[0])
 
     def values(self, value: ir.Value) -> Iterator[Array]:
-        """A value whose producer is ready, or an input of the graph, chunk by chunk."""
+        """Yields a graph input, or a value of a ready producer, chunk by chunk.
+
+        Args:
+            value: Value of the model.
+
+        Returns:
+            Iterator over arrays [samples, ...].
+        """
         producer = value.producer()
         if value in self.stored or producer is None:
             return (self._read(value, chunk) for chunk in range(self.chunks))
         return (arrays[0] for arrays in self._run(self._cone(producer)[0], [value]))
 
     def ahead(self, values: Sequence[ir.Value]) -> Iterator[list[Array]]:
-        """Values whether ready or not, chunk by chunk, as the layers upstream compute them so far."""
+        """Yields values chunk by chunk, also if layers upstream are not computed yet: they are run as they are so far.
+
+        Args:
+            values: Values of the model.
+
+        Yields:
+            One array per value.
+        """
         ends = [producer for value in values if value not in self.stored and (producer := value.producer()) is not None]
         inputs = dict.fromkeys(value for end in ends for value in self._cone(end, ahead=True)[0])
         computed = [value for value in dict.fromkeys(values) if value not in self.stored and value.producer()]
@@ -177,7 +240,13 @@ class LayerwiseRun:
             yield [found[value] if value in found else self._read(value, chunk) for value in values]
 
     def add(self, layer: ir.Node, shift: Array, axis: int) -> None:
-        """Add `shift`, [channels], to the stored output of `layer`, whose channels lie on `axis`."""
+        """Adds a shift per channel to the stored output of a layer.
+
+        Args:
+            layer: Computed layer.
+            shift: Float [channels], in units of the output.
+            axis: Channel axis of the output.
+        """
         value = layer.outputs[0]
         if not shift.any():
             return

@@ -1,9 +1,9 @@
-"""Observers: the histogram of a tensor, and its range by minmax, percentile, mse, kl (entropy) or auto.
+"""Histograms of activations, and the observers that choose a range from one: minmax, percentile, mse, kl and auto.
 
-"auto" takes for each tensor the method of least quantization error.
+"auto" takes the method of least quantization error for each tensor.
 
-A `Histogram` is filled value by value and has one fixed size. A range depends on nothing but the histogram, so it can
-be chosen again by another observer without running the model again.
+A `Histogram` has a fixed size and is filled sample by sample. A range depends on the histogram alone, so another
+observer can choose a new range without another run of the model.
 """
 
 from __future__ import annotations
@@ -34,8 +34,13 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Summary:
-    """A histogram in at most `SUMMARY` bins: `counts[i]` values in [start + i width, start + (i + 1) width), `zeros` of
-    them exactly 0.
+    """A histogram of at most `SUMMARY` bins, as a calibration table stores it.
+
+    Attributes:
+        start: Lower edge of the first bin, in units of the tensor.
+        width: Width of a bin, in units of the tensor.
+        zeros: Number of values that are exactly 0; `counts` includes them.
+        counts: Bin i counts the values in [start + i width, start + (i + 1) width).
     """
 
     start: float
@@ -44,7 +49,14 @@ class Summary:
     counts: tuple[int, ...]
 
     def merge(self, other: Summary) -> Summary:
-        """The counts of both, in the wider bins of the two or in wider ones."""
+        """Adds two summaries, in bins at least as wide as the wider bins of the two.
+
+        Args:
+            other: Summary of other samples of the same tensor.
+
+        Returns:
+            The summary of both sets of samples.
+        """
         width = max(self.width, other.width)
         offsets = [round(each.start / each.width) for each in (self, other)]
         parts = [
@@ -58,7 +70,15 @@ class Summary:
         return _summary(counts, first, width, self.zeros + other.zeros)
 
     def density(self, low: float, high: float) -> tuple[Floats, Counts]:
-        """(edges [n + 1], counts [n]) of all values but exact zeros, which lie in `low` .. `high`."""
+        """Returns the bins without the exact zeros.
+
+        Args:
+            low: Least observed value; edges are clipped to it.
+            high: Greatest observed value; edges are clipped to it.
+
+        Returns:
+            Edges, float64 [n + 1], and counts, int64 [n].
+        """
         counts = np.array(self.counts, np.int64)
         first = round(self.start / self.width)
         if self.zeros:
@@ -67,12 +87,17 @@ class Summary:
 
 
 class Histogram:
-    """Counts of x in bins of one power-of-two width, anchored at zero: bins of a wider range are exact sums of finer
-    ones.
+    """Counts float values in bins of one power-of-two width, anchored at zero.
 
-    So the result does not depend on how samples are batched. At most `2 * BINS` bins are kept, BINS on either side of
-    zero.
-    finite: whether neither NaN nor infinity came; else the histogram is void.
+    Bins of a wider range are exact sums of finer bins, so the histogram does not depend on how samples are batched. It
+    keeps at most `2 * BINS` bins, `BINS` on either side of zero.
+
+    Attributes:
+        low: Least value, inf before the first one.
+        high: Greatest value, -inf before the first one.
+        count: Number of values.
+        zeros: Number of values that are exactly 0.
+        finite: False after a NaN or an infinity; the histogram is void then.
     """
 
     def __init__(self) -> None:
@@ -81,7 +106,11 @@ class Histogram:
         self.bins = np.zeros(2 * BINS, np.int64)  # bin i holds [(i - BINS) w, (i - BINS + 1) w)
 
     def add(self, x: NDArray[Any]) -> None:
-        """Count every element of `x` (float32)."""
+        """Counts every element of an array.
+
+        Args:
+            x: float32 array of any shape.
+        """
         if x.size == 0 or not self.finite:
             return
         x = x.ravel()
@@ -116,18 +145,20 @@ class Histogram:
 
     @property
     def width(self) -> float:
-        """Width of one bin, in units of x."""
+        """Width of one bin, in units of the tensor."""
         return 2.0 ** (self.exponent or 0)
 
     @property
     def used(self) -> tuple[int, int]:
-        """The first bin that holds a value, and the one after the last."""
+        """Index of the first bin that holds a value, and one past the index of the last."""
         filled = np.flatnonzero(self.bins)
         return (int(filled[0]), int(filled[-1]) + 1) if len(filled) else (BINS, BINS)
 
     def density(self) -> tuple[Floats, Counts]:
-        """(edges [n + 1], counts [n]) of all values but exact zeros; the outer edges are the least and greatest
-        value.
+        """Returns the bins without the exact zeros; the outer edges are the least and the greatest value.
+
+        Returns:
+            Edges, float64 [n + 1], and counts, int64 [n].
         """
         first, end = self.used
         counts = self.bins[first:end].copy()
@@ -136,7 +167,7 @@ class Histogram:
         return np.clip(np.arange(first - BINS, end - BINS + 1) * self.width, self.low, self.high), counts
 
     def summary(self) -> Summary:
-        """The histogram in at most `SUMMARY` bins, for a table."""
+        """Returns the histogram in at most `SUMMARY` bins, for a calibration table."""
         first, end = self.used
         return _summary(self.bins[first:end], first - BINS, self.width, self.zeros)
 
@@ -160,12 +191,21 @@ def _coarsen(counts: Counts, first: int, width: float, wider: float) -> tuple[in
 def errors(
     edges: Floats, counts: Counts, total: int, low: ArrayLike, high: ArrayLike, symmetric: bool = False
 ) -> Floats:
-    """Mean squared quantization errors (uint8 and back) of the ranges `low`, `high`, in squared units of x, their
-    shape.
+    """Computes mean squared quantization errors (uint8 and back) of candidate ranges.
 
-    edges, counts: a `density`; values lie evenly in their bin. total: how many values there are with the zeros, which
-    cost nothing. With k(x) = clip(round(x / s), -z, 255 - z), the error's square has the antiderivative F(x) = k s^3 /
-    12 + (x - k s)^3 / 3.
+    Values are taken as uniform within a bin. With k(x) = clip(round(x / s), -z, 255 - z), the squared error has the
+    antiderivative F(x) = k s^3 / 12 + (x - k s)^3 / 3.
+
+    Args:
+        edges: Bin edges of a `density`, float64 [n + 1].
+        counts: Bin counts of a `density`, int64 [n].
+        total: Number of values, exact zeros included; zeros have no error.
+        low: Lower ends of the ranges, any shape.
+        high: Upper ends of the ranges, the shape of `low`.
+        symmetric: Whether ranges with negatives get zero point 128.
+
+    Returns:
+        Mean squared errors in squared units of the tensor, float64, the shape of `low`.
     """
     scales, zeros = uint8_qparams(low, high, symmetric)
     width = np.diff(edges)
@@ -181,21 +221,45 @@ def errors(
 
 
 def error(histogram: Histogram, low: float, high: float, symmetric: bool = False) -> float:
-    """The mean squared quantization error of one range, see `errors`."""
+    """Computes the mean squared quantization error of one range, see `errors`.
+
+    Args:
+        histogram: Histogram of the tensor.
+        low: Lower end of the range.
+        high: Upper end of the range.
+        symmetric: Whether a range with negatives gets zero point 128.
+
+    Returns:
+        The error in squared units of the tensor.
+    """
     return float(errors(*histogram.density(), histogram.count, low, high, symmetric))
 
 
 def minmax_range(histogram: Histogram, symmetric: bool = False) -> Range:
-    """The least and the greatest observed value; symmetric: the greater of their magnitudes on both sides."""
+    """Returns the least and the greatest observed value.
+
+    Args:
+        histogram: Histogram of the tensor.
+        symmetric: Use the greater of the two magnitudes at both ends.
+
+    Returns:
+        (low, high) in units of the tensor.
+    """
     reach = max(-histogram.low, histogram.high)
     return (-reach, reach) if symmetric else (histogram.low, histogram.high)
 
 
 def percentile_range(histogram: Histogram, symmetric: bool = False) -> Range:
-    """The range of `PERCENTILE` % of the values, up to whole bins: as many are cut off at either end.
+    """Returns the range that holds `PERCENTILE` % of the values, rounded up to whole bins.
 
-    symmetric: all are cut off at the end of |x|.
-    Where all values have one sign, only the end far from zero is cut.
+    Both ends lose the same number of values. If all values have one sign, only the end far from zero is cut.
+
+    Args:
+        histogram: Histogram of the tensor.
+        symmetric: Cut all outliers at the end of |x|.
+
+    Returns:
+        (low, high) in units of the tensor.
     """
     bins = _magnitudes(histogram) if symmetric else histogram.bins
     ends = 1 if symmetric or histogram.low >= 0 or histogram.high <= 0 else 2
@@ -215,18 +279,25 @@ def percentile_range(histogram: Histogram, symmetric: bool = False) -> Range:
 
 
 def kl_range(histogram: Histogram, symmetric: bool = False) -> Range:
-    """The clipping threshold of least Kullback-Leibler divergence (Migacz, "8-bit inference with TensorRT", GTC 2017).
+    """Returns the clipping threshold of least Kullback-Leibler divergence.
 
-    For i = 128 .. the last used bin, P is the window of i bins on either side of zero (no further than values were
-    seen) with the outliers of both tails added to its outermost bins; Q the same bins without them, merged into levels
-    and spread again over P's non-empty bins. The i of least KL(P || Q) gives the threshold (i + 1/2) width. Levels: 256
-    (u8) over the window; symmetric: 128 (s8) over |x|, and the threshold holds on both sides. A tensor of one sign has
-    the one tail, and starts at i = 256.
+    The source is Migacz, "8-bit inference with TensorRT", GTC 2017. For i = 128 .. the last used bin, P is the window
+    of i bins on either side of zero (limited to observed values) with the outliers of both tails added to its outermost
+    bins. Q is the same bins without outliers, merged into levels and expanded over the non-empty bins of P. The i of
+    least KL(P || Q) gives the threshold (i + 1/2) width. There are 256 levels (u8) over the window; if symmetric, 128
+    levels (s8) over |x|, and the threshold holds at both ends. A tensor of one sign has one tail and starts at i = 256.
 
-    Three guards: exact zeros are left out, for they quantize without error (half of what a ReLU gives); an end whose
-    outermost bin holds far more than those beside it is the bound of a clamp (ReLU6), which is left where it is, the
-    spike left out of P and Q for the same reason; and a window without 1% of the other values is no candidate, for
-    where a tensor lives far from zero, the few bins next to zero are trivially alike.
+    Three guards apply. Exact zeros are left out, because they quantize without error (half of the outputs of a ReLU).
+    An end whose outermost bin holds far more values than its neighbours is the bound of a clamp (ReLU6): it stays where
+    it is, and the spike is left out of P and Q. A window with less than 1% of the remaining values is no candidate,
+    because a few bins next to zero match trivially when a tensor is far from zero.
+
+    Args:
+        histogram: Histogram of the tensor.
+        symmetric: Use one threshold for both ends.
+
+    Returns:
+        (low, high) in units of the tensor.
     """
     flipped = not symmetric and histogram.high <= 0
     bins = _magnitudes(histogram) if symmetric or flipped else histogram.bins.copy()
@@ -305,7 +376,15 @@ def _magnitudes(histogram: Histogram) -> Counts:
 
 
 def mse_range(histogram: Histogram, symmetric: bool = False) -> Range:
-    """The range of least `error`: each end in turn is tried at every 1/128 of the observed one."""
+    """Returns the range of least `error`: alternately tries every 1/128 of either observed end.
+
+    Args:
+        histogram: Histogram of the tensor.
+        symmetric: Use one threshold for both ends.
+
+    Returns:
+        (low, high) in units of the tensor.
+    """
     density = histogram.density()
     fractions = np.arange(MSE_RATIOS, 0, -1) / MSE_RATIOS  # of equal errors the wider range is taken
     if symmetric:
@@ -331,9 +410,18 @@ assert {"auto", *RANGES} == set(OBSERVERS)
 
 
 def choose(histogram: Histogram, observer: str, symmetric: bool = False) -> tuple[str, float, float]:
-    """(method, low, high): the range of a tensor by `observer`; "auto" takes the method of least `error`.
+    """Chooses the range of a tensor.
 
-    symmetric: a tensor with negatives gets -high .. high. Raises RequestError for an unknown observer.
+    Args:
+        histogram: Histogram of the tensor.
+        observer: One of `OBSERVERS`; "auto" takes the method of least `error`.
+        symmetric: A tensor with negatives gets the range -high .. high.
+
+    Returns:
+        (method, low, high): the method that was used and the range in units of the tensor.
+
+    Raises:
+        RequestError: The observer is unknown.
     """
     if observer not in OBSERVERS:
         raise RequestError(f"unknown observer {observer!r}; choose one of {', '.join(OBSERVERS)}")

@@ -1,9 +1,8 @@
 """Search of activation ranges by the error of the graph's outputs.
 
-A range of least error of its own tensor keeps outliers that nothing downstream may notice (a ReLU6 clips them, a mean
-dilutes them), at the price of a larger scale for all others; another one clips what the outputs depend on. So one
-tensor after the other is quantized in the float model, the rest of it left alone, by fractions of its range, and the
-fraction that moves the outputs least is taken.
+The range of least error of a tensor may keep outliers that do not matter downstream (a ReLU6 clips them, a mean dilutes
+them) at the price of a larger scale. Another range may clip values that the outputs depend on. So each tensor is
+quantized alone in the float model with several fractions of its range, and the fraction of least output error is taken.
 """
 
 from __future__ import annotations
@@ -38,9 +37,19 @@ IDLE = 3e-6  # of the outputs' squares, 55 dB; tensors that cause less error are
 def search_ranges(
     model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, samples: Sequence[Batch]
 ) -> CalibrationTable:
-    """`table`, of `model`, with the ranges of quantized activations chosen by the squared error of the outputs.
+    """Chooses the ranges of quantized activations by the squared error of the outputs.
 
-    samples: a few batches, run as they come. Raises RequestError for samples that do not fit.
+    Args:
+        model: Float model.
+        recipe: Quantization options.
+        table: Calibration table of `model`.
+        samples: A few batches; each runs as it is.
+
+    Returns:
+        `table` with the ranges found.
+
+    Raises:
+        RequestError: The samples do not fit the graph.
     """
     int8, _ = quantize(model, recipe, table)
     exact, tensors = before_softmax(model), dict(table.tensors)
@@ -60,11 +69,23 @@ def search_ranges(
 def output_sqnr(
     float_model: ir.Model, other: ir.Model, samples: Iterable[Batch], quick: bool = False, at_once: int = CHUNK
 ) -> float:
-    """SQNR in dB of another model's outputs, an int8 one's say, against the float model's; infinite if equal.
+    """Computes the SQNR of the outputs of another model, for example an int8 one, against the float model's.
 
-    Logits count, not the probabilities of a final Softmax, most of which are zero. Of several outputs the mean relative
-    error counts. quick: for two float models, see `reference_session.options`. at_once: samples of a run. Raises
-    RequestError for samples that do not fit.
+    Logits count instead of the probabilities of a final Softmax, most of which are near zero. For several outputs, the
+    mean relative error counts.
+
+    Args:
+        float_model: Reference model.
+        other: Model with the same inputs and outputs.
+        samples: Batches, array [samples, ...] for every graph input.
+        quick: For two float models, see `reference_session.options`.
+        at_once: Number of samples per run.
+
+    Returns:
+        The SQNR in dB, inf for equal outputs.
+
+    Raises:
+        RequestError: The samples do not fit the graph.
     """
     exact, tested = (
         reference_session.session(before_softmax(model), "its search needs", reference_session.options(quick))
@@ -78,10 +99,16 @@ def output_sqnr(
 
 
 def before_softmax(model: ir.Model) -> ir.Model:
-    """A copy whose outputs are logits: what a final Softmax or Sigmoid reads.
+    """Copies a model so that its outputs are logits, the inputs of a final Softmax or Sigmoid.
 
-    Instead of outputs whose size depends on the data (boxes that NonMaxSuppression left) it has the float values that
-    these were chosen from: of an int8 model there may be fewer or more.
+    Outputs whose size depends on the data (boxes selected by NonMaxSuppression) are replaced by the float values that
+    they were selected from, because an int8 model may select fewer or more.
+
+    Args:
+        model: Float or int8 model; it is not changed.
+
+    Returns:
+        The copy.
     """
     copy = model.clone()
     chosen = [node for node in copy.graph if query.is_op(node, *CHOOSING)]
@@ -123,9 +150,15 @@ def _rounded_from(value: ir.Value) -> ir.Value:
 
 
 def relative_error(results: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> float:
-    """sum (x - y)^2 / sum x^2 of float outputs x and y, the mean over the outputs; results: (x's, y's) of every batch.
+    """Computes sum (x - y)^2 / sum x^2 per float output, and returns the mean over the outputs.
 
-    An infinite x, as a masked input of a Softmax, does not count. A y of another shape is wrong throughout.
+    Infinite values of x, such as masked inputs of a Softmax, do not count. A y of another shape counts as zeros.
+
+    Args:
+        results: For every batch the outputs x and the outputs y, float32 arrays.
+
+    Returns:
+        The mean relative squared error.
     """
     noise, power = dict[int, float](), dict[int, float]()
     for exact, tested in results:
