@@ -33,7 +33,7 @@ from pipelines.quantization.algorithms.correction import decibel
 from pipelines.quantization.algorithms.equalize_channels import scale_channels
 from pipelines.quantization.algorithms.smooth_channels import smooth_channels
 from pipelines.quantization.calibration.calibrate import CalibrationTable, TensorRange
-from pipelines.quantization.quantize import QuantReport
+from pipelines.quantization.quantizer import QuantReport
 from pipelines.rewrites.driver import CleanUp
 
 MEMORY = 256e6  # bytes of intermediate results held at once, of all graphs together

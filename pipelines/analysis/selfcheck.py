@@ -11,7 +11,7 @@ import onnx_ir as ir
 from pipelines.engines.catalog import load
 from pipelines.graph import edit, io
 from pipelines.quantization.calibration.calibrate import calibrate
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 

@@ -28,7 +28,7 @@ from pipelines.quantization.calibration.calibrate import CalibrationTable
 from pipelines.quantization.calibration.layerwise import sample_chunks
 from pipelines.quantization.calibration.range_search import output_sqnr
 from pipelines.quantization.qdq import layers
-from pipelines.quantization.quantize import QuantReport, clean_up
+from pipelines.quantization.quantizer import QuantReport, clean_up
 
 LOW = 20.0  # dB of SQNR: an error of a tenth of the outputs' size, where labels begin to change
 SLOWER = 0.95  # of the float model's speed; a brief timing varies by a few percent

@@ -16,7 +16,7 @@ from pipelines.graph import io
 from pipelines.quantization import ptq
 from pipelines.quantization.calibration.calibrate import CalibrationTable, Observation, observe
 from pipelines.quantization.calibration.range_search import search_ranges
-from pipelines.quantization.quantize import QuantReport, quantize
+from pipelines.quantization.quantizer import QuantReport, quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 LAYERS = ("Conv", "Gemm", "MatMul")

@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model n
     import onnx_ir as ir
 
     from pipelines.quantization.calibration.calibrate import CalibrationTable
-    from pipelines.quantization.quantize import QuantReport
+    from pipelines.quantization.quantizer import QuantReport
 
 __all__ = [  # with the names of the folder that those who build its files want
     "RANGES",
@@ -417,7 +417,7 @@ def _reader() -> str:
 
 
 def _quantize(folder: ModelFolder, recipe: QuantRecipe, table: CalibrationTable) -> tuple[ir.Model, QuantReport]:
-    from pipelines.quantization.quantize import quantize
+    from pipelines.quantization.quantizer import quantize
 
     return quantize(_graph(folder.path / "rewritten.onnx"), recipe, table)
 

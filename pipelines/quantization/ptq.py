@@ -32,7 +32,7 @@ from pipelines.quantization.algorithms.smooth_channels import find_smoothing, sm
 from pipelines.quantization.calibration.calibrate import MEMORY, CalibrationTable, calibrate, rounded_to_float32
 from pipelines.quantization.calibration.layerwise import CHUNK, ROOM, sample_chunks
 from pipelines.quantization.calibration.range_search import output_sqnr, search_ranges
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 

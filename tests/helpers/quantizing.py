@@ -11,7 +11,7 @@ from helpers.rewriting import EXACT, model, run
 from pipelines.engines.catalog import load
 from pipelines.graph import io
 from pipelines.quantization.calibration.calibrate import calibrate
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)

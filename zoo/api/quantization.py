@@ -32,8 +32,8 @@ from pipelines.quantization.algorithms.correction import SECONDS
 from pipelines.quantization.calibration.auto_calibration import best_table, hold_back
 from pipelines.quantization.calibration.calibrate import MEMORY, CalibrationTable
 from pipelines.quantization.ptq import make_table
-from pipelines.quantization.quantize import QuantReport
-from pipelines.quantization.quantize import quantize as quantize_model
+from pipelines.quantization.quantizer import QuantReport
+from pipelines.quantization.quantizer import quantize as quantize_model
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites import driver
 from pipelines.rewrites.driver import RewriteReport

@@ -14,7 +14,7 @@ from pipelines.graph import query, reference_session
 from pipelines.quantization.calibration.calibrate import CalibrationTable
 from pipelines.quantization.qdq import layers
 from pipelines.quantization.qdq.scales import Array
-from pipelines.quantization.quantize import clean_up, quantize
+from pipelines.quantization.quantizer import clean_up, quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 MOVES = ("Slice", "Split", "Gather", "Concat", "Reshape", "Flatten", "Squeeze", "Identity")

@@ -44,7 +44,7 @@ from pipelines.quantization.ptq import (
 )
 from pipelines.quantization.qdq import layers
 from pipelines.quantization.qdq.scales import Array
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 logger = logging.getLogger(__name__)

@@ -1,5 +1,4 @@
-"""Post-training quantization of an ONNX model in three lines: create a `Calibrator`, feed samples, save the int8 model.
-"""
+"""Post-training quantization of an ONNX model in three lines: create a `Calibrator`, feed samples, save the int8 model."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from pipelines.graph import io
 from pipelines.quantization.algorithms.correction import SECONDS
 from pipelines.quantization.calibration.auto_calibration import best_table
 from pipelines.quantization.calibration.calibrate import MEMORY, CalibrationTable, Observation
-from pipelines.quantization.quantize import QuantReport, quantize
+from pipelines.quantization.quantizer import QuantReport, quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.shared import SHARED

@@ -22,7 +22,7 @@ from pipelines.graph.infer import infer_shapes
 from pipelines.quantization.calibration.calibrate import CalibrationTable, TensorRange
 from pipelines.quantization.calibration.layerwise import CHUNK, sample_chunks, subgraph_session, values_read
 from pipelines.quantization.qdq.scales import uint8_qparams
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 Array = NDArray[Any]

@@ -38,7 +38,7 @@ from pipelines.graph import io as graph
 from pipelines.graph import query
 from pipelines.quantization.calibration.calibrate import CalibrationTable, TensorRange, calibrate
 from pipelines.quantization.qdq.scales import LEAST_SCALE, activation_qparams
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)

@@ -43,7 +43,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.graph import io
 from pipelines.quantization.ptq import make_table
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.shared import SHARED as PASSES

@@ -41,7 +41,7 @@ from pipelines.graph import edit, io, query
 from pipelines.models.folder import ModelFolder, open_folder
 from pipelines.models.stages import read_npz
 from pipelines.quantization.calibration.calibrate import calibrate
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.rewrites.driver import rewrite
 from scripts.peers import harness
 from scripts.peers.translation.models import RANDOM, copied

@@ -201,7 +201,7 @@ def seven_bits(work: Work) -> Path:
     """This project's file with weights of 7 bits, whose products are exact without VNNI."""
     from pipelines.graph import io
     from pipelines.quantization.calibration.calibrate import CalibrationTable
-    from pipelines.quantization.quantize import quantize
+    from pipelines.quantization.quantizer import quantize
 
     folder = zoo.load(work.model)
     float_model, table = (

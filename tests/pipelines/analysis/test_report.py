@@ -15,7 +15,7 @@ from pipelines.engines.stock import available
 from pipelines.graph import io
 from pipelines.quantization.algorithms.equalize_channels import scale_channels
 from pipelines.quantization.calibration.calibrate import calibrate
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 X = np.random.default_rng(1).normal(size=(40, 3, 6, 6)).astype(np.float32)

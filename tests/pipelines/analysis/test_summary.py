@@ -7,7 +7,7 @@ from helpers.rewriting import model
 from pipelines.analysis import summary
 from pipelines.analysis.summary import summarize
 from pipelines.quantization.ptq import make_table
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)

@@ -16,7 +16,7 @@ from pipelines.engines.catalog import load
 from pipelines.engines.stock import available
 from pipelines.graph import io, query
 from pipelines.quantization import ptq
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)

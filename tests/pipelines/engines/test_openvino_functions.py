@@ -8,7 +8,7 @@ from pipelines.engines.openvino import OpenVinoSession, library
 from pipelines.engines.openvino_functions import read_exact_results
 from pipelines.graph import io
 from pipelines.quantization.calibration.calibrate import calibrate
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 pytest.importorskip("openvino")

@@ -19,7 +19,7 @@ from pipelines.engines.timing import Choice, measure
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.quantization.calibration.calibrate import calibrate
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 FEEDS = {"x": np.ones((4, 3), np.float32)}

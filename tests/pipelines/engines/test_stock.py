@@ -10,7 +10,7 @@ from pipelines.engines import session as engine
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.graph import io
 from pipelines.quantization.calibration.calibrate import calibrate
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)

@@ -24,7 +24,7 @@ from pipelines.core.errors import RequestError
 from pipelines.engines.catalog import load
 from pipelines.graph import io, query
 from pipelines.quantization.calibration.calibrate import CalibrationTable, TensorRange, calibrate
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipelines.engines.catalog import load
 from pipelines.graph import edit, io
 from pipelines.quantization.calibration.calibrate import CalibrationTable, TensorRange, calibrate
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fuse_linear import FuseLinear

@@ -7,7 +7,7 @@ from helpers.rewriting import integers, model, normals, ops, reasons, rewritten,
 from pipelines.graph import query
 from pipelines.quantization.calibration.calibrate import TensorRange, calibrate
 from pipelines.quantization.qdq.scales import activation_qparams, weight_qparams
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.equalize_concat import EqualizeConcat, _Columns, _search

@@ -7,7 +7,7 @@ from helpers.rewriting import EXACT, model, ops, reasons, rewritten, run
 from pipelines.engines import catalog
 from pipelines.graph import io, query
 from pipelines.quantization.calibration.calibrate import calibrate
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fold_input_normalization import FoldInputNormalization

@@ -21,7 +21,7 @@ from pipelines.quantization.calibration.calibrate import CalibrationTable, calib
 from pipelines.quantization.calibration.layerwise import CHUNK, sample_chunks
 from pipelines.quantization.calibration.range_search import output_sqnr
 from pipelines.quantization.ptq import make_table
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from pipelines.graph import io, query
 from pipelines.quantization.algorithms.equalize_channels import EqualizeChannels, channel_statistics, scale_channels
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.ptq import make_table, search_equalization
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 

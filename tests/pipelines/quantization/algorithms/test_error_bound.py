@@ -9,7 +9,7 @@ from helpers.rewriting import integers, model, normals, run
 from pipelines.core.errors import RequestError
 from pipelines.quantization.algorithms.error_bound import OPEN
 from pipelines.quantization.ptq import make_table
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 PLAIN = QuantRecipe(observer="minmax", correct=False)

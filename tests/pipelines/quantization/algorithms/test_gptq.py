@@ -14,7 +14,7 @@ from pipelines.quantization.algorithms.gptq import DAMPING, POSITIONS, WIDEST, W
 from pipelines.quantization.algorithms.weight_rounding import Weights, encode_rounding
 from pipelines.quantization.calibration.calibrate import CalibrationTable, calibrate
 from pipelines.quantization.ptq import make_table
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)

@@ -16,7 +16,7 @@ from pipelines.quantization.calibration.auto_calibration import best_table
 from pipelines.quantization.calibration.calibrate import CalibrationTable
 from pipelines.quantization.calibration.range_search import output_sqnr
 from pipelines.quantization.ptq import make_table
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 # a block behind a GELU, whose output a residual sum reads too

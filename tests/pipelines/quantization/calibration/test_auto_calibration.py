@@ -11,7 +11,7 @@ from pipelines.quantization.calibration import auto_calibration as module
 from pipelines.quantization.calibration.auto_calibration import FLOAT_SHARE, best_table, hold_back
 from pipelines.quantization.calibration.range_search import output_sqnr
 from pipelines.quantization.ptq import correct_table, make_table
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 

@@ -6,7 +6,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import io
 from pipelines.quantization.calibration.auto_calibration import best_table
 from pipelines.quantization.calibration.calibrator import Calibrator
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)

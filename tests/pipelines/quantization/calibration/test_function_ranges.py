@@ -7,7 +7,7 @@ from helpers.rewriting import model, run
 from pipelines.quantization.calibration.auto_calibration import best_table
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.calibration.function_ranges import TOLERANCE, clip_to_functions, function_range, read_by
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(3)

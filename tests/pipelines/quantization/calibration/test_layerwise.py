@@ -10,7 +10,7 @@ from helpers.rewriting import integers, model, normals, run
 from pipelines.quantization.algorithms.correction import correct_layers
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.calibration.layerwise import LayerwiseRun
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 # a block of YOLOv8: a half of what the first layer gives waits for the sum, or for the end, while others are computed

@@ -8,7 +8,7 @@ from helpers.rewriting import model, run
 
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.calibration.range_search import output_sqnr, search_ranges
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)

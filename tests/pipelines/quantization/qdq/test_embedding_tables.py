@@ -6,7 +6,7 @@ from helpers.quantizing import RNG, normal
 from helpers.rewriting import model, run
 
 from pipelines.quantization.calibration.calibrate import calibrate
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 EMBEDDED = """(int64[n,m] i, int64[n] j) => (float[n,m,40] y, float[n,40] z, float[n,8] u) {

@@ -12,7 +12,7 @@ from helpers.rewriting import model, ops, run
 from pipelines.engines.catalog import load
 from pipelines.graph import io
 from pipelines.quantization.calibration.calibrate import calibrate
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 LINEAR = "(float[n,6] x) => (float[n,4] y) { y = Gemm(x, w, b) }"

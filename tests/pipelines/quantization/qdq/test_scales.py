@@ -17,7 +17,7 @@ from pipelines.quantization.qdq.scales import (
     uint8_qparams,
     weight_qparams,
 )
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 

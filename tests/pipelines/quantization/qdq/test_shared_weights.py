@@ -13,7 +13,7 @@ from pipelines.graph import io, query
 from pipelines.quantization.algorithms.correction import correct_layers
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.ptq import correct_table
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 STEPS, WIDTH = 5, 24

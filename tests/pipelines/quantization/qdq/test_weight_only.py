@@ -7,7 +7,7 @@ from helpers.rewriting import model, run
 
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.qdq.weight_only import NOTE
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fold_constants import FoldConstants

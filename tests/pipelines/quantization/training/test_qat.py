@@ -12,7 +12,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import io, query
 from pipelines.quantization.calibration.calibrate import CalibrationTable, calibrate
 from pipelines.quantization.qdq.scales import activation_qparams, weight_qparams
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 torch = pytest.importorskip("torch", reason="needs the train extra")

@@ -12,7 +12,7 @@ import zoo
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.graph import edit, io, reference_session
 from pipelines.quantization.calibration.calibrate import calibrate
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.rewrites.driver import rewrite
 from zoo.translation import ENTRY
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, padded

@@ -18,7 +18,7 @@ from pipelines.graph import io, query
 from pipelines.models.stages import _trained
 from pipelines.quantization.calibration.calibrate import CalibrationTable
 from pipelines.quantization.qdq.scales import activation_qparams
-from pipelines.quantization.quantize import quantize
+from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from zoo.cli import app as cli
