@@ -32,7 +32,7 @@ from pipelines.graph.infer import infer_shapes
 from pipelines.quantization.algorithms.correction import decibel
 from pipelines.quantization.algorithms.equalize_channels import scale_channels
 from pipelines.quantization.algorithms.smooth_channels import smooth_channels
-from pipelines.quantization.calibration.calibrate import CalibrationTable, TensorRange
+from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
 from pipelines.quantization.quantizer import QuantReport
 from pipelines.rewrites.driver import CleanUp
 

@@ -24,9 +24,9 @@ from pipelines.engines.session import Runnable
 from pipelines.engines.stock import available
 from pipelines.engines.timing import measure
 from pipelines.graph import io, query
-from pipelines.quantization.calibration.calibrate import CalibrationTable
 from pipelines.quantization.calibration.layerwise import sample_chunks
 from pipelines.quantization.calibration.range_search import output_sqnr
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq import layers
 from pipelines.quantization.quantizer import QuantReport, clean_up
 

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from pipelines.core.batches import Batch, cut, joined, length, share_axis
 from pipelines.graph import io
 from pipelines.quantization import ptq
-from pipelines.quantization.calibration.calibrate import CalibrationTable, Observation, observe
+from pipelines.quantization.calibration.calibrate import Observation, observe
 from pipelines.quantization.calibration.range_search import search_ranges
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.quantizer import QuantReport, quantize
 from pipelines.quantization.recipe import QuantRecipe
 

@@ -14,7 +14,7 @@ from pipelines.models.hub import CARD, Card, require_plain
 from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
 
 if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model needs none of it, and keeps 60 MB
-    from pipelines.quantization.calibration.calibrate import CalibrationTable
+    from pipelines.quantization.calibration.table import CalibrationTable
 
 ROAD = ("fp32.onnx", "rewritten.onnx", "calibration.json", "int8.onnx")
 NATIVE = "native.onnx"
@@ -90,9 +90,7 @@ class ModelFolder:
         path = self.path / TRAINED
         if not path.is_file():
             return None
-        from pipelines.quantization.calibration.calibrate import (
-            CalibrationTable,  # with onnx, which finished models need not
-        )
+        from pipelines.quantization.calibration.table import CalibrationTable  # onnx: finished models do not need it
 
         return CalibrationTable.load(path)
 

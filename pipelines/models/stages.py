@@ -44,7 +44,7 @@ from pipelines.quantization.recipe import QuantRecipe
 if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model needs none of it, and keeps 60 MB
     import onnx_ir as ir
 
-    from pipelines.quantization.calibration.calibrate import CalibrationTable
+    from pipelines.quantization.calibration.table import CalibrationTable
     from pipelines.quantization.quantizer import QuantReport
 
 __all__ = [  # with the names of the folder that those who build its files want
@@ -213,7 +213,7 @@ def _note(folder: ModelFolder, said: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _table(path: Path) -> CalibrationTable:
-    from pipelines.quantization.calibration.calibrate import CalibrationTable
+    from pipelines.quantization.calibration.table import CalibrationTable
 
     return CalibrationTable.load(path)
 

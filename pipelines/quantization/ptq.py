@@ -29,9 +29,10 @@ from pipelines.quantization.algorithms.equalize_channels import (
 )
 from pipelines.quantization.algorithms.error_bound import within_bound
 from pipelines.quantization.algorithms.smooth_channels import find_smoothing, smooth_channels, smoothable
-from pipelines.quantization.calibration.calibrate import MEMORY, CalibrationTable, calibrate, rounded_to_float32
+from pipelines.quantization.calibration.calibrate import MEMORY, calibrate
 from pipelines.quantization.calibration.layerwise import CHUNK, ROOM, sample_chunks
 from pipelines.quantization.calibration.range_search import output_sqnr, search_ranges
+from pipelines.quantization.calibration.table import CalibrationTable, rounded_to_float32
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite

@@ -27,7 +27,7 @@ from pipelines.graph import io, query
 from pipelines.quantization.algorithms import bias, weight_rounding
 from pipelines.quantization.algorithms.equalize_channels import scale_channels
 from pipelines.quantization.algorithms.smooth_channels import smooth_channels
-from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq import elementwise, embedding_tables, engine_quirks, layers, weight_only
 from pipelines.quantization.qdq.insertion import QdqInserter
 from pipelines.quantization.qdq.quantize_early import QuantizeEarly

@@ -24,7 +24,8 @@ from pipelines.kernels import program_file as packed_programs
 from pipelines.kernels.transformer import program_file
 from pipelines.models.hub import Card
 from pipelines.models.stages import read_npz
-from pipelines.quantization.calibration.calibrate import CalibrationTable, calibrate
+from pipelines.quantization.calibration.calibrate import calibrate
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.recommenders.lowering.lower import fold_program
 

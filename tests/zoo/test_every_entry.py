@@ -12,7 +12,7 @@ from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.graph import io, query
 from pipelines.models.hub import CARD, Hub
-from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.table import CalibrationTable
 
 LIMIT = 32_000_000
 SHIPPED = [

@@ -30,7 +30,8 @@ from pipelines.models.folder import QUANTIZATION, SAMPLES, TRAINED, ModelFolder
 from pipelines.models.pipeline import Predictor
 from pipelines.quantization.algorithms.correction import SECONDS
 from pipelines.quantization.calibration.auto_calibration import best_table, hold_back
-from pipelines.quantization.calibration.calibrate import MEMORY, CalibrationTable
+from pipelines.quantization.calibration.calibrate import MEMORY
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantizer import QuantReport
 from pipelines.quantization.quantizer import quantize as quantize_model

@@ -32,8 +32,8 @@ from pipelines.graph import edit, query
 from pipelines.quantization.algorithms.bias import Bias
 from pipelines.quantization.algorithms.gptq import round_layer
 from pipelines.quantization.algorithms.weight_rounding import Weights, encode_rounding
-from pipelines.quantization.calibration.calibrate import rounded_to_float32
 from pipelines.quantization.calibration.layerwise import ROOM, LayerwiseRun, sample_chunks
+from pipelines.quantization.calibration.table import rounded_to_float32
 
 Array = NDArray[Any]
 logger = logging.getLogger(__name__)

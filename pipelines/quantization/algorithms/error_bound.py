@@ -11,7 +11,7 @@ import onnx_ir as ir
 from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
 from pipelines.graph import query, reference_session
-from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq import layers
 from pipelines.quantization.qdq.scales import Array
 from pipelines.quantization.quantizer import clean_up, quantize

@@ -11,7 +11,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query
 from pipelines.quantization.algorithms.channel_groups import LINEAR, outputs_first, why_not_linear
 from pipelines.quantization.algorithms.equalize_channels import LEAST, Channels, Floats, Reader
-from pipelines.quantization.calibration.calibrate import rounded_to_float32
+from pipelines.quantization.calibration.table import rounded_to_float32
 
 MARGIN = 0.7  # of the expected error: what a product more in float must win (1.5 dB)
 Factors = dict[str, tuple[float, ...]]  # {value: factor of each of its channels}

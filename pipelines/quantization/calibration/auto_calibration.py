@@ -30,10 +30,11 @@ from pipelines.core.progress import progress
 from pipelines.graph import edit, io, query, reference_session
 from pipelines.quantization.algorithms.channel_groups import outputs_first
 from pipelines.quantization.algorithms.weight_rounding import Weights
-from pipelines.quantization.calibration.calibrate import MEMORY, CalibrationTable, Observation, observe
+from pipelines.quantization.calibration.calibrate import MEMORY, Observation, observe
 from pipelines.quantization.calibration.function_ranges import clip_to_functions
 from pipelines.quantization.calibration.layerwise import chunk_size, sample_chunks
 from pipelines.quantization.calibration.range_search import before_softmax, relative_error, search_ranges
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import (
     HELD_OUT,
     Factors,

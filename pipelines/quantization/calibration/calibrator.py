@@ -1,4 +1,4 @@
-"""Post-training quantization of an ONNX model in three lines: create a `Calibrator`, feed samples, save the int8 model."""
+"""Post-training quantization in three lines: create a `Calibrator`, feed samples, save the int8 model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pipelines.core.batches import Batch
 from pipelines.graph import io
 from pipelines.quantization.algorithms.correction import SECONDS
 from pipelines.quantization.calibration.auto_calibration import best_table
-from pipelines.quantization.calibration.calibrate import MEMORY, CalibrationTable, Observation
+from pipelines.quantization.calibration.calibrate import MEMORY, Observation
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.quantizer import QuantReport, quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite

@@ -15,8 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import query
-from pipelines.quantization.calibration.calibrate import CalibrationTable
 from pipelines.quantization.calibration.observers import Floats, Range
+from pipelines.quantization.calibration.table import CalibrationTable
 
 TOLERANCE = 0.25  # of a step of the function's result in 255 steps
 POINTS = 4097

@@ -19,8 +19,8 @@ from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
 from pipelines.graph import query, reference_session
 from pipelines.graph.infer import infer_shapes
-from pipelines.quantization.calibration.calibrate import CalibrationTable, TensorRange
 from pipelines.quantization.calibration.layerwise import CHUNK, sample_chunks, subgraph_session, values_read
+from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
 from pipelines.quantization.qdq.scales import uint8_qparams
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe

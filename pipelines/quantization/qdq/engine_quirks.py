@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from pipelines.quantization.calibration.calibrate import TensorRange
+from pipelines.quantization.calibration.table import TensorRange
 from pipelines.quantization.qdq.scales import dequantized_qparams
 
 Strided = tuple[str, tuple[int, ...]]  # name of a tensor, strides

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq import engine_quirks
 from pipelines.quantization.qdq.quantize_early import moves
 from pipelines.quantization.qdq.scales import (

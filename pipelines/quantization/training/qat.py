@@ -36,7 +36,8 @@ from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, one_line
 from pipelines.graph import io as graph
 from pipelines.graph import query
-from pipelines.quantization.calibration.calibrate import CalibrationTable, TensorRange, calibrate
+from pipelines.quantization.calibration.calibrate import calibrate
+from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
 from pipelines.quantization.qdq.scales import LEAST_SCALE, activation_qparams
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe

@@ -200,7 +200,7 @@ def held_to_avx2(work: Work, rounds: int) -> dict[str, Any]:
 def seven_bits(work: Work) -> Path:
     """This project's file with weights of 7 bits, whose products are exact without VNNI."""
     from pipelines.graph import io
-    from pipelines.quantization.calibration.calibrate import CalibrationTable
+    from pipelines.quantization.calibration.table import CalibrationTable
     from pipelines.quantization.quantizer import quantize
 
     folder = zoo.load(work.model)

@@ -12,7 +12,7 @@ from pipelines.graph import io, query
 from pipelines.models import stages
 from pipelines.models.folder import QUANTIZATION, RECORD
 from pipelines.models.stages import build, set_recipe
-from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe
 
 

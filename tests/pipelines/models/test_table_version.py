@@ -7,7 +7,7 @@ from helpers.rewriting import model
 
 from pipelines.graph import io
 from pipelines.models import stages
-from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.table import CalibrationTable
 
 # (build.TABLE_VERSION, digest of what is read of the table and the graph below with that version)
 RECORDED = (1, "b227a6cd4379d187")

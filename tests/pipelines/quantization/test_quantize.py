@@ -23,7 +23,8 @@ from helpers.rewriting import EXACT, model, ops, run
 from pipelines.core.errors import RequestError
 from pipelines.engines.catalog import load
 from pipelines.graph import io, query
-from pipelines.quantization.calibration.calibrate import CalibrationTable, TensorRange, calibrate
+from pipelines.quantization.calibration.calibrate import calibrate
+from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pipelines.engines.catalog import load
 from pipelines.graph import edit, io
-from pipelines.quantization.calibration.calibrate import CalibrationTable, TensorRange, calibrate
+from pipelines.quantization.calibration.calibrate import calibrate
+from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite

@@ -5,7 +5,8 @@ import pytest
 from helpers.rewriting import integers, model, normals, ops, reasons, rewritten, run
 
 from pipelines.graph import query
-from pipelines.quantization.calibration.calibrate import TensorRange, calibrate
+from pipelines.quantization.calibration.calibrate import calibrate
+from pipelines.quantization.calibration.table import TensorRange
 from pipelines.quantization.qdq.scales import activation_qparams, weight_qparams
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe

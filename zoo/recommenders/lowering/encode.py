@@ -9,7 +9,7 @@ import numpy as np
 from pipelines.core.errors import RequestError
 from pipelines.kernels.recommenders import program as steps
 from pipelines.kernels.recommenders.program import CODES, SLACK
-from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.table import CalibrationTable
 from zoo.recommenders.lowering.expressions import Dots, Expression, Field
 from zoo.recommenders.lowering.graph_reader import Reader
 from zoo.recommenders.lowering.integer_layers import largest, positive

@@ -20,7 +20,7 @@ from pipelines.kernels.recommenders import reference
 from pipelines.kernels.recommenders.from_graph import program_node
 from pipelines.kernels.recommenders.operators import COLUMNS
 from pipelines.kernels.recommenders.program import CODES, ClickProgram
-from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq.scales import activation_qparams
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.recommenders.lowering.encode import Codes

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels.recommenders.operators import COLUMNS, FIELDS
-from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.table import CalibrationTable
 from zoo.recommenders.lowering.expressions import (
     Concat,
     Crossed,

@@ -23,7 +23,7 @@ from torch import fx, nn
 import zoo
 from pipelines.models.stages import SAMPLES, TRAINED, ModelFolder, read_npz
 from pipelines.quantization.algorithms.error_bound import open_layers
-from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.quantization.training import qat
 from pipelines.quantization.training.qat import Range

@@ -19,7 +19,7 @@ from torch import nn
 
 from pipelines.graph import io
 from pipelines.models.stages import SAMPLES, TRAINED, ModelFolder, read_npz
-from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.quantization.training import qat

@@ -17,9 +17,10 @@ from pipelines.quantization import ptq
 from pipelines.quantization.algorithms import correction
 from pipelines.quantization.algorithms.correction import correct_layers
 from pipelines.quantization.algorithms.equalize_channels import channel_statistics, scale_channels
-from pipelines.quantization.calibration.calibrate import CalibrationTable, calibrate
+from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.calibration.layerwise import CHUNK, sample_chunks
 from pipelines.quantization.calibration.range_search import output_sqnr
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe

@@ -12,7 +12,8 @@ from pipelines.quantization.algorithms import gptq as module
 from pipelines.quantization.algorithms.correction import correct_layers
 from pipelines.quantization.algorithms.gptq import DAMPING, POSITIONS, WIDEST, WORK, drawn, gptq, round_layer
 from pipelines.quantization.algorithms.weight_rounding import Weights, encode_rounding
-from pipelines.quantization.calibration.calibrate import CalibrationTable, calibrate
+from pipelines.quantization.calibration.calibrate import calibrate
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe

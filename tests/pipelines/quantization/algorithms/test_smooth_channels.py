@@ -13,8 +13,8 @@ from pipelines.graph import io
 from pipelines.quantization.algorithms.equalize_channels import channel_statistics
 from pipelines.quantization.algorithms.smooth_channels import find_smoothing, smooth_channels, smoothable
 from pipelines.quantization.calibration.auto_calibration import best_table
-from pipelines.quantization.calibration.calibrate import CalibrationTable
 from pipelines.quantization.calibration.range_search import output_sqnr
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe

@@ -13,15 +13,9 @@ from helpers.rewriting import model
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, io
-from pipelines.quantization.calibration.calibrate import (
-    CalibrationTable,
-    Observation,
-    TensorRange,
-    calibrate,
-    memory_bytes,
-    observe,
-)
+from pipelines.quantization.calibration.calibrate import Observation, calibrate, memory_bytes, observe
 from pipelines.quantization.calibration.observers import Histogram, choose
+from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
 from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
 
 

@@ -10,8 +10,9 @@ from helpers.rewriting import model
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import io
-from pipelines.quantization.calibration.calibrate import CalibrationTable, TensorRange, calibrate
+from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.calibration.observers import Summary
+from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
 from pipelines.quantization.recipe import QuantRecipe
 
 

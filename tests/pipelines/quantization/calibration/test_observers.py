@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from pipelines.core.errors import RequestError
-from pipelines.quantization.calibration.calibrate import TensorRange
 from pipelines.quantization.calibration.observers import (
     BINS,
     KEPT,
@@ -25,6 +24,7 @@ from pipelines.quantization.calibration.observers import (
     mse_range,
     percentile_range,
 )
+from pipelines.quantization.calibration.table import TensorRange
 from pipelines.quantization.qdq.scales import activation_qparams
 
 RNG = np.random.default_rng(0)

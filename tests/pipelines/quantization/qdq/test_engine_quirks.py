@@ -14,7 +14,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines.engines.openvino import library
 from pipelines.graph import io, query
-from pipelines.quantization.calibration.calibrate import TensorRange
+from pipelines.quantization.calibration.table import TensorRange
 from pipelines.quantization.qdq import engine_quirks
 from pipelines.quantization.qdq.engine_quirks import QUIRKS
 

@@ -7,7 +7,7 @@ from helpers.rewriting import model, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.quantization.calibration.calibrate import TensorRange
+from pipelines.quantization.calibration.table import TensorRange
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.qdq.scales import (
     EMPTY,

@@ -10,7 +10,8 @@ from helpers.rewriting import run
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import io, query
-from pipelines.quantization.calibration.calibrate import CalibrationTable, calibrate
+from pipelines.quantization.calibration.calibrate import calibrate
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq.scales import activation_qparams, weight_qparams
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe

@@ -17,7 +17,7 @@ import zoo
 from pipelines.core.errors import RequestError
 from pipelines.graph import io
 from pipelines.models import stages
-from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq.scales import activation_qparams
 
 torch = pytest.importorskip("torch", reason="needs the train extra")

@@ -11,7 +11,7 @@ import zoo
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from pipelines.graph import io
-from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.table import CalibrationTable
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 

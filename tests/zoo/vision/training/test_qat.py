@@ -16,7 +16,7 @@ from pipelines.core.files import read_json
 from pipelines.data.preprocess import Preprocess
 from pipelines.graph import io, query
 from pipelines.models.stages import _trained
-from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq.scales import activation_qparams
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
