@@ -85,6 +85,30 @@ def test_every_package_says_what_is_in_it() -> None:
         assert docstring and len(docstring) > 30, path
 
 
+DOCUMENTED = ("pipelines/quantization",)  # rooms whose public functions all have Google style docstrings; it grows
+
+
+def functions(node: ast.Module | ast.ClassDef, prefix: str = "") -> list[tuple[str, ast.FunctionDef]]:
+    """Public functions of a module, and public methods of its public classes, by their names."""
+    public = [part for part in node.body if not getattr(part, "name", "_").startswith("_")]
+    own = [(prefix + part.name, part) for part in public if isinstance(part, ast.FunctionDef)]
+    return own + [
+        method for part in public if isinstance(part, ast.ClassDef) for method in functions(part, f"{part.name}.")
+    ]
+
+
+@pytest.mark.parametrize("room", DOCUMENTED)
+def test_public_functions_of_two_arguments_and_more_describe_them(room: str) -> None:
+    undescribed = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted(ROOT.glob(f"{room}.py" if (ROOT / f"{room}.py").is_file() else f"{room}/**/*.py"))
+        for name, function in functions(ast.parse(path.read_text()))
+        if len([a for a in (*function.args.args, *function.args.kwonlyargs) if a.arg not in ("self", "cls")]) > 1
+        and "\nArgs:\n" not in (ast.get_docstring(function) or "")
+    ]
+    assert not undescribed
+
+
 TASKS = ("recommenders", "translation", "texts", "vision")
 # rooms of zoo/ and what of zoo/ each may import besides itself; a task imports no other task
 ROOMS = {task: {"training"} for task in TASKS} | {

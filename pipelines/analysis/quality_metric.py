@@ -1,4 +1,4 @@
-"""How good an int8 model is: a metric and the SQNR of its outputs on evaluation samples, against the float model."""
+"""Quality metrics of int8 models against the float model: a task metric and the SQNR on evaluation samples."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ from pipelines.engines.session import Runnable
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What int8 lost against the float model: the drop of the metric, and the SQNR of the outputs in dB if known.
+class QualityDrop:
+    """Quality that int8 loses against the float model.
 
-    drop: a share, 0.005 = half a point. metrics: {"fp32", "int8": the metric in its own units}.
+    Attributes:
+        drop: Drop of the metric as a share: 0.005 is half a percentage point.
+        sqnr_db: SQNR of the outputs in dB, None if unknown.
+        metrics: The metric of "fp32" and "int8" in its own units.
     """
 
     drop: float
@@ -31,31 +34,53 @@ class Verdict:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
-class Judge(Protocol):
-    """Compares int8 models with the float one on evaluation data."""
+class QualityMetric(Protocol):
+    """Compares int8 models with the float model on evaluation data.
+
+    Attributes:
+        digest: Digest of the evaluation data.
+        name: Name of the metric, such as "top1"; "" before the first call if the outputs decide.
+        example: Batch that latency is measured on.
+    """
 
     digest: str  # names the evaluation data
-    metric: str
+    name: str
     example: Batch  # the batch that latency is measured on
 
-    def __call__(self, fp32: Any, int8: Any) -> Verdict:
-        """Compare two models, as the search's opener opened them, on all evaluation samples."""
+    def __call__(self, fp32: Any, int8: Any) -> QualityDrop:
+        """Compares two models on all evaluation samples.
+
+        Args:
+            fp32: Float model, opened by the search's opener.
+            int8: Int8 model, opened alike.
+
+        Returns:
+            The quality drop of `int8`.
+        """
 
 
-class Unjudged(RequestError):
-    """Evaluation samples or labels by which no model can be judged.
+class MetricError(RequestError):
+    """Evaluation samples or labels that no model can be evaluated on.
 
-    It ends the search, which passes over a trial that fails.
+    It ends a search, which otherwise skips trials that fail.
     """
 
 
-class ArrayJudge:
-    """Judge by evaluation samples as arrays {graph input: [n, ...]}, with or without labels [n, ...].
+class OutputMetric:
+    """Metric of the first output on evaluation samples as arrays, with or without labels.
 
-    The first output decides. With labels: "top1" for outputs [n, classes] and integer labels [n]; "auc" for one score a
-    sample and labels of 0 / 1; "r2" for labels like the output. Without: "agreement", the share of samples with the
-    float model's arg-max, for outputs [n, classes], and "closeness" = 1 - |y - x| / |x| (Euclidean norms) for others.
-    Raises RequestError for labels that fit none of these.
+    With labels, the metric is "top1" for outputs [n, classes] and integer labels [n], "auc" for one score per sample
+    and labels of 0 and 1, and "r2" for labels of the output's shape. Without labels, it is "agreement" for outputs [n,
+    classes], the share of samples with the float model's arg-max, and "closeness" = 1 - |y - x| / |x| (Euclidean norms)
+    for other outputs.
+
+    Args:
+        arrays: Array [n, ...] for every graph input.
+        labels: Labels [n, ...], or None.
+        batch_size: Samples per run.
+
+    Raises:
+        RequestError: The number of labels differs from the number of samples.
     """
 
     def __init__(self, arrays: Batch, labels: NDArray[Any] | None = None, batch_size: int = 1) -> None:
@@ -64,31 +89,43 @@ class ArrayJudge:
         if labels is not None and len(labels) != count:
             raise RequestError(f"found {len(labels)} labels for {count} samples; wanted one each")
         self.example: Batch = {name: array[:batch_size] for name, array in arrays.items()}
-        self.metric = "" if labels is not None else "agreement"
+        self.name = "" if labels is not None else "agreement"
         self.digest = _digest(arrays if labels is None else {**arrays, "": labels})
         self._fp32: dict[str, NDArray[Any]] = {}
 
-    def __call__(self, fp32: Runnable, int8: Runnable) -> Verdict:
-        """Compare the outputs of two sessions; the float one runs only once, at the first call."""
+    def __call__(self, fp32: Runnable, int8: Runnable) -> QualityDrop:
+        """Compares the outputs of two sessions; the float one runs only at the first call.
+
+        Args:
+            fp32: Session of the float model.
+            int8: Session of the int8 model.
+
+        Returns:
+            The quality drop, infinite if int8 computes NaN or infinity.
+
+        Raises:
+            MetricError: The float model computes NaN or infinity, the shapes of the outputs differ, or the labels do
+                not fit.
+        """
         self._fp32 = self._fp32 or self._run(fp32)
         x, y = self._fp32, self._run(int8)
         first = next(iter(x))
         if not np.isfinite(x[first]).all():
-            raise Unjudged(
+            raise MetricError(
                 "the float model computes NaN or infinity on the evaluation samples; check the samples and the model"
             )
         if x[first].shape != y[first].shape:
-            raise Unjudged(
+            raise MetricError(
                 f"output {first} has shape {x[first].shape} of the float model and {y[first].shape} of an int8 one, "
                 "which cannot be compared; judge the model without the operator that chooses results"
             )
         if not np.isfinite(y[first]).all():
-            return Verdict(float("inf"))
-        self.metric, score = _metric(x[first], self._labels)
+            return QualityDrop(float("inf"))
+        self.name, score = _metric(x[first], self._labels)
         scores = {"fp32": score(x[first]), "int8": score(y[first])}
         floats = [name for name in x if x[name].dtype.kind == "f" and x[name].shape == y[name].shape]
         db = sqnr([x[name] for name in floats], [y[name] for name in floats])
-        return Verdict(scores["fp32"] - scores["int8"], db, scores)
+        return QualityDrop(scores["fp32"] - scores["int8"], db, scores)
 
     def _run(self, session: Runnable) -> dict[str, NDArray[Any]]:
         outputs = []
@@ -98,14 +135,19 @@ class ArrayJudge:
         return joined(outputs)
 
 
-class FeedJudge(ArrayJudge):
-    """Judge by feeds as the graph takes them, each run for itself: of a graph whose inputs share no axis of samples, or
-    of samples of several shapes. Without labels, see `ArrayJudge`; outputs of several shapes count value by value.
+class FeedMetric(OutputMetric):
+    """Metric of the first output on feeds that each run alone, see `OutputMetric` without labels.
+
+    For graphs whose inputs share no sample axis, and for samples of several shapes. Outputs of several shapes are
+    compared value by value.
+
+    Args:
+        feeds: Feeds, array for every graph input.
     """
 
     def __init__(self, feeds: Sequence[Batch]) -> None:
         self._feeds, self._labels, self._fp32 = feeds, None, {}
-        self.metric = "agreement"
+        self.name = "agreement"
         self.digest = hashlib.sha256("".join(map(_digest, feeds)).encode()).hexdigest()
         self.example = feeds[0]
 
@@ -140,7 +182,7 @@ def _metric(x: NDArray[Any], labels: NDArray[Any] | None) -> tuple[str, Callable
         return "closeness", lambda y: 1 - float(np.linalg.norm((y - x).astype(np.float64))) / norm
     if classes and labels.dtype.kind in "iu" and labels.ndim == 1:
         if not 0 <= labels.min() <= labels.max() < x.shape[1]:
-            raise Unjudged(
+            raise MetricError(
                 f"found labels {labels.min()} to {labels.max()}; wanted 0 to {x.shape[1] - 1}, for outputs "
                 f"{list(x.shape)}"
             )
@@ -148,11 +190,11 @@ def _metric(x: NDArray[Any], labels: NDArray[Any] | None) -> tuple[str, Callable
     found = f"labels {labels.dtype} {list(labels.shape)} for outputs {list(x.shape)}"
     wanted = "class numbers [n] for outputs [n, classes], or values like the output's"
     if labels.dtype.kind not in "biuf" or not np.isfinite(labels).all():
-        raise Unjudged(f"found {found}, not all of them numbers; wanted {wanted}")
+        raise MetricError(f"found {found}, not all of them numbers; wanted {wanted}")
     if labels.size == x.size == len(x) and set(np.unique(labels)) == {0, 1}:
         return "auc", lambda y: auc(labels.ravel().astype(np.float64), y.ravel().astype(np.float64))
     if labels.shape == x.shape or labels.size == x.size:
         truth = labels.reshape(x.shape).astype(np.float64)
         variance = float(((truth - truth.mean()) ** 2).sum()) or 1.0
         return "r2", lambda y: 1 - float(((y - truth) ** 2).sum()) / variance
-    raise Unjudged(f"found {found}; wanted {wanted}")
+    raise MetricError(f"found {found}; wanted {wanted}")

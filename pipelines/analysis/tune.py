@@ -31,7 +31,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.analysis import report, report_html
-from pipelines.analysis.quality_metric import Judge, Unjudged
+from pipelines.analysis.quality_metric import MetricError, QualityMetric
 from pipelines.analysis.tuning_settings import PLAIN, Made, Maker, Settings, first_samples
 from pipelines.core import deadline, files, machine
 from pipelines.core.batches import Batch, length
@@ -75,7 +75,7 @@ def open_stock(path: Path, engine: str, threads: int) -> Runnable:
 def tune(
     model: ir.Model,
     samples: Iterable[Batch],
-    judge: Judge,
+    metric: QualityMetric,
     output: str | Path,
     *,
     max_drop: float = 0.005,
@@ -112,7 +112,7 @@ def tune(
         raise RequestError(f"unknown or missing engine {engine!r}; choose auto, {' or '.join(engines)}")
     maker = Maker(model, samples, recipe, total)
     with tempfile.TemporaryDirectory() as folder, progress("tuning, seconds", round(seconds)) as advance:
-        search = _Search(maker, judge, Path(output), Path(folder), opener, threads, max_drop, seconds, advance)
+        search = _Search(maker, metric, Path(output), Path(folder), opener, threads, max_drop, seconds, advance)
         search.open(engines if engine == "auto" else [engine], recipe)
         try:
             search.run()
@@ -137,7 +137,7 @@ class _Search:
     """State of one search; the log is its memory."""
 
     maker: Maker
-    judge: Judge
+    metric: QualityMetric
     output: Path
     folder: Path  # for models that are only tried
     opener: Opener
@@ -162,12 +162,12 @@ class _Search:
         subject = {
             "format": FORMAT,
             "model": io.digest(self.maker.model),
-            "evaluation": self.judge.digest,
+            "evaluation": self.metric.digest,
             "calibration": _digest(self.maker.samples),
             "recipe": recipe.to_json(),
             "machine": machine.fingerprint(),
             "threads": self.threads,
-            "batch_size": length(self.judge.example),
+            "batch_size": length(self.metric.example),
         }
         head, lines = _read_log(self.log)
         if all(head.get(key) == value for key, value in subject.items()) and head.get("engine") in engines:
@@ -192,11 +192,11 @@ class _Search:
         if head:
             logger.warning("%s is of another model, data or machine; the search begins anew", self.log)
         openers = {name: functools.partial(self._open, self.float_path, name) for name in engines}
-        self.float_ms = time_each(openers, self.judge.example)
+        self.float_ms = time_each(openers, self.metric.example)
         self.engine = engines[0] if len(engines) == 1 else self._quickest(engines)
         self.fp32 = self._open(self.float_path, self.engine)
         if self.engine not in self.float_ms:
-            (self.float_ms[self.engine],) = measure([self.fp32], self.judge.example)
+            (self.float_ms[self.engine],) = measure([self.fp32], self.metric.example)
         files.write_text(self.log, json.dumps({**subject, "engine": self.engine, "float_ms": self.float_ms}) + "\n")
 
     def _open(self, path: Path, engine: str) -> Runnable:
@@ -212,7 +212,7 @@ class _Search:
         except TimeIsUp:
             return min(self.float_ms, key=self.float_ms.__getitem__)
         path = io.save(made, self.folder / "first.onnx")
-        times = time_each({name: functools.partial(self._open, path, name) for name in engines}, self.judge.example)
+        times = time_each({name: functools.partial(self._open, path, name) for name in engines}, self.metric.example)
         return min(times, key=times.__getitem__)
 
     def run(self) -> None:
@@ -265,8 +265,8 @@ class _Search:
             try:
                 with deadline.limit(self.start + (1 if self.trials else FIRST) * self.seconds):
                     made = self._make(settings)
-                    path = self._judged(trial, made)
-            except (Unjudged, TimeIsUp):
+                    path = self._evaluated(trial, made)
+            except (MetricError, TimeIsUp):
                 raise
             except Exception as error:  # of whatever kind: the search goes on with what works
                 trial["error"] = one_line(error)
@@ -278,7 +278,7 @@ class _Search:
                 self._write(path, settings, made)
         return settings
 
-    def _judged(self, trial: Trial, made: Made) -> Path:
+    def _evaluated(self, trial: Trial, made: Made) -> Path:
         """What a trial made as a file, whose figures go into `trial`."""
         path = io.save(made[0], self.folder / "trial.onnx")
         trial["sha256"] = files.sha256(path)
@@ -301,8 +301,8 @@ class _Search:
         start = time.monotonic()
         trial: Trial = {"name": f"{PLAIN.name}, few samples", "settings": PLAIN.to_json(), "drop": None}
         trial["sqnr_db"] = None
-        made = self.maker.plain(max(FEW, length(self.judge.example)))
-        path = self._judged(trial, made)
+        made = self.maker.plain(max(FEW, length(self.metric.example)))
+        path = self._evaluated(trial, made)
         trial["seconds"] = round(time.monotonic() - start, 2)
         self.trials[PLAIN] = trial
         self._write(path, PLAIN, made)
@@ -325,14 +325,14 @@ class _Search:
 
     def _measured(self, path: Path, structure: str) -> Trial:
         session = self._open(path, self.engine)
-        verdict = self.judge(self.fp32, session)
+        verdict = self.metric(self.fp32, session)
         if not np.isfinite(verdict.drop):
             return {"error": "computes NaN or infinity"}
         if structure not in self.latencies:  # in turn, so that trials hours apart compare
-            fp32_ms, int8_ms = measure([self.fp32, session], self.judge.example)
+            fp32_ms, int8_ms = measure([self.fp32, session], self.metric.example)
             self.latencies[structure] = round(int8_ms / fp32_ms * self.float_ms[self.engine], 4)
             self._note({"structure": structure, "milliseconds": self.latencies[structure]})
-        scores = {"metric": self.judge.metric, "metrics": dict(verdict.metrics)}
+        scores = {"metric": self.metric.name, "metrics": dict(verdict.metrics)}
         latency = {"milliseconds": self.latencies[structure]}
         return {"drop": verdict.drop, "sqnr_db": verdict.sqnr_db, **scores, **latency}
 
@@ -446,7 +446,7 @@ class _Search:
             "met": met,
             "missed_by": 0.0 if met else best["drop"] - self.max_drop,
             "stopped": stopped,
-            "metric": best.get("metric", self.judge.metric),
+            "metric": best.get("metric", self.metric.name),
             "max_drop": self.max_drop,
             "engine": self.engine,
             "fp32_ms": self.float_ms[fp32_engine],

@@ -1,14 +1,14 @@
 """Post-training quantization: float model + recipe + calibration table -> QDQ model and a report on every operator.
 
-Weights: symmetric int8 per output channel, W_q = round(W / s_w), s_w = max|W| / 127. Activations: uint8 per tensor, s =
-(max - min) / 255 with the range widened to hold zero, z = round(-min / s); tensors without negatives get z = 0 and s =
-max / 255. Bias: int32 of scale s_x s_w. An engine then computes with integers alone, the zero point's term folded into
-the bias (the "shifted bias" of Intel's INT8 Wide & Deep):
+Weights are symmetric int8 per output channel, W_q = round(W / s_w), s_w = max|W| / 127. Activations are uint8 per
+tensor, s = (max - min) / 255 with the range widened to hold zero, z = round(-min / s); tensors without negatives get z
+= 0 and s = max / 255. Biases are int32 of scale s_x s_w. An engine then computes with integers alone, with the zero
+point's term folded into the bias (the "shifted bias" of Intel's INT8 Wide & Deep):
 
     y = s_x s_w ( sum_c x_q W_q + b_q - z_x sum_c W_q ),   y_q = clip(round(y / s_y) + z_y, 0, 255)
 
-(Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference").
-Pure: nothing is read or written here.
+(Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference"). The
+functions are pure: they read and write no files.
 """
 
 from __future__ import annotations
@@ -42,9 +42,13 @@ RUN_TIME = "its input is quantized at run time"
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of the quantized model and its precision: "int8", "float" or "integer" (index arithmetic).
+    """One operator of a quantized model.
 
-    reason: why it is not int8.
+    Attributes:
+        name: Name of the operator.
+        type: Operator type.
+        precision: "int8", "float" or "integer" (index arithmetic).
+        reason: Why the operator is not int8, or a note.
     """
 
     name: str
@@ -55,21 +59,27 @@ class Operator:
 
 @dataclass(frozen=True)
 class QuantReport:
-    """The precision of every operator of a quantized model, the recipe, and the digest of the float graph."""
+    """Precision of every operator of a quantized model.
+
+    Attributes:
+        operators: The operators, those of subgraphs last.
+        recipe: Recipe of the model.
+        graph: Digest of the float graph.
+    """
 
     operators: tuple[Operator, ...]
     recipe: QuantRecipe
     graph: str
 
     def counts(self) -> dict[str, int]:
-        """How many operators run in each precision."""
+        """Returns the number of operators by precision."""
         counts: dict[str, int] = {}
         for operator in self.operators:
             counts[operator.precision] = counts.get(operator.precision, 0) + 1
         return counts
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
+        """Returns the report as plain JSON values."""
         return {
             "graph": self.graph,
             "recipe": self.recipe.to_json(),
@@ -78,7 +88,7 @@ class QuantReport:
 
 
 def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> tuple[ir.Model, QuantReport]:
-    """The QDQ form of `model`, which is left as it is, and the precision of every operator. In this order:
+    """Inserts QDQ pairs into a float model according to a recipe.
 
     1. Cross-layer equalization, SmoothQuant and smoothing, by the factors of the table.
     2. Graph clean-up: types are inferred, constants lifted.
@@ -86,15 +96,23 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
     4. Dynamic quantization of the layers that the recipe names.
     5. Q/DQ insertion: inputs of int8 operators, per-channel weights, biases.
     6. Int8 propagation through data movement (`QuantizeEarly`).
-    7. Weight-only quantization of the embedding tables that are still float32, with a scale per row, and of what
-       `weight_only` finds: recurrent layers, layers inside If and Loop.
-    8. Output quantization: Q/DQ pairs on outputs of int8 operators that need one to be int8 in engines.
+    7. Weight-only quantization of the remaining float32 embedding tables, with a scale per row, and of recurrent layers
+       and layers inside If and Loop (`weight_only`).
+    8. Output quantization: Q/DQ pairs on outputs of int8 operators that engines need.
     9. Engine quirks.
-    10. GPTQ rounding of weights, then bias correction, as the table holds them.
-    11. The report.
+    10. GPTQ rounding of weights, then bias correction, from the table. 11. The report.
 
-    Raises RequestError where the table belongs to another graph, the opset is older than 13, or keep_float or dynamic
-    matches nothing.
+    Args:
+        model: Float32 ONNX model, opset 13 or later, after the rewrites; it is not changed.
+        recipe: Quantization options.
+        table: Calibration table of this graph (same digest).
+
+    Returns:
+        The QDQ model, and the precision of every operator with the reason if it stays float32.
+
+    Raises:
+        RequestError: The table belongs to another graph, the opset is older than 13, or a pattern of `keep_float` or
+            `dynamic` matches no operator.
     """
     io.require_opset(model)
     table.require(model)
@@ -125,7 +143,11 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
 
 
 def clean_up(model: ir.Model) -> None:
-    """`CleanUp`, and names for operators without one of their own (ONNX asks for none): those of their outputs."""
+    """Applies `CleanUp`, and names operators without a unique name by their first output.
+
+    Args:
+        model: Float model; it is changed.
+    """
     CleanUp()(model)
     taken = set()
     for node in model.graph:
@@ -135,7 +157,15 @@ def clean_up(model: ir.Model) -> None:
 
 
 def require_patterns(graph: ir.Graph, recipe: QuantRecipe) -> None:
-    """Raise RequestError where a pattern of keep_float or dynamic matches no operator."""
+    """Checks that every pattern of `keep_float` and `dynamic` matches an operator.
+
+    Args:
+        graph: Float graph.
+        recipe: Quantization options.
+
+    Raises:
+        RequestError: A pattern matches no operator.
+    """
     for kind, patterns in (("keep_float", recipe.keep_float), ("dynamic", recipe.dynamic)):
         for pattern in patterns:
             if not any(re.fullmatch(pattern, query.label(node)) for node in ir.traversal.RecursiveGraphIterator(graph)):
@@ -144,7 +174,15 @@ def require_patterns(graph: ir.Graph, recipe: QuantRecipe) -> None:
 
 
 def select_operators(inserter: QdqInserter, keep_float: Mapping[str, str]) -> tuple[set[ir.Node], dict[str, str]]:
-    """(operators that can be int8, {name of another quantizable one: why it cannot}). keep_float: as a table has it."""
+    """Selects the operators that can be int8.
+
+    Args:
+        inserter: Inserter of the graph.
+        keep_float: Reason by name of operators that stay float32, from the table.
+
+    Returns:
+        The int8 operators, and the reason by name of the other quantizable ones.
+    """
     refused = {
         node: keep_float.get(str(node.name)) or _refuse(inserter, node) for node in inserter.graph if _quantizable(node)
     }
@@ -175,9 +213,15 @@ def _refuse(inserter: QdqInserter, node: ir.Node) -> str:
 
 
 def quantize_dynamically(inserter: QdqInserter, selected: set[ir.Node], reasons: dict[str, str]) -> dict[str, str]:
-    """Make the layers that the recipe names `dynamic` int8 with qparams taken at run time; {layer: note}.
+    """Quantizes the layers that the recipe calls `dynamic`, with qparams computed at run time.
 
-    They are taken out of `selected`; why another operator so named cannot be goes into `reasons`.
+    Args:
+        inserter: Inserter of the graph.
+        selected: Int8 operators; dynamic layers are removed.
+        reasons: Reason by name; those of layers that cannot be dynamic are added.
+
+    Returns:
+        Note by name of the dynamic layers.
     """
     notes = {}
     for node in list(inserter.graph):
@@ -193,7 +237,15 @@ def quantize_dynamically(inserter: QdqInserter, selected: set[ir.Node], reasons:
 
 
 def insert_qdq(inserter: QdqInserter, selected: set[ir.Node]) -> dict[str, str]:
-    """Make the operators `selected` int8: Q/DQ pairs at their inputs, quantized weights and biases; {operator: ""}."""
+    """Makes operators int8: Q/DQ pairs at their inputs, quantized weights and biases.
+
+    Args:
+        inserter: Inserter of the graph.
+        selected: Int8 operators.
+
+    Returns:
+        Empty note by name of each operator.
+    """
     notes = {}
     for node in list(inserter.graph):
         if node in selected:
@@ -203,7 +255,15 @@ def insert_qdq(inserter: QdqInserter, selected: set[ir.Node]) -> dict[str, str]:
 
 
 def propagate_int8(model: ir.Model, recipe: QuantRecipe) -> dict[str, str]:
-    """Move QuantizeLinear before data movement until none moves; {operator: why it moves float32}."""
+    """Moves QuantizeLinear before data movement until none moves.
+
+    Args:
+        model: QDQ model; it is changed.
+        recipe: Quantization options.
+
+    Returns:
+        Reason by name of operators that move float32.
+    """
     early = QuantizeEarly(recipe.quantize_tables, recipe.keeps_float)
     while early(model).modified:
         pass
@@ -211,14 +271,25 @@ def propagate_int8(model: ir.Model, recipe: QuantRecipe) -> dict[str, str]:
 
 
 def quantize_outputs(inserter: QdqInserter, notes: dict[str, str]) -> None:
-    """Quantize the float32 outputs of statically quantized operators, last, for readers may do it by now."""
+    """Quantizes float32 outputs of statically quantized operators.
+
+    This runs last, because readers may have quantized an output already.
+
+    Args:
+        inserter: Inserter of the graph.
+        notes: Note by name of int8 operators.
+    """
     for node in list(inserter.graph):
         if notes.get(str(node.name)) == "" and _quantizable(node) and query.is_float(node.outputs[0]):
             inserter.quantize_output(node)
 
 
 def work_around_engines(inserter: QdqInserter) -> None:
-    """What engines need of a finished QDQ graph; the other `engine_quirks` are heeded where pairs are inserted."""
+    """Applies the engine quirks that need a finished QDQ graph; the others apply where pairs are inserted.
+
+    Args:
+        inserter: Inserter of the graph.
+    """
     for node in list(inserter.graph):
         engine_quirks.dequantize_around_transpose(node, inserter.taken)
         if (squeeze := engine_quirks.keep_reduced_axes(node, inserter.taken)) is not None:
@@ -227,9 +298,19 @@ def work_around_engines(inserter: QdqInserter) -> None:
 
 
 def correct(graph: ir.Graph, recipe: QuantRecipe, table: CalibrationTable, notes: dict[str, str]) -> dict[str, str]:
-    """GPTQ rounding and bias correction of the table; {layer: note} of the biases that changed.
+    """Applies GPTQ rounding and bias correction of the table.
 
-    They count only for the recipe that they were found by, observers aside; by another one a warning is logged.
+    Corrections apply only to the recipe that they were computed for, observers aside; for another recipe a warning is
+    logged.
+
+    Args:
+        graph: Int8 graph; it is changed.
+        recipe: Quantization options.
+        table: Calibration table.
+        notes: Note by name of int8 operators.
+
+    Returns:
+        Note by layer with a changed bias.
     """
     if not recipe.correct or not (table.bias or table.rounding):
         return {}
@@ -244,7 +325,16 @@ def correct(graph: ir.Graph, recipe: QuantRecipe, table: CalibrationTable, notes
 
 
 def describe(inserter: QdqInserter, reasons: dict[str, str], notes: dict[str, str]) -> list[Operator]:
-    """The report's operators, those of subgraphs too. notes: of int8 operators, by name."""
+    """Lists the operators of the report, those of subgraphs last.
+
+    Args:
+        inserter: Inserter of the graph.
+        reasons: Reason by name of operators that are not int8.
+        notes: Note by name of int8 operators.
+
+    Returns:
+        The operators.
+    """
     operators: list[Operator] = []
     for node in inserter.graph:
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear") and node.name not in inserter.helpers:

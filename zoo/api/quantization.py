@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 import zoo
 from pipelines.analysis import report, report_html
-from pipelines.analysis.quality_metric import Judge, Unjudged, Verdict
+from pipelines.analysis.quality_metric import MetricError, QualityDrop, QualityMetric
 from pipelines.analysis.summary import summarize
 from pipelines.analysis.tune import tune as search_recipes
 from pipelines.core import files, machine
@@ -29,7 +29,7 @@ from pipelines.models import stages
 from pipelines.models.folder import QUANTIZATION, SAMPLES, TRAINED, ModelFolder
 from pipelines.models.pipeline import Predictor
 from pipelines.quantization.algorithms.correction import SECONDS
-from pipelines.quantization.calibration.auto_calibration import best_table, hold_back
+from pipelines.quantization.calibration.auto_calibration import auto_calibrate, hold_back
 from pipelines.quantization.calibration.calibrate import MEMORY
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import make_table
@@ -41,7 +41,7 @@ from pipelines.rewrites.driver import RewriteReport
 from pipelines.rewrites.shared import SHARED
 from zoo.api.models import run_stage
 from zoo.api.paths import Model, is_file, listed, require_report, required, spare, used
-from zoo.api.samples import Samples, judge_of, raw_samples, read_once, samples_of
+from zoo.api.samples import Samples, quality_metric_of, raw_samples, read_once, samples_of
 from zoo.api.training import import_ranker
 
 PERCENT = ("bleu", "chrf")  # metrics from 0 to 100
@@ -82,10 +82,10 @@ class _Calibration:
         total, memory = samples.total, self.max_memory
         return make_table(float_model, recipe, samples, total, max_memory=memory, seconds=self.seconds)
 
-    def best_table(self, float_model: ir.Model, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
+    def auto_calibrate(self, float_model: ir.Model, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
         """The same for a model that brings no recipe of its own: every step is judged on samples held back."""
         memory = self.max_memory
-        return best_table(float_model, recipe, samples, samples.total, max_memory=memory, seconds=self.seconds)
+        return auto_calibrate(float_model, recipe, samples, samples.total, max_memory=memory, seconds=self.seconds)
 
     def samples(self, float_model: ir.Model) -> Samples:
         """The samples for an ONNX file."""
@@ -145,7 +145,7 @@ def _calibrate_file(
     spare(target, model, *listed(calibration.data), calibration.preprocess)
     float_model, _ = rewritten(model)
     samples = calibration.samples(float_model)
-    table = calibration.best_table(float_model, _changed(QuantRecipe(), changes), samples)
+    table = calibration.auto_calibrate(float_model, _changed(QuantRecipe(), changes), samples)
     return table, table.save(target)
 
 
@@ -281,7 +281,7 @@ def _quantize_file(
             "--table calibration.json"
         )
     samples = calibration.samples(float_model)
-    table = calibration.best_table(float_model, recipe, samples)
+    table = calibration.auto_calibrate(float_model, recipe, samples)
     return _write_int8(float_model, recipe, table, target, report_path, samples)
 
 
@@ -370,16 +370,16 @@ def tune(
     preprocess: Model | None = None,
     report_path: Model | None = None,
 ) -> dict[str, Any]:
-    """Search for the quickest recipe of a model that loses at most `max_drop` (a share: 0.005 = 0.5%); see
-    `pipelines.analysis.tune.tune`.
+    """Searches the quickest recipe of a model that loses at most `max_drop`; see `pipelines.analysis.tune.tune`.
 
-    An ONNX file: evaluation_data and calibration_data are .npz of the graph's inputs, the former with `label` if there
-    are any (see `pipelines.analysis.quality_metric.ArrayJudge` for what is measured), or folders of images, the former
-    with
-    labels.csv or one subfolder a class if there are any, and `preprocess` (see `samples_of`); without calibration_data
-    every fifth evaluation sample calibrates instead. A zoo model: both are raw data; the metric is the model's own
-    (see `FolderJudge`), calibration_data by default the samples that training kept.
-    report_path: also write the report of the best model (.json or .html). Raises RequestError for unusable data.
+    For an ONNX file, both data are .npz files of the graph's inputs, or folders of images with `preprocess` (see
+    `samples_of`). Labels are an array `label`, labels.csv or one subfolder per class; see
+    `pipelines.analysis.quality_metric.OutputMetric` for the metric. Without `calibration_data`, every fifth evaluation
+    sample is used for calibration. For a zoo model, both are raw data; the metric is the model's own (`TaskMetric`),
+    and the default of `calibration_data` is the samples that training kept.
+
+    Raises:
+        RequestError: The data or options are unusable.
     """
     target = Path(output)
     require_report(report_path, target, model, *listed(evaluation_data), *listed(calibration_data))
@@ -389,50 +389,78 @@ def tune(
         raise RequestError(f"batch size is {batch_size}; wanted 1 or more")
     begin = time.monotonic()
     options: dict[str, Any] = {"max_drop": max_drop, "engine": engine, "threads": threads}
-    judge: Judge
+    metric: QualityMetric
     if is_file(model):
         spare(target, model, *listed(evaluation_data), *listed(calibration_data), preprocess)
         float_model, _ = rewritten(model)
-        judge, samples = judge_of(float_model, evaluation_data, calibration_data, batch_size, preprocess)
+        metric, samples = quality_metric_of(float_model, evaluation_data, calibration_data, batch_size, preprocess)
     else:
         folder = open_model(model, preprocess)
         spare(target, *used(folder), *listed(evaluation_data), *listed(calibration_data))
         float_model = io.load(folder.ensure("rewritten.onnx"))
         samples = raw_samples(folder, calibration_data, "--calibration-data")
-        judge = own = FolderJudge(folder, evaluation_data, next(iter(samples)), batch_size)
+        metric = own = TaskMetric(folder, evaluation_data, next(iter(samples)), batch_size)
         options |= {"recipe": folder.recipe, "opener": own.open, "engines": own.engines}
     left = max(seconds - (time.monotonic() - begin), 0) if 0 <= seconds < math.inf else seconds
     options["seconds"] = left  # reading samples takes its share of the budget
     result = search_recipes(
-        float_model, samples, judge, target, total=samples.total, report_path=report_path, **options
+        float_model, samples, metric, target, total=samples.total, report_path=report_path, **options
     )
     if report_path is not None:
         result["report"] = str(report_path)
-    return result | {"environment": machine.environment(threads=threads, batch_size=length(judge.example))}
+    return result | {"environment": machine.environment(threads=threads, batch_size=length(metric.example))}
 
 
-class FolderJudge:
-    """A zoo model's own metric, the first that its `evaluate` names, of its pipeline on raw labelled data.
+class TaskMetric:
+    """A zoo model's own metric on raw labelled data: the first metric that its `evaluate` returns.
 
-    samples: a batch of the graph's inputs, whose first `batch_size` latency is measured on. The drop of BLEU and chrF,
-    which go to 100, is a share of that. engines: those that the model may be tuned for on this machine.
+    BLEU and chrF have a scale of 0 to 100; their drop is divided by 100.
+
+    Args:
+        folder: The model.
+        data: Raw labelled data, as `evaluate` takes it.
+        samples: Batch of the graph's inputs; latency is measured on its first `batch_size` samples.
+        batch_size: Number of samples of `example`.
+
+    Attributes:
+        engines: Engines that the model may be tuned for on this machine.
     """
 
     def __init__(self, folder: ModelFolder, data: Any, samples: Batch, batch_size: int) -> None:
         self._folder, self._data, self._kind = folder, data, folder.entry.part("pipeline")
         self.engines = [name for name in self._kind.TUNED if name in available() or name not in STOCK]
         ports = self.open(folder.ensure("rewritten.onnx"), self.engines[0], 1).pipeline.input_ports
-        self.metric = ""
+        self.name = ""
         self.example: Batch = {name: samples[name][:batch_size] for name in ports}
         digests = [files.sha256(path) if Path(str(path)).is_file() else str(path) for path in listed(data)]
         self.digest = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
     def open(self, path: Path, engine: str, threads: int) -> Predictor:
-        """The model's pipeline over an ONNX file of its graph."""
+        """Opens the model's pipeline over an ONNX file of its graph.
+
+        Args:
+            path: ONNX file.
+            engine: Name of the engine.
+            threads: Number of threads.
+
+        Returns:
+            The pipeline as a session.
+        """
         return Predictor(self._kind.over(self._folder, path, engine, threads))
 
-    def __call__(self, fp32: Predictor, int8: Predictor) -> Verdict:
-        """Evaluate both pipelines on all of the data."""
+    def __call__(self, fp32: Predictor, int8: Predictor) -> QualityDrop:
+        """Evaluates both pipelines on all data.
+
+        Args:
+            fp32: Float pipeline.
+            int8: Int8 pipeline.
+
+        Returns:
+            The quality drop of `int8`.
+
+        Raises:
+            MetricError: The float model cannot be evaluated on the data.
+        """
         pipelines = {"fp32": fp32.pipeline, "int8": int8.pipeline}
         evaluate = self._folder.entry.part("evaluate")
         try:
@@ -441,12 +469,12 @@ class FolderJudge:
             try:
                 evaluate({"fp32": fp32.pipeline}, self._data, "raise")
             except RequestError as error:  # the data are no use to the float model either
-                raise Unjudged(str(error)) from error
+                raise MetricError(str(error)) from error
             raise
-        self.metric = next(iter(metrics["fp32"]))
-        scores = {precision: float(values[self.metric]) for precision, values in metrics.items()}
-        best = 100.0 if self.metric in PERCENT else 1.0
-        return Verdict((scores["fp32"] - scores["int8"]) / best, None, scores)
+        self.name = next(iter(metrics["fp32"]))
+        scores = {precision: float(values[self.name]) for precision, values in metrics.items()}
+        best = 100.0 if self.name in PERCENT else 1.0
+        return QualityDrop((scores["fp32"] - scores["int8"]) / best, None, scores)
 
 
 def rewritten(model: Model) -> tuple[ir.Model, RewriteReport]:

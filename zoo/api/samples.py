@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.analysis.quality_metric import ArrayJudge, FeedJudge, Judge
+from pipelines.analysis.quality_metric import FeedMetric, OutputMetric, QualityMetric
 from pipelines.core import files
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError
@@ -275,13 +275,13 @@ def _evaluation(model: ir.Model, data: Any, preprocess: Model | None) -> tuple[l
     return [joined(list(images.batches(labelled.paths, _spec(data, preprocess), _ports(model))))], labelled.labels
 
 
-def judge_of(
+def quality_metric_of(
     model: ir.Model, evaluation: Any, calibration: Any, batch_size: int, preprocess: Model | None = None
-) -> tuple[Judge, Samples]:
-    """Judge and calibration samples for an ONNX file."""
+) -> tuple[QualityMetric, Samples]:
+    """QualityMetric and calibration samples for an ONNX file."""
     found, labels = _evaluation(model, evaluation, preprocess)
     if len(found) > 1 or not _batched(model):
-        return _judge_of_feeds(model, found, calibration)
+        return _feed_metric(model, found, calibration)
     arrays, fixed = found[0], fixed_batch(model)
     size = fixed or batch_size
     if calibration is None:
@@ -296,7 +296,7 @@ def judge_of(
     else:
         samples = _in_memory(feeds[0], fixed)
     arrays = _whole_batches(arrays, size)
-    return ArrayJudge(arrays, None if labels is None else labels[: length(arrays)], size), samples
+    return OutputMetric(arrays, None if labels is None else labels[: length(arrays)], size), samples
 
 
 NO_CALIBRATION = (
@@ -304,16 +304,16 @@ NO_CALIBRATION = (
 )
 
 
-def _judge_of_feeds(model: ir.Model, feeds: list[Batch], calibration: Any) -> tuple[Judge, Samples]:
-    """`judge_of` for feeds that are run one at a time."""
+def _feed_metric(model: ir.Model, feeds: list[Batch], calibration: Any) -> tuple[QualityMetric, Samples]:
+    """`quality_metric_of` for feeds that are run one at a time."""
     if calibration is not None:
-        return FeedJudge(feeds), samples_of(model, calibration)
+        return FeedMetric(feeds), samples_of(model, calibration)
     if len(feeds) < 2:
         raise RequestError("found one sample; to calibrate on some and judge by others give 2 or more")
     logger.warning(NO_CALIBRATION)
     calibrating = feeds[::FIFTH]
     judging = [each for at, each in enumerate(feeds) if at % FIFTH]
-    return FeedJudge(judging), Samples(lambda: calibrating, sum(map(length, calibrating)))
+    return FeedMetric(judging), Samples(lambda: calibrating, sum(map(length, calibrating)))
 
 
 def _in_memory(arrays: Batch, fixed: int | None) -> Samples:

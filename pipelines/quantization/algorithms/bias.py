@@ -1,4 +1,4 @@
-"""Int32 biases of int8 layers: their scales, and how a bias correction is added to them."""
+"""Int32 biases of int8 layers: their scales, and bias correction."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ from pipelines.quantization.qdq.scales import Array
 
 
 def apply(graph: ir.Graph, shifts: Mapping[str, Sequence[float]]) -> dict[str, int]:
-    """Add shifts of output channels, float in the result's units, to the biases of int8 layers; {layer: channels}.
+    """Adds shifts of output channels to the biases of int8 layers.
 
-    shifts: by the layers' names. channels: how many changed. Layers that are not int8 here, or have another number of
-    channels, are passed over.
+    Layers that are not int8 in this graph, or have another number of channels, are skipped.
+
+    Args:
+        graph: Int8 graph; it is changed.
+        shifts: Shift of each output channel by layer name, in units of the layer's output.
+
+    Returns:
+        Number of changed channels, by layer name.
     """
     changed = {}
     for node in graph:
@@ -32,8 +38,12 @@ def apply(graph: ir.Graph, shifts: Mapping[str, Sequence[float]]) -> dict[str, i
 
 @dataclass(frozen=True)
 class Bias:
-    """The bias of an int8 layer. scale: float64, one per output channel. integers: int32, None where it has none
-    yet.
+    """Bias of an int8 layer.
+
+    Attributes:
+        layer: The layer.
+        scale: float64, one per output channel.
+        integers: int32 bias, None if the layer has none yet.
     """
 
     layer: ir.Node
@@ -42,7 +52,14 @@ class Bias:
 
     @classmethod
     def of(cls, layer: ir.Node) -> Bias | None:
-        """The bias of `layer`; None where it has none and can be given none, or shares its DequantizeLinear."""
+        """Reads the bias of a layer.
+
+        Args:
+            layer: Conv, Gemm or MatMul of an int8 graph.
+
+        Returns:
+            The bias, or None if the layer can have none or shares its DequantizeLinear.
+        """
         value = layer.inputs[2] if len(layer.inputs) > 2 else None
         if value is not None:
             found = query.dequantized(value)
@@ -59,13 +76,24 @@ class Bias:
         return cls(layer, (x_scale.astype(np.float32) * weight[1]).astype(np.float64).ravel(), None)
 
     def quantized(self, shift: Array) -> Array:
-        """round(shift / scale) as int64, cut so that the bias stays within `MAX_BIAS`."""
+        """Computes round(shift / scale), limited so that the bias stays within `MAX_BIAS`.
+
+        Args:
+            shift: float64 [channels], in units of the output.
+
+        Returns:
+            int64 [channels].
+        """
         present = 0 if self.integers is None else self.integers.astype(np.int64)
         least, most = np.minimum(-MAX_BIAS - present, 0), np.maximum(MAX_BIAS - present, 0)
         return np.clip(np.rint(shift / self.scale), least, most).astype(np.int64)
 
     def add(self, whole: Array) -> None:
-        """Add integers, one per output channel, to the layer's bias in its graph."""
+        """Adds integers to the layer's bias in its graph.
+
+        Args:
+            whole: int64 [channels].
+        """
         if not whole.any():
             return
         layer, graph = self.layer, self.layer.graph

@@ -1,7 +1,7 @@
-"""Channel groups: values whose channels can be scaled together with no effect on a graph's outputs.
+"""Channel groups: values whose channels can be scaled together without effect on a graph's outputs.
 
-Channels lie on axis 1 around convolutions, on the last axis around linear layers (MatMul and Gemm with constant 2-D
-weights) and LayerNormalization.
+Channels are on axis 1 around convolutions, and on the last axis around LayerNormalization and linear layers (MatMul and
+Gemm with constant 2-D weights).
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ HOMOGENEOUS = {  # f(k x) = k f(x), channel by channel, for k > 0; by whether ch
 class ChannelGroup:
     """Values whose channels must be scaled alike, and the operators around them.
 
-    linear: whether channels are last, not axis 1. writers: the layers that compute them, and the Adds of their biases.
-    readers: the layers whose input they are. clips: the Clips between.
+    Attributes:
+        linear: Whether channels are on the last axis, not axis 1.
+        values: The values.
+        writers: Layers that compute the values, and the Adds of their biases.
+        readers: Layers that read the values.
+        clips: Clips between values.
     """
 
     linear: bool
@@ -41,7 +45,7 @@ class ChannelGroup:
 
     @property
     def channels(self) -> set[int]:
-        """The numbers of channels of its layers: one if these fit each other. Readers count where channels are last."""
+        """Channel counts of the layers: one if the layers fit each other; readers count if channels are last."""
         written = {
             np.asarray(query.constant(node.inputs[1])).shape[scaled_constants(node)[1]]
             for node in self.writers
@@ -51,7 +55,7 @@ class ChannelGroup:
 
     @property
     def rounded(self) -> dict[ir.Value, None]:
-        """The values that int8 quantizes: what readers read, and parts of sums."""
+        """Values that int8 quantizes: inputs of readers, and terms of sums."""
         sums = [
             node
             for value in self.values
@@ -62,7 +66,14 @@ class ChannelGroup:
 
 
 def find(start: ir.Node) -> ChannelGroup | str:
-    """The group of the channels that `start` writes; the reason, as text, where something there cannot be scaled."""
+    """Finds the group of the channels that an operator writes.
+
+    Args:
+        start: Conv, LayerNormalization, MatMul or Gemm.
+
+    Returns:
+        The group, or as text the reason why its channels cannot be scaled.
+    """
     group, todo = ChannelGroup(start.op_type != "Conv"), [start.outputs[0]]
     writing, reading = (WRITERS[1:], LINEAR) if group.linear else (("Conv",), ("Conv",))
     while todo:
@@ -108,7 +119,14 @@ def find(start: ir.Node) -> ChannelGroup | str:
 
 
 def scaled_constants(node: ir.Node) -> dict[int, int]:
-    """{input: its axis of channels} of the constants of a writer that are scaled with the channels of its output."""
+    """Returns the constants of a writer that are scaled with the channels of its output.
+
+    Args:
+        node: Writer of a channel group.
+
+    Returns:
+        Channel axis by input index.
+    """
     if node.op_type == "Add":
         axes = {at: -1 for at, value in enumerate(node.inputs) if query.constant(value) is not None}
     elif node.op_type == "Conv":
@@ -119,20 +137,38 @@ def scaled_constants(node: ir.Node) -> dict[int, int]:
 
 
 def outputs_first(node: ir.Node, weight: NDArray[Any] | None = None) -> NDArray[Any]:
-    """Constant weights of a layer, or others laid out alike, as [out, in / groups, ...]; its own inverse."""
+    """Lays out constant weights of a layer as [out, in / groups, ...]; the function is its own inverse.
+
+    Args:
+        node: Conv, MatMul or Gemm.
+        weight: Array laid out as the weights; None: the weights themselves.
+
+    Returns:
+        A view of the array.
+    """
     weight = np.asarray(query.constant(node.inputs[1]) if weight is None else weight)
     return weight.T if node.op_type in LINEAR and not node.attributes.get_int("transB", 0) else weight
 
 
 def gathered_from(value: ir.Value) -> ir.Value:
-    """The value that `value` is gathered from, or itself: other samples, or later decoding steps, gather other rows."""
+    """Returns the value that `value` is gathered from, or itself.
+
+    Other samples, or later decoding steps, gather other rows.
+
+    Args:
+        value: Value of the graph.
+    """
     while (producer := value.producer()) is not None and producer.op_type in GATHERS and producer.inputs[0] is not None:
         value = producer.inputs[0]
     return value
 
 
 def why_not_linear(node: ir.Node) -> str:
-    """Why a MatMul or Gemm of constants is no linear layer, "" where it is one."""
+    """Returns why a MatMul or Gemm with constants is no linear layer, or "".
+
+    Args:
+        node: MatMul or Gemm.
+    """
     weight = query.constant(node.inputs[1])
     if weight is None or weight.ndim != 2:
         return f"weights of {node.name} are no matrix"

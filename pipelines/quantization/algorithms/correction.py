@@ -1,14 +1,14 @@
 """Layer-wise correction of an int8 model on samples: GPTQ for the weights of each layer, then bias correction.
 
-Layers are corrected from input to output, each on what the corrected layers before it compute.
+Layers are corrected from input to output, each on the outputs of the corrected layers before it.
 
-Rounded weights and clipped ranges shift a channel's mean, and a shift, unlike noise, adds up through the layers above
-(Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction"). A channel's shift is
-measured where it counts: after the sum that the layer adds to, if any, and over positions that do not saturate (ReLU,
-Clip, the ends of the quantized range); the mean before a ReLU that most values do not pass says nothing of those that
-do. A correction is kept only where it lowers the channel's squared error after activation and quantization. The float
-model is clipped where the int8 model's ranges end: a range was chosen for what it costs, and biases that made up for
-the mean of what it clips would shift all that it does not clip (1 dB of MobileNet-V2's logits).
+Rounded weights and clipped ranges shift the mean of a channel, and unlike noise, a shift adds up through the layers
+(Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction"). The shift is measured
+after the sum that the layer adds to, if any, and over positions that do not saturate (ReLU, Clip, the ends of the
+quantized range), because the mean before a ReLU that most values do not pass is unrelated to the values that pass. A
+correction is kept only if it lowers the channel's squared error after activation and quantization. The float model is
+clipped to the int8 model's ranges: biases that made up for the mean of the clipped part would shift all other values (1
+dB of MobileNet-V2's logits).
 """
 
 from __future__ import annotations
@@ -47,12 +47,19 @@ POSITIONS = 2**17  # of one channel, that its shift is measured on
 
 @dataclass(frozen=True)
 class Correction:
-    """What GPTQ and bias correction did to one int8 layer.
+    """Result of GPTQ and bias correction for one int8 layer.
 
-    weights: how many GPTQ rounded otherwise than to nearest. channels: output channels, corrected: those whose bias was
-    corrected. sqnr_before, sqnr_after: SQNR of the output in dB, by bias correction. reason: why the bias was left
-    alone, "" where it was not. shift: added to the bias of each output channel, in the output's units. rounding: see
-    `weight_weight_rounding.encode_rounding`.
+    Attributes:
+        name: Name of the layer.
+        type: Operator type.
+        weights: Number of weights that GPTQ rounded otherwise than to nearest.
+        channels: Number of output channels.
+        corrected: Number of channels with a corrected bias.
+        sqnr_before: SQNR of the output in dB, before bias correction.
+        sqnr_after: SQNR of the output in dB, after bias correction.
+        reason: Why the bias was not corrected, "" if it was.
+        shift: Value added to the bias of each output channel, in units of the output.
+        rounding: See `weight_rounding.encode_rounding`.
     """
 
     name: str
@@ -69,13 +76,18 @@ class Correction:
 
 @dataclass(frozen=True)
 class CorrectionReport:
-    """The `Correction` of every int8 layer, in the graph's order, and the number of samples."""
+    """Corrections of all int8 layers.
+
+    Attributes:
+        layers: The `Correction` of every int8 layer, in graph order.
+        samples: Number of samples.
+    """
 
     layers: tuple[Correction, ...]
     samples: int
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
+        """Returns the report as plain JSON values."""
         layers = [asdict(layer) for layer in self.layers]
         for layer in layers:
             del layer["shift"], layer["rounding"]
@@ -91,14 +103,25 @@ def correct_layers(
     seconds: float | None = None,
     room: int = ROOM,
 ) -> tuple[ir.Model, CorrectionReport]:
-    """A copy of `int8_model` with GPTQ weights and corrected biases, scales unchanged; and a report of every layer.
+    """Applies GPTQ and bias correction to an int8 model; scales do not change.
 
-    float_model: the model that was quantized; layers are found in it by name. samples: batches {graph input: array,
-    first axis = samples}. These, and values that later layers read, lie on disk meanwhile: memory holds a few samples
-    of one layer, however many there are, and the Gram matrix of its inputs. weights: False skips GPTQ, which is
-    quicker. seconds: the time budget; layers that it does not suffice for, as far as those before them tell, are left
-    as they are, and a warning says so. None: no budget, so that the same inputs give the same model. room: see
-    `chunk_size`. Raises RequestError for no samples, or such that do not fit the graph.
+    Samples and values that later layers read are stored on disk. Memory holds a few samples of one layer and the Gram
+    matrix of its inputs, however many samples there are.
+
+    Args:
+        float_model: Float model that was quantized; its layers are matched by name.
+        int8_model: Int8 model; it is not changed.
+        samples: Batches, array [samples, ...] for every graph input.
+        weights: Whether to apply GPTQ; False is quicker.
+        seconds: Time budget; layers that would exceed it stay as they are, and a warning is logged. None: no limit, so
+            that the same inputs give the same model.
+        room: Memory limit of one tensor in bytes, see `chunk_size`.
+
+    Returns:
+        The corrected copy of `int8_model`, and a report on every layer.
+
+    Raises:
+        RequestError: There are no samples, or they do not fit the graph.
     """
     begin, longest = time.monotonic(), 0.0
     result = int8_model.clone()
@@ -278,7 +301,15 @@ def _squares(x: Array) -> Array:
 
 
 def decibel(signal: float, noise: float) -> float | None:
-    """10 log10(signal / noise), both sums of squares; None where there is no noise, or no signal."""
+    """Computes 10 log10(signal / noise).
+
+    Args:
+        signal: Sum of squares of the signal.
+        noise: Sum of squares of the noise.
+
+    Returns:
+        The ratio in dB, rounded to 2 digits, or None without noise or signal.
+    """
     return round(float(10 * np.log10(signal / noise)), 2) if signal > 0 and noise > 0 else None
 
 

@@ -1,4 +1,4 @@
-"""Cross-layer equalization and SmoothQuant: comparable ranges for channels that share a scale."""
+"""Cross-layer equalization and SmoothQuant: equal ranges of channels that share a scale."""
 
 from __future__ import annotations
 
@@ -30,8 +30,12 @@ QUIET = 1 / 8  # of the loudest channel: what other samples may reach in any cha
 
 @dataclass(frozen=True)
 class Channels:
-    """Statistics of one activation by channel, float64 [channels]: least value (0 at most), greatest (0 at least), mean
-    square.
+    """Statistics of one activation by channel, float64 [channels].
+
+    Attributes:
+        low: Least value, at most 0.
+        high: Greatest value, at least 0.
+        square: Mean square.
     """
 
     low: Floats
@@ -40,15 +44,15 @@ class Channels:
 
     @property
     def peak(self) -> Floats:
-        """The largest magnitude."""
+        """Largest magnitude of each channel."""
         return np.maximum(-self.low, self.high)
 
     def scale(self, k: Floats) -> float:
-        """The int8 scale of the activation with channels multiplied by `k`."""
+        """Returns the int8 scale of the activation with channels multiplied by `k`, float64 [channels]."""
         return float((self.high * k).max() - (self.low * k).min()) / 255
 
     def times(self, k: Floats) -> Channels:
-        """The statistics of the activation with channels multiplied by `k`."""
+        """Returns the statistics of the activation with channels multiplied by `k`, float64 [channels]."""
         return Channels(self.low * k, self.high * k, self.square * k**2)
 
 
@@ -58,12 +62,23 @@ def channel_statistics(
     total: int | None = None,
     linear: Mapping[str, int] | None = None,
 ) -> dict[str, Channels]:
-    """{value name: `Channels`} of the values that `EqualizeChannels` needs, or of others.
+    """Computes statistics of the values that `EqualizeChannels` needs, or of chosen values.
 
-    These are what convolutions of the main graph read or add to a sum, and what linear layers read in a channel group.
-    linear: {value whose channels are last: their number} in place of all these. samples: batches {graph input: array,
-    first axis = samples}; run as they come. Only the statistics leave the graph, so that memory is that of one batch's
-    inference. total: the number of samples, for the progress bar. Raises RequestError where the samples do not fit.
+    By default these are inputs of convolutions of the main graph, their outputs that are added to a sum, and inputs of
+    linear layers in a channel group. Only the statistics leave the graph, so memory is that of one batch's inference.
+
+    Args:
+        model: Float model.
+        samples: Batches, array [samples, ...] for every graph input; each runs as it is.
+        total: Number of samples, for the progress bar.
+        linear: Number of channels of chosen values with channels on the last axis, by name, instead of the default
+            values.
+
+    Returns:
+        Statistics by value name.
+
+    Raises:
+        RequestError: The samples do not fit the graph.
     """
     copy = model.clone()
     infer_shapes(copy)
@@ -146,29 +161,35 @@ class EqualizeChannels(Rewrite):
     """Cross-layer equalization: output channels of a layer times k, input channels of its readers divided by k.
 
     For y = conv(f(conv(x, V)), W) with f(k x) = k f(x) channel by channel (ReLU, sums, pooling), output channel c of V
-    and its bias may be multiplied by any k_c > 0 if input channel c of W is divided by it; where a residual sum ties
-    values, all of them by the same k_c. The rounding of V does not change, for every output channel has a scale of its
-    own. Int8 gives the activation between one scale s = (max_c k_c x_c - min_c k_c x_c) / 255 and every output j of W
-    one scale t_j = max |W_j. / k| / 127, so that the expected squared error of the readers, each relative to the power
-    of its products, is
+    and its bias may be multiplied by any k_c > 0 if input channel c of W is divided by it. Values tied by a residual
+    sum share k_c. The rounding of V does not change, because every output channel has its own scale. Int8 gives the
+    activation between one scale s = (max_c k_c x_c - min_c k_c x_c) / 255 and every output j of W one scale t_j = max
+    |W_j. / k| / 127. The expected squared error of the readers, each relative to the power of its products, is
 
         sum_j sum_c [ s^2/12 |W_jc / k_c|^2  +  n_jc t_j^2/12 k_c^2 E[x_c^2] ]  /  sum_j sum_c |W_jc|^2 E[x_c^2],
 
-    |W_jc|^2 summed over the n_jc taps of the kernel; where x is a sum, s^2 is that of x and of its parts, for all are
-    rounded. A depthwise W has one c for every j: its second term does not depend on k, and all channels may fill the
-    range. The factors are searched in the family k_c = a w_c^b / p_c^(1-b), w_c = max |W_.c|, p_c = max |x_c|.
+    where |W_jc|^2 is summed over the n_jc taps of the kernel. If x is a sum, s^2 is that of x and of its terms, because
+    all are rounded. A depthwise W has one c for every j: its second term does not depend on k, and all channels may
+    fill the range. The factors are searched in the family k_c = a w_c^b / p_c^(1-b), w_c = max |W_.c|, p_c = max |x_c|
+    (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction").
 
-    Clip(0, m) commutes with k_c only where it does not cut, or k_c = 1. It stays as it is, so 1 <= k_c <= m / (h p_c),
-    headroom h = 1.5: a channel scaled up is cut at m / k_c, beyond all that was seen, as the int8 range would cut it.
+    Clip(0, m) commutes with k_c only where it does not clip, or k_c = 1. It is not changed, so 1 <= k_c <= m / (h p_c)
+    with headroom h = 1.5: a channel that is scaled up is clipped at m / k_c, beyond all observed values, as the int8
+    range would clip it.
 
     Linear layers (MatMul, Gemm) are scaled alike, V with the bias that is added behind it, and so are scale and bias of
-    a LayerNormalization before them (SmoothQuant, Xiao et al. 2022, whose alpha is 1 - b). Their b is 1/2 at least, and
-    p_c an eighth of the loudest channel's: the less b, the more channels come near the ends of the range, where other
-    samples are cut, of which the formula knows nothing. By it alone most of a Transformer's got b = 0, and its logits
-    on other samples 0.8 dB more noise; so they have 0.3 dB less.
+    a LayerNormalization before them (SmoothQuant, Xiao et al. 2022, whose alpha is 1 - b). Their b is at least 1/2, and
+    p_c at least an eighth of the loudest channel's. The smaller b is, the more channels come near the ends of the
+    range, where other samples are clipped, which the formula does not model. Without these limits most linear layers of
+    a Transformer got b = 0, and its logits on other samples 0.8 dB more noise; with them, 0.3 dB less.
 
-    ranges: `channel_statistics` of this graph. depthwise_only: leave groups alone that a dense layer reads. factors:
-    afterwards, what was done, {first layer's result at a group: k}, for `scale_channels`.
+    Args:
+        ranges: `channel_statistics` of the graph.
+        depthwise_only: Skip groups that a dense layer reads.
+
+    Attributes:
+        factors: Factors that were applied, float64 [channels], by the name of the first layer's output of a group;
+            input of `scale_channels`.
     """
 
     MARGIN = 0.9  # fire only for a clear gain, so that a second run finds nothing to do
@@ -178,7 +199,14 @@ class EqualizeChannels(Rewrite):
         self.ranges, self.depthwise_only, self.factors = dict(ranges), depthwise_only, dict[str, Floats]()
 
     def rewrite(self, model: ir.Model) -> int:
-        """Equalize every channel group of the main graph where that lowers the error clearly."""
+        """Equalizes every channel group of the main graph whose error falls clearly.
+
+        Args:
+            model: Float model; it is changed.
+
+        Returns:
+            Number of equalized groups.
+        """
         done: set[ir.Value] = set()
         count = 0
         for node in list(model.graph):
@@ -191,7 +219,14 @@ class EqualizeChannels(Rewrite):
         return count
 
     def group(self, start: ir.Node) -> ChannelGroup | None:
-        """The channel group that `start` writes; None, with the reason noted, where it cannot be scaled."""
+        """Finds the channel group that an operator writes.
+
+        Args:
+            start: Writer of a group.
+
+        Returns:
+            The group, or None, with the reason noted, if it cannot be scaled.
+        """
         group = channel_groups.find(start)
         if isinstance(group, str):
             self.refuse(start, group)
@@ -244,9 +279,14 @@ class EqualizeChannels(Rewrite):
 
 
 def scale_channels(model: ir.Model, factors: Mapping[str, Sequence[float] | Floats]) -> None:
-    """Equalize `model`, in place, by factors that `EqualizeChannels` found on it before.
+    """Equalizes a model in place.
 
-    Raises RequestError where they do not fit the graph.
+    Args:
+        model: Float model that `EqualizeChannels` was applied to; it is changed.
+        factors: `EqualizeChannels.factors`.
+
+    Raises:
+        RequestError: The factors do not fit the graph.
     """
     nodes = {str(node.outputs[0].name): node for node in model.graph if node.op_type in channel_groups.WRITERS}
     if any(nodes[name].op_type != "Conv" for name in factors if name in nodes):
@@ -283,8 +323,11 @@ def _replace(main: ir.Graph, node: ir.Node, at: int, array: Floats) -> None:
 class Reader:
     """A layer that reads a channel group.
 
-    weight: [out, in / groups, ...]. rounded: statistics of its input, and of quantized values upstream of that. index:
-    the group's channel of each [out, in / groups]; [1, in] where the layer is linear.
+    Attributes:
+        node: The layer.
+        weight: float64 [out, in / groups, ...].
+        rounded: Statistics of its input, and of quantized values upstream of the input.
+        index: Channel of the group for each [out, in / groups]; [1, in] for a linear layer.
     """
 
     node: ir.Node
@@ -294,7 +337,15 @@ class Reader:
 
     @classmethod
     def of(cls, node: ir.Node, rounded: list[Channels]) -> Reader:
-        """The layer `node` of constant weights."""
+        """Reads a layer of constant weights.
+
+        Args:
+            node: Conv, MatMul or Gemm.
+            rounded: Statistics of its input, and of quantized values upstream of the input.
+
+        Returns:
+            The reader.
+        """
         weight = channel_groups.outputs_first(node).astype(np.float64)
         if node.op_type in channel_groups.LINEAR:
             return cls(node, weight, rounded, np.arange(weight.shape[1])[None])
@@ -308,15 +359,15 @@ class Reader:
 
     @property
     def depthwise(self) -> bool:
-        """Whether it is a convolution whose every output reads one channel."""
+        """Whether it is a convolution whose outputs each read one channel."""
         return bool(self.node.op_type == "Conv" and self.weight.shape[1] == 1)
 
     def spread(self, k: Floats) -> Floats:
-        """The factors, broadcast to the layout of the weights."""
+        """Broadcasts factors `k`, float64 [channels], to the layout of the weights."""
         return k[self.index].reshape(*self.index.shape, *[1] * (self.weight.ndim - 2))
 
     def error(self, k: Floats) -> float:
-        """The expected relative squared error by the formula of `EqualizeChannels`, for factors `k`."""
+        """Computes the expected relative squared error by the formula of `EqualizeChannels` for factors `k`."""
         w = self.weight / self.spread(k)
         taps = tuple(range(2, w.ndim))
         s2 = sum(statistics.scale(k) ** 2 for statistics in self.rounded)

@@ -1,4 +1,4 @@
-"""Layers that int8 hurts stay float32, until no result moves further than the recipe allows."""
+"""Error bound: keeps layers in float32 until int8 changes no result by more than the recipe allows."""
 
 from __future__ import annotations
 
@@ -24,12 +24,20 @@ OPEN = "it reads an input of the graph, whose range no samples bound"
 def within_bound(
     model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, samples: Iterable[Batch]
 ) -> CalibrationTable:
-    """`table` with layers left in float32, so that int8 moves no number of the graph's first output on `samples` by
-    more than `recipe.bound`.
+    """Keeps layers in float32 until int8 changes no value of the first output by more than `recipe.bound`.
 
-    Layers of columns of the graph's inputs come first: later samples may reach further than these, and such layers are
-    small. Then those of the most squared error a weight, each measured as the only int8 one, and the largest of them
-    go back to int8 where that keeps within the bound.
+    Layers that read columns of the graph's inputs come first, because later samples may exceed the observed range, and
+    such layers are small. The layers of most squared error per weight follow, each measured as the only int8 layer.
+    Finally the largest of them return to int8 if the bound still holds.
+
+    Args:
+        model: Float model.
+        recipe: Quantization options.
+        table: Calibration table of `model`.
+        samples: Batches, array [samples, ...] for every graph input.
+
+    Returns:
+        `table` with `keep_float`.
     """
     held, named = list(samples), model.clone()
     clean_up(named)  # as `quantize` does, so that all have names
@@ -64,13 +72,17 @@ def within_bound(
 
 
 def open_layers(model: ir.Model) -> dict[str, str]:
-    """{layer that reads nothing but columns of the graph's inputs: why it stays float32}."""
+    """Returns the layers that read only columns of the graph's inputs, with the reason to keep them in float32.
+
+    Args:
+        model: Float model whose operators have names.
+    """
     return {str(node.name): OPEN for node in _layers(model) if _is_open(node)}
 
 
 def _results(model: ir.Model, samples: list[Batch]) -> Array:
     """The first output for all samples."""
-    opened = reference_session.session(model, "judging it needs")
+    opened = reference_session.session(model, "its evaluation needs")
     names = {each.name for each in opened.get_inputs()}
     batches = ({name: x for name, x in batch.items() if name in names} for batch in samples)
     return np.concatenate([reference_session.run(opened, batch)[0].ravel() for batch in batches])

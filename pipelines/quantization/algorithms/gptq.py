@@ -1,9 +1,9 @@
-"""GPTQ: int8 weights rounded so that a layer's outputs keep their values, rather than each weight its own.
+"""GPTQ: rounds int8 weights so that a layer's outputs keep their values.
 
-Rounded one after the other, each weight can make up for the error of those before it: min |(w - q s)^T X|^2 over
-integers q, greedily (Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
-Transformers"). The Hessian of this error is 2 X X^T; the Gram matrix X X^T stands for it here. Computed as Babai's
-nearest plane on its Cholesky factor, which is the same.
+Weights are rounded one after the other, and each weight makes up for the error of those before it: min |(w - q s)^T
+X|^2 over integers q, greedily (Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative
+Pre-trained Transformers"). The Hessian of this error is 2 X X^T; the Gram matrix X X^T is used here. The implementation
+is Babai's nearest plane algorithm on the Cholesky factor, which is equivalent.
 """
 
 from __future__ import annotations
@@ -25,10 +25,16 @@ SECTION = 2304  # inputs whose errors may cancel, and so a Gram matrix: four of 
 
 
 def gptq(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[np.int8]:
-    """int8 weights q, in -most..most, with small (w - q s)^T gram (w - q s) for each row w of `weights`.
+    """Rounds weights to integers q with small (w - q s)^T gram (w - q s) for each row w.
 
-    weights: float [channels, inputs]; scale: float [channels]; gram: float64 [inputs, inputs], positive definite.
-    Returns int8 [channels, inputs].
+    Args:
+        weights: float [channels, inputs].
+        scale: float [channels].
+        gram: float64 [inputs, inputs], positive definite.
+        most: Largest magnitude of an integer.
+
+    Returns:
+        int8 [channels, inputs].
     """
     # the inputs that matter most first, while others can make up for them
     order = np.argsort(-np.diag(gram), kind="stable")
@@ -48,10 +54,12 @@ def gptq(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[
 
 
 def drawn(width: int) -> int:
-    """How many positions, in all, make the Gram matrix of a layer with channels of `width` inputs; all where it has
-    fewer.
+    """Returns how many input positions make up the Gram matrix of a layer.
 
-    `POSITIONS` where these take no more than `WORK`, else as many as this allows, but two an input.
+    `POSITIONS` if they cost at most `WORK`, otherwise as many as `WORK` allows, but at least two per input.
+
+    Args:
+        width: Inputs of an output channel.
     """
     return min(POSITIONS, max(WORK // width**2, 2 * width))
 
@@ -59,10 +67,18 @@ def drawn(width: int) -> int:
 def round_layer(
     layers: Sequence[ir.Node], weights: Array, scale: Array, most: int, inputs: Iterable[Sequence[Array]], chunks: int
 ) -> NDArray[np.int8] | None:
-    """The int8 weights of Convs, Gemms or MatMuls that share them, by `gptq`, of the shape of `weights`.
+    """Rounds the weights of Convs, Gemms or MatMuls that share them, by `gptq`.
 
-    None for another form of layer, or layers that read the weights differently. weights: float; scale: one, or one per
-    output channel; most: largest magnitude; inputs: the layers' inputs, in `chunks` chunks.
+    Args:
+        layers: Layers that share the weights.
+        weights: Float weights.
+        scale: One scale, or one per output channel.
+        most: Largest magnitude of an integer.
+        inputs: For every chunk, the input of every layer.
+        chunks: Number of chunks.
+
+    Returns:
+        int8 weights of the shape of `weights`, or None if the layers have another form or read the weights differently.
     """
     rows = _rows(layers[0], weights)
     if rows is None or rows.shape[-1] > WIDEST:

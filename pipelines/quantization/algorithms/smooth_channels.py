@@ -1,4 +1,4 @@
-"""Smoothing: outlier channels of what linear layers read, scaled down before it is quantized (SmoothQuant)."""
+"""Smoothing: scales down outlier channels of linear layers' inputs before they are quantized (SmoothQuant)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ Factors = dict[str, tuple[float, ...]]  # {value: factor of each of its channels
 
 
 def smoothable(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:
-    """{activation whose channels are last: the linear layers of constant weights that read it}, in graph order.
+    """Finds activations with channels on the last axis, and the linear layers of constant weights that read them.
 
-    None of layers whose weights layers of another activation share: each would need them scaled otherwise.
+    Layers that share weights with layers of another activation are excluded, because each would need other factors.
+
+    Args:
+        graph: Float graph.
+
+    Returns:
+        Linear layers by activation, in graph order.
     """
     found: dict[ir.Value, list[ir.Node]] = {}
     for node in graph:
@@ -35,16 +41,21 @@ def smoothable(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:
 
 
 def find_smoothing(model: ir.Model, statistics: Mapping[str, Channels]) -> Factors:
-    """Factors k for `smooth_channels`: y = (k x) (W / k), of the values that gain by it.
+    """Finds factors k for `smooth_channels`: y = (k x) (W / k).
 
     One token or channel far beyond the others sets the scale of all: in BERT a single channel behind a GELU or a
-    LayerNormalization (Xiao et al. 2022, "SmoothQuant"; Dettmers et al. 2022, "LLM.int8()"). Where the value is read by
-    a residual sum too, or computed by what is not homogeneous, no layer before it can take the factors, so a Mul does,
-    which costs a pass over the value. k_c = min(1, t / p_c), p_c = max |x_c|: channels above t are brought down to it,
-    the others stay, and with them the weights that read them. t is the one of the channels' own peaks by which the
-    expected error of `EqualizeChannels` is least; the value is left alone where that wins less than `MARGIN`.
+    LayerNormalization (Xiao et al. 2022, "SmoothQuant"; Dettmers et al. 2022, "LLM.int8()"). If a residual sum reads
+    the value too, or its producer is not homogeneous, no earlier layer can take the factors, so a Mul is inserted,
+    which costs a pass over the value. k_c = min(1, t / p_c) with p_c = max |x_c|: channels above t are scaled down to
+    t, the others and their weights do not change. t is the channel peak of least expected error (`EqualizeChannels`); a
+    value that wins less than `MARGIN` is not smoothed.
 
-    statistics: `channel_statistics` of the values of `smoothable`.
+    Args:
+        model: Float model.
+        statistics: `channel_statistics` of the values of `smoothable`.
+
+    Returns:
+        Factor of each channel, by value name.
     """
     factors: Factors = {}
     for x, nodes in smoothable(model.graph).items():
@@ -65,9 +76,17 @@ def find_smoothing(model: ir.Model, statistics: Mapping[str, Channels]) -> Facto
 
 
 def smooth_channels(model: ir.Model, factors: Mapping[str, Sequence[float] | Floats]) -> set[str]:
-    """Smooth `model`, in place, by factors that `find_smoothing` found on it before; the names of the new operators.
+    """Smooths a model in place.
 
-    Raises RequestError where they do not fit the graph.
+    Args:
+        model: Float model that `find_smoothing` was called on; it is changed.
+        factors: Factor of each channel, by value name.
+
+    Returns:
+        Names of the new operators.
+
+    Raises:
+        RequestError: The factors do not fit the graph.
     """
     made = set()
     values = {str(x.name): (x, nodes) for x, nodes in smoothable(model.graph).items()} if factors else {}

@@ -1,4 +1,4 @@
-"""Int8 weights rounded otherwise than to nearest (GPTQ): as a calibration table holds them, and put into a graph."""
+"""Rounding of int8 weights otherwise than to nearest (GPTQ): its text in a calibration table, and its application."""
 
 from __future__ import annotations
 
@@ -16,9 +16,16 @@ from pipelines.graph import query
 
 
 def encode_rounding(changes: NDArray[np.int8]) -> str:
-    """Differences from rounding to nearest (int8, shaped as the weights) as text: zlib, base64.
+    """Encodes differences from rounding to nearest as text (zlib, base64).
 
-    They are 0, 1 and -1 in no order: codes by frequency, or runs, are as short as what a long search for repeats finds.
+    The differences are 0, 1 and -1 without order, so Huffman codes or run lengths are as short as a full search for
+    repeats.
+
+    Args:
+        changes: Differences, int8, the shape of the weights.
+
+    Returns:
+        The text.
     """
     packed = []
     for strategy in (zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE):
@@ -28,10 +35,17 @@ def encode_rounding(changes: NDArray[np.int8]) -> str:
 
 
 def apply(graph: ir.Graph, roundings: Mapping[str, str]) -> None:
-    """Change the weights of int8 layers, named by their operators, by what `encode_rounding` wrote of them.
+    """Changes the weights of int8 layers by encoded roundings.
 
-    Layers that are not int8 here, or have other weights, are passed over, and those that share the weights of a layer
-    before them, which are changed once. Raises RequestError for other text.
+    Layers that are not int8 in this graph, or have other weights, are skipped. Weights that layers share are changed
+    once.
+
+    Args:
+        graph: Int8 graph; it is changed.
+        roundings: Result of `encode_rounding`, by layer name.
+
+    Raises:
+        RequestError: A text is invalid.
     """
     changed = set()
     for node in graph:
@@ -53,8 +67,12 @@ def apply(graph: ir.Graph, roundings: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Weights:
-    """The int8 weights of a layer. scale: float32, per tensor or per output channel. initializer: what holds them, for
-    other layers too where these share it.
+    """Int8 weights of a layer.
+
+    Attributes:
+        integers: The weights.
+        scale: Per tensor or per output channel.
+        initializer: Value that holds the weights, possibly for several layers.
     """
 
     integers: NDArray[np.int8]
@@ -63,7 +81,14 @@ class Weights:
 
     @classmethod
     def of(cls, layer: ir.Node) -> Weights | None:
-        """The int8 weights of `layer`; None where it has none, or shares their DequantizeLinear."""
+        """Reads the int8 weights of a layer.
+
+        Args:
+            layer: Operator of an int8 graph.
+
+        Returns:
+            The weights, or None if the layer has none or shares their DequantizeLinear.
+        """
         weight = layer.inputs[1] if len(layer.inputs) > 1 else None
         found, producer = query.dequantized(weight), weight.producer() if weight is not None else None
         initializer = producer.inputs[0] if producer is not None else None
@@ -74,5 +99,9 @@ class Weights:
         return cls(found[0], found[1], initializer)
 
     def replace(self, integers: NDArray[np.int8]) -> None:
-        """Put other int8 weights in their place in the graph."""
+        """Replaces the int8 weights in the graph.
+
+        Args:
+            integers: New weights of the same shape.
+        """
         self.initializer.const_value = ir.tensor(integers, name=self.initializer.name)

@@ -53,22 +53,25 @@ logger = logging.getLogger(__name__)
 GOAL = 24.0  # dB below which layers are left in float32; all outputs of other samples together lose some dB of it
 FLOAT_SHARE = 0.25  # of the multiplications of all layers, that may be left in float32
 HELD_BACK = 3  # about one sample in so many is held back, up to HELD_OUT
-RANGED = 128  # samples that ranges are judged by
+RANGED = 128  # samples that ranges are evaluated on
 MOST = 2**23  # elements of the graph's inputs that samples are held back for
 ROOM = 8_000_000  # bytes that the largest tensor may take, of the samples computed at once
-HEAVY = 2**22  # bytes of weights above which memory is returned between the models judged, by a slow search for garbage
+HEAVY = 2**22  # bytes of weights above which memory is returned between evaluated models by a full garbage collection
 CHANCE = 1.0  # dB that an alternative must win: one sample near a decision makes as much in a few dozen
 PERFECT = 120.0  # dB, that of outputs without error
 SENSITIVE = 0.05  # dB that a layer left in float32 must win
 OBSERVERS = ("auto", "minmax", "percentile", "kl")  # that "auto" chooses among
 
 
-class Judge:
-    """The SQNR of int8 models in dB: the mean of that of all outputs together and of the samples' own mean.
+class OutputSqnr:
+    """SQNR of int8 models in dB: the mean of the SQNR of all samples together and of the mean SQNR of single samples.
 
-    One sample near a decision, of which the float model itself is not sure, may have more error than all others: by the
-    first figure alone it chooses the ranges, by the second alone it would not count. Logits count, as in `output_sqnr`.
-    model: the float model. samples: batches, held in memory.
+    A sample near a decision boundary may have more error than all others. The first figure alone would let it choose
+    the ranges; the second alone would ignore it. Logits count, as in `output_sqnr`.
+
+    Args:
+        model: Float model.
+        samples: Batches, kept in memory.
     """
 
     def __init__(self, model: ir.Model, samples: Sequence[Batch]) -> None:
@@ -91,9 +94,17 @@ class Judge:
         return [np.concatenate(each) for each in zip(*found, strict=True)]
 
     def __call__(self, int8: ir.Model, batches: int | None = None) -> float:
-        """The SQNR of `int8`; batches: on the first so many."""
+        """Computes the SQNR of an int8 model.
+
+        Args:
+            int8: Int8 model with the inputs of the float model.
+            batches: Use only the first `batches` batches; None: all.
+
+        Returns:
+            SQNR in dB.
+        """
         if self._heavy:
-            machine.trim()  # graphs refer to themselves, and every one that is judged holds the weights
+            machine.trim()  # graphs refer to themselves, and every evaluated model holds the weights
         opened = _session(int8)
         results = [
             (exact, self._run(opened, batch))
@@ -108,7 +119,7 @@ def _session(model: ir.Model) -> ort.InferenceSession:
     options = reference_session.options()
     options.add_session_config_entry("session.disable_prepacking", "1")  # which copies weights that layers share
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # they keep more than is in use
-    return reference_session.session(before_softmax(model), "judging it needs", options)
+    return reference_session.session(before_softmax(model), "its evaluation needs", options)
 
 
 def _single(batch: Batch, exact: list[Array], tested: list[Array]) -> list[tuple[list[Array], list[Array]]]:
@@ -126,9 +137,7 @@ def _decibel(error: float) -> float:
 
 @dataclass(frozen=True)
 class _Fitting:
-    """The samples that are not held back, in chunks, to be gone through as often as is needed: all but one in `stride`
-    chunks.
-    """
+    """Fitting samples in chunks, to be iterated several times: all but one in `stride` chunks."""
 
     model: ir.Model
     samples: Iterable[Batch]
@@ -142,7 +151,7 @@ class _Fitting:
         )
 
 
-def best_table(
+def auto_calibrate(
     model: ir.Model,
     recipe: QuantRecipe,
     samples: Iterable[Batch],
@@ -152,11 +161,25 @@ def best_table(
     observation: Observation | None = None,
     seconds: float | None = None,
 ) -> CalibrationTable:
-    """The calibration table that makes `model` int8 by `recipe`, the best of what is tried on samples held back.
+    """Computes the calibration table of highest output SQNR on held-out samples.
 
-    An observer other than "auto" is taken as it is. Without `recipe.correct` neither smoothing nor corrections are
-    tried, and no layer is left in float32. samples, total, max_memory: see `make_table`. observation: of `model` on all
-    the samples, where it was made already. seconds: that corrections may take. Raises what `make_table` does.
+    An observer other than "auto" is used as it is. Without `recipe.correct`, neither smoothing nor corrections are
+    tried, and no layer stays float32.
+
+    Args:
+        model: Float model after the rewrites.
+        recipe: Quantization options.
+        samples: Batches, array [samples, ...] for every graph input; iterated several times, so not an iterator.
+        total: Number of samples, for the progress bars.
+        max_memory: See `Observation`.
+        observation: Observation of `model` on all samples, if there is one already.
+        seconds: Time budget of the corrections, see `correct_layers`; None: no limit.
+
+    Returns:
+        The calibration table.
+
+    Raises:
+        RequestError: See `make_table`.
     """
     clip, factors = search_equalization(model, recipe, samples)[0] if recipe.search else (False, {})
     if observation is None or factors:
@@ -166,10 +189,10 @@ def best_table(
     observation.require_samples()
     judging, fitting = hold_back(model, samples, observation.samples)
 
-    score = Judge(model, judging)
+    metric = OutputSqnr(model, judging)
 
-    def judge(table: CalibrationTable) -> float:
-        return score(quantize(model, recipe, table)[0])
+    def evaluate(table: CalibrationTable) -> float:
+        return metric(quantize(model, recipe, table)[0])
 
     smoothing = smoothing_factors(equalized(model, factors), recipe, fitting) if recipe.correct else {}
     tables = _tables(model, recipe, observation, clip, factors, {})
@@ -187,9 +210,9 @@ def best_table(
         best = _best_ranges(model, recipe, tables, samples, observation.samples)
     if not recipe.correct:
         return best
-    best, sqnr = _retreat(correct_table(model, recipe, best, fitting, seconds=seconds, room=ROOM), tables, judge)
+    best, sqnr = _retreat(correct_table(model, recipe, best, fitting, seconds=seconds, room=ROOM), tables, evaluate)
     if sqnr < GOAL:
-        best = leave_float(model, recipe, best, score, observation, sqnr)
+        best = leave_float(model, recipe, best, metric, observation, sqnr)
     return best
 
 
@@ -256,12 +279,14 @@ def _tables(
     ]
 
 
-def _best(tables: list[CalibrationTable], judge: Callable[[CalibrationTable], float]) -> tuple[CalibrationTable, float]:
+def _best(
+    tables: list[CalibrationTable], evaluate: Callable[[CalibrationTable], float]
+) -> tuple[CalibrationTable, float]:
     """(the table of the greatest SQNR, its SQNR); one after the first must win by `CHANCE`, for less may be luck."""
     found = []
-    with progress("judging", len(tables)) as advance:
+    with progress("evaluating", len(tables)) as advance:
         for table in tables:
-            found.append(judge(table))
+            found.append(evaluate(table))
             advance(1)
     best = int(np.argmax(found))
     best = best if found[best] > found[0] + CHANCE else 0
@@ -275,19 +300,19 @@ def _best_ranges(
 
     The more the better: a range that clips one sample in a hundred looks good on the others.
     """
-    score = Judge(model, _drawn(model, samples, _stride(model, samples, count, RANGED)))
+    metric = OutputSqnr(model, _drawn(model, samples, _stride(model, samples, count, RANGED)))
 
-    def judge(table: CalibrationTable) -> float:
+    def evaluate(table: CalibrationTable) -> float:
         int8, _ = quantize(model, recipe, table)
         if recipe.correct:
             _restore_weights(int8, equalized(model, table.equalization, table.smoothing))
-        return score(int8)
+        return metric(int8)
 
-    return _best(tables, judge)[0]
+    return _best(tables, evaluate)[0]
 
 
 def _retreat(
-    corrected: CalibrationTable, tables: list[CalibrationTable], judge: Callable[[CalibrationTable], float]
+    corrected: CalibrationTable, tables: list[CalibrationTable], evaluate: Callable[[CalibrationTable], float]
 ) -> tuple[CalibrationTable, float]:
     """(`corrected`, or what is better on the samples held back: without a correction or both, or plain min-max; SQNR).
 
@@ -299,7 +324,7 @@ def _retreat(
     if corrected.bias or corrected.rounding:
         tried.append(replace(corrected, bias={}, rounding={}))
     plain = [each for each in tables if not each.smoothing and _is_minmax(each)]
-    best, sqnr = _best([*tried, *(replace(each, recipe=corrected.recipe) for each in plain)], judge)
+    best, sqnr = _best([*tried, *(replace(each, recipe=corrected.recipe) for each in plain)], evaluate)
     if best is not corrected:
         kept = [name for name, each in (("GPTQ", best.rounding), ("bias correction", best.bias)) if each]
         logger.info("on the samples held back %s is best", f"only {kept[0]}" if kept else "no correction")
@@ -334,7 +359,7 @@ def leave_float(
     model: ir.Model,
     recipe: QuantRecipe,
     table: CalibrationTable,
-    judge: Judge,
+    metric: OutputSqnr,
     observation: Observation,
     sqnr: float,
 ) -> CalibrationTable:
@@ -358,13 +383,13 @@ def leave_float(
     names = [each.name for each in report.operators if each.precision == "int8" and each.name in counted]
     total = sum(counted[each] for each in names)
 
-    def judged(kept: dict[str, str], batches: int | None = None) -> float:
-        return judge(quantize(model, recipe, replace(table, keep_float=kept))[0], batches)
+    def sqnr_with(kept: dict[str, str], batches: int | None = None) -> float:
+        return metric(quantize(model, recipe, replace(table, keep_float=kept))[0], batches)
 
-    base, gains = judged({}, 1), {}
+    base, gains = sqnr_with({}, 1), {}
     with progress("looking for layers that int8 hurts", len(names)) as advance:
         for name in names:
-            gains[name] = judged({name: "float"}, 1) - base
+            gains[name] = sqnr_with({name: "float"}, 1) - base
             advance(1)
     kept: dict[str, str] = {}
     room = FLOAT_SHARE * total
@@ -372,7 +397,7 @@ def leave_float(
         if gains[name] < SENSITIVE or counted[name] > room or sqnr >= GOAL:
             continue
         more = kept | {name: f"int8 costs {gains[name]:.1f} dB of SQNR here"}
-        if (found := judged(more)) > sqnr:
+        if (found := sqnr_with(more)) > sqnr:
             kept, sqnr, room = more, found, room - counted[name]
     return replace(table, keep_float=kept)
 

@@ -163,10 +163,9 @@ class Observation:
             raise RequestError("no calibration samples; pass at least one")
 
     def _plan(self, feed: Batch, most: int = 0) -> tuple[int, list[list[str]]]:
-        """(batch size, groups of tensors to observe in turn) that keep within the memory, for samples shaped like
-        these.
+        """Returns a batch size and groups of tensors that fit into the memory limit, for samples of these shapes.
 
-        most: run so many at once where there is room, and no fewer than in `feed`; 0 runs just those.
+        most: largest batch size, at least the size of `feed`; 0 for the size of `feed`.
         """
         key = most, *(array.shape for array in feed.values())
         if key not in self._plans:
@@ -316,9 +315,7 @@ def _session(
 
 
 def _share_large_weights(main: ir.Graph) -> dict[str, ort.OrtValue]:
-    """Take large weights out of the graph, for all sessions to share, and for serialization below 2 GB: {name:
-    value}.
-    """
+    """Moves large weights out of the graph, to be shared by all sessions; serialization then stays below 2 GB."""
     shared = {}
     for name, value in main.initializers.items():
         tensor = value.const_value

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipelines.core.batches import Batch
 from pipelines.graph import io
 from pipelines.quantization.algorithms.correction import SECONDS
-from pipelines.quantization.calibration.auto_calibration import best_table
+from pipelines.quantization.calibration.auto_calibration import auto_calibrate
 from pipelines.quantization.calibration.calibrate import MEMORY, Observation
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.quantizer import QuantReport, quantize
@@ -93,7 +93,9 @@ class Calibrator:
             RequestError: There are no samples.
         """
         self.observation.require_samples()
-        return best_table(self.model, self.recipe, self._batches, observation=self.observation, seconds=self.seconds)
+        return auto_calibrate(
+            self.model, self.recipe, self._batches, observation=self.observation, seconds=self.seconds
+        )
 
     def save(self, path: str | Path) -> QuantReport:
         """Quantizes the model by the recipe and writes the int8 model.

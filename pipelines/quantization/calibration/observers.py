@@ -358,7 +358,7 @@ def _divergences(bins: Floats, a: Counts, b: Counts, levels: int) -> Floats:
 
 
 def _xlogx(x: Floats) -> Floats:
-    """x log x, 0 for 0."""
+    """Computes x log x, 0 for 0."""
     return x * np.log(np.where(x > 0, x, 1.0))
 
 

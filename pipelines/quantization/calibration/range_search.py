@@ -124,9 +124,7 @@ def before_softmax(model: ir.Model) -> ir.Model:
 
 
 def _end_before(main: ir.Graph, chosen: Sequence[ir.Node]) -> None:
-    """Put float values that `chosen` nodes, and what follows them, read of the others in the place of outputs that
-    follow them.
-    """
+    """Replaces outputs downstream of the `chosen` nodes by the float values that these and later nodes read."""
     nodes = [*chosen, *_downstream(main, *(value for node in chosen for value in node.outputs))]
     computed = {value for node in nodes for value in node.outputs}
     kept = [value for value in main.outputs if value not in computed]

@@ -1,7 +1,7 @@
 """Int8 operators between layers: additions, products, pools, concatenations and activation functions.
 
-Such an operator is int8 where its inputs are int8 tensors anyway and its output is read, further down, by an int8
-operator: then the whole path stays int8. The last ones before an output therefore stay float32.
+Such an operator is int8 if its inputs are int8 tensors anyway and an int8 operator downstream reads its output: the
+whole path then stays int8. The last of them before an output therefore stay float32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ FUNCTIONS = ("Relu", "Clip", "HardSwish", "HardSigmoid", "Tanh", "Elu", "Gelu", 
 
 
 def activation_inputs(node: ir.Node) -> list[int]:
-    """Indices of the inputs that are activations, no constants."""
+    """Returns the indices of the inputs that are activations, not constants.
+
+    Args:
+        node: Layer or one of `OPERATORS`.
+    """
     if node.op_type in layers.LAYERS:
         return layers.activation_inputs(node)
     if node.op_type in ("Add", "Mul", "Concat"):
@@ -29,7 +33,11 @@ def activation_inputs(node: ir.Node) -> list[int]:
 
 
 def refuse(node: ir.Node) -> str:
-    """Why the form of one of `OPERATORS` keeps it float32, "" where it can be int8."""
+    """Returns why the form of an operator keeps it float32, or "".
+
+    Args:
+        node: One of `OPERATORS`.
+    """
     data = node.inputs if node.op_type in ("Add", "Mul", "Concat") else node.inputs[:1]
     if any(value is None or value.dtype != ir.DataType.FLOAT for value in data):
         return "it is no float arithmetic"
@@ -43,7 +51,15 @@ def refuse(node: ir.Node) -> str:
 
 
 def deselect(graph: ir.Graph, selected: set[ir.Node]) -> dict[ir.Node, str]:
-    """Take out of the int8 operators `selected` those of `OPERATORS` not between int8 operators; {node: why}."""
+    """Removes those of `OPERATORS` that are not between int8 operators.
+
+    Args:
+        graph: Float graph.
+        selected: Int8 operators; it is changed.
+
+    Returns:
+        Reason by removed operator.
+    """
     reasons: dict[ir.Node, str] = {}
     while True:
         found: dict[ir.Node, str] = {}
@@ -98,9 +114,13 @@ def _is_global_average_pool(mean: ir.Node) -> bool:
 
 
 def quantize_operator(inserter: QdqInserter, node: ir.Node) -> None:
-    """Make one of `OPERATORS` int8: Q/DQ pairs at its inputs (at its output: `QdqInserter.quantize_output`).
+    """Inserts Q/DQ pairs at the inputs of an operator; see `QdqInserter.quantize_output` for its output.
 
-    A Concat whose parts nobody else reads needs none: they take the qparams of its result (`QuantizeEarly`).
+    A Concat whose parts have no other reader needs no pairs: they take the qparams of its result (`QuantizeEarly`).
+
+    Args:
+        inserter: Inserter of the graph.
+        node: One of `OPERATORS`.
     """
     if node.op_type == "ReduceMean":
         node = _as_global_average_pool(inserter, node)

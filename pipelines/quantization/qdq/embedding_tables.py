@@ -15,10 +15,16 @@ NOTE = "rows of int8 with a scale each"
 
 
 def quantize_tables(inserter: QdqInserter) -> dict[str, str]:
-    """Gather(T, i) of a constant float32 matrix = float(Gather(T_q, i)) Gather(s, i); {Gather: note} of those changed.
+    """Rewrites Gather(T, i) of a constant float32 matrix as float(Gather(T_q, i)) Gather(s, i).
 
-    T_q = round(T / s) int8, s = max|T| / 127 of each row: a quarter of the memory, and of what a lookup reads. Small
-    tables and those of a Gather that the recipe keeps float stay.
+    T_q = round(T / s) is int8 with s = max|T| / 127 of each row: a quarter of the memory and of the bytes of a lookup.
+    Small tables do not change, nor do tables of a Gather that the recipe keeps float.
+
+    Args:
+        inserter: Inserter of the graph.
+
+    Returns:
+        Note by name of each changed Gather.
     """
     quantized: dict[str, tuple[ir.Value, ir.Value]] = {}  # by table: rows, scales
     notes: dict[str, str] = {}

@@ -1,9 +1,8 @@
-"""Workarounds for faults and gaps of engines: all that the quantizer does for one engine's sake and not for int8
-itself.
+"""Workarounds for faults and gaps of engines: everything that the quantizer does for a single engine.
 
-Every function here changes a graph to an equal one, or answers a question about it. `QUIRKS` records each with the
-engine, the version where it was last seen, the test that fails without it, and when it can go; also those that live
-beside the code of an engine.
+Every function either rewrites a graph to an equal one or answers a question about it. `QUIRKS` lists all workarounds,
+also those in the modules of an engine, with the engine, the version where the fault was last seen, the test that fails
+without the workaround, and the condition to remove it.
 """
 
 from __future__ import annotations
@@ -22,10 +21,15 @@ Strided = tuple[str, tuple[int, ...]]  # name of a tensor, strides
 
 @dataclass(frozen=True)
 class Quirk:
-    """What an engine does wrongly, slowly or not at all, and where that is worked around.
+    """A fault or gap of an engine, and its workaround.
 
-    version: where it was last seen. workaround: dotted name of the function or method. test: the one that fails without
-    it. remove_when: what must have changed for the workaround to go.
+    Attributes:
+        engine: Name of the engine.
+        version: Version where the fault was last seen.
+        fault: What the engine does wrongly, slowly or not at all.
+        workaround: Dotted name of the function or method.
+        test: Test that fails without the workaround.
+        remove_when: Condition to remove the workaround.
     """
 
     engine: str
@@ -138,10 +142,18 @@ QUIRKS = (
 def subsample_before_pointwise_conv(
     conv: ir.Node, pools: dict[Strided, ir.Value], ranges: dict[str, TensorRange], taken: set[str]
 ) -> bool:
-    """Let a 1x1 Conv with strides read a MaxPool of 1x1 with these strides, itself without; True where it is such.
+    """Replaces the strides of a 1x1 Conv by a 1x1 MaxPool with these strides before it.
 
-    On uint8 the MaxPool copies the values that the Conv needs. pools: those made so far, one per tensor and strides.
-    ranges: calibrated ranges, to which the new tensor's is added. taken: names in use.
+    On uint8 the MaxPool copies the values that the Conv needs.
+
+    Args:
+        conv: Operator.
+        pools: MaxPools so far, by tensor and strides; new ones are added.
+        ranges: Calibrated ranges; the new tensor's is added.
+        taken: Names in use; new ones are added.
+
+    Returns:
+        Whether `conv` was such a Conv.
     """
     if conv.op_type != "Conv":
         return False
@@ -177,7 +189,14 @@ def subsample_before_pointwise_conv(
 
 
 def gemm_of_matmul_before_add(matmul: ir.Node) -> bool:
-    """Call a MatMul of two matrices, the second constant, a Gemm where an Add reads it alone; True where it is such."""
+    """Turns a MatMul of a matrix and a constant matrix into a Gemm if only an Add reads it.
+
+    Args:
+        matmul: Operator.
+
+    Returns:
+        Whether it was such a MatMul.
+    """
     if matmul.op_type != "MatMul":
         return False
     weight, reader = query.constant(matmul.inputs[1]), query.sole_user(matmul.outputs[0])
@@ -190,9 +209,16 @@ def gemm_of_matmul_before_add(matmul: ir.Node) -> bool:
 
 
 def dequantize_around_transpose(transpose: ir.Node, taken: set[str]) -> bool:
-    """DequantizeLinear(Transpose(q)) as the same behind Transpose between a Q/DQ pair; True where it is such.
+    """Rewrites DequantizeLinear(Transpose(q)) with the Transpose between Q/DQ pairs.
 
-    Both engines make one Transpose of uint8 of either.
+    Both engines make one Transpose of uint8 of either form.
+
+    Args:
+        transpose: Operator.
+        taken: Names in use; new ones are added.
+
+    Returns:
+        Whether it was such a Transpose.
     """
     if transpose.op_type != "Transpose":
         return False
@@ -213,8 +239,14 @@ def dequantize_around_transpose(transpose: ir.Node, taken: set[str]) -> bool:
 
 
 def keep_reduced_axes(reduction: ir.Node, taken: set[str]) -> ir.Node | None:
-    """Let a reduction of an int8 MatMul keep its axes, and a Squeeze drop them; the Squeeze, or None where it is no
-    such reduction.
+    """Lets a reduction of an int8 MatMul keep its axes, and adds a Squeeze that drops them.
+
+    Args:
+        reduction: Operator.
+        taken: Names in use; new ones are added.
+
+    Returns:
+        The Squeeze, or None if the operator is no such reduction.
     """
     if not reduction.op_type.startswith("Reduce"):
         return None
@@ -242,13 +274,20 @@ def keep_reduced_axes(reduction: ir.Node, taken: set[str]) -> ir.Node | None:
 
 
 def hide_sizes(graph: ir.Graph, taken: set[str]) -> set[str]:
-    """Let the sizes that a graph of dynamic shapes computes with pass a Max with 0; the names of the nodes added.
+    """Inserts a Max with 0 behind the sizes that a graph of dynamic shapes computes with.
 
     OpenVINO takes a size from the first tensor that has it and whose shape is read. Its ONNX frontend reads the shape
-    of every Conv with a bias, before the bias; where that reader stays, and the Conv is int8 and its result quantized,
-    all channels get the bias of the first. Behind the Max it does not know what size a value is. The sizes that its
-    frontend itself reads, for recurrent layers, it then finds at the graph's inputs: each gets a Reshape to its own
-    shape, which is read before all others. Of a tensor of rank 1 the size stays as it is.
+    of every Conv with a bias before the bias is added. If that reader stays, and the Conv is int8 with a quantized
+    result, all channels get the bias of the first. Behind the Max, OpenVINO does not recognize a value as a size. The
+    frontend then finds the sizes that it reads for recurrent layers at the graph's inputs: each input gets a Reshape to
+    its own shape, which is read first. Sizes of tensors of rank 1 do not change.
+
+    Args:
+        graph: QDQ graph; it is changed.
+        taken: Names in use; new ones are added.
+
+    Returns:
+        Names of the added nodes.
     """
     dynamic = [value for value in graph.inputs if query.static_shape(value) is None]
     if not dynamic or not any(map(_biased_int8, graph)):
@@ -323,7 +362,11 @@ def _reshape_to_own_shape(graph: ir.Graph, value: ir.Value, taken: set[str]) -> 
 
 
 def needs_output_qdq(node: ir.Node) -> bool:
-    """Whether an int8 operator gets a Q/DQ pair on its output whatever reads it, even if only as float32."""
+    """Returns whether an int8 operator needs a Q/DQ pair on its output even if all readers are float32.
+
+    Args:
+        node: Int8 operator.
+    """
     reader = query.sole_user(node.outputs[0])
     return node.op_type not in ("Gemm", "MatMul") or (reader is not None and reader.op_type in ("Relu", "Clip"))
 

@@ -1,4 +1,4 @@
-"""Inserts QuantizeLinear / DequantizeLinear (QDQ) pairs and quantized constants into one graph."""
+"""Insertion of QuantizeLinear / DequantizeLinear (QDQ) pairs and quantized constants into a graph."""
 
 from __future__ import annotations
 
@@ -29,10 +29,18 @@ MAX_BIAS = 2**30  # largest int32 bias: leaves room for the sum of products
 
 
 class QdqInserter:
-    """Q/DQ pairs of one graph, one per tensor, shared by its readers; and what its quantization keeps track of.
+    """Inserts Q/DQ pairs into a graph, one per tensor, shared by its readers.
 
-    ranges: calibrated ranges, those of tensors made here added. dynamic: {tensor: its DynamicQuantizeLinear}. helpers:
-    names of nodes that reports leave out, being part of another operator.
+    Args:
+        graph: Float graph; it is changed.
+        recipe: Quantization options.
+        table: Calibration table of the graph.
+
+    Attributes:
+        ranges: Calibrated ranges, and those of new tensors.
+        dynamic: DynamicQuantizeLinear by tensor.
+        helpers: Names of nodes that belong to another operator, which reports leave out.
+        taken: Names in use.
     """
 
     def __init__(self, graph: ir.Graph, recipe: QuantRecipe, table: CalibrationTable) -> None:
@@ -49,13 +57,19 @@ class QdqInserter:
 
     @property
     def weight_bits(self) -> int:
-        """7 for a recipe of reduced range, else 8."""
+        """Bits of a weight: 7 for a recipe of reduced range, otherwise 8."""
         return 7 if self.recipe.reduced_range else 8
 
     def qparams(self, x: ir.Value) -> QParams:
-        """(scale, zero point) for `x`: its own if an int8 tensor dequantized, else by its calibrated range.
+        """Returns the qparams of a tensor: those of its DequantizeLinear, or those of its calibrated range.
 
-        What moves values that others read too takes that tensor's, so that one QuantizeLinear does for all.
+        Data movement of a tensor with other readers takes that tensor's qparams, so that one QuantizeLinear suffices.
+
+        Args:
+            x: Tensor.
+
+        Returns:
+            (scale, zero point).
         """
         source = x
         while (producer := source.producer()) is not None and moves(producer):
@@ -66,7 +80,15 @@ class QdqInserter:
         return dequantized_qparams(source) or activation_qparams(self.ranges[str(source.name)], self.recipe.symmetric)
 
     def quantize_input(self, node: ir.Node, index: int = 0) -> np.float32:
-        """Feed input `index` of `node` through a Q/DQ pair, unless it is an int8 tensor dequantized; its scale."""
+        """Inserts a Q/DQ pair before an input, unless it is a dequantized int8 tensor.
+
+        Args:
+            node: Operator.
+            index: Index of the input.
+
+        Returns:
+            Scale of the input.
+        """
         x = node.inputs[index]
         assert x is not None and x.name is not None
         if (known := dequantized_qparams(x)) is not None:
@@ -80,9 +102,13 @@ class QdqInserter:
         return qparams[0]
 
     def quantize_second_factor(self, node: ir.Node) -> None:
-        """Feed input 1 of a MatMul of two activations through a Q/DQ pair.
+        """Inserts a Q/DQ pair before input 1 of a MatMul of two activations.
 
-        Symmetric int8, which engines multiply twice as fast, where nothing else reads it on the way from its producer.
+        The pair is symmetric int8, which engines multiply twice as fast, if the tensor has no other reader since its
+        producer.
+
+        Args:
+            node: MatMul.
         """
         x = node.inputs[1]
         assert x is not None and x.name is not None
@@ -97,10 +123,13 @@ class QdqInserter:
         node.replace_input_with(1, dq.outputs[0])
 
     def quantize_output(self, node: ir.Node) -> None:
-        """Feed all readers of an int8 operator's output through one Q/DQ pair, where engines need it.
+        """Inserts a Q/DQ pair behind an int8 operator for all its readers, if engines need it.
 
-        The pair stands after a Relu or Clip where saturation does the same (engines then drop it), else before it, with
-        the qparams of the range after it.
+        The pair follows a Relu or Clip if saturation is equivalent (engines then drop the Relu or Clip). Otherwise it
+        precedes the Relu or Clip, with the qparams of the range after it.
+
+        Args:
+            node: Int8 operator.
         """
         if not engine_quirks.needs_output_qdq(node):
             return
@@ -132,9 +161,12 @@ class QdqInserter:
         self.graph.insert_after(producer, [q, dq])
 
     def quantize_weight(self, node: ir.Node, axis: int | None, x_scale: np.float32) -> None:
-        """Make weight (input 1) and bias (input 2, if any) of `node` int8 / int32 constants behind DequantizeLinear.
+        """Replaces weight (input 1) and bias (input 2) by int8 and int32 constants behind DequantizeLinear.
 
-        axis: of the per-channel scales, None for per tensor. x_scale: of input 0; s_bias = s_x s_w.
+        Args:
+            node: Layer.
+            axis: Axis of the per-channel scales, None for per tensor.
+            x_scale: Scale of input 0; the bias has the scale s_x s_w.
         """
         weight = node.inputs[1]
         w = query.constant(weight)
@@ -165,7 +197,12 @@ class QdqInserter:
         return least
 
     def quantize_constant(self, node: ir.Node, index: int) -> None:
-        """Make the constant input `index` of an elementwise operator uint8 behind DequantizeLinear, per tensor."""
+        """Replaces a constant input of an elementwise operator by uint8 behind DequantizeLinear, per tensor.
+
+        Args:
+            node: Operator.
+            index: Index of the constant input.
+        """
         x = node.inputs[index]
         array = query.constant(x)
         assert x is not None and array is not None
@@ -206,9 +243,17 @@ class QdqInserter:
         return dq.outputs[0]
 
     def initializers(self, reader: ir.Node, name: str, parts: Mapping[str, Array]) -> dict[str, ir.Value]:
-        """Initializers of the quantized form `parts` of the float constant `name`, read by what replaces `reader`.
+        """Adds the quantized form of a float constant as initializers, or reuses equal ones of another reader.
 
-        Those that another reader of `name` has, where they are equal: steps of an unrolled LSTM share their weights.
+        The steps of an unrolled LSTM share their weights this way.
+
+        Args:
+            reader: Operator that is about to read them.
+            name: Name of the float constant.
+            parts: Arrays by part, such as "quantized" and "scale".
+
+        Returns:
+            Initializer by part.
         """
         known = self._constants.setdefault(name, [])
         for values in known:

@@ -1,4 +1,4 @@
-"""Int8 Gemm, MatMul and Conv: why one stays float32, and its static or dynamic quantization."""
+"""Int8 Gemm, MatMul and Conv: why a layer stays float32, and static and dynamic quantization."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ LAYERS = ("Conv", "Gemm", "MatMul")
 
 
 def refuse(node: ir.Node) -> str:
-    """Why the form of a layer (not its ranges) keeps it float32, "" where it can be int8."""
+    """Returns why the form of a layer (not its ranges) keeps it float32, or "".
+
+    Args:
+        node: Conv, Gemm or MatMul.
+    """
     return {"Gemm": _refuse_gemm, "MatMul": _refuse_matmul, "Conv": _refuse_conv}[node.op_type](node)
 
 
@@ -53,14 +57,22 @@ def _refuse_conv(node: ir.Node) -> str:
 
 
 def activation_inputs(node: ir.Node) -> list[int]:
-    """Indices of a layer's inputs that are activations: 0, and 1 of a MatMul of two activations."""
+    """Returns the indices of a layer's inputs that are activations: 0, and 1 of a MatMul of two activations.
+
+    Args:
+        node: Conv, Gemm or MatMul.
+    """
     return [0, 1] if node.op_type == "MatMul" and query.constant(node.inputs[1]) is None else [0]
 
 
 def quantize_layer(inserter: QdqInserter, node: ir.Node) -> None:
-    """Make a layer that `refuse` has nothing against int8: Q/DQ on activations, per-channel int8 weights, int32 bias.
+    """Makes a layer int8: Q/DQ pairs on activations, per-channel int8 weights, int32 bias.
 
-    The channel axis is that of the outputs; batched weights of a MatMul get one scale per tensor.
+    Scales run along the output channels; batched weights of a MatMul get one scale per tensor.
+
+    Args:
+        inserter: Inserter of the graph.
+        node: Layer that `refuse` accepts.
     """
     engine_quirks.subsample_before_pointwise_conv(node, inserter.subsampled, inserter.ranges, inserter.taken)
     x_scale = inserter.quantize_input(node)
@@ -79,10 +91,17 @@ def quantize_layer(inserter: QdqInserter, node: ir.Node) -> None:
 
 
 def quantize_layer_dynamically(inserter: QdqInserter, node: ir.Node) -> str:
-    """Make a Gemm or MatMul with a constant matrix int8, its input quantized at run time; says why it cannot be.
+    """Makes a Gemm or MatMul with a constant matrix int8 with input qparams computed at run time.
 
     x_q, s_x, z_x = DynamicQuantizeLinear(x) over the whole batch, y = float(MatMulInteger(x_q, W_q, z_x)) s_x s_w + b,
-    with per-channel int8 weights: onnxruntime runs all of it as one operator.
+    with per-channel int8 weights. onnxruntime runs this as one operator.
+
+    Args:
+        inserter: Inserter of the graph.
+        node: Operator; it is replaced.
+
+    Returns:
+        Why the operator cannot be quantized dynamically, or "".
     """
     weight = query.constant(node.inputs[1]) if node.op_type in ("Gemm", "MatMul") else None
     if weight is None or weight.ndim != 2:

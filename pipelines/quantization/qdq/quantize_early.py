@@ -1,4 +1,4 @@
-"""Int8 propagation: quantize before data movement, not after, so that it moves int8 tensors."""
+"""Int8 propagation: moves QuantizeLinear before data movement, so that int8 tensors are moved."""
 
 from __future__ import annotations
 
@@ -30,7 +30,13 @@ MOVES = (
 
 
 def moves(node: ir.Node) -> bool:
-    """Whether `node` gives values of its input 0, zeros (Pad) or means of them (Resize), so that qparams stay."""
+    """Returns whether an operator only moves values of input 0, so that qparams do not change.
+
+    Pad adds zeros, and Resize computes means; both keep qparams.
+
+    Args:
+        node: Operator.
+    """
     if node.op_type == "MaxPool":
         return len(node.outputs) == 1
     if node.op_type == "Gather":
@@ -50,10 +56,14 @@ def moves(node: ir.Node) -> bool:
 class QuantizeEarly(Rewrite):
     """Q(Move(x)) = Move(Q(x)), Q(Concat(a, b)) = Concat(Q(a), Q(b)), Q(Gather(T, i)) = Gather(Q(T), i), Q(DQ(q)) = q.
 
-    All with the same qparams, so exact (but a linear Resize rounds in uint8). For a constant table T, Q(T) is computed
-    here (if `tables`): stored in uint8, a quarter of its size, and no QuantizeLinear is left at run time. Does not fire
-    where the moved tensor has another reader, where what is moved was dequantized by other qparams, or on a Transpose
-    to int8. keep: whether an operator stays float32, by its name.
+    All with the same qparams, so the rewrite is exact (but a linear Resize rounds in uint8). For a constant table T,
+    Q(T) is computed here (if `tables`): it is stored in uint8, a quarter of its size, and no QuantizeLinear runs. The
+    rewrite does not fire if the moved tensor has another reader, if it was dequantized by other qparams, or on a
+    Transpose to int8.
+
+    Args:
+        tables: Whether constant tables become uint8.
+        keep: Whether the operator of this name stays float32.
     """
 
     def __init__(self, tables: bool = True, keep: Callable[[str], bool] = lambda name: False) -> None:
@@ -62,7 +72,14 @@ class QuantizeEarly(Rewrite):
         self._taken: set[str] = set()
 
     def rewrite(self, model: ir.Model) -> int:
-        """Move every QuantizeLinear of the main graph before what moves its input, once."""
+        """Moves every QuantizeLinear of the main graph before the data movement that it reads, once.
+
+        Args:
+            model: QDQ model; it is changed.
+
+        Returns:
+            Number of changes.
+        """
         self._taken = query.used_names(model.graph)
         count = sum(self._lift(model.graph, node) for node in list(model.graph) if node.op_type == "QuantizeLinear")
         if count:

@@ -1,4 +1,4 @@
-"""Scales and zero points (qparams) of activations and weights, and those that a graph already holds."""
+"""Scales and zero points (qparams) of activations and weights, and those that a graph contains."""
 
 from __future__ import annotations
 
@@ -26,17 +26,23 @@ class Interval(Protocol):
 
     @property
     def low(self) -> float:
-        """The least value."""
+        """Least value."""
 
     @property
     def high(self) -> float:
-        """The greatest value."""
+        """Greatest value."""
 
 
 def stored_scales(scales: ArrayLike) -> NDArray[np.float32]:
-    """Scales as float32, as a graph stores them: 1 in place of any that is not a number of at least `LEAST_SCALE`.
+    """Converts scales to float32, as a graph stores them; scales below `LEAST_SCALE` or not finite become 1.
 
-    What is 0 or a subnormal as float32 would be divided by: integers of no meaning, and other ones in every engine.
+    A division by 0 or a float32 subnormal would give meaningless integers that differ between engines.
+
+    Args:
+        scales: Scales of any shape.
+
+    Returns:
+        float32 scales of the same shape.
     """
     scales = np.asarray(scales, np.float64)
     return np.where(np.isfinite(scales) & (scales >= LEAST_SCALE), scales, 1.0).astype(np.float32)
@@ -45,10 +51,17 @@ def stored_scales(scales: ArrayLike) -> NDArray[np.float32]:
 def uint8_qparams(
     low: ArrayLike, high: ArrayLike, symmetric: bool = False
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(scales, zero points as whole numbers) of uint8 tensors with these ranges; zero is always represented exactly.
+    """Computes qparams of uint8 tensors; zero is always represented exactly.
 
     s = (high - low) / 255 with the range widened to hold zero, z = round(-low / s); 1 and 0 for an empty range.
-    symmetric: where low < 0, s = max(-low, high) / 127 and z = 128.
+
+    Args:
+        low: Lower ends of the ranges, any shape.
+        high: Upper ends of the ranges, the shape of `low`.
+        symmetric: Use s = max(-low, high) / 127 and z = 128 where low < 0.
+
+    Returns:
+        Scales and zero points (whole numbers), float32, the shape of `low`.
     """
     low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
     empty, signed = high - low < EMPTY, symmetric & (low < 0)
@@ -58,16 +71,25 @@ def uint8_qparams(
 
 
 def activation_qparams(observed: Interval, symmetric: bool = False) -> tuple[np.float32, np.uint8]:
-    """(scale, zero point) of a uint8 activation with this range; zero is always represented exactly.
+    """Computes the qparams of a uint8 activation; zero is always represented exactly.
 
-    symmetric: a tensor with negatives gets zero point 128 and s = max|x| / 127, so that engines may take it as int8.
+    Args:
+        observed: Calibrated range.
+        symmetric: Use z = 128 and s = max|x| / 127 for a tensor with negatives, so that engines may take it as int8.
+
+    Returns:
+        (scale, zero point).
     """
     scale, zero = uint8_qparams(observed.low, observed.high, symmetric)
     return np.float32(scale), np.uint8(zero)
 
 
 def int8_scale(observed: Interval) -> np.float32:
-    """The scale of a symmetric int8 activation with this range: max|x| / 127, 1 for an empty range."""
+    """Computes the scale of a symmetric int8 activation: max|x| / 127, or 1 for an empty range.
+
+    Args:
+        observed: Calibrated range.
+    """
     largest = max(-observed.low, observed.high)
     return np.float32(stored_scales(largest / 127 if largest > EMPTY else 1.0))
 
@@ -75,11 +97,20 @@ def int8_scale(observed: Interval) -> np.float32:
 def weight_qparams(
     weight: Array, axis: int | None, bits: int = 8, least: Array | float = 0.0, clip: bool = False
 ) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
-    """(scales, int8 weights) of a float weight, per channel of `axis` (per tensor for None), symmetric.
+    """Quantizes a float weight symmetrically: s = max|W| / 127, so that no weight saturates.
 
-    s = max|W| / 127, so that nothing saturates; clip: of the ratios `CLIP_RATIOS` of it that of least squared error.
-    Channels that were int8 already keep their integers: s is their step, see `steps`. least: lower bound of the scales
-    (float, or one per channel). A channel of zeros gets it, or 1 where that is none (`stored_scales`).
+    Channels that were int8 before keep their integers: s is their step, see `steps`. A channel of zeros gets the scale
+    `least`, or 1 (`stored_scales`).
+
+    Args:
+        weight: Float weight.
+        axis: Channel axis of the scales, None for one scale.
+        bits: Bits of a weight, 8 or 7.
+        least: Lower bound of the scales, one or one per channel.
+        clip: Use the ratio of `CLIP_RATIOS` of least squared error for each channel.
+
+    Returns:
+        Scales, and int8 weights of the shape of `weight`.
     """
     top = 2 ** (bits - 1) - 1
     others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
@@ -108,10 +139,18 @@ def weight_qparams(
 
 
 def steps(weight: Array, axis: int, top: int) -> NDArray[np.float32] | None:
-    """The step of each channel of `axis` whose weights are whole multiples of one, at most `top` of them, 0 where they
-    are not; None where no such channels are to be expected: some are none, or short (any few numbers are multiples).
+    """Finds the step of each channel whose weights are whole multiples of one step.
 
-    So are weights that were int8 before, whatever their scale was: one of the tensor, or of the channel.
+    Weights that were int8 before are such multiples, with a scale per tensor or per channel.
+
+    Args:
+        weight: Float weight.
+        axis: Channel axis.
+        top: Largest multiple.
+
+    Returns:
+        Step of each channel, 0 for a channel without one. None if sampled channels have no step, or channels are
+        shorter than `SHORT` (any few numbers are multiples of some step).
     """
     rows = np.abs(np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)).astype(np.float32)
     if rows.ndim != 2 or rows.shape[1] < SHORT:
@@ -136,13 +175,29 @@ def _step(row: NDArray[np.float32], top: int) -> float:
 
 
 def quantized_constant(array: Array, scale: Array | np.float32, zero: Array | np.integer[Any]) -> Array:
-    """QuantizeLinear of a constant, in the zero point's dtype; ties round to even."""
+    """Applies QuantizeLinear to a constant; ties round to even.
+
+    Args:
+        array: Float array.
+        scale: Scale.
+        zero: Zero point; its dtype is the result's.
+
+    Returns:
+        Integers of the shape of `array`.
+    """
     limits = np.iinfo(zero.dtype)
     return np.clip(np.rint(array / scale) + zero.astype(np.int32), limits.min, limits.max).astype(zero.dtype)
 
 
 def qparams_of(node: ir.Node) -> QParams | None:
-    """Constant (scale, zero point) of a QuantizeLinear or DequantizeLinear, where per tensor and 8 bits; else None."""
+    """Returns the constant per-tensor 8-bit qparams of a QuantizeLinear or DequantizeLinear.
+
+    Args:
+        node: QuantizeLinear or DequantizeLinear.
+
+    Returns:
+        (scale, zero point), or None for qparams of another form.
+    """
     scale, zero = (query.constant(value) for value in (*node.inputs[1:], None, None)[:2])
     if scale is None or zero is None or scale.size != 1 or zero.dtype not in (np.uint8, np.int8):
         return None
@@ -150,13 +205,26 @@ def qparams_of(node: ir.Node) -> QParams | None:
 
 
 def dequantized_qparams(x: ir.Value | None) -> QParams | None:
-    """`qparams_of` the DequantizeLinear that computes `x`; None where `x` is no int8 tensor dequantized."""
+    """Returns the qparams of the DequantizeLinear that computes a value.
+
+    Args:
+        x: Value.
+
+    Returns:
+        (scale, zero point), or None if `x` is no dequantized int8 tensor.
+    """
     producer = x.producer() if x is not None else None
     return qparams_of(producer) if producer is not None and producer.op_type == "DequantizeLinear" else None
 
 
 def saturates(node: ir.Node, scale: np.float32, zero: np.integer[Any]) -> bool:
-    """Whether the saturation of uint8 with these qparams does what the Relu or Clip `node` does."""
+    """Returns whether uint8 saturation with these qparams is equivalent to a Relu or Clip.
+
+    Args:
+        node: Relu or Clip.
+        scale: Scale of its output.
+        zero: Zero point of its output.
+    """
     low, high = (float(scale * np.float32(q - int(zero))) for q in (0, 255))  # in float32, as engines compare
     if node.op_type == "Relu":
         return low == 0

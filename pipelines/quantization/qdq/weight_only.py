@@ -1,4 +1,4 @@
-"""Weight-only quantization of what has no calibrated input: layers inside subgraphs, and recurrent layers."""
+"""Weight-only quantization of operators without calibrated inputs: layers inside subgraphs, and recurrent layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ BLOCKS = -1  # in place of an axis: the last one in blocks
 
 
 def subgraph_nodes(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
-    """(operator of the main graph, operator in its subgraphs), at any depth."""
+    """Yields the operators in subgraphs, at any depth.
+
+    Args:
+        graph: Main graph.
+
+    Yields:
+        (operator of the main graph, operator in its subgraphs).
+    """
     for node in graph:
         for attribute in node.attributes.values():
             bodies = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else []
@@ -32,15 +39,20 @@ def subgraph_nodes(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
 
 
 def quantize_weights(inserter: QdqInserter) -> tuple[dict[str, str], dict[str, str]]:
-    """Store constant weights as int8: of LSTM, GRU and RNN, and of all layers inside subgraphs.
+    """Stores constant weights as int8: of LSTM, GRU and RNN, and of all layers inside subgraphs.
 
-    W = s float(W_q), s = max|W| / 127 per output channel, of recurrent layers per `BLOCK` of a row, for their errors
-    return at every step: a quarter of the bytes. Casts and a Mul, for engines fold these when they open the file, where
-    onnxruntime would compute a DequantizeLinear anew at every run (1.5 times the time of a small network); by way of
-    int32, see `engine_quirks.QUIRKS`. What an operator computes stays float32, for ranges within the bodies of If and
-    Loop are not observed, and a recurrent layer's state has no int8 operator that all engines have. A weight that
-    several operators read is stored once, and what no operator reads any more
-    goes. Returns ({operator: note} of those changed, {operator: why not} of others).
+    W = s float(W_q) with s = max|W| / 127 per output channel; for recurrent layers per `BLOCK` of a row, because their
+    errors recur at every step. This takes a quarter of the bytes. The graph has Casts and a Mul, which engines fold
+    when they open the file; onnxruntime would compute a DequantizeLinear at every run (1.5 times the time of a small
+    network). The Cast to int32 is explained in `engine_quirks.QUIRKS`. The operators compute in float32, because ranges
+    in the bodies of If and Loop are not observed, and no int8 operator for a recurrent state exists in all engines. A
+    weight that several operators read is stored once; weights without readers are removed.
+
+    Args:
+        inserter: Inserter of the graph.
+
+    Returns:
+        Note by changed operator, and reason by operator that stays float32.
     """
     graph = inserter.graph
     inner = [node for _, node in subgraph_nodes(graph)]

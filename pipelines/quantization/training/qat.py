@@ -1,9 +1,9 @@
-"""Quantization-aware training by the rules of `quantize`: what is trained is what the int8 model computes.
+"""Quantization-aware training by the rules of `quantize`: the trained model computes what the int8 model computes.
 
 Straight-through estimator (Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
 Integer-Arithmetic-Only Inference"): the forward pass rounds, q = clip(round(x / s) + z, 0, 255), x' = s (q - z); the
-backward pass takes dx'/dx for 1 inside the range and 0 outside. Which tensors and weights become int8 is asked of the
-quantizer itself, so the two cannot differ.
+backward pass uses dx'/dx = 1 inside the range and 0 outside. The quantizer itself selects the int8 tensors and weights,
+so training and quantization agree.
 
     student = prepare(model, example)              # the trained float model; a copy of it is prepared
     for x, y in batches: ...                       # train as usual, at a low learning rate
@@ -11,8 +11,7 @@ quantizer itself, so the two cannot differ.
     path, table = export(student, example, "fp32.onnx")
     int8, report = quantize(graph.load(path), recipe, table)
 
-Not simulated: the rounding of biases (by half of s_x s_w), products of two activations, and what a recipe quantizes
-at run time.
+Not simulated: the rounding of biases (by half of s_x s_w), products of two activations, and dynamic quantization.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 OPSET, DOMAIN = 18, "qat"
 Example = Tensor | Sequence[Tensor]
-Lowered = tuple[ir.Model, dict[str, int]]  # a float graph, and which tensor has which range
+Lowered = tuple[ir.Model, dict[str, int]]  # float graph, and `Range.index` by tensor name
 
 
 class _Round(torch.autograd.Function):
@@ -80,11 +79,18 @@ _mark: Callable[[Tensor, int], Tensor] = _Mark.apply
 
 
 class Range(nn.Module):
-    """Observes one float tensor of any shape, and fake-quantizes it where the int8 model quantizes it (`active`).
+    """Observes one float tensor of any shape, and fake-quantizes it if the int8 model quantizes it (`active`).
 
-    ends: (low, high), moving averages of each batch's extremes while training and not `frozen`: r += momentum (batch -
-    r), the first batch's own to begin with. count: elements seen. tensor: its name in the float graph, "" where that
-    has it not, or twice.
+    Args:
+        index: Number of the range in its module.
+        momentum: Momentum of the moving averages.
+        symmetric: See `QuantRecipe.symmetric`.
+
+    Attributes:
+        ends: (low, high), moving averages of the extremes of each batch while training and not `frozen`: r += momentum
+            (batch - r), starting from the first batch.
+        count: Number of observed values.
+        tensor: Name of the tensor in the float graph, "" if it occurs there not once.
     """
 
     ends: Tensor
@@ -99,7 +105,7 @@ class Range(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x`, fake-quantized where `active`; of its shape and dtype."""
+        """Returns `x`, fake-quantized if `active`, in its shape and dtype."""
         if self.marking:
             return _mark(x, self.index)
         if self.training and not self.frozen:
@@ -112,19 +118,26 @@ class Range(nn.Module):
         return _round(x, x.new_tensor(float(scale)), int(zero), 0, 255)
 
     def range(self) -> TensorRange:
-        """The trained range."""
+        """Returns the trained range."""
         low, high = self.ends.tolist()
         return TensorRange(low, high, low, high, int(self.count), "qat")
 
 
 class Layer(nn.Module):
-    """A convolution or linear layer with its BatchNorm folded in; weights fake-quantized where `active`.
+    """A convolution or linear layer with folded BatchNorm; weights are fake-quantized if `active`.
 
-    W' = W g / sqrt(v + e), b' = (b - m) g / sqrt(v + e) + B, with running mean m and variance v: training and inference
-    compute the same. While training and not `frozen`, m and v follow the batches as in any BatchNorm; g and B are
-    trained.
-    norm_path: of the BatchNorm in the module that was prepared. input_scale: where set, float32 [inputs, 1, ...]: a
-    factor that the graph to be quantized has in W', input by input; the product is rounded then.
+    W' = W g / sqrt(v + e), b' = (b - m) g / sqrt(v + e) + B, with running mean m and variance v, in training and
+    inference. While training and not `frozen`, m and v follow the batches as in any BatchNorm; g and B are trained.
+
+    Args:
+        inner: Convolution or linear module.
+        norm: BatchNorm module, or None.
+        norm_path: Path of the BatchNorm in the original module.
+        bits: Bits of a weight.
+
+    Attributes:
+        input_scale: If set, float32 [inputs, 1, ...]: factor per input that the graph to be quantized has in W'; the
+            product is rounded.
     """
 
     input_scale: Tensor | None
@@ -136,7 +149,14 @@ class Layer(nn.Module):
         self.register_buffer("input_scale", None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's output, float32: [n, channels, ...] of a convolution, [..., features] of a linear layer."""
+        """Computes the layer's output.
+
+        Args:
+            x: float32 [n, channels, ...] for a convolution, [..., features] for a linear layer.
+
+        Returns:
+            float32 [n, out channels, ...] or [..., out features].
+        """
         if self.norm is not None and self.training and not self.frozen:
             with torch.no_grad():
                 self.norm(self.inner(x))  # moves the running statistics
@@ -150,19 +170,26 @@ class Layer(nn.Module):
         return compute(x, weight, bias)
 
     def folded(self) -> tuple[Tensor, Tensor | None]:
-        """(weight, bias) in float, BatchNorm folded in."""
+        """Returns float weight and bias with folded BatchNorm."""
         weight, bias, norm = self.inner.weight, self.inner.bias, self.norm
         if norm is None:
             return weight, bias
         gain = torch.rsqrt(norm.running_var + norm.eps) * (1.0 if norm.weight is None else norm.weight)
         shift = (0.0 if bias is None else bias) - norm.running_mean
-        return weight * gain.reshape(-1, *[1] * (weight.dim() - 1)), shift * gain + (
-            0.0 if norm.bias is None else norm.bias
-        )
+        bias = shift * gain + (0.0 if norm.bias is None else norm.bias)
+        return weight * gain.reshape(-1, *[1] * (weight.dim() - 1)), bias
 
 
 def rounded(weight: Tensor, bits: int) -> Tensor:
-    """Per-channel symmetric fake quantization on axis 0, as `scales.weight_qparams`; on the weight's device."""
+    """Fake-quantizes a weight symmetrically per channel of axis 0, as `scales.weight_qparams`.
+
+    Args:
+        weight: float32 [channels, ...].
+        bits: Bits of a weight.
+
+    Returns:
+        float32 of the same shape and device.
+    """
     top = 2 ** (bits - 1) - 1
     reach = weight.detach().flatten(1).abs().amax(1)
     scale = reach / top
@@ -180,14 +207,24 @@ def prepare(
     trace: Callable[[nn.Module], fx.GraphModule] = fx.symbolic_trace,
     ranges: Mapping[str, TensorRange] | None = None,
 ) -> fx.GraphModule:
-    """A trainable copy of `module` that computes as its int8 model will; `module` (a teacher, say) is left as it is.
+    """Copies a module so that it computes as its int8 model will; the copy is trainable.
 
-    example: its inputs (float32, first axis = samples). recipe: the one that the exported model will be quantized by;
-    its observer is not used. momentum: of the ranges. lower: from the copy to (the float graph that will be quantized,
-    {its tensor: `Range.index`}), for a model that is not written by `export`. trace: from a module to its graph, where
-    modules besides torch's own are one step of it. ranges: of a calibration table of the float graph, with which
-    training begins, in place of the first batch's own. Raises RequestError for a module that
-    torch.fx cannot trace, or without anything to quantize.
+    Args:
+        module: Trained float module; it is not changed.
+        example: Inputs of the module, float32, first axis samples.
+        recipe: Recipe that the exported model will be quantized by; its observer is not used.
+        momentum: Momentum of the ranges.
+        lower: Maps the copy to the float graph to be quantized and `Range.index` by tensor name; for a model that is
+            not written by `export`.
+        trace: Maps a module to its graph, if torch.fx does not trace it; modules other than torch's own may be single
+            steps.
+        ranges: Ranges of a calibration table of the float graph to start from, instead of the first batch's.
+
+    Returns:
+        The copy, in the training mode of `module`.
+
+    Raises:
+        RequestError: torch.fx cannot trace the module, or no tensor can be quantized.
     """
     recipe = recipe or QuantRecipe()
     try:
@@ -209,7 +246,12 @@ def prepare(
 
 
 def start_ranges(module: nn.Module, tensors: Mapping[str, TensorRange]) -> None:
-    """Go on from the ranges of a calibration table, where it has them."""
+    """Starts from the ranges of a calibration table.
+
+    Args:
+        module: Prepared module; it is changed.
+        tensors: Range by tensor name.
+    """
     for each in module.modules():
         if isinstance(each, Range) and (known := tensors.get(each.tensor)) is not None and known.count:
             each.ends.copy_(torch.tensor([known.low, known.high]))
@@ -217,14 +259,25 @@ def start_ranges(module: nn.Module, tensors: Mapping[str, TensorRange]) -> None:
 
 
 def freeze_ranges(module: nn.Module) -> None:
-    """Let ranges and BatchNorm statistics move no more; weights still train. For the last part of the training."""
+    """Freezes ranges and BatchNorm statistics for the last part of the training; weights still train.
+
+    Args:
+        module: Prepared module; it is changed.
+    """
     for each in module.modules():
         if isinstance(each, Range | Layer):
             each.frozen = True
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
-    """The trained float weights of a prepared module as a state dict of the module that it was made from."""
+    """Returns the trained float weights as a state dict of the original module.
+
+    Args:
+        module: Prepared module.
+
+    Returns:
+        Tensor by name.
+    """
     layers = {path: each for path, each in module.named_modules() if isinstance(each, Layer)}
     moved = {f"{path}.inner": path for path in layers} | {
         f"{path}.norm": each.norm_path for path, each in layers.items()
@@ -239,12 +292,22 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def export(module: nn.Module, example: Example, path: str | Path) -> tuple[Path, CalibrationTable]:
-    """Write the float graph to `path`; returns it and the calibration table of the trained ranges.
+    """Writes the float graph and returns the calibration table of the trained ranges.
 
-    BatchNorm is folded, the batch dynamic, inputs are named as forward's arguments.
-    `quantize(graph.load(path), recipe, table)` with the recipe of `prepare` has the very scales trained. The table's
-    observer is "minmax", its tensors' method "qat". Raises RequestError for a module that was not prepared, or has seen
-    no batch in training mode.
+    BatchNorm is folded, the batch is dynamic, and inputs have the names of forward's arguments.
+    `quantize(graph.load(path), recipe, table)` with the recipe of `prepare` has exactly the trained scales. The
+    observer of the table is "minmax", the method of its tensors "qat".
+
+    Args:
+        module: Prepared and trained module.
+        example: Inputs of the module.
+        path: ONNX file to write.
+
+    Returns:
+        The path and the calibration table.
+
+    Raises:
+        RequestError: The module was not prepared, or has seen no batch in training mode.
     """
     trained = table(module, example)
     file = graph.save(_frozen(module, example)[0], path)
@@ -252,7 +315,18 @@ def export(module: nn.Module, example: Example, path: str | Path) -> tuple[Path,
 
 
 def table(module: nn.Module, example: Example) -> CalibrationTable:
-    """The calibration table of the trained ranges, of no graph yet; see `export`."""
+    """Returns the calibration table of the trained ranges without a graph digest; see `export`.
+
+    Args:
+        module: Prepared and trained module.
+        example: Inputs of the module.
+
+    Returns:
+        The calibration table.
+
+    Raises:
+        RequestError: The module was not prepared, or has seen no batch in training mode.
+    """
     ranges = [each for each in module.modules() if isinstance(each, Range)]
     if not ranges or not all(int(each.count) for each in ranges):
         raise RequestError("the module has no trained ranges; call prepare, then feed it batches in training mode")
@@ -262,16 +336,31 @@ def table(module: nn.Module, example: Example) -> CalibrationTable:
 
 
 def completed(trained: CalibrationTable, model: ir.Model, samples: Iterable[Batch]) -> CalibrationTable:
-    """The table of `model` that has the trained ranges, and of tensors without one what `samples` show."""
+    """Adds calibrated ranges for the tensors without a trained range.
+
+    Args:
+        trained: Table of the trained ranges.
+        model: Float model.
+        samples: Calibration batches, array [samples, ...] for every graph input.
+
+    Returns:
+        The calibration table of `model`.
+    """
     seen = calibrate(model, samples, trained.observer)
     tensors = {name: replace(each, histogram=None) for name, each in seen.tensors.items()}
     return replace(trained, samples=seen.samples, tensors=tensors | trained.tensors)
 
 
 def distillation_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """T^2 KL(softmax(teacher / T) || softmax(student / T)), mean over samples (Hinton et al. 2015).
+    """Computes T^2 KL(softmax(teacher / T) || softmax(student / T)), mean over samples (Hinton et al. 2015).
 
-    Both float32 [n, classes].
+    Args:
+        student_logits: float32 [n, classes].
+        teacher_logits: float32 [n, classes]; no gradient flows into it.
+        temperature: T.
+
+    Returns:
+        Scalar loss.
     """
     student, teacher = (
         torch.log_softmax(each / temperature, dim=-1) for each in (student_logits, teacher_logits.detach())
@@ -285,30 +374,22 @@ def _inputs(example: Example) -> tuple[Tensor, ...]:
 
 
 def _wrap(traced: fx.GraphModule, momentum: float, recipe: QuantRecipe) -> None:
-    """Replace convolutions and linear layers, with the BatchNorm that alone reads them, by `Layer`s; add `Range`s.
-
-    A `Range` follows every node that computes or brings a float tensor.
-    """
+    """Replaces layers, with the BatchNorm that alone reads them, by `Layer`s; adds a `Range` behind float tensors."""
     modules = dict(traced.named_modules())
     calls = Counter(node.target for node in traced.graph.nodes)
     for node in list(traced.graph.nodes):
         layer = modules.get(str(node.target))
-        if isinstance(layer, LAYERS) and not isinstance(
-            traced.get_submodule(str(node.target)), Layer
-        ):  # seen: called again
+        seen = isinstance(layer, LAYERS) and isinstance(traced.get_submodule(str(node.target)), Layer)
+        if isinstance(layer, LAYERS) and not seen:
             after = next(iter(node.users))
-            norm = (
-                modules.get(str(after.target))
-                if len(node.users) == calls[node.target] == calls[after.target] == 1
-                else None
-            )
+            alone = len(node.users) == calls[node.target] == calls[after.target] == 1
+            norm = modules.get(str(after.target)) if alone else None
             if folds := isinstance(norm, NORMS) and norm.track_running_stats:
                 after.replace_all_uses_with(node)
                 traced.graph.erase_node(after)
             bits = 7 if recipe.reduced_range else 8
-            traced.set_submodule(
-                str(node.target), Layer(layer, norm if folds else None, str(after.target) if folds else "", bits)
-            )
+            fused = Layer(layer, norm if folds else None, str(after.target) if folds else "", bits)
+            traced.set_submodule(str(node.target), fused)
     traced.delete_all_unused_submodules()
     floats = [
         each
@@ -324,10 +405,9 @@ def _wrap(traced: fx.GraphModule, momentum: float, recipe: QuantRecipe) -> None:
 
 
 def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe, known: Mapping[str, TensorRange]) -> None:
-    """Make those `Range`s and `Layer`s active whose tensors and weights the int8 model quantizes.
+    """Activates the `Range`s and `Layer`s of the tensors and weights that the int8 model quantizes.
 
-    The float graph is quantized with another scale for every tensor, by which the tensors are found in the int8 graph;
-    where a tensor has negative values matters to where it is rounded, and is `known` of a table.
+    The float graph is quantized with a distinct scale per tensor, which identifies the tensor in the int8 graph.
     """
     model, named = lowered
     below = {name for name, each in known.items() if each.low < 0}
@@ -357,11 +437,9 @@ def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe, kno
     def parts(node: fx.Node) -> set[str | None]:
         """Names of the operators that `node` became; None for the end of the graph."""
         behind = modules.get(str(next(iter(node.users)).target)) if node.users else None
-        return (
-            _parts(producers[behind.index], named)
-            if isinstance(behind, Range) and behind.index in producers
-            else {None}
-        )
+        if isinstance(behind, Range) and behind.index in producers:
+            return _parts(producers[behind.index], named)
+        return {None}
 
     for node in traced.graph.nodes:
         here = modules.get(str(node.target))
@@ -388,9 +466,8 @@ def _frozen(module: nn.Module, example: Example) -> Lowered:
     plain: Any = copy.deepcopy(module).eval()
     for name, each in list(plain.named_modules()):
         if isinstance(each, Layer):
-            each.inner.weight, each.inner.bias = (
-                None if it is None else nn.Parameter(it.detach()) for it in each.folded()
-            )
+            parameters = (None if tensor is None else nn.Parameter(tensor.detach()) for tensor in each.folded())
+            each.inner.weight, each.inner.bias = parameters
             plain.set_submodule(name, each.inner)
         elif isinstance(each, Range):
             each.marking = True
@@ -405,9 +482,7 @@ def _frozen(module: nn.Module, example: Example) -> Lowered:
         "dynamic_axes": {name: {0: "batch"} for name in (*names, *outputs)},
     }
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # the exporter by tracing (dynamo=False) is called old, but needs no further package
+        warnings.simplefilter("ignore")  # dynamo=False is deprecated, but needs no further package
         torch.onnx.export(plain, inputs, stream, dynamo=False, opset_version=OPSET, custom_opsets={DOMAIN: 1}, **called)
     model = ir.from_proto(onnx.load_from_string(stream.getvalue()))
     model.opset_imports.pop(DOMAIN, None)

@@ -3,7 +3,7 @@ import re
 import numpy as np
 import pytest
 
-from pipelines.analysis.quality_metric import ArrayJudge
+from pipelines.analysis.quality_metric import OutputMetric
 from pipelines.core.errors import RequestError
 
 
@@ -35,22 +35,24 @@ SCORES = np.array([[0.1], [0.2], [0.3], [0.4]], np.float32)
     ],
 )
 def test_metrics(x, y, labels, metric, drop):
-    judge = ArrayJudge({"x": np.zeros((4, 1), np.float32)}, labels, batch_size=3)
-    verdict = judge(Constant(x), Constant(y))
-    assert judge.metric == metric and verdict.drop == pytest.approx(drop, rel=1e-5)
+    measure = OutputMetric({"x": np.zeros((4, 1), np.float32)}, labels, batch_size=3)
+    verdict = measure(Constant(x), Constant(y))
+    assert measure.name == metric and verdict.drop == pytest.approx(drop, rel=1e-5)
     assert verdict.sqnr_db == pytest.approx(10 * np.log10((x**2).sum() / ((x - y) ** 2).sum()), abs=0.006)
 
 
 def test_labels_that_do_not_fit():
     with pytest.raises(RequestError, match="found 3 labels for 4 samples"):
-        ArrayJudge({"x": np.zeros((4, 1), np.float32)}, np.zeros(3))
-    judge = ArrayJudge({"x": np.zeros((4, 1), np.float32)}, np.zeros((4, 3)))
+        OutputMetric({"x": np.zeros((4, 1), np.float32)}, np.zeros(3))
+    measure = OutputMetric({"x": np.zeros((4, 1), np.float32)}, np.zeros((4, 3)))
     with pytest.raises(RequestError, match=re.escape("found labels float64 [4, 3] for outputs [4, 2]; wanted")):
-        judge(Constant(LOGITS), Constant(LOGITS))
+        measure(Constant(LOGITS), Constant(LOGITS))
 
 
 def test_nan_is_no_model_to_keep():
     assert (
-        ArrayJudge({"x": np.zeros((4, 1), np.float32)}, batch_size=4)(Constant(LOGITS), Constant(LOGITS * np.nan)).drop
+        OutputMetric({"x": np.zeros((4, 1), np.float32)}, batch_size=4)(
+            Constant(LOGITS), Constant(LOGITS * np.nan)
+        ).drop
         == np.inf
     )

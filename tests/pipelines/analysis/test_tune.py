@@ -6,7 +6,7 @@ import pytest
 from helpers.rewriting import model, run
 
 from pipelines.analysis import tune, tuning_settings
-from pipelines.analysis.quality_metric import ArrayJudge, Verdict
+from pipelines.analysis.quality_metric import OutputMetric, QualityDrop
 from pipelines.analysis.tune import log_path
 from pipelines.analysis.tuning_settings import Maker, Settings
 from pipelines.core.errors import RequestError, ZooError
@@ -60,14 +60,14 @@ def two_observers(request, monkeypatch):
 
 def search(net, data, output, **options):
     options = {"engine": "onnxruntime", "max_drop": 0.02, **options}
-    judge = options.pop("judge", None) or ArrayJudge({"x": data[1]}, batch_size=8)
-    return tune.tune(net, [{"x": data[0]}], judge, output, **options)
+    metric = options.pop("metric", None) or OutputMetric({"x": data[1]}, batch_size=8)
+    return tune.tune(net, [{"x": data[0]}], metric, output, **options)
 
 
 class Scripted:
-    """A judge that says what it is told to, by the number of float layers in the file."""
+    """A metric that says what it is told to, by the number of float layers in the file."""
 
-    digest, metric = "d", "scripted"
+    digest, name = "d", "scripted"
 
     def __init__(self, data, drop, sqnr=None):
         self.example, self.drop, self.sqnr, self.asked = {"x": data[1][:1]}, drop, sqnr or (lambda kept: None), 0
@@ -75,7 +75,7 @@ class Scripted:
     def __call__(self, fp32, int8):
         kept = floats(int8.path)
         self.asked += 1
-        return Verdict(self.drop(kept), self.sqnr(kept))
+        return QualityDrop(self.drop(kept), self.sqnr(kept))
 
 
 def floats(path):
@@ -109,8 +109,8 @@ def test_two_searches_try_the_same_and_leave_the_same_model(net, data, tmp_path)
 
 
 def test_layers_go_float_until_the_goal_is_met_and_no_more(net, data, tmp_path):
-    judge = Scripted(data, lambda kept: 0.01 if kept >= 2 else 0.1)
-    found = search(net, data, tmp_path / "int8.onnx", judge=judge)
+    metric = Scripted(data, lambda kept: 0.01 if kept >= 2 else 0.1)
+    found = search(net, data, tmp_path / "int8.onnx", metric=metric)
     assert found["met"] and floats(found["path"]) == 2
     counts = [len(each["settings"]["keep_float"]) for each in found["trials"]]
     assert max(counts) < len(list(net.graph))
@@ -128,7 +128,7 @@ def test_the_layer_of_most_error_goes_float_first(data, tmp_path):
         w2=wide,
         w3=weights(8, 8, 3, 3),
     )
-    found = search(net, data, tmp_path / "int8.onnx", judge=Scripted(data, lambda kept: 0.0 if kept else 0.1))
+    found = search(net, data, tmp_path / "int8.onnx", metric=Scripted(data, lambda kept: 0.0 if kept else 0.1))
     assert found["best"]["settings"]["keep_float"] == ["b"]
     lines = [json.loads(line) for line in log_path(tmp_path / "int8.onnx").read_text().splitlines()]
     gains = {each["layer"]: each["sqnr_db"] for each in lines if "layer" in each}
@@ -136,56 +136,56 @@ def test_the_layer_of_most_error_goes_float_first(data, tmp_path):
 
 
 def test_a_goal_that_is_missed_leaves_the_best_and_says_by_how_much(net, data, tmp_path):
-    judge = Scripted(data, lambda kept: 0.5 - 0.1 * min(kept, 2))
-    found = search(net, data, tmp_path / "int8.onnx", judge=judge)
+    metric = Scripted(data, lambda kept: 0.5 - 0.1 * min(kept, 2))
+    found = search(net, data, tmp_path / "int8.onnx", metric=metric)
     assert not found["met"] and found["missed_by"] == pytest.approx(0.3 - 0.02) and floats(found["path"]) >= 2
 
 
 def test_a_second_run_repeats_no_trial(net, data, tmp_path, monkeypatch):
     output = tmp_path / "int8.onnx"
-    judge = Scripted(data, lambda kept: 0.5 if kept < 2 else 0.0)
-    first = search(net, data, output, judge=judge)
-    asked, log = judge.asked, log_path(output).read_text()
-    second = search(net, data, output, judge=judge)
-    assert judge.asked == asked and second == first and log_path(output).read_text() == log
+    metric = Scripted(data, lambda kept: 0.5 if kept < 2 else 0.0)
+    first = search(net, data, output, metric=metric)
+    asked, log = metric.asked, log_path(output).read_text()
+    second = search(net, data, output, metric=metric)
+    assert metric.asked == asked and second == first and log_path(output).read_text() == log
     output.unlink()  # it is made again
-    search(net, data, output, judge=judge)
-    assert judge.asked == asked and sha256(output) == first["best"]["sha256"]
+    search(net, data, output, metric=metric)
+    assert metric.asked == asked and sha256(output) == first["best"]["sha256"]
 
 
 def test_a_run_that_was_killed_goes_on(net, data, tmp_path):
     output = tmp_path / "int8.onnx"
-    judge = Scripted(data, lambda kept: 0.5)
-    whole = search(net, data, output, judge=judge)
+    metric = Scripted(data, lambda kept: 0.5)
+    whole = search(net, data, output, metric=metric)
     lines = log_path(output).read_text().splitlines(keepends=True)
     end = [at for at, line in enumerate(lines) if '"settings"' in line][2] + 1  # three trials
     log_path(output).write_text("".join(lines[:end]) + lines[end][:20])  # killed in the middle of a line
-    judge.asked = 0
-    again = search(net, data, output, judge=judge)
+    metric.asked = 0
+    again = search(net, data, output, metric=metric)
     first, later = ({each["sha256"] for each in part} for part in (whole["trials"][:3], whole["trials"][3:]))
-    assert judge.asked == len(later - first)  # the same bytes are judged once
+    assert metric.asked == len(later - first)  # the same bytes are judged once
     assert [each["name"] for each in again["trials"]] == [each["name"] for each in whole["trials"]]
 
 
 def test_a_log_of_other_data_is_not_used(net, data, tmp_path, caplog):
     output = tmp_path / "int8.onnx"
-    judge = Scripted(data, lambda kept: 0.0)
-    search(net, data, output, judge=judge)
-    asked = judge.asked
-    search(net, (data[0][:32], data[1]), output, judge=judge)
-    assert judge.asked > asked and "of another model, data or machine" in caplog.text
+    metric = Scripted(data, lambda kept: 0.0)
+    search(net, data, output, metric=metric)
+    asked = metric.asked
+    search(net, (data[0][:32], data[1]), output, metric=metric)
+    assert metric.asked > asked and "of another model, data or machine" in caplog.text
 
 
 def test_another_goal_uses_the_trials_made(net, data, tmp_path):
     output = tmp_path / "int8.onnx"
-    judge = Scripted(data, lambda kept: 0.1 if kept < 2 else 0.0)
-    first = search(net, data, output, judge=judge, max_drop=0.2)
+    metric = Scripted(data, lambda kept: 0.1 if kept < 2 else 0.0)
+    first = search(net, data, output, metric=metric, max_drop=0.2)
     assert floats(output) == 0
-    asked = judge.asked
-    second = search(net, data, output, judge=judge, max_drop=0.05)
+    asked = metric.asked
+    second = search(net, data, output, metric=metric, max_drop=0.05)
     assert first["met"] and second["met"] and floats(output) >= 2
     made = [{each["sha256"] for each in found["trials"]} for found in (first, second)]
-    assert judge.asked == asked + len(made[1] - made[0])
+    assert metric.asked == asked + len(made[1] - made[0])
 
 
 def test_the_budget_ends_the_search_with_what_there_is(net, data, tmp_path):
@@ -226,12 +226,12 @@ def test_float_is_the_quickest_float_of_the_engines_allowed(net, data, tmp_path,
 
 def test_ctrl_c_leaves_the_best_model(net, data, tmp_path):
     def drop(kept):
-        if judge.asked == 3:
+        if metric.asked == 3:
             raise KeyboardInterrupt
-        return 0.3 / judge.asked
+        return 0.3 / metric.asked
 
-    judge = Scripted(data, drop)
-    found = search(net, data, tmp_path / "int8.onnx", judge=judge)
+    metric = Scripted(data, drop)
+    found = search(net, data, tmp_path / "int8.onnx", metric=metric)
     assert found["stopped"] == "interrupted" and len({trial["sha256"] for trial in found["trials"]}) == 2
     assert found["best"]["drop"] == 0.15 and sha256(found["path"]) == found["best"]["sha256"]
 
@@ -272,8 +272,8 @@ def test_a_trial_is_what_quantize_makes_of_the_same_recipe(uneven, data, correct
 def test_the_search_for_equalization_is_made_once_and_its_model_is_kept(uneven, data, tmp_path, monkeypatch):
     calls, searched = [], ptq.search_equalization
     monkeypatch.setattr(ptq, "search_equalization", lambda *arguments: calls.append(arguments) or searched(*arguments))
-    judge = ArrayJudge({"x": data[1]}, batch_size=8)
-    found = search(uneven, data, tmp_path / "int8.onnx", judge=judge, max_drop=1.0)
+    metric = OutputMetric({"x": data[1]}, batch_size=8)
+    found = search(uneven, data, tmp_path / "int8.onnx", metric=metric, max_drop=1.0)
     assert len(calls) == 1
     sqnr = {trial["name"]: trial["sqnr_db"] for trial in found["trials"]}
     assert sqnr["minmax + search + correct"] > sqnr["minmax + correct"] + 1
@@ -281,7 +281,7 @@ def test_the_search_for_equalization_is_made_once_and_its_model_is_kept(uneven, 
     lines = log_path(tmp_path / "int8.onnx").read_text().splitlines(keepends=True)
     end = next(at for at, line in enumerate(lines) if "minmax + search" in line) + 1
     log_path(tmp_path / "int8.onnx").write_text("".join(lines[:end]))
-    again = search(uneven, data, tmp_path / "int8.onnx", judge=judge, max_drop=1.0)
+    again = search(uneven, data, tmp_path / "int8.onnx", metric=metric, max_drop=1.0)
     assert len(calls) == 1
     assert [trial["sha256"] for trial in again["trials"]] == [trial["sha256"] for trial in found["trials"]]
 
@@ -289,8 +289,8 @@ def test_the_search_for_equalization_is_made_once_and_its_model_is_kept(uneven, 
 def test_of_equally_quick_models_the_one_of_least_error_is_kept(net, data, tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "measure", lambda sessions, batch: [1.0] * len(sessions))
     drops, errors = iter([0.001, *[0.01] * 99]), iter([20.0, 20.0, 40.0, *[30.0] * 99])
-    judge = Scripted(data, lambda kept: next(drops), lambda kept: next(errors))
-    found = search(net, data, tmp_path / "int8.onnx", judge=judge)
+    metric = Scripted(data, lambda kept: next(drops), lambda kept: next(errors))
+    found = search(net, data, tmp_path / "int8.onnx", metric=metric)
     assert found["met"] and found["best"]["sqnr_db"] == 40.0
 
 
@@ -299,7 +299,7 @@ def test_models_that_differ_in_constants_alone_are_timed_once(net, data, tmp_pat
     monkeypatch.setattr(
         tune, "measure", lambda sessions, batch: timed.append(len(sessions)) or measure(sessions, batch)
     )
-    found = search(net, data, tmp_path / "int8.onnx", judge=Scripted(data, lambda kept: 0.5 if kept < 2 else 0.0))
+    found = search(net, data, tmp_path / "int8.onnx", metric=Scripted(data, lambda kept: 0.5 if kept < 2 else 0.0))
     models = {trial["sha256"]: trial["milliseconds"] for trial in found["trials"]}
     assert 1 < timed.count(2) < len(models) and len(set(models.values())) <= timed.count(2)
     same = ("minmax + correct", "minmax + search + correct", "minmax + search")
@@ -314,12 +314,12 @@ def test_a_search_that_would_end_too_late_is_passed_over(net, data, tmp_path, mo
 
 
 def test_a_log_of_another_format_is_not_used(net, data, tmp_path, monkeypatch):
-    judge = Scripted(data, lambda kept: 0.0)
-    search(net, data, tmp_path / "int8.onnx", judge=judge)
-    asked = judge.asked
+    metric = Scripted(data, lambda kept: 0.0)
+    search(net, data, tmp_path / "int8.onnx", metric=metric)
+    asked = metric.asked
     monkeypatch.setattr(tune, "FORMAT", tune.FORMAT + 1)
-    search(net, data, tmp_path / "int8.onnx", judge=judge)
-    assert judge.asked == 2 * asked
+    search(net, data, tmp_path / "int8.onnx", metric=metric)
+    assert metric.asked == 2 * asked
 
 
 def test_models_are_judged_and_timed_in_what_the_opener_opens(net, data, tmp_path):
@@ -331,14 +331,14 @@ def test_models_are_judged_and_timed_in_what_the_opener_opens(net, data, tmp_pat
             self.path, self.run = path, load(path, "onnxruntime").run
 
     options = {"opener": Opened, "engines": ["slow", "quick"], "seconds": 0.0}
-    judge = Scripted(data, lambda kept: 0.0)
-    found = search(net, data, tmp_path / "int8.onnx", engine="quick", threads=2, judge=judge, **options)
+    metric = Scripted(data, lambda kept: 0.0)
+    found = search(net, data, tmp_path / "int8.onnx", engine="quick", threads=2, metric=metric, **options)
     assert found["engine"] == "quick" and set(opened) == {("fp32.onnx", "quick", 2), ("trial.onnx", "quick", 2)}
     opened.clear()
-    search(net, data, tmp_path / "auto.onnx", engine="auto", judge=judge, **options)
+    search(net, data, tmp_path / "auto.onnx", engine="auto", metric=metric, **options)
     assert {engine for name, engine, _ in opened if name == "fp32.onnx"} == {"slow", "quick"}
     with pytest.raises(RequestError, match="unknown or missing engine 'onnxruntime'; choose auto, slow or quick"):
-        search(net, data, tmp_path / "o.onnx", judge=judge, **options)
+        search(net, data, tmp_path / "o.onnx", metric=metric, **options)
 
 
 def test_a_trial_that_fails_is_noted_and_passed_over(net, data, tmp_path, monkeypatch):
@@ -398,14 +398,14 @@ def test_products_are_tried_with_ranges_of_run_time(mlp, tmp_path, monkeypatch):
     data = tuple(np.random.default_rng(seed).normal(size=(64, 16)).astype(np.float32) for seed in (1, 2))
 
     class Preferring(Scripted):
-        """A judge that likes ranges of run time."""
+        """A metric that likes ranges of run time."""
 
         def __call__(self, fp32, int8):
-            return Verdict(0.0 if "MatMulInteger" in kinds(int8.path) else 0.1)
+            return QualityDrop(0.0 if "MatMulInteger" in kinds(int8.path) else 0.1)
 
-    found = search(mlp, data, tmp_path / "int8.onnx", judge=Preferring(data, None))
+    found = search(mlp, data, tmp_path / "int8.onnx", metric=Preferring(data, None))
     assert found["met"] and found["best"]["settings"]["dynamic"] and kinds(found["path"]).count("MatMulInteger") == 3
-    slow = search(mlp, data, tmp_path / "slow.onnx", judge=Scripted(data, lambda kept: 0.1), seconds=1e6)
+    slow = search(mlp, data, tmp_path / "slow.onnx", metric=Scripted(data, lambda kept: 0.1), seconds=1e6)
     assert [each["settings"]["dynamic"] for each in slow["trials"]].count(True) >= 1
 
 

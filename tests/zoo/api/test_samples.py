@@ -12,7 +12,7 @@ from helpers.rewriting import model, run
 from helpers.sample_files import call
 
 import zoo
-from pipelines.analysis.quality_metric import ArrayJudge, Verdict
+from pipelines.analysis.quality_metric import OutputMetric, QualityDrop
 from pipelines.core import files
 from pipelines.core.batches import joined, length
 from pipelines.core.errors import RequestError
@@ -49,7 +49,7 @@ def test_tune_an_onnx_file_with_labels(here: Path, capsys: pytest.CaptureFixture
 def test_a_missed_goal_is_an_exit_code_and_one_line(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ArrayJudge, "__call__", lambda *_: Verdict(0.25, 20.0))
+    monkeypatch.setattr(OutputMetric, "__call__", lambda *_: QualityDrop(0.25, 20.0))
     options = (
         "--evaluation-data",
         "e.npz",
@@ -71,12 +71,12 @@ def test_a_missed_goal_is_an_exit_code_and_one_line(
 
 
 def test_without_calibration_data_every_fifth_sample_calibrates(here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    judge, given = samples.judge_of(io.load("mlp.onnx"), "e.npz", None, 1)
+    judge, given = samples.quality_metric_of(io.load("mlp.onnx"), "e.npz", None, 1)
     x = np.load("e.npz")["x"]
     for _ in range(2):
         np.testing.assert_array_equal(np.concatenate([each["x"] for each in given]), x[::5])
     assert given.total == 40 and "every fifth" in caplog.text
-    assert isinstance(judge, ArrayJudge) and len(judge._arrays["x"]) == 160
+    assert isinstance(judge, OutputMetric) and len(judge._arrays["x"]) == 160
 
 
 @pytest.mark.parametrize(
@@ -295,13 +295,13 @@ def test_files_of_one_shape_are_joined_and_of_others_kept_apart(tmp_path: Path) 
     paths = [tmp_path / f"{i}.npz" for i in range(3)]
     assert [each["x"].shape for each in samples.samples_of(net, paths[:2])] == [(5, 4)]
     assert [each["x"].shape for each in samples.samples_of(net, paths)] == [(2, 4), (3, 4), (2, 5)]
-    judge, calibrating = samples.judge_of(net, paths, None, 1)
+    judge, calibrating = samples.quality_metric_of(net, paths, None, 1)
     assert [each["x"].shape for each in calibrating] == [(2, 4)]
     assert judge.example["x"].shape == (3, 4) and judge(Twice(1), Twice(1.5)).drop == pytest.approx(0.5)
     assert [each["x"].shape for each in samples.examples_of(net, paths, [1, 3])] == [(1, 4), (3, 4)]
     np.savez(tmp_path / "2.npz", x=np.ones((2, 5), np.float32), label=np.zeros(2))
     with pytest.raises(RequestError, match="cannot be cut into batches, .* such samples are judged without label"):
-        samples.judge_of(net, paths, None, 1)
+        samples.quality_metric_of(net, paths, None, 1)
 
 
 class Twice:
@@ -323,15 +323,15 @@ def test_stateful_graphs_are_judged_and_timed_feed_by_feed(tmp_path: Path) -> No
             state=np.zeros((2, count, 3), np.float32),
             rate=np.array(16000),
         )
-    judge, calibrating = samples.judge_of(stateful(), tmp_path, None, 1)
+    judge, calibrating = samples.quality_metric_of(stateful(), tmp_path, None, 1)
     assert [each["x"].shape for each in calibrating] == [(1, 7)] and judge.example["x"].shape == (3, 9)
     verdict = judge(Twice(1), Twice(1.1))
     assert verdict.drop == pytest.approx(0.1) and verdict.sqnr_db == pytest.approx(20, abs=0.1)
-    judge, calibrating = samples.judge_of(stateful(), tmp_path, tmp_path / "1.npz", 1)
+    judge, calibrating = samples.quality_metric_of(stateful(), tmp_path, tmp_path / "1.npz", 1)
     assert [each["x"].shape for each in calibrating] == [(3, 9)] and judge.example["x"].shape == (1, 7)
     assert [each["state"].shape for each in samples.examples_of(stateful(), tmp_path, [1, 4])] == [(2, 1, 3)]
     with pytest.raises(RequestError, match="found one sample"):
-        samples.judge_of(stateful(), tmp_path / "1.npz", None, 1)
+        samples.quality_metric_of(stateful(), tmp_path / "1.npz", None, 1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from helpers.rewriting import model
 
 import zoo
-from pipelines.analysis.quality_metric import Unjudged
+from pipelines.analysis.quality_metric import MetricError
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, io
@@ -24,7 +24,7 @@ from pipelines.models.folder import RECORD
 from pipelines.models.hub import Hub
 from pipelines.rewrites import driver
 from zoo import api
-from zoo.api.quantization import FolderJudge
+from zoo.api.quantization import TaskMetric
 from zoo.api.samples import raw_samples
 from zoo.cli import app as cli
 
@@ -344,18 +344,18 @@ def pairs(language: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_ruined_translator_is_judged_worse(translator: Path, pairs: Path, tmp_path: Path) -> None:
     folder = zoo.load(translator)
     samples = next(iter(raw_samples(folder, str(pairs), "--calibration-data", 4)))
-    judge = FolderJudge(folder, str(pairs), samples, batch_size=2)
-    assert list(judge.example) == ["source"] and len(judge.example["source"]) == 2
+    measure = TaskMetric(folder, str(pairs), samples, batch_size=2)
+    assert list(measure.example) == ["source"] and len(measure.example["source"]) == 2
     ruined = io.load(folder.path / "int8.onnx")
     for value in ruined.graph.initializers.values():
         if value.dtype == ir.DataType.INT8 and value.const_value is not None and value.const_value.size > 1:
             value.const_value = ir.tensor(-value.const_value.numpy(), name=value.name)
     models = (folder.path / "int8.onnx", io.save(ruined, tmp_path / "ruined.onnx"))
-    for engine in judge.engines:
-        fp32, good, bad = (judge.open(path, engine, 1) for path in (folder.path / "rewritten.onnx", *models))
-        assert fp32.run(judge.example)["tokens"].shape[0] == 2
-        near, far = judge(fp32, good), judge(fp32, bad)
-        assert judge.metric == "bleu" and far.metrics["fp32"] == near.metrics["fp32"] > 50
+    for engine in measure.engines:
+        fp32, good, bad = (measure.open(path, engine, 1) for path in (folder.path / "rewritten.onnx", *models))
+        assert fp32.run(measure.example)["tokens"].shape[0] == 2
+        near, far = measure(fp32, good), measure(fp32, bad)
+        assert measure.name == "bleu" and far.metrics["fp32"] == near.metrics["fp32"] > 50
         assert abs(near.drop) < 0.1 and far.drop > 0.3
         assert far.drop == pytest.approx((far.metrics["fp32"] - far.metrics["int8"]) / 100)
 
@@ -373,10 +373,10 @@ def test_a_translator_is_tuned_by_bleu_and_misses_what_cannot_be_met(
 def test_evaluation_data_that_cannot_be_read_end_the_search(translator: Path, pairs: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("no translation beside it\n")
     folder = zoo.load(translator)
-    judge = FolderJudge(folder, str(tmp_path / "one.txt"), next(iter(raw_samples(folder, str(pairs), "", 4))), 2)
-    models = [judge.open(folder.path / name, "onnxruntime", 1) for name in ("rewritten.onnx", "int8.onnx")]
-    with pytest.raises(Unjudged, match=r"one\.txt, line 1: no TAB"):
-        judge(*models)
+    measure = TaskMetric(folder, str(tmp_path / "one.txt"), next(iter(raw_samples(folder, str(pairs), "", 4))), 2)
+    models = [measure.open(folder.path / name, "onnxruntime", 1) for name in ("rewritten.onnx", "int8.onnx")]
+    with pytest.raises(MetricError, match=r"one\.txt, line 1: no TAB"):
+        measure(*models)
 
 
 # --- the native kernels beside engines

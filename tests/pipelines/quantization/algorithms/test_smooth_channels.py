@@ -12,7 +12,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import io
 from pipelines.quantization.algorithms.equalize_channels import channel_statistics
 from pipelines.quantization.algorithms.smooth_channels import find_smoothing, smooth_channels, smoothable
-from pipelines.quantization.calibration.auto_calibration import best_table
+from pipelines.quantization.calibration.auto_calibration import auto_calibrate
 from pipelines.quantization.calibration.range_search import output_sqnr
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import make_table
@@ -71,7 +71,7 @@ def test_factors_of_another_graph_are_refused():
 def test_a_quantized_model_with_outliers_keeps_its_quality(tmp_path):
     found, samples = block()
     other = [{"x": normals(3)(24, 5, 16)}]
-    table = best_table(found, QuantRecipe(), samples)
+    table = auto_calibrate(found, QuantRecipe(), samples)
     assert list(table.smoothing) == ["g"] and not table.keep_float
     table = CalibrationTable.load(table.save(tmp_path / "calibration.json"))
     int8, report = quantize(found, QuantRecipe(), table)

@@ -8,7 +8,7 @@ from helpers.rewriting import mlp, model, normals, run
 
 from pipelines.core.batches import length
 from pipelines.quantization.calibration import auto_calibration as module
-from pipelines.quantization.calibration.auto_calibration import FLOAT_SHARE, best_table, hold_back
+from pipelines.quantization.calibration.auto_calibration import FLOAT_SHARE, auto_calibrate, hold_back
 from pipelines.quantization.calibration.range_search import output_sqnr
 from pipelines.quantization.ptq import correct_table, make_table
 from pipelines.quantization.quantizer import quantize
@@ -57,7 +57,7 @@ def spoiled(which):
 
 def test_a_correction_that_loses_is_left_out(monkeypatch):
     monkeypatch.setattr(module, "correct_table", spoiled("bias"))
-    table = best_table(mlp(), QuantRecipe(), samples(400))
+    table = auto_calibrate(mlp(), QuantRecipe(), samples(400))
     assert not table.bias
     other = samples(64, 5)
     sqnr = output_sqnr(mlp(), quantize(mlp(), QuantRecipe(), table)[0], other)
@@ -79,16 +79,18 @@ def test_plain_min_max_is_taken_where_all_else_loses(monkeypatch):
 
     monkeypatch.setattr(module.Observation, "table", table)
     monkeypatch.setattr(module, "correct_table", spoiled("bias"))
-    found = best_table(mlp(), QuantRecipe(), samples())
+    found = auto_calibrate(mlp(), QuantRecipe(), samples())
     assert found.observer == "auto" and not found.bias
     assert all((each.low, each.high) == (each.minimum, each.maximum) for each in found.tensors.values())
 
 
 def test_an_observer_that_was_asked_for_is_taken_and_without_corrections_none_is_tried():
-    table = best_table(mlp(), QuantRecipe(observer="percentile", correct=False), samples())
+    table = auto_calibrate(mlp(), QuantRecipe(observer="percentile", correct=False), samples())
     plain = make_table(mlp(), QuantRecipe(observer="percentile", correct=False), samples())
     assert table == plain
-    assert {each.method for each in best_table(mlp(), QuantRecipe(observer="kl"), samples()).tensors.values()} == {"kl"}
+    assert {each.method for each in auto_calibrate(mlp(), QuantRecipe(observer="kl"), samples()).tensors.values()} == {
+        "kl"
+    }
 
 
 def heavy_tailed():
@@ -108,13 +110,13 @@ def heavy_tailed():
 
 def test_a_correction_that_helps_is_kept():
     found, feeds = heavy_tailed()
-    assert best_table(found, QuantRecipe(), feeds).rounding
+    assert auto_calibrate(found, QuantRecipe(), feeds).rounding
 
 
 def test_a_layer_that_int8_hurts_stays_float_and_says_so(monkeypatch):
     found, feeds = heavy_tailed()
     monkeypatch.setattr(module, "GOAL", 90.0)  # never reached: as many as there is room for
-    table = best_table(found, QuantRecipe(), feeds)
+    table = auto_calibrate(found, QuantRecipe(), feeds)
     sizes = {"a": 8 * 64, "b": 64 * 64, "c": 8 * 64}
     names = {str(node.name or node.outputs[0].name): node.outputs[0].name for node in found.graph}
     kept = [names[name] for name in table.keep_float]
@@ -129,19 +131,19 @@ def test_a_layer_that_int8_hurts_stays_float_and_says_so(monkeypatch):
 
 
 def test_no_layer_stays_float_where_the_goal_is_met():
-    table = best_table(mlp(), QuantRecipe(), samples())
+    table = auto_calibrate(mlp(), QuantRecipe(), samples())
     assert not table.keep_float
 
 
 def test_the_same_samples_give_the_same_table():
     found, feeds = heavy_tailed()
-    assert best_table(found, QuantRecipe(), feeds) == best_table(found, QuantRecipe(), feeds)
+    assert auto_calibrate(found, QuantRecipe(), feeds) == auto_calibrate(found, QuantRecipe(), feeds)
 
 
 def test_the_model_itself_is_left_alone():
     found = mlp()
     before = run(found, x=samples()[0]["x"])["y"]
-    best_table(found, QuantRecipe(), samples())
+    auto_calibrate(found, QuantRecipe(), samples())
     np.testing.assert_array_equal(run(found, x=samples()[0]["x"])["y"], before)
 
 
@@ -158,6 +160,6 @@ def test_outputs_as_many_as_were_found_are_judged_by_what_they_were_chosen_from(
                   classes=np.array([1, 2, 20]), most=np.array([20]), overlap=np.float32([0.5]), least=np.float32([0.5]),
                   two=np.int64(2), zero=np.array([0]))  # fmt: skip
     batches = [{"x": normals(each)(1, 16) + 1} for each in range(24)]
-    table = best_table(found, QuantRecipe(), batches)
+    table = auto_calibrate(found, QuantRecipe(), batches)
     int8, _ = quantize(found, QuantRecipe(), table)
     assert 20 < output_sqnr(found, int8, batches) < 80

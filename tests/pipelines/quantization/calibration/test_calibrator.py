@@ -4,7 +4,7 @@ from helpers.rewriting import model, run
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import io
-from pipelines.quantization.calibration.auto_calibration import best_table
+from pipelines.quantization.calibration.auto_calibration import auto_calibrate
 from pipelines.quantization.calibration.calibrator import Calibrator
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
@@ -51,7 +51,7 @@ def test_it_is_what_quantizing_the_file_on_these_samples_gives(tmp_path):
         for batch in samples:
             calibrator.feed(batch)
         calibrator.save(tmp_path / "int8.onnx")
-        table = best_table(calibrator.model, recipe, samples)
+        table = auto_calibrate(calibrator.model, recipe, samples)
         assert bool(table.recipe) == recipe.correct and calibrator.table() == table
         io.save(quantize(calibrator.model, recipe, table)[0], tmp_path / "expected.onnx")
         assert (tmp_path / "int8.onnx").read_bytes() == (tmp_path / "expected.onnx").read_bytes()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers.rewriting import model, run
 
-from pipelines.quantization.calibration.auto_calibration import best_table
+from pipelines.quantization.calibration.auto_calibration import auto_calibrate
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.calibration.function_ranges import TOLERANCE, clip_to_functions, function_range, read_by
 from pipelines.quantization.quantizer import quantize
@@ -83,7 +83,7 @@ def test_a_network_of_silu_loses_less():
     found = model(text, **weights)
     batches = [{"x": RNG.standard_normal((16, 8, 6, 6)).astype(np.float32)}]
     recipe = QuantRecipe()
-    best = best_table(found, recipe, batches)
+    best = auto_calibrate(found, recipe, batches)
     plain = calibrate(found, batches)
     x = RNG.standard_normal((32, 8, 6, 6)).astype(np.float32)
     exact = run(found, x=x)["y"]

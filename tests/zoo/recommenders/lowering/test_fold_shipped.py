@@ -8,7 +8,7 @@ from pipelines.analysis.metrics import auc
 from pipelines.graph import io
 from pipelines.kernels.recommenders import reference
 from pipelines.kernels.recommenders.from_graph import click_program
-from pipelines.quantization.calibration.calibrate import CalibrationTable
+from pipelines.quantization.calibration.table import CalibrationTable
 from zoo.recommenders.lowering.lower import fold_program
 
 pytestmark = pytest.mark.usefixtures("caches")
