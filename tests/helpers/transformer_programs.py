@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from pipelines.kernels import extension
-from pipelines.kernels.transformer.program import (
-    RowLinear,
-)
+from pipelines.kernels.transformer.operations import RowLinear
 
 every_isa = pytest.mark.parametrize("isa", extension.isas() or ["none"])
 

@@ -8,13 +8,11 @@ import numpy as np
 
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.extension import required
-from pipelines.kernels.transformer.program import (
+from pipelines.kernels.transformer.operations import (
     Activation,
     Attention,
     CrossAttention,
-    DecoderProgram,
     Embedding,
-    EncoderProgram,
     LayerNorm,
     Linear,
     QuantizedAttention,
@@ -24,17 +22,29 @@ from pipelines.kernels.transformer.program import (
     SelfAttention,
     Vocabulary,
 )
+from pipelines.kernels.transformer.program import DecoderProgram, EncoderProgram
 from pipelines.kernels.transformer.text.program import TextProgram
 
 
 def compile_program(
     program: DecoderProgram | EncoderProgram, isa: str = "", decoder: tuple[DecoderProgram, Any] | None = None
 ) -> Any:
-    """A program as a native object, a `Decoder` or an `Encoder`, its weights packed once for all threads.
+    """Builds the native encoder or decoder of a program; its weights are packed once for all threads.
 
     Tied embeddings take no memory of their own: where the embedding table shares memory with the weights of the
-    vocabulary projection, of this program or, for an encoder, of `decoder` (with its native object), the packed weights
-    are the table. Raises RequestError without kernels, ValueError for operations that do not fit.
+    vocabulary projection, the packed weights serve as the table.
+
+    Args:
+        program: The program.
+        isa: Instruction set, one of `extension.isas()`; "" for the fastest.
+        decoder: For an encoder, the decoder's program and native object whose vocabulary weights may be its table.
+
+    Returns:
+        A native `Decoder` or `Encoder`.
+
+    Raises:
+        RequestError: The native extension is not built.
+        ValueError: An operation does not fit those before it.
     """
     module = required()
     native = module.Decoder(program.memory_width, isa) if isinstance(program, DecoderProgram) else module.Encoder(isa)
@@ -85,7 +95,19 @@ def compile_program(
 
 
 def compile_texts(program: TextProgram, isa: str = "") -> Any:
-    """A text program as a native `TextEncoder`. Raises what `compile_program` does."""
+    """Builds the native text encoder of a program.
+
+    Args:
+        program: The program.
+        isa: Instruction set, one of `extension.isas()`; "" for the fastest.
+
+    Returns:
+        A native `TextEncoder`.
+
+    Raises:
+        RequestError: The native extension is not built.
+        ValueError: An operation does not fit those before it.
+    """
     encoder = compile_program(program.encoder, isa)
     native = required().TextEncoder(encoder, program.types, program.pooling, program.normalize)
     for layer in program.head:

@@ -1,19 +1,4 @@
-"""What the native Transformer computes, as data: the operations of its encoder and of its decoder over numbered
-registers.
-
-A register holds float32 activations: a row for each token of the sources, or for each beam. A linear layer takes them
-quantized to uint8, static, by the scale and the zero point of the graph's QuantizeLinear, or else dynamic, each row by
-its own range:
-
-    u_k = clip(rint(x_k / s) + zero, 0, 255)                           `StaticQParams`; where there are none,
-    s   = max_k |x_k| / 127,  u_k = rint(x_k (127 / max)) + 128   0 <= u_k <= 255; where nothing is negative,
-    s   = max_k x_k / 255,    u_k = rint(x_k (255 / max))              and s = 1 for a row of zeros (all |x_k| < 1e-30)
-    y_j = float32(sum_k (u_k - zero) weight[k, j]) (s scale_j) + bias_j,   then ReLU and residual, where asked for
-
-The KV caches of a decoder are float16 (`reference.to_float16`), which halves what a decoding step reads of them.
-Everything else is float32, every operation rounded alone, sums in the order of `reference.sum_lanes`, so that all
-instruction sets and `reference`, the same in numpy, return the same bits.
-"""
+"""Programs of the native Transformer: checked sequences of operations of an encoder and of a decoder."""
 
 from __future__ import annotations
 
@@ -24,250 +9,32 @@ from typing import Any
 import numpy as np
 
 from pipelines.core.errors import RequestError
-from pipelines.kernels.arrays import Array, require
-
-LANES = 16  # the size of an attention head is a multiple of it
-MAX_WIDTH = 65536  # columns of a layer, at most
-MEMORY = -1  # stands for the encoder's result among the registers
-
-
-@dataclass(frozen=True)
-class StaticQParams:
-    """Scale, a float32, and zero point, 0 to 255, of statically quantized uint8 activations. Raises RequestError."""
-
-    scale: float
-    zero_point: int
-
-    def __post_init__(self) -> None:
-        if not 0 < self.scale < np.inf or not 0 <= self.zero_point <= 255:
-            raise RequestError(
-                f"a linear layer takes inputs of scale {self.scale} and zero point {self.zero_point}; wanted more "
-                "than 0, 0 "
-                "to 255"
-            )
-
-
-@dataclass(frozen=True, eq=False)
-class RowLinear:
-    """A fully connected layer on quantized rows (see the module): weight int8 [K, N], scale and bias float32 [N].
-
-    qparams: of its input; None: dynamic quantization. All layers that take the same rows have the same. Integers cannot
-    overflow: 255 sum_k |weight[k, j]| < 2^31 is checked here. Raises RequestError for anything else. Weights may be
-    float32, with a scale of 1, in operations that do not become a program of the kernels.
-    """
-
-    weight: Array
-    scale: Array
-    bias: Array
-    qparams: StaticQParams | None = None
-
-    def __post_init__(self) -> None:
-        if self.weight.ndim != 2 or not self.weight.size or self.inputs > MAX_WIDTH:
-            raise RequestError(
-                f"a linear layer has weights of shape {list(self.weight.shape)}; wanted [1 to {MAX_WIDTH}, outputs]"
-            )
-        if self.weight.dtype != np.float32:
-            require("a linear layer", "weight", self.weight, np.int8, self.weight.shape)
-        for name in ("scale", "bias"):
-            require("a linear layer", name, getattr(self, name), np.float32, (self.outputs,))
-            if not np.isfinite(getattr(self, name)).all():
-                raise RequestError(f"a linear layer has a {name} that is not finite")
-        if (
-            self.weight.dtype == np.int8
-            and 255 * np.abs(self.weight, dtype=np.int16).sum(axis=0, dtype=np.int64).max() >= 2**31 - 1
-        ):
-            raise RequestError("a linear layer can overflow 32 bits")
-
-    @property
-    def inputs(self) -> int:
-        """K, the columns of its input."""
-        return int(self.weight.shape[0])
-
-    @property
-    def outputs(self) -> int:
-        """N, the columns of its result."""
-        return int(self.weight.shape[1])
-
-
-@dataclass(frozen=True, eq=False)
-class Embedding:
-    """Token and position embedding: out = table[token] scale[token] + positions[position].
-
-    table: int8 [V, W]. scale: float32 [V]. positions: float32 [P, W].
-    """
-
-    table: Array
-    scale: Array
-    positions: Array
-    out: int
-
-
-@dataclass(frozen=True, eq=False)
-class LayerNorm:
-    """Layer normalization: out = (x - mean) / sqrt(variance + epsilon) scale + bias, over the W columns of `input`.
-
-    scale, bias: float32 [W].
-    """
-
-    input: int
-    scale: Array
-    bias: Array
-    epsilon: float
-    out: int
-
-
-@dataclass(frozen=True, eq=False)
-class Linear:
-    """Fully connected: out = layer(input), its ReLU if asked for, then plus `residual`, a register as wide."""
-
-    input: int
-    layer: RowLinear
-    out: int
-    relu: bool = False
-    residual: int | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Attention:
-    """Multi-head self-attention of an encoder, over all tokens of a sentence: [query | key | value], 3 W columns -> W.
-
-    In each head h, columns h W / heads to (h + 1) W / heads: sum_t softmax_t(q . k_t) v_t. The scale 1 / sqrt(size) is
-    folded into the layer that makes the queries.
-    """
-
-    input: int
-    heads: int
-    out: int
-
-
-@dataclass(frozen=True, eq=False)
-class QuantizedAttention:
-    """`Attention` in integers: of each head of a sentence, all by ranges of its own,
-
-        k~[t, j] = rint(k[t, j] / a_j), a_j = max_t |k[t, j]| / 127         v~, c_j of the values likewise
-        q~[i, j] = rint(q[i, j] a_j / b_i), b_i = max_j |q[i, j] a_j| / 127
-        score    = b_i sum_j q~[i, j] k~[t, j] + bias[head, P - 1 + t - i]
-        w~[i, t] = rint(255 exp(score - max_t score)), to .03 before it is rounded
-        out      = c_j sum_t w~[i, t] v~[t, j] / sum_t w~[i, t]
-
-    bias: float32 [heads, 2 P - 1], of at most P tokens, as MPNet has it, or None.
-    """
-
-    input: int
-    heads: int
-    out: int
-    bias: Array | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class SelfAttention:
-    """Causal multi-head self-attention of a decoder: `Attention` over the KV cache, which this position joins."""
-
-    input: int
-    heads: int
-    out: int
-
-
-@dataclass(frozen=True, eq=False)
-class Activation:
-    """out = x sigmoid(x), "swish", or x (1 + erf(x / sqrt 2)) / 2, "gelu"."""
-
-    input: int
-    kind: str
-    out: int
-
-
-@dataclass(frozen=True, eq=False)
-class Scale:
-    """out = x factors, of each of the W columns: smoothing before a linear layer. factors: float32 [W]."""
-
-    input: int
-    factors: Array
-    out: int
-
-
-@dataclass(frozen=True, eq=False)
-class Recurrence:
-    """The simpler simple recurrent unit of a decoder (Kim et al. 2019): [forget | value], 2 W columns -> W.
-
-    keep = sigmoid(forget); cell = cell keep + (1 - keep) value, from zeros on; out = relu(cell), plus `residual`.
-    """
-
-    input: int
-    out: int
-    residual: int | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class RunningMean:
-    """out = the mean of `input` of all tokens so far (average attention, Zhang et al. 2018). No kernel has it."""
-
-    input: int
-    out: int
-
-
-@dataclass(frozen=True, eq=False)
-class Gate:
-    """out = sigmoid(gate) input, plus `residual` where there is one. No kernel has it.
-
-    input, gate, residual: registers of the same width.
-    """
-
-    input: int
-    gate: int
-    out: int
-    residual: int | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Sum:
-    """out = input + residual, registers of the same width. No kernel has it: there, a layer adds the residual."""
-
-    input: int
-    residual: int
-    out: int
-
-
-@dataclass(frozen=True, eq=False)
-class CrossAttention:
-    """Multi-head cross-attention of queries of W columns over the source.
-
-    layer: memory row -> [key | value], 2 W columns, computed once a sentence.
-    """
-
-    input: int
-    layer: RowLinear
-    heads: int
-    out: int
-
-
-@dataclass(frozen=True, eq=False)
-class Vocabulary:
-    """The vocabulary projection, last: logits = layer(input), of which only the top-k and log-sum-exp are kept."""
-
-    input: int
-    layer: RowLinear
-
-
-Operation = (
-    Embedding
-    | LayerNorm
-    | Linear
-    | Activation
-    | Scale
-    | Attention
-    | QuantizedAttention
-    | SelfAttention
-    | Recurrence
-    | RunningMean
-    | Gate
-    | Sum
-    | CrossAttention
-    | Vocabulary
+from pipelines.kernels.arrays import require
+from pipelines.kernels.transformer.operations import (
+    ACTIVATIONS,
+    LANES,
+    MAX_WIDTH,
+    Activation,
+    Attention,
+    CrossAttention,
+    Embedding,
+    Gate,
+    LayerNorm,
+    Linear,
+    Operation,
+    QuantizedAttention,
+    Recurrence,
+    RunningMean,
+    Scale,
+    SelfAttention,
+    StaticQParams,
+    Sum,
+    Vocabulary,
 )
+
+MEMORY = -1  # stands for the encoder's result among the registers
 ENCODER_OPERATIONS = (LayerNorm, Linear, Activation, Scale, Attention, QuantizedAttention)
 DECODER_OPERATIONS = (LayerNorm, Linear, Activation, Scale, SelfAttention, Recurrence, CrossAttention)
-ACTIVATIONS = ("swish", "gelu")
 
 
 class _Program:
@@ -289,10 +56,14 @@ class _Program:
 
 @dataclass(frozen=True, eq=False)
 class DecoderProgram(_Program):
-    """The operations of a decoder, an `Embedding` first, a `Vocabulary` last.
+    """Operations of a decoder: an `Embedding` first, a `Vocabulary` last.
 
-    memory_width: columns of the encoder's result. Raises RequestError, naming the operation, where one does not fit
-    those before it.
+    Attributes:
+        operations: The operations, in order.
+        memory_width: Columns of the encoder's result.
+
+    Raises:
+        RequestError: An operation does not fit those before it, or has no native kernel; the message names it.
     """
 
     operations: Sequence[Operation]
@@ -300,7 +71,7 @@ class DecoderProgram(_Program):
 
     def __post_init__(self) -> None:
         if not 1 <= self.memory_width <= MAX_WIDTH:
-            raise RequestError(f"a decoder has a memory of width {self.memory_width}; wanted 1 to {MAX_WIDTH}")
+            raise RequestError(f"a decoder has a memory of width {self.memory_width}; expected 1 to {MAX_WIDTH}")
         if not self.operations or not isinstance(self.operations[-1], Vocabulary):
             raise RequestError("a decoder begins with an embedding and ends with a vocabulary")
         _check_operations("a decoder", self.operations, DECODER_OPERATIONS, self.memory_width)
@@ -317,15 +88,19 @@ class DecoderProgram(_Program):
 
     @property
     def vocabulary_size(self) -> int:
-        """Tokens that it may choose among."""
+        """Number of target tokens."""
         return self.vocabulary.layer.outputs
 
 
 @dataclass(frozen=True, eq=False)
 class EncoderProgram(_Program):
-    """The operations of an encoder, an `Embedding` first; the result of the last is its result.
+    """Operations of an encoder: an `Embedding` first; the last result is the encoder's result.
 
-    Raises RequestError, naming the operation, where one does not fit those before it.
+    Attributes:
+        operations: The operations, in order.
+
+    Raises:
+        RequestError: An operation does not fit those before it, or has no native kernel; the message names it.
     """
 
     operations: Sequence[Operation]
@@ -367,7 +142,7 @@ def _check_operations(
                 not isinstance(operation, Embedding) and operation.out == operation.input
             ):
                 raise RequestError(
-                    f"{where} writes register {operation.out}; wanted 0 to 255, and not the one that it reads"
+                    f"{where} writes register {operation.out}; expected 0 to 255, and not the one that it reads"
                 )
             widths[operation.out] = width
             quantized.pop(operation.out, None)
@@ -385,7 +160,7 @@ def _result_width(where: str, operation: Operation, widths: dict[int, int], memo
         ):
             raise RequestError(
                 f"{where} has a table {list(operation.table.shape)} and positions {list(operation.positions.shape)}; "
-                "wanted two "
+                "expected two "
                 "axes"
             )
         count, width = operation.table.shape
@@ -404,7 +179,7 @@ def _result_width(where: str, operation: Operation, widths: dict[int, int], memo
             if not np.isfinite(getattr(operation, name)).all():
                 raise RequestError(f"{where} has a {name} that is not finite")
         if not 0 <= operation.epsilon < np.inf:
-            raise RequestError(f"{where} has epsilon {operation.epsilon}; wanted 0 or more")
+            raise RequestError(f"{where} has epsilon {operation.epsilon}; expected 0 or more")
         return width
     if isinstance(operation, Scale):
         require(where, "factors", operation.factors, np.float32, (width,))
@@ -413,11 +188,11 @@ def _result_width(where: str, operation: Operation, widths: dict[int, int], memo
         return width
     if isinstance(operation, Activation):
         if operation.kind not in ACTIVATIONS:
-            raise RequestError(f"{where} computes {operation.kind!r}; wanted {' or '.join(ACTIVATIONS)}")
+            raise RequestError(f"{where} computes {operation.kind!r}; expected {' or '.join(ACTIVATIONS)}")
         return width
     if isinstance(operation, Recurrence):
         if width % (2 * LANES):
-            raise RequestError(f"{where} has gates of {width} columns; wanted twice a multiple of {LANES}")
+            raise RequestError(f"{where} has gates of {width} columns; expected twice a multiple of {LANES}")
         if operation.residual is not None and widths[operation.residual] != width // 2:
             raise RequestError(f"{where} gives {width // 2} columns, the residual has {widths[operation.residual]}")
         return width // 2
@@ -446,7 +221,7 @@ def _result_width(where: str, operation: Operation, widths: dict[int, int], memo
         2 * width,
     ):
         raise RequestError(
-            f"{where} makes keys and values of {operation.layer.inputs} -> {operation.layer.outputs} columns; wanted "
+            f"{where} makes keys and values of {operation.layer.inputs} -> {operation.layer.outputs} columns; expected "
             f"{memory_width} "
             f"-> {2 * width}"
         )

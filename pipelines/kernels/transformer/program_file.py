@@ -1,4 +1,4 @@
-"""A Transformer's programs in a file, see `pipelines.kernels.program_file`."""
+"""Files of Transformer programs, in the format of `pipelines.kernels.program_file`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.kernels import program_file
-from pipelines.kernels.transformer.program import (
+from pipelines.kernels.transformer.operations import (
     Activation,
     Attention,
     CrossAttention,
-    DecoderProgram,
     Embedding,
-    EncoderProgram,
     LayerNorm,
     Linear,
     QuantizedAttention,
@@ -23,9 +21,10 @@ from pipelines.kernels.transformer.program import (
     StaticQParams,
     Vocabulary,
 )
+from pipelines.kernels.transformer.program import DecoderProgram, EncoderProgram
 from pipelines.kernels.transformer.text.program import Dense, TextProgram
 
-# The key under which programs are cached. Bump it when the layout of this file, the dataclasses of `program` or what
+# The key under which programs are cached. Bump it when the layout of this file, the dataclasses of `operations` or what
 # `from_graph` makes of a graph change; tests/pipelines/kernels/transformer/test_program_file.py fails where that is
 # forgotten.
 VERSION = 3
@@ -48,13 +47,25 @@ CLASSES = {each.__name__: each for each in (*_PARTS, *_OPERATIONS)}
 
 
 def save(path: Path, programs: tuple[EncoderProgram, DecoderProgram] | tuple[TextProgram]) -> None:
-    """Write the programs of a model to `path`, whole or not at all."""
+    """Writes the programs of a model atomically.
+
+    Args:
+        path: The file.
+        programs: Encoder and decoder, or a text program.
+    """
     program_file.save(path, programs, CLASSES, VERSION)
 
 
 def load(path: str | Path) -> Any:
-    """The programs in a file that `save` wrote, their arrays read-only views of it.
+    """Opens a file of programs.
 
-    Raises RequestError where the file is missing, damaged or of another version.
+    Args:
+        path: A file that `save` wrote.
+
+    Returns:
+        The programs, a tuple; their arrays are read-only views of the file.
+
+    Raises:
+        RequestError: The file is missing, damaged or of another version.
     """
     return program_file.load(path, CLASSES, VERSION)

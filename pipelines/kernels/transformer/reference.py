@@ -1,4 +1,4 @@
-"""The native Transformer in numpy: slow, plain, and the definition of what it returns, bit for bit."""
+"""Reference implementation of the native Transformer in numpy, bit for bit the same."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.kernels.transformer.program import (
+from pipelines.kernels.transformer.operations import (
     LANES,
     Activation,
     Attention,
     CrossAttention,
-    DecoderProgram,
     Embedding,
-    EncoderProgram,
     LayerNorm,
     Linear,
     Operation,
@@ -28,6 +26,7 @@ from pipelines.kernels.transformer.program import (
     StaticQParams,
     Vocabulary,
 )
+from pipelines.kernels.transformer.program import DecoderProgram, EncoderProgram
 
 Floats = NDArray[np.float32]
 PANEL = 64  # logits that share one maximum in the online softmax
@@ -48,7 +47,14 @@ GELU = (
 
 
 def sum_lanes(x: Floats) -> Floats:
-    """Sums over the last axis in the kernels' order: 16 lanes, of every 16th element each, then `reduce_lanes`."""
+    """Sums over the last axis in the kernels' order: 16 lanes, each of every 16th element, then `reduce_lanes`.
+
+    Args:
+        x: float32 [..., n].
+
+    Returns:
+        float32 [...].
+    """
     whole = -(-x.shape[-1] // LANES) * LANES
     padded = np.zeros((*x.shape[:-1], whole), np.float32)
     padded[..., : x.shape[-1]] = x
@@ -59,7 +65,7 @@ def sum_lanes(x: Floats) -> Floats:
 
 
 def reduce_lanes(total: Floats) -> Floats:
-    """The sum of 16 lanes, [..., 16] -> [...], the upper half added to the lower one until one is left."""
+    """Sums 16 lanes, float32 [..., 16] -> [...]: the upper half is added to the lower half until one is left."""
     while total.shape[-1] > 1:
         half = total.shape[-1] // 2
         total = total[..., :half] + total[..., half:]
@@ -67,7 +73,14 @@ def reduce_lanes(total: Floats) -> Floats:
 
 
 def exponential(x: Floats) -> Floats:
-    """exp(x) for x <= 0, to 1e-7 of it; 0 below -87. Cephes' polynomial (expf)."""
+    """exp(x) by Cephes' polynomial (expf), to a relative error of 1e-7.
+
+    Args:
+        x: float32, at most 0; the result is 0 below -87.
+
+    Returns:
+        float32 of the same shape.
+    """
     with np.errstate(invalid="ignore", over="ignore"):
         shifted = x * np.float32(1.44269504088896341) + ROUND_TO_INT
         n = shifted - ROUND_TO_INT
@@ -83,9 +96,15 @@ def exponential(x: Floats) -> Floats:
 def quantize_rows(
     x: Floats, nonnegative: bool = False, qparams: StaticQParams | None = None
 ) -> tuple[NDArray[np.uint8], Floats]:
-    """(uint8 [n, K], scale [n]) of rows [n, K], all finite: static by `qparams`, or dynamic, each by its own range.
+    """Quantizes rows to uint8.
 
-    nonnegative: nothing is negative, the dynamic zero point is 0.
+    Args:
+        x: float32 [n, K], all finite.
+        nonnegative: Whether nothing is negative; the dynamic zero point is 0 then.
+        qparams: Static quantization parameters; None: dynamic ones, each row by its own range.
+
+    Returns:
+        uint8 [n, K], and the scale of each row, float32 [n].
     """
     if qparams:
         with np.errstate(over="ignore"):
@@ -103,7 +122,18 @@ def quantize_rows(
 def linear(
     layer: RowLinear, x: Floats, nonnegative: bool = False, relu: bool = False, residual: Floats | None = None
 ) -> Floats:
-    """`RowLinear` for x float32 [n, K] -> float32 [n, N]."""
+    """Computes a `RowLinear`.
+
+    Args:
+        layer: The layer.
+        x: float32 [n, K].
+        nonnegative: See `quantize_rows`.
+        relu: Whether a ReLU follows.
+        residual: float32 [n, N] that is added after the ReLU, or None.
+
+    Returns:
+        float32 [n, N].
+    """
     rows, scale = quantize_rows(x, nonnegative, layer.qparams)
     zero_point = layer.qparams.zero_point if layer.qparams else 0 if nonnegative else 128
     sums = (rows.astype(np.float64) - zero_point) @ layer.weight.astype(np.float64)  # exact: below 2^53
@@ -114,14 +144,23 @@ def linear(
 
 
 def sigmoid(x: Floats) -> Floats:
-    """1 / (1 + exp(-x)), from e = exp(-|x|)."""
+    """1 / (1 + exp(-x)) of float32 numbers, computed from e = exp(-|x|)."""
     e = exponential(-np.abs(x))
     found: Floats = np.where(x < 0, e, np.float32(1)) / (np.float32(1) + e)
     return found
 
 
 def activate(kind: str, x: Floats) -> Floats:
-    """`Activation`; "gelu" to 6e-5 and 3e-6 of x, by an odd polynomial up to 4.2 (fitted to x times its error)."""
+    """Computes an `Activation`.
+
+    Args:
+        kind: "swish" or "gelu". GELU is an odd polynomial up to 4.2, fitted to x times its error: to 6e-5 absolute and
+            3e-6 of x.
+        x: float32 of any shape.
+
+    Returns:
+        float32 of the same shape.
+    """
     if kind == "swish":
         return x * sigmoid(x)
     t = np.clip(x, np.float32(-4.2), np.float32(4.2))
@@ -134,7 +173,15 @@ def activate(kind: str, x: Floats) -> Floats:
 
 
 def recurrence(gates: Floats, cells: Floats) -> Floats:
-    """The cells after `Recurrence`, of gates [n, 2 W] and the cells before [n, W]."""
+    """Computes the cells of a `Recurrence` after one token.
+
+    Args:
+        gates: [forget | value], float32 [n, 2 W].
+        cells: Cells before, float32 [n, W].
+
+    Returns:
+        Cells after, float32 [n, W].
+    """
     forget, value = np.split(gates, 2, axis=1)
     keep = sigmoid(forget)
     found: Floats = cells * keep + (np.float32(1) - keep) * value
@@ -142,7 +189,17 @@ def recurrence(gates: Floats, cells: Floats) -> Floats:
 
 
 def layer_norm(x: Floats, scale: Floats, bias: Floats, epsilon: float) -> Floats:
-    """Layer normalization of rows [n, W]."""
+    """Computes a `LayerNorm`.
+
+    Args:
+        x: float32 [n, W].
+        scale: float32 [W].
+        bias: float32 [W].
+        epsilon: Added to the variance.
+
+    Returns:
+        float32 [n, W].
+    """
     count = np.float32(x.shape[1])
     deviation = x - (sum_lanes(x) / count)[:, None]
     inverse_std = np.float32(1) / np.sqrt(sum_lanes(deviation * deviation) / count + np.float32(epsilon))
@@ -151,19 +208,46 @@ def layer_norm(x: Floats, scale: Floats, bias: Floats, epsilon: float) -> Floats
 
 
 def to_float16(x: Floats) -> Floats:
-    """Rounded to float16, clipped to its largest number, as a KV cache holds keys and values; float32 again."""
+    """Rounds to float16 as a KV cache stores keys and values.
+
+    Args:
+        x: float32 of any shape; clipped to +-65504.
+
+    Returns:
+        The rounded numbers, float32.
+    """
     largest = np.float32(65504)
     return np.clip(x, -largest, largest).astype(np.float16).astype(np.float32)
 
 
 def self_attention(query: Floats, keys: Floats, values: Floats, heads: int) -> Floats:
-    """Decoder self-attention of one query [W] over keys and values [t, W]: [W]. q . k is summed as in `sum_lanes`."""
+    """Computes self-attention of one decoder token; q . k has the order of `sum_lanes`.
+
+    Args:
+        query: float32 [W].
+        keys: float32 [t, W].
+        values: float32 [t, W].
+        heads: Number of heads.
+
+    Returns:
+        float32 [W].
+    """
     scores = sum_lanes(query.reshape(heads, -1) * keys.reshape(len(keys), heads, -1)).T
     return _softmax_weighted(scores, values)
 
 
 def attention(queries: Floats, keys: Floats, values: Floats, heads: int) -> Floats:
-    """Attention of queries [n, W] over the same keys and values [t, W]: [n, W]. q . k is summed column by column."""
+    """Computes attention of several queries over the same keys; q . k is summed column by column.
+
+    Args:
+        queries: float32 [n, W].
+        keys: float32 [t, W].
+        values: float32 [t, W].
+        heads: Number of heads.
+
+    Returns:
+        float32 [n, W].
+    """
     out = np.zeros_like(queries)
     split = keys.reshape(len(keys), heads, -1).transpose(2, 1, 0)  # [size, heads, t]
     for query, row in zip(queries, out, strict=True):
@@ -175,7 +259,16 @@ def attention(queries: Floats, keys: Floats, values: Floats, heads: int) -> Floa
 
 
 def quantized_attention(x: Floats, heads: int, bias: Floats | None = None) -> Floats:
-    """`QuantizedAttention` of one sentence, rows of query, key and value (`[n, 3 W]`) to `[n, W]`."""
+    """Computes `QuantizedAttention` of one sentence.
+
+    Args:
+        x: [query | key | value], float32 `[n, 3 W]`.
+        heads: Number of heads.
+        bias: float32 [heads, 2 P - 1], or None.
+
+    Returns:
+        float32 [n, W].
+    """
     n = len(x)
     queries, keys, values = (part.reshape(n, heads, -1) for part in np.split(x, 3, axis=1))
     key_scale, key_inverse = _code_scales(keys, 0)
@@ -227,7 +320,15 @@ def _softmax_weighted(scores: Floats, values: Floats) -> Floats:
 
 
 def top_k(logits: Floats, k: int) -> tuple[Floats, NDArray[np.int32], NDArray[np.float64]]:
-    """(values [n, k], tokens [n, k], log-sum-exp of all [n]) of logits [n, vocabulary]; of ties the first token."""
+    """Finds the likeliest tokens and the normalization of softmax.
+
+    Args:
+        logits: float32 [n, vocabulary].
+        k: Tokens of each row; of equal logits the first token comes first.
+
+    Returns:
+        Logits float32 [n, k], tokens int32 [n, k], and log-sum-exp of all logits float64 [n].
+    """
     n, vocabulary = logits.shape
     tokens = np.lexsort((np.broadcast_to(np.arange(vocabulary), logits.shape), -logits), axis=1)[:, :k]
     padded = np.full((n, -(-vocabulary // PANEL) * PANEL), -np.inf, np.float32)
@@ -246,7 +347,16 @@ def top_k(logits: Floats, k: int) -> tuple[Floats, NDArray[np.int32], NDArray[np
 
 
 def embedding(operation: Embedding, tokens: NDArray[np.int64], positions: NDArray[np.int64]) -> Floats:
-    """`Embedding` of tokens and positions [n]: [n, W]."""
+    """Computes an `Embedding`.
+
+    Args:
+        operation: The operation.
+        tokens: int64 [n].
+        positions: int64 [n].
+
+    Returns:
+        float32 [n, W].
+    """
     rows: Floats = (
         operation.table[tokens].astype(np.float32) * operation.scale[tokens, None] + operation.positions[positions]
     )
@@ -254,13 +364,20 @@ def embedding(operation: Embedding, tokens: NDArray[np.int64], positions: NDArra
 
 
 class Registers:
-    """The registers of a program while it runs."""
+    """Registers of a program during its run."""
 
     def __init__(self) -> None:
         self.values: dict[int, tuple[Floats, bool]] = {}  # (rows, whether they are known to be nonnegative)
 
     def result(self, operation: Operation) -> tuple[Floats, bool]:
-        """The result of an operation that needs its input alone, and whether it is known to be nonnegative."""
+        """Computes an operation that reads its input and residual alone.
+
+        Args:
+            operation: A `Scale`, `Activation`, `LayerNorm` or `Linear`.
+
+        Returns:
+            The result, float32 [n, columns], and whether it is known to be nonnegative.
+        """
         x, nonnegative = self.values[operation.input]  # type: ignore[union-attr]
         if isinstance(operation, Scale):
             return x * operation.factors, False
@@ -274,7 +391,16 @@ class Registers:
 
 
 def encode(program: EncoderProgram, tokens: NDArray[np.int64], positions: NDArray[np.int64] | None = None) -> Floats:
-    """The encoder's result of one sentence, float32 [tokens, W]; positions: None for those in order."""
+    """Computes an encoder of one sentence.
+
+    Args:
+        program: The program.
+        tokens: int64 [n].
+        positions: int64 [n]; None for 0, 1, ...
+
+    Returns:
+        float32 [n, W].
+    """
     registers = Registers()
     result: tuple[Floats, bool]
     for operation in program.operations:
@@ -297,13 +423,19 @@ def encode(program: EncoderProgram, tokens: NDArray[np.int64], positions: NDArra
 
 
 class Decoding:
-    """A decoder with its KV caches: a step function as `zoo.translation.search.beam_search.beam_search` takes it.
+    """A decoder with KV caches, a step function for `zoo.translation.search.beam_search.beam_search`.
 
-    memories: the encoder's results, float32 [source, width] a sentence. Called with (tokens int64 [rows], parents int64
-    [rows]: the row of the call before that each one goes on from), it returns logits float32 [rows, vocabulary].
+    Called with tokens int64 [rows] and parents int64 [rows], the row of the call before that each row continues, it
+    returns logits float32 [rows, vocabulary].
     """
 
     def __init__(self, program: DecoderProgram, memories: Sequence[Floats]) -> None:
+        """Starts with one row a sentence.
+
+        Args:
+            program: The program.
+            memories: The encoder's result of each sentence, float32 [source, memory_width].
+        """
         self.program = program
         projections = [each.layer for each in program.operations if isinstance(each, CrossAttention)]
         # of every sentence: the keys and values of each cross-attention

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph.builder import GraphBuilder
-from pipelines.kernels.transformer.program import (
+from pipelines.kernels.transformer.operations import (
     Activation,
     CrossAttention,
     Embedding,

@@ -44,7 +44,7 @@ void Decoder::self_attention(int64_t in, int64_t heads, int64_t out) {
 void Decoder::recurrence(int64_t in, int64_t residual, int64_t out) {
     require_open("recurrence");
     const int64_t columns = read(in, "recurrence").width, width = columns / 2;
-    if (columns % 32) refuse("recurrence", std::to_string(columns) + " columns of gates; wanted twice a multiple of 16");
+    if (columns % 32) refuse("recurrence", std::to_string(columns) + " columns of gates; expected twice a multiple of 16");
     if (residual != -1 && read(residual, "recurrence").width != width)
         refuse("recurrence", "gives " + std::to_string(width) + " columns, the residual has others");
     Operation &operation = append(Kind::kRecurrence, in, out, width, residual == -1);

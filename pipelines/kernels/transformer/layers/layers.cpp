@@ -19,7 +19,7 @@ std::string text(int64_t value) { return std::to_string(value); }
 Buffer<float> padded(const Array &array, const char *name, int64_t count, const char *operation) {
     const float *data = data_of<float>(array, name, 1);
     if (static_cast<int64_t>(array.shape(0)) != count)
-        refuse(operation, std::string(name) + " has " + text(static_cast<int64_t>(array.shape(0))) + " elements, wanted " + text(count));
+        refuse(operation, std::string(name) + " has " + text(static_cast<int64_t>(array.shape(0))) + " elements, expected " + text(count));
     if (!std::all_of(data, data + count, [](float x) { return std::isfinite(x); })) refuse(operation, std::string(name) + " is not finite");
     const int64_t room = round_up(count, kColumns);
     Buffer<float> values(room);

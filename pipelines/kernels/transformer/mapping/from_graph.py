@@ -1,7 +1,8 @@
-"""A Transformer's frozen graph as programs for the native encoder and decoder.
+"""Maps the frozen graph of a Transformer to operations over registers.
 
-Matched by structure, from the result back to the tokens: pre- or post-LN, any number of layers, heads and widths, float
-weights or int8 ones behind DequantizeLinear.
+The graph is matched by structure, from the result back to the tokens: pre- or post-LN, any number of layers, heads and
+widths, float weights or int8 weights behind DequantizeLinear. The operations become programs of the native kernels
+here, and the ONNX graph of one decoding step in `zoo.translation.search.step_graph`.
 
     embedding        Gather(table, tokens) [* scale] + rows of a constant table of positions
     linear layer     MatMul or Gemm [+ bias], or columns that a Split takes of one
@@ -18,9 +19,9 @@ weights or int8 ones behind DequantizeLinear.
     last token       GatherND of the last row
 
 The input of a linear layer is quantized statically, by the Q/DQ pair before it, or dynamically where there is none;
-other Q/DQ pairs on activations are skipped. Running means and gates have no native kernel: graphs with them are read
-for other engines alone. Under static quantization a decoder's biases are whole multiples of
-input scale * weight scale, as int32 biases are in the graph of one decoding step.
+other Q/DQ pairs on activations are skipped. Running means and gates have no native kernel: graphs with them are mapped
+for other engines only. Under static quantization a decoder's biases are whole multiples of input scale * weight scale,
+as the int32 biases in the graph of one decoding step are.
 """
 
 from __future__ import annotations
@@ -36,15 +37,13 @@ from pipelines.kernels.transformer import reference
 from pipelines.kernels.transformer.mapping.registers import allocate_registers, unify_qparams
 from pipelines.kernels.transformer.mapping.scans import GraphScans
 from pipelines.kernels.transformer.mapping.values import PROBE, Array, EmbeddingTable, Heads, LinearLayer
-from pipelines.kernels.transformer.program import (
+from pipelines.kernels.transformer.operations import (
     ACTIVATIONS,
     LANES,
     Activation,
     Attention,
     CrossAttention,
-    DecoderProgram,
     Embedding,
-    EncoderProgram,
     Gate,
     LayerNorm,
     Linear,
@@ -55,6 +54,7 @@ from pipelines.kernels.transformer.program import (
     Sum,
     Vocabulary,
 )
+from pipelines.kernels.transformer.program import DecoderProgram, EncoderProgram
 from pipelines.quantization.qdq.scales import weight_qparams
 
 ELEMENTWISE = ("Mul", "Div", "Add", "Sub", "Sigmoid", "Erf", "Tanh", "Pow")  # of which activations are made
@@ -65,26 +65,54 @@ MASKED = -1e4  # a mask adds at most this where attention is hidden
 def decoder_program(
     model: ir.Model, source: str = "source", target: str = "target", memory: str = "memory", logits: str = "logits"
 ) -> DecoderProgram:
-    """The decoder of a graph: from tokens `source` and `target` (all so far) to the `logits` of the next.
+    """Maps the decoder of a graph for the native kernels.
 
-    All are values by name, and `memory` is the encoder's result; a graph that was cut there does as well. Float weights
-    become int8, symmetric per output channel (scale max|W| / 127). Raises RequestError, naming the operator and the
-    reason, for what is no such decoder.
+    Float weights become int8, symmetric per output channel (scale max|W| / 127).
+
+    Args:
+        model: The whole graph, or its part from the encoder's result on.
+        source: Name of the input of source tokens.
+        target: Name of the input of all target tokens so far.
+        memory: Name of the encoder's result.
+        logits: Name of the logits of the next token.
+
+    Returns:
+        The program.
+
+    Raises:
+        RequestError: An operator cannot be mapped; the message names it and the reason.
     """
     return GraphMapper(model, (source, target), memory).decoder(logits)
 
 
 def encoder_program(model: ir.Model, source: str = "source", memory: str = "memory") -> EncoderProgram:
-    """The encoder of a graph, from tokens `source` to `memory`, as `decoder_program`.
+    """Maps the encoder of a graph for the native kernels, without its padding mask: the native encoder pads nothing.
 
-    Its padding mask is left out: the native encoder pads nothing.
+    Args:
+        model: The graph.
+        source: Name of the input of source tokens.
+        memory: Name of the encoder's result.
+
+    Returns:
+        The program.
+
+    Raises:
+        RequestError: An operator cannot be mapped; the message names it and the reason.
     """
     return GraphMapper(model, (source,), "").encoder(memory)
 
 
 def programs(model: ir.Model) -> tuple[EncoderProgram, DecoderProgram]:
-    """The programs of encoder and decoder. Tied embeddings share memory with the weights of the vocabulary
-    projection.
+    """Maps encoder and decoder; tied embeddings share memory with the weights of the vocabulary projection.
+
+    Args:
+        model: The graph.
+
+    Returns:
+        The programs of encoder and decoder.
+
+    Raises:
+        RequestError: An operator cannot be mapped; the message names it and the reason.
     """
     encoder, decoder = encoder_program(model), decoder_program(model)
     table = decoder.vocabulary.layer.weight.T
@@ -97,12 +125,24 @@ def programs(model: ir.Model) -> tuple[EncoderProgram, DecoderProgram]:
 
 
 class GraphMapper(GraphScans):
-    """Maps values of a graph to operations, on demand: each is mapped once, after those that it reads.
+    """Maps values of a graph to operations on demand: each value once, after the values that it reads.
 
-    names: the inputs of tokens; the last one is embedded. memory: name of the encoder's result, "" for an encoder.
+    Attributes:
+        operations: The operations so far; each writes a register of its own, numbered by its place.
+        registers: The register of each mapped value.
+        heads: Padded heads of registers.
+        memory_width: Columns of the encoder's result; 0 until cross-attention was mapped.
     """
 
     def __init__(self, model: ir.Model, names: tuple[str, ...], memory: str, for_kernels: bool = True) -> None:
+        """Wraps a graph.
+
+        Args:
+            model: The frozen graph.
+            names: Inputs of tokens; the last one is embedded.
+            memory: Name of the encoder's result; "" for an encoder.
+            for_kernels: See `GraphValues`.
+        """
         super().__init__(model, names, memory, for_kernels)
         self.operations: list[Operation] = []  # each writes a register of its own
         self.registers: dict[ir.Value, int] = {}
@@ -110,16 +150,26 @@ class GraphMapper(GraphScans):
         self.memory_width = 0
 
     def decoder(self, logits: str) -> DecoderProgram:
-        """The program that computes the value `logits`."""
+        """Maps the value `logits` and returns the program of the decoder."""
         operations = self.decoder_operations(logits)
         return DecoderProgram(allocate_registers(unify_qparams(operations)), self.memory_width)
 
     def decoder_operations(self, logits: str) -> list[Operation]:
-        """The operations that compute the value `logits`, each with a register of its own."""
+        """Maps a decoder.
+
+        Args:
+            logits: Name of the logits.
+
+        Returns:
+            The operations; each writes a register of its own.
+
+        Raises:
+            RequestError: An operator cannot be mapped; the message names it and the reason.
+        """
         last = self.value(logits)
         projection = self.linear_layer(last)
         if projection is None:
-            self.refuse(last, "wanted a matrix product with constant weights, the vocabulary")
+            self.refuse(last, "expected a matrix product with constant weights, the vocabulary")
         self.operations.append(Vocabulary(self.register(projection.x), self.pad_inputs(projection).row_linear()))
         if not isinstance(self.operations[0], Embedding):
             self.refuse(last, "found no embedding of the target tokens before it")
@@ -128,7 +178,7 @@ class GraphMapper(GraphScans):
         return self.operations
 
     def encoder(self, memory: str) -> EncoderProgram:
-        """The program that computes the value `memory`."""
+        """Maps the value `memory` and returns the program of the encoder."""
         last = self.value(memory)
         self.unpadded_register(last, last)
         if not isinstance(self.operations[0], Embedding):
@@ -138,25 +188,25 @@ class GraphMapper(GraphScans):
     # ------------------------------------------------------------------------------------------------------ operations
 
     def pad_inputs(self, layer: LinearLayer) -> LinearLayer:
-        """The layer with rows of zeros for the columns that pad its input's heads."""
+        """Returns the layer with rows of zeros for the columns that pad its input's heads."""
         heads = self.heads.get(self.register(layer.x))
         return layer if heads is None else replace(layer, weight=heads.pad(layer.weight.T).T)
 
     def register(self, value: ir.Value) -> int:
-        """The register that holds `value`; the operations that compute it are appended once."""
+        """Returns the register of `value`; the operations that compute it are appended once."""
         value = self.skip_qdq(value)
         if value not in self.registers:
             self.registers[value] = self.map_value(value)
         return self.registers[value]
 
     def append(self, operation: type[Any], *arguments: Any, **options: Any) -> int:
-        """Append an operation; returns its register."""
+        """Appends an operation and returns its register."""
         out = len(self.operations)
         self.operations.append(operation(*arguments, out=out, **options))
         return out
 
     def map_value(self, value: ir.Value) -> int:
-        """Append the operation that computes `value`; returns its register."""
+        """Appends the operation that computes `value` and returns its register."""
         node = value.producer()
         if node is None or value.name == self.memory:
             self.refuse(value, "it is read otherwise than by the keys and values of attention")
@@ -186,7 +236,7 @@ class GraphMapper(GraphScans):
         self.refuse(value, f"no step of the {self.what} computes this")
 
     def layer_norm(self, value: ir.Value, node: ir.Node) -> int:
-        """A LayerNormalization over the last axis."""
+        """Appends a LayerNormalization over the last axis."""
         scale = self.constant(node.inputs[1])
         bias = self.constant(node.inputs[2]) if len(node.inputs) > 2 else None
         rank = query.rank(node.inputs[0])
@@ -201,16 +251,16 @@ class GraphMapper(GraphScans):
         return self.append(LayerNorm, register, scale, bias, epsilon)
 
     def unpadded_register(self, reader: ir.Value, value: ir.Value | None) -> int:
-        """The register of `value`, which `reader` reads: its heads must not be padded."""
+        """Returns the register of `value`; refuses `reader` where its heads are padded."""
         assert value is not None
         register = self.register(value)
         if register in self.heads:
             size = self.heads[register].size
-            self.refuse(reader, f"it reads heads of attention of {size} columns, wanted a multiple of {LANES}")
+            self.refuse(reader, f"it reads heads of attention of {size} columns, expected a multiple of {LANES}")
         return register
 
     def linear(self, layer: LinearLayer, relu: bool = False, residual: int | None = None) -> int:
-        """A linear layer, its ReLU and its residual."""
+        """Appends a linear layer with its ReLU and residual."""
         # rounded to int32 as in the graph of one decoding step: the same uint8 values follow
         if layer.qparams is not None and self.memory and self.for_kernels:
             scale = np.float32(layer.qparams.scale) * layer.scale  # 0 in columns that pad heads
@@ -220,7 +270,7 @@ class GraphMapper(GraphScans):
         return self.append(Linear, self.register(layer.x), weights, relu=relu, residual=residual)
 
     def add(self, value: ir.Value, node: ir.Node) -> int:
-        """An Add: token plus position embedding, or a linear layer (with ReLU) plus a residual."""
+        """Appends an Add: token plus position embedding, or a linear layer (with ReLU) plus a residual."""
         inputs = [self.skip_qdq(summand) for summand in node.inputs]
         for one, other in (inputs, inputs[::-1]):
             if (table := self.embedding_table(one)) is not None:
@@ -242,7 +292,7 @@ class GraphMapper(GraphScans):
         return self.append(Sum, self.register(inputs[0]), self.register(inputs[1]))
 
     def activation(self, value: ir.Value) -> int:
-        """Swish or GELU of one value, however it is written."""
+        """Appends swish or GELU of one value, identified by its results."""
         source: set[ir.Value] = set()
         waiting = [value]
         while waiting:
@@ -271,13 +321,13 @@ class GraphMapper(GraphScans):
         return self.append(Activation, self.unpadded_register(value, x), kind)
 
     def recurrence(self, value: ir.Value, forget: LinearLayer, layer: LinearLayer, residual: int | None = None) -> int:
-        """A `Recurrence`, its gates merged."""
+        """Appends a `Recurrence` with merged gates."""
         if not self.memory:
             self.refuse(value, "a recurrence in an encoder")
         return self.append(Recurrence, self.linear(_concatenate(forget, layer)), residual=residual)
 
     def last_token(self, value: ir.Value, node: ir.Node) -> int:
-        """The last row of all: the one that a decoding step computes."""
+        """Returns the register of all rows where an operator picks the last token's, which a decoding step computes."""
         rows = self.skip_qdq(node.inputs[0])
         indices = self.evaluate(value, node.inputs[1])
         if (
@@ -289,7 +339,7 @@ class GraphMapper(GraphScans):
         return self.register(rows)
 
     def embedding_table(self, value: ir.Value) -> EmbeddingTable | None:
-        """The embedding table where `value` is a Gather of its rows by tokens, maybe times a scalar; else None."""
+        """Returns the table where `value` is a Gather of its rows by tokens, optionally times a scalar; else None."""
         multiplier = 1.0
         while (node := value.producer()) is not None and query.is_op(node, "Mul", "Div"):
             factor, multiplied = self.scalar(node.inputs[1]), node.inputs[0]
@@ -316,7 +366,7 @@ class GraphMapper(GraphScans):
         return EmbeddingTable(integers, scale * np.float32(multiplier))
 
     def per_row_scaled(self, node: ir.Node, multiplier: float) -> EmbeddingTable | None:
-        """The embedding table where a Mul multiplies gathered int8 rows by gathered scales, one a row; else None."""
+        """Returns the table where a Mul multiplies gathered int8 rows by gathered scales, one a row; else None."""
         tables = [self.gathered_table(self.skip_qdq(factor)) for factor in node.inputs]
         for integers, scale in (tables, tables[::-1]):
             if integers is None or scale is None or integers.dtype != np.int8 or scale.shape != (len(integers), 1):
@@ -325,7 +375,7 @@ class GraphMapper(GraphScans):
         return None
 
     def gathered_table(self, value: ir.Value) -> Array | None:
-        """The constant matrix of which a Gather takes rows by tokens; None where `value` is no such Gather."""
+        """Returns the constant matrix whose rows a Gather takes by tokens; None where `value` is no such Gather."""
         node = value.producer()
         if node is None or not query.is_op(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
             return None
@@ -338,7 +388,7 @@ class GraphMapper(GraphScans):
         return table
 
     def embedding(self, value: ir.Value, table: EmbeddingTable, positions: ir.Value) -> int:
-        """Token embedding plus `positions`, the rows of a constant table."""
+        """Appends a token embedding plus `positions`, the rows of a constant table."""
         width = table.weight.shape[1]
         node = positions.producer()
         longest = 0
@@ -356,7 +406,7 @@ class GraphMapper(GraphScans):
     # ------------------------------------------------------------------------------------------------------- attention
 
     def attention(self, value: ir.Value, node: ir.Node) -> int:
-        """Multi-head attention, from the Reshape that joins its heads back to queries, keys and values."""
+        """Appends multi-head attention, matched from the Reshape that joins its heads back to Q, K and V."""
         product = self.before_transpose(value, self.skip_qdq(node.inputs[0]), [0, 2, 1, 3]).producer()
         softmax = None
         if product is not None and query.is_op(product, "MatMul"):
@@ -400,7 +450,7 @@ class GraphMapper(GraphScans):
         return out
 
     def check_mask(self, value: ir.Value, masks: list[ir.Value | None], causal: bool) -> None:
-        """Refuse attention whose masks hide other tokens than the later ones, if it is causal, or any, if not."""
+        """Refuses masks that hide other tokens than the later ones (causal), or any token (not causal)."""
         total: Array = np.zeros((PROBE, PROBE), np.float32)
         for mask in masks:
             total = total + self.evaluate(value, mask).reshape(-1, PROBE)

@@ -1,21 +1,22 @@
-"""Registers of a program's operations."""
+"""Allocation of registers to operations."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from pipelines.kernels.transformer.program import (
-    MEMORY,
-    CrossAttention,
-    Linear,
-    Operation,
-    StaticQParams,
-    Vocabulary,
-)
+from pipelines.kernels.transformer.operations import CrossAttention, Linear, Operation, StaticQParams, Vocabulary
+from pipelines.kernels.transformer.program import MEMORY
 
 
 def unify_qparams(operations: list[Operation]) -> list[Operation]:
-    """Dynamic quantization where layers take one register by different qparams; each register is written once."""
+    """Replaces static by dynamic quantization where layers quantize one register by different parameters.
+
+    Args:
+        operations: The operations; each register is written once.
+
+    Returns:
+        The operations, changed where needed.
+    """
     readers: dict[int, set[StaticQParams | None]] = {}
 
     def qparams_beside(operation: Linear | CrossAttention | Vocabulary) -> set[StaticQParams | None]:
@@ -33,7 +34,14 @@ def unify_qparams(operations: list[Operation]) -> list[Operation]:
 
 
 def allocate_registers(operations: list[Operation]) -> list[Operation]:
-    """The same operations with as few registers as will do: one is written again after its last reader."""
+    """Renumbers registers so that each is reused after its last reader.
+
+    Args:
+        operations: The operations; each register is written once.
+
+    Returns:
+        The same operations on as few registers as possible.
+    """
     last_reader = {register: i for i, operation in enumerate(operations) for register in _reads(operation).values()}
     allocated: dict[int, int] = {}
     free: list[int] = []

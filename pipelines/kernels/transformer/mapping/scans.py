@@ -1,4 +1,4 @@
-"""Recurrences over the target tokens in a Transformer's frozen graph: Scans and the gates around them."""
+"""Recurrences over the target tokens in a Transformer's frozen graph: Scans and gates."""
 
 from __future__ import annotations
 
@@ -10,17 +10,24 @@ import onnx_ir as ir
 from pipelines.graph import query
 from pipelines.kernels.transformer.mapping.values import PROBE, Array, GraphValues, LinearLayer
 
-RECURRENCE = "wanted a Scan of cell keep + (1 - keep) value over the tokens, from zeros on"
-RUNNING_MEAN = "wanted a Scan of cell (t - 1) / t + value / t over the tokens, from zeros on"
+RECURRENCE = "expected a Scan of cell keep + (1 - keep) value over the tokens, from zeros on"
+RUNNING_MEAN = "expected a Scan of cell (t - 1) / t + value / t over the tokens, from zeros on"
 
 
 class GraphScans(GraphValues):
-    """Finds what the recurrent layers of a decoder compute of which values."""
+    """Finds the inputs of recurrent decoder layers."""
 
     def scan_inputs(self, value: ir.Value, scan: ir.Node, cells: ir.Value, wanted: str) -> tuple[ir.Value, ir.Value]:
-        """(keep, added) of a Scan that computes cell_t = keep_t cell_(t-1) + added_t over the tokens, from zeros on.
+        """Matches a Scan of cell_t = keep_t cell_(t-1) + added_t over the tokens, from zeros on.
 
-        Refuses `value`, saying what was wanted, for another Scan. cells: the output with all cells.
+        Args:
+            value: The value that is mapped; refused for another Scan.
+            scan: The operator.
+            cells: Its output with all cells.
+            wanted: What the message says was expected.
+
+        Returns:
+            keep and added.
         """
         body, outputs = scan.attributes["body"].as_graph(), list(scan.outputs)
         axes = [scan.attributes.get_ints(f"scan_{side}_axes", [0]) for side in ("input", "output")]
@@ -42,8 +49,13 @@ class GraphScans(GraphValues):
         return keep, added
 
     def recurrence_parts(self, value: ir.Value) -> tuple[LinearLayer, LinearLayer] | None:
-        """The layers of the forget gate and of the value of a `Recurrence` that computes `value`; None where none
-        does.
+        """Matches a `Recurrence`.
+
+        Args:
+            value: The value that it computes.
+
+        Returns:
+            The layers of the forget gate and of the value; None where something else computes `value`.
         """
         relu = value.producer()
         if relu is None or not query.is_op(relu, "Relu"):
@@ -67,9 +79,14 @@ class GraphScans(GraphValues):
         self.refuse(value, RECURRENCE)
 
     def mean_source(self, value: ir.Value, scan: ir.Node) -> ir.Value:
-        """The value whose rows a `RunningMean` takes the mean of; refuses what computes something else.
+        """Matches a `RunningMean`: keep_t is (t - 1) / t, as 0 times a value plus a constant row a position.
 
-        keep_t is (t - 1) / t, written as 0 times a value plus a row of a constant for each position.
+        Args:
+            value: The value that it computes; refused where something else does.
+            scan: The Scan that computes it.
+
+        Returns:
+            The value whose mean it is.
         """
         keep, added = self.scan_inputs(value, scan, value, RUNNING_MEAN)
         counts = np.arange(1, PROBE + 1, dtype=np.float32)
@@ -95,7 +112,14 @@ class GraphScans(GraphValues):
         return rows is not None and rows.size == PROBE and np.allclose(rows.ravel(), wanted, rtol=1e-6)
 
     def gate_parts(self, value: ir.Value) -> tuple[ir.Value, LinearLayer] | None:
-        """The gated value and the layer of the gate where a `Gate` computes `value`; else None."""
+        """Matches a `Gate`.
+
+        Args:
+            value: The value that it computes.
+
+        Returns:
+            The gated value and the layer of the gate; None where something else computes `value`.
+        """
         node = value.producer()
         if node is None or not query.is_op(node, "Mul"):
             return None

@@ -1,4 +1,4 @@
-"""Values of a Transformer's frozen graph: constants, linear layers, and what attention multiplies."""
+"""Values of a Transformer's frozen graph: constants, linear layers, and the operands of attention."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query, reference_session
-from pipelines.kernels.transformer.program import (
-    LANES,
-    RowLinear,
-    StaticQParams,
-)
+from pipelines.kernels.transformer.operations import LANES, RowLinear, StaticQParams
 from pipelines.quantization.qdq.scales import weight_qparams
 
 Array = NDArray[Any]
@@ -25,9 +21,14 @@ PROBE = 5  # length of the sentence on which masks are evaluated
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """x W + b for the value x, quantized by `qparams`: weight int8 or float32 [K, N], scale and bias float32 [N].
+    """Linear layer x W + b of a value, W = weight * scale.
 
-    W = weight * scale; the scale of float weights is 1 unless a factor was folded into it.
+    Attributes:
+        x: Its input.
+        weight: int8 or float32 [K, N].
+        scale: float32 [N]; of float weights 1 unless a factor was folded into it.
+        bias: float32 [N].
+        qparams: Static quantization parameters of its input; None where it has none.
     """
 
     x: ir.Value
@@ -37,17 +38,17 @@ class LinearLayer:
     qparams: StaticQParams | None
 
     def columns(self, first: int, last: int) -> LinearLayer:
-        """The layer that computes columns [first, last)."""
+        """Returns the layer that computes columns [first, last)."""
         return replace(
             self, weight=self.weight[:, first:last], scale=self.scale[first:last], bias=self.bias[first:last]
         )
 
     def dequantized(self) -> LinearLayer:
-        """The layer with float weights."""
+        """Returns the layer with float weights."""
         return replace(self, weight=self.weight * self.scale, scale=np.ones_like(self.scale))
 
     def row_linear(self) -> RowLinear:
-        """The layer as an operand of operations."""
+        """Returns the layer as an operand of operations."""
         layer = self
         if self.weight.dtype == np.float32 and (self.scale != 1).any():
             layer = self.dequantized()
@@ -56,7 +57,12 @@ class LinearLayer:
 
 @dataclass(frozen=True)
 class EmbeddingTable:
-    """Token embeddings weight * scale: weight int8 or float32 [vocabulary, width], scale float32 [vocabulary]."""
+    """Token embeddings, weight * scale.
+
+    Attributes:
+        weight: int8 or float32 [vocabulary, width].
+        scale: float32 [vocabulary].
+    """
 
     weight: Array
     scale: Floats
@@ -64,7 +70,13 @@ class EmbeddingTable:
 
 @dataclass(frozen=True)
 class Heads:
-    """Attention heads: `count` of `size` columns each, padded to `padded_size`, a multiple of `lanes`."""
+    """Attention heads.
+
+    Attributes:
+        count: Number of heads.
+        size: Columns of a head.
+        lanes: Heads are padded to a multiple of so many columns.
+    """
 
     count: int
     size: int
@@ -76,7 +88,7 @@ class Heads:
         return -(-self.size // self.lanes) * self.lanes
 
     def pad(self, array: Array) -> Array:
-        """[..., count * size] -> [..., count * padded_size], heads padded with zeros."""
+        """Pads heads with zeros: [..., count * size] -> [..., count * padded_size]."""
         if self.padded_size == self.size:
             return array
         parts = array.reshape(*array.shape[:-1], self.count, self.size)
@@ -84,31 +96,36 @@ class Heads:
         return np.pad(parts, wide).reshape(*array.shape[:-1], self.count * self.padded_size)
 
     def pad_outputs(self, layer: LinearLayer, factor: float = 1.0) -> LinearLayer:
-        """The layer whose result is multiplied by `factor`, its heads padded."""
+        """Returns a layer with padded heads whose result is multiplied by `factor`."""
         scale, bias = layer.scale * np.float32(factor), layer.bias * np.float32(factor)
         return replace(layer, weight=self.pad(layer.weight), scale=self.pad(scale), bias=self.pad(bias))
 
 
 class GraphValues:
-    """Looks values of a graph up by what computes them.
-
-    names: the inputs of tokens. memory: name of the encoder's result, "" for an encoder. for_kernels: float weights
-    become int8, and heads are padded to `LANES` columns, as the native kernels need; else both are read as they are.
-    """
+    """Identifies values of a graph by the operators that compute them."""
 
     def __init__(self, model: ir.Model, names: tuple[str, ...], memory: str, for_kernels: bool = True) -> None:
+        """Wraps a graph.
+
+        Args:
+            model: The frozen graph.
+            names: Inputs of tokens.
+            memory: Name of the encoder's result; "" for an encoder.
+            for_kernels: Whether float weights become int8 and heads are padded to `LANES` columns, as the native
+                kernels need. Otherwise weights are read in their own precision, and heads are not padded.
+        """
         self.model, self.names, self.memory, self.for_kernels = model, names, memory, for_kernels
         self.what = "decoder" if memory else "encoder"
 
     def value(self, name: str) -> ir.Value:
-        """The value of this name, an output of the graph or of a node."""
+        """Returns the graph output or result of an operator of this name."""
         for value in (*self.model.graph.outputs, *(output for node in self.model.graph for output in node.outputs)):
             if value.name == name:
                 return value
         raise RequestError(f"the graph {self.model.graph.name} has no value {name}")
 
     def refuse(self, value: ir.Value, why: str) -> NoReturn:
-        """Raise RequestError, naming the operator that computes `value` and the reason."""
+        """Raises RequestError that names the operator of `value` and the reason."""
         node = value.producer()
         what = f"the input {value.name}" if node is None else f"{node.op_type} {query.label(node)}"
         if self.for_kernels:
@@ -116,7 +133,7 @@ class GraphValues:
         raise RequestError(f"no decoding step can be derived from {what}: {why}")
 
     def skip_qdq(self, value: ir.Value | None) -> ir.Value:
-        """The value before Q/DQ pairs, Cast and Identity."""
+        """Returns the value before Q/DQ pairs, Cast and Identity."""
         assert value is not None
         while (node := value.producer()) is not None and value.name != self.memory:
             through = query.is_op(node, "QuantizeLinear", "DequantizeLinear", "Identity", "Cast")
@@ -126,7 +143,7 @@ class GraphValues:
         return value
 
     def constant(self, value: ir.Value | None) -> Array | None:
-        """A constant, maybe behind DequantizeLinear, Transpose, Identity or a Cast to float32."""
+        """Returns a constant, also behind DequantizeLinear, Transpose, Identity or a Cast to float32; else None."""
         node = value.producer() if value is not None else None
         if (array := query.constant(value)) is not None or node is None:
             return array
@@ -149,14 +166,20 @@ class GraphValues:
         return None
 
     def scalar(self, value: ir.Value | None) -> float | None:
-        """A constant of one element as a number, else None."""
+        """Returns a constant of one element as a number; else None."""
         array = self.constant(value)
         return float(array.item()) if array is not None and array.size == 1 else None
 
     def weight(self, value: ir.Value | None, transposed: bool) -> tuple[Array, Floats] | None:
-        """(int8 [K, N], scale [N]) of a constant matrix: as the graph has it quantized, or quantized here from float.
+        """Reads a constant matrix.
 
-        Float weights of a graph that is not read `for_kernels` stay float32, with a scale of 1.
+        Args:
+            value: The matrix, float or behind DequantizeLinear.
+            transposed: Whether it is [N, K].
+
+        Returns:
+            Weights [K, N] and their scale float32 [N]: int8 as the graph has them, or quantized here from float. Float
+            weights that are not read for the kernels stay float32 with a scale of 1. None for anything else.
         """
         integers, scale, zero_point = query.dequantized(value) or (None, None, None)
         symmetric = zero_point is None or not zero_point.any()
@@ -182,7 +205,7 @@ class GraphValues:
         return integers, scale
 
     def linear_layer(self, value: ir.Value) -> LinearLayer | None:
-        """The linear layer that computes `value`, with its bias, or columns of it; None for anything else."""
+        """Returns the linear layer that computes `value`, or columns of it, with its bias; None for anything else."""
         node = value.producer()
         if node is None:
             return None
@@ -215,7 +238,7 @@ class GraphValues:
         return LinearLayer(self.skip_qdq(node.inputs[0]), *weights, bias, self.input_qparams(node.inputs[0]))
 
     def input_qparams(self, value: ir.Value | None) -> StaticQParams | None:
-        """The qparams of the Q/DQ pair before a linear layer, per-tensor uint8; None where there is no such pair."""
+        """Returns the parameters of the per-tensor uint8 Q/DQ pair before a linear layer; None where there is none."""
         pair: list[list[Any]] = []
         while value is not None and (node := value.producer()) is not None:
             if query.is_op(node, "DequantizeLinear" if not pair else "QuantizeLinear"):
@@ -236,7 +259,7 @@ class GraphValues:
         return StaticQParams(float(np.float32(scale.item())), int(zero_point.item()))
 
     def split_columns(self, value: ir.Value, node: ir.Node) -> LinearLayer | None:
-        """The columns of a merged linear layer, such as QKV, that a Split gives."""
+        """Returns the columns that a Split takes of a merged linear layer, such as QKV."""
         whole = self.linear_layer(self.skip_qdq(node.inputs[0]))
         if whole is None:
             return None
@@ -248,7 +271,7 @@ class GraphValues:
         return whole.columns(sum(sizes[:at]), sum(sizes[: at + 1]))
 
     def depends_on_tokens_alone(self, value: ir.Value) -> bool:
-        """Whether `evaluate` can compute `value`."""
+        """Returns whether `evaluate` can compute `value`."""
         inputs = {one.name for one in self.model.graph.inputs}
         try:
             edit.extract(self.model, [name for name in self.names if name in inputs], [str(value.name)])
@@ -257,9 +280,16 @@ class GraphValues:
         return True
 
     def evaluate(self, value: ir.Value, wanted: ir.Value | None, length: int = PROBE, token: int = 0) -> Array:
-        """`wanted`, computed for one sentence of `length` times the same token, in source and target alike.
+        """Computes a value for one sentence that repeats a token, in source and target alike.
 
-        Refuses, naming `value`, what depends on more than the tokens.
+        Args:
+            value: The value that is mapped; refused where `wanted` depends on more than the tokens.
+            wanted: The value to compute.
+            length: Number of tokens.
+            token: Selects the token.
+
+        Returns:
+            The array.
         """
         assert wanted is not None
         if (array := self.constant(wanted)) is not None:
@@ -276,11 +306,11 @@ class GraphValues:
         return reference_session.run(reference_session.session(part, "mapping it needs"), feed)[0]
 
     def probe(self, name: str, length: int, token: int) -> Array:
-        """What the input `name` is fed to find out what a value is."""
+        """Returns the tokens that `evaluate` feeds to the input `name`, int64 [1, length]."""
         return np.full((1, length), token + 1, np.int64)
 
     def scores(self, softmax: ir.Node) -> tuple[ir.Node, float, list[ir.Value | None]]:
-        """(the MatMul of queries and keys, its scale, its additive masks) before a Softmax."""
+        """Returns the MatMul of queries and keys before a Softmax, its scale, and its additive masks."""
         scale, masks, value = 1.0, [], self.skip_qdq(softmax.inputs[0])
         while (node := value.producer()) is not None and query.is_op(node, "Div", "Mul", "Add"):
             factor = self.scalar(node.inputs[1])
@@ -297,27 +327,32 @@ class GraphValues:
             scale = scale / factor if node.op_type == "Div" else scale * factor
             value = self.skip_qdq(node.inputs[0])
         if node is None or not query.is_op(node, "MatMul"):
-            self.refuse(value, "wanted the products of queries and keys before a Softmax")
+            self.refuse(value, "expected the products of queries and keys before a Softmax")
         return node, scale, masks
 
     def computes_scores(self, node: ir.Node) -> bool:
-        """Whether this computes attention scores: products of queries and keys, maybe scaled or masked."""
+        """Returns whether an operator computes attention scores: products of queries and keys, scaled or masked."""
         if query.is_op(node, "Div", "Mul", "Add"):
             producers = [self.skip_qdq(x).producer() for x in node.inputs]
             return any(producer is not None and self.computes_scores(producer) for producer in producers)
         return query.is_op(node, "MatMul") and all(self.constant(x) is None for x in node.inputs)
 
     def before_transpose(self, reader: ir.Value, value: ir.Value, perm: list[int]) -> ir.Value:
-        """The input of the Transpose `perm` that computes `value`; refuses `reader` for anything else."""
+        """Returns the input of the Transpose `perm` that computes `value`; refuses `reader` for anything else."""
         node = value.producer()
         if node is None or not query.is_op(node, "Transpose") or list(node.attributes.get_ints("perm", [])) != perm:
-            self.refuse(reader, f"wanted a Transpose {perm} of the heads before it")
+            self.refuse(reader, f"expected a Transpose {perm} of the heads before it")
         return self.skip_qdq(node.inputs[0])
 
     def projection(self, heads: ir.Value | None, perm: list[int]) -> tuple[LinearLayer, Heads, float]:
-        """The linear layer of queries, keys or values, its heads, and the scalar that they are multiplied by.
+        """Matches linear layer -> Reshape into heads -> Transpose.
 
-        Matches linear layer -> Reshape into heads -> Transpose `perm`, where [0, 2, 3, 1] may be two Transposes.
+        Args:
+            heads: Queries, keys or values, in heads.
+            perm: Permutation of the Transpose; [0, 2, 3, 1] may be two Transposes.
+
+        Returns:
+            The linear layer, its heads, and the scalar that multiplies it.
         """
         value, scale = self.skip_qdq(heads), 1.0
         while (node := value.producer()) is not None and query.is_op(node, "Mul", "Div"):
@@ -337,7 +372,7 @@ class GraphValues:
         if reshape is not None and shape is not None and len(shape) == 4:
             layer = self.linear_layer(self.skip_qdq(reshape.inputs[0]))
         if shape is None or layer is None:
-            self.refuse(reshaped, "wanted a Reshape of a linear layer into heads")
+            self.refuse(reshaped, "expected a Reshape of a linear layer into heads")
         width = len(layer.scale)
         count, size = shape[2], shape[3]
         if isinstance(size, int) and size > 0 and (not isinstance(count, int) or count < 1):

@@ -79,7 +79,7 @@ std::vector<int64_t> offsets(const Array &lengths, size_t rows, int64_t most) {
     for (size_t i = 0; i < lengths.shape(0); ++i) {
         const int64_t rows_of_source = length[i];
         if (rows_of_source < 1 || rows_of_source > most)
-            refuse("found a source of " + std::to_string(rows_of_source) + " rows, wanted 1 to " + std::to_string(most));
+            refuse("found a source of " + std::to_string(rows_of_source) + " rows, expected 1 to " + std::to_string(most));
         first.push_back(first.back() + rows_of_source);
     }
     if (static_cast<int64_t>(rows) != first.back()) refuse("the rows are not as many as the lengths want");
@@ -93,7 +93,7 @@ std::vector<int32_t> checked_tokens(const Encoder &encoder, const Array &tokens)
     const std::vector<int32_t> copy(data, data + tokens.shape(0));
     for (const int32_t token : copy)
         if (token < 0 || token >= encoder.tokens())
-            refuse("found token " + std::to_string(token) + ", wanted 0 to " + std::to_string(encoder.tokens() - 1));
+            refuse("found token " + std::to_string(token) + ", expected 0 to " + std::to_string(encoder.tokens() - 1));
     return copy;
 }
 
@@ -116,7 +116,7 @@ void take_words(Sources &sources, const Decoder &decoder, const Options &options
     for (int64_t i = 0; i < sources.count; ++i) {
         const int64_t first = sources.first_word.back(), last = first + count[i];
         if (count[i] < least || last > static_cast<int64_t>(sources.words.size()))
-            refuse("a sentence has " + std::to_string(count[i]) + " words, wanted at least " + std::to_string(least));
+            refuse("a sentence has " + std::to_string(count[i]) + " words, expected at least " + std::to_string(least));
         bool ends = options.end < 0;
         for (int64_t at = first; at < last; ++at) {
             const int32_t token = sources.words[static_cast<size_t>(at)];
@@ -136,7 +136,7 @@ std::vector<int64_t> checked_limits(const Decoder &decoder, const Options &optio
     if (static_cast<int64_t>(copy.size()) != count) refuse("lengths and limits are not as many");
     for (const int64_t length : copy) {
         if (length < 1 || length > decoder.positions())
-            refuse("found a limit of " + std::to_string(length) + " tokens, wanted 1 to " + std::to_string(decoder.positions()));
+            refuse("found a limit of " + std::to_string(length) + " tokens, expected 1 to " + std::to_string(decoder.positions()));
         if (length <= static_cast<int64_t>(options.prefix.size())) refuse("a limit leaves no token after those that come first");
     }
     return copy;
@@ -150,7 +150,7 @@ Options checked_options(const Decoder &decoder, const Encoder *encoder, int64_t 
     if (encoder && !encoder->complete()) refuse("the encoder has no result yet");
     if (encoder && encoder->width() != decoder.memory_width()) refuse("the encoder's rows have another width than the decoder wants");
     if (beam < 1 || beam > kMaxBeam || n_best < 1 || n_best > beam || 2 * beam > decoder.vocabulary_size())
-        refuse("found beam " + std::to_string(beam) + " and n-best " + std::to_string(n_best) + "; wanted a beam of 1 to " +
+        refuse("found beam " + std::to_string(beam) + " and n-best " + std::to_string(n_best) + "; expected a beam of 1 to " +
                std::to_string(std::min(kMaxBeam, decoder.vocabulary_size() / 2)) + ", and no more translations than it");
     if (start < 0 || start >= decoder.vocabulary_size() || end < -1 || end >= decoder.vocabulary_size())
         refuse("the start or end token is none of the vocabulary");

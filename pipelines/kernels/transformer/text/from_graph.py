@@ -1,14 +1,15 @@
-"""A text encoder's frozen graph as a program for the native one: BERT-shaped networks, post- or pre-LN.
+"""Maps the frozen graph of a text encoder to a `TextProgram`: BERT-shaped networks, post- or pre-LN.
 
-Matched by structure as in `from_graph`, from the value `hidden`, the last layer's rows, back to the tokens; besides:
+The graph is matched by structure as in `mapping.from_graph`, from the value `hidden`, the rows of the last layer, back
+to the tokens. In addition:
 
     embedding    Gather(table, tokens) + (rows of a constant table of positions [+ Gather(table, types)])
-    smoothing    Mul by a constant row before linear layers, which goes into the LayerNormalization before it
-    pooling      what makes one row of `hidden`, told by what it computes: mean, maximum or first row, length 1 or not
+    smoothing    Mul by a constant row before linear layers, folded into the LayerNormalization before it
+    pooling      one row of `hidden`, identified by its results: mean, maximum or first row, L2-normalized or not
     head         linear layers of the first row, with Tanh or Relu between
 
-All linear layers quantize their inputs dynamically, whatever the graph says: of MiniLM's ten nearest texts 96.3% stay
-those of fp32, with the graph's static qparams 95.2%; weights, smoothing and GPTQ's rounding are the graph's.
+All linear layers quantize their inputs dynamically, whatever the graph does: 96.3% of MiniLM's ten nearest texts equal
+those of fp32, with the graph's static qparams 95.2%. Weights, smoothing and GPTQ's rounding are the graph's.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query, reference_session
 from pipelines.kernels.transformer.mapping.from_graph import MASKED, GraphMapper
 from pipelines.kernels.transformer.mapping.values import Array, EmbeddingTable
-from pipelines.kernels.transformer.program import Attention, Embedding, LayerNorm, QuantizedAttention, Scale
+from pipelines.kernels.transformer.operations import Attention, Embedding, LayerNorm, QuantizedAttention, Scale
 from pipelines.kernels.transformer.text.program import POOLINGS, SHORTEST, Dense, TextProgram
 
 IDS, MASK, TYPES, HIDDEN = "input_ids", "attention_mask", "token_type_ids", "hidden"
@@ -30,9 +31,16 @@ ALIKE = 0.05  # how far a pooled row may be from what it is taken for: quantizat
 
 
 def text_program(model: ir.Model) -> TextProgram:
-    """The program of a graph from `input_ids`, `attention_mask` and maybe `token_type_ids` to one output.
+    """Maps a graph from `input_ids`, `attention_mask` and optionally `token_type_ids` to one output.
 
-    Raises RequestError, naming the operator and the reason, for what is no such encoder.
+    Args:
+        model: The frozen graph, float or quantized, with the value `hidden`.
+
+    Returns:
+        The program.
+
+    Raises:
+        RequestError: An operator cannot be mapped; the message names it and the reason.
     """
     mapper = _TextMapper(model)
     encoder = mapper.encoder(HIDDEN)
@@ -48,7 +56,7 @@ class _TextMapper(GraphMapper):
     def __init__(self, model: ir.Model) -> None:
         given = {value.name for value in model.graph.inputs}
         if not {IDS, MASK} <= given:
-            raise RequestError(f"the graph takes {', '.join(map(str, given))}; wanted {IDS} and {MASK}")
+            raise RequestError(f"the graph takes {', '.join(map(str, given))}; expected {IDS} and {MASK}")
         super().__init__(model, tuple(name for name in (MASK, TYPES, IDS) if name in given), "")
         self.types, self.type = 1, 0  # how many, and the one that is probed
         self.mask: ir.Value | None = None  # of the attention that is being mapped
@@ -198,7 +206,7 @@ def _pooling(mapper: _TextMapper, result: ir.Value) -> tuple[str, bool]:
     session = reference_session.session(part, "mapping it needs")
     (found,) = reference_session.run(session, {str(x.name): feed[str(x.name)] for x in part.graph.inputs})
     if found.shape != (1, width):
-        mapper.refuse(result, f"it has the shape {list(found.shape)}, wanted [1, {width}]: a row of those before it")
+        mapper.refuse(result, f"it has the shape {list(found.shape)}, expected [1, {width}]: a row of those before it")
     errors = {}
     for pooling, row in zip(POOLINGS, (rows.mean(axis=1), rows[:, 0], rows.max(axis=1)), strict=True):
         errors[pooling, False] = float(np.abs(found - row).max() / np.abs(row).max())

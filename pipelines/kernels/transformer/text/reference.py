@@ -1,4 +1,4 @@
-"""The native text encoder in numpy: the definition of what it returns, bit for bit."""
+"""Reference implementation of the native text encoder in numpy, bit for bit the same."""
 
 from __future__ import annotations
 
@@ -10,14 +10,29 @@ from pipelines.kernels.transformer.text.program import SHORTEST, Dense, TextProg
 
 
 def tanh(x: Floats) -> Floats:
-    """(1 - e) / (1 + e) with the sign of x, from e = exp(-2 |x|)."""
+    """(1 - e) / (1 + e) with the sign of x, from e = exp(-2 |x|).
+
+    Args:
+        x: float32 of any shape.
+
+    Returns:
+        float32 of the same shape.
+    """
     e = exponential(np.abs(x) * np.float32(-2))
     found = (np.float32(1) - e) / (np.float32(1) + e)
     return np.copysign(found, x)
 
 
 def dense(layer: Dense, x: Floats) -> Floats:
-    """A layer of a head, of one row [inputs]."""
+    """Computes a `Dense` layer.
+
+    Args:
+        layer: The layer.
+        x: float32 [inputs].
+
+    Returns:
+        float32 [outputs].
+    """
     y = sum_lanes(x * layer.weight) + layer.bias
     if layer.activation == "tanh":
         return tanh(y)
@@ -25,7 +40,16 @@ def dense(layer: Dense, x: Floats) -> Floats:
 
 
 def compute(program: TextProgram, tokens: NDArray[np.int64], types: NDArray[np.int64]) -> Floats:
-    """The result of one text, float32 [width]; tokens, types: [n]."""
+    """Computes the result of one text.
+
+    Args:
+        program: The program.
+        tokens: int64 [n].
+        types: Token types, int64 [n].
+
+    Returns:
+        float32 [width].
+    """
     rows = encode(program.encoder, tokens, np.arange(len(tokens)) + types * program.longest)
     x = rows[0]
     for row in rows[1:] if program.pooling != "cls" else ():

@@ -139,7 +139,7 @@ std::vector<int32_t> checked(const Array &array, const char *name, int64_t limit
     const auto *data = data_of<int32_t>(array, name, 1);
     std::vector<int32_t> copy(data, data + array.shape(0));
     for (const int32_t each : copy)
-        if (each < 0 || each >= limit) refuse(name, "found " + text(each) + ", wanted 0 to " + text(limit - 1));
+        if (each < 0 || each >= limit) refuse(name, "found " + text(each) + ", expected 0 to " + text(limit - 1));
     return copy;
 }
 
@@ -149,7 +149,7 @@ nb::object compute(const TextEncoder &encoder, const Array &tokens, const Array 
     std::vector<int64_t> first{0};
     for (size_t i = 0; i < lengths.shape(0); ++i) {
         const int64_t each = length[i];
-        if (each < 1 || each > encoder.longest()) refuse("lengths", "a text of " + text(each) + " tokens, wanted 1 to " + text(encoder.longest()));
+        if (each < 1 || each > encoder.longest()) refuse("lengths", "a text of " + text(each) + " tokens, expected 1 to " + text(encoder.longest()));
         first.push_back(first.back() + each);
     }
     if (first.back() != static_cast<int64_t>(token.size()) || token.size() != type.size()) refuse("lengths", "they are not those of the tokens");

@@ -20,11 +20,10 @@ from pipelines.graph import edit, io, query, reference_session
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import native, reference
 from pipelines.kernels.transformer.mapping.from_graph import GraphMapper, decoder_program, encoder_program, programs
-from pipelines.kernels.transformer.program import (
+from pipelines.kernels.transformer.operations import (
     Activation,
     Attention,
     CrossAttention,
-    DecoderProgram,
     Embedding,
     Gate,
     LayerNorm,
@@ -35,6 +34,7 @@ from pipelines.kernels.transformer.program import (
     StaticQParams,
     Vocabulary,
 )
+from pipelines.kernels.transformer.program import DecoderProgram
 from pipelines.quantization.calibration.calibrator import Calibrator
 from pipelines.quantization.qdq import embedding_tables
 from pipelines.quantization.qdq.scales import weight_qparams

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import reference
-from pipelines.kernels.transformer.program import (
-    StaticQParams,
-)
+from pipelines.kernels.transformer.operations import StaticQParams
 
 native = extension.native()
 pytestmark = pytest.mark.skipif(native is None, reason=extension.missing())

@@ -10,15 +10,15 @@ from pipelines.engines.native_texts import NativeTexts
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import native as programs
 from pipelines.kernels.transformer import program_file, reference
-from pipelines.kernels.transformer.program import (
+from pipelines.kernels.transformer.operations import (
     Activation,
     Embedding,
-    EncoderProgram,
     LayerNorm,
     Linear,
     QuantizedAttention,
     RowLinear,
 )
+from pipelines.kernels.transformer.program import EncoderProgram
 from pipelines.kernels.transformer.text import reference as text_reference
 from pipelines.kernels.transformer.text.program import Dense, TextProgram
 

@@ -19,12 +19,10 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import native as programs
 from pipelines.kernels.transformer import reference
-from pipelines.kernels.transformer.program import (
+from pipelines.kernels.transformer.operations import (
     Attention,
     CrossAttention,
-    DecoderProgram,
     Embedding,
-    EncoderProgram,
     LayerNorm,
     Linear,
     RowLinear,
@@ -32,6 +30,7 @@ from pipelines.kernels.transformer.program import (
     StaticQParams,
     Vocabulary,
 )
+from pipelines.kernels.transformer.program import DecoderProgram, EncoderProgram
 from zoo.translation.search.beam_search import beam_search
 
 native = extension.native()
@@ -347,7 +346,7 @@ def test_operations_that_do_not_fit_are_refused_by_both():
 def test_layers_that_could_overflow_are_refused():
     weight, one = np.full((65536, 1), 127, np.int8), np.ones(1, np.float32)
     assert RowLinear(weight, one, one).inputs == 65536
-    with pytest.raises(RequestError, match="wanted"):
+    with pytest.raises(RequestError, match="expected"):
         RowLinear(np.zeros((65537, 1), np.int8), one, one)
     with pytest.raises(RequestError, match="not finite"):
         RowLinear(weight, one, one * np.inf)

@@ -1,0 +1,352 @@
+"""Operations of a Transformer's encoder and decoder over numbered registers.
+
+A register holds float32 activations: a row for each token of the sources, or for each beam. A linear layer quantizes
+its input to uint8: statically, by the scale and the zero point of the graph's QuantizeLinear, or else dynamically, each
+row by its own range:
+
+    u_k = clip(rint(x_k / s) + zero, 0, 255)                           `StaticQParams`; where there are none,
+    s   = max_k |x_k| / 127,  u_k = rint(x_k (127 / max)) + 128   0 <= u_k <= 255; where nothing is negative,
+    s   = max_k x_k / 255,    u_k = rint(x_k (255 / max))              and s = 1 for a row of zeros (all |x_k| < 1e-30)
+    y_j = float32(sum_k (u_k - zero) weight[k, j]) (s scale_j) + bias_j,   then ReLU and residual, where asked for
+
+The KV caches of a decoder are float16 (`reference.to_float16`), which halves the bytes that a decoding step reads.
+Everything else is float32. Every operation is rounded by itself, and sums have the order of `reference.sum_lanes`, so
+that all instruction sets and the numpy `reference` return the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelines.core.errors import RequestError
+from pipelines.kernels.arrays import Array, require
+
+LANES = 16  # the size of an attention head is a multiple of it
+MAX_WIDTH = 65536  # columns of a layer, at most
+
+
+@dataclass(frozen=True)
+class StaticQParams:
+    """Static quantization parameters of uint8 activations.
+
+    Attributes:
+        scale: A float32, greater than 0.
+        zero_point: 0 to 255.
+
+    Raises:
+        RequestError: A value is out of range.
+    """
+
+    scale: float
+    zero_point: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < np.inf or not 0 <= self.zero_point <= 255:
+            raise RequestError(
+                f"a linear layer takes inputs of scale {self.scale} and zero point {self.zero_point}; expected more "
+                "than 0, 0 "
+                "to 255"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class RowLinear:
+    """A fully connected layer on quantized rows, see the module.
+
+    Attributes:
+        weight: int8 [K, N], or float32 in operations that do not become a program of the kernels.
+        scale: float32 [N], per output channel; 1 for float weights.
+        bias: float32 [N].
+        qparams: Static quantization parameters of its input, the same for all layers of one register. None: dynamic
+            quantization.
+
+    Raises:
+        RequestError: A shape or type does not fit, a number is not finite, or sums may overflow:
+            255 sum_k |weight[k, j]| >= 2^31 - 1.
+    """
+
+    weight: Array
+    scale: Array
+    bias: Array
+    qparams: StaticQParams | None = None
+
+    def __post_init__(self) -> None:
+        if self.weight.ndim != 2 or not self.weight.size or self.inputs > MAX_WIDTH:
+            raise RequestError(
+                f"a linear layer has weights of shape {list(self.weight.shape)}; expected [1 to {MAX_WIDTH}, outputs]"
+            )
+        if self.weight.dtype != np.float32:
+            require("a linear layer", "weight", self.weight, np.int8, self.weight.shape)
+        for name in ("scale", "bias"):
+            require("a linear layer", name, getattr(self, name), np.float32, (self.outputs,))
+            if not np.isfinite(getattr(self, name)).all():
+                raise RequestError(f"a linear layer has a {name} that is not finite")
+        if (
+            self.weight.dtype == np.int8
+            and 255 * np.abs(self.weight, dtype=np.int16).sum(axis=0, dtype=np.int64).max() >= 2**31 - 1
+        ):
+            raise RequestError("a linear layer can overflow 32 bits")
+
+    @property
+    def inputs(self) -> int:
+        """K, the number of input columns."""
+        return int(self.weight.shape[0])
+
+    @property
+    def outputs(self) -> int:
+        """N, the number of output columns."""
+        return int(self.weight.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """Token and position embedding: out = table[token] scale[token] + positions[position].
+
+    Attributes:
+        table: int8 [V, W], or float32 in operations that do not become a program of the kernels.
+        scale: float32 [V].
+        positions: float32 [P, W].
+        out: Register of the result, W columns.
+    """
+
+    table: Array
+    scale: Array
+    positions: Array
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNorm:
+    """Layer normalization (Ba et al. 2016): out = (x - mean) / sqrt(variance + epsilon) scale + bias over W columns.
+
+    Attributes:
+        input: Register of x.
+        scale: float32 [W].
+        bias: float32 [W].
+        epsilon: Added to the variance.
+        out: Register of the result.
+    """
+
+    input: int
+    scale: Array
+    bias: Array
+    epsilon: float
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """Fully connected layer: out = layer(input), then ReLU, then plus a residual.
+
+    Attributes:
+        input: Register of K columns.
+        layer: Weights and bias.
+        out: Register of the result, N columns.
+        relu: Whether a ReLU follows.
+        residual: Register of N columns that is added after the ReLU; None for none.
+    """
+
+    input: int
+    layer: RowLinear
+    out: int
+    relu: bool = False
+    residual: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Multi-head self-attention of an encoder over all tokens of a sentence (Vaswani et al. 2017, section 3.2).
+
+    In each head h, columns h W / heads to (h + 1) W / heads: sum_t softmax_t(q . k_t) v_t. The scale 1 / sqrt(size) is
+    folded into the layer of the queries.
+
+    Attributes:
+        input: Register of [query | key | value], 3 W columns.
+        heads: Number of heads.
+        out: Register of the result, W columns.
+    """
+
+    input: int
+    heads: int
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedAttention:
+    """`Attention` in integers, each head of a sentence by its own ranges:
+
+        k~[t, j] = rint(k[t, j] / a_j), a_j = max_t |k[t, j]| / 127         v~, c_j of the values likewise
+        q~[i, j] = rint(q[i, j] a_j / b_i), b_i = max_j |q[i, j] a_j| / 127
+        score    = b_i sum_j q~[i, j] k~[t, j] + bias[head, P - 1 + t - i]
+        w~[i, t] = rint(255 exp(score - max_t score)), to .03 before it is rounded
+        out      = c_j sum_t w~[i, t] v~[t, j] / sum_t w~[i, t]
+
+    Attributes:
+        input: Register of [query | key | value], 3 W columns.
+        heads: Number of heads.
+        out: Register of the result, W columns.
+        bias: float32 [heads, 2 P - 1] by the distance of two of at most P tokens (MPNet), or None.
+    """
+
+    input: int
+    heads: int
+    out: int
+    bias: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SelfAttention:
+    """Causal multi-head self-attention of a decoder: `Attention` over the KV cache, to which the newest token is added.
+
+    Attributes:
+        input: Register of [query | key | value], 3 W columns.
+        heads: Number of heads.
+        out: Register of the result, W columns.
+    """
+
+    input: int
+    heads: int
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
+class Activation:
+    """Activation function: swish, x sigmoid(x), or gelu, x (1 + erf(x / sqrt 2)) / 2.
+
+    Attributes:
+        input: Register of x.
+        kind: "swish" or "gelu".
+        out: Register of the result.
+    """
+
+    input: int
+    kind: str
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """Multiplication by a constant row, such as smoothing before a linear layer.
+
+    Attributes:
+        input: Register of W columns.
+        factors: float32 [W].
+        out: Register of the result.
+    """
+
+    input: int
+    factors: Array
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
+class Recurrence:
+    """Simpler simple recurrent unit of a decoder (SSRU, Kim et al. 2019, section 3.1).
+
+    keep = sigmoid(forget); cell = cell keep + (1 - keep) value, from zeros on; out = relu(cell), plus the residual.
+
+    Attributes:
+        input: Register of [forget | value], 2 W columns.
+        out: Register of the result, W columns.
+        residual: Register of W columns that is added; None for none.
+    """
+
+    input: int
+    out: int
+    residual: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RunningMean:
+    """Mean of a register over all tokens so far (average attention, Zhang et al. 2018). No native kernel exists.
+
+    Attributes:
+        input: Register of W columns.
+        out: Register of the result.
+    """
+
+    input: int
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """Gated value: out = sigmoid(gate) input, plus a residual. No native kernel exists.
+
+    Attributes:
+        input: Register of W columns.
+        gate: Register of W columns.
+        out: Register of the result.
+        residual: Register of W columns that is added; None for none.
+    """
+
+    input: int
+    gate: int
+    out: int
+    residual: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """Sum of two registers where no other operation adds the residual. No native kernel exists.
+
+    Attributes:
+        input: Register of W columns.
+        residual: Register of W columns.
+        out: Register of the result.
+    """
+
+    input: int
+    residual: int
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
+class CrossAttention:
+    """Multi-head cross-attention of a decoder over the source.
+
+    Attributes:
+        input: Register of queries, W columns.
+        layer: Encoder result -> [key | value], 2 W columns, computed once a sentence.
+        heads: Number of heads.
+        out: Register of the result, W columns.
+    """
+
+    input: int
+    layer: RowLinear
+    heads: int
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """Vocabulary projection, the last operation of a decoder; only top-k and log-sum-exp of the logits are stored.
+
+    Attributes:
+        input: Register of K columns.
+        layer: Weights [K, vocabulary] and bias.
+    """
+
+    input: int
+    layer: RowLinear
+
+
+Operation = (
+    Embedding
+    | LayerNorm
+    | Linear
+    | Activation
+    | Scale
+    | Attention
+    | QuantizedAttention
+    | SelfAttention
+    | Recurrence
+    | RunningMean
+    | Gate
+    | Sum
+    | CrossAttention
+    | Vocabulary
+)
+ACTIVATIONS = ("swish", "gelu")
