@@ -248,6 +248,7 @@ SERVING = """`zoo serve` and its peers, by `scripts/peers/serving/serving.py`.
   Inference Protocol. Servers are interleaved and restarted in every round; medians (minimum to maximum).
 - Peers run the same int8.onnx in ONNX Runtime, as in their documentation (`scripts/peers/serving/servers/`).
 - stop: the effect of SIGTERM, and processes left over.
+- Other processes shared the machine while the layers were measured.
 
 """
 LAYERS = "One native session behind each HTTP layer, computed on the server's thread ({source}):"

@@ -141,9 +141,9 @@ def _command(command: click.Command, name: str) -> str:
     context = click.Context(command, info_name=name)
     usage = " ".join([name, *command.collect_usage_pieces(context)])
     parts = [f"### {name}\n", f"```text\n{usage}\n```\n", f"{command.help or ''}\n"]
-    records = [record for each in command.params if (record := each.get_help_record(context))]
-    if records:
-        cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in record] for record in records]
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    if records := [record for option in options if (record := option.get_help_record(context))]:
+        cells = [(option, meaning.replace("|", "\\|")) for option, meaning in records]
         rows = "".join(f"| `{option}` | {meaning} |\n" for option, meaning in cells)
         parts.append(f"| option | meaning |\n| --- | --- |\n{rows}")
     if isinstance(command, click.Group):

@@ -261,6 +261,7 @@ def _beside_quantizers(report: Report) -> str:
         f"Post-training quantization of the same float files, calibrated on {counts['calibration']} photos, evaluated "
         f"on {counts['test']} others, batch size 1, interleaved, by `scripts/peers/quantization/vision.py` "
         f"({source(report, BENCHMARKS)}). `zoo` is `zoo quantize --search`. Agreement: labels equal to fp32's, of "
-        "the photos and of five views of each photo. SQNR: of the logits. peak MB: memory of quantizing.\n\n"
+        "the photos and of five views of each photo; one photo is "
+        f"{100 / counts['test']:.2f} points. SQNR: of the logits. peak MB: memory of quantization.\n\n"
         + table(columns, rows)
     )
