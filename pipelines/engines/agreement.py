@@ -1,8 +1,8 @@
-"""Whether engines compute the same: what they return, and what OpenVINO makes of an int8 file as users open it.
+"""Validation of engines against ONNX Runtime, with static shapes and with the file as users open it.
 
-Nobody fixes the shapes of its inputs there. OpenVINO 2026.4 computed a few such graphs wrongly, the same graphs with
-static shapes rightly (`engine_quirks`). A session of ours fixes them, so that the file is judged apart: at two batch
-sizes and, where another axis is free, at two sizes of it, by what onnxruntime computes.
+A session of ours fixes the shapes of a graph. Users do not, and OpenVINO 2026.4 computed a few such graphs wrongly that
+it computes correctly with static shapes (`engine_quirks`). So the file itself is validated too: at two batch sizes and,
+if another axis is dynamic, at two sizes of it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,22 @@ from pipelines.engines.session import Port, Runnable
 ALIKE = 0.1  # 10 dB; int8 in two engines was seen to differ by 1e-3 and less
 
 
-def require_alike(engine: str, found: Batch, wanted: Batch) -> None:
-    """Raise ZooError where a float output of an engine differs from that of another by more than `ALIKE` of its power
-    (sum of squares), or any in how its axes lie.
+def require_alike(engine: str, found: Batch, expected: Batch) -> None:
+    """Checks that the outputs of an engine agree with those of a reference.
 
-    Engines round differently, but one that computes something else, as OpenVINO 2026.4 makes of a few quantized graphs,
-    is not for use.
+    Engines round differently, but an engine that computes something else must not be used.
+
+    Args:
+        engine: Name of the engine, for messages.
+        found: Outputs of the engine, by name.
+        expected: Outputs of the reference, by name.
+
+    Raises:
+        ZooError: A float output differs by more than `ALIKE` of its power (sum of squares), or an output has another
+            layout.
     """
-    for name in wanted.keys() & found.keys():
-        x, y = wanted[name], found[name]
+    for name in expected.keys() & found.keys():
+        x, y = expected[name], found[name]
         if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
             continue
         if x.shape != y.shape:
@@ -43,25 +50,40 @@ def require_alike(engine: str, found: Batch, wanted: Batch) -> None:
 
 
 def require_right_as_opened(session: Runnable, reference: Runnable, batch: Batch) -> None:
-    """Raise ZooError where the file of an OpenVINO session, opened as it is, computes something else than `reference`.
+    """Checks an OpenVINO file as users open it, with dynamic shapes.
 
-    Nothing where the session is another's, the graph's shapes are fixed, or none of it is int8. A shape that the
-    reference refuses is no test.
+    Does nothing for other engines, static graphs and graphs without int8 operators. Shapes that the reference refuses
+    are skipped.
+
+    Args:
+        session: Session to check.
+        reference: Session of the reference engine.
+        batch: Example batch.
+
+    Raises:
+        ZooError: The outputs differ from those of the reference.
     """
     if not isinstance(session, OpenVinoSession) or not (opened := session.as_opened()):
         return
     for variant in variants(session.inputs, batch):
         try:
-            wanted = reference.run(variant)
+            expected = reference.run(variant)
         except ZooError:
             continue
-        require_alike("openvino (the file as it is)", opened(variant), wanted)
+        require_alike("openvino (the file as it is)", opened(variant), expected)
 
 
 def why_wrong(engine: str, session: Runnable, reference: Runnable, batch: Batch) -> str:
-    """How a session computes something else than `reference`, with static shapes or as opened; "" where it does not.
+    """Returns how a session differs from a reference, with static shapes or as opened, or "".
 
-    Raises ZooError where it does not run.
+    Args:
+        engine: Name of the engine, for messages.
+        session: Session to check.
+        reference: Session of the reference engine.
+        batch: Example batch.
+
+    Raises:
+        ZooError: The session does not run.
     """
     found = session.run(batch)
     try:
@@ -73,8 +95,15 @@ def why_wrong(engine: str, session: Runnable, reference: Runnable, batch: Batch)
 
 
 def variants(inputs: Mapping[str, Port], batch: Batch) -> Iterator[dict[str, np.ndarray]]:
-    """One sample and two of `batch`, and the two at about two thirds of every other free axis; the batch itself where
-    its inputs have no axis of samples in common.
+    """Yields batches of several shapes for graphs with dynamic axes.
+
+    Args:
+        inputs: Inputs of the graph.
+        batch: Example batch.
+
+    Yields:
+        One sample and two samples of the batch, and two samples with about two thirds of every other dynamic axis. If
+        the inputs share no sample axis, the batch takes the place of the first two.
     """
     shared = {port.shape[:1] for port in inputs.values()} == {(None,)}
     whole = {name: np.asarray(array, order="C") for name, array in batch.items()}

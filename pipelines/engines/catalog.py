@@ -1,4 +1,4 @@
-"""Every engine by its name, and plan files: `load` is the only opener."""
+"""All engines by name, and plan files: `load` opens a session of either."""
 
 from __future__ import annotations
 
@@ -23,15 +23,22 @@ NATIVE = "native.onnx"  # of a model folder whose family has a form of its own f
 def load(
     path: str | Path, engine: str = AUTO, threads: int = 1, precision: str = "", model: bytes | None = None
 ) -> Session:
-    """Open a model file, or a plan file that `zoo plan` wrote, with `threads` intra-op threads.
+    """Opens a model file, or a plan file of `zoo plan`.
 
-    engine: "onnxruntime", "openvino", "native", which takes the native.onnx of a model folder or the int8.onnx of an
-    image classifier, or "auto": that which is quickest for each batch size (`QuickestSession`). A plan has chosen
-    engines and threads itself.
-    precision: "bf16" computes in bfloat16 what is float in the model; any other is only a name for what the file holds.
-    model: the serialized model, where `path` only names the file that it was made from.
-    Raises RequestError for an unknown or missing engine, a missing file, a model that the engine refuses, or a CPU or
-    engine without bf16.
+    Args:
+        path: Model file or plan file. "native" takes the native.onnx of a model folder or a quantized image network.
+        engine: "onnxruntime", "openvino", "native", or "auto" for the quickest engine per batch size
+            (`QuickestSession`). A plan has already chosen its engines.
+        threads: Intra-op threads; a plan has its own.
+        precision: "bf16" computes the float operators in bfloat16; other values only name the precision of the file.
+        model: Serialized model to open instead of the file, which then only serves as its name.
+
+    Returns:
+        The session.
+
+    Raises:
+        RequestError: The engine is unknown, missing or refuses the model, the file is missing, or the CPU or engine has
+            no bf16.
     """
     path = Path(path)
     if model is None and path.is_file() and zipfile.is_zipfile(path):
@@ -56,10 +63,17 @@ def load(
 
 
 def native_options(path: Path, threads: int) -> dict[str, Option]:
-    """The ways to run a native.onnx (`native_recommenders.options`) or a quantized image classifier
-    (`native_images.options`) in native kernels.
+    """Returns the ways to run a native.onnx or a quantized image network in native kernels.
 
-    Raises RequestError for any other file, with the operator that has no form there, and without kernels.
+    Args:
+        path: Model file.
+        threads: Intra-op threads.
+
+    Returns:
+        Options by name, for `QuickestSession`.
+
+    Raises:
+        RequestError: The kernels are missing, or the graph cannot be mapped; the message names the operator.
     """
     if path.name == NATIVE or _names(path, DOMAIN):
         from pipelines.engines import native_recommenders  # with onnx, which the other native engines do without

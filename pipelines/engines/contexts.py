@@ -1,7 +1,7 @@
-"""Asynchronous calls of one opened model: several contexts compute at once and share its weights.
+"""Asynchronous calls of one session: several contexts compute at once and share its weights.
 
-A session's `run` may be called by many threads, so a context is a thread and what a call needs, no second model. Calls
-begin in the order they were submitted; nothing is locked while they compute.
+Threads may share a session's `run`, so a context is a thread with its call, not a second model. Calls start in the
+order of submission; nothing is locked while they compute.
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ os.register_at_fork(  # the child must not find it taken by a thread that it doe
 
 
 class Asynchronous:
-    """What a session has beside `run`. contexts: calls that compute at once; to be set before the first of them, 0 for
-    as many as the machine has cores for. Raises RequestError, when submitted to, for a number below 0.
+    """Asynchronous calls of a session that implements `run`.
+
+    Attributes:
+        threads: Intra-op threads of a call.
+        contexts: Number of calls that compute at once; set it before the first call. 0: as many as the cores allow. A
+            negative number raises RequestError at the first call.
     """
 
     threads: int
@@ -36,12 +40,17 @@ class Asynchronous:
     _contexts: tuple[ThreadPoolExecutor, threading.BoundedSemaphore, int] | None = None
 
     def run(self, batch: Batch) -> Result:
-        """The outputs for a batch, see `Session`."""
+        """Computes the outputs of a batch, see `Runnable.run`."""
         raise NotImplementedError
 
     def submit(self, batch: Batch) -> Future[Result]:
-        """`run` in a context of its own: at once, or after the calls submitted before. The batch must stay as it is
-        until the future is done; what is wrong with it the future raises.
+        """Runs a batch in a context of its own, after earlier submissions; blocks while too many calls wait.
+
+        Args:
+            batch: Inputs; they must not change until the future is done.
+
+        Returns:
+            Future of the outputs, or of the exception of `run`.
         """
         pool, room, _ = self._contexts or self._start()
         room.acquire()
@@ -54,7 +63,14 @@ class Asynchronous:
         return future
 
     def map(self, batches: Iterable[Batch]) -> Iterator[Result]:
-        """The outputs for batches, in their order, as many under way as there are contexts, and one more."""
+        """Runs batches in all contexts and yields the outputs in order.
+
+        Args:
+            batches: Inputs; at most one more than there are contexts are in flight.
+
+        Yields:
+            Outputs of each batch.
+        """
         under_way: list[Future[Result]] = []
         _, _, count = self._contexts or self._start()
         for batch in batches:
@@ -76,5 +92,5 @@ class Asynchronous:
             return self._contexts
 
     def forked(self) -> None:
-        """The contexts' threads are the parent's; the next call makes others."""
+        """Drops the threads of the parent process; the next call starts new ones."""
         self._contexts = None

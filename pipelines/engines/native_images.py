@@ -1,5 +1,6 @@
-"""Image networks in native kernels, from any quantized graph that maps onto an `ImageProgram`; what a detector computes
-in float behind its int8 layers, in onnxruntime.
+"""Image networks in native kernels, with the float remainder of a detector in ONNX Runtime.
+
+Any quantized graph that maps onto an `ImageProgram` runs here.
 """
 
 from __future__ import annotations
@@ -32,16 +33,26 @@ CLASSES = {PackedProgram.__name__: PackedProgram}
 
 
 def store(source: Path, path: Path) -> None:
-    """Write the packed program of an ONNX file to `path`. Raises RequestError for a graph that cannot be mapped, naming
-    the operator that has no form there.
+    """Writes the packed program of an ONNX file.
+
+    Args:
+        source: ONNX file.
+        path: File to write.
+
+    Raises:
+        RequestError: The graph cannot be mapped; the message names the operator.
     """
     program_file.save(path, (pack(_mapped(source)),), CLASSES, VERSION)
 
 
 def packed(path: Path) -> PackedProgram:
-    """The packed program of an ONNX file, mapped from the cache of this machine, where it is made at first use.
+    """Returns the packed program of an ONNX file, memory-mapped from the cache, where it is built at first use.
 
-    Raises RequestError without kernels, and as `store`.
+    Args:
+        path: ONNX file.
+
+    Raises:
+        RequestError: The kernels are missing, or the graph cannot be mapped.
     """
     extension.required()
     form = f"images {VERSION} {extension.isas()[0]}"
@@ -50,8 +61,14 @@ def packed(path: Path) -> PackedProgram:
 
 
 def form(path: Path) -> dict[str, Any]:
-    """What becomes of a quantized graph in these kernels: {"steps": {kind: count}}, and {"rest": {operator: count}} of
-    what onnxruntime computes behind them, or {"reason": why not}. Writes nothing.
+    """Describes the native form of a quantized graph; writes nothing.
+
+    Args:
+        path: ONNX file.
+
+    Returns:
+        {"steps": count by kind}, with {"rest": count by operator} for the float remainder in ONNX Runtime, or
+        {"reason": why the graph cannot be mapped}.
     """
     try:
         program = _mapped(path)
@@ -70,9 +87,16 @@ def form(path: Path) -> dict[str, Any]:
 
 
 class ImageSession(Asynchronous):
-    """An image network, in one call of the native kernels a batch, and one of onnxruntime for what goes on in float.
+    """An image network: one call of the native kernels per batch, and one of ONNX Runtime for the float remainder.
 
-    Threads may share it, and forked processes.
+    Threads and forked processes may share it.
+
+    Args:
+        path: ONNX file.
+        threads: Intra-op threads.
+
+    Raises:
+        RequestError: The kernels are missing, or the graph cannot be mapped.
     """
 
     engine = "native"
@@ -90,7 +114,7 @@ class ImageSession(Asynchronous):
         self.inputs = {given.input: Port(np.dtype(given.dtype), (given.batch or None, *given.shape))}
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """The outputs for a batch, see `Session`."""
+        """Computes the outputs of a batch, see `Runnable.run`."""
         program = self._program
         x = batch.get(program.input)
         fits = x is not None and x.shape[1:] == tuple(program.shape) and program.batch in (0, len(x))
@@ -128,7 +152,7 @@ class ImageSession(Asynchronous):
         return RequestError(f"the packed program of {self.path} is damaged: {one_line(error)}")
 
     def executed(self, batch: Batch) -> list[Executed]:
-        """The steps that run, see `Session`."""
+        """Lists the steps that run, see `Session.executed`."""
         steps = [method for method, _ in self._program.calls if method not in ("tensor", "finish")]
         found = [Executed(f"{i}", f"{step} {self._program.isa}", "u8") for i, step in enumerate(steps)]
         if self._rest is not None:
@@ -140,8 +164,14 @@ class ImageSession(Asynchronous):
 
 
 def options(path: Path, threads: int) -> dict[str, Option]:
-    """The way to run a quantized image network's graph. Raises RequestError where it cannot be mapped, and without
-    kernels.
+    """Returns the way to run a quantized image network, for `QuickestSession`.
+
+    Args:
+        path: ONNX file.
+        threads: Intra-op threads.
+
+    Raises:
+        RequestError: The kernels are missing, or the graph cannot be mapped.
     """
     packed(path)
     return {"native": Option(functools.partial(ImageSession, path, threads), 0)}

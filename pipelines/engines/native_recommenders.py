@@ -27,9 +27,19 @@ CHUNK = 64  # samples, the least that a thread is given
 
 
 class ProgramGraph:
-    """A native.onnx opened: its inputs, those that the program is fed with, and threads.
+    """An open native.onnx with its threads; threads and forked processes may share it.
 
-    Large tables are the mapped file. Threads may share it, and forked processes.
+    Large tables are the memory-mapped file.
+
+    Args:
+        path: The native.onnx.
+        threads: Number of threads.
+        model: Its click model.
+
+    Attributes:
+        inputs: dtype and shape of every graph input, by name.
+        fed: Names of the inputs that the program takes, in its order; None for an input that it does not take.
+        outputs: Names of the outputs.
     """
 
     def __init__(self, path: Path, threads: int, model: ClickModel) -> None:
@@ -43,13 +53,20 @@ class ProgramGraph:
         forks.tell(self)
 
     def forked(self) -> None:
-        """Threads of its own, which a forked process must make anew."""
+        """Starts threads of its own, as a forked process must."""
         self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
 
     def call(self, batch: Batch) -> list[NDArray[Any]]:
-        """The program's results on the batch, computed in as many parts as there are threads.
+        """Runs the program on a batch, split among the threads.
 
-        Raises BatchError for an id that is no row of its field, before any table is read, and for other arrays.
+        Args:
+            batch: Array [samples, ...] for every graph input.
+
+        Returns:
+            The results of the program.
+
+        Raises:
+            BatchError: An id is no row of its field (checked before any table is read), or an array does not fit.
         """
         try:
             return self._call(batch)
@@ -73,7 +90,11 @@ class ProgramGraph:
 
 
 class ProgramSession(Asynchronous):
-    """A click program, in one call of the native kernels."""
+    """Session of a click program: one call of the native kernels per batch.
+
+    Args:
+        graph: The open native.onnx.
+    """
 
     engine = "native"
 
@@ -81,7 +102,7 @@ class ProgramSession(Asynchronous):
         self._graph, self.threads, self.inputs = graph, graph.threads, graph.inputs
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """The outputs for a batch, see `Session`."""
+        """Computes the outputs of a batch, see `Runnable.run`."""
         graph = self._graph
         if graph.threads > 1:
             found = graph.call(batch)
@@ -93,15 +114,23 @@ class ProgramSession(Asynchronous):
         return dict(zip(graph.outputs, found, strict=True))
 
     def executed(self, batch: Batch) -> list[Executed]:
-        """The kernels that run, see `Session`."""
+        """Lists the kernels that run, see `Session.executed`."""
         graph = self._graph
         return [Executed(f"{i}", f"{step} {graph.program.isa}", "s16") for i, step in enumerate(graph.steps)]
 
 
 def options(path: Path, threads: int) -> dict[str, Option]:
-    """The way to run a native.onnx, "native".
+    """Returns the way to run a native.onnx, "native".
 
-    Raises RequestError without kernels, and for a file that is missing, damaged or no such graph.
+    Args:
+        path: The native.onnx.
+        threads: Number of threads.
+
+    Returns:
+        Option by name, for `QuickestSession`.
+
+    Raises:
+        RequestError: The kernels are missing, or the file is missing, damaged or has no click program.
     """
     extension.required()
     with recommender_files.readable(path):

@@ -1,4 +1,4 @@
-"""The native text encoder for users: tokens to vectors or scores."""
+"""Native text encoder: tokens to embeddings or scores."""
 
 from __future__ import annotations
 
@@ -18,19 +18,32 @@ if TYPE_CHECKING:
 
 
 def store(source: Path, path: Path) -> None:
-    """Write the program of an ONNX file to `path`, for `NativeTexts`. Raises RequestError for a graph that cannot be
-    mapped.
+    """Writes the program of an ONNX file, for `NativeTexts`.
+
+    Args:
+        source: ONNX file.
+        path: File to write.
+
+    Raises:
+        RequestError: The graph cannot be mapped.
     """
     program_file.save(path, (_mapped(source),))
 
 
 class NativeTexts:
-    """Computes texts of any lengths, one after the other in memory: nothing is padded, and a result depends on its own
-    text alone.
+    """Encodes texts of any lengths without padding; a result depends on its own text alone.
 
-    path: a file that `store` wrote, an ONNX file or a model. threads: so many batches are computed side by side, over
-    one copy of the weights. isa: see `kernels`. Raises RequestError for a graph that cannot be mapped, or without
-    kernels.
+    Args:
+        path: File that `store` wrote, ONNX file or model.
+        threads: Number of batches computed in parallel over one copy of the weights.
+        isa: Instruction set, see `kernels`; "": the best of the CPU.
+
+    Attributes:
+        longest: Largest number of tokens of a text.
+        width: Number of values of a result.
+
+    Raises:
+        RequestError: The graph cannot be mapped, or the kernels are missing.
     """
 
     def __init__(self, path: str | Path | ir.Model, threads: int = 1, isa: str = "") -> None:
@@ -46,11 +59,18 @@ class NativeTexts:
     def compute(
         self, tokens: NDArray[np.int32], types: NDArray[np.int32], lengths: NDArray[np.int64]
     ) -> NDArray[np.float32]:
-        """The results of texts, float32 [texts, width].
+        """Computes the results of texts; releases the GIL.
 
-        tokens, types: int32 [n], of all texts one after the other; types count for a network of several;
-        lengths: int64 [texts], 1 to `longest` each. Python
-        runs on meanwhile. Raises RequestError for others.
+        Args:
+            tokens: int32 [n], tokens of all texts, concatenated.
+            types: int32 [n], token types; ignored by a network of one type.
+            lengths: int64 [texts], 1 to `longest`.
+
+        Returns:
+            float32 [texts, width].
+
+        Raises:
+            RequestError: Tokens, types or lengths are out of range.
         """
         kinds = types if self._types > 1 else np.zeros_like(types)
         arrays = [np.ascontiguousarray(each, np.int32) for each in (tokens, kinds)]

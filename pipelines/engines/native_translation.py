@@ -1,4 +1,4 @@
-"""The native Transformer for users: tokens to translations."""
+"""Native Transformer: tokens to translations."""
 
 from __future__ import annotations
 
@@ -23,19 +23,32 @@ Translation = tuple[list[int], float]  # tokens without the end, and the score
 
 
 def store(source: Path, path: Path) -> None:
-    """Write the programs of an ONNX file to `path`, for `NativeTranslator`. Raises RequestError for a graph that cannot
-    be mapped.
+    """Writes the programs of an ONNX file, for `NativeTranslator`.
+
+    Args:
+        source: ONNX file.
+        path: File to write.
+
+    Raises:
+        RequestError: The graph cannot be mapped.
     """
     program_file.save(path, _mapped(source))
 
 
 class NativeTranslator:
-    """Translates tokens: encoder and beam search over the decoder of a frozen graph, in native code (see
-    `transformer`).
+    """Translates tokens: encoder and beam search over the decoder of a frozen graph, in native code.
 
-    path: a file that `store` wrote, an ONNX file or a model. threads: so many batches are translated side by side, over
-    one copy of the weights. isa: see `kernels`. Raises RequestError for a graph that cannot be mapped, or without
-    kernels.
+    Args:
+        path: File that `store` wrote, ONNX file or model.
+        threads: Number of batches translated in parallel over one copy of the weights.
+        isa: Instruction set, see `kernels`; "": the best of the CPU.
+
+    Attributes:
+        longest: Largest number of source tokens.
+        positions: Largest number of target tokens.
+
+    Raises:
+        RequestError: The graph cannot be mapped, or the kernels are missing.
     """
 
     def __init__(self, path: str | Path | ir.Model, threads: int = 1, isa: str = "") -> None:
@@ -49,13 +62,17 @@ class NativeTranslator:
 
     @property
     def isa(self) -> str:
-        """The instruction set in use."""
+        """Instruction set in use."""
         return str(self._decoder.isa)
 
     def share_words(self, words: NDArray[np.int32]) -> None:
-        """Get ready for sentences whose `words` have all of these, int32, in order: their logits are computed for all
-        sentences of a batch at once. Results stay those of each sentence alone. Raises RequestError for words that do
-        not fit.
+        """Computes the logits of common words for all sentences of a batch at once; results do not change.
+
+        Args:
+            words: int32 tokens in ascending order, part of the `words` of every sentence.
+
+        Raises:
+            RequestError: The words do not fit the vocabulary.
         """
         with _reported():
             self._decoder.share_words(words.tolist())
@@ -74,19 +91,30 @@ class NativeTranslator:
         rules: Mapping[str, Any] | None = None,
         words: Sequence[NDArray[np.int32]] | None = None,
     ) -> list[list[Translation]]:
-        """The `best` translations of each sentence, the highest score first, as
-        `zoo.translation.search.beam_search.beam_search`
-        finds them.
+        """Translates sentences by beam search, as `zoo.translation.search.beam_search.beam_search` does.
 
-        sources: tokens of each, integers [1 to `longest`]. limits: most tokens of each translation, its end included,
-        at most `positions`. end: None lets all go on to their limit. slots: sentences in the batch of a thread; one
-        that is done leaves it, the next one, in the order given, takes its place: results depend on neither. rules:
-        kind, early_stopping, prefix, banned, least, forced_end, no_repeat_ngram and word_penalty of
-        `zoo.translation.search.beam_search.Rules`, where they are not its defaults. words: of each sentence the tokens
-        that its
-        translation may have, int32, in order, `end` among them: only their logits are computed. Python runs on
-        meanwhile; Ctrl-C ends it within a step. Raises RequestError for tokens or options that do not fit, ZooError for
-        results that are no numbers.
+        The call releases the GIL; Ctrl-C ends it within a step.
+
+        Args:
+            sources: Tokens of each sentence, integers [1 to `longest`].
+            limits: Largest number of tokens of each translation with its end, at most `positions`.
+            start: Start token.
+            end: End token; None: every translation reaches its limit.
+            beam: Beam size.
+            best: Number of translations per sentence.
+            length_penalty: Exponent of the length that scores are divided by.
+            slots: Sentences in the batch of a thread; the next sentence replaces a finished one. Results do not depend
+                on it.
+            rules: kind, early_stopping, prefix, banned, least, forced_end, no_repeat_ngram and word_penalty of
+                `zoo.translation.search.beam_search.Rules` that differ from its defaults.
+            words: Shortlist of each sentence, int32 in ascending order, with `end`; only their logits are computed.
+
+        Returns:
+            For each sentence its translations, highest score first.
+
+        Raises:
+            RequestError: Tokens or options do not fit.
+            ZooError: Scores are not finite.
         """
         arrays, last = _arrays(sources, limits), -1 if end is None else end
         others = {**_rules(rules), **_words(words)}
@@ -107,7 +135,23 @@ class NativeTranslator:
         slots: int = 32,
         rules: Mapping[str, Any] | None = None,
     ) -> TranslationStream:
-        """Threads that translate sentences as they come, with the options of `translate` and its results."""
+        """Starts threads that translate sentences as they arrive, with the results of `translate`.
+
+        Args:
+            start: Start token.
+            end: End token; None: every translation reaches its limit.
+            beam: Beam size.
+            best: Number of translations per sentence.
+            length_penalty: Exponent of the length that scores are divided by.
+            slots: Sentences in the batch of a thread.
+            rules: See `translate`.
+
+        Returns:
+            The stream.
+
+        Raises:
+            RequestError: Options do not fit.
+        """
         last = -1 if end is None else end
         with _reported():
             native = required().TranslationStream(
@@ -126,8 +170,9 @@ class NativeTranslator:
 
 
 class TranslationStream:
-    """Translates sentences that come at any time, from any thread: they join the batch of those under way between two
-    steps. See `NativeTranslator.stream`.
+    """Translates sentences that arrive at any time, from any thread (continuous batching).
+
+    New sentences join the running batch between two steps. See `NativeTranslator.stream`.
     """
 
     def __init__(self, native: Any) -> None:
@@ -139,24 +184,45 @@ class TranslationStream:
         limits: Sequence[int] | NDArray[np.int64],
         words: Sequence[NDArray[np.int32]] | None = None,
     ) -> range:
-        """Give it sentences, see `NativeTranslator.translate`; returns the numbers that name them."""
+        """Submits sentences.
+
+        Args:
+            sources: See `NativeTranslator.translate`.
+            limits: See `NativeTranslator.translate`.
+            words: See `NativeTranslator.translate`.
+
+        Returns:
+            Numbers that identify the sentences.
+
+        Raises:
+            RequestError: Tokens or limits do not fit.
+        """
         with _reported():
             first = self._native.submit(*_arrays(sources, limits), **_words(words))
         return range(first, first + len(sources))
 
     def finished(self, seconds: float) -> list[tuple[int, list[Translation], str]]:
-        """The sentences that are done and were not told yet: number, translations, and what went wrong, "" where
-        nothing did. Waits for one so long; none come back at the end of that time, and of the stream.
+        """Waits for finished sentences and returns those not returned before.
+
+        Args:
+            seconds: Timeout.
+
+        Returns:
+            (number, translations, error or "") of each sentence; empty after the timeout, and at the end of the stream.
         """
         found: list[tuple[int, list[Translation], str]] = self._native.finished(seconds)
         return found
 
     def cancel(self, number: int) -> None:
-        """Compute a sentence no further."""
+        """Cancels a sentence.
+
+        Args:
+            number: Number of the sentence.
+        """
         self._native.cancel(number)
 
     def close(self) -> None:
-        """End its threads within a step; sentences under way are lost."""
+        """Ends the threads within a step; unfinished sentences are lost."""
         self._native.close()
 
 

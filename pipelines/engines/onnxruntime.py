@@ -1,4 +1,4 @@
-"""onnxruntime's CPU provider as a `Session`."""
+"""ONNX Runtime's CPU provider as a `Session`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,15 @@ _SHORT = {"float": "f32", "uint8": "u8", "int8": "s8", "int32": "s32", "int64": 
 
 
 class OnnxRuntimeSession(Asynchronous):
-    """onnxruntime's CPU provider, every optimization on. `model`: the serialized model, where `path` only names it.
-    Threads may share a session.
+    """Session of ONNX Runtime's CPU provider with all optimizations; threads may share it.
+
+    Args:
+        path: ONNX file.
+        threads: Intra-op threads.
+        model: Serialized model to open instead of the file, which then only serves as its name.
+
+    Raises:
+        RequestError: ONNX Runtime refuses the model, or an input has a type that numpy does not have.
     """
 
     engine = "onnxruntime"
@@ -95,7 +102,7 @@ class OnnxRuntimeSession(Asynchronous):
             self._model = ir.to_proto(model).SerializeToString()
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """The outputs for a batch, see `Session`."""
+        """Computes the outputs of a batch, see `Runnable.run`."""
         try:
             results = self._session.run(self._outputs, dict(batch))
         except Exception as error:  # onnxruntime raises its own kinds
@@ -103,13 +110,21 @@ class OnnxRuntimeSession(Asynchronous):
         return dict(zip(self._outputs, results, strict=True))
 
     def exported(self, size: int) -> bytes:
-        """The graph as it was optimized for this machine, in onnxruntime's own format, for any batch size."""
+        """Returns the graph optimized for this machine, in ONNX Runtime's own format.
+
+        Args:
+            size: Batch size; the graph serves all.
+        """
         with tempfile.TemporaryDirectory() as folder:
             self._open(optimized=Path(folder) / "model.ort")
             return (Path(folder) / "model.ort").read_bytes()
 
     def executed(self, batch: Batch) -> list[Executed]:
-        """The operators that ran, by onnxruntime's profiler, with the element type of their first input."""
+        """Lists the operators of a profiled run, with the element type of their first input.
+
+        Args:
+            batch: Batch to run.
+        """
         with tempfile.TemporaryDirectory() as folder:
             session = self._open(profile=str(Path(folder) / "profile"))
             session.run(None, dict(batch))

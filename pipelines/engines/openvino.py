@@ -26,7 +26,11 @@ PROBED = 1009  # samples; a prime that no other axis will have
 
 
 def library() -> Any:
-    """The library, without the telemetry to Google Analytics that it begins when it is imported."""
+    """Imports OpenVINO with its telemetry disabled.
+
+    Returns:
+        The module `openvino`.
+    """
     try:
         from openvino_telemetry.utils.opt_in_checker import ConsentCheckResult, OptInChecker
     except ImportError:
@@ -39,8 +43,10 @@ def library() -> Any:
 
 
 class Requests:
-    """The infer requests of a compiled model. A request holds the inputs and outputs of one run, so that each is one
-    thread's while it runs; as many are made as have ever run at once.
+    """Infer requests of a compiled model: each holds the tensors of one run, so a thread uses it alone.
+
+    Args:
+        compiled: Compiled model.
     """
 
     def __init__(self, compiled: Any) -> None:
@@ -49,7 +55,11 @@ class Requests:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[Any]:
-        """A request that no other thread uses meanwhile."""
+        """Context with a request that no other thread uses.
+
+        Yields:
+            The infer request.
+        """
         try:
             request = self._idle.pop()
         except IndexError:
@@ -61,14 +71,20 @@ class Requests:
 
 
 class OpenVinoSession(Asynchronous):
-    """OpenVINO's CPU plugin. Shapes are compiled static, one compilation a batch size, since dynamic ones cost it a
-    third of its speed.
+    """Session of OpenVINO's CPU plugin with static shapes, one compilation per batch size; threads may share it.
 
-    The first batch's size is compiled as it is, later ones as the next power of two, and a batch is padded to a
-    compiled size of up to twice its own (the last chunk of a stream), so that few sizes are ever compiled. A graph
-    whose inputs share no axis of samples is compiled once, as it is. Compiled models are cached on disk. `model`:
-    the serialized model, where `path` only names it. precision: "bf16" computes in bfloat16 what is float in the
-    model, any other in float32. Threads may share a session.
+    Dynamic shapes cost a third of the speed. The size of the first batch is compiled as it is, later sizes as the next
+    power of two, and a batch is padded to a compiled size of up to twice its own, so few sizes are compiled. A graph
+    whose inputs share no sample axis is compiled once, as it is. Compiled models are cached on disk.
+
+    Args:
+        path: ONNX file.
+        threads: Intra-op threads.
+        model: Serialized model to open instead of the file, which then only serves as its name.
+        precision: "bf16" computes float operators in bfloat16, other values in float32.
+
+    Raises:
+        RequestError: OpenVINO refuses the model.
     """
 
     engine = "openvino"
@@ -156,7 +172,7 @@ class OpenVinoSession(Asynchronous):
         }
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """The outputs for a batch, see `Session`; shorter batches than a compiled size are padded."""
+        """Computes the outputs of a batch, see `Runnable.run`; batches shorter than a compiled size are padded."""
         if set(batch) != set(self.inputs):
             raise RequestError(f"found inputs {', '.join(batch) or 'none'}; {self.path} takes {', '.join(self.inputs)}")
         count, *others = {len(array) for array in batch.values()} if self._batched else {0}
@@ -181,8 +197,14 @@ class OpenVinoSession(Asynchronous):
         return {name: array if name in odd else array[:count] for name, array in found.items()}
 
     def as_opened(self) -> Callable[[Batch], dict[str, NDArray[Any]]] | None:
-        """What runs the file as others open it, its shapes free and nothing else changed; None where no shape is free
-        or nothing is int8. Raises ZooError, when run, for what OpenVINO refuses.
+        """Compiles the file as users open it, with dynamic shapes and no changes.
+
+        Returns:
+            A function from a batch to outputs, which raises ZooError if OpenVINO refuses the batch. None if no shape is
+            dynamic or no operator is int8.
+
+        Raises:
+            ZooError: OpenVINO cannot compile the file.
         """
         core = library().Core()  # its own: after two models of one, later runs of the first crashed (2026.4)
         network = core.read_model(self._model)
@@ -202,7 +224,11 @@ class OpenVinoSession(Asynchronous):
         return run
 
     def exported(self, size: int) -> bytes:
-        """The model as it is compiled for this machine and batch size."""
+        """Returns the model compiled for this machine.
+
+        Args:
+            size: Batch size.
+        """
         compiled = self._made(
             library().Core(), size
         )  # what comes from the cache is exported as something that cannot be read (2026.4)
@@ -210,7 +236,11 @@ class OpenVinoSession(Asynchronous):
         return blob
 
     def executed(self, batch: Batch) -> list[Executed]:
-        """The operators of the compiled (runtime) model, see `Session`, but constants and shape arithmetic."""
+        """Lists the operators of the compiled model, without constants and shape arithmetic, see `Session.executed`.
+
+        Args:
+            batch: Batch whose size is compiled.
+        """
         _, requests = self._compile(length(batch))
         operators = []
         with requests.one() as request:

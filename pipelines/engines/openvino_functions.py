@@ -1,8 +1,8 @@
-"""Activation functions of int8 layers in OpenVINO: computed within the layer, on its exact result.
+"""Fusion of activation functions into int8 layers in OpenVINO.
 
-onnxruntime has an int8 kernel of a convolution only where the result is quantized, so that int8.onnx has a Q/DQ pair
-between a layer and its HardSwish or SiLU. OpenVINO computes a function within the layer before it, but not behind such
-a pair: without it YOLOv8n is 1.4 times as quick there, PP-LCNet 1.9 times, and both lose less.
+ONNX Runtime has int8 convolutions only with quantized results, so int8.onnx has a Q/DQ pair between a layer and its
+HardSwish or SiLU. OpenVINO fuses a function into the layer before it, but not behind such a pair: without the pair
+YOLOv8n is 1.4 times as fast there, PP-LCNet 1.9 times, and both lose less accuracy.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ PAIR = ("Multiply", "Subtract", "Convert", "Convert", "FakeQuantize")  # as it i
 
 
 def read_exact_results(network: Any) -> int:
-    """Let functions of one tensor, and the products x f(x) (SiLU), read what a layer computes, not the int8 form of it.
+    """Removes Q/DQ pairs between layers and the activation functions that alone read them, also x f(x) (SiLU).
 
-    Only where these alone read the int8 form. network: an `openvino.Model`, changed in place. Returns how many pairs
-    went.
+    Args:
+        network: `openvino.Model`; it is changed.
+
+    Returns:
+        Number of removed pairs.
     """
     found = 0
     for op in network.get_ordered_ops():

@@ -1,8 +1,8 @@
-"""Plan files: the engine chosen for this machine by timing, kept with the compiled model, as TensorRT's builder does.
+"""Plan files: the engine chosen for this machine by timing, with the compiled model, like TensorRT's engine files.
 
-A plan file is a .zip, uncompressed: plan.json (what was timed, what was chosen for each batch size, the machine) and
-one compiled model a batch size: OpenVINO's exported one, onnxruntime's optimized graph in its .ort format. It names the
-model files it was made from.
+A plan file is an uncompressed .zip: plan.json (timings, the choice for each batch size, the machine) and a compiled
+model per batch size, OpenVINO's exported model or ONNX Runtime's optimized graph in .ort format. It refers to the model
+files that it was built from.
 """
 
 from __future__ import annotations
@@ -63,8 +63,12 @@ Opener = Callable[[Path, str, int, str], Session]  # model file, engine, threads
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a plan file may choose: one model file in one engine. precision: its name, for reports; "bf16" runs a float
-    file in bfloat16.
+    """One model file in one engine that a plan may choose.
+
+    Attributes:
+        engine: Name of the engine.
+        precision: Name of the precision, for reports; "bf16" runs a float file in bfloat16.
+        path: Model file.
     """
 
     engine: str
@@ -79,14 +83,25 @@ def build(
     output: str | Path,
     opener: Opener,
 ) -> dict[str, Any]:
-    """Time every candidate with every thread count on every batch, in turn, and write the plan file.
+    """Times every candidate with every thread count on every batch, in turn, and writes the plan file.
 
-    batches: one a batch size, {graph input: array, first axis = samples}. opener: opens a candidate. Returns {"format",
-    "machine", "environment", "models": {path: {"bytes", "modified", "sha256"}}, "samples_first" (in all outputs),
-    "inputs", "candidates", "timings": [{"engine", "precision", "threads", "batch_size", "milliseconds",
-    "samples_per_second"}] (medians), "profiles": of these the quickest of every batch size, with "path", "outputs" and
-    "compiled" (bytes of the compiled model, 0 where the engine has none)}; paths are relative to the file's folder.
-    Candidates that do not run are left out and stand under "failed". Raises ZooError where none runs.
+    Args:
+        candidates: Model files and engines.
+        batches: One batch per batch size, array [samples, ...] for every graph input.
+        threads: Thread counts to try.
+        output: Plan file to write.
+        opener: Opens a candidate.
+
+    Returns:
+        The plan: {"format", "machine", "environment", "models": {path: {"bytes", "modified", "sha256"}},
+        "samples_first" (in all outputs), "inputs", "candidates", "timings": [{"engine", "precision", "threads",
+        "batch_size", "milliseconds", "samples_per_second"}] (medians), "profiles": the quickest timing per batch size
+        with "path", "outputs" and "compiled" (bytes of the compiled model, 0 without one), "failed": errors of
+        candidates that do not run}. Paths are relative to the folder of the file.
+
+    Raises:
+        RequestError: There are no candidates.
+        ZooError: No candidate runs.
     """
     if not candidates:
         raise RequestError(f"none of the engines asked for computes this model; choose among {', '.join(available())}")
@@ -158,11 +173,20 @@ def build(
 
 
 def open_plan(path: str | Path, opener: Opener) -> PlannedSession:
-    """Open a plan file for running.
+    """Opens a plan file.
 
-    Where CPU, cores, a library version or the model differ from those it was made with, says so (a warning) and builds
-    it anew, timing on zeros; where the file then cannot be written, the new plan is used but not kept. Raises
-    RequestError for a file that is no plan, or that would have to be built anew without its model.
+    If the CPU, cores, a library version or the model changed, it logs a warning and builds the plan anew, timed on
+    zeros. If the file cannot be written, the new plan is used but not kept.
+
+    Args:
+        path: Plan file.
+        opener: Opens a model file in an engine.
+
+    Returns:
+        The session.
+
+    Raises:
+        RequestError: The file is no plan, or it must be built anew and its model is missing.
     """
     path = Path(path)
     plan = read_plan(path)
@@ -173,7 +197,17 @@ def open_plan(path: str | Path, opener: Opener) -> PlannedSession:
 
 
 def read_plan(path: str | Path) -> dict[str, Any]:
-    """What a plan file says of itself (see `build`). Raises RequestError for anything else."""
+    """Reads plan.json of a plan file, see `build`.
+
+    Args:
+        path: Plan file.
+
+    Returns:
+        The plan.
+
+    Raises:
+        RequestError: The file is no plan of this version.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             plan: dict[str, Any] = json.loads(archive.read(CONTENTS))
@@ -208,7 +242,12 @@ def _require_form(plan: Mapping[str, Any]) -> None:
 
 
 def stale(path: str | Path, found: Mapping[str, Any]) -> str:
-    """Why a plan does not hold here, in one line; "" where it does."""
+    """Returns why a plan does not hold on this machine, or "".
+
+    Args:
+        path: Plan file.
+        found: Result of `read_plan`.
+    """
     if found["machine"] != machine.fingerprint():
         made, here = found["environment"], machine.environment()
         differs = [
@@ -231,10 +270,14 @@ def stale(path: str | Path, found: Mapping[str, Any]) -> str:
 
 
 class PlannedSession(Asynchronous):
-    """A plan file, ready to run: every batch in the profile of the next larger batch size, longer ones cut to the
-    largest.
+    """Session of a plan file: a batch runs in the profile of the next larger batch size; larger batches are cut.
 
-    A profile's engine is opened at its first use, from the compiled model where there is one. Threads may share it.
+    The engine of a profile is opened at its first use, from the compiled model if there is one. Threads may share it.
+
+    Args:
+        path: Plan file.
+        found: Result of `read_plan`.
+        opener: Opens a model file in an engine.
     """
 
     engine = "plan"
@@ -249,11 +292,11 @@ class PlannedSession(Asynchronous):
 
     @property
     def inputs(self) -> dict[str, Port]:
-        """dtype and shape of every input, as `Session` has them."""
+        """Element type and shape of every input, by name."""
         return self._session(min(self._profiles)).inputs
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """The outputs for a batch of any size, see `Session`."""
+        """Computes the outputs of a batch of any size, see `Runnable.run`."""
         count, most = length(batch), max(self._profiles)
         if count <= most:
             return self._profile(count).run(batch)
@@ -265,7 +308,7 @@ class PlannedSession(Asynchronous):
         return joined([self.run(each) for each in cut(batch, most)])
 
     def executed(self, batch: Batch) -> list[Executed]:
-        """What the profile of this batch size runs, see `Session`."""
+        """Lists what the profile of this batch size runs, see `Session.executed`."""
         most = max(self._profiles)
         return self._profile(min(length(batch), most)).executed({name: array[:most] for name, array in batch.items()})
 
@@ -344,9 +387,7 @@ class _Imported(OpenVinoSession):
 def _open_all(
     candidates: Sequence[Candidate], batch: Batch, threads: Sequence[int], opener: Opener, failed: list[str]
 ) -> tuple[list[Session], list[dict[str, Any]]]:
-    """Every candidate with every thread count, opened and run once, and what names it; those that fail are noted in
-    `failed`.
-    """
+    """Opens and runs every candidate with every thread count; failures are noted in `failed`."""
     sessions, rows = [], []
     results: dict[Path, Batch] = {}
     references: dict[Path, Session] = {}

@@ -1,4 +1,4 @@
-"""The engine "auto": a session that runs every batch in the engine that is quickest for batches of its size."""
+"""The engine "auto": a session that runs every batch in the quickest engine for its batch size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ logger = logging.getLogger(__name__)
 
 
 class Option(NamedTuple):
-    """One way to run a model: how its session is opened, and the smallest batch size that it is worth trying for."""
+    """One way to run a model.
+
+    Attributes:
+        open: Opens the session.
+        smallest: Smallest batch size that the option is tried for.
+    """
 
     open: Callable[[], Session]
     smallest: int = 1
@@ -29,9 +34,16 @@ class Option(NamedTuple):
 class QuickestSession(Asynchronous):
     """Times its options on the first batch of every size class and remembers the choice, see `timing.choose`.
 
-    digest: what names the model that all options compute. A batch smaller than those before it runs in the engine
-    chosen for the next larger size class (the last batch of a stream is no reason to time). An option that cannot be
-    opened gives way to the next quickest. Threads may share it. Raises ZooError, when run, where no option is left.
+    A batch smaller than those before it runs in the engine of the next larger size class, so the last batch of a stream
+    is not timed. If an option cannot be opened, the next quickest takes its place. Threads may share it.
+
+    Args:
+        digest: Digest of the model that all options compute.
+        options: Option by name.
+        threads: Intra-op threads of the options.
+
+    Raises:
+        ZooError: At a run, if no option is left.
     """
 
     def __init__(self, digest: str, options: Mapping[str, Option], threads: int = 1) -> None:
@@ -45,32 +57,36 @@ class QuickestSession(Asynchronous):
 
     @property
     def engine(self) -> str:
-        """The engine of the last batch; "auto" before the first."""
+        """Engine of the last batch; "auto" before the first."""
         return self._engine
 
     @property
     def alike(self) -> int:
-        """Up to which batch size all run in one engine; 1 where each may run in another."""
+        """Largest batch size up to which all batches run in one engine; 1 if sizes may differ."""
         smallest = sorted(option.smallest for option in self._options.values())
         return MOST if len(smallest) == 1 else max(smallest[1] - 1, 1)
 
     @property
     def inputs(self) -> dict[str, Port]:
-        """dtype and shape of every input, as `Session` has them."""
+        """Element type and shape of every input, by name."""
         with self._lock:
             session = next(iter(self._sessions.values()), None) or self._open(next(iter(self._options)))
         return session.inputs
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """The outputs for a batch, see `Session`."""
+        """Computes the outputs of a batch, see `Runnable.run`."""
         return (self._only or self.session(batch)).run(batch)
 
     def executed(self, batch: Batch) -> list[Executed]:
-        """What the engine of this batch size runs, see `Session`."""
+        """Lists what the engine of this batch size runs, see `Session.executed`."""
         return self.session(batch).executed(batch)
 
     def session(self, batch: Batch) -> Session:
-        """The session that batches of this size run in."""
+        """Returns the session for batches of this size.
+
+        Args:
+            batch: Batch to time the options on, if its size class is new.
+        """
         size = size_class(batch)
         found = self._sessions.get(self._chosen.get(size, ""))
         if found is None:
@@ -80,7 +96,7 @@ class QuickestSession(Asynchronous):
         return found
 
     def sibling(self) -> QuickestSession:
-        """The same choices with sessions of its own, for another thread."""
+        """Returns a session with the same choices and its own sessions, for another thread."""
         other = QuickestSession(self._digest, self._options, self.threads)
         other._chosen = dict(self._chosen)
         return other

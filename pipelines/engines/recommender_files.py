@@ -1,5 +1,6 @@
-"""What the native kernels need of a native.onnx, kept in a file of its own: opening that needs neither the graph nor
-what reads graphs. Large tables stay where they are, in native.onnx.data.
+"""Stored programs of native.onnx files, so that opening one needs neither the graph nor a graph library.
+
+Large tables stay in native.onnx.data.
 """
 
 from __future__ import annotations
@@ -51,7 +52,14 @@ CLASSES = {each.__name__: each for each in (ClickModel, ClickProgram, LinearLaye
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Raises RequestError for what goes wrong in the block, where a damaged native.onnx fails anywhere."""
+    """Context that turns errors on a damaged native.onnx into a RequestError.
+
+    Args:
+        path: The native.onnx, for messages.
+
+    Raises:
+        RequestError: Any error inside the block.
+    """
     try:
         yield
     except ZooError:
@@ -61,10 +69,18 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def opened(path: Path) -> ClickModel:
-    """The click model of a native.onnx, from the file beside it, or in the cache, where it is kept at first use.
+    """Reads the click model of a native.onnx from a stored program, which is written at first use.
 
-    Where none can be kept or it is damaged, the graph itself is read. Raises RequestError for a file that is missing,
-    damaged or no such graph.
+    The program is stored beside the file or in the cache. If it cannot be stored or is damaged, the graph is read.
+
+    Args:
+        path: The native.onnx.
+
+    Returns:
+        The click model.
+
+    Raises:
+        RequestError: The file is missing, damaged or has no click program.
     """
     try:
         kept = derived(path, [path.parent], "clicks", VERSION, store, SUFFIX)
@@ -76,7 +92,15 @@ def opened(path: Path) -> ClickModel:
 
 
 def store(source: Path, path: Path) -> None:
-    """Write what `opened` reads of the native.onnx `source` to `path`. Raises RequestError for another graph."""
+    """Writes the click model of a native.onnx, for `opened`.
+
+    Args:
+        source: The native.onnx.
+        path: File to write.
+
+    Raises:
+        RequestError: The graph has no click program.
+    """
     graph = _graph(source)
     tensors = [each.const_value for each in graph.graph.initializers.values()]
     outside = {(each.numpy().ctypes.data, each.nbytes): each.offset or 0 for each in tensors if _is_outside(each)}  # type: ignore[union-attr]
@@ -124,6 +148,6 @@ def _names(values: Sequence[ir.Value | None]) -> list[str | None]:
 
 
 def _port(value: ir.Value) -> tuple[str, list[int | None]]:
-    """dtype and shape of an input."""
+    """Returns dtype and shape of an input."""
     assert value.dtype is not None and value.shape is not None
     return value.dtype.numpy().str, [each if isinstance(each, int) else None for each in value.shape]

@@ -1,4 +1,4 @@
-"""The protocol that every engine has: a session that runs batches. Threads are always explicit."""
+"""The protocol of all engines: a session that runs batches with an explicit number of threads."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ BF16 = "bf16"
 
 
 class BatchError(RequestError):
-    """The batch is wrong, whatever the engine: no reason to leave an engine out."""
+    """The batch is wrong for every engine, so it is no reason to drop an engine."""
 
 
 @dataclass(frozen=True)
 class Executed:
-    """One operator as an engine really ran it: its own type name and the element type it computed in ("u8", "s8",
-    "f32", ...).
+    """One operator as an engine ran it.
+
+    Attributes:
+        name: Name of the operator.
+        type: The engine's own operator type.
+        precision: Element type that was computed in: "u8", "s8", "f32", ...
     """
 
     name: str
@@ -32,20 +36,31 @@ class Executed:
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of a model: dtype, and shape with None for what is dynamic."""
+    """An input or output of a model.
+
+    Attributes:
+        dtype: Element type.
+        shape: Dimensions, None for a dynamic one.
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
 
 
 class Runnable(Protocol):
-    """What takes batches."""
+    """Computes batches."""
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """{graph input: C-contiguous array, first axis = samples} -> {graph output: array the caller owns}. Any batch
-        size, also 0.
+        """Computes the outputs of a batch of any size, also 0.
 
-        Raises RequestError where the engine refuses the batch.
+        Args:
+            batch: C-contiguous array [samples, ...] for every graph input.
+
+        Returns:
+            Array for every graph output, owned by the caller.
+
+        Raises:
+            RequestError: The engine refuses the batch.
         """
 
 
@@ -54,24 +69,42 @@ class Session(Runnable, Protocol):
 
     @property
     def engine(self) -> str:
-        """The engine's name."""
+        """Name of the engine."""
 
     @property
     def threads(self) -> int:
-        """Intra-op threads."""
+        """Number of intra-op threads."""
 
     @property
     def inputs(self) -> dict[str, Port]:
-        """dtype and shape of every input of the graph."""
+        """Element type and shape of every graph input, by name."""
 
     def submit(self, batch: Batch) -> Future[dict[str, NDArray[Any]]]:
-        """`run` in a context of its own, see `pipelines.engines.contexts.Asynchronous`."""
+        """Runs a batch in a context of its own, see `pipelines.engines.contexts.Asynchronous`.
+
+        Args:
+            batch: Inputs; they must not change until the future is done.
+
+        Returns:
+            Future of the outputs.
+        """
 
     def executed(self, batch: Batch) -> list[Executed]:
-        """Run once with the engine's own profiler on and say what ran."""
+        """Runs a batch once with the engine's own profiler.
+
+        Args:
+            batch: Batch to run.
+
+        Returns:
+            The operators that ran.
+        """
 
 
 def brief(error: Exception) -> str:
-    """What an engine's exception says, in one line and without the places in its source."""
+    """Shortens an engine's exception to one line without source locations.
+
+    Args:
+        error: Exception of an engine.
+    """
     lines = [line for line in str(error).splitlines() if not line.startswith(("Exception from ", "Check '"))]
     return " ".join(" ".join(lines).split()) or type(error).__name__

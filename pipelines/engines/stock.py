@@ -1,4 +1,4 @@
-"""The stock engines, onnxruntime and OpenVINO: which are there, what they compute, and how they are opened."""
+"""The stock engines ONNX Runtime and OpenVINO: availability, precisions, sessions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,19 @@ STOCK: dict[str, type[OnnxRuntimeSession] | type[OpenVinoSession]] = {
 
 
 def available() -> list[str]:
-    """The engines whose library is installed, in order of preference."""
+    """Returns the installed stock engines, in order of preference."""
     return [name for name in STOCK if importlib.util.find_spec(name) is not None]
 
 
 def require_installed(*engines: str) -> None:
-    """Raise RequestError where one of these is a stock engine whose library is not installed."""
+    """Checks that stock engines are installed.
+
+    Args:
+        *engines: Names of engines; others than stock engines are ignored.
+
+    Raises:
+        RequestError: A stock engine is not installed.
+    """
     for engine in engines:
         if engine in STOCK and engine not in available():
             wanted = "int8-zoo[openvino]" if engine == "openvino" else engine  # the one comes as an extra
@@ -33,20 +40,33 @@ def require_installed(*engines: str) -> None:
 
 
 def exact(engine: str) -> bool:
-    """Whether an engine sums int8 products without saturating on this CPU, whatever the weights: without VNNI, OpenVINO
-    does not.
+    """Returns whether an engine sums int8 products without saturation on this CPU.
+
+    Args:
+        engine: Name of the engine; OpenVINO saturates without VNNI.
     """
     return engine != "openvino" or machine.has_vnni()
 
 
 def computes(engine: str, precision: str) -> bool:
-    """Whether an engine has a precision: bfloat16 is OpenVINO's alone."""
+    """Returns whether an engine has a precision: only OpenVINO has bfloat16.
+
+    Args:
+        engine: Name of the engine.
+        precision: Name of the precision.
+    """
     return precision != BF16 or engine == "openvino"
 
 
 def require_precision(precision: str, engine: str = "openvino") -> None:
-    """Raise RequestError where the engine or this CPU does not compute in `precision`, or the engine that does is not
-    installed.
+    """Checks that an engine and this CPU compute in a precision.
+
+    Args:
+        precision: Name of the precision.
+        engine: Name of the engine.
+
+    Raises:
+        RequestError: The engine or the CPU does not have the precision, or the engine is not installed.
     """
     if not computes(engine, precision):
         raise RequestError(f"the engine {engine} does not compute in {precision}; choose openvino, or fp32 or int8")
@@ -61,11 +81,21 @@ def require_precision(precision: str, engine: str = "openvino") -> None:
 def open_session(
     path: str | Path, engine: str, threads: int = 1, precision: str = "", model: bytes | None = None
 ) -> Session:
-    """Open a model file in one engine ("onnxruntime" or "openvino") with `threads` intra-op threads.
+    """Opens a model file in a stock engine.
 
-    precision: "bf16" computes in bfloat16 what is float in the model; any other is only a name for what the file holds.
-    model: the serialized model, where `path` only names the file that it was made from. Raises RequestError for an
-    unknown or missing engine, a missing file, a model that the engine refuses, or a CPU or engine without bf16.
+    Args:
+        path: Model file.
+        engine: "onnxruntime" or "openvino".
+        threads: Intra-op threads.
+        precision: "bf16" computes float operators in bfloat16; other values only name the precision of the file.
+        model: Serialized model to open instead of the file, which then only serves as its name.
+
+    Returns:
+        The session.
+
+    Raises:
+        RequestError: The engine is unknown, missing or refuses the model, the file is missing, or the CPU or engine has
+            no bf16.
     """
     if engine not in STOCK:
         raise RequestError(f"unknown engine {engine!r}; choose auto, {' or '.join(STOCK)}")
@@ -80,8 +110,15 @@ def open_session(
 
 
 def candidates(path: str | Path, threads: int, precision: str = "") -> dict[str, Callable[[], Session]]:
-    """Every available stock engine that has the precision, exactly on this CPU, and how to open it on one model
-    file.
+    """Returns the available stock engines that compute a precision exactly on this CPU.
+
+    Args:
+        path: Model file.
+        threads: Intra-op threads.
+        precision: Name of the precision.
+
+    Returns:
+        Opener by engine.
     """
     names = [name for name in available() if computes(name, precision) and (precision != "int8" or exact(name))]
     return {name: functools.partial(open_session, path, name, threads, precision) for name in names}

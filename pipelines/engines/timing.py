@@ -1,4 +1,4 @@
-"""Which engine is quickest on this machine, by timing, and the choice remembered."""
+"""The choice of the quickest engine on this machine, by timing, with a cache."""
 
 from __future__ import annotations
 
@@ -26,8 +26,14 @@ REFERENCE = "onnxruntime"  # whose results others are held to; the first that ru
 
 @dataclass(frozen=True)
 class Choice:
-    """The engine to use for one model file, thread count and batch size on this machine, and what was measured (median
-    ms a batch).
+    """The engine for one model file, thread count and batch size on this machine.
+
+    Attributes:
+        engine: Name of the engine.
+        threads: Intra-op threads.
+        batch_size: Size class of the batch, see `size_class`.
+        milliseconds: Median time of a batch by candidate.
+        machine: Fingerprint of the machine.
     """
 
     engine: str
@@ -45,11 +51,24 @@ def choose(
     *,
     fresh: bool = False,
 ) -> Choice:
-    """Time the candidates' sessions on `batch`, in turn, and keep the result under ZOO_HOME.
+    """Times candidates on a batch, in turn, and caches the choice under ZOO_HOME.
 
-    digest: what names the model they all run. A kept plan is used again only for the same digest, candidates, threads,
-    batch size, CPU, native kernels and library versions; `fresh` times anew. A candidate that cannot be opened or does
-    not run is left out. Raises ZooError where none runs, BatchError for a batch that none takes.
+    A cached choice applies to the same digest, candidates, threads, size class, CPU, native kernels and library
+    versions. Candidates that cannot be opened or do not run are left out.
+
+    Args:
+        digest: Digest of the model that all candidates run.
+        candidates: Opener by name.
+        batch: Batch to time on.
+        threads: Intra-op threads of the candidates.
+        fresh: Ignore the cache.
+
+    Returns:
+        The choice.
+
+    Raises:
+        ZooError: No candidate runs.
+        BatchError: The batch is wrong for every candidate.
     """
     size = size_class(batch)
     key = hashlib.sha256(
@@ -91,9 +110,17 @@ def _kept(path: Path, candidates: Mapping[str, object]) -> Choice | None:
 
 
 def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) -> dict[str, float]:
-    """Median milliseconds of `batch`, in turn, of every candidate that opens and runs; the others are named in the log.
+    """Times every candidate that opens and runs, in turn; the others are logged.
 
-    Raises ZooError where none does.
+    Args:
+        candidates: Opener by name.
+        batch: Batch to time on.
+
+    Returns:
+        Median milliseconds by candidate.
+
+    Raises:
+        ZooError: No candidate runs.
     """
     sessions: dict[str, Runnable] = {}
     reference: Batch = {}
@@ -119,12 +146,24 @@ def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
 
 
 def size_class(batch: Batch) -> int:
-    """The number of samples rounded up to a power of two: sizes of one class share a plan."""
+    """Returns the number of samples rounded up to a power of two.
+
+    Args:
+        batch: Batch.
+    """
     return 1 << max(length(batch) - 1, 0).bit_length()
 
 
 def measure(sessions: Sequence[Runnable], batch: Batch) -> list[float]:
-    """Median milliseconds of one run of `batch`, per session, taken in turn."""
+    """Times sessions in turn.
+
+    Args:
+        sessions: Sessions of one model.
+        batch: Batch to time on.
+
+    Returns:
+        Median milliseconds of a run per session.
+    """
     times: list[list[float]] = [[] for _ in sessions]
     start = time.perf_counter()
     for repeat in range(REPEATS + 1):

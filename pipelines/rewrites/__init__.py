@@ -1,4 +1,81 @@
-"""Float graph rewrites, one pass a file, and the driver that applies them to a fixed point.
+"""Float graph rewrites, one pass per file, and the driver that applies them to a fixed point.
 
-Imports `core` and `graph`.
+The package imports `core` and `graph`. Its public names are loaded at first use.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipelines.rewrites.affine_to_depthwise import AffineToDepthwise
+    from pipelines.rewrites.driver import CleanUp, Rewrite, RewriteReport, rewrite
+    from pipelines.rewrites.equalize_concat import EqualizeConcat
+    from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
+    from pipelines.rewrites.fold_constants import FoldConstants
+    from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
+    from pipelines.rewrites.fold_input_normalization import FoldInputNormalization
+    from pipelines.rewrites.fold_pad import FoldPad
+    from pipelines.rewrites.fold_scale import FoldScale
+    from pipelines.rewrites.fuse_activations import FuseActivations
+    from pipelines.rewrites.fuse_linear import FuseLinear
+    from pipelines.rewrites.merge_siblings import MergeSiblings
+    from pipelines.rewrites.push_transposes import PushTransposes
+    from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
+    from pipelines.rewrites.reshape_chains import ReshapeChains
+    from pipelines.rewrites.shared import SHARED
+    from pipelines.rewrites.simplify_concat import SimplifyConcat
+    from pipelines.rewrites.widen_half import WidenHalf
+
+__all__ = [
+    "SHARED",
+    "AffineToDepthwise",
+    "CleanUp",
+    "EqualizeConcat",
+    "FoldBatchNorm",
+    "FoldConstants",
+    "FoldIndexWrap",
+    "FoldInputNormalization",
+    "FoldPad",
+    "FoldScale",
+    "FuseActivations",
+    "FuseLinear",
+    "MergeSiblings",
+    "PushTransposes",
+    "RemoveDeadBranches",
+    "ReshapeChains",
+    "Rewrite",
+    "RewriteReport",
+    "SimplifyConcat",
+    "WidenHalf",
+    "rewrite",
+]
+
+_MODULES = {
+    "AffineToDepthwise": "affine_to_depthwise",
+    "CleanUp": "driver",
+    "Rewrite": "driver",
+    "RewriteReport": "driver",
+    "rewrite": "driver",
+    "EqualizeConcat": "equalize_concat",
+    "FoldBatchNorm": "fold_batch_norm",
+    "FoldConstants": "fold_constants",
+    "FoldIndexWrap": "fold_index_wrap",
+    "FoldInputNormalization": "fold_input_normalization",
+    "FoldPad": "fold_pad",
+    "FoldScale": "fold_scale",
+    "FuseActivations": "fuse_activations",
+    "FuseLinear": "fuse_linear",
+    "MergeSiblings": "merge_siblings",
+    "PushTransposes": "push_transposes",
+    "RemoveDeadBranches": "remove_dead_branches",
+    "ReshapeChains": "reshape_chains",
+    "SHARED": "shared",
+    "SimplifyConcat": "simplify_concat",
+    "WidenHalf": "widen_half",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

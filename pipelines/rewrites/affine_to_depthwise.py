@@ -1,4 +1,4 @@
-"""Batch normalization that no layer beside it can take becomes a depthwise convolution, which can be int8."""
+"""Batch normalization that no neighbouring layer can absorb becomes a depthwise convolution, which can be int8."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pipelines.rewrites.fold_batch_norm import Affine, as_affine
 
 
 class AffineToDepthwise(Rewrite):
-    """Turn scales and shifts of channels that are left into a Conv of 1 x 1 with as many groups: y_c = a_c x_c + s_c.
+    """Turns remaining scales and shifts of channels into a depthwise 1 x 1 Conv: y_c = a_c x_c + s_c.
 
-    BatchNormalization over [n, C, H, W] that `FoldBatchNorm` could not fold, as before the first layer, after a Concat
-    or a sum (DenseNet; ResNets in their second form), and the Sub, Div, Mul and Add that normalize a float input before
-    a Conv which pads. An engine runs such operators in float between two quantizations; as a layer they are integer
-    arithmetic, and a weight that is its channel's only one loses nothing to int8. Computed in float64. Does not fire
-    where the number of channels is not known.
+    Applies to BatchNormalization over [n, C, H, W] that `FoldBatchNorm` could not fold, for example before the first
+    layer, after a Concat or a sum (DenseNet, pre-activation ResNets), and to the Sub, Div, Mul and Add that normalize a
+    float input before a Conv with padding. An engine runs such operators in float between two quantizations; as a layer
+    they are integer arithmetic, and a channel's only weight loses nothing to int8. Computed in float64. Does not fire
+    if the number of channels is unknown.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Turn every batch normalization, and what normalizes an input."""
+        """Turns every batch normalization and input normalization of the main graph."""
         return sum(self._turn(model.graph, each) for each in list(model.graph) if each.graph is not None)
 
     def _turn(self, main: ir.Graph, first: ir.Node) -> int:

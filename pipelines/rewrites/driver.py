@@ -1,4 +1,4 @@
-"""Run rewrites to a fixed point and count what fired."""
+"""Applies rewrites to a fixed point and counts how often each fires."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ LIMIT = 20  # rounds; a pass that still fires after so many undoes another one's
 
 
 class Rewrite(ir.passes.InPlacePass):
-    """One graph rewrite. A subclass implements `rewrite` and holds the algebra in its docstring.
+    """One graph rewrite; a subclass implements `rewrite` and states the algebra in its docstring.
 
-    fired: how often it changed something. refused: node name -> why a near match was left alone.
+    Attributes:
+        fired: Number of changes.
+        refused: Reason by name of near matches that were left alone.
     """
 
     def __init__(self) -> None:
@@ -30,19 +32,31 @@ class Rewrite(ir.passes.InPlacePass):
 
     @property
     def name(self) -> str:
-        """Its class name, as reports show it."""
+        """Class name, for reports."""
         return type(self).__name__
 
     @abc.abstractmethod
     def rewrite(self, model: ir.Model) -> int:
-        """Change `model` in place and return how often the rewrite fired; note near misses with `refuse`."""
+        """Changes a model in place; near misses are noted with `refuse`.
+
+        Args:
+            model: Model to change.
+
+        Returns:
+            How often the rewrite fired.
+        """
 
     def refuse(self, node: ir.Node | ir.Value, why: str) -> None:
-        """Note why a near match was left alone."""
+        """Notes why a near match was left alone.
+
+        Args:
+            node: Node or value of the near match.
+            why: The reason.
+        """
         self.refused[query.label(node)] = why
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Run once (onnx_ir's pass protocol)."""
+        """Runs once (the pass protocol of onnx_ir)."""
         self.refused.clear()
         count = self.rewrite(model)
         self.fired += count
@@ -50,13 +64,20 @@ class Rewrite(ir.passes.InPlacePass):
 
 
 class CleanUp(Rewrite):
-    """Lift constants to initializers, widen float16 weights, remove identities, common and dead subexpressions.
+    """Lifts constants to initializers, widens float16 weights, removes identities, common and dead subexpressions.
 
-    Shapes are inferred then.
+    Shapes are inferred afterwards.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Clean up the main graph; returns by how many nodes it shrank."""
+        """Cleans up the main graph.
+
+        Args:
+            model: Model to change.
+
+        Returns:
+            Number of removed nodes.
+        """
         before = len(model.graph)
         ir.passes.Sequential(
             common.RemoveInitializersFromInputsPass(),  # old files list every weight as an input
@@ -90,18 +111,18 @@ def _drop_identity(node: ir.Node) -> None:
 
 @dataclass(frozen=True)
 class RewriteReport:
-    """What the passes did: per pass how often it fired and what it refused; operator counts before and after."""
+    """Result of the passes: changes and refusals per pass, operator counts before and after."""
 
     passes: tuple[tuple[str, int, dict[str, str]], ...]
     before: dict[str, int]
     after: dict[str, int]
 
     def fired(self, name: str) -> int:
-        """How often the pass called `name` fired."""
+        """Returns how often the pass called `name` fired."""
         return sum(count for each, count, _ in self.passes if each == name)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
+        """Returns the report as plain JSON values."""
         return {
             "passes": [{"name": name, "fired": fired, "refused": refused} for name, fired, refused in self.passes],
             "nodes": {"before": sum(self.before.values()), "after": sum(self.after.values())},
@@ -110,8 +131,17 @@ class RewriteReport:
 
 
 def rewrite(model: ir.Model, passes: Sequence[Rewrite]) -> RewriteReport:
-    """Apply `passes` in order, in place, with a clean-up between rounds, until none fires. Raises ZooError where they
-    never settle.
+    """Applies passes in order, in place, with a clean-up between rounds, until none fires.
+
+    Args:
+        model: Model to change.
+        passes: Passes in order.
+
+    Returns:
+        The report.
+
+    Raises:
+        ZooError: The passes reach no fixed point.
     """
     before = query.op_counts(model)
     clean = CleanUp()

@@ -1,4 +1,4 @@
-"""Give the parts of a concatenation comparable ranges before they share one int8 scale."""
+"""Equal ranges for the parts of a concatenation, which share one int8 scale."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ Floats = NDArray[np.float64]
 
 
 class EqualizeConcat(Rewrite):
-    """Cross-layer equalization of concatenated embeddings by powers of two: exact, bit for bit.
+    """Cross-layer equalization of concatenated embeddings by powers of two, bit-exact.
 
-    Columns of the tables are scaled up, the rows of the next layer's weights down. For y = concat(e_1 .. e_k) W, where
+    Columns of the tables are scaled up, rows of the next layer's weights down. For y = concat(e_1 .. e_k) W, where
     every e_i is a row of a constant table T_i, column c of T_i may be multiplied by any k_c > 0 if row c of W is
-    divided by it. Int8 gives the whole concatenation one scale s and every output column j of W one scale t_j, so with
+    divided by it. Int8 gives the concatenation one scale s and every output column j of W one scale t_j, so with
     uniform rounding errors the expected squared error of the outputs is
 
         sum_j sum_c [ s^2/12 (W_cj / k_c)^2  +  t_j^2/12 k_c^2 E[x_c^2] ],
         s = (max - min)/255,  t_j = max_c |W_cj / k_c| / 127.
 
     The factors are searched in the family k_c = 2^round(log2(a w_c^b / r_c^(1-b))), w_c = max_j |W_cj|, r_c = max
-    |column c of T| (b = 1/2 is the cross-layer equalization of Nagel et al., 2019), and the best ones are applied if
-    they lower the error clearly. Columns that are no table rows keep k_c = 1; `ranges` gives their (min, max) by value
-    name, and a part whose range is not known is refused.
+    |column c of T| (b = 1/2 is the cross-layer equalization of Nagel et al., 2019), and the best are applied if they
+    lower the error clearly. Columns that are no table rows keep k_c = 1.
+
+    Args:
+        ranges: (min, max) by name of values that are no table rows; a part of unknown range is refused.
     """
 
     MARGIN = 0.9  # fire only for a clear gain, so that a second run finds nothing to do
@@ -40,7 +42,7 @@ class EqualizeConcat(Rewrite):
         self.ranges = dict(ranges)
 
     def rewrite(self, model: ir.Model) -> int:
-        """Equalize every Concat of table lookups that one linear layer reads."""
+        """Equalizes every Concat of table lookups that one linear layer reads."""
         return sum(self._equalize(model.graph, each) for each in model.graph if each.op_type == "Concat")
 
     def _equalize(self, main: ir.Graph, concat: ir.Node) -> int:

@@ -1,4 +1,4 @@
-"""Batch normalization, and what else scales and shifts channels, goes into the weights of the layer beside it."""
+"""Folds batch normalization and other scales and shifts of channels into the weights of a neighbouring layer."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 class FoldBatchNorm(Rewrite):
-    """Fold batch normalization, and other constant scales and shifts of channels, into the weights of a layer.
+    """Folds batch normalization, and other constant scales and shifts of channels, into the weights of a layer.
 
     a (W x + b) + c = (a W) x + (a b + c), and W (a x + c) + b = (W a) x + (b + W c). BatchNormalization is a = gamma /
     sqrt(variance + epsilon), c = beta - a mean. Mul, Div, Add and Sub by a constant of one value per channel (or one in
-    all) are the same with c = 0 or a = 1: so tf2onnx writes what it could not fold. Computed in float64.
+    all) are the same with c = 0 or a = 1, the form that tf2onnx writes. Computed in float64.
 
     After a Conv, ConvTranspose, Gemm, or MatMul (a only; `FuseLinear` takes c) it always holds. Before a Conv it holds
-    without padding, or where c = 0: padding puts zeros where c would have been; not after a product of two computed
-    values, which may be a Gelu short of its last factor. Does not fire where the value between the two has another
-    reader, weights are not constant, or the result would leave the range of the weights' type.
+    without padding, or if c = 0, because padding puts zeros in place of c. It does not fire after a product of two
+    computed values, which may be a Gelu without its last factor, if the value between the two has another reader, if
+    weights are not constant, or if the result would leave the range of the weights' type.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Fold what follows and precedes every layer with constant weights."""
+        """Folds operators after and before every layer with constant weights."""
         layers = [
             each for each in model.graph if query.is_op(each, *LAYERS) and query.constant(each.inputs[1]) is not None
         ]
@@ -127,16 +127,23 @@ def _same_rank(x: ir.Value, y: ir.Value) -> bool:
 
 @dataclass(frozen=True)
 class Affine:
-    """scale * x + shift, channel by channel."""
+    """scale * x + shift, channel by channel, float64 [channels]."""
 
     scale: Floats  # one value per channel
     shift: Floats
 
 
 def as_affine(node: ir.Node, x: ir.Value | None, channels: int, rank: int | None) -> Affine | None:
-    """The scale and shift of a `node` that computes scale * x + shift channel by channel; None for any other.
+    """Reads a node that computes scale * x + shift channel by channel.
 
-    Channels lie on axis 1 of x, or last where `rank` is None.
+    Args:
+        node: Operator.
+        x: Input of the function.
+        channels: Number of channels.
+        rank: Rank of x with channels on axis 1; None: channels are last.
+
+    Returns:
+        Scale and shift, or None for another node.
     """
     ones = np.ones(channels)
     if query.is_op(node, "BatchNormalization") and node.inputs[0] is x and rank is not None:
@@ -246,6 +253,6 @@ class _Weights:
 
 
 def pads(layer: ir.Node) -> bool:
-    """Whether a Conv pads its input, or may."""
+    """Returns whether a Conv pads its input, or may pad it."""
     automatic = layer.attributes.get_string("auto_pad", "NOTSET")
     return automatic not in ("NOTSET", "VALID") or any(layer.attributes.get_ints("pads", ()))

@@ -1,4 +1,4 @@
-"""What depends on constants alone is computed once."""
+"""Constant folding: values that depend on constants alone are computed once."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ SKIPPED = (*RANDOM, *QUANTIZED, "Constant", "Identity", "If", "Loop", "Scan", "S
 
 
 class FoldConstants(Rewrite):
-    """Constant folding: f(constants) = a constant; so are static dimensions read by Shape, even beside dynamic ones.
+    """Constant folding: f(constants) = a constant, also for static dimensions read by Shape beside dynamic ones.
 
-    Evaluated by onnxruntime, one operator at a time, its own optimizations off. Does not fire for random operators,
-    custom domains, operators with subgraphs or several results, (De)QuantizeLinear (int8 weights stay int8),
-    static dimensions inside a subgraph (in a Loop they may hold for one round only),
-    what onnxruntime cannot run, and results above 16 MiB that are larger than their inputs (an Expand would only blow
-    up the file).
+    Evaluated by onnxruntime, one operator at a time, without its optimizations. Does not fire for random operators,
+    custom domains, operators with subgraphs or several results, (De)QuantizeLinear (int8 weights stay int8), static
+    dimensions inside a subgraph (in a Loop they may hold for one round only), operators that onnxruntime cannot run,
+    and results above 16 MiB that are larger than their inputs (an Expand would only enlarge the file).
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Replace every operator of constants by its value."""
+        """Replaces every operator on constants by its value."""
         count = 0
         for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
             if len(node.outputs) != 1 or not query.is_op(node, node.op_type) or node.op_type in SKIPPED:

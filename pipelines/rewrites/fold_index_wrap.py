@@ -1,4 +1,4 @@
-"""Gather counts negative indices from the end by itself."""
+"""Removes the wrapping of negative indices before Gather, which counts them from the end itself."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pipelines.rewrites.driver import Rewrite
 
 
 class FoldIndexWrap(Rewrite):
-    """Remove the wrapping of negative indices before Gather: Gather(T, i < 0 ? i + n : i) = Gather(T, i).
+    """Removes the wrapping of negative indices before Gather: Gather(T, i < 0 ? i + n : i) = Gather(T, i).
 
-    n is the length of T's gathered axis. ONNX's Gather already takes indices in [-n, n-1]. TensorFlow's does not, so
-    Keras embeddings carry the selection, which tf2onnx writes either as Where(i < 0, i + n, i) or in numbers as (i < 0)
-    * (i + n) + i * not(i < 0). Does not fire where n is another number.
+    n is the length of T's gathered axis. ONNX's Gather takes indices in [-n, n-1]. TensorFlow's does not, so Keras
+    embeddings carry the selection, which tf2onnx writes either as Where(i < 0, i + n, i) or in numbers as (i < 0) * (i
+    + n) + i * not(i < 0). Does not fire if n is another number.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Let every Gather read the index that its wrapped index was computed from."""
+        """Lets every Gather read the index that its wrapped index was computed from."""
         count = 0
         for gather in model.graph:
             if gather.op_type != "Gather" or (found := _selection(gather.inputs[1])) is None:

@@ -1,4 +1,4 @@
-"""Raw pixels go into the first convolution as uint8: what normalized them becomes part of its weights."""
+"""Folds the normalization of pixels into the first convolution, which then takes uint8 pixels."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ WHITE = 255
 
 
 class FoldInputNormalization(Rewrite):
-    """Fold the normalization of uint8 pixels into the first convolution: Conv(a_c x_p(c) + s_c; W, b) = Conv'(x).
+    """Folds the normalization of uint8 pixels into the first convolution: Conv(a_c x_p(c) + s_c; W, b) = Conv'(x).
 
-    Of a Cast of uint8, then Sub, Div, Mul, Add, batch norm or Gather of channels. Scales and the order of channels go
-    into the weights, W'_p(c) = a_c W_c. Let m_c = -s_c / a_c be the means, in pixels, and z the integer in their
-    middle. With DequantizeLinear(x; 1, z) before the convolution, what is left at every tap inside the image is the
-    constant r = -sum_c W'_c (m_c - z). Outside it is 0, for padding with 0 comes after normalization. Two forms, both
-    exact:
+    Applies to a Cast of uint8, then Sub, Div, Mul, Add, batch norm or Gather of channels. Scales and the order of
+    channels go into the weights, W'_p(c) = a_c W_c. Let m_c = -s_c / a_c be the means, in pixels, and z the integer in
+    their middle. With DequantizeLinear(x; 1, z) before the convolution, the remainder at every tap inside the image is
+    the constant r = -sum_c W'_c (m_c - z). Outside it is 0, because padding with 0 follows normalization. Two forms,
+    both exact:
 
     - Conv without padding: Conv(x - z; W', b + sum_taps r).
-    - Otherwise one more channel says where the image is: k inside and, by the convolution's own padding, 0 outside.
-      Pad(x with z + k) -> DequantizeLinear(.; 1, z) -> Conv([W', r / k], b).
+    - Otherwise one more channel marks the image: k inside and, by the convolution's own padding, 0 outside. Pad(x with
+      z + k) -> DequantizeLinear(.; 1, z) -> Conv([W', r / k], b).
 
     Computed in float64. k is the least integer for which no r / k exceeds the largest weight of its output. In int8 the
-    channel then widens no output's scale, and the rounding of r / k weighs as little as it can: the first convolution
-    of torchvision's MobileNet V2 has an SQNR of 49 dB on photos; with z = 0 and k = 255 it would be 37, with a bias in
+    channel then widens no output's scale, and the rounding of r / k has the least weight: the first convolution of
+    torchvision's MobileNet V2 has an SQNR of 49 dB on photos; with z = 0 and k = 255 it would be 37, with a bias in
     place of the channel 46, and wrong at the borders. A fourth channel costs OpenVINO 2 to 5% of the first convolution
-    and spares onnxruntime 15 to 40%, so it is there where r = 0, too.
+    and saves onnxruntime 15 to 40%, so it is added also if r = 0.
 
-    The pixels are uint8 behind a DequantizeLinear, as the quantizer takes them: no scale is left to choose. Does not
-    fire where a value on the way has another reader, the number of channels is not known, or at the end is no Conv with
+    The pixels are uint8 behind a DequantizeLinear, as the quantizer takes them, so no scale must be chosen. Does not
+    fire if a value in between has another reader, the number of channels is unknown, or the end is no Conv with
     constant weights and one group.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Fold what normalizes every uint8 input that is cast to float."""
+        """Folds the normalization of every uint8 input that is cast to float."""
         return sum(self._fold(model.graph, each) for each in list(model.graph) if _is_cast_of_uint8(each))
 
     def _fold(self, main: ir.Graph, cast: ir.Node) -> int:

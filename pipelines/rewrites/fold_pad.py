@@ -1,4 +1,4 @@
-"""Padding that the next operator can do itself."""
+"""Folds padding into the operator that reads it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ POSITIVE = ("Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Softplus
 
 
 class FoldPad(Rewrite):
-    """Fold Pad into the pads of the Conv or pooling that reads it: Conv(Pad(x)) = Conv(x; more pads).
+    """Folds Pad into the pads of the Conv or pooling that reads it: Conv(Pad(x)) = Conv(x; more pads).
 
-    For zeros around the picture; alike for AveragePool that counts its padding. MaxPool pads with the lowest value:
-    exact where Pad writes -inf, or where it writes 0 and nothing in x is negative (x comes from a Relu, a Clip from 0
-    on, ...), for every window then holds some x. Does not fire for other modes and values, pads of batch or channels,
-    negative pads, a padded value with another reader, auto_pad, or ceil_mode.
+    For zeros around the image; also for AveragePool that counts its padding. MaxPool pads with the lowest value: exact
+    if Pad writes -inf, or writes 0 and x has no negative values (x comes from a Relu, a Clip from 0 on, ...), because
+    every window then holds some x. Does not fire for other modes and values, pads of batch or channels, negative pads,
+    a padded value with another reader, auto_pad, or ceil_mode.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Fold every Pad that its reader can do itself."""
+        """Folds every Pad that its reader can apply itself."""
         return sum(self._fold(each) for each in list(model.graph) if query.is_op(each, "Pad"))
 
     def _fold(self, pad: ir.Node) -> int:

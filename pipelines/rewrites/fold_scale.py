@@ -1,4 +1,4 @@
-"""A product's constant factor goes into the layer that makes one of its sides, such as the 1 / sqrt(d) of attention."""
+"""Folds a product's constant factor, such as the 1 / sqrt(d) of attention, into the layer that computes one side."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ MOVES = ("Reshape", "Transpose")
 
 
 class FoldScale(Rewrite):
-    """Fold the scale of a product, as attention's 1 / sqrt(d), into a linear layer: c (x W + b) K = (x (c W) + c b) K.
+    """Folds the scale of a product, as attention's 1 / sqrt(d), into a linear layer: c (x W + b) K = (x (c W) + c b) K.
 
-    For one number c, a Mul or a Div after the product; Reshape and Transpose may stand between. Exact where c is a
-    power of two, else to the rounding of the weights. For a first factor that a Gemm or a MatMul with constant weights
-    computes, with or without an Add of a constant row. Does not fire where something else reads a value on the way.
+    For a scalar c, a Mul or a Div after the product; Reshape and Transpose may stand in between. Exact if c is a power
+    of two, else up to the rounding of the weights. For a first factor that a Gemm or a MatMul with constant weights
+    computes, with or without an Add of a constant row. Does not fire if a value in between has another reader.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Fold every Mul and Div of a product by one number."""
+        """Folds every Mul and Div of a product by a scalar."""
         return sum(self._fold(model.graph, each) for each in list(model.graph) if query.is_op(each, "Mul", "Div"))
 
     def _fold(self, main: ir.Graph, scale: ir.Node) -> int:

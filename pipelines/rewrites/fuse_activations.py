@@ -1,4 +1,4 @@
-"""Activations in the form that engines fuse into the layer before them."""
+"""Rewrites activations into the form that engines fuse into the layer before them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ LARGEST = float(np.finfo(np.float32).max)  # exporters write it for "no bound"
 
 
 class FuseActivations(Rewrite):
-    """Fuse activations into the one operator that engines know:
+    """Fuses activations into the one operator that engines know.
 
         Max(x, c) = Clip(x, c, inf), Min(x, c) = Clip(x, -inf, c), Clip(x, 0, inf) = Relu(x)
         Clip(Clip(x, a, b), c, d) = Clip(x, min(max(a, c), d), min(max(b, c), d)), a Relu being Clip(x, 0, inf)
         Clip(x + 3, 0, 6) / 6 = HardSigmoid(x; 1/6, 1/2), x HardSigmoid(x; 1/6, 1/2) = HardSwish(x)
         Max(x, a x) = LeakyRelu(x; a) for 0 < a < 1
 
-    Bounds are constants of one value, tensors float32. HardSwish needs opset 14: a graph of 13 that has one becomes one
-    of 14, which changed no operator for inference. x Sigmoid(x) stays: engines fuse the
-    two by themselves, and only opset 24 has one operator for it. Does not fire where a value in between has another
-    reader.
+    Bounds are constants of one value, tensors float32. HardSwish needs opset 14: a graph of opset 13 with one becomes
+    opset 14, which changed no operator for inference. x Sigmoid(x) does not change: engines fuse the two by themselves,
+    and only opset 24 has one operator for it. Does not fire if a value in between has another reader.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Fuse every float32 activation of the main graph."""
+        """Fuses every float32 activation of the main graph."""
         opset = model.opset_imports.get("", io.OPSET)
         nodes = [each for each in model.graph if each.outputs and query.is_float(each.outputs[0])]
         fused = sum(self._clamp(each) or self._leaky(each) or self._hard_sigmoid(each) for each in nodes)
@@ -92,9 +91,7 @@ class FuseActivations(Rewrite):
         return 0
 
     def _hard_sigmoid(self, node: ir.Node) -> int:
-        """Clip(x + 3, 0, 6) / 6, where the division may also come last: (y Clip(x + 3, 0, 6)) / 6 = y
-        HardSigmoid(x).
-        """
+        """Fuses Clip(x + 3, 0, 6) / 6, also with the division last: (y Clip(x + 3, 0, 6)) / 6 = y HardSigmoid(x)."""
         scaled = _times(node)
         if scaled is None or not math.isclose(scaled[1], 1 / 6, rel_tol=1e-6):
             return 0

@@ -9,15 +9,15 @@ from pipelines.rewrites.driver import Rewrite
 
 
 class FuseLinear(Rewrite):
-    """Fuse MatMul and bias into Gemm: Add(MatMul(x, W), b) = Gemm(x, W, b).
+    """Fuses MatMul and bias into Gemm: Add(MatMul(x, W), b) = Gemm(x, W, b).
 
-    For a 2-D x, a constant 2-D W and a constant b of one row. The ReLU after it is left in place: engines fuse it into
-    the operator (float or int8) by themselves. Does not fire where the product has another reader, where x is not known
-    to be 2-D, or where b varies along the batch.
+    For a 2-D x, a constant 2-D W and a constant b of one row. A ReLU after it does not change, because engines fuse it
+    by themselves (float or int8). Does not fire if the product has another reader, x is not known to be 2-D, or b
+    varies along the batch.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Fuse every MatMul that an Add of a constant row follows."""
+        """Fuses every MatMul that an Add of a constant row follows."""
         count = 0
         for matmul in [each for each in model.graph if each.op_type == "MatMul"]:
             x, weight = matmul.inputs

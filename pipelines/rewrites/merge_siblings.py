@@ -1,4 +1,4 @@
-"""Layers that read one input become one layer: horizontal fusion."""
+"""Horizontal fusion: layers that read the same input become one layer."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ GEOMETRY = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
 class MergeSiblings(Rewrite):
     """Horizontal fusion of layers with one input: Concat(x W_1, x W_2) = x [W_1 W_2], or a Split of it.
 
-    Biases, and an activation that all share, are taken along. For Gemm and MatMul with constant weights of equal depth,
-    and for ungrouped Conv of equal geometry. It always pays where no Split remains, because the results are joined
-    anyway. Where one would remain the pass fires only if `split`, for a model on which that was timed: measured against
-    layers apart (one thread, both engines, float and int8), Q, K, V of attention ran at .95-1.07 of the speed, 8 to 26
-    layers of 16 or 32 outputs at 1.0-1.26 with a batch but .76-1.15 without, and the two 1x1 convolutions that start a
-    ResNet's stage at .59-1.07, for the Split stands between a Conv and the Relu or the residual Add that engines fuse
-    into it.
+    Biases, and an activation that all share, are merged too. For Gemm and MatMul with constant weights of equal depth,
+    and for ungrouped Conv of equal geometry. The fusion always pays if no Split remains, because the results are joined
+    anyway. Measured against separate layers with a Split (one thread, both engines, float and int8), Q, K, V of
+    attention ran at .95-1.07 of the speed, 8 to 26 layers of 16 or 32 outputs at 1.0-1.26 with a batch but .76-1.15
+    without, and the two 1x1 convolutions that start a ResNet's stage at .59-1.07, because the Split stands between a
+    Conv and the Relu or the residual Add that engines fuse into it.
+
+    Args:
+        split: Also merge layers whose results need a Split, for a model on which that was timed.
     """
 
     def __init__(self, split: bool = False) -> None:
@@ -33,7 +35,7 @@ class MergeSiblings(Rewrite):
         self.split = split
 
     def rewrite(self, model: ir.Model) -> int:
-        """Merge the layers of each input that have the same geometry."""
+        """Merges the layers of each input that have the same geometry."""
         groups: dict[tuple[Hashable, ...], list[_Branch]] = {}
         for node in model.graph:
             if (branch := _Branch.of(node)) is not None:

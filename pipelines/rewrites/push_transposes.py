@@ -1,4 +1,4 @@
-"""Transposes that exporters leave between layouts meet and cancel."""
+"""Pushes the Transposes that exporters leave between layouts until they cancel."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ REDUCE = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum")
 
 
 class PushTransposes(Rewrite):
-    """Push Transposes down through elementwise operators, Concat, Pad and reductions until they cancel or merge.
+    """Pushes Transposes down through elementwise operators, Concat, Pad and reductions until they cancel or merge.
 
     f(T x) = T f(x) for elementwise f, T x + c = T (x + T^-1 c), T x + T y = T (x + y), T T' = T''. A Transpose goes
-    down only where it then meets another one (T^-1 T = identity, or two that merge at an Add or Concat) or a reduction
-    swallows it: elsewhere the move saves nothing. So every move removes a Transpose. Pools and convolutions are never
-    passed: ONNX has them in one layout only, and the Transposes around them are needed. Does not fire where the
-    transposed value has another reader.
+    down only if it then meets another one (T^-1 T = identity, or two that merge at an Add or Concat) or a reduction
+    absorbs it, so every move removes a Transpose. Pools and convolutions are never passed: ONNX has them in one layout
+    only, and the Transposes around them are needed. Does not fire if the transposed value has another reader.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Merge or push every Transpose of the main graph."""
+        """Merges or pushes every Transpose of the main graph."""
         count, pending = 0, [each for each in model.graph if query.is_op(each, "Transpose")]
         while pending:
             node = pending.pop(0)

@@ -1,4 +1,4 @@
-"""A decision that is made already is no decision, and what does nothing goes."""
+"""Removes branches on constant conditions and operators without effect."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pipelines.rewrites.driver import Rewrite
 class RemoveDeadBranches(Rewrite):
     """Dead branch elimination: If(constant) = the branch taken, inlined; Dropout(x) = x; Cast(x) = x of x's own type.
 
-    The inlined branch's values get names that are free in the whole graph. Unused nodes and outputs go in the clean-up
-    between rounds. Loop and Scan are left alone, and so is an If whose condition is computed, and a Dropout in training
-    mode or whose mask is read.
+    The values of an inlined branch get names that are unused in the whole graph. Unused nodes and outputs are removed
+    by the clean-up between rounds. Loop, Scan, an If on a computed condition, and a Dropout in training mode or with a
+    mask that is read do not change.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Inline or remove every such operator of the main graph."""
+        """Inlines or removes every such operator of the main graph."""
         return sum(self._remove(each) for each in list(model.graph))
 
     def _remove(self, node: ir.Node) -> int:

@@ -1,4 +1,4 @@
-"""One reshape for many, with a constant shape."""
+"""Merges chains of reshapes into one with a constant shape."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
 class ReshapeChains(Rewrite):
-    """Merge chains of reshapes into one: Reshape(Squeeze(Flatten(x))) = Reshape(x, s) with a constant s.
+    """Merges chains of reshapes into one: Reshape(Squeeze(Flatten(x))) = Reshape(x, s) with a constant s.
 
-    One that changes nothing goes. s holds the dimensions of the result: -1 for one that is not static, 0 for those that
-    x has at the same position. A computed shape (Concat(Gather(Shape(x), 0), 64, 8), as exporters write it) becomes
-    such an s too. Does not fire where more dimensions are not static, or a value in between has another reader.
+    A reshape without effect is removed. s holds the dimensions of the result: -1 for one that is not static, 0 for
+    those that x has at the same position. A computed shape (Concat(Gather(Shape(x), 0), 64, 8), as exporters write it)
+    becomes such an s too. Does not fire if more dimensions are not static, or a value in between has another reader.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Shorten the chain before every Reshape, Flatten, Squeeze and Unsqueeze."""
+        """Shortens the chain before every Reshape, Flatten, Squeeze and Unsqueeze."""
         return sum(self._shorten(each) for each in list(model.graph) if query.is_op(each, *RESHAPES))
 
     def _shorten(self, node: ir.Node) -> int:

@@ -1,4 +1,4 @@
-"""`SHARED`: the passes that need no knowledge of the model, in order; what users' own files get."""
+"""`SHARED`: the passes that need no knowledge of the model, in order; they are applied to users' own files."""
 
 from pipelines.rewrites.affine_to_depthwise import AffineToDepthwise
 from pipelines.rewrites.fold_batch_norm import FoldBatchNorm

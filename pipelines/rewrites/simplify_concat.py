@@ -1,4 +1,4 @@
-"""Concatenations that need not copy."""
+"""Simplifies concatenations that need no copy."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pipelines.rewrites.driver import Rewrite
 
 
 class SimplifyConcat(Rewrite):
-    """Simplify Concat and Split: nested Concats merge, a Concat and a Split that undo each other go.
+    """Simplifies Concat and Split: nested Concats merge, a Concat and a Split that undo each other are removed.
 
     Concat(x) = x, Concat(a, Concat(b, c)) = Concat(a, b, c), Concat(Split(x)) = x, Split(Concat(a, b)) = a, b; all on
-    one axis. The third where all parts come back in order, the last where the cuts are the seams. Does not fire where
-    the inner concatenation has another reader: it is needed anyway, and to copy its parts once more saves nothing.
+    one axis. The third requires all parts in order, the last equal cuts. Does not fire if the inner concatenation has
+    another reader: it is needed anyway, and another copy of its parts saves nothing.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Simplify every Concat and Split of the main graph."""
+        """Simplifies every Concat and Split of the main graph."""
         return sum(
             self._concat(each) if query.is_op(each, "Concat") else self._split(each) for each in list(model.graph)
         )

@@ -1,4 +1,4 @@
-"""float16 graphs compute in float32: CPUs have no quicker float16, and int8 starts from float32."""
+"""Converts float16 graphs to float32: CPUs have no faster float16, and int8 starts from float32."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ STUBBORN = (
 
 
 class WidenHalf(Rewrite):
-    """Widen a float16 graph to float32; its inputs and outputs keep their type, with a Cast behind or before them.
+    """Widens a float16 graph to float32; its inputs and outputs keep their type, with a Cast behind or before them.
 
-    The weights keep their values (each float16 is a float32), sums and products lose the rounding to float16 in
-    between: results differ from the float16 graph's by that rounding. Does not fire beside subgraphs, custom domains or
-    operators that name float16 themselves.
+    The weights keep their values (each float16 is a float32); sums and products are no longer rounded to float16, so
+    results differ from the float16 graph's by that rounding. Does not fire beside subgraphs, custom domains or
+    operators with a float16 attribute.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Widen the whole graph: 1 where it holds float16 values and can be float32, else 0."""
+        """Widens the whole graph: 1 if it holds float16 values and can be float32, else 0."""
         main = model.graph
         readers = [
             each
