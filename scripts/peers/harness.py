@@ -1,129 +1,184 @@
-"""What the scripts beside this one share: their requests, reports, and engines in processes of their own."""
+"""The harness of all comparisons: options, turns, medians, environment, reports and their tables.
+
+A comparison is a module with three things: a docstring, which is its help; `options(parser)`, which adds its options;
+and `measure(args)`, which returns the report (None: nothing to report). `scripts/peers/__main__.py` lists them.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib.metadata
 import json
-import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-import zoo
-from pipelines.core import errors, files
+from pipelines.core import errors, files, machine
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.core.progress import progress
 
-ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "TF_ENABLE_ONEDNN_OPTS": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # compiles in the process itself, no pool is left behind
-}
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = Path(os.environ.get("ZOO_SHARED", ROOT.parent / "shared"))
+TURN_SECONDS = 0.5
+LEAST_CALLS = 3  # of a turn
+
+Advance = Callable[[float], None]  # of a progress bar
 
 
-# ------------------------------------------------------------------------------------------------------------- request
+# ------------------------------------------------------------------------------------------------------------- options
+
+
+def require_known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raises RequestError that lists the names that are not known."""
+    known = list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise RequestError(f"unknown {kind} {', '.join(unknown)}; choose among {', '.join(known)}")
+
+
+def split_names(kind: str, text: str, known: Iterable[str] | None = None) -> list[str]:
+    """The comma-separated names of a text, without repetitions.
+
+    Raises:
+        RequestError: There is none, or one that is not known.
+    """
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise RequestError(f"found an empty list, expected at least one {kind}")
+    if known is not None:
+        require_known(kind, names, known)
+    return names
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and has the options of a report: --json, -o."""
+    """Options of a comparison: --json and -o of every report, and the kinds that several comparisons have.
 
-    def __init__(self, description: str | None) -> None:
-        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-        self.add_argument("--json", action="store_true", help="print the report instead of the table")
-        self.add_argument("-o", "--output", metavar="FILE", help="write the report, too")
+    Values of the own kinds are read after the parsing, so that a wrong one is a RequestError of one line.
+    """
+
+    def __init__(self, name: str, description: str | None) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog=f"python scripts/peers {name}", description=description, formatter_class=formatter)
+        self.readers: dict[str, Callable[[str], Any]] = {}
+        self.add_argument("--json", action="store_true", help="print the report instead of its table")
+        self.add_argument("-o", "--output", metavar="FILE", help="also write the report to this file")
 
     def error(self, message: str) -> Any:
         """See argparse."""
         raise RequestError(message)
 
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        """See argparse."""
+        found = super().parse_args(*args, **kwargs)
+        for name, reader in self.readers.items():
+            setattr(found, name, reader(getattr(found, name)))
+        return found
 
-@contextlib.contextmanager
-def one_line(script: str) -> Iterator[None]:
-    """What is wrong with the request, or fails, ends the process with one line."""
-    try:
-        yield
-    except ZooError as error:
-        print(f"{script}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    def _read(self, flag: str, default: str, text: str, reader: Callable[[str], Any]) -> None:
+        optional: dict[str, Any] = {} if flag.startswith("-") else {"nargs": "?"}
+        action = self.add_argument(flag, default=default, help=f"{text} (default {default})", **optional)
+        self.readers[action.dest] = reader
+
+    def names(self, flag: str, kind: str, known: Iterable[str] | None, default: Iterable[str] | None = None) -> None:
+        """Adds an option of comma-separated names; None as `known` accepts all names."""
+        choices = list(known or default or ())
+        text = f"{kind}s, comma-separated, of {', '.join(choices)}".replace("%", "%%")
+        self._read(flag, ",".join(default or choices), text, lambda value: split_names(kind, value, known))
+
+    def numbers(self, flag: str, default: str, text: str) -> None:
+        """Adds an option of comma-separated whole numbers of 1 or more."""
+        self._read(flag, default, f"{text}, comma-separated", lambda value: _numbers(flag, value, 1))
+
+    def count(self, flag: str, default: int, text: str, least: int = 1) -> None:
+        """Adds an option of one whole number."""
+        self._read(flag, str(default), text, lambda value: _numbers(flag, value, least, single=True)[0])
+
+    def work(self) -> None:
+        """Adds the folder of built models, which a later run reuses."""
+        self.add_argument(
+            "--work", metavar="DIR", help="folder of built models; models found there are not built again"
+        )
 
 
-def require_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise RequestError that names those `given` that are not `known`."""
-    known = list(known)
-    if unknown := [each for each in given if each not in known]:
-        raise RequestError(f"unknown {what} {', '.join(unknown)}; choose among {', '.join(known)}")
-
-
-def listed(what: str, text: str, known: Iterable[str] | None = None) -> list[str]:
-    """The names in `text`, with commas between them, each once. Raises RequestError for none, and see
-    `require_known`.
-    """
-    found = list(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
-    if not found:
-        raise RequestError(f"found an empty list, wanted at least one {what}")
-    if known is not None:
-        require_known(what, found, known)
-    return found
-
-
-def numbers(what: str, text: str) -> list[int]:
-    """The whole numbers in `text`, with commas between them. Raises RequestError for anything else, none, and those
-    below 1.
-    """
-    found = [int(each) if each.isdecimal() else 0 for each in listed(what, text)]
-    if min(found) < 1:
-        raise RequestError(f"found the {what} {text!r}, wanted whole numbers of 1 or more")
-    return found
+def _numbers(flag: str, text: str, least: int, *, single: bool = False) -> list[int]:
+    values = [int(value) if value.isdecimal() else -1 for value in split_names(flag, text)]
+    if min(values) < least or (single and len(values) > 1):
+        what = "a whole number" if single else "whole numbers"
+        raise RequestError(f"found {flag} {text!r}, expected {what} of {least} or more")
+    return values
 
 
 # -------------------------------------------------------------------------------------------------------------- report
 
 
+class Comparison(Protocol):
+    """A module that measures; see the top."""
+
+    __doc__: str | None
+
+    def options(self, parser: Parser) -> None:
+        """Adds the options."""
+
+    def measure(self, args: argparse.Namespace) -> dict[str, Any] | None:
+        """Returns the report."""
+
+
+@contextlib.contextmanager
+def one_line(name: str) -> Iterator[None]:
+    """Ends the process with one line where the request is wrong or the work fails."""
+    try:
+        yield
+    except ZooError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def run(name: str, comparison: Comparison, arguments: Sequence[str]) -> None:
+    """Runs a comparison by its command line; prints the report and writes it."""
+    with one_line(name):
+        parser = Parser(name, comparison.__doc__)
+        comparison.options(parser)
+        args = parser.parse_args(arguments)
+        if (report := comparison.measure(args)) is None:
+            return
+        if args.output:
+            files.write_json(args.output, report)
+        print(json.dumps(report, indent=2) if args.json else table(report, getattr(comparison, "UNPRINTED", ())))
+
+
 def gather(
-    key: str, names: Iterable[Any], measure: Callable[[Any], Any], output: str | None, environment: Mapping[str, Any]
+    key: str, items: Iterable[Any], measure: Callable[[Any], Any], output: str | None, environment: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """{key: [measure(name), ...], "environment"}, written to `output`, if any, after each: what is there if a later one
-    fails.
+    """Measures the items one after the other.
+
+    Returns:
+        {key: [measure(item), ...], "environment"}. It is written to `output` after every item, so that earlier results
+        survive a failure.
     """
-    found: list[Any] = []
-    report = {key: found, "environment": environment}
-    for name in names:
-        found.append(measure(name))
+    results: list[Any] = []
+    report = {key: results, "environment": environment}
+    for item in items:
+        results.append(measure(item))
         if output:
             files.write_json(output, report)
     return report
 
 
-def show(report: Mapping[str, Any], table: Callable[[Mapping[str, Any]], str], as_json: bool) -> None:
-    """Print the report, or its table."""
-    print(json.dumps(report, indent=2) if as_json else table(report))
-
-
-def median(values: Sequence[float], digits: int = 3) -> dict[str, Any]:
-    """{"median", "spread": [least, greatest]}."""
-    return {
-        "median": round(float(np.median(values)), digits),
-        "spread": [round(float(each), digits) for each in (min(values), max(values))],
-    }
+def environment(*packages: str, rounds: int, **facts: Any) -> dict[str, Any]:
+    """The machine, the versions of this project's libraries and of `packages`, and facts of the run on one thread."""
+    return machine.environment(threads=1, rounds=rounds, peers=versions(*packages), **facts)
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Of those packages that are installed."""
+    """Versions of the packages that are installed."""
     found = {}
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -131,221 +186,125 @@ def versions(*packages: str) -> dict[str, str]:
     return found
 
 
+def median(values: Sequence[float], digits: int = 3) -> dict[str, Any]:
+    """{"median", "spread": [minimum, maximum]}, rounded."""
+    return {
+        "median": round(float(np.median(values)), digits),
+        "spread": [round(float(value), digits) for value in (min(values), max(values))],
+    }
+
+
+def medians(values: Mapping[str, Mapping[str, Sequence[float]]], digits: int = 3) -> dict[str, Any]:
+    """`median` of every list in a mapping of mappings."""
+    return {key: {name: median(each, digits) for name, each in inner.items()} for key, inner in values.items()}
+
+
+def ratio(numerators: Sequence[float], denominators: Sequence[float], digits: int = 3) -> float:
+    """The median over the rounds of the ratios within a round."""
+    return round(float(np.median(np.divide(numerators, denominators))), digits)
+
+
+def table(report: Mapping[str, Any], unprinted: Sequence[str] = ()) -> str:
+    """A report as text: lists of results as aligned columns, other figures as lines of "key value"."""
+    return "\n".join(_lines(report, (*unprinted, "environment"), ""))
+
+
+def _lines(node: Mapping[str, Any], unprinted: Sequence[str], indent: str) -> Iterator[str]:
+    shown = {key: value for key, value in node.items() if key not in unprinted}
+    lists = {key: value for key, value in shown.items() if _is_records(value)}
+    if cells := _cells({key: value for key, value in shown.items() if key not in lists}):
+        yield indent + ", ".join(f"{key} {text}" for key, text in cells.items())
+    for key, items in lists.items():
+        if any(_is_records(value) for item in items for name, value in item.items() if name not in unprinted):
+            for item in items:
+                yield from _lines(item, unprinted, indent)
+            continue
+        rows = [_cells({name: value for name, value in item.items() if name not in unprinted}) for item in items]
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        grid = [columns, *([row.get(column, "") for column in columns] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+        yield f"{indent}{key}:"
+        for row in grid:
+            yield f"{indent}  " + "  ".join(map(str.ljust, row, widths)).rstrip()
+
+
+def _is_records(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+def _cells(node: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """The figures below a node by their paths; a median stands before its spread."""
+    cells: dict[str, str] = {}
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value.keys() == {"median", "spread"}:
+            cells[prefix + key] = f"{value['median']:g} ({'..'.join(f'{end:g}' for end in value['spread'])})"
+        elif isinstance(value, Mapping):
+            cells |= _cells(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            cells[prefix + key] = "..".join(map(str, value))
+        else:
+            cells[prefix + key] = f"{value:,g}" if isinstance(value, float) else str(value)
+    return cells
+
+
+# ------------------------------------------------------------------------------------------------------------- running
+
+
 @contextlib.contextmanager
-def folder(given: str | None) -> Iterator[Path]:
-    """The folder `given`, made where it is missing, or one that is deleted afterwards."""
-    with contextlib.nullcontext(given) if given else tempfile.TemporaryDirectory() as found:
+def folder(path: str | None) -> Iterator[Path]:
+    """The folder `path`, made where it is missing; without a path one that is deleted afterwards."""
+    with contextlib.nullcontext(path) if path else tempfile.TemporaryDirectory() as found:
         Path(found).mkdir(parents=True, exist_ok=True)
         yield Path(found)
 
 
-def why(error: Exception) -> str:
-    """An error of any library in one line."""
-    return f"{type(error).__name__}: {errors.one_line(error)}"[:300]
+def development_data(name: str) -> Path:
+    """A file or folder of the development data.
 
-
-# ----------------------------------------------------------------------------------------------------- whole processes
-
-
-def whole_processes(
-    ways: Mapping[str, Sequence[Any]], rows: Mapping[str, int], output: Path, rounds: int
-) -> list[dict[str, Any]]:
-    """Commands that score a file, in turn on one core, each a process from its start to its end that leaves row and
-    probability in `output`. rows: how many each scores.
-
-    Returns [{"way", "rows", "seconds" (median), "spread" (least and most), "cpu_seconds" (median; a busy machine
-    changes it less), "rows_per_second", "peak_memory_mb", "max_probability" (largest difference to the first one's, on
-    the rows that both score)}]. Raises ZooError where a run fails.
+    Raises:
+        RequestError: It is missing.
     """
-    core = max(os.sched_getaffinity(0))
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    cpu: dict[str, list[float]] = {way: [] for way in ways}
-    memory: dict[str, float] = {}
-    scores: dict[str, Any] = {}
-    with progress("runs", rounds * len(ways)) as advance:
-        for _ in range(rounds):
-            for way, command in ways.items():
-                taken, worked, peak = timed(["taskset", "-c", str(core), *map(str, command)])
-                seconds[way].append(taken)
-                cpu[way].append(worked)
-                memory[way] = max(peak, memory.get(way, 0))
-                if way not in scores:
-                    scores[way] = np.loadtxt(output, delimiter=",", skiprows=1, usecols=1, max_rows=min(rows.values()))
-                advance(1)
-    first = next(iter(scores.values()))
-    return [
-        {
-            "way": way,
-            "rows": rows[way],
-            "seconds": round(float(np.median(each)), 2),
-            "spread": [round(min(each), 2), round(max(each), 2)],
-            "cpu_seconds": round(float(np.median(cpu[way])), 2),
-            "rows_per_second": round(rows[way] / float(np.median(each))),
-            "peak_memory_mb": round(memory[way], 1),
-            "max_probability": float(f"{np.abs(scores[way] - first).max():.2e}"),
-        }
-        for way, each in seconds.items()
-    ]
+    path = SHARED / name
+    if not path.exists():
+        raise RequestError(f"found no {path}; set ZOO_SHARED to the folder that holds {name}")
+    return path
 
 
-def timed(command: list[str]) -> tuple[float, float, float]:
-    """Seconds, seconds of processor time, and peak resident memory (MB, 10^6 bytes) of a process.
+def reason(error: Exception) -> str:
+    """The error of any library in one line."""
+    return str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {errors.one_line(error)}"[:300]
 
-    Raises ZooError with its last line where it fails.
+
+@contextlib.contextmanager
+def leave_out(name: str, left_out: dict[str, str], fatal: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Records in `left_out` why the block failed, and goes on; `fatal` errors are raised."""
+    try:
+        yield
+    except fatal:
+        raise
+    except Exception as error:  # every library raises its own kinds
+        left_out[name] = reason(error)
+        print(f"{name} is left out: {left_out[name]}", file=sys.stderr)
+
+
+def in_turn(
+    calls: Mapping[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.process_time
+) -> dict[str, list[float]]:
+    """Times calls in turn within this process: a turn of `TURN_SECONDS` each in every round.
+
+    Returns:
+        Milliseconds a call by `clock`, one number a round, of every name.
     """
-    with tempfile.TemporaryFile() as said:
-        start = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - start
-        process.returncode = os.waitstatus_to_exitcode(status)
-        said.seek(0)
-        if process.returncode:
-            raise ZooError(f"{' '.join(command)} failed: {(said.read().decode().splitlines() or ['no message'])[-1]}")
-    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6
-
-
-def whole_table(report: Mapping[str, Any]) -> str:
-    """The results of `whole_processes` as text."""
-    line = "{:32} {:>10} {:>8} {:>15} {:>8} {:>12} {:>7} {:>9}".format
-    lines = [line("way", "rows", "seconds", "least..most", "of CPU", "rows/s", "MB", "max diff")]
-    for each in report["results"]:
-        spread, rate = "{}..{}".format(*each["spread"]), f"{each['rows_per_second']:,}"
-        memory, error = f"{each['peak_memory_mb']:.0f}", f"{each['max_probability']:.1e}"
-        lines.append(
-            line(each["way"], f"{each['rows']:,}", each["seconds"], spread, each["cpu_seconds"], rate, memory, error)
-        )
-    return "\n".join(lines)
-
-
-# ----------------------------------------------------------------------------------------------------------- processes
-
-
-def talk_into(log: Path) -> None:
-    """What this process and its libraries say goes into a file from here on."""
-    with log.open("wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-
-
-def serve(
-    connection: Connection, make: Callable[[], Any], core: int, log: Path, environment: Mapping[str, str]
-) -> None:
-    """A process's whole life, on one core, its libraries' talk in a file: make an engine, answer (method, arguments)
-    until None comes.
-
-    Every answer is (value, None) or (None, message of an error).
-    """
-    os.sched_setaffinity(0, {core})
-    os.environ.update(environment)
-    talk_into(log)
-    engine = make()
-    with contextlib.suppress(EOFError):
-        while (request := connection.recv()) is not None:
-            method, arguments = request
-            try:
-                connection.send((getattr(engine, method)(*arguments), None))
-            except Exception as error:  # every library raises its own kinds
-                connection.send((None, why(error)))
-
-
-class Worker:
-    """The other end of `serve`."""
-
-    def __init__(self, make: Callable[[], Any], core: int, log: Path, **environment: str) -> None:
-        spawned = multiprocessing.get_context("spawn")
-        self.connection, theirs = spawned.Pipe()
-        self.process = spawned.Process(
-            target=serve, args=(theirs, make, core, log, ONE_THREAD | environment), daemon=True
-        )
-        self.process.start()
-        theirs.close()
-
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """The value of the engine's `method(*arguments)` there. Raises ZooError with what went wrong."""
-        try:
-            self.connection.send((method, arguments))
-            value, fault = self.connection.recv()
-        except (EOFError, OSError) as error:
-            self.process.join(5)
-            raise ZooError(f"its process ended with exit code {self.process.exitcode}") from error
-        if fault is not None:
-            raise ZooError(fault)
-        return value
-
-    def close(self) -> None:
-        """Let the process end."""
-        with contextlib.suppress(OSError):
-            self.connection.send(None)
-        self.process.join(10)
-        if self.process.is_alive():
-            self.process.kill()
-
-
-@dataclass(frozen=True)
-class Work:
-    """What engines of one model are given: its name or folder, and where files of it are made."""
-
-    model: str
-    scratch: Path
-
-    @property
-    def fp32(self) -> Path:
-        """The float graph as it was frozen."""
-        return zoo.load(self.model).ensure("fp32.onnx")
-
-    @property
-    def stock(self) -> Path:
-        """What onnxruntime's own quantizer made of it."""
-        return self.scratch / "stock.onnx"
-
-
-class Workers:
-    """Engines by name; one that fails is left out, with a reason, and told of on stderr."""
-
-    def __init__(self) -> None:
-        self.live: dict[str, Worker] = {}
-        self.left_out: dict[str, str] = {}
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for worker in self.live.values():
-            worker.close()
-
-    def ask(self, name: str, method: str, *arguments: Any) -> Any:
-        """See `Worker.ask`; None where it failed."""
-        try:
-            return self.live[name].ask(method, *arguments)
-        except ZooError as error:
-            self.left_out[name] = str(error)
-            self.live.pop(name).close()
-            print(f"{name} is left out: {error}", file=sys.stderr)
-            return None
-
-    def ask_all(self, method: str, *arguments: Any) -> dict[str, Any]:
-        """Of all that are left, in turn."""
-        found = {name: self.ask(name, method, *arguments) for name in list(self.live)}
-        return {name: each for name, each in found.items() if name in self.live}
-
-
-def forget_peak() -> None:
-    """Peak memory of this process counts from here."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_memory() -> float:
-    """Peak resident memory of this process since `forget_peak`, in MB (10^6 bytes)."""
-    return _kilobytes("status", "VmHWM")
-
-
-def shared_memory() -> float:
-    """Memory of this process now, what several share counted by shares (PSS), in MB (10^6 bytes)."""
-    return _kilobytes("smaps_rollup", "Pss")
-
-
-def _kilobytes(file: str, key: str) -> float:
-    lines = (Path("/proc/self") / file).read_text().splitlines()
-    return next(round(int(line.split()[1]) * 1024 / 1e6, 1) for line in lines if line.startswith(f"{key}:"))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    gc.disable()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            count, start, begin = 0, clock(), time.perf_counter()
+            while time.perf_counter() - begin < TURN_SECONDS or count < LEAST_CALLS:
+                call()
+                count += 1
+            times[name].append((clock() - start) / count * 1e3)
+    gc.enable()
+    return times

@@ -1,12 +1,11 @@
-"""Sentence encoders in this project and in what people run them with, on one thread and one core, in turn.
+"""Sentence encoders in this project and in the libraries that people run them with, on one thread and core, in turn.
 
-    ZOO_MIRROR=FOLDER python scripts/peers/texts.py FOLDER TEXTS [--ways NAME,...] [--rounds 9] [--work DIR] [-o FILE]
-
-FOLDER is all-MiniLM-L6-v2 as sentence-transformers writes it, TEXTS a text a line. Three loads are made of them:
-sentences as they are, paragraphs of sentences up to 100 to 300 tokens, and both mixed. Of each: one text at a time, and
-a stream in batches of 32, in the given order and sorted by length, all with tokenization; and the same without it. What
-a way returns is compared with float32 vectors by cosine. Models are quantized in processes of their own: memory is that
-of one that opens the finished files, which stay in --work. A way whose library is missing is left out, and told.
+FOLDER is all-MiniLM-L6-v2 as sentence-transformers writes it, TEXTS a text a line; $ZOO_MIRROR is FOLDER, too. Three
+loads are made of them: sentences as they are, paragraphs of sentences up to 100 to 300 tokens, and both mixed. Of each:
+one text at a time, and a stream in batches of 32, in the given order and sorted by length, all with tokenization; and
+the same without it. Results are compared with float32 vectors by cosine. Models are quantized in processes of their
+own: memory is that of one that opens the finished files, which stay in --work. A way whose library is missing is left
+out, with the reason.
 
     zoo                    this project, int8, native
     zoo-two-threads        the same on two threads and cores
@@ -22,185 +21,150 @@ of one that opens the finished files, which stay in --work. A way whose library 
 
 from __future__ import annotations
 
+import csv
 import functools
 import os
 import shutil
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import zoo
 from pipelines.core import machine
-from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.graph import edit, io
-from scripts.peers import harness
+from scripts.peers import harness, processes
+from scripts.peers.engines import onnx_runtime, open_vino, pytorch
 
 BATCH, LONGEST = 32, 256
-CALIBRATION = 256  # texts that peers are calibrated on
+CALIBRATION = 256  # texts that calibrate the peers
+COMPARED = 512  # texts whose vectors are compared
 SENTENCES, STREAM, SINGLE = 512, 64, 16  # texts of a measurement: short ones, others, alone
-SLOW, FEW = 4, 3  # a way that takes so many times as long as the quickest has so few rounds
-MODEL = "minilm-l6"
+SLOW, FEW = 4, 3  # a way that takes SLOW times as long as the quickest has FEW rounds
+MODEL, EXACT = "minilm-l6", "onnxruntime-fp32"
+ORDERS = {"single": (1, False), "unsorted": (BATCH, False), "sorted": (BATCH, True)}
+PACKAGES = ("nncf", "torch", "transformers", "sentence-transformers", "optimum-onnx", "optimum-intel", "fastembed")
 Batch = dict[str, Any]
 
 
 class Way:
-    """An engine in a process of its own; `batches` are texts as lists."""
+    """An encoder in a process of its own.
+
+    `build` writes the files that `opened` reads; `opened` returns what computes a batch, `run` afterwards; `encode`
+    makes a batch of texts.
+    """
+
+    text_only = False  # takes texts, not tokens
 
     def __init__(self, folder: Path, work: Path, texts: Sequence[str]) -> None:
+        self.folder, self.work, self.texts = folder, work, texts
+        self.run: Callable[[Batch], Any]
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
         import tokenizers
 
-        self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.tokenizer.enable_truncation(LONGEST)
-        self.tokenizer.enable_padding()
-        self.folder, self.work, self.texts = folder, work, texts
+        found = tokenizers.Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+        found.enable_truncation(LONGEST)
+        found.enable_padding()
+        return found
 
     def build(self) -> None:
-        """Write what `open` reads, where fp32.onnx is not that."""
-
-    def open(self) -> None:
-        """Make `run`, which computes a batch."""
-        self.run: Callable[[Batch], Any] = self.opened()
+        pass
 
     def opened(self) -> Callable[[Batch], Any]:
-        """What computes a batch."""
         raise NotImplementedError
 
+    def open(self) -> None:
+        self.run = self.opened()
+
     def encode(self, texts: Sequence[str]) -> Any:
-        """Texts to what `run` takes."""
+        if self.text_only:
+            return list(texts)
         found = self.tokenizer.encode_batch(list(texts))
         ids, mask = ([getattr(each, key) for each in found] for key in ("ids", "attention_mask"))
         return {"input_ids": np.array(ids, np.int64), "attention_mask": np.array(mask, np.int64)}
 
-    def batches(self, texts: Sequence[str], size: int, sort: bool) -> list[list[str]]:
-        """Texts in batches."""
-        ordered = sorted(texts, key=len) if sort else list(texts)
-        return [ordered[at : at + size] for at in range(0, len(texts), size)]
-
     def time(self, texts: Sequence[str], size: int, sort: bool, tokenize: bool) -> list[float]:
-        """Seconds of each batch; the sorting is free."""
-        parts = self.batches(texts, size, sort)
-        made = [None if tokenize else self.encode(part) for part in parts]
+        """Seconds of each batch; the sorting is not timed."""
+        ordered = sorted(texts, key=len) if sort else list(texts)
+        batches = [ordered[at : at + size] for at in range(0, len(texts), size)]
+        made = [None if tokenize else self.encode(batch) for batch in batches]
         seconds = []
-        for part, ready in zip(parts, made, strict=True):
+        for batch, ready in zip(batches, made, strict=True):
             start = time.perf_counter()
-            self.run(self.encode(part) if ready is None else ready)
+            self.run(self.encode(batch) if ready is None else ready)
             seconds.append(time.perf_counter() - start)
         return seconds
 
     def vectors(self, texts: Sequence[str]) -> Any:
-        """float32 [n, width], of length 1."""
-        parts = [np.asarray(self.run(self.encode(texts[at : at + BATCH]))) for at in range(0, len(texts), BATCH)]
-        found = np.concatenate(parts)
+        """L2-normalized embeddings, float32 [n, width]."""
+        batches = (texts[at : at + BATCH] for at in range(0, len(texts), BATCH))
+        found = np.concatenate([np.asarray(self.run(self.encode(batch))) for batch in batches])
         return found / np.linalg.norm(found, axis=1, keepdims=True)
 
     def memory(self) -> float:
         """Resident memory in MB."""
-        status = Path("/proc/self/status").read_text()
-        return round(int(status.partition("VmRSS:")[2].split()[0]) * 1024 / 1e6, 1)
+        return processes.memory_mb("VmRSS")
 
-    def samples(self, texts: Sequence[str]) -> list[Batch]:
+    def samples(self) -> list[Batch]:
         """Calibration samples, each for itself."""
-        return [self.encode([text]) for text in texts[:CALIBRATION]]
+        return [self.encode([text]) for text in self.texts[:CALIBRATION]]
 
 
 class Zoo(Way):
     """The native encoder, texts of any lengths in one call."""
 
-    threads = 1
+    def __init__(self, *arguments: Any, threads: int = 1) -> None:
+        super().__init__(*arguments)
+        self.threads = threads
 
     def opened(self) -> Callable[[Batch], Any]:
-        """See `Way.opened`."""
+        if self.threads > 1:
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
         opened: Any = zoo.pipeline(MODEL, "int8", "native", threads=self.threads)
-        self.cut = opened.tokenizer
+        self.encode = lambda texts: opened.tokenizer(list(texts))  # type: ignore[method-assign]
         return opened.compute  # type: ignore[no-any-return]
 
     def build(self) -> None:
-        """See `Way.build`."""
         self.opened()
-
-    def encode(self, texts: Sequence[str]) -> Any:
-        """See `Way.encode`."""
-        return self.cut(list(texts))
-
-
-class ZooTwoThreads(Zoo):
-    """See the module."""
-
-    threads = 2
-
-    def open(self) -> None:
-        """See `Way.open`."""
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
-        super().open()
 
 
 class OnnxRuntime(Way):
-    """fp32.onnx, or what onnxruntime's quantizers make of it."""
+    """fp32.onnx, or the files that onnxruntime's quantizers make of it."""
 
-    kind = "fp32"
+    def __init__(self, *arguments: Any, kind: str = "fp32") -> None:
+        super().__init__(*arguments)
+        self.source, self.path = self.work / "fp32.onnx", self.work / f"{kind}.onnx"
 
     def build(self) -> None:
-        """See `Way.build`."""
-        from onnxruntime import quantization
-
-        source, path = self.work / "fp32.onnx", self.work / f"{self.kind}.onnx"
-        if self.kind == "dynamic":
-            quantization.quantize_dynamic(source, path, per_channel=True, weight_type=quantization.QuantType.QInt8)
-        elif self.kind == "static":
-            samples = iter(self.samples(self.texts))
-
-            class Reader(quantization.CalibrationDataReader):
-                def get_next(self) -> Any:
-                    """The next sample, or None."""
-                    return next(samples, None)
-
-            quantization.quantize_static(source, path, Reader(), per_channel=True)
+        if self.path.stem == "dynamic":
+            onnx_runtime.quantize_dynamic(self.source, self.path)
+        elif self.path.stem == "static":
+            plain: dict[str, Any] = {"prepare": False, "activations": "QInt8"}
+            onnx_runtime.quantize_static(self.source, self.path, self.samples(), **plain)
 
     def opened(self) -> Callable[[Batch], Any]:
-        """See `Way.opened`."""
-        import onnxruntime as ort
-
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        session = ort.InferenceSession(self.work / f"{self.kind}.onnx", options)
+        session = onnx_runtime.session(self.path)
         return lambda batch: session.run(None, batch)[0]
 
 
-class OnnxRuntimeDynamic(OnnxRuntime):
-    """See the module."""
-
-    kind = "dynamic"
-
-
-class OnnxRuntimeStatic(OnnxRuntime):
-    """See the module."""
-
-    kind = "static"
-
-
 class OpenVino(Way):
-    """What NNCF makes of fp32.onnx."""
+    """fp32.onnx, quantized by NNCF."""
 
     def build(self) -> None:
-        """See `Way.build`."""
         import nncf
         import openvino as ov
 
-        data = nncf.Dataset(self.samples(self.texts))
-        kind = nncf.ModelType.TRANSFORMER
         source = ov.Core().read_model(self.work / "fp32.onnx")
-        made = nncf.quantize(source, data, model_type=kind, subset_size=CALIBRATION)
-        ov.save_model(made, self.work / "nncf.xml", compress_to_fp16=False)
+        made = open_vino.quantize(source, self.samples(), model_type=nncf.ModelType.TRANSFORMER)
+        open_vino.save(made, self.work / "nncf.xml")
 
     def opened(self) -> Callable[[Batch], Any]:
-        """See `Way.opened`."""
         import openvino as ov
 
         settings = {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"}
@@ -209,10 +173,13 @@ class OpenVino(Way):
 
 
 class SentenceTransformers(Way):
-    """The library that the model comes from: text in, vectors out."""
+    """The library of the model: text in, vectors out."""
 
-    backend: ClassVar[str] = "torch"
-    options: ClassVar[dict[str, Any]] = {}
+    text_only = True
+
+    def __init__(self, *arguments: Any, backend: str = "torch", **options: Any) -> None:
+        super().__init__(*arguments)
+        self.backend, self.options = backend, options
 
     @property
     def place(self) -> Path:
@@ -222,108 +189,55 @@ class SentenceTransformers(Way):
         return place
 
     def model(self, **options: Any) -> Any:
-        """The model in its backend."""
         from sentence_transformers import SentenceTransformer
 
         return SentenceTransformer(str(self.place), device="cpu", backend=self.backend, model_kwargs=options)
 
-    def opened(self) -> Callable[[Batch], Any]:
-        """See `Way.opened`."""
-        return self.opened_with(self.options)
+    def build(self) -> None:
+        if self.backend == "onnx":
+            from sentence_transformers import export_dynamic_quantized_onnx_model
 
-    def opened_with(self, options: dict[str, Any]) -> Callable[[Batch], Any]:
-        """See `Way.opened`."""
+            model = self.model(export=True, provider="CPUExecutionProvider")
+            export_dynamic_quantized_onnx_model(model, "avx512_vnni", str(self.place))
+        elif self.backend == "openvino":
+            from optimum.intel import OVQuantizationConfig
+            from sentence_transformers import export_static_quantized_openvino_model
+
+            data = self.work / "st-texts"
+            data.mkdir(exist_ok=True)
+            with (data / "train.csv").open("w", newline="") as file:
+                csv.writer(file).writerows([["text"], *([each] for each in self.texts)])
+            model, config = self.model(export=True), OVQuantizationConfig(num_samples=CALIBRATION)
+            dataset = {"dataset_name": str(data), "dataset_config_name": "default", "dataset_split": "train"}
+            export_static_quantized_openvino_model(model, config, str(self.place), column_name="text", **dataset)
+
+    def opened(self) -> Callable[[Batch], Any]:
         import torch
 
-        torch.set_num_threads(1)
+        pytorch.use_one_thread()
+        options = dict(self.options)
+        if self.backend == "onnx":
+            import onnxruntime as ort
+
+            options["session_options"] = session = ort.SessionOptions()
+            session.intra_op_num_threads = session.inter_op_num_threads = 1
         model = self.model(**options)
 
-        def run(given: Any) -> Any:
-            if isinstance(given, list):
-                return model.encode(given, batch_size=BATCH)
+        def run(batch: Any) -> Any:
+            if isinstance(batch, list):
+                return model.encode(batch, batch_size=BATCH)
             with torch.inference_mode():
-                return model.forward({key: each.clone() for key, each in given.items()})["sentence_embedding"].numpy()
+                return model.forward({key: each.clone() for key, each in batch.items()})["sentence_embedding"].numpy()
 
         return run
-
-    def encode(self, texts: Sequence[str]) -> Any:
-        """See `Way.encode`."""
-        return list(texts)
-
-
-class SentenceTransformersOnnx(SentenceTransformers):
-    """See the module."""
-
-    backend: ClassVar[str] = "onnx"
-    options: ClassVar[dict[str, Any]] = {
-        "file_name": "onnx/model_qint8_avx512_vnni.onnx",
-        "provider": "CPUExecutionProvider",
-    }
-
-    def build(self) -> None:
-        """See `Way.build`."""
-        from sentence_transformers import export_dynamic_quantized_onnx_model
-
-        model = self.model(export=True, provider="CPUExecutionProvider")
-        export_dynamic_quantized_onnx_model(model, "avx512_vnni", str(self.place))
-
-    def opened(self) -> Callable[[Batch], Any]:
-        """See `Way.opened`."""
-        import onnxruntime as ort
-
-        session = ort.SessionOptions()
-        session.intra_op_num_threads = session.inter_op_num_threads = 1
-        options = {**self.options, "session_options": session}
-        return self.opened_with(options)
-
-
-class SentenceTransformersOpenVino(SentenceTransformers):
-    """See the module."""
-
-    backend: ClassVar[str] = "openvino"
-    options: ClassVar[dict[str, Any]] = {"file_name": "openvino/openvino_model_qint8_quantized.xml"}
-
-    def build(self) -> None:
-        """See `Way.build`."""
-        import csv
-
-        from optimum.intel import OVQuantizationConfig
-        from sentence_transformers import export_static_quantized_openvino_model
-
-        place = self.work / "st-texts"
-        place.mkdir(exist_ok=True)
-        with (place / "train.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([["text"], *([each] for each in self.texts)])
-        model, config = self.model(export=True), OVQuantizationConfig(num_samples=CALIBRATION)
-        export_static_quantized_openvino_model(
-            model,
-            config,
-            str(self.place),
-            dataset_name=str(place),
-            dataset_config_name="default",
-            dataset_split="train",
-            column_name="text",
-        )
-
-    def opened(self) -> Callable[[Batch], Any]:
-        """See `Way.opened`."""
-        options = {**self.options, "ov_config": {"INFERENCE_NUM_THREADS": "1", "PERFORMANCE_HINT": "LATENCY"}}
-        return self.opened_with(options)
 
 
 class FastEmbed(Way):
     """fastembed around the graph up to the last layer; it pools itself."""
 
-    def opened(self) -> Callable[[Batch], Any]:
-        """See `Way.opened`."""
-        from fastembed import TextEmbedding
-
-        name = "sentence-transformers/all-MiniLM-L6-v2"
-        model = TextEmbedding(name, specific_model_path=str(self.work / "fastembed"), threads=1)
-        return lambda given: np.stack(list(model.embed(given, batch_size=BATCH)))
+    text_only = True
 
     def build(self) -> None:
-        """See `Way.build`."""
         place = self.work / "fastembed"
         place.mkdir(exist_ok=True)
         part = edit.extract(io.load(self.work / "fp32.onnx"), ["input_ids", "attention_mask"], ["hidden"])
@@ -331,26 +245,35 @@ class FastEmbed(Way):
         for each in self.folder.glob("*.json"):
             (place / each.name).write_bytes(each.read_bytes())
 
-    def encode(self, texts: Sequence[str]) -> Any:
-        """See `Way.encode`."""
-        return list(texts)
+    def opened(self) -> Callable[[Batch], Any]:
+        from fastembed import TextEmbedding
+
+        name = "sentence-transformers/all-MiniLM-L6-v2"
+        model = TextEmbedding(name, specific_model_path=str(self.work / "fastembed"), threads=1)
+        return lambda texts: np.stack(list(model.embed(texts, batch_size=BATCH)))
 
 
-WAYS: dict[str, type[Way]] = {
+ONNX = {"file_name": "onnx/model_qint8_avx512_vnni.onnx", "provider": "CPUExecutionProvider"}
+OPENVINO = {
+    "file_name": "openvino/openvino_model_qint8_quantized.xml",
+    "ov_config": {"INFERENCE_NUM_THREADS": "1", "PERFORMANCE_HINT": "LATENCY"},
+}
+WAYS: dict[str, Callable[..., Way]] = {
     "zoo": Zoo,
-    "zoo-two-threads": ZooTwoThreads,
+    "zoo-two-threads": functools.partial(Zoo, threads=2),
     "openvino-nncf": OpenVino,
-    "onnxruntime-dynamic": OnnxRuntimeDynamic,
-    "onnxruntime-static": OnnxRuntimeStatic,
-    "onnxruntime-fp32": OnnxRuntime,
+    "onnxruntime-dynamic": functools.partial(OnnxRuntime, kind="dynamic"),
+    "onnxruntime-static": functools.partial(OnnxRuntime, kind="static"),
+    EXACT: OnnxRuntime,
     "sentence-transformers": SentenceTransformers,
-    "st-onnx-int8": SentenceTransformersOnnx,
-    "st-openvino-int8": SentenceTransformersOpenVino,
+    "st-onnx-int8": functools.partial(SentenceTransformers, backend="onnx", **ONNX),
+    "st-openvino-int8": functools.partial(SentenceTransformers, backend="openvino", **OPENVINO),
     "fastembed": FastEmbed,
 }
-TEXT_ONLY = ("sentence-transformers", "st-onnx-int8", "st-openvino-int8", "fastembed")  # that take texts, not tokens
-PACKAGES = ("nncf", "torch", "transformers", "sentence-transformers", "optimum-onnx", "optimum-intel", "fastembed")
-ORDERS = {"single": (1, False), "unsorted": (BATCH, False), "sorted": (BATCH, True)}
+TEXT_ONLY = ("sentence-transformers", "st-onnx-int8", "st-openvino-int8", "fastembed")
+
+
+# ----------------------------------------------------------------------------------------------------------- measuring
 
 
 def loads(texts: Sequence[str], tokenizer: Any, seed: int = 0) -> dict[str, list[str]]:
@@ -359,25 +282,54 @@ def loads(texts: Sequence[str], tokenizer: Any, seed: int = 0) -> dict[str, list
     tokenizer.no_truncation()
     rng = np.random.default_rng(seed)
     order = [texts[i] for i in rng.permutation(len(texts))]
-    sentences, rest, paragraphs = order[:SENTENCES], iter(order[SENTENCES:]), []
+    sentences, others, paragraphs = order[:SENTENCES], iter(order[SENTENCES:]), []
     while len(paragraphs) < STREAM:
         wanted, parts, length = int(rng.integers(100, 300)), [], 2
         while length < wanted:
-            parts.append(next(rest))
+            parts.append(next(others))
             length += len(tokenizer.encode(parts[-1], add_special_tokens=False).ids)
         paragraphs.append(" ".join(parts))
     mixed = [*sentences[: STREAM // 2], *paragraphs[: STREAM // 2]]
     return {"sentences": sentences, "paragraphs": paragraphs, "mixed": [mixed[i] for i in rng.permutation(STREAM)]}
 
 
-def measure(
-    name: str, workers: dict[str, Any], given: dict[str, list[str]], rounds: int, advance: Callable[[float], None]
+def open_ways(
+    names: Sequence[str], folder: Path, work: Path, texts: Sequence[str], workers: processes.Workers
+) -> dict[str, dict[str, Any]]:
+    """Builds and opens ways in `workers`; {way: {"cosine" to the float32 vectors}} of those that run."""
+    ways: dict[str, dict[str, Any]] = {}
+    exact = None
+    for name in (EXACT, *(name for name in names if name != EXACT)):
+        make = functools.partial(WAYS[name], folder, work, texts[:CALIBRATION])
+        done = work / f"{name}.built"
+        if not done.exists():
+            with harness.leave_out(name, workers.left_out):
+                builder = processes.Worker(make, processes.last_core(), work / f"{name}-build.log")
+                builder.ask("build")
+                builder.close()
+                done.touch()
+        if name in workers.left_out:
+            continue
+        workers.open(name, make)
+        found = workers.ask(name, "vectors", texts[CALIBRATION:][:COMPARED]) if name in workers.live else None
+        if found is None:
+            continue
+        exact = found if exact is None else exact
+        ways[name] = {"cosine": round(float((found * exact).sum(axis=1).mean()), 5)}
+    if EXACT not in names:  # it was only compared with
+        ways.pop(EXACT)
+        workers.live.pop(EXACT).close()
+    return ways
+
+
+def time_load(
+    name: str, workers: Mapping[str, Any], texts: Sequence[str], rounds: int, advance: harness.Advance
 ) -> dict[str, Any]:
     """All ways on one load, in turn: milliseconds of a text alone, texts/s of the streams; medians of the rounds."""
-    texts, results = given[name], {}
+    results = {}
     for tokenize in (True, False):
         for order, (size, sort) in ORDERS.items():
-            some = texts[:SINGLE] if order == "single" else texts
+            chosen = texts[:SINGLE] if order == "single" else texts
             able = {key: each for key, each in workers.items() if tokenize or key not in TEXT_ONLY}
             seconds: dict[str, list[float]] = {key: [] for key in able}
             for number in range(rounds + 1):
@@ -385,92 +337,46 @@ def measure(
                 for key, worker in able.items():
                     if len(seconds[key]) >= FEW and min(seconds[key]) > SLOW * quickest:
                         continue
-                    found = worker.ask("time", some, size, sort, tokenize)
+                    taken = worker.ask("time", chosen, size, sort, tokenize)
                     if number:  # the first warms up
-                        seconds[key].append(float(np.median(found)) if order == "single" else sum(found))
-            what = f"{order}{'' if tokenize else ', tokens given'}"
-            results[what] = {
-                key: harness.median([1e3 * x if order == "single" else len(some) / x for x in each])
+                        seconds[key].append(float(np.median(taken)) if order == "single" else sum(taken))
+            results[f"{order}{'' if tokenize else ', tokens given'}"] = {
+                key: harness.median([1e3 * x if order == "single" else len(chosen) / x for x in each])
                 for key, each in seconds.items()
             }
             advance(1)
     return {"load": name, "texts": len(texts), "characters": int(np.mean([*map(len, texts)])), "results": results}
 
 
-def table(report: Any) -> str:
-    """The report as text."""
-    lines = [f"{key}: cosine {each['cosine']}, {each['memory_mb']} MB" for key, each in report["ways"].items()]
-    for load in report["loads"]:
-        for what, found in load["results"].items():
-            cells = ", ".join(f"{key} {each['median']:.4g}" for key, each in found.items())
-            lines.append(f"{load['load']}, {what}: {cells}")
-    return "\n".join(lines)
+def options(parser: harness.Parser) -> None:
+    """Adds the options."""
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("texts", type=Path)
+    parser.names("--ways", "way", WAYS)
+    parser.count("--rounds", 9, "turns of each way")
+    parser.work()
 
 
-def main() -> None:
-    """The command."""
-    with harness.one_line("texts.py"):
-        parser = harness.Parser(__doc__)
-        parser.add_argument("folder", type=Path)
-        parser.add_argument("texts", type=Path)
-        parser.add_argument("--ways", default=",".join(WAYS))
-        parser.add_argument("--rounds", type=int, default=9)
-        parser.add_argument("--core", type=int, default=0)
-        parser.add_argument("--work", default=None)
-        options = parser.parse_args()
-        names = harness.listed("way", options.ways, WAYS)
-        texts = list(dict.fromkeys(filter(None, options.texts.read_text().split("\n"))))
-        if len(texts) < 20 * STREAM:
-            raise RequestError(f"found {len(texts)} texts, wanted {20 * STREAM}")
-        with harness.folder(options.work) as work:
-            fp32 = zoo.load(MODEL).ensure("fp32.onnx")
-            (work / "fp32.onnx").write_bytes(fp32.read_bytes())
-            left_out: dict[str, str] = {}
-            workers: dict[str, Any] = {}
-            ways: dict[str, Any] = {}
-            held, calibration = texts[CALIBRATION:], texts[:CALIBRATION]
-            exact = None
-            for name in ("onnxruntime-fp32", *(each for each in names if each != "onnxruntime-fp32")):
-                make = functools.partial(WAYS[name], options.folder, work, calibration)
-                try:
-                    if not (done := work / f"{name}.built").exists():
-                        builder = harness.Worker(make, options.core, work / f"{name}-build.log", OMP_NUM_THREADS="1")
-                        builder.ask("build")
-                        builder.close()
-                        done.touch()
-                    worker = harness.Worker(make, options.core, work / f"{name}.log", OMP_NUM_THREADS="1")
-                    worker.ask("open")
-                    found = worker.ask("vectors", held[:512])
-                except ZooError as error:
-                    left_out[name] = str(error)
-                    continue
-                exact = found if exact is None else exact
-                if name not in names:  # it was only compared with
-                    worker.close()
-                    continue
-                ways[name] = {"cosine": round(float((found * exact).sum(axis=1).mean()), 5)}
-                workers[name] = worker
-            import tokenizers
+def measure(args: Any) -> dict[str, Any]:
+    """Returns {"loads": [`time_load`], "ways": {way: {"cosine", "memory_mb"}}, "left_out", "bytes", "environment"}."""
+    import tokenizers
 
-            given = loads(held, tokenizers.Tokenizer.from_file(str(options.folder / "tokenizer.json")))
-            environment = machine.environment(threads=1, packages=harness.versions(*PACKAGES))
-            with progress("comparing", 2 * len(ORDERS) * len(given)) as advance:
+    texts = list(dict.fromkeys(filter(None, args.texts.read_text().split("\n"))))
+    if len(texts) < 20 * STREAM:
+        raise RequestError(f"found {len(texts)} texts, expected {20 * STREAM}")
+    with harness.folder(args.work) as work, processes.Workers(work) as workers:
+        (work / "fp32.onnx").write_bytes(zoo.load(MODEL).ensure("fp32.onnx").read_bytes())
+        ways = open_ways(args.ways, args.folder, work, texts, workers)
+        tokenizer = tokenizers.Tokenizer.from_file(str(args.folder / "tokenizer.json"))
+        given = loads(texts[CALIBRATION:], tokenizer)
+        environment = machine.environment(threads=1, packages=harness.versions(*PACKAGES))
+        with progress("comparing", 2 * len(ORDERS) * len(given)) as advance:
 
-                def timed(name: str) -> dict[str, Any]:
-                    return measure(name, workers, given, options.rounds, advance)
+            def one(name: str) -> dict[str, Any]:
+                return time_load(name, workers.live, given[name], args.rounds, advance)
 
-                report = harness.gather("loads", given, timed, None, environment)
-            for name, worker in workers.items():
-                ways[name]["memory_mb"] = worker.ask("memory")
-                worker.close()
-            sizes = {name: zoo.load(MODEL).ensure(f"{name}.onnx").stat().st_size for name in ("fp32", "int8")}
-            report |= {"ways": ways, "left_out": left_out, "bytes": sizes}
-            if options.output:
-                from pipelines.core import files
-
-                files.write_json(options.output, report)
-            harness.show(report, table, options.json)
-
-
-if __name__ == "__main__":
-    main()
+            report = harness.gather("loads", given, one, None, environment)
+        for name, memory in workers.ask_all("memory").items():
+            ways[name]["memory_mb"] = memory
+        sizes = {name: zoo.load(MODEL).ensure(f"{name}.onnx").stat().st_size for name in ("fp32", "int8")}
+        return report | {"ways": ways, "left_out": workers.left_out, "bytes": sizes}

@@ -1,24 +1,28 @@
-"""What the parts of scripts/reproduce.py share: where reports lie, processes that are timed and watched."""
+"""What the parts of scripts/reproduce.py share: commands of this project, evaluations, reports and figures of cards."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import zoo
 from pipelines.core import files, machine
 from pipelines.core.errors import ZooError
+from scripts.peers.harness import ROOT
+from scripts.peers.processes import memory_mb
 
-ROOT = Path(__file__).resolve().parents[2]
-SHARED = Path(os.environ.get("ZOO_SHARED", ROOT.parent / "shared"))
 MODEL = "wide-deep-criteo"
 ROUNDS = 9
+PEERS = ROOT / "scripts" / "peers"
+Words = str | Path | int
 
 
 def cpu_slug() -> str:
@@ -27,18 +31,72 @@ def cpu_slug() -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"{cpu['name']} {cpu['family']} {cpu['model']}".lower()).strip("-")
 
 
-def report(name: str, value: Any, model: str = MODEL) -> None:
-    path = files.write_json(zoo.SHIPPED / model / "reports" / f"{name}.json", value)
+# ------------------------------------------------------------------------------------------------------------- reports
+
+
+def written(path: Path, value: Any = None) -> None:
+    """Writes a report, unless another process has, and prints its path."""
+    if value is not None:
+        files.write_json(path, value)
     print(f"wrote {path.relative_to(ROOT)}")
 
 
+def report(name: str, value: Any, model: str = MODEL) -> None:
+    """Writes a report of a model that ships."""
+    written(zoo.SHIPPED / model / "reports" / f"{name}.json", value)
+
+
+def peers_report(name: str) -> Path:
+    """The path of a report of several models on this CPU."""
+    return PEERS / "reports" / f"{name}-{cpu_slug()}.json"
+
+
+def card_metrics(model: str, metrics: Mapping[str, Any]) -> None:
+    """Writes the metrics of a model's card."""
+    card = zoo.SHIPPED / model / "card.json"
+    files.write_json(card, files.read_json(card) | {"metrics": metrics})
+
+
+def evaluate(model: str | Path, data: str | Path, *keys: str) -> dict[str, Any]:
+    """`zoo evaluate` in onnxruntime, with "native": {"metrics", "difference" and `keys`} of int8 in native code."""
+    found, native = (zoo.evaluate(model, str(data), engine=engine) for engine in ("onnxruntime", "native"))
+    found["native"] = {"metrics": native["metrics"]["int8"], **{key: native[key] for key in ("difference", *keys)}}
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+def zoo_command(*words: Words) -> list[str]:
+    """A command of this project, pinned to one core, that prints JSON."""
+    return ["taskset", "-c", "0", sys.executable, "-m", "zoo", *map(str, words), "--json"]
+
+
+def zoo_json(*words: Words, pinned: bool = True) -> Any:
+    """The JSON that a command of this project prints."""
+    command = zoo_command(*words)[0 if pinned else 3 :]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def synthesize(kind: str, *words: Words) -> None:
+    """Runs scripts/synthesize_KIND.py."""
+    subprocess.run([sys.executable, ROOT / "scripts" / f"synthesize_{kind}.py", *map(str, words)], check=True)
+
+
 def watched(command: list[str], more: dict[str, str] | None = None) -> tuple[str, dict[str, float]]:
-    """What a process prints, and its seconds and peak resident memory. Raises ZooError where it fails."""
+    """Runs a process with further environment variables, and looks at its memory.
+
+    Returns:
+        (its output, its seconds, its seconds of processor time and its peak resident memory).
+
+    Raises:
+        ZooError: It fails.
+    """
     start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | (more or {}))
-    peak = 0.0
+    peak = 0.0  # not from the usage of ended children, which starts from the memory of the process that forked them
     while process.poll() is None:
-        peak = max(peak, peak_mb(process.pid))
+        peak = max(peak, memory_mb("VmHWM", process.pid))
         time.sleep(0.2)
     out = process.communicate()[0]
     seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -52,32 +110,24 @@ def watched(command: list[str], more: dict[str, str] | None = None) -> tuple[str
     }
 
 
-def measure_together(name: str, *arguments: str, path: Path | None = None, more: dict[str, str] | None = None) -> None:
-    """A report of several models among those of the peers, by the script of that name there, or by `path`; more: what
-    its environment has beside this process's.
+def measure_together(
+    name: str, *arguments: str | Path, comparison: str = "", more: dict[str, str] | None = None
+) -> None:
+    """Writes scripts/peers/reports/NAME-CPU.json by a comparison of `scripts/peers`, on two cores.
+
+    Args:
+        name: Name of the report.
+        arguments: Arguments of the comparison.
+        comparison: Its name, where that is not the report's.
+        more: Environment variables beside those of this process.
     """
-    script, target = (
-        path or ROOT / "scripts" / "peers" / f"{name}.py",
-        ROOT / "scripts" / "peers" / "reports" / f"{name}-{cpu_slug()}.json",
-    )
-    command = ["taskset", "-c", "0,1", sys.executable, script, *arguments, "-o", target]
-    subprocess.run(command, check=True, env=os.environ | (more or {}))
-    print(f"wrote {target.relative_to(ROOT)}")
+    command = [sys.executable, PEERS, comparison or name, *arguments, "-o", peers_report(name)]
+    subprocess.run(["taskset", "-c", "0,1", *command], check=True, env=os.environ | (more or {}))
+    written(peers_report(name))
 
 
-def measure_by(script: str, name: str, model: str = MODEL) -> None:
-    path = zoo.SHIPPED / model / "reports" / f"{name}.json"
-    subprocess.run([sys.executable, ROOT / "scripts" / "peers" / script, "-o", path], check=True)
-    print(f"wrote {path.relative_to(ROOT)}")
-
-
-def peak_mb(pid: int) -> float:
-    """Peak resident memory so far of a running process, in MB (10^6 bytes); 0 once it has ended.
-
-    Not from the resource usage of ended children: that starts from the memory of the process that forked them.
-    """
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0.0
-    return next((int(line.split()[1]) * 1024 / 1e6 for line in status.splitlines() if line.startswith("VmHWM")), 0.0)
+def measure_model(name: str, comparison: str, model: str = MODEL) -> None:
+    """Writes the report NAME-CPU.json of a model that ships by a comparison of `scripts/peers`."""
+    target = zoo.SHIPPED / model / "reports" / f"{name}-{cpu_slug()}.json"
+    subprocess.run([sys.executable, PEERS, comparison, model, "-o", target], check=True)
+    written(target)

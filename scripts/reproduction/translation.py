@@ -12,13 +12,11 @@ import numpy as np
 
 import zoo
 from pipelines.core import files, machine
-from pipelines.core.errors import RequestError
 from pipelines.models import hub
+from scripts.peers import harness
 from scripts.peers.harness import median
-from scripts.reproduction.reports import ROOT, ROUNDS, SHARED, cpu_slug, measure_together, report
+from scripts.reproduction.reports import ROUNDS, card_metrics, cpu_slug, evaluate, measure_together, report
 from zoo.translation.metrics import translation_metrics
-
-SCRIPT = ROOT / "scripts" / "peers" / "translation" / "translation.py"
 
 
 def translators() -> list[str]:
@@ -34,34 +32,38 @@ def teacher_of(name: str) -> str:
 
 def test_set() -> tuple[Path, Path]:
     """Sentences of Multi30k's test_2016_flickr, English and German."""
-    folder = SHARED / "data" / "translation" / "multi30k"
-    source, target = (folder / f"test_2016_flickr.{language}.gz" for language in ("en", "de"))
-    if not source.is_file():
-        raise RequestError(f"no test set at {source}; set ZOO_SHARED to the folder that holds data/translation/")
+    name = "data/translation/multi30k/test_2016_flickr"
+    source, target = (harness.development_data(f"{name}.{language}.gz") for language in ("en", "de"))
     return source, target
 
 
+def lines_of(path: Path) -> list[str]:
+    """The lines of a packed file."""
+    return gzip.decompress(path.read_bytes()).decode().splitlines()
+
+
 def translation() -> None:
-    """scripts/peers/translation/translation.py: the same weights and sentences in CTranslate2, OpenVINO, torch and here, in turn,
-    one pinned core. The shape "base" is among `imported`; students have layers that no other engine has (`students`).
+    """Same weights and sentences in CTranslate2, OpenVINO, torch and this project, in turn, one pinned core.
+
+    The shape "base" is among `imported`; students have layers that no other engine has (`students`).
     """
     models = ["small", *(name for name in translators() if not teacher_of(name))]
     ctranslate2 = "ctranslate2-int8,ctranslate2-default,ctranslate2-fp32"
     peers = f"zoo-native,zoo-int8,zoo-fp32,{ctranslate2},openvino-int8,torch-fp32"
-    measure_together("translation", ",".join(models), "--peers", peers, path=SCRIPT)
+    measure_together("translation", ",".join(models), "--peers", peers)
 
 
 def imported() -> None:
     """The same of the shapes that are imported, of Marian's format beside Marian itself, with shortlists, too."""
     peers = "zoo-native,zoo-shortlist,ctranslate2-int8,marian-int8,marian-fp32"
     arguments = "base,opus,firefox", "--tasks", "steps", "--rounds", "5", "--peers", peers
-    measure_together("translation-imported", *arguments, path=SCRIPT)
+    measure_together("translation-imported", *arguments, comparison="translation")
 
 
 def threads() -> None:
     """Multi30k's test set from text to text in native code, int8, beam 4: one thread and two, in turn, on two cores."""
     source, _ = test_set()
-    texts = gzip.decompress(source.read_bytes()).decode().splitlines()
+    texts = lines_of(source)
     for name in translators():
         opened = {count: zoo.pipeline(name, engine="native", threads=count) for count in (1, 2)}
         results = {count: each(texts) for count, each in opened.items()}  # and warmed up
@@ -86,7 +88,7 @@ def students() -> None:
     Multi30k's test set from text to text, in turn, one pinned thread.
     """
     source, target = test_set()
-    texts, references = (gzip.decompress(each.read_bytes()).decode().splitlines() for each in (source, target))
+    texts, references = (lines_of(each) for each in (source, target))
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     for name in translators():
         if not (teacher := teacher_of(name)):
@@ -112,10 +114,11 @@ def students() -> None:
 
 
 def steps() -> None:
-    """scripts/peers/translation/rewrites.py: what each rewrite of translation is worth in ms a step, fp32 and int8, one pinned
-    thread. The smaller of the two models alone: the base one takes an hour more.
+    """What each rewrite of translation is worth in ms a step, fp32 and int8, one pinned thread.
+
+    The smaller of the two models alone: the base one takes an hour more.
     """
-    measure_together("steps", "small", path=ROOT / "scripts" / "peers" / "translation" / "rewrites.py")
+    measure_together("steps", "small", comparison="translation-rewrites")
 
 
 def bleu() -> None:
@@ -124,25 +127,12 @@ def bleu() -> None:
     """
     source, target = test_set()
     for name in translators():
-        found, native = (
-            zoo.evaluate(name, f"{source},{target}", engine=engine) for engine in ("onnxruntime", "native")
-        )
-        found["native"] = {
-            "metrics": native["metrics"]["int8"],
-            **{key: native[key] for key in ("difference", "interval")},
-        }
-        report(
-            "bleu",
-            found | {"data": f"Multi30k test_2016_flickr ({found['samples']:,} sentences), beam {found['beam']}"},
-            name,
-        )
-        card = zoo.SHIPPED / name / "card.json"
+        found = evaluate(name, f"{source},{target}", "interval")
+        about = f"Multi30k test_2016_flickr ({found['samples']:,} sentences), beam {found['beam']}"
+        report("bleu", found | {"data": about}, name)
         metrics = {
-            kind: {key: round(value, 2) for key, value in each.items()} for kind, each in found["metrics"].items()
+            kind: {key: round(value, 2) for key, value in each.items()}
+            for kind, each in (found["metrics"] | {"native": found["native"]["metrics"]}).items()
         }
-        metrics["native"] = {key: round(value, 2) for key, value in found["native"]["metrics"].items()}
-        said = {
-            "on": f"Multi30k test_2016_flickr, beam {found['beam']}, sacreBLEU {found['signatures']['bleu']}",
-            "report": "reports/bleu.json",
-        }
-        files.write_json(card, files.read_json(card) | {"metrics": said | metrics})
+        place = f"Multi30k test_2016_flickr, beam {found['beam']}, sacreBLEU {found['signatures']['bleu']}"
+        card_metrics(name, {"on": place, "report": "reports/bleu.json", **metrics})

@@ -261,7 +261,7 @@ def _whole_processes(report: Report) -> str:
     columns = ["process, file to file", "rows/s", "relative to the first", "peak MB", "max difference to the first"]
     content = report.content
     return (
-        f"{content['rows']:,} rows, process start included, by `scripts/peers/recommenders/{content['by']}` "
+        f"{content['rows']:,} rows, process start included, by `scripts/peers/recommenders/runs.py` "
         f"({source(report, BENCHMARKS)}).\n\n" + table(columns, rows)
     )
 

@@ -1,5 +1,4 @@
-"""An image classifier made smaller and int8 by its peers' own means, which `scripts/peers/compression/compression.py --peers` judges and
-times beside this project's; for small images, such as CIFAR-10's.
+"""An image classifier made smaller and int8 by the methods of its peers, for `compression --peers`; small images only.
 
 torch-pruning    channels go by GroupTaylorImportance over all layers (`BasePruner(global_pruning=True)`, a gradient of
                  512 images before every step, widths rounded to 16) until the network has as few multiplications as
@@ -28,13 +27,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import zoo
 from pipelines.core.console import console
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import progress
+from scripts.peers.engines import onnx_runtime, open_vino
+from scripts.peers.quantization.settings import size_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -109,8 +109,9 @@ class Task:
         return self.normalize(pixels[chosen]), labels[chosen]
 
     def to_json(self) -> dict[str, Any]:
-        """What a training that goes on must be of."""
-        digests = {name: sha256(zoo.load(model).ensure("fp32.onnx")) for name, model in self._models.items()}
+        """The identity of the task: a training that goes on must have the same."""
+        models = {"before": self.before, "after": self.after}
+        digests = {name: sha256(zoo.load(model).ensure("fp32.onnx")) for name, model in models.items()}
         return {**digests, "images": Path(self.images).name, "epochs": self.epochs, "images_an_epoch": self.seen}
 
     @property
@@ -118,10 +119,6 @@ class Task:
         """Images of an epoch: whole batches."""
         count = len(self.data["train"][1])
         return min(self.most or count, count) // BATCH * BATCH
-
-    @property
-    def _models(self) -> dict[str, str]:
-        return {"before": self.before, "after": self.after}
 
 
 @dataclass(frozen=True)
@@ -136,12 +133,7 @@ class Made:
     @property
     def sizes(self) -> list[int]:
         """Bytes of both, of OpenVINO's two files each."""
-        return [sum(part.stat().st_size for part in self.parts(each)) for each in (self.before, self.after)]
-
-    @staticmethod
-    def parts(path: Path) -> list[Path]:
-        """The files that a model is."""
-        return [path, path.with_suffix(".bin")] if path.suffix == ".xml" else [path]
+        return [size_of(path) for path in (self.before, self.after)]
 
 
 def network(model: str) -> tuple[dict[str, Any], nn.Module]:
@@ -295,25 +287,12 @@ def by_torch_pruning(task: Task, place: Path) -> dict[str, Any]:
     return {"multiplications": [whole[0], left[0]], "weights": [whole[1], left[1]]}
 
 
-@dataclass(frozen=True)
-class _Calibration:
-    """What `vision.onnxruntime` asks of its work."""
-
-    fp32: Path
-    x: NDArray[np.float32]
-
-    def batches(self, size: int) -> list[dict[str, NDArray[np.float32]]]:
-        return [{"image": self.x[at : at + size]} for at in range(0, len(self.x), size)]
-
-
 def _quantized(student: nn.Module, task: Task, path: Path) -> None:
-    """As torch exports it, and onnxruntime makes it int8."""
+    """Exported by torch, made int8 by onnxruntime."""
     import tempfile
     import warnings
 
     import torch
-
-    from scripts.peers.quantization import vision
 
     student.eval()
     with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
@@ -322,7 +301,7 @@ def _quantized(student: nn.Module, task: Task, path: Path) -> None:
         axes = {"image": {0: "n"}, "logits": {0: "n"}}
         torch.onnx.export(student, (task.example,), str(fp32), dynamo=False, dynamic_axes=axes, **names)
         samples = task.some(KEPT)[0].contiguous().numpy()
-        vision.onnxruntime("MinMax")(_Calibration(fp32, samples), path)  # type: ignore[arg-type]
+        onnx_runtime.quantize_static(fp32, path, ({"image": each[None]} for each in samples))
 
 
 # ---------------------------------------------------------------------------------------------------------------- NNCF
@@ -369,7 +348,7 @@ def _converted(student: nn.Module, task: Task, path: Path) -> None:
     made = ov.convert_model(student.eval(), example_input=task.example, input=shape)
     for port, name in ((made.inputs[0], "image"), (made.outputs[0], "logits")):
         port.get_tensor().set_names({name})
-    ov.save_model(made, path, compress_to_fp16=False)
+    open_vino.save(made, path)
 
 
 @dataclass(frozen=True)

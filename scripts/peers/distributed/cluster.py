@@ -1,11 +1,9 @@
-"""Score 20,000,000 rows in 20 Parquet files: one process, two shards, two actors of Ray with a cluster of their own and
-on one that runs, the same with actors killed, and Ray Data with onnxruntime, each from its start to its end.
+"""Scoring 20,000,000 rows in 20 Parquet files by several processes and on Ray, each way from its start to its end.
 
-    python scripts/peers/distributed/cluster.py [-n 20000000] [--folder DIR] [-o FILE]
-
-Rows come from scripts/synthesize_log.py; each file holds the same ones in an order of its own. Ray Data scores with
-pandas and onnxruntime as log_obvious.py does, each distinct value looked up once a block. The folder keeps the rows for
-the next time.
+Ways: one process, two shards, two actors of Ray with a cluster of their own and on one that runs, the same with actors
+killed, and Ray Data with onnxruntime. Rows come from scripts/synthesize_log.py; each file holds the same ones in an
+order of its own. Ray Data scores with pandas and onnxruntime as `pandas_script.py` does, each distinct value encoded
+once a block. The folder keeps the rows for the next time.
 """
 
 from __future__ import annotations
@@ -24,16 +22,17 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-
 import zoo
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError, ZooError
 from scripts.peers import harness
+from scripts.peers.processes import memory_mb
+from scripts.peers.recommenders import pandas_script
+from scripts.peers.recommenders.runs import synthesize
 
 MODEL, FILES, WORKERS = "shop-clicks", 20, 2
+SELF = [sys.executable, harness.ROOT / "scripts" / "peers", "cluster"]
 LOOK = 0.5  # seconds between looks at the actors, which cost time that the actors lack
-HERE = Path(__file__).resolve().parent
 
 
 def prepare(folder: Path, count: int) -> list[str]:
@@ -46,9 +45,7 @@ def prepare(folder: Path, count: int) -> list[str]:
     if not all(each.is_file() for each in found):
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / "log.csv"
-        subprocess.run(
-            [sys.executable, HERE.parents[1] / "synthesize_log.py", log, "-n", str(count // FILES)], check=True
-        )
+        synthesize("log", log, count // FILES)
         table = pa.csv.read_csv(log)
         for i, each in enumerate(found):
             order = np.random.default_rng(i).permutation(len(table))
@@ -56,15 +53,6 @@ def prepare(folder: Path, count: int) -> list[str]:
                 pa.parquet.write_table(table.take(order), temporary, row_group_size=1 << 18)
         log.unlink()
     return [str(each) for each in found]
-
-
-def peak(pid: int) -> int:
-    """The most bytes that a process ever had, 0 where it has ended."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-        return int(text.split("VmHWM:")[1].split()[0]) << 10
-    except (OSError, IndexError):
-        return 0
 
 
 def named(start: bytes) -> list[int]:
@@ -81,20 +69,20 @@ def named(start: bytes) -> list[int]:
 
 def timed(commands: Sequence[Sequence[Any]], watch: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """{"seconds", "memory_mb": of the largest process started here} of commands that run at once."""
-    start, most = time.perf_counter(), 0
+    start, most = time.perf_counter(), 0.0
     running = [
         subprocess.Popen([*map(str, each)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         for each in commands
     ]
     while any(each.poll() is None for each in running):
-        most = max(most, *(peak(each.pid) for each in running))
+        most = max(most, *(memory_mb("VmHWM", each.pid) for each in running))
         watch()
         time.sleep(0.05)
     seconds = time.perf_counter() - start
     for each in running:
         if each.returncode:
             raise ZooError(f"{' '.join(each.args[:6])} failed: {each.communicate()[1][-300:]}")
-    return {"seconds": round(seconds, 2), "memory_mb": round(most / 1e6)}
+    return {"seconds": round(seconds, 2), "memory_mb": round(most)}
 
 
 def digests(folder: Path) -> list[str]:
@@ -129,7 +117,7 @@ def on_ray(
     run: list[Any], rows: list[str], out: Path, kills: Sequence[float] = (), address: str | None = None
 ) -> dict[str, Any]:
     """`timed`, with "worker_mb"; actors are killed when these shares of the parts are done. address: of the cluster."""
-    workers: dict[int, int] = {}
+    workers: dict[int, float] = {}
     waiting = list(kills)
     looked = 0.0
 
@@ -139,7 +127,7 @@ def on_ray(
             return
         looked = time.monotonic()
         found = named(b"ray::Scorer")
-        workers.update((pid, max(workers.get(pid, 0), peak(pid))) for pid in found)
+        workers.update((pid, max(workers.get(pid, 0.0), memory_mb("VmHWM", pid))) for pid in found)
         done = (
             len(list(out.glob("part-*.json"))) / max(len(json.loads((out / "plan.json").read_text())["parts"]), 1)
             if (out / "plan.json").is_file()
@@ -153,43 +141,32 @@ def on_ray(
     found = timed([[*run, *rows, "-o", out, "--on", "ray", "--workers", str(WORKERS), *where]], watch)
     if waiting:
         raise ZooError("the run ended before its actors were killed")
-    return {**found, "worker_mb": round(max(workers.values()) / 1e6), "killed": len(kills)}
+    return {**found, "worker_mb": round(max(workers.values())), "killed": len(kills)}
 
 
-class Obvious:
-    """What one writes for `map_batches`."""
+class PandasScorer:
+    """The code one writes for `map_batches`."""
 
     def __init__(self, folder: str) -> None:
-        import onnxruntime as ort
-
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        self.session = ort.InferenceSession(f"{folder}/int8.onnx", options)
-        schema = json.loads((Path(folder) / "card.json").read_text())["preprocessing"]["schema"]
-        self.columns = [each for each in schema["columns"] if each["kind"] in ("number", "category", "categories")]
+        preprocessing = json.loads((Path(folder) / "card.json").read_text())["preprocessing"]
+        self.session = pandas_script.open_session(f"{folder}/int8.onnx")
+        self.form = pandas_script.SchemaColumns(preprocessing, factorize=True)
 
     def __call__(self, chunk: Any) -> Any:
-        from scripts.peers.recommenders.pandas_log import BATCH, encode
-
-        for each in self.columns:
+        for each in self.form.columns:
             chunk[each["name"]] = chunk[each["name"]].astype(float if each["kind"] == "number" else "string")
-        feeds = encode(chunk, self.columns, True)
-        parts = [
-            self.session.run(["probability"], {name: each[at : at + BATCH] for name, each in feeds.items()})[0].ravel()
-            for at in range(0, len(chunk), BATCH)
-        ]
-        chunk["probability"] = np.concatenate(parts)
+        chunk["probability"] = pandas_script.probabilities(self.session, self.form.encode(chunk))
         return chunk[["probability"]]
 
 
-def obvious(address: str, folder: str, out: str, *rows: str) -> None:
+def by_ray_data(address: str, folder: str, out: str, *rows: str) -> None:
     """Ray Data as its documents show it."""
     import ray
 
-    ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": str(HERE.parents[2])}})
+    ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": str(harness.ROOT)}})
     data = ray.data.read_parquet(list(rows))
     scored = data.map_batches(
-        Obvious,
+        PandasScorer,
         fn_constructor_args=(folder,),
         batch_format="pandas",
         batch_size=50_000,
@@ -219,7 +196,7 @@ def compare(count: int, folder: Path) -> dict[str, Any]:
         results["ray"] = on_ray(run, rows, scratch / "ray")
         with cluster() as address:
             results["ray, a running cluster"] = on_ray(run, rows, scratch / "running", address=address)
-            naive = [sys.executable, Path(__file__).resolve(), "--obvious", address, model.path, scratch / "naive"]
+            naive = [*SELF, "--by-ray-data", address, model.path, scratch / "naive"]
             results["ray data, onnxruntime, a running cluster"] = timed([[*naive, *rows]])
         results["ray, two actors killed"] = on_ray(run, rows, scratch / "killed", (1 / 3, 2 / 3))
         wanted = digests(one)
@@ -241,21 +218,16 @@ def compare(count: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    if sys.argv[1:2] == ["--obvious"]:
-        obvious(*sys.argv[2:])
-        return
-    parser = harness.Parser(__doc__)
-    parser.add_argument("-n", "--rows", type=int, default=20_000_000)
+def options(parser: harness.Parser) -> None:
+    """Adds the options."""
+    parser.add_argument("-n", "--rows", type=int, default=20_000_000, help="number of rows (default 20000000)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "zoo-cluster-rows")
-    args = parser.parse_args()
-    found = compare(args.rows, args.folder)
-    if args.output:
-        files.write_json(args.output, found)
-    for way, each in found["results"].items():
-        print(f"{way:26}{each['seconds']:9.1f} s {each['rows_per_second']:10,} rows/s {each['memory_mb']:6} MB", each)
+    parser.add_argument("--by-ray-data", nargs="+", help="ADDRESS MODEL OUTPUT ROWS...: score by Ray Data, and no more")
 
 
-if __name__ == "__main__":
-    with harness.one_line("cluster"):
-        main()
+def measure(args: Any) -> dict[str, Any] | None:
+    """See `compare`."""
+    if args.by_ray_data:
+        by_ray_data(*args.by_ray_data)
+        return None
+    return compare(args.rows, args.folder)

@@ -1,11 +1,8 @@
-"""Gradients between two processes over links of 1 and 10 Gbit/s: samples/s and the share of a step that the exchange
-takes, by torch's defaults and as `zoo train --tune-communication` finds, and what that says of 4 to 128 machines.
+"""Gradients between two processes over links of 1 and 10 Gbit/s: samples/s, and the exchange's share of a step.
 
-    python scripts/peers/distributed/communication.py [MODEL,...] [-o FILE]
-
-Each process has one core and a network namespace of its own (Linux, as root); between them is a pair of virtual
-devices whose rate `tc` shapes, or, for a delay, a relay that holds each packet back. Steps are a forward and a backward
-pass on noise.
+By torch's defaults and as `zoo train --tune-communication` chooses, and estimates for 4 to 128 machines. Each process
+has one core and a network namespace of its own (Linux, as root); between them is a pair of virtual devices whose rate
+`tc` shapes, or, for a delay, a relay that holds each packet back. Steps are a forward and a backward pass on noise.
 """
 
 from __future__ import annotations
@@ -26,14 +23,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from scripts.peers import harness
+from scripts.peers.processes import ONE_THREAD
 
 HEAD, OTHER, PORT = "10.99.7.1", "10.99.7.2", 29507
 GBIT = 1e9 / 8
@@ -188,7 +183,7 @@ def pair(name: str, spaces: list[str], folder: Path) -> dict[str, Any]:
     cores = sorted(os.sched_getaffinity(0))[:2]
     processes = []
     for rank, space in enumerate(spaces):
-        environment = harness.ONE_THREAD | {
+        environment = ONE_THREAD | {
             "RANK": str(rank),
             "WORLD_SIZE": "2",
             "MASTER_ADDR": HEAD,
@@ -197,7 +192,7 @@ def pair(name: str, spaces: list[str], folder: Path) -> dict[str, Any]:
             "ZOO_HOME": str(folder),
         }
         command = ["ip", "netns", "exec", space, "taskset", "-c", str(cores[rank % len(cores)])]
-        command += [sys.executable, __file__, "--work", name]
+        command += [sys.executable, str(harness.ROOT / "scripts" / "peers"), "communication", "--work", name]
         said: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         processes.append(subprocess.Popen(command, env=os.environ | environment, **said))
     try:
@@ -227,7 +222,7 @@ def scaled(found: dict[str, Any]) -> list[dict[str, Any]]:
     return lines
 
 
-def measure(name: str) -> dict[str, Any]:
+def compare(name: str) -> dict[str, Any]:
     """One model over all links."""
     results = []
     for title, (rate, delay) in LINKS.items():
@@ -237,36 +232,16 @@ def measure(name: str) -> dict[str, Any]:
     return {"model": name, "step": MODELS[name], "links": results}
 
 
-def table(report: dict[str, Any]) -> str:
-    """The results as text."""
-    lines = []
-    for model in report["models"]:
-        lines.append(f"{model['model']} ({model['step']})")
-        for each in model["links"]:
-            before, gain = each["samples"] / each["seconds"], each["speedup"]
-            shares = " -> ".join(f"{100 * share:.0f}%" for share in each["share"])
-            lines.append(
-                f"  {each['link']:15} {before:6.1f} -> {before * gain:6.1f} samples/s ({gain:.2f}x),"
-                f" exchange {shares} of a step; powersgd {each['powersgd']['speedup']:.2f}x"
-            )
-    return "\n".join(lines)
+def options(parser: harness.Parser) -> None:
+    """Adds the options."""
+    parser.names("models", "model", MODELS)
+    parser.add_argument("--work", help="model of one of the two processes, and no more")
 
 
-@click.command(help=__doc__)
-@click.argument("models", default=",".join(MODELS))
-@click.option("-o", "--output", default=None, help="Where the report goes, as JSON.")
-@click.option("--json", "as_json", is_flag=True)
-@click.option("--work", is_flag=True, hidden=True)
-def main(models: str, output: str | None, as_json: bool, **options: bool) -> None:
-    """Measure."""
-    with harness.one_line("communication.py"):
-        if options["work"]:
-            work(models)
-            return
-        names = harness.listed("model", models, MODELS)
-        environment = machine.environment(cores_used=2, bf16=machine.has_bf16())
-        harness.show(harness.gather("models", names, measure, output, environment), table, as_json)
-
-
-if __name__ == "__main__":
-    main()
+def measure(args: Any) -> dict[str, Any] | None:
+    """Returns {"models": [`compare`], "environment"}."""
+    if args.work:
+        work(args.work)
+        return None
+    environment = machine.environment(cores_used=2, bf16=machine.has_bf16())
+    return harness.gather("models", args.models, compare, args.output, environment)

@@ -1,23 +1,18 @@
-"""A detector and a segmentation as files of others are, for `own_models.py`: NAME.onnx, NAME.calib.npz, NAME.test.npz.
-
-    python scripts/peers/quantization/detectors.py FOLDER --photos DIR
+"""Writes a detector and a segmentation as files of other people are, for `own-models`: .onnx, .calib.npz, .test.npz.
 
 yolov8n-shaped: the layers of YOLOv8n (Jocher et al. 2023: C2f, SPPF, a neck of two resolutions up and down, a head
 whose boxes are expectations over 16 bins, Li et al. 2020) on 320 x 320 pixels; segmentation-shaped: five convolutions,
-the classes resized to the image. Weights are random: what is measured is speed, and how near int8 is to float.
+the classes resized to the image. Weights are random: speed is measured, and how near int8 is to float.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from pipelines.core.errors import RequestError
 from pipelines.data.images import listed
@@ -143,28 +138,25 @@ def drawn(network: nn.Module) -> nn.Module:
     return network.eval()
 
 
-def main() -> None:
-    parser = harness.Parser(__doc__)
-    parser.add_argument("folder")
+def options(parser: harness.Parser) -> None:
+    """Adds the options."""
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--photos", required=True, metavar="DIR", help=f"{CALIBRATED + TESTED} or more photos")
-    with harness.one_line("detector_models"):
-        args = parser.parse_args()
-        photos = [Path(each) for each in listed(args.photos)][: CALIBRATED + TESTED]
-        if len(photos) < CALIBRATED + TESTED:
-            raise RequestError(f"found {len(photos)} photos in {args.photos}, wanted {CALIBRATED + TESTED}")
-        x = np.concatenate([obvious(each.read_bytes(), SPEC) for each in photos]) / np.float32(255)
-        networks: dict[str, Any] = {"yolov8n-shaped": Detector, "segmentation-shaped": Segmentation}
-        Path(args.folder).mkdir(parents=True, exist_ok=True)
-        for name, network in networks.items():
-            torch.manual_seed(0)
-            path, example = Path(args.folder) / f"{name}.onnx", torch.zeros(1, 3, SIZE, SIZE)
-            torch.onnx.export(
-                drawn(network()), (example,), path, input_names=["images"], output_names=["found"], dynamo=False
-            )
-            np.savez(path.with_suffix(".calib.npz"), images=x[:CALIBRATED])
-            np.savez(path.with_suffix(".test.npz"), images=x[CALIBRATED:])
-            print(path)
 
 
-if __name__ == "__main__":
-    main()
+def measure(args: Any) -> None:
+    """Writes the models and their samples."""
+    photos = [Path(each) for each in listed(args.photos)][: CALIBRATED + TESTED]
+    if len(photos) < CALIBRATED + TESTED:
+        raise RequestError(f"found {len(photos)} photos in {args.photos}, expected {CALIBRATED + TESTED}")
+    x = np.concatenate([obvious(each.read_bytes(), SPEC) for each in photos]) / np.float32(255)
+    networks: dict[str, Any] = {"yolov8n-shaped": Detector, "segmentation-shaped": Segmentation}
+    args.folder.mkdir(parents=True, exist_ok=True)
+    for name, network in networks.items():
+        torch.manual_seed(0)
+        path, example = args.folder / f"{name}.onnx", torch.zeros(1, 3, SIZE, SIZE)
+        names = {"input_names": ["images"], "output_names": ["found"]}
+        torch.onnx.export(drawn(network()), (example,), path, dynamo=False, **names)
+        np.savez(path.with_suffix(".calib.npz"), images=x[:CALIBRATED])
+        np.savez(path.with_suffix(".test.npz"), images=x[CALIBRATED:])
+        print(path)

@@ -1,16 +1,13 @@
-"""Time the reader of click logs, file to arrays, in turn on one core with the readers it stands beside: of the Criteo
-format this project's own reader of that format alone; of a log with columns of its own pandas with a hash a column.
+"""The reader of logs, file to arrays, in turn on one core with the readers it is compared with.
 
-    python scripts/peers/recommenders/log_reading.py [-n 400000] [--rounds 9] [-o FILE]
-
-Rows come from scripts/synthesize_criteo.py and scripts/synthesize_log.py (200,000 users, 50,000 items, two lists). What
-is timed is all of a file in one process; peak memory is that of a process of its own that reads the file, or its first
-quarter.
+Criteo's format: this project's own reader of that format alone. A log with columns of its own: pandas with a hash a
+column. Rows come from scripts/synthesize_criteo.py and scripts/synthesize_log.py (200,000 users, 50,000 items, two
+lists). All of a file is read in one process; peak memory is that of a process of its own that reads the file, or its
+first quarter.
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,35 +18,30 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-
-from pipelines.core import files, machine
-from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
-from scripts.peers import harness
+from scripts.peers import harness, processes
+from scripts.peers.recommenders.runs import synthesize
 from zoo.recommenders.criteo.data import BUCKETS, read_rows
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_log
 from zoo.recommenders.data.schema import Schema
 from zoo.recommenders.data.schema_inference import infer
 
-SCRIPTS = Path(__file__).resolve().parents[2]
 CHUNK_ROWS = 50_000
 READER = "a schema's reader"
 
 
 def with_pandas(log: Path, schema: Schema) -> Iterator[dict[str, Any]]:
-    """The obvious code: chunks of columns, hashed by pandas, lists split and hashed item by item, numbers scaled."""
+    """Chunks of columns, hashed by pandas, lists split and hashed item by item, numbers scaled."""
     import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 
     numbers = {each.name: each for each in schema.of("number")}
-    others = [each for each in schema.of("category", "categories")]
-    kinds = {**dict.fromkeys(numbers, np.float64), **dict.fromkeys((each.name for each in others), str)}
+    categories = list(schema.of("category", "categories"))
+    kinds = {**dict.fromkeys(numbers, np.float64), **dict.fromkeys((each.name for each in categories), str)}
     for chunk in pd.read_csv(log, usecols=list(kinds), dtype=kinds, chunksize=CHUNK_ROWS):
         ids = []
-        for each in others:
-            encoding = each.encoding
-            buckets = int(encoding.get("buckets", 0)) or len(encoding["values"])
+        for each in categories:
+            buckets = int(each.encoding.get("buckets", 0)) or len(each.encoding["values"])
             texts = chunk[each.name].fillna("")
             if each.kind == "categories":
                 items = texts.str.split(each.separator).str[-each.length :]
@@ -71,102 +63,84 @@ def with_pandas(log: Path, schema: Schema) -> Iterator[dict[str, Any]]:
         }
 
 
-def ways(shape: str, log: Path, schema: Path) -> dict[str, Callable[[], int]]:
-    """What reads a file of this shape, by name; each returns how many rows there were."""
+def readers(shape: str, log: Path, schema: Path) -> dict[str, Callable[[], int]]:
+    """Readers of a file of this shape by name, the compared one first; each returns how many rows there were."""
     features = Features(Schema.load(schema))
-    ours = {READER: lambda: sum(map(len, features.read(str(log))))}
+    own = {READER: lambda: sum(map(len, features.read(str(log))))}
     if shape == "criteo":
-        return {"read_rows": lambda: sum(map(len, read_rows(str(log)))), **ours}
-    return {"pandas": lambda: sum(len(each["ids"]) for each in with_pandas(log, features.schema)), **ours}
+        return {"read_rows": lambda: sum(map(len, read_rows(str(log)))), **own}
+    return {"pandas": lambda: sum(len(each["ids"]) for each in with_pandas(log, features.schema)), **own}
 
 
-def compare(count: int, rounds: int) -> dict[str, Any]:
-    """Both shapes. Returns {"rows", "shapes": [{"shape", "megabytes", "results": [{"way", "seconds", "spread",
-    "rows_per_second"}], "over": median of the ratios within the rounds, "peak_memory_mb": [of a quarter, of all]}],
-    "environment"}. Raises RequestError for fewer than four rows or one round.
-    """
-    if count < 4 or rounds < 1:
-        raise RequestError(f"found {count} rows and {rounds} rounds, wanted 4 and 1 or more")
-    shapes = []
-    with tempfile.TemporaryDirectory() as name, progress("runs", 4 * rounds) as advance:
-        scratch = Path(name)
-        for shape, made in (
-            ("criteo", ["synthesize_criteo.py", "-n", count, "-o", scratch / "criteo.tsv"]),
-            ("own", ["synthesize_log.py", scratch / "own.csv", "-n", count, "--users", 200_000, "--items", 50_000]),
-        ):
-            subprocess.run([sys.executable, SCRIPTS / str(made[0]), *map(str, made[1:])], check=True)
-            (log,) = scratch.glob(f"{shape}.?sv")
-            found = infer(open_log(log))
-            if shape == "criteo":  # its categories are hashed, each into as many buckets
-                hashed = {"type": "hash", "buckets": BUCKETS}
-                columns = (
-                    replace(each, encoding=hashed) if each.kind == "category" else each for each in found.columns
-                )
-                found = replace(found, columns=tuple(columns))
-            schema = found.save(scratch / f"{shape}.json")
-            seconds: dict[str, list[float]] = {}
-            opened = ways(shape, log, schema)  # once, as a model is
-            for _ in range(rounds + 1):
-                for way, read in opened.items():
-                    start = time.perf_counter()
-                    assert read() == count
-                    seconds.setdefault(way, []).append(time.perf_counter() - start)
-                advance(2)
-            timed = {way: np.array(each[1:]) for way, each in seconds.items()}  # the first fills caches
-            other = next(iter(timed))
-            with log.open("rb") as whole, (quarter := log.with_stem("quarter")).open("wb") as part:
-                part.write(whole.read(log.stat().st_size // 4).rpartition(b"\n")[0] + b"\n")
-            run = [sys.executable, __file__, "--read", str(schema)]
-            shapes.append(
-                {
-                    "shape": shape,
-                    "megabytes": round(log.stat().st_size / 1e6, 1),
-                    "results": [
-                        {
-                            "way": way,
-                            "seconds": round(float(np.median(each)), 3),
-                            "spread": [round(float(each.min()), 3), round(float(each.max()), 3)],
-                            "rows_per_second": round(count / float(np.median(each))),
-                        }
-                        for way, each in timed.items()
-                    ],
-                    "over": {other: round(float(np.median(timed[other] / timed[READER])), 2)},
-                    "peak_memory_mb": [round(harness.timed([*run, str(each)])[2], 1) for each in (quarter, log)],
-                }
-            )
-    where = machine.environment(threads=1, rounds=rounds, peers=harness.versions("pandas"))
-    return {"rows": count, "shapes": shapes, "environment": where}
+def prepare(shape: str, folder: Path, count: int) -> tuple[Path, Path]:
+    """A log of this shape and its schema; Criteo's categories are hashed, each into as many buckets."""
+    if shape == "criteo":
+        log = folder / "criteo.tsv"
+        synthesize("criteo", log, count)
+    else:
+        log = folder / "own.csv"
+        synthesize("log", log, count, "--users", 200_000, "--items", 50_000)
+    found = infer(open_log(log))
+    if shape == "criteo":
+        hashed = {"type": "hash", "buckets": BUCKETS}
+        columns = (replace(each, encoding=hashed) if each.kind == "category" else each for each in found.columns)
+        found = replace(found, columns=tuple(columns))
+    return log, found.save(folder / f"{shape}.json")
 
 
-def table(report: dict[str, Any]) -> str:
-    """The results as text."""
-    lines = []
-    for each in report["shapes"]:
-        lines += [
-            f"{each['shape']:8} {way['way']:18} {way['seconds']:8.3f} s {way['rows_per_second']:12,} rows/s"
-            for way in each["results"]
-        ]
-        lines.append(f"{each['shape']:8} {READER} over {each['over']}, peak MB {each['peak_memory_mb']}")
-    return "\n".join(lines)
+def compare(shape: str, folder: Path, count: int, rounds: int, advance: harness.Advance) -> dict[str, Any]:
+    """One shape; see `measure`."""
+    log, schema = prepare(shape, folder, count)
+    seconds: dict[str, list[float]] = {}
+    opened = readers(shape, log, schema)  # once, as a model is
+    for number in range(rounds + 1):
+        for way, read in opened.items():
+            start = time.perf_counter()
+            assert read() == count
+            if number:  # the first fills caches
+                seconds.setdefault(way, []).append(time.perf_counter() - start)
+        advance(2)
+    other = next(iter(seconds))
+    with log.open("rb") as whole, (quarter := log.with_stem("quarter")).open("wb") as part:
+        part.write(whole.read(log.stat().st_size // 4).rpartition(b"\n")[0] + b"\n")
+    run = [sys.executable, harness.ROOT / "scripts" / "peers", "log-reading", "--read", schema]
+    times = {way: harness.median(taken) for way, taken in seconds.items()}
+    return {
+        "shape": shape,
+        "megabytes": round(log.stat().st_size / 1e6, 1),
+        "results": [
+            {
+                "way": way,
+                "seconds": times[way]["median"],
+                "spread": times[way]["spread"],
+                "rows_per_second": round(count / float(np.median(taken))),
+            }
+            for way, taken in seconds.items()
+        ],
+        "over": {other: harness.ratio(seconds[other], seconds[READER], 2)},
+        "peak_memory_mb": [round(processes.timed([*run, path])[2], 1) for path in (quarter, log)],
+    }
 
 
-def main() -> None:
-    parser = harness.Parser(__doc__)
-    parser.add_argument("-n", "--rows", default="400000", help="how many rows of each shape (default 400000)")
-    parser.add_argument("--rounds", default="9", help="turns of each way (default 9)")
+def options(parser: harness.Parser) -> None:
+    """Adds the options."""
+    parser.count("--rows", 400_000, "rows of each shape", least=4)
+    parser.count("--rounds", 9, "turns of each reader")
     parser.add_argument("--read", nargs=2, metavar=("SCHEMA", "LOG"), help="read one log and end, to measure memory")
-    with harness.one_line("log_reading"):
-        args = parser.parse_args()
-        if args.read:
-            schema, log = args.read
-            sum(map(len, Features(Schema.load(schema)).read(log)))
-            return
-        (count, *_), (rounds, *_) = harness.numbers("rows", args.rows), harness.numbers("rounds", args.rounds)
-        report = compare(count, rounds)
-        if args.output:
-            files.write_json(args.output, report)
-        harness.show(report, table, args.json)
 
 
-if __name__ == "__main__":
-    main()
+def measure(args: Any) -> dict[str, Any] | None:
+    """Compares the readers.
+
+    Returns:
+        {"rows", "shapes": [{"shape", "megabytes", "results": [{"way", "seconds", "spread", "rows_per_second"}], "over":
+        median of the ratios within the rounds, "peak_memory_mb": [of a quarter, of all]}], "environment"}.
+    """
+    if args.read:
+        schema, log = args.read
+        sum(map(len, Features(Schema.load(schema)).read(log)))
+        return None
+    shapes, facts = ("criteo", "own"), harness.environment("pandas", rounds=args.rounds)
+    with tempfile.TemporaryDirectory() as name, progress("runs", 4 * args.rounds) as advance:
+        found = [compare(shape, Path(name), args.rows, args.rounds, advance) for shape in shapes]
+    return {"rows": args.rows, "shapes": found, "environment": facts}

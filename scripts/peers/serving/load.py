@@ -1,6 +1,6 @@
-"""A load that keeps a rate or times single requests, and the same work in a process: what `serving.py` starts.
+"""Requests at a rate, by clients or one by one; as a script the same work in a process, without a server:
 
-python serving_load.py run MODEL FILE | alone MODEL FILE | translate MODEL FILE
+python scripts/peers/serving/load.py run|alone|translate MODEL FILE
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import numpy as np
 import zoo
 
 
-def message(path: str, kind: str, body: bytes, accept: str = "*/*") -> bytes:
-    """A request as it goes over the wire."""
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\nAccept: {accept}\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+def message(path: str, kind: str, body: bytes, *headers: str, length: int | None = None) -> bytes:
+    """A request as it goes over the wire; `length` is stated in place of the body's."""
+    size = len(body) if length is None else length
+    head = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Type: {kind}", *headers, f"Content-Length: {size}"]
+    return "\r\n".join([*head, "", ""]).encode() + body
 
 
 def ask(port: int, path: str, kind: str, body: bytes) -> tuple[int, bytes]:
@@ -47,15 +48,18 @@ def status(port: int, path: str, kind: str, body: bytes) -> int:
         return 0
 
 
-async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> bytes:
-    """The body of the answer; raises ConnectionError for another status than 200."""
+async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, bytes]:
+    """Status and body of the answer to a request."""
     writer.write(request)
-    head = await reader.readuntil(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 200"):
-        raise ConnectionError(head.split(b"\r\n", 1)[0].decode())
-    lower = head.lower()
-    at = lower.index(b"content-length:") + 15
-    return await reader.readexactly(int(lower[at : lower.index(b"\r\n", at)]))
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    at = head.index(b"content-length:") + 15
+    return int(head[9:12]), await reader.readexactly(int(head[at : head.index(b"\r\n", at)]))
+
+
+async def _request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
+    status, _ = await exchange(reader, writer, request)
+    if status != 200:
+        raise ConnectionError(f"found status {status}, expected 200")
 
 
 def _percentiles(seconds: list[float], took: float) -> dict[str, float]:
@@ -81,12 +85,12 @@ def at_rate(
     count = int(rate * seconds)
     apart = np.full(count, 1 / rate) if even else np.random.default_rng(1).exponential(1 / rate, count)
     starts = np.cumsum(apart).tolist()
-    request, found = message(path, kind, body, accept), []
+    request, found = message(path, kind, body, f"Accept: {accept}"), []
 
     async def client(queue: asyncio.Queue[float], begin: float) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         while (at := await queue.get()) >= 0:
-            await _exchange(reader, writer, request)
+            await _request(reader, writer, request)
             found.append(time.perf_counter() - begin - at)
         writer.close()
 
@@ -118,7 +122,7 @@ def clients(
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         at = first
         while (begin := time.perf_counter()) < end:
-            await _exchange(reader, writer, requests[at % len(requests)])
+            await _request(reader, writer, requests[at % len(requests)])
             found.append(time.perf_counter() - begin)
             at += count
         writer.close()

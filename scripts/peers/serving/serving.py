@@ -1,45 +1,38 @@
 """Requests a second and their tail: `zoo serve` beside the servers that users know, in turn, the server on one core.
 
-    python scripts/peers/serving/serving.py --make ENVIRONMENTS      # each server in an environment of its own, they conflict
-    python scripts/peers/serving/serving.py ENVIRONMENTS [--parts layers,peers,rows,lone,sentences,workers] [-o report.json]
-
-Parts: "layers", one native session behind each HTTP layer; "peers", int8.onnx in onnxruntime behind KServe, LitServe,
-Ray Serve and MLServer beside `zoo serve`, one row a request; "rows", 500 rows a request as TSV beside `zoo run`'s rate
-in a process; "lone", what a server adds to one row and one photo; "sentences", 32 clients of a translation model beside
+ENVIRONMENTS is a folder with a Python environment for each server, as they conflict; `--make` makes it. Parts:
+"layers", one native session behind each HTTP layer; "peers", int8.onnx in onnxruntime behind KServe, LitServe, Ray
+Serve and MLServer beside `zoo serve`, one row a request; "rows", 500 rows a request as TSV beside `zoo run`'s rate in a
+process; "lone", what a server adds to one row and one photo; "sentences", 32 clients of a translation model beside
 batches in a process; "workers", the memory of one to four of them. Load comes from wrk (Debian's package) or, where a
-rate or single times count, from `serving_load.py`, on the other core. `servers/` has the code of each server.
+rate or single times count, from `load.py`, on the other core. `servers/` has the code of each server.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-import re
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import zoo
 from pipelines.core.errors import ZooError
 from pipelines.core.machine import environment
-from scripts.peers.harness import ONE_THREAD, Parser, gather, listed, median, one_line, require_known, show
+from scripts.peers import harness
+from scripts.peers.harness import median
+from scripts.peers.processes import memory_mb, session_members
 from scripts.peers.serving import load
+from scripts.peers.serving.server import CLICKS, CORES, CSV, JSON, TEXT, TSV, Running, Server, running, wrk
 
-CLICKS, PHOTOS, TRANSLATION = "wide-deep-criteo", "mobilenet-v2-imagenet", "multi30k-en-de"
-SERVERS = Path(__file__).parent / "servers"
+PHOTOS, TRANSLATION = "mobilenet-v2-imagenet", "multi30k-en-de"
 INFER, RUN = f"/v2/models/{CLICKS}/infer", f"/v1/models/{CLICKS}:run"
-JSON, TSV, TEXT, CSV = "application/json", "text/tab-separated-values", "text/plain", "text/csv"
+LOAD = [sys.executable, str(Path(load.__file__))]
 REQUIREMENTS = {
     "uvicorn": ["starlette", "uvicorn", "httptools", "uvloop"],
     "granian": ["granian", "starlette", "uvloop"],
@@ -53,30 +46,7 @@ REQUIREMENTS = {
     "mlserver": ["mlserver==1.7.1", "onnxruntime"],
 }
 OWN = ("uvicorn", "granian", "mosec", "robyn", "blacksheep", "socketify", "litserve")  # hold this project as well
-READY, GRACE = 90.0, 10.0  # seconds for a server to answer, and to end
-CORES = sorted(os.sched_getaffinity(0))
 MADE = "made"  # a file in an environment that is whole
-
-
-@dataclass(frozen=True)
-class Server:
-    """How a server is started. environment: of `REQUIREMENTS`; "" for this one. package: what it is called there."""
-
-    name: str
-    environment: str
-    arguments: tuple[str, ...]
-    package: str
-
-    def command(self, environments: Path, port: int) -> list[str]:
-        """The process on its core."""
-        if not self.environment:
-            words = [sys.executable, "-m", "zoo.cli.app", "serve", *self.arguments, "--port", str(port)]
-            if "--workers" not in words:
-                words += ["--workers", "1"]
-        else:
-            file, *rest = self.arguments
-            words = [str(environments / self.environment / "bin/python"), str(SERVERS / file), str(port), *rest]
-        return ["taskset", "-c", str(CORES[0]), *words]
 
 
 def _layer(name: str, environment: str, file: str = "layers.py") -> Server:
@@ -91,7 +61,7 @@ LAYERS = [
     _layer("uvicorn", "uvicorn"),
     _layer("uvicorn+starlette", "uvicorn"),
     _layer("mosec", "mosec", "mosec_native.py"),
-    _layer("litserve", "litserve", "litserve_native.py"),
+    _layer("litserve", "litserve", "litserve_model.py"),
     _layer("robyn", "robyn"),
     _layer("blacksheep", "blacksheep", "blacksheep_native.py"),
     _layer("socketify", "socketify"),
@@ -100,112 +70,13 @@ ZOO = Server("zoo serve", "", (CLICKS,), "int8-zoo")
 PEERS = [
     ZOO,
     Server("kserve", "kserve", ("kserve_onnx.py",), "kserve"),
-    Server("litserve", "litserve", ("litserve_onnx.py",), "litserve"),
-    Server("litserve, batched", "litserve", ("litserve_onnx.py", "batched"), "litserve"),
+    Server("litserve", "litserve", ("litserve_model.py", "onnx"), "litserve"),
+    Server("litserve, batched", "litserve", ("litserve_model.py", "batched"), "litserve"),
     Server("ray serve", "ray", ("ray_onnx.py",), "ray"),
     Server("ray serve, batched", "ray", ("ray_onnx.py", "batched"), "ray"),
     Server("mlserver", "mlserver", ("mlserver_onnx.py",), "mlserver"),
 ]
 SERVED = {"layers": LAYERS, "peers": PEERS}  # part: servers
-
-
-@dataclass
-class Running:
-    """A server that answers. ready: seconds from its start to its first answer. stop: how it ended, afterwards."""
-
-    port: int
-    ready: float
-    process: subprocess.Popen[bytes]
-    stop: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@contextlib.contextmanager
-def running(server: Server, environments: Path, path: str, kind: str, body: bytes) -> Iterator[Running]:
-    """A server in a session of its own, which ends with it. Raises ZooError where it does not answer `body`."""
-    port = _free_port()
-    model = {"ZOO_INT8": str(zoo.load(CLICKS).ensure("int8.onnx")), "PYTHONPATH": str(SERVERS)}
-    with tempfile.TemporaryFile() as said:
-        start = time.perf_counter()
-        process = subprocess.Popen(
-            server.command(environments, port),
-            stdout=said,
-            stderr=said,
-            env={**os.environ, **ONE_THREAD, **model},
-            start_new_session=True,
-        )
-        try:
-            while load.status(port, path, kind, body) != 200:
-                if time.perf_counter() - start > READY or process.poll() is not None:
-                    said.seek(0)
-                    last = (said.read().decode(errors="replace").split("\n") or [""])[-2:]
-                    raise ZooError(f"{server.name} does not answer: {' '.join(last)[:200]}")
-                time.sleep(0.005)
-            found = Running(port, round(time.perf_counter() - start, 2), process)
-            yield found
-            found.stop = _stop(process)
-        finally:
-            for each in _members(process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(each, signal.SIGKILL)
-            process.wait()
-
-
-def _stop(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """SIGTERM: exit code (None: it did not end), seconds, and processes that were left."""
-    start = time.perf_counter()
-    process.terminate()
-    code: int | None = None
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        code = process.wait(GRACE)
-    seconds = round(time.perf_counter() - start, 2)
-    time.sleep(0.3)
-    left = [each for each in _members(process.pid) if each != process.pid or code is None]
-    return {"exit": code, "seconds": seconds, "left": len(left)}
-
-
-def _members(session: int) -> list[int]:
-    """The live processes of a session."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, *fields = path.read_text().rpartition(") ")[2].split()
-            if int(fields[2]) == session and state != "Z":
-                found.append(int(path.parent.name))
-    return found
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def wrk(
-    port: int, path: str, kind: str, body: bytes, connections: int, seconds: float, accept: str = "*/*"
-) -> dict[str, Any]:
-    """{"rate" (answers with 200 a second), "p50", "p99" (ms), "failed"} of a load as quick as answers come."""
-    with tempfile.TemporaryDirectory() as scratch:
-        file, script = Path(scratch) / "body", Path(scratch) / "post.lua"
-        file.write_bytes(body)
-        script.write_text(
-            f'local f = io.open("{file}", "rb"); wrk.body = f:read("*a"); f:close(); wrk.method = "POST"\n'
-            f'wrk.headers["Content-Type"] = "{kind}"; wrk.headers["Accept"] = "{accept}"\n'
-            "done = function(s, l, r) io.write(string.format('%d %d %d %d %d\\n', s.requests, s.duration,"
-            " l:percentile(50), l:percentile(99), s.errors.status + s.errors.read + s.errors.timeout)) end\n"
-        )
-        command = ["taskset", "-c", str(CORES[-1]), "wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s"]
-        url = f"http://127.0.0.1:{port}{path}"
-        said = subprocess.run([*command, "-s", str(script), url], capture_output=True, text=True).stdout
-    numbers = re.search(r"^(\d+) (\d+) (\d+) (\d+) (\d+)$", said, re.M)
-    if numbers is None:
-        raise ZooError(f"under load it does not answer: wrk said {said[-200:]!r}")
-    requests, microseconds, p50, p99, failed = map(int, numbers.groups())
-    return {
-        "rate": max(requests - failed, 0) / microseconds * 1e6,
-        "p50": p50 / 1e3,
-        "p99": p99 / 1e3,
-        "failed": failed,
-    }
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts
@@ -238,7 +109,7 @@ def in_turn(servers: list[Server], environments: Path, rounds: int, seconds: flo
                     many = wrk(live.port, INFER, JSON, body, 64, seconds)
                     alone = wrk(live.port, INFER, JSON, body, 1, max(1.0, seconds / 4))
                     answer = json.loads(load.ask(live.port, INFER, JSON, body)[1])
-                    memory = sum(map(_pss, _members(live.process.pid)))
+                    memory = memory_of(live)
                     tables = {each["name"]: each["data"] for each in answer["outputs"]}
                     gap = abs(tables["probability"][0] - wanted)
                 found[server.name].append(
@@ -274,11 +145,9 @@ def _summed(server: Server, rounds: list[dict[str, Any]], environments: Path) ->
     }
 
 
-def _pss(pid: int) -> float:
-    with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("Pss:"))
-    return 0.0
+def memory_of(live: Running) -> float:
+    """Memory (PSS) of all processes of a server, in MB."""
+    return sum(memory_mb("Pss", pid) for pid in session_members(live.process.pid))
 
 
 ASK = """
@@ -314,7 +183,7 @@ def rows(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "log.tsv"
         log.write_bytes(body * 1000)
-        command = [sys.executable, str(Path(__file__).with_name("load.py")), "run", CLICKS, str(log)]
+        command = [*LOAD, "run", CLICKS, str(log)]
         inside: list[float] = []
         served: list[dict[str, Any]] = []
         tail: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
@@ -350,7 +219,6 @@ def _pinned(command: list[str]) -> str:
 def lone(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
     """A lone request beside the same call in a process: milliseconds of one row and of one photo."""
     found: dict[str, Any] = {}
-    script = str(Path(__file__).with_name("load.py"))
     row = zoo.pipeline(CLICKS, engine="native").example(1)[0].rstrip(b"\n") + b"\n"
     with tempfile.TemporaryDirectory() as scratch:
         photo = load.photo()
@@ -360,7 +228,7 @@ def lone(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
             path = f"/v1/models/{model}:run"
             inside, served = [], []
             for _ in range(rounds):
-                inside.append(float(_pinned([sys.executable, script, "alone", model, str(file)])))
+                inside.append(float(_pinned([*LOAD, "alone", model, str(file)])))
                 server = dataclasses.replace(ZOO, arguments=(model,))
                 with running(server, environments, path, kind, body) as live:
                     served.append(load.alone(live.port, path, kind, body, seconds, CORES[-1]))
@@ -372,7 +240,6 @@ def lone(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
 def sentences(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
     """32 clients with a sentence a request beside batches in a process, and a lone sentence."""
     texts = list(zoo.pipeline(TRANSLATION, engine="native").example(512))
-    script = str(Path(__file__).with_name("load.py"))
     path = f"/v1/models/{TRANSLATION}:run"
     server = dataclasses.replace(ZOO, arguments=(TRANSLATION,))
     inside, served, tails, single, first = [], [], [], [], []
@@ -380,7 +247,7 @@ def sentences(environments: Path, rounds: int, seconds: float) -> dict[str, Any]
         file = Path(scratch) / "text"
         file.write_text("\n".join(texts))
         for _ in range(rounds):
-            rate, alone = _pinned([sys.executable, script, "translate", TRANSLATION, str(file)]).split()
+            rate, alone = _pinned([*LOAD, "translate", TRANSLATION, str(file)]).split()
             inside.append(float(rate))
             single.append(float(alone))
             with running(server, environments, path, TEXT, texts[0].encode()) as live:
@@ -411,7 +278,7 @@ def workers(environments: Path, rounds: int, seconds: float) -> list[dict[str, A
             wrk(live.port, RUN, TSV, row, 16, 1)
             wrk(live.port, f"/v1/models/{TRANSLATION}:run", TEXT, text, 4 * count, 2)
             time.sleep(0.5)
-            memory = round(sum(map(_pss, _members(live.process.pid))))
+            memory = round(memory_of(live))
         found.append({"workers": count, "memory_mb": memory})
     return found
 
@@ -426,23 +293,6 @@ PARTS: dict[str, Callable[[Path, int, float], Any]] = {
 }
 
 
-def table(report: Mapping[str, Any]) -> str:
-    """The report as text."""
-    lines: list[str] = []
-    for part in report["parts"]:
-        lines.append(f"{part['part']}:")
-        if not isinstance(part["found"], list) or part["part"] == "workers":
-            lines.append(f"  {json.dumps(part['found'])}")
-            continue
-        for each in part["found"]:
-            if "left_out" in each:
-                lines.append(f"  {each['server']:20} {each['left_out']}")
-                continue
-            rate, p99, lone = (each[key]["median"] for key in ("requests_per_second", "p99_ms", "lone_p50_ms"))
-            lines.append(f"  {each['server']:20} {rate:10,.0f}/s  p99 {p99:8.2f} ms  lone {lone:6.2f} ms")
-    return "\n".join(lines)
-
-
 def make(environments: Path, parts: Sequence[str]) -> None:
     """The environments of the servers of these parts: what is whole is kept, what pip cannot install is left out. This
     project is installed into those that it runs in.
@@ -453,7 +303,7 @@ def make(environments: Path, parts: Sequence[str]) -> None:
         place = environments / name
         if (place / MADE).is_file():
             continue
-        own = [str(Path(__file__).parents[3])] if name in OWN else []
+        own = [str(harness.ROOT)] if name in OWN else []
         pip = [str(place / "bin/python"), "-m", "pip", "install", "-q"]
         try:
             subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
@@ -464,28 +314,24 @@ def make(environments: Path, parts: Sequence[str]) -> None:
             (place / MADE).touch()
 
 
-def main() -> None:
-    parser = Parser(__doc__)
-    parser.add_argument("environments", type=Path, help="the folder with the servers' environments")
-    parser.add_argument("--make", action="store_true", help="make those of the parts, and no more")
-    parser.add_argument("--parts", default=",".join(PARTS), help="which, with commas between them")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each load")
-    given = parser.parse_args()
-    parts = listed("part", given.parts, PARTS)
-    require_known("part", parts, PARTS)
-    if given.make:
-        make(given.environments, parts)
-        return
+def options(parser: harness.Parser) -> None:
+    """Adds the options."""
+    parser.add_argument("environments", type=Path, help="folder of the servers' environments")
+    parser.add_argument("--make", action="store_true", help="make the environments of the parts, and no more")
+    parser.names("--parts", "part", PARTS)
+    parser.count("--rounds", 3, "starts of each server")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each load (default 5)")
+
+
+def measure(args: Any) -> dict[str, Any] | None:
+    """Returns {"parts": [{"part", "found"}], "environment"}."""
+    if args.make:
+        make(args.environments, args.parts)
+        return None
     os.sched_setaffinity(0, {CORES[-1]})
-    about = {**environment(), "rounds": given.rounds, "seconds": given.seconds, "connections": 64}
+    about = environment(rounds=args.rounds, seconds=args.seconds, connections=64)
 
-    def measure(part: str) -> dict[str, Any]:
-        return {"part": part, "found": PARTS[part](given.environments, given.rounds, given.seconds)}
+    def one(part: str) -> dict[str, Any]:
+        return {"part": part, "found": PARTS[part](args.environments, args.rounds, args.seconds)}
 
-    show(gather("parts", parts, measure, given.output, about), table, given.json)
-
-
-if __name__ == "__main__":
-    with one_line("serving.py"):
-        main()
+    return harness.gather("parts", args.parts, one, args.output, about)

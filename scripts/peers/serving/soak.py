@@ -1,24 +1,20 @@
-"""Minutes under load with what goes wrong in production: `soak_serving.py [--minutes 10] [-o report.json]`.
+"""A server under load for minutes while workers are killed and clients misbehave.
 
-A server of wide-deep-criteo and multi30k-en-de, on one core, is first asked as quickly as it answers, then at 90% of
-that rate, from another core: one request in four is a sentence, the others are 1 to 4 rows. Every 20 s one of its two
-workers is killed; slow, broken and oversized clients come and go, and such that leave or whose deadline passes amid a
-long text. Counts answers that are wrong (other than the model's alone), requests that were accepted and got none, and
-the slopes of memory (PSS) and open descriptors of all its processes. Times count from when a request was to be asked.
+A server of wide-deep-criteo and multi30k-en-de, on one core, first gets requests as quickly as it answers, then at 90%
+of that rate, from another core: one request in four is a sentence, the others are 1 to 4 rows. Every 20 s one of its
+two workers is killed; slow, broken and oversized clients come and go, also clients that leave or whose deadline passes
+amid a long text. Counts answers that are wrong (other than the model's alone), requests that were accepted and got
+none, and the slopes of memory (PSS) and open descriptors of all its processes. Times count from when a request was due.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 import os
 import random
-import re
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -27,18 +23,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import zoo
-from pipelines.core import files
 from pipelines.core.machine import environment
+from scripts.peers import harness
+from scripts.peers.processes import memory_mb, session_members
+from scripts.peers.serving import load
+from scripts.peers.serving.load import exchange
+from scripts.peers.serving.server import CLICKS, CORES, TEXT, TSV, Server, running
 
-CLICKS, TRANSLATION = "wide-deep-criteo", "multi30k-en-de"
+TRANSLATION = "multi30k-en-de"
 CONNECTIONS, STRANGERS, BODY_LIMIT = 64, 4, 1_000_000
 ROWS_AMONG = 4  # requests, of which one is a sentence
 LOAD, WARM = (
     0.9,
     15.0,
-)  # of the greatest rate, which is measured for so many seconds, beside the clients who ask wrongly
+)  # share of the greatest rate, which is measured for so many seconds beside the misbehaving clients
 KILL_EVERY, SAMPLE_EVERY = 20.0, 5.0
 SETTLE = 60.0  # seconds before slopes count
+STOP_SECONDS = 60.0
 
 
 class Question(NamedTuple):
@@ -49,11 +50,14 @@ class Question(NamedTuple):
     key: str
     wanted: list[Any]
 
-    def message(self, length: int | None = None, *headers: str) -> bytes:
-        kind = "text/tab-separated-values" if self.model == CLICKS else "text/plain"
-        size = len(self.body) if length is None else length
-        head = [f"POST /v1/models/{self.model}:run HTTP/1.1", "Host: x", f"Content-Type: {kind}", *headers]
-        return "\r\n".join([*head, f"Content-Length: {size}", "", ""]).encode() + self.body
+    @property
+    def address(self) -> tuple[str, str]:
+        """Path and content type."""
+        return f"/v1/models/{self.model}:run", TSV if self.model == CLICKS else TEXT
+
+    def message(self, *headers: str, length: int | None = None) -> bytes:
+        """The request; see `load.message`."""
+        return load.message(*self.address, self.body, *headers, length=length)
 
     def right(self, answer: bytes) -> bool:
         return [each[self.key] for each in json.loads(answer)["results"]] == self.wanted
@@ -74,13 +78,6 @@ def questions() -> tuple[list[Question], list[Question], Question]:
         Question(TRANSLATION, each.encode(), "translation", [translation(each)[0]["translation"]]) for each in texts
     ]
     return rows, sentences, Question(TRANSLATION, "\n".join(texts[:40]).encode(), "translation", [])
-
-
-async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytes) -> tuple[int, bytes]:
-    writer.write(sent)
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    at = head.index(b"content-length:") + 15
-    return int(head[9:12]), await reader.readexactly(int(head[at : head.index(b"\r\n", at)]))
 
 
 class Soak:
@@ -157,7 +154,7 @@ class Soak:
 
     async def oversized(self) -> None:
         reader, writer = await self.open()
-        status, _ = await exchange(reader, writer, self.rows[0].message(BODY_LIMIT * 100))
+        status, _ = await exchange(reader, writer, self.rows[0].message(length=BODY_LIMIT * 100))
         self.counts["413" if status == 413 else "oversized, accepted"] += 1
         writer.close()
 
@@ -176,29 +173,19 @@ class Soak:
 
     async def expiring(self) -> None:
         reader, writer = await self.open()
-        status, _ = await exchange(reader, writer, self.text.message(None, "timeout-ms: 10"))
+        status, _ = await exchange(reader, writer, self.text.message("timeout-ms: 10"))
         self.counts["504" if status == 504 else "late, answered"] += 1
         writer.close()
 
     # ------------------------------------------------------------------------------------------------------- the server
 
-    def processes(self) -> list[int]:
-        found, todo = [], [self.pid]
-        while todo:
-            pid = todo.pop()
-            found.append(pid)
-            for path in Path(f"/proc/{pid}/task").glob("*/children"):
-                with contextlib.suppress(OSError):
-                    todo += map(int, path.read_text().split())
-        return found
-
     async def killer(self) -> None:
         while time.monotonic() < self.end - KILL_EVERY:
             await asyncio.sleep(KILL_EVERY)
-            keeper = next(each for each in self.processes() if each != self.pid and self._children(each))
+            parent = next(pid for pid in session_members(self.pid) if pid != self.pid and self._children(pid))
             self.killed.append(time.monotonic())
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.random.choice(self._children(keeper)), signal.SIGKILL)
+                os.kill(self.random.choice(self._children(parent)), signal.SIGKILL)
 
     @staticmethod
     def _children(pid: int) -> list[int]:
@@ -208,10 +195,9 @@ class Soak:
         begin = time.monotonic()
         while time.monotonic() < self.end:
             memory, descriptors = 0.0, 0
-            for pid in self.processes():
+            for pid in session_members(self.pid):
+                memory += memory_mb("Pss", pid)
                 with contextlib.suppress(OSError):
-                    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-                    memory += int(re.search(r"^Pss:\s+(\d+)", text, re.M)[1]) * 1024 / 1e6  # type: ignore[index]
                     descriptors += len(list(Path(f"/proc/{pid}/fd").iterdir()))
             self.samples.append((time.monotonic() - begin, memory, descriptors))
             await asyncio.sleep(SAMPLE_EVERY)
@@ -277,42 +263,18 @@ class Soak:
         }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: harness.Parser) -> None:
+    """Adds the options."""
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("-o", "--output")
-    given = parser.parse_args()
-    asked, cores = questions(), sorted(os.sched_getaffinity(0))
-    words = [
-        "serve",
-        CLICKS,
-        TRANSLATION,
-        "--port",
-        "0",
-        "--workers",
-        str(given.workers),
-        "--max-body",
-        str(BODY_LIMIT),
-    ]
-    pinned = ["taskset", "-c", str(cores[0]), sys.executable, "-m", "zoo.cli.app", *words]
-    server = subprocess.Popen(pinned, stderr=subprocess.PIPE, text=True)
-    os.sched_setaffinity(0, {cores[-1]})
-    try:
-        assert server.stderr is not None
-        url = next(found for line in server.stderr if (found := re.search(r"http://127\.0\.0\.1:(\d+)$", line)))
-        os.set_blocking(server.stderr.fileno(), False)
-        report = asyncio.run(Soak(int(url[1]), server.pid, *asked).run(given.minutes))
-        server.terminate()
-        report["exit"] = server.wait(60)
-    finally:
-        if server.poll() is None:
-            server.kill()
-    report["environment"] = environment(workers=given.workers)
-    if given.output:
-        files.write_json(given.output, report)
-    print(json.dumps(report, indent=2))
+    parser.count("--workers", 2, "workers of the server")
 
 
-if __name__ == "__main__":
-    main()
+def measure(args: Any) -> dict[str, Any]:
+    """Returns the figures of `Soak.run`, "exit" and "environment"."""
+    asked = questions()
+    words = (CLICKS, TRANSLATION, "--workers", str(args.workers), "--max-body", str(BODY_LIMIT))
+    server, first = Server("zoo serve", "", words, "int8-zoo"), asked[0][0]
+    os.sched_setaffinity(0, {CORES[-1]})
+    with running(server, Path(), *first.address, first.body, STOP_SECONDS) as live:
+        found = asyncio.run(Soak(live.port, live.process.pid, *asked).run(args.minutes))
+    return {**found, "exit": live.stop["exit"], "environment": environment(workers=args.workers)}

@@ -1,22 +1,15 @@
-"""Export a translation model to CTranslate2's format: the same weights and pieces, for the benchmark and to check the
-beam search.
-
-    python scripts/peers/translation/ctranslate2_export.py MODEL DIR [--quantization int8]
-    python scripts/peers/translation/ctranslate2_export.py MODEL DIR --check FILE [--beam 4] [--length-penalty 1] [--sentences 1000]
+"""Exports a translation model to CTranslate2's format: the same weights and pieces.
 
 MODEL is a name of the zoo or a model folder. DIR is then opened by `ctranslate2.Translator(DIR,
-compute_type="float32")`, which is given pieces of sentencepiece without start and end. `--check` translates the lines
-of FILE by this project's beam search in torch and by CTranslate2, both in fp32, and tells how many are the same. Needs
+compute_type="float32")`, which takes pieces of sentencepiece without start and end. --check translates the lines of
+FILE by this project's beam search in torch and by CTranslate2, both in fp32, and reports how many are the same. Needs
 the `train` and `peers` extras.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-
 import zoo
-from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError
 from pipelines.data.text_files import read_lines
+from scripts.peers import harness
 from zoo.translation.data.parallel_text import END, POSITIONS, START, UNKNOWN, Tokens, Vocabulary
 from zoo.translation.search.beam_search import Hypothesis, limit
 
@@ -227,33 +219,27 @@ def _in_torch(model: Transformer, sentences: Sequence[Tokens], **options: Any) -
         yield from translate(model, sentences[at : at + 32], **options)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: harness.Parser) -> None:
+    """Adds the options."""
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("target", metavar="DIR")
+    parser.add_argument("--quantization", default="float32", help="of the weights: float32 or int8 (default float32)")
     parser.add_argument(
-        "--quantization", default="float32", help=f"of the weights: {' or '.join(QUANTIZATIONS)} (default float32)"
+        "--check", metavar="FILE", help="translate its lines in both, fp32, and compare the translations"
     )
-    parser.add_argument("--check", metavar="FILE", help="translate its lines in both, fp32, and print the comparison")
-    parser.add_argument("--beam", type=int, default=4)
+    parser.count("--beam", 4, "beam size")
     parser.add_argument("--length-penalty", type=float, default=1.0)
-    parser.add_argument("--sentences", type=int, default=1000, help="so many lines of FILE (default 1000)")
-    args = parser.parse_args()
-    try:
-        from zoo.translation.models.checkpoints import load_model
-
-        model, vocabulary = load_model(zoo.load(args.model).path)
-        folder = export(model, vocabulary, args.target, args.quantization)
-        if args.check:
-            texts = [each for each in itertools.islice(read_lines(args.check), args.sentences) if each]
-            found = check(
-                model, vocabulary, folder, vocabulary.encode(texts), beam=args.beam, length_penalty=args.length_penalty
-            )
-            print(json.dumps(found, indent=2))
-    except ZooError as error:
-        print(f"ctranslate2_export: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    parser.count("--sentences", 1000, "lines of FILE")
 
 
-if __name__ == "__main__":
-    main()
+def measure(args: Any) -> dict[str, Any] | None:
+    """Exports; returns `compare` where that is asked for."""
+    from zoo.translation.models.checkpoints import load_model
+
+    model, vocabulary = load_model(zoo.load(args.model).path)
+    folder = export(model, vocabulary, args.target, args.quantization)
+    if not args.check:
+        return None
+    texts = [each for each in itertools.islice(read_lines(args.check), args.sentences) if each]
+    search = {"beam": args.beam, "length_penalty": args.length_penalty}
+    return check(model, vocabulary, folder, vocabulary.encode(texts), **search)

@@ -1,16 +1,12 @@
 """What each rewrite of translation is worth, in ms a step with it and without.
 
-    python scripts/peers/translation/rewrites.py [MODEL,...] [--precision fp32,int8] [--batch-size 1,32] [--beam 1,4] [--repeats
-    9] [-o FILE]
-
-MODEL: a trained model, or `base` or `small` of random weights, as in scripts/peers/translation/translation.py. Both forms of a
-rewrite run in turn, one thread (pin it: taskset -c 1), in onnxruntime, exactly `STEPS` steps of sentences of `SOURCE`
-tokens; medians of pairs. What is compared is the whole search in one graph, but for the rows that say "in Python":
-there it is `beam_search` over a step, which a decoder without caches can have, too; that one's step is timed at half of
-the tokens. Sentences of mixed lengths (`MIXED`) have as many tokens on average, their translations as many as they
-have; a step then is as many tokens of translations as a batch has rows. Padding is removed nowhere: its row is the
-bound, a batch of mixed lengths against one of equal lengths with as many tokens, of the encoder alone, over `STEPS`
-steps.
+MODEL: a trained model, or a size of random weights, as in the comparison `translation`. Both forms of a rewrite run in
+turn, one thread (pin it: taskset -c 1), in onnxruntime, exactly `STEPS` steps of sentences of `SOURCE` tokens; medians
+of pairs. The whole search in one graph is compared, except in the rows that say "in Python": there it is `beam_search`
+over a step, which also runs over a decoder without caches; that one's step is timed at half of the tokens. Sentences of
+mixed lengths (`MIXED`) have as many tokens on average, their translations as many as they have; a step then is as many
+tokens of translations as a batch has rows. Padding is removed nowhere: its row is the bound, a batch of mixed lengths
+against one of equal lengths with as many tokens, of the encoder alone, over `STEPS` steps.
 """
 
 from __future__ import annotations
@@ -18,10 +14,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -29,8 +23,6 @@ from unittest import mock
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import zoo
 from pipelines.core import machine
@@ -386,8 +378,8 @@ def _keys_and_values(model: ir.Model) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------- measure
 
 
-def measure(
-    forms: Forms, cases: Sequence[tuple[int, int]], repeats: int, advance: Callable[[float], None]
+def compare(
+    forms: Forms, cases: Sequence[tuple[int, int]], repeats: int, advance: harness.Advance
 ) -> list[dict[str, Any]]:
     """[{"rewrite", "cases": [{"batch_size", "beam", "on", "off" (median ms a step), "times" (median of off / on of a
     pair)}]}].
@@ -402,69 +394,41 @@ def measure(
             begin = time.perf_counter()
             while len(pairs) <= repeats and (len(pairs) < 4 or time.perf_counter() - begin < SECONDS):
                 pairs.append((row.on(count, beam), row.off(count, beam)))
-            pairs = pairs[1:]  # the first warms up
-            on, off = (round(statistics.median(each), 4) for each in zip(*pairs, strict=True))
-            times = round(statistics.median(b / a for a, b in pairs), 3)
-            results.append({"batch_size": count, "beam": beam, "on": on, "off": off, "times": times})
+            on, off = zip(*pairs[1:], strict=True)  # the first pair warms up
+            figures = {"on": harness.median(on, 4)["median"], "off": harness.median(off, 4)["median"]}
+            results.append({"batch_size": count, "beam": beam, **figures, "times": harness.ratio(off, on)})
         found.append({"rewrite": row.name, "cases": results})
         advance(1)
     return found
 
 
-def table(report: Mapping[str, Any]) -> str:
-    """The results as text."""
-    lines = []
-    for each in report["models"]:
-        lines.append(
-            f"{each['model']} {each['precision']}, ms a step with / without, and how many times as long without"
-        )
-        for row in each["rows"]:
-            told = (
-                f"B{c['batch_size']} beam {c['beam']} {c['on']:8.3f} /{c['off']:8.3f} {c['times']:6.2f}x"
-                for c in row["cases"]
-            )
-            lines.append(f"  {row['rewrite']:56} " + "   ".join(told))
-    return "\n".join(lines)
+def options(parser: harness.Parser) -> None:
+    """Adds the options."""
+    parser.names("models", "model", None, RANDOM)
+    parser.names("--precision", "precision", PRECISIONS)
+    parser.numbers("--batch-size", "1,32", "batch sizes")
+    parser.numbers("--beam", "1,4", "beam sizes")
+    parser.count("--repeats", 9, "pairs of each row and case")
+    parser.work()
 
 
-def main() -> None:
-    """See the top."""
-    parser = harness.Parser(__doc__)
-    parser.add_argument(
-        "models", nargs="?", default=",".join(RANDOM), help=f"with commas; {', '.join(RANDOM)} by default"
+def measure(args: Any) -> dict[str, Any]:
+    """Returns {"models": [{"model", "precision", "rows": `compare`}], "environment"}."""
+    known = [*RANDOM, *zoo.names()]
+    harness.require_known("model", [name for name in args.models if not Path(name).is_dir()], known)
+    cases, pairs = (
+        list(itertools.product(*each)) for each in ((args.batch_size, args.beam), (args.models, args.precision))
     )
-    parser.add_argument("--precision", default=",".join(PRECISIONS), help="fp32, int8; both by default")
-    parser.add_argument("--batch-size", default="1,32", help="several with commas (default 1,32)")
-    parser.add_argument("--beam", default="1,4", help="several with commas (default 1,4)")
-    parser.add_argument("--repeats", default="9", help="pairs of each row and case (default 9)")
-    parser.add_argument("--work", metavar="DIR", help="keep the models there; what is found there is not made again")
-    with harness.one_line("translation_steps"):
-        args = parser.parse_args()
-        models, precisions = (
-            harness.listed("model", args.models),
-            harness.listed("precision", args.precision, PRECISIONS),
-        )
-        harness.require_known("model", [each for each in models if not Path(each).is_dir()], [*RANDOM, *zoo.names()])
-        cases = list(
-            itertools.product(harness.numbers("batch size", args.batch_size), harness.numbers("beam", args.beam))
-        )
-        (repeats,) = harness.numbers("repeats", args.repeats)[:1]
-        wanted = list(itertools.product(models, precisions))
-        with harness.folder(args.work) as scratch, progress("timing rewrites", 15 * len(wanted)) as advance:
+    with harness.folder(args.work) as scratch, progress("timing rewrites", 15 * len(pairs)) as advance:
 
-            def one(of: tuple[str, str]) -> dict[str, Any]:
-                model, precision = of
-                folder = scratch / f"{Path(model).name}-steps" / "model"
-                if not folder.is_dir():
-                    folder.parent.mkdir(parents=True, exist_ok=True)
-                    copied(model, folder, STEPS)
-                found = measure(Forms(open_folder(folder, zoo.entry), precision), cases, repeats, advance)
-                return {"model": model, "precision": precision, "rows": found}
+        def one(pair: tuple[str, str]) -> dict[str, Any]:
+            model, precision = pair
+            folder = scratch / f"{Path(model).name}-steps" / "model"
+            if not folder.is_dir():
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                copied(model, folder, STEPS)
+            forms = Forms(open_folder(folder, zoo.entry), precision)
+            return {"model": model, "precision": precision, "rows": compare(forms, cases, args.repeats, advance)}
 
-            facts = machine.environment(threads=1, repeats=repeats, steps=STEPS)
-            report = harness.gather("models", wanted, one, args.output, facts)
-        harness.show(report, table, args.json)
-
-
-if __name__ == "__main__":
-    main()
+        facts = machine.environment(threads=1, repeats=args.repeats, steps=STEPS)
+        return harness.gather("models", pairs, one, args.output, facts)

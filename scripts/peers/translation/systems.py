@@ -1,6 +1,4 @@
-"""Translation in the engines of the peers and in this project's: how each is made of a model folder, opened and
-called.
-"""
+"""Translation engines of the peers and of this project: how each is built from a model folder, opened and called."""
 
 from __future__ import annotations
 
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 import zoo
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
+from scripts.peers.engines import open_vino, pytorch
 from scripts.peers.translation import marian_export
 from scripts.peers.translation.models import FIREFOX, FIREFOX_LENGTH, RANDOM, Work, listed
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, VOCABULARY, Tokens, by_tokens, padded
@@ -202,15 +201,15 @@ def isa() -> dict[str, str]:
 
 
 def open_ctranslate2(precision: str, batched: bool = True) -> Callable[[Work, Case], System]:
-    """CTranslate2, which sorts and batches sentences by itself, with sentencepiece. batched: in its own default all are
-    one batch.
+    """CTranslate2, which sorts and batches sentences by itself, with sentencepiece; not `batched`: its default, all
+    sentences are one batch.
     """
 
     def open_translator(work: Work, case: Case) -> System:
         import ctranslate2  # type: ignore[import-untyped]
         import sentencepiece
 
-        path = work.made("ctranslate2-int8" if precision == "int8" else "ctranslate2-float32")
+        path = work.made(f"ctranslate2-{precision}")
         translator = ctranslate2.Translator(str(path), compute_type=precision, intra_threads=1, inter_threads=1)
         text = sentencepiece.SentencePieceProcessor(model_file=str(work.folder / VOCABULARY))
         options: dict[str, Any] = {"beam_size": case.beam, "length_penalty": 1, "return_scores": True}
@@ -280,15 +279,19 @@ def stepping(begin: Callable[[Array], Step], work: Work, case: Case) -> System:
     return System(list, vocabulary.encode, search, list, vocabulary.decode)
 
 
+def loaded(work: Work) -> Any:
+    """The network in torch, one thread."""
+    from zoo.translation.models.checkpoints import load_model
+
+    pytorch.use_one_thread()
+    return load_model(work.folder)[0]
+
+
 def open_torch(work: Work, case: Case) -> System:
     """torch in float32 with caches."""
     import torch
 
-    from zoo.translation.models.checkpoints import load_model
-
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
-    model, _ = load_model(work.folder)
+    model = loaded(work)
     return stepping(lambda source: model.begin(torch.from_numpy(source)), work, case)
 
 
@@ -296,44 +299,29 @@ def open_naive(work: Work, case: Case) -> System:
     """torch in float32, all tokens so far computed anew in every step, the source copied for every beam."""
     import torch
 
-    from zoo.translation.models.checkpoints import load_model
-
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
-    model, _ = load_model(work.folder)
+    model = loaded(work)
 
     class Decoder:
         def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
             source, memory, target = (torch.from_numpy(batch[name]) for name in ("source", "memory", "target"))
             mask, x = (source != PAD)[:, None, None, :], model._embed("target", target)
             for layer in model.decoder:
-                x, _ = layer.decode(x, None, layer.cross.keys_values(memory), mask)  # type: ignore[operator, union-attr]
+                x, _ = layer.decode(x, None, layer.cross.keys_values(memory), mask)
             return {"logits": model._logits(x[:, -1]).numpy()}
 
-    return stepping(
-        lambda source: naive_step(Decoder(), source, model.encode(torch.from_numpy(source))[0].numpy()), work, case
-    )
+    def begin(source: Array) -> Step:
+        return naive_step(Decoder(), source, model.encode(torch.from_numpy(source))[0].numpy())
+
+    return stepping(begin, work, case)
 
 
 def open_openvino(work: Work, case: Case) -> System:
     """OpenVINO's plugin quantizes activations by itself, where the CPU can; states in float32, without which it gave
     NaN here.
     """
-    import openvino as ov
-
-    options = {
-        "INFERENCE_NUM_THREADS": 1,
-        "NUM_STREAMS": 1,
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",
-        "KV_CACHE_PRECISION": "f32",
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "512",
-        "ENABLE_CPU_PINNING": False,
-    }
-    core = ov.Core()
+    options = {"KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "512"}
     encoder, decoder = (
-        core.compile_model(work.made(f"openvino-{name}.xml"), "CPU", options).create_infer_request()
-        for name in ("encoder", "decoder")
+        open_vino.infer_request(work.made(f"openvino-{name}.xml"), **options) for name in ("encoder", "decoder")
     )
 
     def begin(source: Array) -> Step:
@@ -369,23 +357,21 @@ class Peer(NamedTuple):
     marian: bool = False
 
 
+def ctranslate2(precision: str, batched: bool = True) -> Peer:
+    """CTranslate2 with weights of a precision; see `open_ctranslate2`."""
+    make_model = partial(make_ctranslate2, quantization=precision)
+    reads = f"ctranslate2-{precision}/model.bin"
+    return Peer(open_ctranslate2(precision, batched), make_model, reads, texts=not batched)
+
+
 PEERS = {
     "zoo-native": Peer(open_zoo("int8", "native")),
     "zoo-shortlist": Peer(open_zoo("int8", "native", shortlist=True)),
     "zoo-int8": Peer(open_zoo("int8", "onnxruntime")),
     "zoo-fp32": Peer(open_zoo("fp32", "onnxruntime")),
-    "ctranslate2-int8": Peer(
-        open_ctranslate2("int8"), partial(make_ctranslate2, quantization="int8"), "ctranslate2-int8/model.bin"
-    ),
-    "ctranslate2-default": Peer(
-        open_ctranslate2("int8", batched=False),
-        partial(make_ctranslate2, quantization="int8"),
-        "ctranslate2-int8/model.bin",
-        texts=True,
-    ),
-    "ctranslate2-fp32": Peer(
-        open_ctranslate2("float32"), partial(make_ctranslate2, quantization="float32"), "ctranslate2-float32/model.bin"
-    ),
+    "ctranslate2-int8": ctranslate2("int8"),
+    "ctranslate2-default": ctranslate2("int8", batched=False),
+    "ctranslate2-fp32": ctranslate2("float32"),
     "openvino-int8": Peer(open_openvino, make_openvino, "openvino-decoder.xml"),
     "torch-fp32": Peer(open_torch),
     "torch-naive": Peer(open_naive),

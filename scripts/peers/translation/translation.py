@@ -1,59 +1,46 @@
-"""Time translation in the engines of its peers and in this project's: same weights, same sentences, one thread and
-core, in turn.
-
-    python scripts/peers/translation/translation.py [MODEL,...] [--tasks steps,text] [--batch-size 1,32] [--beam 1,4] [--peers
-    NAME,...] [-o FILE]
+"""Translation in the engines of the peers and of this project: same weights, same sentences, one thread and core.
 
 MODEL: a trained model (name of the zoo or folder), or a size of random weights, `base` (6+6 layers of 512, 32,000
 pieces), `opus` (with 58,101, as OPUS-MT's) or `small` (3+3 of 256, 8,000); or `firefox`, random weights that Marian
-made (6+2 of 256, SSRU, 32,000), which it runs itself, in int8 by its own tool, beside what is imported of them. Task
-`steps`: exactly `STEPS` tokens of every sentence, for each batch size and
-beam; no token ends a sentence. Its sentences have 8 to 32 tokens: those of the test set, drawn ones for random weights.
-Task `text`, of trained models: Multi30k's test_2016_flickr ($ZOO_SHARED, by default ../shared) from text to text at
-natural lengths, the last batch size and beam, with BLEU and chrF.
+made (6+2 of 256, SSRU, 32,000): Marian runs them itself, in int8 by its own tool, beside the model imported from them.
+Task `steps`: exactly --steps tokens of every sentence, for each batch size and beam; no token ends a sentence. Its
+sentences have 8 to 32 tokens: those of the test set, drawn ones for random weights. Task `text`, of trained models:
+Multi30k's test_2016_flickr ($ZOO_SHARED, by default ../shared) from text to text at natural lengths, the last batch
+size and beam, with BLEU and chrF.
 
-Every engine lives in a process of its own, all pinned to one core, and only one works at a time: a round gives each a
-turn, all the same sentences. Seconds are of processor time; "core_share" is its share of the clock's: well below 1
-others were at work, and the figures are rough. "search" leaves the tokenization out, "whole" has it. Memory is the
-process's: the peak while timed, and by shares (PSS) after it. This project's int8 comes in both forms: "zoo-native"
-decodes in the native kernels, "zoo-int8" has the whole search in the graph of int8.onnx, as "zoo-fp32" has it in float,
-both in onnxruntime; "zoo-shortlist" (random weights) is "zoo-native" with a shortlist of drawn words, over 3,000 of
-them for each sentence. CTranslate2 is told to use AVX-512 where an AMD CPU has it, which it does not by itself;
-"ctranslate2-default" (task text) is not told how large a batch is, and makes one of all sentences. OpenVINO has a
-decoder with its state inside and weights in int8, by NNCF, the beam search in Python; torch likewise, in float32,
-"torch-naive" without any cache. An engine that cannot be opened is left out, and the report says why. Needs the `train`
-and `peers` extras.
+Every engine has a process of its own, all pinned to one core, and only one works at a time: a round gives each a turn,
+all the same sentences. Seconds are of processor time; "core_share" is its share of the clock's: well below 1 the
+machine was busy, and the figures are rough. "search" leaves the tokenization out. Memory is the process's: the peak
+while timed, and by shares (PSS) after it. "zoo-native" decodes in the native kernels, "zoo-int8" has the whole search
+in the graph of int8.onnx, as "zoo-fp32" has it in float, both in onnxruntime; "zoo-shortlist" (random weights) is
+"zoo-native" with a shortlist of drawn words, over 3,000 of them for each sentence. CTranslate2 is set to AVX-512 where
+an AMD CPU has it, which it does not use by itself; "ctranslate2-default" (task text) gets no batch size, and makes one
+batch of all sentences. OpenVINO has a decoder with its state inside and weights in int8, by NNCF, the beam search in
+Python; torch likewise, in float32, "torch-naive" without any cache. An engine that cannot be opened is left out, and
+the report says why. Needs the `train` and `peers` extras.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-
 import zoo
-from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
-from scripts.peers import harness
+from scripts.peers import harness, processes
 from scripts.peers.translation.models import FIREFOX, FIREFOX_LENGTH, LENGTHS, RANDOM, Work, copied, drawn
 from scripts.peers.translation.systems import PEERS, Case, System, isa, make
 from zoo.translation.data.parallel_text import tidy
 from zoo.translation.data.text_files import read_pairs
 from zoo.translation.metrics import signatures, translation_metrics
 
-SHARED = Path(os.environ.get("ZOO_SHARED", Path(__file__).resolve().parents[4] / "shared"))
 TEST_SET = "data/translation/multi30k/test_2016_flickr"
 TASKS = ("steps", "text")
 WITHOUT_TEXT = (*RANDOM, FIREFOX)  # of random weights
@@ -64,12 +51,12 @@ PACKAGES = ("ctranslate2", "nncf", "sentencepiece", "sacrebleu", "torch")
 
 
 def test_set(count: int) -> tuple[list[str], list[str]]:
-    """The first `count` sentences and their translations. Raises RequestError where they are missing."""
-    names = [SHARED / f"{TEST_SET}.{language}.gz" for language in ("en", "de")]
-    if missing := [str(each) for each in names if not each.is_file()]:
-        raise RequestError(
-            f"found no {' and no '.join(missing)}; set ZOO_SHARED to the folder that holds data/translation"
-        )
+    """The first `count` sentences and their translations.
+
+    Raises:
+        RequestError: They are missing.
+    """
+    names = [harness.development_data(f"{TEST_SET}.{language}.gz") for language in ("en", "de")]
     pairs = [(tidy(a), tidy(b)) for a, b in itertools.islice(read_pairs(",".join(map(str, names))), count)]
     return [a for a, _ in pairs], [b for _, b in pairs]
 
@@ -97,45 +84,28 @@ class Engine:
             raise ZooError(
                 f"found translations of {', '.join(map(str, sorted(wrong)))} tokens, wanted {self.case.steps}"
             )
-        harness.forget_peak()
+        processes.reset_peak()
         return [] if self.case.steps else self.system.write(found)
 
     def turn(self, chosen: Sequence[int]) -> dict[str, Any]:
-        """Translate the inputs of these numbers. Returns {"whole", "search": processor seconds, "clock", "tokens",
-        "texts"}.
+        """Translates the inputs of these numbers.
+
+        Returns:
+            {"whole", "search": processor seconds, "clock", "tokens", "texts"}.
         """
-        if self.case.steps:
-            clock, begin, tokens = time.perf_counter(), time.process_time(), 0
-            for i in chosen:
-                found = self.system.search(self.inputs[i])
-                tokens += sum(map(len, self.system.tokens(found)))
-            spent = time.process_time() - begin
-            return {
-                "whole": spent,
-                "search": spent,
-                "clock": time.perf_counter() - clock,
-                "tokens": tokens,
-                "texts": [],
-            }
-        clock, begin = time.perf_counter(), time.process_time()
-        given = self.system.read([self.inputs[i] for i in chosen])
+        steps, clock, begin = self.case.steps, time.perf_counter(), time.process_time()
+        ready = [self.inputs[i] for i in chosen] if steps else [self.system.read([self.inputs[i] for i in chosen])]
         read = time.process_time()
-        found = self.system.search(given)
+        found = [self.system.search(each) for each in ready]
         searched = time.process_time()
-        texts = self.system.write(found)
-        spent = time.process_time() - begin
-        tokens = sum(map(len, self.system.tokens(found)))
-        return {
-            "whole": spent,
-            "search": searched - read,
-            "clock": time.perf_counter() - clock,
-            "tokens": tokens,
-            "texts": texts,
-        }
+        texts = [] if steps else self.system.write(found[0])
+        spent, lasted = time.process_time() - begin, time.perf_counter() - clock
+        tokens = sum(len(each) for part in found for each in self.system.tokens(part))
+        return {"whole": spent, "search": searched - read, "clock": lasted, "tokens": tokens, "texts": texts}
 
     def memory(self) -> dict[str, float]:
         """Of this process, in MB."""
-        return {"peak": harness.peak_memory(), "shares": harness.shared_memory()}
+        return {"peak": processes.memory_mb("VmHWM"), "shares": processes.memory_mb("Pss")}
 
 
 def inputs_of(case: Case, work: Work, texts: Sequence[str]) -> list[Any]:
@@ -159,47 +129,46 @@ def compare(
     peers: Sequence[str],
     rounds: int,
     text: tuple[list[str], list[str]],
-    advance: Callable[[float], None],
+    advance: harness.Advance,
 ) -> dict[str, Any]:
-    """All `peers` in turn. text: sentences and references of the test set.
+    """Times the engines `peers` in turn.
 
-    Returns {"model", "task", "batch_size", "beam", "steps", "sentences" (of a turn), "results": [{"engine",
-    "sentences_per_second", its "tokens_per_second" (of the translations), "ms_a_step" (a batch's, task steps),
-    "search_per_second" (sentences, tokenization left out): {"median", "spread"} of the rounds, "bleu", "chrf" (task
-    text), "memory_mb": {"peak", "shares"}, "core_share"}], "ratios": {engine of this project: {peer: median over the
-    rounds of how many times as fast}}, "left_out": {engine: reason}}.
+    Args:
+        case: What is timed.
+        work: The model.
+        peers: Names of engines.
+        rounds: Turns of each.
+        text: Sentences and references of the test set.
+        advance: Progress.
+
+    Returns:
+        {"model", "task", "batch_size", "beam", "steps", "sentences" (of a turn), "results": [{"engine",
+        "sentences_per_second", its "tokens_per_second" (of the translations), "ms_a_step" (a batch's, task steps),
+        "search_per_second" (sentences, tokenization left out): {"median", "spread"} of the rounds, "bleu", "chrf" (task
+        text), "memory_mb": {"peak", "shares"}, "core_share"}], "ratios": {engine of this project: {peer: median over
+        the rounds of how many times as fast}}, "left_out": {engine: reason}}.
     """
     inputs = inputs_of(case, work, text[0])
-    each = max(1, TURN // case.batch_size) if case.steps else len(inputs)
-    core = max(os.sched_getaffinity(0))
+    size = max(1, TURN // case.batch_size) if case.steps else len(inputs)
     turns: dict[str, list[dict[str, Any]]] = {}
-    with harness.Workers() as workers:
+    with processes.Workers(work.folder.parent) as workers:
         for name in peers:
-            log = work.folder.parent / f"{name}.log"
-            workers.live[name] = harness.Worker(
-                partial(Engine, name, work, case), core, log, **(isa() if "ctranslate2" in name else {})
-            )
-            workers.ask(name, "open", inputs)
+            workers.open(name, partial(Engine, name, work, case), inputs, **(isa() if "ctranslate2" in name else {}))
             advance(1)
         for turn in range(rounds):
-            chosen = [i % len(inputs) for i in range(turn * each, (turn + 1) * each)]
+            chosen = [i % len(inputs) for i in range(turn * size, (turn + 1) * size)]
             for name, found in workers.ask_all("turn", chosen).items():
                 turns.setdefault(name, []).append(found)
             advance(1)
         memory = workers.ask_all("memory")
     turns = {name: found for name, found in turns.items() if name in memory}
-    count = each * (case.batch_size if case.steps else 1)
+    count = size * (case.batch_size if case.steps else 1)
     results = [
         {"engine": name, **summary(case, found, count, text[1]), "memory_mb": memory[name]}
         for name, found in turns.items()
     ]
-    return {
-        **case._asdict(),
-        "sentences": count,
-        "results": results,
-        "ratios": ratios(turns),
-        "left_out": workers.left_out,
-    }
+    figures = {"sentences": count, "results": results, "ratios": ratios(turns), "left_out": workers.left_out}
+    return case._asdict() | figures
 
 
 def summary(
@@ -210,7 +179,7 @@ def summary(
     found: dict[str, Any] = {
         "sentences_per_second": harness.median([sentences / each for each in whole]),
         "tokens_per_second": harness.median([each["tokens"] / each["whole"] for each in turns], 1),
-        "core_share": round(float(np.median([each["whole"] / each["clock"] for each in turns])), 3),
+        "core_share": harness.ratio(whole, [each["clock"] for each in turns]),
     }
     if case.steps:
         batches = sentences // case.batch_size
@@ -221,16 +190,10 @@ def summary(
 
 def ratios(turns: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
     """See `compare`."""
-    seconds = {name: np.array([each["whole"] for each in found]) for name, found in turns.items()}
+    seconds = {name: [each["whole"] for each in found] for name, found in turns.items()}
     ours = [name for name in seconds if name.startswith("zoo-")]
     peers = [name for name in seconds if name not in ours]
-    return {name: {peer: round(float(np.median(seconds[peer] / seconds[name])), 3) for peer in peers} for name in ours}
-
-
-def apart(log: Path, function: Callable[..., Any], *args: Any) -> Any:
-    """Run in a process of its own: torch and NNCF are to be in no other."""
-    with ProcessPoolExecutor(1, get_context("spawn"), harness.talk_into, (log,)) as pool:
-        return pool.submit(function, *args).result()
+    return {name: {peer: harness.ratio(seconds[peer], seconds[name]) for peer in peers} for name in ours}
 
 
 def fitting(model: str, peers: Sequence[str]) -> list[str]:
@@ -240,15 +203,14 @@ def fitting(model: str, peers: Sequence[str]) -> list[str]:
 
 def prepare(model: str, task: str, peers: Sequence[str], scratch: Path, steps: int) -> tuple[Work, dict[str, str]]:
     """A model's folder and what its peers read; (work, {engine: why it cannot be})."""
-    work, left_out = Work(scratch / f"{Path(model).name}-{task}" / "model"), {}
+    left_out: dict[str, str] = {}
+    work = Work(scratch / f"{Path(model).name}-{task}" / "model")
     work.made("").mkdir(parents=True, exist_ok=True)
     if not work.folder.is_dir():
-        apart(work.made("model.log"), copied, model, work.folder, steps)
+        processes.in_process(copied, model, work.folder, steps, log=work.made("model.log"))
     for name in fitting(model, peers):
-        try:
-            apart(work.made(f"{name}.log"), make, name, work)
-        except Exception as error:  # any library's own kinds
-            left_out[name] = harness.why(error)
+        with harness.leave_out(name, left_out):
+            processes.in_process(make, name, work, log=work.made(f"{name}.log"))
     return work, left_out
 
 
@@ -263,114 +225,43 @@ def cases(
             yield Case(model, task, sizes[-1], beams[-1])
 
 
-def table(report: Mapping[str, Any]) -> str:
-    """The results as text."""
-    line = "{:20} {:6} {:>5} {:>4}  {:17} {:>11} {:>17} {:>9} {:>8} {:>6} {:>6} {:>7} {:>7} {:>5}".format
-    columns = (
-        "model",
-        "task",
-        "batch",
-        "beam",
-        "engine",
-        "sentences/s",
-        "spread",
-        "tokens/s",
-        "ms/step",
-        "BLEU",
-        "chrF",
-        "peak MB",
-        "PSS MB",
-    )
-    lines = [line(*columns, "core")]
-    for case in report["cases"]:
-        for each in case["results"]:
-            rate, tokens = each["sentences_per_second"], each["tokens_per_second"]
-            step = f"{each['ms_a_step']['median']:.3f}" if "ms_a_step" in each else ""
-            quality = [f"{each[key]:.2f}" if key in each else "" for key in ("bleu", "chrf")]
-            memory = [f"{each['memory_mb'][key]:.0f}" for key in ("peak", "shares")]
-            here = (Path(case["model"]).name, case["task"], case["batch_size"], case["beam"], each["engine"])
-            spread = "{:.2f}..{:.2f}".format(*rate["spread"])
-            lines.append(
-                line(
-                    *here,
-                    f"{rate['median']:.2f}",
-                    spread,
-                    f"{tokens['median']:.0f}",
-                    step,
-                    *quality,
-                    *memory,
-                    each["core_share"],
-                )
-            )
-        lines += [
-            f"{name} is so many times as fast: {', '.join(f'{p} {r}x' for p, r in each.items())}"
-            for name, each in case["ratios"].items()
-        ]
-        lines += [f"{name} left out: {why}" for name, why in case["left_out"].items()]
-    return "\n".join(lines)
+def options(parser: harness.Parser) -> None:
+    """Adds the options."""
+    parser.names("models", "model", None, WITHOUT_TEXT)
+    parser.names("--tasks", "task", TASKS)
+    parser.names("--peers", "engine", PEERS)
+    parser.numbers("--batch-size", "1,32", "batch sizes")
+    parser.numbers("--beam", "1,4", "beam sizes")
+    parser.count("--steps", STEPS, "tokens of a sentence of task steps")
+    parser.count("--sentences", 1000, "sentences of the test set")
+    parser.count("--rounds", 9, "turns of each engine")
+    parser.work()
 
 
-def main() -> None:
-    parser = harness.Parser(__doc__)
-    parser.add_argument(
-        "models", nargs="?", default=",".join(WITHOUT_TEXT), help=f"with commas; {', '.join(WITHOUT_TEXT)} by default"
-    )
-    parser.add_argument("--tasks", default=",".join(TASKS), help="steps, text; both by default")
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}; all by default")
-    parser.add_argument("--batch-size", default="1,32", help="several with commas (default 1,32)")
-    parser.add_argument("--beam", default="1,4", help="several with commas (default 1,4)")
-    parser.add_argument("--steps", default=str(STEPS), help=f"tokens of a sentence of task steps (default {STEPS})")
-    parser.add_argument("--sentences", default="1000", help="so many of the test set (default 1000)")
-    parser.add_argument("--rounds", default="9", help="turns of each engine (default 9)")
-    parser.add_argument("--work", metavar="DIR", help="keep the models there; what is found there is not made again")
-    with harness.one_line("translation"):
-        args = parser.parse_args()
-        models, peers = harness.listed("model", args.models), harness.listed("engine", args.peers, PEERS)
-        harness.require_known(
-            "model", [each for each in models if not Path(each).is_dir()], [*WITHOUT_TEXT, *zoo.names()]
-        )
-        ((steps,), (sentences,), (rounds,)) = (
-            harness.numbers(each, getattr(args, each))[:1] for each in ("steps", "sentences", "rounds")
-        )
-        numbers = harness.numbers("batch size", args.batch_size), harness.numbers("beam", args.beam)
-        wanted = list(cases(models, harness.listed("task", args.tasks, TASKS), *numbers, steps))
-        if not wanted:
-            raise RequestError("found nothing to do: random weights have only the task steps")
-        text = test_set(sentences) if set(models) - set(WITHOUT_TEXT) else ([], [])
-        data = (
-            {
-                "test_set": f"multi30k {Path(TEST_SET).name}, the first {len(text[0])} sentences",
-                "signatures": signatures(),
-            }
-            if text[0]
-            else {}
-        )
-        facts = machine.environment(
-            threads=1, rounds=rounds, ctranslate2=isa() or "default", **data, peers=harness.versions(*PACKAGES)
-        )
-        prepared: dict[tuple[str, str], tuple[Work, dict[str, str]]] = {}
-        with (
-            harness.folder(args.work) as scratch,
-            progress("comparing", len(wanted) * (len(peers) + rounds)) as advance,
-        ):
+def measure(args: Any) -> dict[str, Any]:
+    """Returns {"cases": [`compare`], "environment"}."""
+    models, peers = args.models, args.peers
+    harness.require_known("model", [each for each in models if not Path(each).is_dir()], [*WITHOUT_TEXT, *zoo.names()])
+    wanted = list(cases(models, args.tasks, args.batch_size, args.beam, args.steps))
+    if not wanted:
+        raise RequestError("found nothing to do: random weights have only the task steps")
+    text = test_set(args.sentences) if set(models) - set(WITHOUT_TEXT) else ([], [])
+    about = f"multi30k {Path(TEST_SET).name}, the first {len(text[0])} sentences"
+    data = {"test_set": about, "signatures": signatures()} if text[0] else {}
+    facts = harness.environment(*PACKAGES, rounds=args.rounds, ctranslate2=isa() or "default", **data)
+    prepared: dict[tuple[str, str], tuple[Work, dict[str, str]]] = {}
+    steps = len(wanted) * (len(peers) + args.rounds)
+    with harness.folder(args.work) as scratch, progress("comparing", steps) as advance:
 
-            def measure(case: Case) -> dict[str, Any]:
-                key = (case.model, case.task)
-                if key not in prepared:
-                    prepared[key] = prepare(*key, peers, scratch, steps)
-                work, left_out = prepared[key]
-                given = ([], []) if case.model in WITHOUT_TEXT else text
-                fit = [
-                    each
-                    for each in fitting(case.model, peers)
-                    if each not in left_out and not (case.steps and PEERS[each].texts)
-                ]
-                found = compare(case, work, fit, rounds, given, advance)
-                return {**found, "left_out": left_out | found["left_out"]}
+        def one(case: Case) -> dict[str, Any]:
+            key = (case.model, case.task)
+            if key not in prepared:
+                prepared[key] = prepare(*key, peers, scratch, args.steps)
+            work, left_out = prepared[key]
+            able = [name for name in fitting(case.model, peers) if name not in left_out]
+            able = [name for name in able if not (case.steps and PEERS[name].texts)]
+            given = ([], []) if case.model in WITHOUT_TEXT else text
+            found = compare(case, work, able, args.rounds, given, advance)
+            return {**found, "left_out": left_out | found["left_out"]}
 
-            report = harness.gather("cases", wanted, measure, args.output, facts)
-        harness.show(report, table, args.json)
-
-
-if __name__ == "__main__":
-    main()
+        return harness.gather("cases", wanted, one, args.output, facts)

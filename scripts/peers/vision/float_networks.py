@@ -1,6 +1,4 @@
-"""The float networks that `images.py` gives to peers, in torch's and TensorFlow's own operators, too, and the obvious
-way to prepare a photo for them.
-"""
+"""The float networks that peers get, also in operators of torch and TensorFlow, and the usual way to prepare photos."""
 
 from __future__ import annotations
 
@@ -18,7 +16,6 @@ from pipelines.data.preprocess import Preprocess
 from pipelines.graph import io as graph
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.shared import SHARED as PASSES
-from scripts.peers.quantization import vision
 
 Array = NDArray[Any]
 NORMALIZED = "image.normalized"  # the value of fp32.onnx where the network begins
@@ -52,11 +49,14 @@ def obvious(data: bytes, spec: Preprocess, *, last: bool = False) -> Array:
 
 
 @dataclass(frozen=True)
-class Work(vision.Work):
-    """What a process is given: the model, the float network, photos to calibrate on (uint8 [n, size, size, 3], .npy),
+class Work:
+    """What a process gets: the model, its float network, photos of calibration (uint8 [n, size, size, 3], .npy) and the
     preprocessing.
     """
 
+    model: str
+    fp32: Path
+    pixels: Path
     spec: Preprocess
 
     @property

@@ -1,16 +1,14 @@
-"""Networks of image classifiers alone, beside the engines: batches of 1 and 16, one thread and two, the first call of
-a fresh process, its memory, and each layer beside the limit of the machine.
+"""Networks of image classifiers alone, in the engines of the peers and of this project.
 
-    python scripts/peers/vision/image_networks.py [MODEL,...] [--rounds 9] [--work DIR] [-o FILE]
-
-Systems: this project's int8.onnx in native kernels, onnxruntime and OpenVINO, and what OpenVINO's own quantizer (NNCF)
-and LiteRT's converter made of the float network (`images.py`, whose `--work` folder this script shares). One input
-again and again, in turn within one process pinned to one core, medians; of processor time with one thread, of the
-clock's with two, in a process of its own.
+Measured: batches of 1 and 16, one thread and two, the first call of a fresh process, its memory, and each layer beside
+the limit of the machine. Systems: this project's int8.onnx in native kernels, onnxruntime and OpenVINO, and the files
+that OpenVINO's own quantizer (NNCF) and LiteRT's converter made of the float network (`images`, whose `--work` folder
+this comparison shares). One input again and again, in turn within one process pinned to one core, medians; of processor
+time with one thread, of the clock's with two, in a process of its own.
 
 "limit": products of int8 in registers alone, the same process (`zoo doctor --speed`); "share" of a network is its
 products a second beside it. "labels": photos, and on how many the native label is onnxruntime's. "avx2": kernels for
-AVX2 and OpenVINO held to AVX2 by oneDNN's own switch, weights of 7 bits, both exact; "avx2_8_bits": of 8, where
+AVX2 and OpenVINO limited to AVX2 by oneDNN's own switch, weights of 7 bits, both exact; "avx2_8_bits": of 8, where
 OpenVINO's products saturate; onnxruntime and LiteRT have no such switch. "first call": load and one image in a fresh
 process, its files made before, the engine's libraries imported then; "process_ms" from the process's start.
 "megabytes": its proportional share (PSS) after some calls.
@@ -19,7 +17,6 @@ process, its files made before, the engine's libraries imported then; "process_m
 from __future__ import annotations
 
 import functools
-import gc
 import json
 import os
 import subprocess
@@ -33,20 +30,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-
 import zoo
-from pipelines.core import machine
-from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.data.images import decode, labelled, prepare
 from pipelines.data.preprocess import Preprocess
 from pipelines.engines.catalog import load
+from pipelines.graph import io
 from pipelines.kernels.images.from_graph import image_program
 from pipelines.kernels.images.native import pack, product_limit
 from pipelines.kernels.images.program import Convolution, ImageProgram
-from scripts.peers import harness
-from scripts.peers.quantization import vision
+from scripts.peers import harness, processes
+from scripts.peers.quantization.vision import photo_folder
 from scripts.peers.vision import images
 from scripts.peers.vision.float_networks import Work, normalize
 
@@ -55,9 +49,10 @@ Call = Callable[[], Any]
 MODELS = ("mobilenet-v1-imagenet", "mobilenet-v2-imagenet", "resnet50-imagenet", "resnet26d-cifar10")
 OURS = ("native", "onnxruntime", "openvino")  # engines of this project's file
 PEERS = ("openvino-int8", "litert-int8")
-BATCH, SECONDS, FIRST_CALLS = 16, 0.4, 5
+BATCH, FIRST_CALLS, CALIBRATED = 16, 5, 300
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 PACKAGES = ("nncf", "tensorflow-cpu")
+UNPRINTED = ("layers",)
 
 # A fresh process with numpy: from there to the first result, the engine's libraries with it, and from the process's
 # own start: {"ms", "process_ms", "megabytes"}.
@@ -90,37 +85,23 @@ print(json.dumps({"ms": 1e3 * taken, "process_ms": 1e3 * lived, "megabytes": int
 
 
 def products(program: ImageProgram) -> list[int]:
-    """Multiplications of an image, a step each; 0 for what is no convolution."""
-    found = []
-    for step in program.steps:
-        if isinstance(step, Convolution):
-            height, width = program.tensors[step.out][:2] if step.out >= 0 else (1, 1)
-            found.append(height * width * step.weight.size)
-        else:
-            found.append(0)
-    return found
+    """Multiplications of an image, a step each; 0 for steps that are no convolution."""
+
+    def of(step: Any) -> int:
+        height, width = program.tensors[step.out][:2] if step.out >= 0 else (1, 1)
+        return int(height * width * step.weight.size)
+
+    return [of(step) if isinstance(step, Convolution) else 0 for step in program.steps]
 
 
-def in_turn(calls: Mapping[str, Call], rounds: int, clock: Callable[[], float], images_a_call: int) -> dict[str, Any]:
+def in_turn(
+    calls: Mapping[str, Call], rounds: int, images_a_call: int, clock: Callable[[], float] = time.process_time
+) -> dict[str, Any]:
     """{name: {"ms": an image, median and spread, "native_is": times as fast, the median over the rounds}}."""
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    gc.disable()
-    for _ in range(rounds):
-        for name, call in calls.items():
-            count, start, began = 0, clock(), time.perf_counter()
-            while time.perf_counter() - began < SECONDS or count < 3:
-                call()
-                count += 1
-            taken[name].append((clock() - start) / count / images_a_call * 1e3)
-    gc.enable()
+    times = {name: np.divide(each, images_a_call) for name, each in harness.in_turn(calls, rounds, clock).items()}
     return {
-        name: {
-            "ms": harness.median(each),
-            "native_is": round(float(np.median(np.divide(each, taken["native"]))), 3),
-        }
-        for name, each in taken.items()
+        name: {"ms": harness.median(each), "native_is": harness.ratio(each, times["native"])}
+        for name, each in times.items()
     }
 
 
@@ -137,7 +118,7 @@ def calls(work: Work, threads: int, batch: int) -> dict[str, Call]:
         path = images.target_of(work, "openvino-int8")
         if path.is_file():
             found["openvino-nncf"] = functools.partial(
-                vision.openvino_session(path, threads, work.spec.size), normalized
+                images.openvino_session(path, threads, work.spec.size), normalized
             )
         path = images.target_of(work, "litert-int8")
         if path.is_file() and threads == 1:
@@ -148,11 +129,9 @@ def calls(work: Work, threads: int, batch: int) -> dict[str, Call]:
 
 def alone(work: Work, rounds: int) -> dict[str, Any]:
     """One thread: {"limit", "products" (1e6 an image), "share", "layers", "batch_1", "batch_16"}."""
-    from pipelines.graph import io
-
     program = image_program(io.load(zoo.load(work.model).ensure("int8.onnx")))
     limit, counts = product_limit(), products(program)
-    found = {f"batch_{batch}": in_turn(calls(work, 1, batch), rounds, time.process_time, batch) for batch in (1, BATCH)}
+    found = {f"batch_{batch}": in_turn(calls(work, 1, batch), rounds, batch) for batch in (1, BATCH)}
     limit = max(limit, product_limit())
     rate = sum(counts) / found["batch_1"]["native"]["ms"]["median"] / 1e6
     size = (1, *program.shape)
@@ -181,10 +160,8 @@ def alone(work: Work, rounds: int) -> dict[str, Any]:
     }
 
 
-def held_to_avx2(work: Work, rounds: int) -> dict[str, Any]:
+def limited_to_avx2(work: Work, rounds: int) -> dict[str, Any]:
     """One thread, AVX2 alone, both on the same files: {"avx2": weights of 7 bits, "avx2_8_bits"}."""
-    from pipelines.graph import io
-
     found = {}
     for name, path in {"avx2": seven_bits(work), "avx2_8_bits": zoo.load(work.model).ensure("int8.onnx")}.items():
         program, session = image_program(io.load(path)), load(path, "openvino", 1)
@@ -193,13 +170,12 @@ def held_to_avx2(work: Work, rounds: int) -> dict[str, Any]:
             "native": functools.partial(pack(program, "avx2").open(), x, 1),
             "openvino": functools.partial(session.run, {next(iter(session.inputs)): x}),
         }
-        found[name] = in_turn(both, rounds, time.process_time, 1)
+        found[name] = in_turn(both, rounds, 1)
     return found
 
 
 def seven_bits(work: Work) -> Path:
     """This project's file with weights of 7 bits, whose products are exact without VNNI."""
-    from pipelines.graph import io
     from pipelines.quantization.calibration.table import CalibrationTable
     from pipelines.quantization.quantizer import quantize
 
@@ -229,7 +205,7 @@ def two_threads(work: Work, rounds: int) -> dict[str, Any]:
     found = {}
     for batch in (1, BATCH):
         one = {"native-one-thread": calls(work, 1, batch)["native"]}
-        found[f"batch_{batch}"] = in_turn(calls(work, 2, batch) | one, rounds, time.perf_counter, batch)
+        found[f"batch_{batch}"] = in_turn(calls(work, 2, batch) | one, rounds, batch, time.perf_counter)
     return found
 
 
@@ -239,7 +215,7 @@ def first_calls(work: Work) -> dict[str, Any]:
     ways = {engine: (int8, engine) for engine in OURS}
     if (path := images.target_of(work, "openvino-int8")).is_file():
         ways["openvino-nncf"] = str(path), "nncf"
-    core = str(max(os.sched_getaffinity(0)))
+    core = str(processes.last_core())
     kept = {
         name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
     }  # pip's packages are compiled
@@ -247,7 +223,7 @@ def first_calls(work: Work) -> dict[str, Any]:
     for _ in range(FIRST_CALLS):
         for name, way in ways.items():
             command = ["taskset", "-c", core, sys.executable, "-c", FIRST, *way, str(work.spec.size)]
-            said = subprocess.run(command, check=True, capture_output=True, env=kept | harness.ONE_THREAD)
+            said = subprocess.run(command, check=True, capture_output=True, env=kept | processes.ONE_THREAD)
             found[name].append(json.loads(said.stdout))
     return {
         name: {key: harness.median([each[key] for each in runs], 1) for key in ("ms", "process_ms", "megabytes")}
@@ -255,69 +231,39 @@ def first_calls(work: Work) -> dict[str, Any]:
     }
 
 
-def measure(name: str, photos: Sequence[Path], rounds: int, scratch: Path, advance: Callable[[float], None]) -> Any:
+def compare(name: str, photos: Sequence[Path], rounds: int, scratch: Path, advance: harness.Advance) -> dict[str, Any]:
     """Everything of one model."""
-    cores = os.sched_getaffinity(0)
-    work, _, left_out = images.built(name, PEERS, photos[:300], scratch, advance)
+    cores, core = os.sched_getaffinity(0), {processes.last_core()}
+    work, _, left_out = images.built(name, PEERS, photos[:CALIBRATED], scratch, advance)
     log = work.fp32.with_name("networks.log")
-    one = {max(cores)}
-    found = {"model": name, **images.apart(one, log, 0, alone, work, rounds)}
+    limited = processes.ONE_THREAD | AVX2
+    found = {"model": name, **processes.on_one_core(alone, work, rounds, cores=core, log=log)}
     advance(1)
-    found |= images.apart(one, log, 0, held_to_avx2, work, rounds, environment=harness.ONE_THREAD | AVX2)
-    found["labels"] = images.apart(one, log, 0, labels, work, photos)
+    found |= processes.in_process(limited_to_avx2, work, rounds, cores=core, log=log, environment=limited)
+    found["labels"] = processes.on_one_core(labels, work, photos, cores=core, log=log)
     found["first_call"] = first_calls(work)
     if len(cores) > 1:
-        found["two_threads"] = images.apart(cores, log, 0, two_threads, work, rounds, environment={})
+        found["two_threads"] = processes.in_process(two_threads, work, rounds, cores=cores, log=log)
     advance(1)
     return found | {"left_out": left_out}
 
 
-def table(report: Mapping[str, Any]) -> str:
-    """The results as text."""
-    lines = []
-    for model in report["models"]:
-        lines.append(
-            f"{model['model']}: {model['products']} million products, {model['gmac_per_second']} of "
-            f"{model['limit_gmac_per_second']} GMAC/s: {model['share']:.2f}"
-        )
-        two = model.get("two_threads", {})
-        parts = {key: model[key] for key in ("batch_1", f"batch_{BATCH}", "avx2", "avx2_8_bits")}
-        for part, found in (parts | {f"two threads, {key}": each for key, each in two.items()}).items():
-            figures = (f"{name} {each['ms']['median']:.3f} ms ({each['native_is']}x)" for name, each in found.items())
-            lines.append(f"  {part}: {', '.join(figures)}")
-        figures = (
-            f"{name} {each['ms']['median']:.0f} ms {each['megabytes']['median']:.0f} MB"
-            for name, each in model["first_call"].items()
-        )
-        lines.append(f"  first call: {', '.join(figures)}")
-    return "\n".join(lines)
+def options(parser: harness.Parser) -> None:
+    """Adds the options."""
+    parser.names("models", "model", zoo.names(), MODELS)
+    parser.count("--rounds", 9, "turns of each system")
+    parser.work()
 
 
-def main() -> None:
-    parser = harness.Parser(__doc__)
-    parser.add_argument(
-        "models", nargs="?", default=",".join(MODELS), help=f"with commas; {', '.join(MODELS)} by default"
-    )
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each system (default 9)")
-    parser.add_argument(
-        "--work", metavar="DIR", help="keep the peers' models there; what is found there is not built again"
-    )
-    os.environ.setdefault("ZOO_MIRROR", str(vision.SHARED / "weights"))
-    with harness.one_line("image_networks"):
-        args = parser.parse_args()
-        names = harness.listed("model", args.models, zoo.names())
-        if args.rounds < 1:
-            raise RequestError(f"found {args.rounds} rounds, wanted 1 or more")
-        photos = labelled(vision.photo_folder()).paths
-        facts = machine.environment(threads=1, rounds=args.rounds, peers=harness.versions(*PACKAGES))
-        with harness.folder(args.work) as scratch, progress("measuring", len(names) * (len(PEERS) + 2)) as advance:
+def measure(args: Any) -> dict[str, Any]:
+    """Returns {"models": [`compare`], "environment"}."""
+    os.environ.setdefault("ZOO_MIRROR", str(harness.SHARED / "weights"))
+    photos = labelled(photo_folder()).paths
+    facts = harness.environment(*PACKAGES, rounds=args.rounds)
+    steps = len(args.models) * (len(PEERS) + 2)
+    with harness.folder(args.work) as scratch, progress("measuring", steps) as advance:
 
-            def one(name: str) -> Any:
-                return measure(name, photos, args.rounds, scratch, advance)
+        def one(name: str) -> dict[str, Any]:
+            return compare(name, photos, args.rounds, scratch, advance)
 
-            report = harness.gather("models", names, one, args.output, facts)
-        harness.show(report, table, args.json)
-
-
-if __name__ == "__main__":
-    main()
+        return harness.gather("models", args.models, one, args.output, facts)

@@ -3,7 +3,8 @@
 import sys
 
 from blacksheep import Application, Content, Request, Response
-from layers import ROUTE, answer, uvicorn
+from layers import uvicorn
+from served_model import ROUTE, answer
 
 app = Application()
 

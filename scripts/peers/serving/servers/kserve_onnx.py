@@ -4,7 +4,7 @@ import logging
 import sys
 
 from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer
-from onnx_model import NAME, session
+from served_model import NAME, stock
 
 
 class Served(Model):
@@ -12,11 +12,11 @@ class Served(Model):
 
     def __init__(self):
         super().__init__(NAME)
-        session()
+        stock()
         self.ready = True
 
     def predict(self, payload: InferRequest, headers=None, response_headers=None):
-        found = session().run(["probability"], {each.name: each.as_numpy() for each in payload.inputs})[0]
+        found = stock()({each.name: each.as_numpy() for each in payload.inputs})
         output = InferOutput("probability", list(found.shape), "FP32")
         output.set_data_from_numpy(found, binary_data=False)
         return InferResponse(payload.id or "", NAME, [output])

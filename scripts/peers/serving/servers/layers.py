@@ -1,50 +1,16 @@
-"""One native session behind each HTTP layer, each server in its own words: `python layers.py PORT LAYER`.
+"""One native session behind each HTTP layer: `python layers.py PORT LAYER`.
 
 A request is one JSON body of the Open Inference Protocol and is answered on the server's own thread, as soon as it is
-read: what differs between the layers is the HTTP alone. `serving.py` starts them, each in an environment that has it.
+read: only the HTTP differs between the layers. `serving.py` starts them, each in an environment that has it.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Awaitable, Callable
-from functools import cache
 from typing import Any
 
-import numpy as np
-
-import zoo
-
-PATH = "/v2/models/{name}/infer"
-DTYPES = {"INT32": np.int32, "FP32": np.float32}
-MODEL = os.environ.get("ZOO_MODEL", "wide-deep-criteo")
-ROUTE = PATH.format(name=MODEL)
-
-
-@cache
-def model() -> Any:
-    """The pipeline that answers, opened in the process that asks first."""
-    return zoo.pipeline(MODEL, precision="int8", engine="native", threads=1)
-
-
-def answered(request: dict[str, Any]) -> dict[str, Any]:
-    """A request of the protocol with JSON tensors -> its response."""
-    batch = {
-        each["name"]: np.array(each["data"], DTYPES[each["datatype"]]).reshape(each["shape"])
-        for each in request["inputs"]
-    }
-    outputs = [
-        {"name": name, "datatype": "FP32", "shape": array.shape, "data": array.ravel().tolist()}
-        for name, array in model().predict(batch).items()
-    ]
-    return {"model_name": MODEL, "outputs": outputs}
-
-
-def answer(body: bytes) -> bytes:
-    """`answered`, from bytes to bytes."""
-    return json.dumps(answered(json.loads(body))).encode()
+from served_model import ROUTE, answer, native
 
 
 def starlette() -> Any:
@@ -61,7 +27,7 @@ def starlette() -> Any:
 
 
 async def asgi(scope: dict[str, Any], receive: Callable[..., Awaitable[Any]], send: Callable[..., Any]) -> None:
-    """The least that ASGI asks for: what a server itself costs."""
+    """The minimum of ASGI: the cost of a server itself."""
     if scope["type"] != "http":
         return
     body = b""
@@ -86,7 +52,7 @@ def uvicorn(port: int, app: Any) -> None:
     """Uvicorn on uvloop and httptools."""
     import uvicorn as server
 
-    model()
+    native()
     server.run(app, port=port, loop="uvloop", http="httptools", access_log=False, log_level="warning")
 
 
@@ -110,7 +76,7 @@ def robyn(port: int) -> None:
     from robyn import Response, Robyn
 
     app = Robyn(__file__)
-    model()
+    native()
 
     @app.post(ROUTE)
     async def infer(request: Any) -> Any:
@@ -126,7 +92,7 @@ def socketify(port: int) -> None:
     from socketify import App
 
     app = App()
-    model()
+    native()
 
     async def infer(response: Any, request: Any) -> None:
         data = await response.get_data()

@@ -12,19 +12,18 @@ from pathlib import Path
 from mlserver import MLModel
 from mlserver.codecs import NumpyCodec
 from mlserver.types import InferenceRequest, InferenceResponse
-from onnx_model import NAME, session
+from served_model import NAME, stock
 
 
 class Served(MLModel):
     """Answers requests that MLServer has parsed."""
 
     async def load(self) -> bool:
-        session()
+        stock()
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        feed = {each.name: NumpyCodec.decode_input(each) for each in payload.inputs}
-        found = session().run(["probability"], feed)[0]
+        found = stock()({each.name: NumpyCodec.decode_input(each) for each in payload.inputs})
         return InferenceResponse(model_name=NAME, outputs=[NumpyCodec.encode_output("probability", found)])
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from layers import ROUTE, answer, model
 from mosec import Server, Worker
+from served_model import ROUTE, answer, native
 
 
 class Model(Worker):
@@ -13,7 +13,7 @@ class Model(Worker):
 
     def __init__(self) -> None:
         super().__init__()
-        model()
+        native()
 
     def deserialize(self, data: bytes) -> bytes:
         return data

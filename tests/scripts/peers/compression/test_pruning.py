@@ -15,7 +15,7 @@ from pipelines.core.errors import RequestError  # noqa: E402
 from pipelines.core.files import write_json  # noqa: E402
 from pipelines.engines.catalog import load  # noqa: E402
 from scripts.peers.compression import pruning  # noqa: E402
-from scripts.peers.compression.compression import Fed, Peer  # noqa: E402
+from scripts.peers.compression.compression import OwnBatch, Peer  # noqa: E402
 
 FEATURES = {"size": 8, "channels": "RGB", "mean": [0.5] * 3, "std": [0.25] * 3}
 
@@ -96,7 +96,7 @@ def test_torch_pruning_leaves_as_many_multiplications_and_what_onnxruntime_runs(
     sessions = tuple(load(each, made.engine, 1) for each in (made.before, made.after))
     x = task.normalize(task.data["held_out"][0][:3]).contiguous().numpy()
     peer = Peer(made, sessions, {"image": x})
-    assert Fed(sessions[1], peer.batch).run({})["logits"].shape == (3, 4)
+    assert OwnBatch(sessions[1], peer.batch).run({})["logits"].shape == (3, 4)
     pixels, labels = task.data["held_out"]
     quality = peer.judged(lambda part: task.normalize(pixels[part]).contiguous().numpy(), labels.numpy())
     with torch.no_grad():

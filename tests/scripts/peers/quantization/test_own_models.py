@@ -6,7 +6,8 @@ import onnxruntime
 import pytest
 
 from pipelines.core.files import read_json
-from scripts.peers.quantization import own_models, vision
+from scripts.peers import harness, processes
+from scripts.peers.quantization import own_models
 
 
 @pytest.fixture
@@ -55,9 +56,8 @@ def test_a_setting_that_fails_is_left_out(folder, tmp_path, monkeypatch):
         raise ValueError("no\nway")
 
     monkeypatch.setattr(own_models, "SETTINGS", {"copy": copy, "broken": broken})
-    monkeypatch.setattr(vision, "apart", lambda function, *args: function(*args))
-    monkeypatch.setattr(own_models.os, "sched_setaffinity", lambda *_: None)
-    monkeypatch.setattr(vision, "TURN_SECONDS", 0)
+    monkeypatch.setattr(processes, "in_process", lambda function, *args, **_: function(*args))
+    monkeypatch.setattr(harness, "TURN_SECONDS", 0)
     (tmp_path / "work").mkdir()
     found = own_models.compare("net", folder, ["copy", "broken"], 2, tmp_path / "work", lambda _: None)
     assert found["samples"] == {"calibration": 6, "test": 5}
@@ -65,5 +65,9 @@ def test_a_setting_that_fails_is_left_out(folder, tmp_path, monkeypatch):
     assert found["results"][1]["accuracy"]["onnxruntime"] == {"sqnr_db": 200.0, "agreement": 100.0, "cosine": 1.0}
     assert found["milliseconds"]["openvino"].keys() == {"fp32", "copy"}
     assert read_json(tmp_path / "work" / "net-copy.json") == found["results"][1]
-    lines = own_models.table({"models": [found]}).splitlines()
-    assert [line.split()[:2] for line in lines[1:]] == [["net", "fp32"], ["net", "copy"], ["net", "broken"]]
+    rows = own_models.rows({"models": [found]})
+    assert [row[:2] for row in rows] == [["net", "fp32"], ["net", "copy"], ["net", "broken"]]
+    assert len(rows[0]) == len(rows[1]) == len(own_models.COLUMNS) and rows[2][2:] == ["left out: ValueError: no way"]
+    lines = harness.table({"models": [found]}).splitlines()
+    assert lines[0].startswith("model net, samples.calibration 6") and "left_out.broken ValueError: no way" in lines[0]
+    assert [line.split()[0] for line in lines[2:]] == ["setting", "fp32", "copy"]

@@ -2,13 +2,11 @@
 runs with.
 """
 
-import importlib.util
 import itertools
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import onnx
@@ -17,20 +15,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import zoo
+from pipelines.core.errors import RequestError
+from scripts.peers import harness
+from scripts.peers.engines import onnx_runtime
+from scripts.peers.recommenders import engines, wide_deep, wide_deep_networks
 
-PEERS = Path(__file__).resolve().parents[4] / "scripts" / "peers" / "recommenders"
+PEERS = Path(harness.__file__).parent
+SCRIPT = [sys.executable, PEERS / "recommenders" / "pandas_script.py"]
 MODEL = "wide-deep-criteo"
 FIELDS, BUCKETS, NUMERIC = 3, 10, 2
-
-
-@pytest.fixture(scope="module")
-def peers() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("peers_wide_deep", PEERS / "wide_deep.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +63,9 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def batch(peers: ModuleType) -> dict[str, np.ndarray]:
+def batch() -> dict[str, np.ndarray]:
     numbers = np.random.default_rng(1).random((50, NUMERIC), dtype=np.float32)
-    return {"ids": peers.draw_ids("uniform", 50, FIELDS, BUCKETS), "numbers": numbers}
+    return {"ids": engines.draw_ids("uniform", 50, FIELDS, BUCKETS), "numbers": numbers}
 
 
 @pytest.fixture(scope="module")
@@ -80,17 +73,17 @@ def expected(frozen: Path, batch: dict[str, np.ndarray]) -> np.ndarray:
     return onnxruntime.InferenceSession(frozen).run(None, batch)[0]
 
 
-def test_ids_are_buckets_of_every_field_and_come_again(peers: ModuleType) -> None:
-    for kind in peers.IDS:
-        ids = peers.draw_ids(kind, 5000, 4, 100)
+def test_ids_are_buckets_of_every_field_and_come_again() -> None:
+    for kind in engines.DrawnInputs.kinds:
+        ids = engines.draw_ids(kind, 5000, 4, 100)
         assert (ids.dtype, ids.shape) == (np.int32, (5000, 4))
         assert (ids.min(), ids.max()) == (0, 99)
-        assert np.array_equal(ids, peers.draw_ids(kind, 5000, 4, 100))
-        assert not np.array_equal(ids, peers.draw_ids(kind, 5000, 4, 100, seed=1))
+        assert np.array_equal(ids, engines.draw_ids(kind, 5000, 4, 100))
+        assert not np.array_equal(ids, engines.draw_ids(kind, 5000, 4, 100, seed=1))
 
 
-def test_zipf_ids_have_the_frequencies_of_the_law_and_their_own_order_in_every_field(peers: ModuleType) -> None:
-    ids = peers.draw_ids("zipf", 200_000, 3, 1000)
+def test_zipf_ids_have_the_frequencies_of_the_law_and_their_own_order_in_every_field() -> None:
+    ids = engines.draw_ids("zipf", 200_000, 3, 1000)
     wanted = np.arange(1, 1001) ** -1.1
     wanted /= wanted.sum()
     tops = []
@@ -100,20 +93,20 @@ def test_zipf_ids_have_the_frequencies_of_the_law_and_their_own_order_in_every_f
         assert np.isclose(counts[:100].sum(), wanted[:100].sum(), rtol=0.02)
         tops.append(int(np.bincount(field).argmax()))
     assert len(set(tops)) == 3
-    again = peers.draw_ids("zipf", 200_000, 3, 1000, seed=5)
+    again = engines.draw_ids("zipf", 200_000, 3, 1000, seed=5)
     assert [int(np.bincount(field).argmax()) for field in again.T] == tops, "the permutation does not follow the seed"
 
 
-def test_uniform_ids_are_even(peers: ModuleType) -> None:
-    counts = np.bincount(peers.draw_ids("uniform", 100_000, 1, 10).ravel(), minlength=10)
+def test_uniform_ids_are_even() -> None:
+    counts = np.bincount(engines.draw_ids("uniform", 100_000, 1, 10).ravel(), minlength=10)
     assert np.allclose(counts, 10_000, rtol=0.05)
 
 
-def test_a_pool_holds_many_different_batches(peers: ModuleType, tmp_path: Path) -> None:
-    work = peers.Work(MODEL, tmp_path, FIELDS, BUCKETS, NUMERIC)
-    assert len(work.batches("zipf", 1)) == 32768
+def test_a_pool_holds_many_different_batches(tmp_path: Path) -> None:
+    inputs = engines.DrawnInputs(MODEL, tmp_path, FIELDS, BUCKETS, NUMERIC)
+    assert len(inputs.batches("zipf", 1)) == 32768
     for size in (512, 1000):
-        batches = work.batches("zipf", size)
+        batches = inputs.batches("zipf", size)
         assert len(batches) == 64
         assert {len(each["ids"]) for each in batches} == {size}
     assert not np.array_equal(batches[0]["numbers"], batches[1]["numbers"])
@@ -121,49 +114,49 @@ def test_a_pool_holds_many_different_batches(peers: ModuleType, tmp_path: Path) 
 
 
 def test_the_torch_network_is_the_frozen_graph(
-    peers: ModuleType, frozen: Path, batch: dict[str, np.ndarray], expected: np.ndarray
+    frozen: Path, batch: dict[str, np.ndarray], expected: np.ndarray
 ) -> None:
     torch = pytest.importorskip("torch", reason="needs the train extra")
-    network = peers.torch_network(peers.Network.read(frozen, FIELDS))
+    network = wide_deep_networks.torch_network(wide_deep_networks.Network.read(frozen, FIELDS))
     with torch.no_grad():
         found = network(torch.from_numpy(batch["ids"]), torch.from_numpy(batch["numbers"])).numpy()
     assert np.abs(found - expected).max() < 1e-6
 
 
 def test_the_tensorflow_network_is_the_frozen_graph(
-    peers: ModuleType, frozen: Path, batch: dict[str, np.ndarray], expected: np.ndarray
+    frozen: Path, batch: dict[str, np.ndarray], expected: np.ndarray
 ) -> None:
     pytest.importorskip("tensorflow", reason="needs the train extra")
-    found = peers.tensorflow_network(peers.Network.read(frozen, FIELDS))(batch["ids"], batch["numbers"]).numpy()
+    found = wide_deep_networks.tensorflow_network(wide_deep_networks.Network.read(frozen, FIELDS))(
+        batch["ids"], batch["numbers"]
+    ).numpy()
     assert np.abs(found - expected).max() < 1e-6
 
 
-def test_a_graph_without_the_weights_of_the_model_is_refused(peers: ModuleType, frozen: Path) -> None:
-    with pytest.raises(peers.RequestError, match="deep/C4/embeddings"):
-        peers.Network.read(frozen, FIELDS + 1)
+def test_a_graph_without_the_weights_of_the_model_is_refused(frozen: Path) -> None:
+    with pytest.raises(RequestError, match="deep/C4/embeddings"):
+        wide_deep_networks.Network.read(frozen, FIELDS + 1)
 
 
-def test_onnxruntimes_quantizer_writes_int8(
-    peers: ModuleType, frozen: Path, batch: dict[str, np.ndarray], tmp_path: Path
-) -> None:
-    peers.stock_quantize(frozen, tmp_path / "stock.onnx", [batch])
+def test_onnxruntimes_quantizer_writes_int8(frozen: Path, batch: dict[str, np.ndarray], tmp_path: Path) -> None:
+    onnx_runtime.quantize_static(frozen, tmp_path / "stock.onnx", [batch])
     kinds = {each.data_type for each in onnx.load(tmp_path / "stock.onnx").graph.initializer}
     assert {TensorProto.INT8, TensorProto.UINT8} <= kinds
 
 
-def test_a_turn_without_its_core_is_one_call(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "TURN_SECONDS", 0.0)
-    engine = object.__new__(peers.Engine)
-    engine.inputs, engine.run = itertools.repeat(1), lambda _: None
+def test_a_turn_without_its_core_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "TURN_SECONDS", 0.0)
+    engine = object.__new__(engines.Engine)
+    engine.prepared, engine.run = itertools.repeat(1), lambda _: None
     taken, share = engine.turn()
     assert taken.size == 1
-    assert np.isfinite([peers.summary(1, [(taken, share)])["samples_per_second"], taken[0]]).all()
+    assert np.isfinite([wide_deep.summary(1, [(taken, share)])["samples_per_second"], taken[0]]).all()
 
 
-def test_ratios_pair_the_turns_of_a_round(peers: ModuleType) -> None:
+def test_ratios_pair_the_turns_of_a_round() -> None:
     seconds = {"peer": [4.0, 8.0, 12.0], "zoo-x": [2.0, 4.0, 1.0]}
     turns = {name: [(np.array([each]), 1.0) for each in taken] for name, taken in seconds.items()}
-    assert list(peers.speedups(turns)) == [{"engine": "zoo-x", "over": {"peer": 2.0}}]
+    assert list(wide_deep.speedups(turns)) == [{"engine": "zoo-x", "over": {"peer": 2.0}}]
 
 
 @pytest.mark.parametrize(
@@ -180,23 +173,20 @@ def test_ratios_pair_the_turns_of_a_round(peers: ModuleType) -> None:
     ],
     ids=" ".join,
 )
-def test_what_is_wrong_with_a_request_is_one_line(
-    peers: ModuleType, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["wide_deep.py", *arguments])
+def test_what_is_wrong_with_a_request_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        peers.main()
+        harness.run("wide-deep", wide_deep, arguments)
     said = capsys.readouterr()
     assert ended.value.code == 2
     assert len(said.err.splitlines()) == 1
     assert said.out == ""
 
 
-def test_engines_in_processes_of_their_own_make_a_report(tmp_path: Path) -> None:
-    engines = ["onnxruntime-fp32", "zoo-onnxruntime"]
+def test_engines_in_processes_of_their_own_make_a_report(tmp_path: Path, require_fields) -> None:
+    names = ["onnxruntime-fp32", "zoo-onnxruntime"]
     options = [
         "--peers",
-        ",".join(engines),
+        ",".join(names),
         "--batch-size",
         "16",
         "--ids",
@@ -206,11 +196,15 @@ def test_engines_in_processes_of_their_own_make_a_report(tmp_path: Path) -> None
         "-o",
         tmp_path / "report.json",
     ]
-    done = subprocess.run([sys.executable, PEERS / "wide_deep.py", *options], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, PEERS, "wide-deep", *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 3
+    assert [line.split()[:1] for line in done.stdout.splitlines()[1:5]] == [
+        ["results:"],
+        ["engine"],
+        *([each] for each in names),
+    ]
     report = json.loads((tmp_path / "report.json").read_text())
-    assert [each["engine"] for each in report["results"]] == engines
+    assert [each["engine"] for each in report["results"]] == names
     assert report["left_out"] == {}
     for each in report["results"]:
         assert (each["ids"], each["batch_size"]) == ("zipf", 16)
@@ -224,6 +218,7 @@ def test_engines_in_processes_of_their_own_make_a_report(tmp_path: Path) -> None
         ("zoo-onnxruntime", ["onnxruntime-fp32"])
     ]
     assert report["environment"]["threads"] == 1
+    require_fields(report, "zoo/weights/wide-deep-criteo/reports/peers-*.json", wide_deep.ENGINES)
 
 
 @pytest.mark.parametrize("options", [[], ["--factorize"]], ids=["one by one", "factorize"])
@@ -233,7 +228,7 @@ def test_the_obvious_script_scores_as_zoo_run_does(options: list[str], tmp_path:
     rows = tmp_path / "rows.tsv"
     rows.write_bytes(b"\n".join(zoo.pipeline(MODEL).example(200)))
     zoo.run(MODEL, str(rows), tmp_path / "zoo.csv", precision="fp32", engine="onnxruntime")
-    command = [sys.executable, PEERS / "pandas_criteo.py", rows, "-o", tmp_path / "obvious.csv", *options]
+    command = [*SCRIPT, rows, "-o", tmp_path / "obvious.csv", "--model", zoo.load(MODEL).path, *options]
     subprocess.run(command, check=True)
     ours, theirs = (np.loadtxt(tmp_path / f"{name}.csv", delimiter=",", skiprows=1) for name in ("zoo", "obvious"))
     assert theirs.shape == (200, 2)
@@ -244,7 +239,7 @@ def test_the_obvious_script_scores_as_zoo_run_does(options: list[str], tmp_path:
 def test_the_obvious_script_says_in_one_line_what_is_wrong(tmp_path: Path) -> None:
     pytest.importorskip("pandas", reason="needs the peers extra")
     pytest.importorskip("farmhash", reason="needs the peers extra")
-    command = [sys.executable, PEERS / "pandas_criteo.py", tmp_path / "nothing.tsv", "-o", tmp_path / "scores.csv"]
+    command = [*SCRIPT, tmp_path / "nothing.tsv", "-o", tmp_path / "scores.csv", "--model", zoo.load(MODEL).path]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1

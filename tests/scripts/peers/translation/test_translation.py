@@ -22,7 +22,7 @@ from zoo.translation import report_sections
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, Vocabulary
 from zoo.translation.search.beam_search import Hypothesis, limit
 
-SCRIPT = Path(translation.__file__)
+PEERS = Path(harness.__file__).parent
 PIECES = 40
 
 
@@ -112,7 +112,7 @@ def test_ctranslate2_translates_the_test_set_as_the_shipped_model(
 
     if "multi30k-en-de" not in zoo.names():
         pytest.skip("multi30k-en-de does not ship yet")
-    monkeypatch.setattr(translation, "SHARED", shared)
+    monkeypatch.setattr(harness, "SHARED", shared)
     network, pieces = load_model(zoo.load("multi30k-en-de").path)
     sentences = pieces.encode(translation.test_set(1000)[0])
     found = exporter.check(network, pieces, exporter.export(network, pieces, tmp_path / "made"), sentences)
@@ -286,12 +286,9 @@ def test_every_turn_of_all_engines_has_whole_batches(folder: Path) -> None:
 def test_what_is_wrong_with_a_request_is_one_line(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["translation.py", *arguments])
-    monkeypatch.setattr(
-        translation, "SHARED", tmp_path
-    )  # where the request is of a trained model, its test set is missing
+    monkeypatch.setattr(harness, "SHARED", tmp_path)  # so that the test set of a trained model is missing
     with pytest.raises(SystemExit) as ended:
-        translation.main()
+        harness.run("translation", translation, arguments)
     said = capsys.readouterr()
     assert ended.value.code == 2
     assert len(said.err.splitlines()) == 1
@@ -328,7 +325,9 @@ def test_engines_in_processes_of_their_own_make_a_report(torch, tmp_path: Path) 
         tmp_path / "report.json",
     ]
     done = subprocess.run(
-        [sys.executable, SCRIPT, "small", "--peers", ",".join(wanted), *options], capture_output=True, text=True
+        [sys.executable, PEERS, "translation", "small", "--peers", ",".join(wanted), *options],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     (case,) = json.loads((tmp_path / "report.json").read_text())["cases"]
@@ -342,7 +341,7 @@ def test_engines_in_processes_of_their_own_make_a_report(torch, tmp_path: Path) 
         assert 20 < each["memory_mb"]["peak"] < 4000
 
 
-# --------------------------------------------------------------------------------------------------- translation_steps
+# ---------------------------------------------------------------------------------------------- rewrites
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
@@ -376,12 +375,13 @@ def test_a_report_of_rewrites_has_a_row_for_each(folder: Path, monkeypatch: pyte
     row = steps.Row("one", lambda count, beam: 1.0, lambda count, beam: 2.0)
     batch = steps.Row("other", lambda count, beam: 3.0 * count, lambda count, beam: 1.5, False)
     monkeypatch.setattr(steps, "rows", lambda forms: iter([row, batch]))
-    found = steps.measure(None, [(1, 4), (32, 4)], 3, lambda done: None)
+    found = steps.compare(None, [(1, 4), (32, 4)], 3, lambda done: None)
     assert found[0]["cases"][0] == {"batch_size": 1, "beam": 4, "on": 1.0, "off": 2.0, "times": 2.0}
     assert [each["batch_size"] for each in found[1]["cases"]] == [32]
-    assert "B32 beam 4   96.000 /   1.500   0.02x" in steps.table(
-        {"models": [{"model": "m", "precision": "int8", "rows": found}]}
-    )
+    assert found[1]["cases"][0] == {"batch_size": 32, "beam": 4, "on": 96.0, "off": 1.5, "times": 0.016}
+    lines = harness.table({"models": [{"model": "m", "precision": "int8", "rows": found}]}).splitlines()
+    assert lines[0] == "model m, precision int8" and "rewrite other" in lines
+    assert lines[-1].split() == ["32", "4", "96", "1.5", "0.016"]
 
 
 # ----------------------------------------------------------------------------------------------------------- pages

@@ -2,11 +2,8 @@
 what it reports.
 """
 
-import importlib.util
 import io
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import onnx
@@ -17,19 +14,10 @@ from PIL import Image
 
 from pipelines.data.images import normalized, prepare
 from pipelines.data.preprocess import Preprocess
+from scripts.peers import harness
+from scripts.peers.vision import float_networks, images
 
-SCRIPT = Path(__file__).resolve().parents[4] / "scripts" / "peers" / "vision" / "images.py"
 SIZE, CLASSES = 13, 5
-
-
-@pytest.fixture(scope="module")
-def peers() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("peers_images", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def jpeg(width: int, height: int) -> bytes:
@@ -96,13 +84,13 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def work(peers: ModuleType, frozen: Path, tmp_path_factory: pytest.TempPathFactory):
+def work(frozen: Path, tmp_path_factory: pytest.TempPathFactory):
     """The float networks made of it."""
     folder = tmp_path_factory.mktemp("work")
     np.save(folder / "calibration.npy", np.random.default_rng(1).integers(0, 256, (3, SIZE, SIZE, 3), dtype=np.uint8))
     spec = Preprocess(SIZE, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    made = peers.Work("some", folder / "fp32.onnx", folder / "calibration.npy", spec)
-    peers.network(frozen, made)
+    made = float_networks.Work("some", folder / "fp32.onnx", folder / "calibration.npy", spec)
+    float_networks.network(frozen, made)
     return made
 
 
@@ -116,66 +104,64 @@ def expected(frozen: Path, work) -> np.ndarray:
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(80, 61), (61, 80), (40, 40)])
 def test_the_obvious_way_gives_the_pixels_of_this_projects(
-    peers: ModuleType, size: tuple[int, int], interpolation: str, channels: str
+    size: tuple[int, int], interpolation: str, channels: str
 ) -> None:
     spec = Preprocess(32, 37, interpolation, channels=channels)
-    found = peers.obvious(jpeg(*size), spec)
+    found = float_networks.obvious(jpeg(*size), spec)
     assert (found.dtype, found.shape, found.flags.c_contiguous) == (np.float32, (1, 3, 32, 32), True)
     assert np.abs(found[0] - normalized(prepare(jpeg(*size), spec), spec)).max() < 1e-5
-    assert np.array_equal(peers.obvious(jpeg(*size), spec, last=True), found.transpose(0, 2, 3, 1))
+    assert np.array_equal(float_networks.obvious(jpeg(*size), spec, last=True), found.transpose(0, 2, 3, 1))
 
 
-def test_the_float_networks_are_the_frozen_graph_without_its_front(
-    peers: ModuleType, work, expected: np.ndarray
-) -> None:
+def test_the_float_networks_are_the_frozen_graph_without_its_front(work, expected: np.ndarray) -> None:
     (batch,) = work.batches(3)
     for path in (work.fp32, work.folded):
         assert np.abs(onnxruntime.InferenceSession(path).run(None, batch)[0] - expected).max() < 1e-4
     assert "BatchNormalization" not in {node.op_type for node in onnx.load(work.folded).graph.node}
-    assert [len(each[peers.NORMALIZED]) for each in work.batches()] == [1, 1, 1]
+    assert [len(each[float_networks.NORMALIZED]) for each in work.batches()] == [1, 1, 1]
 
 
-def test_the_torch_network_is_the_frozen_graph(peers: ModuleType, work, expected: np.ndarray) -> None:
+def test_the_torch_network_is_the_frozen_graph(work, expected: np.ndarray) -> None:
     torch = pytest.importorskip("torch", reason="needs the train extra")
     (batch,) = work.batches(3)
-    found = peers.torch_network(work.folded)(torch.from_numpy(batch[peers.NORMALIZED])).numpy()
+    found = float_networks.torch_network(work.folded)(torch.from_numpy(batch[float_networks.NORMALIZED])).numpy()
     assert np.abs(found - expected).max() < 1e-4
 
 
-def test_the_tensorflow_network_is_the_frozen_graph(peers: ModuleType, work, expected: np.ndarray) -> None:
+def test_the_tensorflow_network_is_the_frozen_graph(work, expected: np.ndarray) -> None:
     pytest.importorskip("tensorflow", reason="needs the train extra")
-    run = peers.tensorflow_network(work.folded)
-    found = [run(batch[peers.NORMALIZED].transpose(0, 2, 3, 1)).numpy() for batch in work.batches()]
+    run = float_networks.tensorflow_network(work.folded)
+    found = [run(batch[float_networks.NORMALIZED].transpose(0, 2, 3, 1)).numpy() for batch in work.batches()]
     assert np.abs(np.concatenate(found) - expected).max() < 1e-4
 
 
 def test_systems_are_opened_timed_in_turn_and_left_out_with_a_reason(
-    peers: ModuleType, work, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    work, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     photos = [tmp_path / f"{index}.jpg" for index in range(12)]
     for index, path in enumerate(photos):
         path.write_bytes(bytes([index]))
 
     def opened(work, path):
-        return peers.System(lambda data: data[0], lambda x: x % 3, lambda out: out, "some")
+        return images.System(lambda data: data[0], lambda x: x % 3, lambda out: out, "some")
 
     def broken(work, path):
         raise ValueError("no such\nkernel")
 
     monkeypatch.setattr(
-        peers, "SYSTEMS", {"a-int8": peers.Peer(None, "", opened), "b-int8": peers.Peer(None, "", broken)}
+        images, "SYSTEMS", {"a-int8": images.Peer(None, "", opened), "b-int8": images.Peer(None, "", broken)}
     )
-    monkeypatch.setattr(peers.vision, "TURN_SECONDS", 0)
-    found = peers.measure(work, ["a-int8", "b-int8"], photos, 2)
+    monkeypatch.setattr(harness, "TURN_SECONDS", 0)
+    found = images.time_systems(work, ["a-int8", "b-int8"], photos, 2)
     assert found["left_out"].keys() == {"b-int8"}
     assert found["left_out"]["b-int8"].startswith("ValueError: no such") and "\n" not in found["left_out"]["b-int8"]
     assert found["labels"] == {"a-int8": [index % 3 for index in range(12)]}
-    for key in (*peers.COLUMNS, "model_only"):
+    for key in (*images.COLUMNS, "model_only"):
         assert len(found[key]["a-int8"]) == 2
     assert found["whole"]["a-int8"][0] >= found["prepare"]["a-int8"][0] + found["model"]["a-int8"][0]
 
 
-def test_the_report_compares_with_the_quickest_int8_peer(peers: ModuleType) -> None:
+def test_the_report_compares_with_the_quickest_int8_peer() -> None:
     whole = {
         "zoo-int8": [2.0, 2.0, 1.0],
         "slow-int8": [9.0, 9.0, 9.0],
@@ -188,8 +174,8 @@ def test_the_report_compares_with_the_quickest_int8_peer(peers: ModuleType) -> N
         "quick-int8": [1, 2, 3, 0],
         "openvino-fp32": [1, 2, 0, 0],
     }
-    times = dict.fromkeys((*peers.COLUMNS, "model_only"), whole)
-    found = peers.summary({**times, "labels": labels, "engine": dict.fromkeys(whole, "")})
+    times = dict.fromkeys((*images.COLUMNS, "model_only"), whole)
+    found = images.summary({**times, "labels": labels, "engine": dict.fromkeys(whole, "")})
     assert found["best_int8_peer"] == "quick-int8"
     ours = found["results"][0]
     assert ours["ms"]["whole"] == {"median": 2.0, "spread": [1.0, 2.0]}
@@ -202,12 +188,11 @@ def test_the_report_compares_with_the_quickest_int8_peer(peers: ModuleType) -> N
     "arguments", [["nosuchmodel"], ["--peers", "nosuchpeer"], ["--photos", "1"], ["--rounds", "0"]], ids=" ".join
 )
 def test_what_is_wrong_with_a_request_is_one_line(
-    peers: ModuleType, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ZOO_MIRROR", "")
-    monkeypatch.setattr(sys, "argv", ["images.py", *arguments])
     with pytest.raises(SystemExit) as ended:
-        peers.main()
+        harness.run("images", images, arguments)
     said = capsys.readouterr()
     assert ended.value.code == 2
     assert len(said.err.splitlines()) == 1

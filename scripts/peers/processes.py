@@ -1,0 +1,294 @@
+"""Engines in processes of their own, and the time and memory of processes."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.core.errors import ZooError
+from pipelines.core.progress import progress
+from scripts.peers.harness import median, reason
+
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TF_ENABLE_ONEDNN_OPTS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # compiles in the process itself, no pool is left behind
+}
+
+
+def last_core() -> int:
+    """The core that single-threaded engines are pinned to."""
+    return max(os.sched_getaffinity(0))
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+def memory_mb(field: str, pid: int | str = "self") -> float:
+    """Memory of a process in MB (10^6 bytes).
+
+    Args:
+        field: "VmHWM" (peak resident memory), "VmRSS" (resident) or "Pss" (shared pages by shares).
+        pid: Process number.
+
+    Returns:
+        0 where the process has ended.
+    """
+    file = "smaps_rollup" if field == "Pss" else "status"
+    with contextlib.suppress(OSError):
+        for line in (Path("/proc") / str(pid) / file).read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return round(int(line.split()[1]) * 1024 / 1e6, 1)
+    return 0.0
+
+
+def reset_peak() -> None:
+    """The peak memory of this process is counted from now."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def session_members(session: int) -> list[int]:
+    """The live processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, *fields = path.read_text().rpartition(") ")[2].split()
+            if int(fields[2]) == session and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+# ----------------------------------------------------------------------------------------------- one call, one process
+
+
+def redirect_output(log: Path) -> None:
+    """Output of this process and its libraries goes to a file from now on."""
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+def _start(cores: set[int] | None, log: Path | None, seconds: int, environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    if log:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(log.parent / "inductor")
+        redirect_output(log)
+    signal.alarm(seconds)
+
+
+def in_process(
+    function: Callable[..., Any],
+    *args: Any,
+    cores: set[int] | None = None,
+    log: Path | None = None,
+    seconds: int = 0,
+    environment: Mapping[str, str] | None = None,
+) -> Any:
+    """Calls a function in a process of its own: libraries disturb each other's threads, and its memory is its own.
+
+    Args:
+        function: A function of a module, so that it can be pickled.
+        args: Its arguments.
+        cores: The process is pinned to these.
+        log: File for the output of the process.
+        seconds: Time limit, 0 for none.
+        environment: Environment variables beside those of this process.
+
+    Returns:
+        The function's result.
+
+    Raises:
+        Exception: What the function raises; ZooError where the process dies or exceeds its time.
+    """
+    start = (cores, log, seconds, environment or {})
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _start, start) as pool:
+            return pool.submit(function, *args).result()
+    except BrokenProcessPool as error:
+        limit = f", or took more than {seconds} s" if seconds else ""
+        raise ZooError(f"its process ended{limit}{f'; see {log}' if log else ''}") from error
+
+
+on_one_core = partial(in_process, environment=ONE_THREAD)  # with cores={last_core()}
+
+
+# ------------------------------------------------------------------------------------------- engines that take requests
+
+
+def _serve(
+    connection: Connection, make: Callable[[], Any], core: int, log: Path, environment: Mapping[str, str]
+) -> None:
+    """Makes an engine and answers (method, arguments) by (value, None) or (None, error message), until None comes."""
+    _start({core}, log, 0, environment)
+    engine = make()
+    with contextlib.suppress(EOFError):
+        while (request := connection.recv()) is not None:
+            method, arguments = request
+            try:
+                connection.send((getattr(engine, method)(*arguments), None))
+            except Exception as error:  # every library raises its own kinds
+                connection.send((None, reason(error)))
+
+
+class Worker:
+    """An engine in a process of its own, pinned to one core, with one thread."""
+
+    def __init__(self, make: Callable[[], Any], core: int, log: Path, **environment: str) -> None:
+        spawned = multiprocessing.get_context("spawn")
+        self.connection, other_end = spawned.Pipe()
+        arguments = other_end, make, core, log, ONE_THREAD | environment
+        self.process = spawned.Process(target=_serve, args=arguments, daemon=True)
+        self.process.start()
+        other_end.close()
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """The value of `engine.method(*arguments)`.
+
+        Raises:
+            ZooError: The engine's error, or the end of its process.
+        """
+        try:
+            self.connection.send((method, arguments))
+            value, fault = self.connection.recv()
+        except (EOFError, OSError) as error:
+            self.process.join(5)
+            raise ZooError(f"its process ended with exit code {self.process.exitcode}") from error
+        if fault is not None:
+            raise ZooError(fault)
+        return value
+
+    def close(self) -> None:
+        """Ends the process."""
+        with contextlib.suppress(OSError):
+            self.connection.send(None)
+        self.process.join(10)
+        if self.process.is_alive():
+            self.process.kill()
+
+
+class Workers:
+    """Engines by name, each in a process of its own; an engine that fails is left out with its reason."""
+
+    def __init__(self, logs: Path) -> None:
+        self.logs = logs
+        self.live: dict[str, Worker] = {}
+        self.left_out: dict[str, str] = {}
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.live.values():
+            worker.close()
+
+    def open(self, name: str, make: Callable[[], Any], *arguments: Any, **environment: str) -> Any:
+        """Starts an engine and calls its `open(*arguments)`; None where that failed."""
+        self.live[name] = Worker(make, last_core(), self.logs / f"{name}.log", **environment)
+        return self.ask(name, "open", *arguments)
+
+    def ask(self, name: str, method: str, *arguments: Any) -> Any:
+        """See `Worker.ask`; None where it failed."""
+        try:
+            return self.live[name].ask(method, *arguments)
+        except ZooError as error:
+            self.left_out[name] = str(error)
+            self.live.pop(name).close()
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            return None
+
+    def ask_all(self, method: str, *arguments: Any) -> dict[str, Any]:
+        """Asks all engines that are left, in turn."""
+        values = {name: self.ask(name, method, *arguments) for name in list(self.live)}
+        return {name: value for name, value in values.items() if name in self.live}
+
+
+# ------------------------------------------------------------------------------------------------------ whole processes
+
+
+def timed(command: Sequence[Any]) -> tuple[float, float, float]:
+    """Runs a command to its end.
+
+    Returns:
+        (seconds, seconds of processor time, peak resident memory in MB (10^6 bytes)).
+
+    Raises:
+        ZooError: It failed; with the last line of its errors.
+    """
+    words = list(map(str, command))
+    with tempfile.TemporaryFile() as output:
+        start = time.perf_counter()
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=output)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        if process.returncode:
+            raise ZooError(f"{' '.join(words)} failed: {(output.read().decode().splitlines() or ['no message'])[-1]}")
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6
+
+
+def whole_processes(
+    ways: Mapping[str, Sequence[Any]], rows: Mapping[str, int], output: Path, rounds: int
+) -> list[dict[str, Any]]:
+    """Times commands that score a file of rows, in turn on one core, each a process from its start to its end.
+
+    Args:
+        ways: Commands by name; each leaves row and probability in `output`.
+        rows: How many rows each scores.
+        output: The file of results, CSV with a header.
+        rounds: Runs of each command.
+
+    Returns:
+        [{"way", "rows", "seconds" (median), "spread" (minimum and maximum), "cpu_seconds" (median; a busy machine
+        changes it less), "rows_per_second", "peak_memory_mb", "max_probability" (largest difference to the first
+        command's, on the rows that all score)}].
+
+    Raises:
+        ZooError: A run fails.
+    """
+    figures: dict[str, list[tuple[float, float, float]]] = {way: [] for way in ways}
+    scores: dict[str, Any] = {}
+    with progress("runs", rounds * len(ways)) as advance:
+        for _ in range(rounds):
+            for way, command in ways.items():
+                figures[way].append(timed(["taskset", "-c", last_core(), *command]))
+                if way not in scores:
+                    scores[way] = np.loadtxt(output, delimiter=",", skiprows=1, usecols=1, max_rows=min(rows.values()))
+                advance(1)
+    first, results = next(iter(scores.values())), []
+    for way, runs in figures.items():
+        seconds, processor, memory = zip(*runs, strict=True)
+        whole = median(seconds, 2)
+        results.append(
+            {
+                "way": way,
+                "rows": rows[way],
+                "seconds": whole["median"],
+                "spread": whole["spread"],
+                "cpu_seconds": round(float(np.median(processor)), 2),
+                "rows_per_second": round(rows[way] / float(np.median(seconds))),
+                "peak_memory_mb": round(max(memory), 1),
+                "max_probability": float(f"{np.abs(scores[way] - first).max():.2e}"),
+            }
+        )
+    return results

@@ -1,0 +1,186 @@
+"""Quantizers by their settings; a comparison quantizes once by each, judges the files and times them in turn."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core import files
+from pipelines.core.batches import Batch
+from pipelines.engines import catalog
+from scripts.peers import harness
+from scripts.peers.engines import onnx_runtime, open_vino
+
+Array = NDArray[Any]
+Run = Callable[[Batch], list[Array]]  # a batch -> the outputs in the order of the graph
+
+
+class Work(Protocol):
+    """What the process of one setting gets."""
+
+    @property
+    def fp32(self) -> Path:
+        """The float32 ONNX file."""
+
+    def batches(self, size: int = 1) -> list[Batch]:
+        """Samples of calibration."""
+
+
+Quantize = Callable[[Any, Path], dict[str, Any]]  # (work, target without suffix) -> facts for the report
+
+
+def onnxruntime_static(method: str, **options: Any) -> Quantize:
+    """onnxruntime's quantize_static, as its documentation recommends it."""
+
+    def make(work: Work, target: Path) -> dict[str, Any]:
+        batches = work.batches(1)
+        onnx_runtime.quantize_static(work.fp32, target.with_suffix(".onnx"), batches, method=method, **options)
+        return {}
+
+    return make
+
+
+def onnxruntime_dynamic(work: Work, target: Path) -> dict[str, Any]:
+    """onnxruntime's quantize_dynamic."""
+    onnx_runtime.quantize_dynamic(work.fp32, target.with_suffix(".onnx"))
+    return {}
+
+
+def nncf(**options: Any) -> Quantize:
+    """NNCF's quantizer of the model as OpenVINO converts it; "preset" and "model_type" by name."""
+
+    def make(work: Work, target: Path) -> dict[str, Any]:
+        open_vino.save(
+            open_vino.quantize(work.fp32, work.batches(1), **enumerated(options)), target.with_suffix(".xml")
+        )
+        return {}
+
+    return make
+
+
+def nncf_onnx(**options: Any) -> Quantize:
+    """NNCF's quantizer of the ONNX file itself."""
+
+    def make(work: Work, target: Path) -> dict[str, Any]:
+        import nncf as library  # type: ignore[import-untyped]
+        import onnx
+
+        samples = work.batches(1)
+        data, count = library.Dataset(samples), len(samples)
+        made = library.quantize(onnx.load(work.fp32), data, subset_size=count, **enumerated(options))
+        onnx.save(made, target.with_suffix(".onnx"))
+        return {}
+
+    return make
+
+
+def enumerated(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of `nncf.quantize`, with names in place of its enumerations."""
+    import nncf as library
+
+    kinds = {"preset": library.QuantizationPreset, "model_type": library.ModelType}
+    return {key: kinds[key](value) if key in kinds else value for key, value in options.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------- the models
+
+
+def written(target: Path) -> Path:
+    """The file that a setting wrote: `target` with its suffix."""
+    paths = (target.with_name(target.name + suffix) for suffix in (".onnx", ".xml"))
+    return next(path for path in paths if path.is_file())
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a model, of OpenVINO's two files."""
+    return path.stat().st_size + (path.with_suffix(".bin").stat().st_size if path.suffix == ".xml" else 0)
+
+
+def used(who: int = resource.RUSAGE_SELF) -> dict[str, Any]:
+    """{"seconds" of processor time, "peak_mb"} of this process, or of its children."""
+    usage = resource.getrusage(who)
+    return {"seconds": round(usage.ru_utime + usage.ru_stime, 1), "peak_mb": round(usage.ru_maxrss / 1024)}
+
+
+def quantize_all(
+    prefix: Path, settings: Sequence[str], build: Callable[[str, Path], dict[str, Any]], advance: harness.Advance
+) -> tuple[list[dict[str, Any]], dict[str, Path], dict[str, str]]:
+    """Builds and judges a model by every setting; results beside `prefix` are kept and not built again.
+
+    Args:
+        prefix: Files are PREFIX-SETTING and a suffix.
+        settings: Names.
+        build: (setting, target without suffix) -> fields of the result; writes the model.
+        advance: Progress, one a setting.
+
+    Returns:
+        (results with "setting", the files by setting, the reason of each setting that is left out).
+    """
+    results: list[dict[str, Any]] = []
+    paths: dict[str, Path] = {}
+    left_out: dict[str, str] = {}
+    for setting in settings:
+        target = prefix.with_name(f"{prefix.name}-{setting}")
+        kept = prefix.with_name(f"{target.name}.json")
+        with harness.leave_out(setting, left_out):
+            if not kept.is_file():
+                files.write_json(kept, {"setting": setting, **build(setting, target)})
+            results.append(files.read_json(kept))
+            paths[setting] = written(target)
+        advance(1)
+    return results, paths, left_out
+
+
+# -------------------------------------------------------------------------------------------------------------- engines
+
+
+def onnxruntime_run(path: Path, threads: int, shapes: Any = None) -> Run:
+    """A file in onnxruntime."""
+    session = onnx_runtime.session(path, threads)
+    return lambda batch: list(session.run(None, batch))
+
+
+def openvino_run(path: Path, threads: int, shapes: Any = None) -> Run:
+    """A file in OpenVINO, with static shapes if they are given."""
+    request = open_vino.infer_request(path, shapes, threads)
+    count = len(request.model_outputs)
+
+    def run(batch: Batch) -> list[Array]:
+        request.infer(batch, share_inputs=shapes is not None)
+        return [np.array(request.get_output_tensor(at).data) for at in range(count)]
+
+    return run
+
+
+def native_run(path: Path, threads: int, shapes: Any = None) -> Run:
+    """A file in this project's kernels, where it has such a form."""
+    session = catalog.load(path, "native", threads)
+    return lambda batch: list(session.run(batch).values())
+
+
+RUNS: dict[str, Callable[..., Run]] = {"onnxruntime": onnxruntime_run, "openvino": openvino_run, "native": native_run}
+
+
+def time_files(
+    paths: Mapping[str, Path], engines: Sequence[str], batch: Batch, rounds: int, shapes: Any = None
+) -> dict[str, dict[str, list[float]]]:
+    """{engine: {setting: milliseconds, one number a round}} of the files that run there, in turn on one thread."""
+    found = {}
+    for engine in engines:
+        calls: dict[str, Callable[[], Any]] = {}
+        for name, path in paths.items():
+            if engine != "openvino" and path.suffix != ".onnx":
+                continue
+            try:
+                run = RUNS[engine](path, 1, shapes)
+                run(batch)
+            except Exception:  # the accuracy says why
+                continue
+            calls[name] = lambda run=run: run(batch)  # type: ignore[misc]
+        found[engine] = harness.in_turn(calls, rounds)
+    return found

@@ -1,0 +1,160 @@
+"""Servers in sessions of their own, and the load of wrk."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zoo
+from pipelines.core.errors import ZooError
+from scripts.peers.processes import ONE_THREAD, session_members
+from scripts.peers.serving import load
+
+CLICKS = "wide-deep-criteo"
+SERVERS = Path(__file__).parent / "servers"
+JSON, TSV, TEXT, CSV = "application/json", "text/tab-separated-values", "text/plain", "text/csv"
+READY, GRACE = 90.0, 10.0  # seconds for a server to answer, and to end
+CORES = sorted(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class Server:
+    """How a server is started.
+
+    Attributes:
+        name: For the report.
+        environment: Folder of its Python environment; "" for this one, whose command is `zoo serve`.
+        arguments: Of `zoo serve`, or a file of `servers/` and its arguments.
+        package: Its package in that environment.
+        pinned: Whether it runs on one core.
+    """
+
+    name: str
+    environment: str
+    arguments: tuple[str, ...]
+    package: str
+    pinned: bool = True
+
+    def command(self, environments: Path, port: int) -> list[str]:
+        """The command of the server's process."""
+        if self.environment:
+            file, *others = self.arguments
+            words = [str(environments / self.environment / "bin/python"), str(SERVERS / file), str(port), *others]
+        else:
+            words = [sys.executable, "-m", "zoo", "serve", *self.arguments, "--port", str(port)]
+            words += [] if {"--workers", "--on"} & set(words) else ["--workers", "1"]
+        return ["taskset", "-c", str(CORES[0]), *words] if self.pinned else words
+
+
+@dataclass
+class Running:
+    """A server that answers. ready: seconds from its start to its first answer. stop: how it ended, afterwards."""
+
+    port: int
+    ready: float
+    process: subprocess.Popen[bytes]
+    stop: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def running(
+    server: Server, environments: Path, path: str, kind: str, body: bytes, grace: float = GRACE
+) -> Iterator[Running]:
+    """Runs a server in a session of its own while the block runs.
+
+    Args:
+        server: The server.
+        environments: Folder of the environments.
+        path: Path of a request.
+        kind: Content type of the request.
+        body: Body of the request; the server is ready once it answers this by 200.
+        grace: Seconds for the server to end.
+
+    Raises:
+        ZooError: It does not answer.
+    """
+    port = free_port()
+    model = {"ZOO_INT8": str(zoo.load(CLICKS).ensure("int8.onnx")), "PYTHONPATH": str(SERVERS)}
+    with tempfile.TemporaryFile() as output:
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            server.command(environments, port),
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **ONE_THREAD, **model},
+            start_new_session=True,
+        )
+        try:
+            while load.status(port, path, kind, body) != 200:
+                if time.perf_counter() - start > READY or process.poll() is not None:
+                    output.seek(0)
+                    last = (output.read().decode(errors="replace").split("\n") or [""])[-2:]
+                    raise ZooError(f"{server.name} does not answer: {' '.join(last)[:200]}")
+                time.sleep(0.005)
+            found = Running(port, round(time.perf_counter() - start, 2), process)
+            yield found
+            found.stop = _stop(process, grace)
+        finally:
+            for each in session_members(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(each, signal.SIGKILL)
+            process.wait()
+
+
+def _stop(process: subprocess.Popen[bytes], grace: float) -> dict[str, Any]:
+    """SIGTERM: exit code (None: it did not end), seconds, and processes that were left."""
+    start = time.perf_counter()
+    process.terminate()
+    code: int | None = None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        code = process.wait(grace)
+    seconds = round(time.perf_counter() - start, 2)
+    time.sleep(0.3)
+    left = [each for each in session_members(process.pid) if each != process.pid or code is None]
+    return {"exit": code, "seconds": seconds, "left": len(left)}
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def wrk(
+    port: int, path: str, kind: str, body: bytes, connections: int, seconds: float, accept: str = "*/*"
+) -> dict[str, Any]:
+    """{"rate" (answers with 200 a second), "p50", "p99" (ms), "failed"} of a load as quick as answers come."""
+    with tempfile.TemporaryDirectory() as scratch:
+        file, script = Path(scratch) / "body", Path(scratch) / "post.lua"
+        file.write_bytes(body)
+        script.write_text(
+            f'local f = io.open("{file}", "rb"); wrk.body = f:read("*a"); f:close(); wrk.method = "POST"\n'
+            f'wrk.headers["Content-Type"] = "{kind}"; wrk.headers["Accept"] = "{accept}"\n'
+            "done = function(s, l, r) io.write(string.format('%d %d %d %d %d\\n', s.requests, s.duration,"
+            " l:percentile(50), l:percentile(99), s.errors.status + s.errors.read + s.errors.timeout)) end\n"
+        )
+        command = ["taskset", "-c", str(CORES[-1]), "wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s"]
+        url = f"http://127.0.0.1:{port}{path}"
+        output = subprocess.run([*command, "-s", str(script), url], capture_output=True, text=True).stdout
+    numbers = re.search(r"^(\d+) (\d+) (\d+) (\d+) (\d+)$", output, re.M)
+    if numbers is None:
+        raise ZooError(f"under load it does not answer: wrk printed {output[-200:]!r}")
+    requests, microseconds, p50, p99, failed = map(int, numbers.groups())
+    return {
+        "rate": max(requests - failed, 0) / microseconds * 1e6,
+        "p50": p50 / 1e3,
+        "p99": p99 / 1e3,
+        "failed": failed,
+    }

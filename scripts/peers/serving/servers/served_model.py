@@ -1,0 +1,72 @@
+"""The model behind every server, and requests of the Open Inference Protocol.
+
+Two engines compute it on one thread: `native`, the native session of this project, and `stock`, int8.onnx in
+onnxruntime as users of the peers open it (this project need not be installed).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+NAME = os.environ.get("ZOO_MODEL", "wide-deep-criteo")
+ROUTE = f"/v2/models/{NAME}/infer"
+DTYPES = {"INT32": np.int32, "FP32": np.float32}
+Run = Callable[[dict[str, Any]], Any]  # inputs by name -> probabilities
+
+
+@cache
+def native() -> Run:
+    """The native session, opened once in a process."""
+    import zoo
+
+    pipeline = zoo.pipeline(NAME, precision="int8", engine="native", threads=1)
+    return lambda batch: pipeline.predict(batch)["probability"]
+
+
+@cache
+def stock() -> Run:
+    """onnxruntime's session, opened once in a process."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(os.environ["ZOO_INT8"], options, providers=["CPUExecutionProvider"])
+    return lambda batch: session.run(["probability"], batch)[0]
+
+
+def arrays(request: dict[str, Any]) -> dict[str, Any]:
+    """The tensors of a request."""
+    return {
+        each["name"]: np.array(each["data"], DTYPES[each["datatype"]]).reshape(each["shape"])
+        for each in request["inputs"]
+    }
+
+
+def response(found: Any) -> dict[str, Any]:
+    """The response with the probabilities of a request."""
+    output = {"name": "probability", "datatype": "FP32", "shape": list(found.shape), "data": found.ravel().tolist()}
+    return {"model_name": NAME, "outputs": [output]}
+
+
+def answered(request: dict[str, Any], run: Run) -> dict[str, Any]:
+    """The response to a request."""
+    return response(run(arrays(request)))
+
+
+def answers(requests: list[dict[str, Any]], run: Run) -> list[dict[str, Any]]:
+    """The responses to several requests, computed together."""
+    batches = [arrays(each) for each in requests]
+    found = run({name: np.concatenate([each[name] for each in batches]) for name in batches[0]})
+    ends = np.cumsum([len(next(iter(each.values()))) for each in batches])
+    return [response(each) for each in np.split(found, ends[:-1])]
+
+
+def answer(body: bytes) -> bytes:
+    """The native session's response to a request, from bytes to bytes."""
+    return json.dumps(answered(json.loads(body), native())).encode()

@@ -1,0 +1,199 @@
+"""The parts of scripts/reproduce.py that measure recommenders."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import zoo
+from pipelines.core import files, machine
+from pipelines.engines.catalog import ENGINES, load
+from pipelines.models import stages
+from pipelines.models.folder import SAMPLES
+from pipelines.models.pipeline import model_file
+from scripts import synthesize_log
+from scripts.peers import harness
+from scripts.peers.engines import onnx_runtime
+from scripts.peers.recommenders import click_models
+from scripts.reproduction.reports import (
+    MODEL,
+    ROUNDS,
+    card_metrics,
+    cpu_slug,
+    evaluate,
+    measure_model,
+    measure_together,
+    peers_report,
+    report,
+    synthesize,
+    watched,
+    written,
+    zoo_command,
+    zoo_json,
+)
+from zoo.recommenders.criteo.data import Rows
+from zoo.recommenders.metrics import click_metrics
+
+HELD_OUT = 1500
+
+
+def quality() -> None:
+    """Wide & Deep trained by its recipe without the last 1,500 rows: fp32 and int8 compared on those rows; card.
+
+    The shipped model saw them (it is trained again on all rows), so its own metrics there would flatter it: these are
+    the recipe's.
+    """
+    source = harness.development_data("data/criteo/criteo_10390.tsv")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, held_out = Path(scratch) / "model", Path(scratch) / "held_out.tsv"
+        held_out.write_bytes(b"".join(source.read_bytes().splitlines(keepends=True)[-HELD_OUT:]))
+        zoo.train("wide-deep", str(source), folder, settings={"refit": "false", "validation": str(HELD_OUT)})
+        found = evaluate(folder, held_out)
+        data = f"the last {HELD_OUT} rows of {source.name}, on which this run was stopped but not trained"
+        found |= {"model": MODEL, "data": data}
+        found["peers"] = {"onnxruntime quantize_static": stock_quantizer(folder, held_out)}
+    report("quality", found)
+    note = "a run of the same recipe without these rows; the shipped weights were then trained on all rows"
+    about = {"on": data, "by": note, "report": "reports/quality.json"}
+    card_metrics(MODEL, {**about, **found["metrics"], "difference": found["difference"]})
+
+
+def stock_quantizer(folder: Path, held_out: Path) -> dict[str, Any]:
+    """Metrics of the same model and rows, quantized by onnxruntime (QDQ, MinMax, per channel) from plain fp32.onnx."""
+    opened: Any = zoo.pipeline(folder, "fp32", "onnxruntime")
+    rows = Rows.concatenate(list(opened.rows(str(held_out))))
+    target = folder / "stock.onnx"
+    onnx_runtime.quantize_static(folder / "fp32.onnx", target, stages.read_npz(folder / SAMPLES)[0])
+    batch = opened.features.encode(rows)
+    scores = [load(path, "onnxruntime").run(batch)["probability"].ravel() for path in (folder / "fp32.onnx", target)]
+    assert rows.labels is not None
+    exact, metrics = (click_metrics(rows.labels, each) for each in scores)
+    difference = {key: metrics[key] - exact[key] for key in exact}
+    return {
+        "metrics": metrics,
+        "difference": {**difference, "max_probability": float(np.abs(scores[1] - scores[0]).max())},
+    }
+
+
+def shop() -> None:
+    """fp32 and int8 of shop-clicks on 10,000 other rows of its shop, its speed in all engines, pinned; card."""
+    name, about = "shop-clicks", "10,000 synthetic rows of scripts/synthesize_log.py, seed 1"
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch) / "log.csv"
+        synthesize_log.write(log, 10_000, seed=1)
+        found = evaluate(name, log) | {"model": name, "data": about}
+        report("quality", found, name)
+        said = {"on": about, "report": "reports/quality.json", **found["metrics"], "difference": found["difference"]}
+        card_metrics(name, said)
+        options = ("--batch-size", "512,1", "--threads", 1, "--rounds", 15, "--data", log)
+        speed = zoo_json("benchmark", name, *options)
+    report(f"speed-{cpu_slug()}", speed, name)
+
+
+def families() -> None:
+    """All families of recommenders on a log with columns of its own, beside their peers, one pinned thread.
+
+    Trained on the first three quarters of the log, evaluated on the last; DeepCTR-Torch where it is installed.
+    """
+    source = harness.development_data("data/movielens/train.csv.gz")
+    with tempfile.TemporaryDirectory() as scratch:
+        first, last = (Path(scratch) / f"{name}.csv" for name in ("first", "last"))
+        header, *lines = gzip.decompress(source.read_bytes()).splitlines(keepends=True)
+        cut = len(lines) * 3 // 4
+        first.write_bytes(header + b"".join(lines[:cut]))
+        last.write_bytes(header + b"".join(lines[cut:]))
+        models = []
+        for family in ("wide-deep", *click_models.FAMILIES[1:]):
+            folder, start = Path(scratch) / family, time.perf_counter()
+            zoo.train(family, str(first), folder)
+            seconds = time.perf_counter() - start
+            quality = evaluate(folder, last)
+            kept = {key: quality[key] for key in ("samples", "metrics", "difference", "native")}
+            timed = click_models.compare(folder, rounds=ROUNDS)
+            models.append({**timed, "model": family, "quality": kept, "training_seconds": round(seconds, 1)})
+        found = {
+            "data": f"the last {len(lines) - cut:,} of {len(lines):,} rows of {source.parent.name}",
+            "models": models,
+            "deepctr": click_models.deepctr(first, last),
+            "environment": harness.environment(*click_models.PACKAGES, rounds=ROUNDS),
+        }
+    written(peers_report("click-models"), found)
+
+
+def speed() -> None:
+    """Wide & Deep in batches of 512, 64 and 1 in all engines and precisions, in turn, one pinned thread."""
+    found = zoo_json("benchmark", MODEL, "--batch-size", "512,64,1", "--threads", 1, "--rounds", 21)
+    opened: Any = zoo.pipeline(MODEL)
+    batch = opened.preprocess(opened.example(512))
+    found["executed"] = {}
+    for name in ENGINES:
+        session = load(opened.folder.ensure(model_file("int8", name)), name)
+        found["executed"][name] = [f"{each.type} {each.precision}" for each in session.executed(batch)]
+    found["native"] = zoo.info(MODEL)["native"]
+    report(f"speed-{cpu_slug()}", found)
+
+
+def stream() -> None:
+    """`zoo run` on 2,000,000 synthetic rows, file to file, one pinned thread: rows/s and peak resident memory."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source, target = Path(scratch) / "rows.tsv", Path(scratch) / "scores.csv"
+        synthesize("criteo", "-n", 2_000_000, "-o", source)
+        out, measured = watched(zoo_command("run", MODEL, source, "-o", target))
+    about = {"data": "scripts/synthesize_criteo.py -n 2000000", "environment": machine.environment(threads=1)}
+    report(f"stream-{cpu_slug()}", {**json.loads(out), **measured, **about})
+
+
+def training() -> None:
+    """An epoch over 8,000,000 synthetic rows, one thread: rows/s, peak memory."""
+    options = ("-n", 8_000_000, "--seed", 1)
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "rows.tsv"
+        synthesize("criteo", *options, "-o", source)
+        epoch(source, f"scripts/synthesize_criteo.py {' '.join(map(str, options))}")
+
+
+def epoch(source: Path, data: str) -> None:
+    """Writes the report of an epoch."""
+    one = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        recipe = ("--epochs", 1, "--batch-size", 4096, "--set", "refit=false")
+        command = zoo_command("train", "wide-deep", "--data", source, "-o", folder, *recipe)
+        _, measured = watched(command[3:], one)  # not pinned
+        found = files.read_json(folder / "train.json")
+    environment = machine.environment(threads=1)
+    environment["versions"] |= found["versions"]
+    kept = {key: found[key] for key in ("rows", "trained_rows", "seconds", "metrics", "seed")}
+    config = {key: found["config"][key] for key in ("hidden", "buckets", "embedding_size", "batch_size")}
+    measured |= {"load_average": os.getloadavg(), "memory": "VmHWM of the process, looked at 5 times a second"}
+    about = {"data": data, "environment": environment}
+    report(f"training-{cpu_slug()}", {"model": MODEL, **kept, **config, **measured, **about})
+
+
+def instances() -> None:
+    """Two pinned processes at once, one thread each, int8 in every engine: throughput together, memory (PSS)."""
+    found = zoo_json("benchmark", MODEL, "--precision", "int8", "--instances", 2, pinned=False)
+    report(f"instances-{cpu_slug()}", found)
+
+
+def peers() -> None:
+    """Wide & Deep in the engines of others and of this project, in turn, one pinned thread."""
+    measure_model("peers", "wide-deep")
+
+
+def runs() -> None:
+    """Whole processes from a file of rows to a file of scores: `zoo run` beside a script of pandas and onnxruntime."""
+    measure_model("runs", "runs")
+    measure_model("runs", "runs", "shop-clicks")
+
+
+def reading() -> None:
+    """Logs read by this project and by pandas."""
+    measure_together("log-reading")

@@ -1,0 +1,90 @@
+"""The parts of scripts/reproduce.py that measure image models."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+import zoo
+from pipelines.core import files
+from pipelines.models import hub
+from scripts.peers import harness
+from scripts.reproduction.reports import PEERS, card_metrics, cpu_slug, measure_together, report, zoo_json
+
+PHOTOS = "data/imagenet/nips17"
+CALIBRATED = 5  # every fifth photo calibrated the tables that ship
+
+
+def images() -> None:
+    """The image models that ship on images that calibrated nothing: fp32 and int8, one after the other, pinned."""
+    labels = harness.development_data(f"{PHOTOS}/labels.csv")
+    archive = harness.development_data("data/cifar10/cifar10_jpeg.tar.gz")
+    os.environ.setdefault("ZOO_MIRROR", str(harness.SHARED / "weights"))
+    cards = [hub.Hub(zoo.SHIPPED).card(name) for name in zoo.names()]
+    with tempfile.TemporaryDirectory() as scratch:
+        photos, small = Path(scratch) / "photos", Path(scratch) / "cifar10"
+        photos.mkdir()
+        header, *lines = labels.read_text().splitlines(keepends=True)
+        rows = [line for at, line in enumerate(lines) if at % CALIBRATED]
+        (photos / labels.name).write_text("".join([header, *rows]))
+        for row in rows:
+            (photos / row.split(",")[0]).symlink_to(labels.with_name(row.split(",")[0]))
+        with tarfile.open(archive) as opened:
+            opened.extractall(small, [each for each in opened if each.name.startswith("test/")], filter="data")
+        about = (
+            f"{len(rows)} photos of the development set of the NIPS 2017 adversarial competition, easier "
+            "than ImageNet's own"
+        )
+        for name in [card.name for card in cards if any(file.name == "calibration.json" for file in card.files)]:
+            if name.endswith("-imagenet"):
+                classify(name, photos, about)
+            elif name.endswith("-cifar10"):
+                classify(name, small / "test", "the 10,000 test images of CIFAR-10")
+
+
+def classify(name: str, folder: Path, data: str) -> None:
+    """One model: speed, quality, card."""
+    options = ("--scenario", "single-stream", "--engine", "onnxruntime,openvino,native", "--count", 200)
+    found = zoo_json("benchmark", name, "--data", folder, *options)
+    quality = zoo.evaluate(name, str(folder), engine="openvino")
+    kept = {key: quality[key] for key in ("samples", "metrics", "difference", "interval")}
+    target = f"images-{cpu_slug()}"
+    report(target, {**found, "data": data, "quality": kept}, name)
+    card = files.read_json(zoo.SHIPPED / name / "card.json")
+    if "metrics" in card:
+        about = {"on": card["metrics"]["on"], "report": f"reports/{target}.json"}
+        card_metrics(name, {**about, **quality["metrics"]})
+
+
+def photos() -> None:
+    """From JPEG bytes to label, here and in the usual pipelines of the peers, same weights and photos.
+
+    300 of the 500 photos, which leaves the ratios as they are.
+    """
+    measure_together("images", "--photos", "300")
+
+
+def networks() -> None:
+    """Image networks alone, layer by layer, beside OpenVINO and others."""
+    measure_together("image-networks")
+
+
+def quantizers() -> None:
+    """This quantizer beside onnxruntime's and NNCF's, same float files and photos: accuracy, speed, memory.
+
+    By its own settings beside the default this quantizer takes half an hour more.
+    """
+    kinds = "onnxruntime-minmax,onnxruntime-percentile,onnxruntime-entropy,nncf-default,nncf-mixed"
+    measure_together("vision", "--settings", f"zoo,{kinds},nncf-default-exact,nncf-mixed-exact")
+
+
+def detectors() -> None:
+    """A detector and a segmentation as ONNX files of other people, beside the peers' quantizers."""
+    photos = harness.development_data(PHOTOS)
+    with tempfile.TemporaryDirectory() as scratch:
+        subprocess.run([sys.executable, PEERS, "detectors", scratch, "--photos", photos], check=True)
+        measure_together("detectors", scratch, comparison="own-models")
