@@ -13,6 +13,15 @@ from helpers.criteo_logs import ROOT, SCRIPT, read, synthesize, synthetic_lines
 from zoo.recommenders.criteo.fitting import fit
 
 
+@pytest.fixture(scope="module")
+def synthetic(tmp_path_factory):
+    """40,000 rows: ten megabytes, several blocks."""
+    path = tmp_path_factory.mktemp("synthetic") / "rows.tsv"
+    with path.open("wb") as file:
+        synthesize().write(file, 40_000, 5)
+    return path
+
+
 def run_script(*arguments):
     return subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, check=False)
 

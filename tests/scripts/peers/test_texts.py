@@ -1,0 +1,88 @@
+"""The comparison of sentence encoders on a small graph, in onnxruntime alone."""
+
+import importlib.util
+
+import numpy as np
+import onnx
+import pytest
+
+from pipelines.core import machine
+from scripts.peers import processes, texts
+
+tokenizers = pytest.importorskip("tokenizers", reason="needs the texts extra")
+WORDS = ["[PAD]", "[UNK]", *(f"w{i}" for i in range(40))]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """tokenizer.json, and a graph of embeddings, a linear layer and the mean over tokens."""
+    vocabulary = {word: at for at, word in enumerate(WORDS)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    encoder (int64[n, t] input_ids, int64[n, t] attention_mask) => (float[n, 8] embedding) {
+        tokens = Gather(table, input_ids)
+        hidden = MatMul(tokens, weight)
+        mask = Cast<to = 1>(attention_mask)
+        wide = Unsqueeze(mask, last)
+        masked = Mul(hidden, wide)
+        embedding = ReduceMean<axes = [1], keepdims = 0>(masked)
+    }"""
+    model, random = onnx.parser.parse_model(text), np.random.default_rng(0)
+    arrays = {"table": random.normal(size=(len(WORDS), 8)), "weight": random.normal(size=(8, 8))}
+    constants = {name: array.astype(np.float32) for name, array in arrays.items()} | {"last": np.array([-1])}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in constants.items())
+    onnx.save(model, tmp_path / "fp32.onnx")
+    return tmp_path
+
+
+def lines(count: int) -> list[str]:
+    random = np.random.default_rng(1)
+    return [" ".join(random.choice(WORDS[2:], random.integers(2, 9))) for _ in range(count)]
+
+
+def test_ways_are_built_opened_compared_and_timed(folder, monkeypatch, require_fields):
+    monkeypatch.setattr(texts, "CALIBRATION", 8)
+    monkeypatch.setitem(texts.WAYS, "broken", texts.Way)
+    names = ["onnxruntime-dynamic", "onnxruntime-static", "broken"]
+    with processes.Workers(folder) as workers:
+        ways = texts.open_ways(names, folder, folder, lines(40), workers)
+        assert list(ways) == names[:2] and workers.live.keys() == ways.keys()
+        assert workers.left_out == {"broken": "NotImplementedError: NotImplementedError"}
+        assert all(0.9 < figures["cosine"] <= 1 for figures in ways.values())
+        assert (folder / "dynamic.onnx").is_file() and (folder / "onnxruntime-static.built").is_file()
+        found = texts.time_load("sentences", workers.live, lines(40), 2, lambda done: None)
+        memory = workers.ask_all("memory")
+    assert list(found["results"])[:2] == ["single", "unsorted"]
+    assert all(each.keys() == ways.keys() for each in found["results"].values())
+    figures = {name: {**each, "memory_mb": memory[name]} for name, each in ways.items()}
+    report = {"loads": [found], "ways": figures, "left_out": workers.left_out, "bytes": {"fp32": 1, "int8": 1}}
+    report["environment"] = machine.environment(threads=1, packages={})
+    absent = (".left_out.*",)
+    require_fields(report, "scripts/peers/reports/texts-*.json", [*texts.WAYS, "broken"], absent)
+
+
+def test_loads_are_sentences_paragraphs_and_both_mixed(folder):
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    given = texts.loads(lines(6000), tokenizer)
+    assert {name: len(each) for name, each in given.items()} == {"sentences": 512, "paragraphs": 64, "mixed": 64}
+    sizes = [len(tokenizer.encode(each).ids) for each in given["paragraphs"]]
+    assert min(sizes) >= 95 and max(sizes) <= 310
+    assert set(given["mixed"]) <= {*given["sentences"], *given["paragraphs"]}
+
+
+def test_texts_are_taken_in_the_order_of_their_lengths(folder):
+    way = texts.OnnxRuntime(folder, folder, lines(8))
+    way.open()
+    assert way.vectors(lines(40)).shape == (40, 8)
+    assert np.allclose(np.linalg.norm(way.vectors(lines(5)), axis=1), 1)
+    assert len(way.time(lines(40), 32, True, True)) == 2
+
+
+@pytest.mark.skipif(importlib.util.find_spec("nncf") is None, reason="needs the peers extra")
+def test_nncf_quantizes_the_graph(folder):
+    way = texts.OpenVino(folder, folder, lines(20))
+    way.build()
+    way.open()
+    assert way.vectors(lines(4)).shape == (4, 8)
