@@ -42,7 +42,7 @@ def test_what_is_no_beam(opened, monkeypatch, translator, beam):
 
 @pytest.mark.parametrize("token", [2**32 + 5, -1, 8000, -(2**63)])
 def test_tokens_are_checked_before_they_become_smaller_integers(translator, token):
-    with pytest.raises(RequestError, match=f"found token {token}, wanted 0 to 7999"):
+    with pytest.raises(RequestError, match=f"found token {token}, expected 0 to 7999"):
         translator.predict({"source": np.array([[token, 3]])})
 
 

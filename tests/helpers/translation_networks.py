@@ -2,19 +2,19 @@
 
 import torch
 
-from zoo.translation.models.config import Form
+from zoo.translation.models.config import ModelConfig
 from zoo.translation.models.transformer import Transformer
 
 FORMS = {
-    "small": Form(1, 2, 32, 48, 2),
-    "odd heads": Form(1, 1, 40, 56, 4),
-    "one head": Form(1, 1, 16, 20, 1),
-    "deep": Form(1, 4, 64, 64, 2),
-    "recurrent": Form(1, 2, 32, 48, 2, decoder_hidden=64, autoregression="ssru"),
-    "gelu": Form(
+    "small": ModelConfig(1, 2, 32, 48, 2),
+    "odd heads": ModelConfig(1, 1, 40, 56, 4),
+    "one head": ModelConfig(1, 1, 16, 20, 1),
+    "deep": ModelConfig(1, 4, 64, 64, 2),
+    "recurrent": ModelConfig(1, 2, 32, 48, 2, decoder_hidden=64, autoregression="ssru"),
+    "gelu": ModelConfig(
         2, 2, 32, 48, 2, activation="gelu", scaled=False, embedding_norm=True, output_bias=True, positions=(600, 530)
     ),
-    "apart": Form(1, 2, 32, 48, 2, decoder_heads=1, activation="swish", shared_source=False, tied_output=False),
+    "apart": ModelConfig(1, 2, 32, 48, 2, decoder_heads=1, activation="swish", shared_source=False, tied_output=False),
 }
 WORDS = 60
 

@@ -77,10 +77,10 @@ def translator(language: Language, tmp_path_factory: pytest.TempPathFactory) -> 
     """A small Transformer that knows the made-up language, built up to int8."""
     torch = pytest.importorskip("torch", reason="training needs the train extra")
     import zoo
-    from zoo.translation.models.config import FORMS, Form
+    from zoo.translation.models.config import ARCHITECTURES, ModelConfig
 
     torch.set_num_threads(1)
-    FORMS["word-by-word"] = Form(*language.FORM)
+    ARCHITECTURES["word-by-word"] = ModelConfig(*language.FORM)
     folder = tmp_path_factory.mktemp("translation")
     settings = {**language.SETTINGS, "epochs": "12", "batch_size": "384", "learning_rate": "0.002"}
     zoo.train("transformer-mt", str(language.write(folder / "pairs.tsv", 1500)), folder / "model", settings=settings)

@@ -1,19 +1,17 @@
-"""Sentences to translations."""
+"""Translation pipeline: sentences or text files to translations."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import logging
 import os
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +19,7 @@ from numpy.typing import NDArray
 from pipelines.core import machine
 from pipelines.core.batches import Batch, whole_number
 from pipelines.core.errors import RequestError
-from pipelines.core.files import replacing
 from pipelines.core.progress import progress
-from pipelines.data.tables import FORMATS, writing
 from pipelines.data.text_files import STDIN, read_lines
 from pipelines.engines.native_translation import NativeTranslator, TranslationStream, store
 from pipelines.engines.session import BF16, Session
@@ -31,6 +27,7 @@ from pipelines.kernels import extension
 from pipelines.kernels.transformer import program_file
 from pipelines.models.pipeline import PRECISIONS, Pipeline
 from pipelines.models.stages import ModelFolder, derived
+from zoo.translation.data.lines import EXAMPLES, Line, translation_writer
 from zoo.translation.data.parallel_text import (
     END,
     PAD,
@@ -57,37 +54,23 @@ from zoo.translation.search.sessions import is_int8, search_session, split_sessi
 AVERAGE = 32  # tokens: a batch has no more of them, with padding, than this for each of its sentences
 AT_ONCE = 64  # batches that are sorted together in a long file
 CHARACTERS = 100  # a token has fewer: what is longer than that for the model's maximum is not looked at
-EXAMPLES = (
-    "A man in a red jacket is riding a bicycle down the street.",
-    "Two children are playing with a dog on the beach.",
-    "A woman sits at a table and reads a newspaper.",
-    "People wait for the train on a crowded platform.",
-    "An old man is selling fruit at the market.",
-)
 SLOTS = 65536  # most sentences in a batch of the native translator
 LONGEST_NAME = 255  # characters; what is longer is no path
 
 logger = logging.getLogger(__name__)
 
 
-class Line(NamedTuple):
-    """A line of input: where it stands, its text, what is wrong with it, "" if nothing, and the sentences that it is
-    translated in, as tokens.
-    """
-
-    where: str
-    text: str
-    fault: str
-    parts: tuple[Tokens, ...]
-
-
 class TranslationPipeline(Pipeline):
-    """Translates sentences; see `zoo.pipeline`. Attributes that may be set: beam (1: greedy search), best (how many
-    translations of each
-    sentence), length_penalty (0 to 1; see `beam_search`).
+    """Translates sentences; see `zoo.pipeline`.
 
-    engine: "native" computes int8 in native code, and is what "auto" takes where there are kernels; else it is
-    onnxruntime, for bf16 OpenVINO. batch_size: sentences at once, at most; fewer, where they are long.
+    The engine "native" computes int8 in native code; "auto" takes it where the kernels are built, else onnxruntime, and
+    for bf16 OpenVINO. A batch has at most `batch_size` sentences, fewer where they are long.
+
+    Attributes:
+        beam: Beam size; 1 is greedy search.
+        best: Number of translations of each sentence.
+        length_penalty: 0 to 1, see `zoo.translation.search.beam_search.beam_search`.
+        apart: Whether the sentences of a line are translated separately even if the line fits the model.
     """
 
     BATCH_SIZE: ClassVar[int] = 32
@@ -166,14 +149,21 @@ class TranslationPipeline(Pipeline):
 
     @property
     def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
-        """One input: int64 tokens [n, longest]."""
+        """One input: source, int64 [n, longest]."""
         return {"source": (np.dtype(np.int64), (None, None))}
 
     def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
-        """Sentences -> {"source": int64 [n, longest], tokens with `END` last, padded with `PAD`}.
+        """Tokenizes sentences.
 
-        raw: a text file with a sentence a line (a path; a str, where there is such a file), a sentence, or a list of
-        them. Raises RequestError for none, and for one that cannot be translated, with its number.
+        Args:
+            raw: A text file of a sentence a line (a path, or a str where that file exists), a sentence, or a list of
+                sentences.
+
+        Returns:
+            {"source": int64 [n, longest]}: tokens with `END` last, padded with `PAD`.
+
+        Raises:
+            RequestError: There are no sentences, or one cannot be translated; the message has its number.
         """
         if isinstance(raw, str) and len(raw) < LONGEST_NAME and Path(raw).is_file():
             raw = Path(raw)
@@ -182,12 +172,12 @@ class TranslationPipeline(Pipeline):
         else:
             if isinstance(raw, bytes | Mapping) or not isinstance(raw, Iterable):
                 raise RequestError(
-                    f"found {type(raw).__name__}; wanted a text file, a sentence, or a list of sentences"
+                    f"found {type(raw).__name__}; expected a text file, a sentence, or a list of sentences"
                 )
             texts = [raw] if isinstance(raw, str) else list(raw)
             for i, each in enumerate(texts, 1):
                 if not isinstance(each, str):
-                    raise RequestError(f"sentence {i} is {type(each).__name__}, wanted text")
+                    raise RequestError(f"sentence {i} is {type(each).__name__}, expected text")
             found = [self.line(f"sentence {i}", each) for i, each in enumerate(texts, 1)]
         if not found:
             raise RequestError("found no sentences; give at least one")
@@ -196,24 +186,32 @@ class TranslationPipeline(Pipeline):
         return {"source": padded([each.parts[0] if each.parts else self.vocabulary.encode([""])[0] for each in found])}
 
     def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """{"source": int64 [n, s]} -> {"tokens": int64 [n, best, t], padded with `PAD`, "scores": float32 [n, best]},
-        the best first.
+        """Translates tokens.
 
-        A score is the mean log probability of a token (for a length penalty of 1). Of a sentence without tokens nothing
-        is computed. Raises RequestError where the batch is none, or an impossible `beam`.
+        Args:
+            batch: {"source": int64 [n, s]}, padded with `PAD`.
+
+        Returns:
+            {"tokens": int64 [n, best, t], padded with `PAD`, "scores": float32 [n, best]}, the best first. A score is
+            the mean log probability of a token for a length penalty of 1. Rows without tokens are not computed.
+
+        Raises:
+            RequestError: The batch has another form, or the beam is not possible.
         """
         self._check(batch)
         source, words = batch["source"], self.vocabulary.sources
         if (wrong := source[(source < 0) | (source >= words)]).size:  # before they become int32
-            raise RequestError(f"found token {wrong[0]}, wanted 0 to {words - 1}")
+            raise RequestError(f"found token {wrong[0]}, expected 0 to {words - 1}")
         found = self.translate([row[row != PAD].astype(np.int32) for row in source])
         tokens = padded([one.tokens for each in found for one in each])
         tokens = tokens.reshape(len(found), self.best, tokens.shape[1])
         return {"tokens": tokens, "scores": np.array([[one.score for one in each] for each in found], np.float32)}
 
     def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
-        """[{"translation", "score"}, ...], one a sentence; with `best` above 1 also "others": the same of the further
-        ones.
+        """Converts outputs of `predict` to text.
+
+        Returns:
+            {"translation", "score"} of each sentence; with `best` above 1 also "others", the same of the further ones.
         """
         results = []
         for tokens, scores in zip(out["tokens"], out["scores"].tolist(), strict=True):
@@ -223,8 +221,10 @@ class TranslationPipeline(Pipeline):
         return results
 
     def translate(self, sentences: Sequence[Tokens]) -> list[list[Hypothesis]]:
-        """The `best` translations of every tokenized sentence, in order; sentences of like length are computed
-        together.
+        """Translates tokenized sentences, int32; sentences of similar length share a batch.
+
+        Returns:
+            The `best` hypotheses of each sentence, in order.
         """
         found: list[list[Hypothesis]] = [[Hypothesis([], 0.0)] * self.best for _ in sentences]
         full = [i for i, each in enumerate(sentences) if len(each) > self.vocabulary.frame]
@@ -268,15 +268,17 @@ class TranslationPipeline(Pipeline):
         return limits, [self.shortlist.allowed(each.tolist()).astype(np.int32) for each in sentences]
 
     def stream(self) -> TranslationStream:
-        """Native threads that translate sentences as they come, `batch_size` at once; see `submit`. Raises RequestError
-        where the engine is another.
+        """Starts native threads that translate sentences as they arrive, `batch_size` at once; see `submit`.
+
+        Raises:
+            RequestError: The engine is not native.
         """
         if self._native is None:
             raise RequestError(f"translations come as a stream from the engine native, not from {self.engine}")
         return self._native.stream(**self._options(SLOTS))
 
     def submit(self, stream: TranslationStream, sentences: Sequence[Tokens]) -> range:
-        """Give a stream of this pipeline tokenized sentences, none of them empty; the numbers that name them there."""
+        """Adds tokenized sentences, int32 and not empty, to a stream; returns their numbers there."""
         return stream.submit(sentences, *self._bounds(sentences))
 
     def _search(self, sentences: Sequence[Tokens]) -> list[list[Hypothesis]]:
@@ -315,14 +317,21 @@ class TranslationPipeline(Pipeline):
         for name in inputs:
             if name != STDIN and not Path(name).is_file():
                 raise RequestError(
-                    f"found no file {name}; wanted text, one sentence a line, plain or .gz, or - for stdin"
+                    f"found no file {name}; expected text, one sentence a line, plain or .gz, or - for stdin"
                 )
             for number, text in enumerate(read_lines(name), 1):
                 yield self.line(f"{'line' if name == STDIN else f'{name}, line'} {number}", text, split)
 
     def line(self, where: str, text: str | None, split: bool = False) -> Line:
-        """What is to be translated of a text, and what is wrong with it. split: cut what is too long at the ends of its
-        sentences.
+        """Tokenizes a line and checks it.
+
+        Args:
+            where: Its place, for messages.
+            text: The text; None if it is not UTF-8.
+            split: Whether a text that is too long is split into its sentences.
+
+        Returns:
+            The line.
         """
         if text is None:
             return Line(where, "", "is not UTF-8", ())
@@ -365,17 +374,33 @@ class TranslationPipeline(Pipeline):
         max_tokens: int | None = None,
         sentences: bool = False,
     ) -> dict[str, Any]:
-        """Translate text of any size, one sentence a line, in constant memory and input order; empty lines stay empty.
+        """Translates text files of any size, one sentence a line, in constant memory and input order; empty lines stay
+        empty.
 
-        output: a text file, or "-" for stdout: a translation a line; with `scores` and a TAB before it; with `n_best`
-        above 1 the number of the line and a TAB before that, and so many lines for each. A name that ends with
-        .csv(.gz), .jsonl or .parquet: a table with the columns line (from 1), translation and score. A line longer than
-        the model's maximum, or with `sentences` any, is cut at the ends of its sentences, and their translations are
-        joined by a space. source_language, target_language: of a model of several. max_tokens: of a translation. Lines
-        that cannot be translated (not UTF-8, control characters, a sentence too long, an unknown script) become empty
-        ones and are named on stderr; on_error="raise" stops at the first. Raises RequestError where all are so (and
-        they are no part of more). Returns {"sentences", "skipped", "seconds", "sentences_per_second",
-        "tokens_per_second" (of the translations), "engine", "precision"}.
+        A line longer than the model's maximum is split into its sentences; their translations are joined by a space.
+        Lines that cannot be translated (not UTF-8, control characters, a sentence too long, an unknown script) become
+        empty lines and are named on stderr.
+
+        Args:
+            inputs: A text file or a list of them, plain or .gz, or "-" for stdin.
+            output: A text file, or "-" for stdout: a line a translation, after its score and a TAB with `scores`, after
+                the line's number and a TAB with `n_best` above 1. A name that ends with .csv(.gz), .jsonl or .parquet:
+                a table of line (from 1), translation and score.
+            on_error: "skip", or "raise" to stop at the first line that cannot be translated.
+            beam: Beam size; None: the model's.
+            n_best: Number of translations of each line, at most the beam.
+            scores: Whether scores are written.
+            source_language: Source language of a multilingual model.
+            target_language: Target language of a multilingual model.
+            max_tokens: Maximum length of a translation.
+            sentences: Whether every line is split into its sentences.
+
+        Returns:
+            {"sentences", "skipped", "seconds", "sentences_per_second", "tokens_per_second" (of the translations),
+            "engine", "precision"}.
+
+        Raises:
+            RequestError: No line can be translated, or an option is not possible.
         """
         chosen = copy.copy(self)  # for the options hold for this call alone
         chosen.beam, chosen.best, chosen.apart = self.rules.beam if beam is None else beam, n_best, sentences
@@ -389,7 +414,7 @@ class TranslationPipeline(Pipeline):
         faults, start = Faults(), time.perf_counter()
         count: Counter[str] = Counter()
         names = [os.fspath(each) for each in (inputs if isinstance(inputs, list | tuple) else [inputs])]
-        with _writing(output, scores, self.best > 1) as write, progress("translating lines") as advance:
+        with translation_writer(output, scores, self.best > 1) as write, progress("translating lines") as advance:
             found = self._read(names, split=True)
             while window := list(itertools.islice(found, AT_ONCE * self.batch_size)):
                 self._note(window, faults, on_error)
@@ -408,7 +433,7 @@ class TranslationPipeline(Pipeline):
                 advance(len(window))
             if faults and not count["sentences"] and not self.in_parts:
                 raise RequestError(
-                    f"none of {faults.total():,} lines could be translated; wanted sentences, one a line, in UTF-8"
+                    f"none of {faults.total():,} lines could be translated; expected sentences, one a line, in UTF-8"
                 )
         seconds = time.perf_counter() - start
         if faults.total() > SHOWN:
@@ -424,9 +449,7 @@ class TranslationPipeline(Pipeline):
         }
 
     def joined(self, parts: Sequence[Hypothesis]) -> tuple[str, float]:
-        """The text of sentences that stand in one line, and its score: the mean over the tokens, ends included, of
-        all.
-        """
+        """Returns the text of a line's translated sentences, and the mean score of their tokens, ends included."""
         lengths = [len(each.tokens) + 1 for each in parts]
         score = sum(each.score * length for each, length in zip(parts, lengths, strict=True)) / max(sum(lengths), 1)
         return " ".join(self.vocabulary.decode([each.tokens for each in parts])), score
@@ -442,7 +465,14 @@ class TranslationPipeline(Pipeline):
                     logger.warning("%s %s", each.where, each.fault)
 
     def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
-        """The first `count` lines of text files as the decoder sees them in the search; see `decoder_samples`."""
+        """Translates the first `count` lines of text files and returns the decoder's inputs, see `decoder_samples`.
+
+        Returns:
+            {"source", "target"}: int64 [n, tokens].
+
+        Raises:
+            RequestError: There are no sentences.
+        """
         names = [os.fspath(each) for each in (data if isinstance(data, list | tuple) else [data])]
         found = list(itertools.islice((each for each in self._read(names) if each.text or each.fault), count))
         self._note(found, Faults(), on_error)
@@ -452,7 +482,7 @@ class TranslationPipeline(Pipeline):
         return decoder_samples(sources, [each[0].tokens for each in self.translate(sources)])
 
     def example(self, count: int, data: str | Path | None = None) -> list[str]:
-        """`count` sentences, of the text file `data` or else in English, repeated if need be."""
+        """Returns `count` sentences of the text file `data`, or built-in English ones, repeated if needed."""
         some = list(EXAMPLES)
         if data is not None:
             some = [
@@ -463,27 +493,3 @@ class TranslationPipeline(Pipeline):
             if not some:
                 raise RequestError(f"found no sentences in {data}")
         return list(itertools.islice(itertools.cycle(some), count))
-
-
-@contextlib.contextmanager
-def _writing(output: str | Path, scores: bool, numbers: bool) -> Iterator[Callable[..., None]]:
-    """Yield `write(line numbers, translations, scores)`; see `TranslationPipeline.run`."""
-    if str(output).lower().endswith(FORMATS):
-        with writing(output, {"line": np.int64, "translation": str, "score": np.float32}) as table:
-            yield lambda *rows: table(
-                {"line": np.array(rows[0]), "translation": rows[1], "score": np.array(rows[2], np.float32)}
-            )
-        return
-    with contextlib.ExitStack() as stack:
-        if str(output) == STDIN:
-            file: Any = sys.stdout.buffer
-        else:
-            file = stack.enter_context(stack.enter_context(replacing(output)).open("wb"))
-
-        def write(found: list[int], texts: list[str], values: list[float]) -> None:
-            for line, text, value in zip(found, texts, values, strict=True):
-                parts = [str(line)] * numbers + [f"{value:.4f}"] * scores + [text]
-                file.write(("\t".join(parts) + "\n").encode())
-
-        yield write
-        file.flush()

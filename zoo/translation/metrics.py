@@ -1,4 +1,4 @@
-"""Quality of translations: BLEU and chrF by sacreBLEU, and what int8 changes of them."""
+"""Quality of translations: BLEU and chrF by sacreBLEU, and their changes by int8."""
 
 from __future__ import annotations
 
@@ -18,8 +18,15 @@ if TYPE_CHECKING:
 
 
 def evaluate(pipelines: Mapping[str, TranslationPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
-    """`compare_translations` of all precisions on the same pairs (see `read_pairs`), with the keys samples, skipped and
-    beam.
+    """Evaluates pipelines of several precisions on parallel text.
+
+    Args:
+        pipelines: {precision: pipeline}.
+        data: See `zoo.translation.data.text_files.read_pairs`.
+        on_error: "raise" or "skip" for lines that are no pairs.
+
+    Returns:
+        `compare_translations` and the keys samples, skipped and beam.
     """
     faults, first = Faults(), next(iter(pipelines.values()))
     sources, references = [], []
@@ -42,8 +49,14 @@ def evaluate(pipelines: Mapping[str, TranslationPipeline], data: Any, on_error: 
 
 
 def translation_metrics(translations: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """{"bleu", "chrf"}, 0 to 100, of translations against one reference each, by sacreBLEU at its defaults (see
-    `signatures`).
+    """Computes BLEU and chrF by sacreBLEU at its defaults (see `signatures`).
+
+    Args:
+        translations: Translations.
+        references: One reference each.
+
+    Returns:
+        {"bleu", "chrf"}, 0 to 100.
     """
     return {
         name: metric.corpus_score(list(translations), [list(references)]).score for name, metric in _metrics().items()
@@ -51,7 +64,7 @@ def translation_metrics(translations: Sequence[str], references: Sequence[str]) 
 
 
 def signatures() -> dict[str, str]:
-    """How sacreBLEU computes the metrics of `translation_metrics`, with its version (Post 2018)."""
+    """Returns the signatures of sacreBLEU for the metrics of `translation_metrics` (Post 2018)."""
     texts = {}
     for name, metric in _metrics().items():
         metric.corpus_score(["one"], [["one"]])  # it knows its signature after use
@@ -73,11 +86,20 @@ def _metrics() -> dict[str, Any]:
 def compare_translations(
     translations: Mapping[str, Sequence[str]], references: Sequence[str], seed: int = 0
 ) -> dict[str, Any]:
-    """Metrics of several precisions on the same sentences, and each against fp32.
+    """Compares translations of several precisions of the same sentences with those of fp32.
 
-    Returns {"metrics": per precision, "difference": {"bleu", "chrf": int8 - fp32, "agreement": share of equal
-    translations}, "interval": 95% paired bootstrap intervals of these (Koehn 2004), "signatures"}, and of any further
-    precision the middle two under "others". Raises RequestError for no sentences.
+    Args:
+        translations: {precision: translations}.
+        references: One reference each.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        {"metrics": per precision, "difference": {"bleu", "chrf": int8 - fp32, "agreement": share of equal
+        translations}, "interval": 95% paired bootstrap intervals of the difference (Koehn 2004), "signatures"};
+        difference and interval of further precisions under "others".
+
+    Raises:
+        RequestError: There are no sentences.
     """
     if not references:
         raise RequestError("found no sentences; BLEU needs some")

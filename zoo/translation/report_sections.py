@@ -1,4 +1,4 @@
-"""Translation models in MODELS.md and docs/benchmarks.md, rendered from report files."""
+"""Sections of translation models in MODELS.md and docs/benchmarks.md, rendered from report files."""
 
 from __future__ import annotations
 
@@ -38,24 +38,30 @@ REWRITES = """Milliseconds per decoding step with the rewrite / without it (spee
 
 
 class TextToText(NamedTuple):
-    """A model's translations of a test set: the report, its case, and the results by engine."""
+    """A peer report of a model's test set.
+
+    Attributes:
+        report: The report.
+        case: Its case.
+        results: Results by engine.
+    """
 
     report: Report
     case: dict[str, Any]
     results: dict[str, dict[str, Any]]
 
     def rate(self, engine: str) -> float:
-        """Sentences a second."""
+        """Returns sentences per second of an engine."""
         return float(self.results[engine]["sentences_per_second"]["median"])
 
     def speed_up(self) -> str:
-        """The throughput of the native engine, and its ratio to fp32."""
+        """Returns the throughput of the native engine and its ratio to fp32."""
         rate = self.rate("zoo-native")
         return f"{rate:,.0f} ({rate / self.rate('zoo-fp32'):.2f}x)"
 
 
 def overview(name: str) -> dict[str, str]:
-    """The model's cells in the overview table, by column; {} if nothing was measured."""
+    """Returns the cells of a model in the overview table, by column; {} without measurements."""
     qualities = reports(zoo.SHIPPED / name / "reports", "bleu")
     if not qualities:
         return {}
@@ -78,7 +84,7 @@ def _times_teacher(name: str, report: Report) -> str:
 
 
 def sections(name: str) -> str:
-    """The body of the model's section in MODELS.md."""
+    """Returns the body of a model's section in MODELS.md."""
     spec = Hub(zoo.SHIPPED).card(name).details["preprocessing"]
     parts = [
         f"- **Run:** `zoo run {name} text.txt -o translated.txt`",
@@ -104,7 +110,11 @@ def sections(name: str) -> str:
 
 
 def benchmarks(names: Sequence[str]) -> str:
-    """The translation models `names` in docs/benchmarks.md."""
+    """Returns the section of translation models in docs/benchmarks.md.
+
+    Args:
+        names: Names of the models.
+    """
     threads = [_threads(name, each) for name in names for each in reports(zoo.SHIPPED / name / "reports", "threads")]
     engines = [_beside_engines(report) for report in reports(PEERS, "translation")]
     rewrites = [_rewrites(report) for report in reports(PEERS, "steps")]

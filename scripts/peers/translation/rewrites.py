@@ -41,7 +41,7 @@ from zoo.translation.data.parallel_text import END, START, VOCABULARY, Vocabular
 from zoo.translation.export.rewrites import passes
 from zoo.translation.search import loop_graph, step_graph
 from zoo.translation.search.beam_search import Step, beam_search
-from zoo.translation.search.kv_cache import Incremental, cached_step, incremental
+from zoo.translation.search.kv_cache import IncrementalModel, cached_step, incremental_model
 from zoo.translation.search.sessions import ENCODER
 
 Array = NDArray[Any]
@@ -65,7 +65,7 @@ class Row(NamedTuple):
 # --------------------------------------------------------------------------------------------------------- other forms
 
 
-def gather_nd(model: Incremental) -> None:
+def gather_nd(model: IncrementalModel) -> None:
     """Reorder the caches by GatherND."""
     for node in [
         each for each in model.step.graph if each.op_type == "Gather" and str(each.inputs[1].name) == step_graph.PARENTS
@@ -77,11 +77,11 @@ def gather_nd(model: Incremental) -> None:
         edit.substitute([node], edit.node("GatherND", [node.inputs[0], index.outputs[0]], f"{node.outputs[0].name}"))
 
 
-def _axes(model: Incremental) -> ir.Value:
+def _axes(model: IncrementalModel) -> ir.Value:
     return edit.initializer(model.step.graph, "last_axis", np.array([-1]), query.used_names(model.step.graph))
 
 
-def copied_source(model: Incremental) -> None:
+def copied_source(model: IncrementalModel) -> None:
     """Keys and values of the source once for every beam: each row is a sentence to the step."""
     main, inputs = model.step.graph, {str(each.name): each for each in model.step.graph.inputs}
     taken, first = query.used_names(main), next(iter(main))
@@ -94,17 +94,17 @@ def copied_source(model: Incremental) -> None:
     integer = ir.DataType.INT64
     zero, one = (edit.initializer(main, "copied/constant", np.array(each), taken) for each in (0, 1))
     rows = add("Shape", [inputs[step_graph.TOKENS]], integer, start=0, end=1)
-    sentences = add("Shape", [inputs[model.given[0]]], integer, start=0, end=1)
+    sentences = add("Shape", [inputs[model.encoder_outputs[0]]], integer, start=0, end=1)
     owners = add("Range", [zero, add("Squeeze", [rows], integer), one], integer)
     owners = add("Div", [owners, add("Div", [rows, sentences], integer)], integer)
-    for name in model.given:
+    for name in model.encoder_outputs:
         users = [use for use in inputs[name].uses() if not str(use.node.name).startswith("copied/")]
         found = add("Gather", [inputs[name], owners], inputs[name].dtype or ir.DataType.FLOAT, axis=0)
         for user, index in users:
             user.replace_input_with(index, found)
 
 
-def skip_normalization(model: Incremental) -> None:
+def skip_normalization(model: IncrementalModel) -> None:
     """onnxruntime's SkipLayerNormalization for Add + LayerNormalization in the step; in the encoder it makes it by
     itself.
     """
@@ -131,7 +131,7 @@ def skip_normalization(model: Incremental) -> None:
     main.sort()
 
 
-def all_normalized(model: Incremental) -> None:
+def all_normalized(model: IncrementalModel) -> None:
     """Log probabilities of all words, before the likeliest are looked for."""
     (logits,) = (each for each in model.step.graph.outputs if each.name == step_graph.LOGITS)
     node = edit.node("LogSoftmax", [logits], "log_probabilities", dtype=ir.DataType.FLOAT, axis=-1)
@@ -140,7 +140,7 @@ def all_normalized(model: Incremental) -> None:
     logits.name, node.outputs[0].name = "step/unnormalized", step_graph.LOGITS
 
 
-def unmerged(model: Incremental) -> None:
+def unmerged(model: IncrementalModel) -> None:
     """One layer for each of Q, K and V, and for keys and values of the source."""
     for main in (model.step.graph, model.encoder.graph):
         taken = query.used_names(main)
@@ -189,7 +189,7 @@ def _columns(
     return made.outputs[0]
 
 
-def scaled_scores(model: Incremental) -> None:
+def scaled_scores(model: IncrementalModel) -> None:
     """Scores of self-attention multiplied, and masked, in every step."""
     main, taken = model.step.graph, query.used_names(model.step.graph)
     one, zero = (edit.initializer(main, "scaled/constant", np.float32(each), taken) for each in (1, 0))
@@ -242,9 +242,9 @@ class Forms:
         random = np.random.default_rng(0)
         return padded([np.array([*random.integers(END + 1, self.words, each - 1), END]) for each in lengths])
 
-    def session(self, change: Callable[[Incremental], None] = lambda model: None) -> Session:
+    def session(self, change: Callable[[IncrementalModel], None] = lambda model: None) -> Session:
         """The whole search in one graph."""
-        model = incremental(self.whole)
+        model = incremental_model(self.whole)
         change(model)
         return self.opened(loop_graph.search(model, NEVER))
 
@@ -295,7 +295,7 @@ def mixed(count: int) -> list[int]:
 
 def rows(forms: Forms) -> Iterator[Row]:
     """All comparisons, one after the other; what was opened for one alone is not kept."""
-    model = incremental(forms.whole)
+    model = incremental_model(forms.whole)
     first, step = forms.opened(model.encoder), forms.opened(model.step)
     in_python = forms.python(lambda source: cached_step(step, first.run({"source": source}), model.caches))
     encoder = forms.opened(edit.extract(forms.whole, *ENCODER))

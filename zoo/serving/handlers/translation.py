@@ -18,7 +18,8 @@ from pipelines.core.errors import RequestError, ZooError
 from zoo.serving.handlers.base import INFER, Busy, Service, failed, json_of, lines_of
 from zoo.serving.protocol import responses
 from zoo.serving.workers.channel import Answer, Job
-from zoo.translation.inference import Line, TranslationPipeline
+from zoo.translation.data.lines import Line
+from zoo.translation.inference import TranslationPipeline
 from zoo.translation.search.beam_search import Hypothesis
 
 EXAMPLES = 3  # sentences that are shown to users

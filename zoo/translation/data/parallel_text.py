@@ -1,4 +1,4 @@
-"""Parallel text: cleaned, cut into pieces of words, and batched by tokens."""
+"""Parallel text: cleaned, tokenized, and batched by tokens."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Tokens = NDArray[np.int32]
 
 
 def tidy(text: str) -> str:
-    """`text` with single blanks between its words and none around it."""
+    """Returns `text` with single spaces between its words and none around it."""
     return " ".join(text.split())
 
 
 def strange(text: str) -> str:
-    """What no sentence holds, "" where nothing: control characters, code points that are none."""
+    """Returns the reason why a text is no sentence (control characters, invalid code points); "" if it is one."""
     if text.isprintable():  # nearly all are, and this is quick
         return ""
     bad = next((each for each in text if unicodedata.category(each) in ("Cc", "Cs", "Cn", "Co")), None)
@@ -41,7 +41,15 @@ def strange(text: str) -> str:
 
 
 def clean(pairs: Iterable[Pair], faults: Faults) -> Iterator[Pair]:
-    """Tidied pairs without the empty ones, those with strange characters, and repetitions."""
+    """Drops empty pairs, pairs with invalid characters, and repetitions.
+
+    Args:
+        pairs: Source and target of each pair.
+        faults: Counts what is dropped.
+
+    Yields:
+        The pairs, tidied.
+    """
     seen: set[bytes] = set()
     for source, target in ((tidy(a), tidy(b)) for a, b in pairs):
         key = hashlib.blake2b(f"{source}\t{target}".encode(errors="surrogatepass"), digest_size=8).digest()
@@ -60,10 +68,18 @@ def clean(pairs: Iterable[Pair], faults: Faults) -> Iterator[Pair]:
 
 
 def learn_vocabulary(pairs: Sequence[Pair], size: int, seed: int) -> bytes:
-    """A sentencepiece model (unigram, Kudo 2018) for both languages, of at most `size` pieces; the same sentences give
-    the same bytes.
+    """Learns a sentencepiece model (unigram, Kudo 2018) of both languages; the same sentences give the same bytes.
 
-    Raises RequestError where sentencepiece refuses.
+    Args:
+        pairs: Source and target of each pair.
+        size: Maximum number of pieces.
+        seed: Seed of the sample of sentences.
+
+    Returns:
+        The model file.
+
+    Raises:
+        RequestError: sentencepiece refuses.
     """
     import sentencepiece
 
@@ -94,9 +110,18 @@ def learn_vocabulary(pairs: Sequence[Pair], size: int, seed: int) -> bytes:
 
 
 class Vocabulary:
-    """Text to tokens and back. content: what `learn_vocabulary` gave. Raises RequestError for anything else."""
+    """A sentencepiece vocabulary shared by source and target."""
 
     def __init__(self, content: bytes, name: str | Path = VOCABULARY) -> None:
+        """Opens a model file.
+
+        Args:
+            content: The file, see `learn_vocabulary`.
+            name: Its name, for messages.
+
+        Raises:
+            RequestError: The content is no sentencepiece model of this form.
+        """
         import sentencepiece
 
         try:
@@ -108,13 +133,17 @@ class Vocabulary:
         ids = [getattr(self._pieces, f"{each}_id")() for each in ("pad", "unk", "bos", "eos")]
         if ids != [PAD, UNKNOWN, START, END]:
             raise RequestError(
-                f"{name} has the ids {ids} for padding, unknown, start and end; wanted {[PAD, UNKNOWN, START, END]}"
+                f"{name} has the ids {ids} for padding, unknown, start and end; expected {[PAD, UNKNOWN, START, END]}"
             )
         self.content = content
 
     @classmethod
     def read(cls, path: Path) -> Vocabulary:
-        """Raises RequestError where the file is missing or no vocabulary."""
+        """Opens a model file.
+
+        Raises:
+            RequestError: The file is missing or no vocabulary.
+        """
         try:
             return cls(path.read_bytes(), path)
         except OSError as error:
@@ -130,11 +159,15 @@ class Vocabulary:
 
     @property
     def sources(self) -> int:
-        """Tokens of a source are of the same table."""
+        """Number of source tokens."""
         return len(self)
 
     def choose(self, source_language: str = "", target_language: str = "") -> Vocabulary:
-        """Itself. Raises RequestError where a language is given: there are none to choose from."""
+        """Returns itself.
+
+        Raises:
+            RequestError: A language is given; the model has none to choose.
+        """
         if source_language or target_language:
             raise RequestError(
                 f"found the language {source_language or target_language}; this model has none to choose from"
@@ -143,11 +176,15 @@ class Vocabulary:
 
     @property
     def pieces(self) -> list[str]:
-        """The text of every token, as sentencepiece writes it."""
+        """The piece of every token."""
         return [str(self._pieces.id_to_piece(token)) for token in range(len(self))]
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Tokens of every text, `END` last."""
+        """Tokenizes texts.
+
+        Returns:
+            Tokens of each text, int32, `END` last.
+        """
         return [
             np.array([*self._pieces.encode(each), END], np.int32) for each in texts
         ]  # a list makes threads, ten times as slow for one
@@ -155,7 +192,7 @@ class Vocabulary:
     source_pieces, encode_target = pieces, encode  # both languages are cut by one table
 
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """The texts of tokens without start and end."""
+        """Returns the texts of tokens without start and end."""
         return [str(self._pieces.decode(list(each))) for each in tokens]
 
 
@@ -164,7 +201,14 @@ class Vocabulary:
 
 @dataclass
 class Corpus:
-    """Pairs as tokens: int32, one behind the other; of sentence i those from starts[i] to starts[i + 1]."""
+    """Pairs as tokens.
+
+    Attributes:
+        source: All source tokens, int32.
+        target: All target tokens, int32.
+        source_starts: Sentence i has source[starts[i]:starts[i + 1]], int64 [pairs + 1].
+        target_starts: The same of the target.
+    """
 
     source: Tokens
     target: Tokens
@@ -175,18 +219,18 @@ class Corpus:
         return len(self.source_starts) - 1
 
     def pair(self, index: int) -> tuple[Tokens, Tokens]:
-        """Source and target tokens of one pair, `END` last in each."""
+        """Returns source and target tokens of a pair, `END` last in each."""
         (a, b), (c, d) = self.source_starts[index : index + 2], self.target_starts[index : index + 2]
         return self.source[a:b], self.target[c:d]
 
     @property
     def lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens of every source and every target."""
+        """Number of tokens of every source and every target, int64 [pairs] each."""
         return np.diff(self.source_starts), np.diff(self.target_starts)
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256 of all tokens."""
+        """SHA-256 of all tokens, in hex."""
         return hashlib.sha256(b"".join(each.tobytes() for each in vars(self).values())).hexdigest()
 
 
@@ -198,10 +242,17 @@ def corpus(
     max_length: int = 0,
     max_ratio: float = 0.0,
 ) -> tuple[Corpus, list[int]]:
-    """The pairs as tokens, and the indices of those that are kept.
+    """Tokenizes pairs.
 
-    Left out: pairs of more than `max_length` tokens on a side, or with more than `max_ratio` times as many on one side
-    as on the other, five more being allowed to each; 0 keeps all.
+    Args:
+        pairs: Source and target of each pair.
+        vocabulary: The vocabulary.
+        faults: Counts what is dropped.
+        max_length: Maximum number of tokens of a side; 0: any.
+        max_ratio: Maximum ratio of the tokens of both sides, after five tokens more; 0: any.
+
+    Returns:
+        The corpus, and the indices of the pairs in it.
     """
     source, target = (vocabulary.encode([pair[side] for pair in pairs]) for side in (0, 1))
     kept = []
@@ -219,18 +270,22 @@ def corpus(
 
 
 def from_tokens(source: Sequence[Tokens], target: Sequence[Tokens]) -> Corpus:
-    """A corpus of these sentences."""
+    """Returns a corpus of tokenized sentences."""
     joined = (np.concatenate([np.zeros(0, np.int32), *each]) for each in (source, target))
     starts = (np.cumsum([0, *map(len, each)], dtype=np.int64) for each in (source, target))
     return Corpus(*joined, *starts)
 
 
 def batches(data: Corpus, tokens: int, seed: Sequence[int] | None = None) -> list[NDArray[np.int64]]:
-    """Indices of pairs in batches of like lengths: a batch times its longest sentence, source or target, is at most
-    `tokens`, or one pair.
+    """Groups pairs of similar length into batches.
 
-    seed: pairs of the same lengths, and the batches, come in an order drawn by it; without one the order is always the
-    same.
+    Args:
+        data: The corpus.
+        tokens: Maximum of pairs times longest sentence of a batch; a batch has at least one pair.
+        seed: Shuffles pairs of equal length, and the batches; None: always the same order.
+
+    Returns:
+        Indices of the pairs of each batch, int64.
     """
     random = np.random.default_rng(seed)
     sources, targets = data.lengths
@@ -242,8 +297,15 @@ def batches(data: Corpus, tokens: int, seed: Sequence[int] | None = None) -> lis
 
 
 def by_tokens(lengths: Sequence[int], tokens: int, rows: int = 1 << 30) -> list[tuple[int, int]]:
-    """Cut sentences in the order given: (first, last + 1) of every batch with at most `rows` of them, and `tokens` in
-    all once padded.
+    """Cuts sentences into batches, in their order.
+
+    Args:
+        lengths: Number of tokens of each sentence.
+        tokens: Maximum number of tokens of a batch, with padding.
+        rows: Maximum number of sentences of a batch.
+
+    Returns:
+        (first, last + 1) of each batch.
     """
     found, first, longest = [], 0, 0
     for i, length in enumerate(lengths):
@@ -255,7 +317,7 @@ def by_tokens(lengths: Sequence[int], tokens: int, rows: int = 1 << 30) -> list[
 
 
 def padded(sentences: Sequence[Sequence[int] | Tokens]) -> NDArray[np.int64]:
-    """int64 [n, longest], filled up with `PAD`."""
+    """Pads sentences with `PAD` to int64 [n, longest]."""
     found = np.full((len(sentences), max(map(len, sentences))), PAD, np.int64)
     for row, each in zip(found, sentences, strict=True):
         row[: len(each)] = each
@@ -265,11 +327,17 @@ def padded(sentences: Sequence[Sequence[int] | Tokens]) -> NDArray[np.int64]:
 def decoder_samples(
     sentences: Sequence[Sequence[int] | Tokens], translations: Sequence[Sequence[int]]
 ) -> dict[str, NDArray[np.int64]]:
-    """What calibrates a decoder: {"source", "target"}: int64 [n, tokens], of every other sentence a part of its
-    translation.
+    """Makes calibration samples of a decoder.
 
-    A graph computes the logits of the last token alone: of whole translations all that is seen there would predict the
-    end.
+    A graph computes the logits of the last token alone; whole translations would all predict the end. So every other
+    target is cut.
+
+    Args:
+        sentences: Source tokens of each sentence.
+        translations: Target tokens of each sentence.
+
+    Returns:
+        {"source", "target"}: int64 [n, tokens].
     """
     random = np.random.default_rng(0)
     parts = [each[: int(random.integers(len(each) + 1))] if i % 2 else each for i, each in enumerate(translations)]
@@ -281,7 +349,15 @@ def decoder_samples(
 
 @dataclass
 class ParallelText:
-    """Tokens to train on, held-out pairs as text and tokens, the vocabulary, and what was left out."""
+    """Parallel text for training.
+
+    Attributes:
+        train: Pairs to train on.
+        held_out: Held-out pairs.
+        references: Held-out pairs as text.
+        vocabulary: The vocabulary.
+        faults: Counts of dropped pairs.
+    """
 
     train: Corpus
     held_out: Corpus
@@ -291,7 +367,7 @@ class ParallelText:
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256 of all that is trained and validated on."""
+        """SHA-256 of all tokens, in hex."""
         return hashlib.sha256(f"{self.train.digest}{self.held_out.digest}".encode()).hexdigest()
 
 
@@ -308,14 +384,28 @@ def open_text(
     seed: int = 0,
     on_error: str = "raise",
 ) -> ParallelText:
-    """Read, clean and tokenize parallel text. vocabulary: makes or finds it for the pairs to train on.
+    """Reads, cleans and tokenizes parallel text.
 
-    swap: translate from the second column into the first. validation_data: what to hold out, else the data sets' own
-    splits for it, else `validation` pairs (a tenth of all, at most) drawn by `seed`. Raises RequestError where nothing
-    is left to train or to validate on.
+    Args:
+        data: See `zoo.translation.data.text_files.read_pairs`.
+        vocabulary: Makes or opens the vocabulary for the pairs to train on.
+        languages: "source-target", such as "en-de".
+        swap: Whether to translate from the second column into the first.
+        validation_data: Pairs to hold out; "": the data sets' own splits, else `validation` pairs.
+        validation: Number of held-out pairs, at most a tenth of all.
+        max_length: See `corpus`.
+        max_ratio: See `corpus`.
+        seed: Draws the held-out pairs.
+        on_error: "raise" or "skip" for lines that are no pairs.
+
+    Returns:
+        The text.
+
+    Raises:
+        RequestError: No pairs are left to train or to validate on.
     """
     if on_error not in ("raise", "skip"):
-        raise RequestError(f"on_error is {on_error!r}; wanted raise or skip")
+        raise RequestError(f"on_error is {on_error!r}; expected raise or skip")
     faults = Faults()
 
     def read(source: Any, held_out: bool) -> list[Pair]:
@@ -335,7 +425,7 @@ def open_text(
     pairs = [each for each in pairs if each not in held_out]
     if not pairs or not references:
         raise RequestError(
-            f"found {len(pairs)} pairs to train on and {len(references)} to validate on; wanted some of each"
+            f"found {len(pairs)} pairs to train on and {len(references)} to validate on; expected some of each"
         )
     found = vocabulary(pairs)
     train, _ = corpus(pairs, found, faults, max_length=max_length, max_ratio=max_ratio)

@@ -1,4 +1,4 @@
-"""Where the sentences of a text end: by sentencex, with the abbreviations and the quotes of some 300 languages."""
+"""Sentence splitting by sentencex, with the abbreviations and quotes of some 300 languages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ SHORT = dict(each.split("-") for line in LETTERS for each in line.split())
 
 
 def split_sentences(text: str, language: str = "") -> list[str]:
-    """The sentences of a text, without what is blank around them.
+    """Splits a text into sentences.
 
-    language: as models name them: de, de_DE, deu_Latn; of one that is not known, and of "", the rules are English's.
+    Args:
+        text: The text.
+        language: Language code such as de, de_DE or deu_Latn; "" or an unknown one: English.
+
+    Returns:
+        The sentences, without surrounding whitespace.
     """
     import sentencex  # type: ignore[import-untyped]
 

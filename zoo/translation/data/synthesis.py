@@ -1,4 +1,4 @@
-"""Sentences that read like those of a text, for a teacher to translate where there are too few to learn from."""
+"""Synthetic sentences from an n-gram model of a text, for a teacher to translate."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ DRAWN = 8192  # sentences that are written at once
 
 
 class Continuations:
-    """What follows every context of `length` tokens in a text, as an n-gram model counts it.
-
-    keys int64 [contexts], sorted; of context i the tokens at first[i] to first[i] + counts[i] of `tokens` follow, which
-    are distinct[i] different ones.
-    """
+    """Continuations of every context of a text, as an n-gram model counts them."""
 
     def __init__(self, stream: NDArray[np.int64], length: int, base: int) -> None:
-        """stream: tokens, each sentence behind `length` or more times `START`. base: greater than every token."""
+        """Counts continuations.
+
+        Args:
+            stream: Tokens, int64; each sentence follows `length` or more times `START`.
+            length: Number of tokens of a context.
+            base: Greater than every token.
+        """
         context = np.zeros(len(stream) - CONTEXT, np.int64)
         for back in range(length, 0, -1):
             context = context * base + stream[CONTEXT - back : len(stream) - back]
@@ -36,7 +38,15 @@ class Continuations:
         self.length, self.base = length, base
 
     def draw(self, past: NDArray[np.int64], random: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """past int64 [n, CONTEXT] -> (a token after each, where it is to be taken: Witten and Bell's c / (c + t))."""
+        """Draws continuations.
+
+        Args:
+            past: Contexts, int64 [n, CONTEXT].
+            random: Random generator.
+
+        Returns:
+            A token after each context, int64 [n], and whether it is accepted (Witten and Bell's c / (c + t)), bool [n].
+        """
         key = np.zeros(len(past), np.int64)
         for column in range(CONTEXT - self.length, CONTEXT):
             key = key * self.base + past[:, column]
@@ -47,11 +57,17 @@ class Continuations:
 
 
 def imitations(sentences: Sequence[Tokens], count: int, *, seed: int = 0, longest: int = 128) -> list[Tokens]:
-    """`count` sentences at most (int32 [tokens], `END` last), none of them among `sentences`, none twice, none of more
-    than `longest` tokens.
+    """Draws sentences from an n-gram model of `CONTEXT` tokens, interpolated with its shorter ones (Witten and Bell
+    1991, "The Zero-Frequency Problem", method C). The same seed gives the same sentences.
 
-    They are drawn from an n-gram model of `CONTEXT` tokens before the next, interpolated with its shorter ones as
-    Witten and Bell 1991 do ("The Zero-Frequency Problem", method C). The same seed gives the same sentences.
+    Args:
+        sentences: Sentences to imitate, int32.
+        count: Maximum number of sentences.
+        seed: Seed of the random generator.
+        longest: Maximum number of tokens.
+
+    Returns:
+        Different sentences that are not among `sentences`, int32, `END` last.
     """
     random, base = np.random.default_rng(seed), 1 + max(int(each.max()) for each in sentences)
     start = np.full(CONTEXT, START, np.int64)

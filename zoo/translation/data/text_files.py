@@ -1,4 +1,4 @@
-"""Parallel text as it lies in files: read line by line."""
+"""Readers of parallel text files."""
 
 from __future__ import annotations
 
@@ -25,21 +25,30 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class Faults(Counter[str]):
-    """How many lines or pairs were left out, by reason; the first `SHOWN` are kept word for word."""
+    """Counts of dropped lines or pairs by reason; the first `SHOWN` are stored word for word."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shown: list[str] = []
 
     def add(self, reason: str, where: str = "") -> None:
-        """Count one."""
+        """Counts one.
+
+        Args:
+            reason: The reason.
+            where: Its place.
+        """
         self[reason] += 1
         if where and len(self.shown) < SHOWN:
             self.shown.append(f"{where}: {reason}")
 
 
 def sources(data: Any) -> list[str]:
-    """The paths and hub ids in `data`, one or a list. Raises RequestError for none."""
+    """Returns the paths and hub ids in `data`, one or a list.
+
+    Raises:
+        RequestError: There are none.
+    """
     names = [
         os.fspath(each)
         for each in (data if isinstance(data, list | tuple) else [data])
@@ -53,15 +62,22 @@ def sources(data: Any) -> list[str]:
 def read_pairs(
     data: Any, languages: str = "", *, held_out: bool = False, on_error: str = "raise", faults: Faults | None = None
 ) -> Iterator[Pair]:
-    """Yield (source, target) of every line, as they stand, without the line's end.
+    """Reads the pairs of every line, without line ends.
 
-    data: one source or a list: "SOURCE,TARGET" (two files with the same number of lines), a file of source TAB target
-    (what follows a second tab is left out), either of them plain or .gz, a .zip with such a file, a folder that
-    `datasets` wrote, or the hub id org/name of a data set with the columns of `languages` ("en-de"), or such keys in
-    its column "translation".
-    held_out: of a data set the split to validate or test on, instead of that to train on; other sources have no splits.
-    on_error: "raise" stops at the first line that is no pair of UTF-8 texts, "skip" counts it in `faults`.
-    Raises RequestError, with the line's number, for what cannot be read.
+    Args:
+        data: A source or a list of sources: "SOURCE,TARGET" (two files of equally many lines), a file of source TAB
+            target (further columns are ignored), plain or .gz, a .zip with such a file, a folder that `datasets` wrote,
+            or the hub id org/name of a data set with columns of `languages`, or such keys in its column "translation".
+        languages: "source-target", such as "en-de".
+        held_out: Whether to read the validation or test split of data sets; other sources have no splits.
+        on_error: "raise" stops at the first line that is no pair of UTF-8 texts, "skip" counts it in `faults`.
+        faults: Counts of skipped lines.
+
+    Yields:
+        Source and target.
+
+    Raises:
+        RequestError: A source cannot be read; the message has the line's number.
     """
     for source in sources(data):
         for number, found in enumerate(_raw_pairs(source, languages, held_out), 1):
@@ -92,7 +108,7 @@ def _raw_pairs(source: str, languages: str, held_out: bool) -> Iterator[Pair | s
             raise RequestError(f"found no file {source}, and ZOO_OFFLINE forbids to look for it on the hub")
         return _dataset(source, languages, held_out, lambda datasets: datasets.load_dataset(source))
     raise RequestError(
-        f"found no {source}; wanted a file of source TAB target, two files SOURCE,TARGET, either of them plain or "
+        f"found no {source}; expected a file of source TAB target, two files SOURCE,TARGET, either of them plain or "
         ".gz, a .zip, a folder "
         "written by datasets, or the hub id org/name of a data set"
     )
@@ -123,7 +139,7 @@ def _table_in(path: Path) -> Iterator[str | None]:
         raise RequestError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if len(tables) != 1:
         raise RequestError(
-            f"found {len(tables)} files of source TAB target in {path}, wanted one; unpack it and name the file"
+            f"found {len(tables)} files of source TAB target in {path}, expected one; unpack it and name the file"
         )
 
 
@@ -136,7 +152,7 @@ def _side_by_side(first: Path, second: Path) -> Iterator[Pair | str]:
                 return
             if source is nothing or target is nothing:
                 raise RequestError(
-                    f"found another number of lines in {first} than in {second}; wanted translations line by line"
+                    f"found another number of lines in {first} than in {second}; expected translations line by line"
                 )
             yield (source, target) if isinstance(source, str) and isinstance(target, str) else "not UTF-8"
 
@@ -155,7 +171,7 @@ def _dataset(name: str, languages: str, held_out: bool, load: Callable[[Any], An
         texts = row.get("translation", row)
         if not isinstance(texts.get(source), str) or not isinstance(texts.get(target), str):
             raise RequestError(
-                f"found {', '.join(texts)} in {name}, wanted {languages or 'two languages'}; name them: --set "
+                f"found {', '.join(texts)} in {name}, expected {languages or 'two languages'}; name them: --set "
                 "languages=en-de"
             )
         yield texts[source], texts[target]

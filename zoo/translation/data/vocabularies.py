@@ -1,4 +1,4 @@
-"""Vocabularies of other toolkits, behind the methods of `zoo.translation.data.parallel_text.Vocabulary`."""
+"""Vocabularies of other toolkits, with the methods of `zoo.translation.data.parallel_text.Vocabulary`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,18 @@ SOURCE, TARGET = "source", "target"  # what stands for the token of a language i
 
 @dataclass(frozen=True)
 class Framing:
-    """What stands around the pieces of a sentence.
+    """Tokenizer of a model and the special tokens around a sentence.
 
-    kind: what cuts text, a key of `CUTTERS`. files: of the source, and of the target where it is another. before,
-    after: tokens of the source around its pieces; `SOURCE` and `TARGET` are those of the languages. languages: {name:
-    token} of those that can be chosen. source_language, target_language: the chosen ones. prefixed: translations begin
-    with the token of the target language. hidden: tokens that are no text.
+    Attributes:
+        kind: Tokenizer, a key of `CUTTERS`.
+        files: Its files, of the source and of the target where that differs.
+        before: Source tokens before the pieces; `SOURCE` and `TARGET` stand for the tokens of the languages.
+        after: Source tokens after the pieces.
+        languages: {name: token} of the languages to choose from.
+        source_language: The chosen source language.
+        target_language: The chosen target language.
+        prefixed: Whether translations begin with the token of the target language.
+        hidden: Tokens that are no text.
     """
 
     kind: str
@@ -39,35 +45,46 @@ class Framing:
     hidden: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: what differs from the defaults."""
+        """Returns the values that differ from the defaults, as plain values."""
         return to_plain(self, changed=True)
 
     @staticmethod
     def from_json(values: Any) -> Framing:
-        """What `to_json` made plain. Raises RequestError for anything else."""
+        """Reads what `to_json` returned.
+
+        Raises:
+            RequestError: A key is unknown.
+        """
         try:
             found = Framing(**from_plain(values))
         except (AttributeError, TypeError):
             found = Framing("", ())
         if found.kind not in CUTTERS:
-            raise RequestError(f"found the vocabulary {values}, wanted what zoo import writes; import the model again")
+            raise RequestError(
+                f"found the vocabulary {values}, expected what zoo import writes; import the model again"
+            )
         return found
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The languages that must be chosen: of `SOURCE` and `TARGET`."""
+        """The languages that must be chosen: `SOURCE`, `TARGET` or both."""
         around = (*self.before, *self.after)
         return tuple(each for each in (SOURCE, TARGET) if each in around or (each == TARGET and self.prefixed))
 
 
 class ImportedVocabulary:
-    """Text to tokens and back, as the toolkit does that a model is from. framing: see there. contents: {name: bytes} of
-    its files and of `PIECES`.
-
-    Raises RequestError for files that are none such.
-    """
+    """Tokenizer of another toolkit."""
 
     def __init__(self, framing: Framing, contents: Mapping[str, bytes]) -> None:
+        """Opens the tokenizer.
+
+        Args:
+            framing: Its configuration.
+            contents: {name: bytes} of its files and of `PIECES`.
+
+        Raises:
+            RequestError: A file is missing or has another form.
+        """
         self.framing = framing
         try:
             pieces = json.loads(contents[PIECES])
@@ -86,37 +103,43 @@ class ImportedVocabulary:
 
     @property
     def sources(self) -> int:
-        """Tokens of the source's vocabulary."""
+        """Number of source tokens."""
         return len(self._source)
 
     @property
     def frame(self) -> int:
-        """Tokens that stand around every sentence."""
+        """Number of special tokens around every sentence."""
         return len(self.framing.before) + len(self.framing.after)
 
     @property
     def source_pieces(self) -> list[str]:
-        """The text of every token of the source, "" where it has none."""
+        """The piece of every source token; "" for none."""
         return [piece or "" for piece in self._source]
 
     @property
     def pieces(self) -> list[str]:
-        """The text of every token of the target, "" where it has none."""
+        """The piece of every target token; "" for none."""
         return [piece or "" for piece in self._target]
 
     @property
     def source_language(self) -> str:
-        """The one chosen, "" where there are none to choose from."""
+        """The chosen source language; "" for none."""
         return self.framing.source_language
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """The tokens that a translation begins with."""
+        """Tokens that a translation begins with."""
         return (self._language(TARGET),) if self.framing.prefixed else ()
 
     def choose(self, source_language: str = "", target_language: str = "") -> ImportedVocabulary:
-        """The same, for these languages; "" leaves the one chosen before. Raises RequestError for an unknown one, or
-        where the model has none to choose.
+        """Returns the vocabulary for other languages.
+
+        Args:
+            source_language: Source language; "": unchanged.
+            target_language: Target language; "": unchanged.
+
+        Raises:
+            RequestError: A language is unknown, or the model has none to choose.
         """
         given = {SOURCE: source_language, TARGET: target_language}
         chosen = {side: name for side, name in given.items() if name}
@@ -145,7 +168,11 @@ class ImportedVocabulary:
         return [self._language(each) if isinstance(each, str) else each for each in tokens]
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Tokens of every text of the source language, those that stand around each included."""
+        """Tokenizes source texts.
+
+        Returns:
+            Tokens of each text, int32, special tokens included.
+        """
         before, after, known = self._around(self.framing.before), self._around(self.framing.after), self._tokens
         return [
             np.array([*before, *(known.get(piece, UNKNOWN) for piece in self._cutter.cut(text)), *after], np.int32)
@@ -153,7 +180,11 @@ class ImportedVocabulary:
         ]
 
     def encode_target(self, texts: Sequence[str]) -> list[Tokens]:
-        """Tokens of translations, `END` last."""
+        """Tokenizes translations.
+
+        Returns:
+            Tokens of each text, int32, `END` last.
+        """
         known = {piece: token for token, piece in enumerate(self._target) if piece is not None}
         return [
             np.array([*(known.get(piece, UNKNOWN) for piece in self._joiner.cut(text)), END], np.int32)
@@ -161,13 +192,13 @@ class ImportedVocabulary:
         ]
 
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """The texts of tokens of the target."""
+        """Returns the texts of target tokens."""
         found = [[self._target[token] for token in each if token not in self._hidden] for each in tokens]
         return [self._joiner.join([piece for piece in each if piece is not None]) for each in found]
 
 
 class SentencePieces:
-    """Pieces by a model of sentencepiece."""
+    """Tokenizer of a sentencepiece model."""
 
     def __init__(self, content: bytes, name: str) -> None:
         import sentencepiece
@@ -178,16 +209,16 @@ class SentencePieces:
             raise RequestError(f"{name} is no vocabulary of sentencepiece") from error
 
     def cut(self, text: str) -> list[str]:
-        """The pieces of a text."""
+        """Returns the pieces of a text."""
         return list(self._pieces.encode(text, out_type=str))
 
     def join(self, pieces: list[str]) -> str:
-        """The text of pieces."""
+        """Returns the text of pieces."""
         return str(self._pieces.decode_pieces(pieces)).replace("▁", " ").strip()
 
 
 class TokenizersPieces:
-    """Pieces by the library tokenizers, from a tokenizer.json."""
+    """Tokenizer of the library tokenizers, from tokenizer.json."""
 
     def __init__(self, content: bytes, name: str) -> None:
         try:
@@ -204,27 +235,27 @@ class TokenizersPieces:
         self._tokenizer.no_truncation()
 
     def cut(self, text: str) -> list[str]:
-        """The pieces of a text."""
+        """Returns the pieces of a text."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).tokens)
 
     def join(self, pieces: list[str]) -> str:
-        """The text of pieces."""
+        """Returns the text of pieces."""
         found = [self._tokenizer.token_to_id(piece) for piece in pieces]
         return str(self._tokenizer.decode([each for each in found if each is not None])).strip()
 
 
 class Words:
-    """Pieces between spaces: of text that was cut before. Has no file."""
+    """Whitespace tokenizer of text that was tokenized before; it has no file."""
 
     def __init__(self, content: bytes, name: str) -> None:
         pass
 
     def cut(self, text: str) -> list[str]:
-        """The words of a text."""
+        """Returns the words of a text."""
         return text.split()
 
     def join(self, pieces: list[str]) -> str:
-        """The text of words."""
+        """Returns the text of words."""
         return " ".join(pieces)
 
 
@@ -236,9 +267,18 @@ CUTTERS: dict[str, Callable[[bytes, str], Any]] = {
 
 
 def open_vocabulary(folder: Path, features: Mapping[str, Any], verify: Callable[[str], Path] | None = None) -> Any:
-    """The vocabulary of a model folder, a `Vocabulary` or an `ImportedVocabulary`, by the features of its card.
+    """Opens the vocabulary of a model folder.
 
-    verify: name -> the path of a checked file of the folder. Raises RequestError where a file is missing or none such.
+    Args:
+        folder: The folder.
+        features: Features of its card.
+        verify: Returns the path of a checked file by its name.
+
+    Returns:
+        A `Vocabulary` or an `ImportedVocabulary`.
+
+    Raises:
+        RequestError: A file is missing or has another form.
     """
     verify = verify or folder.joinpath
     if "vocabulary" not in features:

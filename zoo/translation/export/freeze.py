@@ -1,4 +1,4 @@
-"""Freeze a Transformer: checkpoint -> fp32.onnx, in the naive form that the rewrites start from."""
+"""Exports a Transformer from its checkpoint to fp32.onnx, without caches."""
 
 from __future__ import annotations
 
@@ -24,11 +24,17 @@ NOWHERE = -1e9  # added to a score, it leaves no weight
 
 
 def freeze(folder: str | Path) -> dict[str, Any]:
-    """Write fp32.onnx (see `export`) of a folder that `zoo.translation.training.train.train` wrote. Returns its
-    parameters,
-    operators and bytes.
+    """Writes fp32.onnx of a folder that `zoo.translation.training.train.train` wrote; the same weights give the same
+    bytes.
 
-    The same weights give the same bytes. Raises RequestError where the folder holds no trained model.
+    Args:
+        folder: The model folder.
+
+    Returns:
+        {"parameters", "operators": {type: count}, "bytes": {file: size}}.
+
+    Raises:
+        RequestError: The folder holds no trained model.
     """
     folder = Path(folder)
     model, _ = load_model(folder)
@@ -43,15 +49,20 @@ def freeze(folder: str | Path) -> dict[str, Any]:
 
 
 def export(model: Transformer) -> ir.Model:
-    """The network as one graph: source int64 [batch, source_length] and target int64 [batch, target_length], both
-    padded, -> logits.
+    """Writes the network as one graph.
 
-    logits: float32 [batch, vocabulary], of the token that follows the last one of each target that is no padding.
-    Nothing is cached: a step computes all target tokens so far. The value `memory`, float32 [batch, source_length,
-    width], is the encoder's result; the graph cut there is an encoder and a decoder
-    (`zoo.translation.search.sessions.split_sessions`). Weights bear their names of the state dict, those of linear
-    layers
-    are transposed.
+    Inputs: source int64 [batch, source_length] and target int64 [batch, target_length], both padded. Output: logits
+    float32 [batch, vocabulary] of the token after the last one of each target that is not padding. The value `memory`,
+    float32 [batch, source_length, width], is the encoder's result, where
+    `zoo.translation.search.sessions.split_sessions` cuts the graph. Nothing is cached:
+    `zoo.translation.search.kv_cache` derives the decoding step. Weights have their names of the state dict; those of
+    linear layers are transposed.
+
+    Args:
+        model: The network.
+
+    Returns:
+        The graph, opset 18.
     """
     form = model.form
     writer = _Writer(model)

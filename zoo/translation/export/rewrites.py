@@ -1,4 +1,4 @@
-"""Graph rewrites of the Transformer."""
+"""Graph rewrites of translation models."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from pipelines.rewrites.shared import SHARED
 
 
 def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
-    """The passes from fp32.onnx to rewritten.onnx, in order.
+    """Returns the passes from fp32.onnx to rewritten.onnx, in order.
 
-    Q, K and V of self-attention become one layer, and so do the keys and values of the source in all decoder layers:
-    one call for several in a step, where a call on a row takes longer to make than to compute.
+    Q, K and V of self-attention become one layer, and so do the keys and values of the source in all decoder layers: a
+    call on one row costs more than its computation.
+
+    Args:
+        preprocessing: Features of the card; not used.
     """
     return [*(each() for each in SHARED if each is not MergeSiblings), FoldScale(), MergeSiblings(split=True)]

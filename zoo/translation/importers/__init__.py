@@ -1,5 +1,5 @@
-"""Translation models of other toolkits become model folders: a reader for each format (`FORMATS`), all of which give
-the same (`imported.Imported`), and what writes it.
+"""Importers of other toolkits' translation models: a reader for each format (`FORMATS`), each of which returns
+`imported.Imported`.
 """
 
 from __future__ import annotations
@@ -40,19 +40,30 @@ PATTERNS = (
 
 
 def recognize(path: Path) -> str:
-    """The format of a folder or file, a key of `FORMATS`; "" for one that none of the readers knows."""
+    """Returns the format of a folder or file, a key of `FORMATS`; "" for an unknown format."""
     return next((name for name in FORMATS if _reader(name).recognized(path)), "")
 
 
 def write(
     path: Path, output: Path, *, format: str, source_language: str = "", target_language: str = "", shortlist: str = ""
 ) -> tuple[dict[str, Any], list[CardFile]]:
-    """Write the model of another toolkit into a folder: model.pt, the files of its vocabulary, train.json. Returns the
-    details of its card and the files that came with it.
+    """Writes another toolkit's model as a model folder: model.pt, the files of its vocabulary, train.json.
 
-    format: a key of `FORMATS`. shortlist: what one is made of that takes the place of the model's own, see
-    `zoo.translation.search.shortlist.of_data`. Raises RequestError with all that is wrong with it;
-    nothing is written then, and nothing of what is read is executed.
+    Nothing in the files is executed.
+
+    Args:
+        path: The folder or file to import.
+        output: The model folder to write.
+        format: A key of `FORMATS`.
+        source_language: Source language of a multilingual model.
+        target_language: Target language of a multilingual model.
+        shortlist: Replaces the model's own shortlist, see `zoo.translation.search.shortlist.of_data`.
+
+    Returns:
+        Details for the card, and the files that came with the model.
+
+    Raises:
+        RequestError: The model is not supported; the message lists every reason. Nothing is written.
     """
     try:
         import torch

@@ -1,4 +1,4 @@
-"""Folders that CTranslate2's converters write, and with them models of fairseq, OpenNMT-py and OpenNMT-tf.
+"""Importer of CTranslate2 folders, which its converters write of models of fairseq, OpenNMT-py and OpenNMT-tf as well.
 
 model.bin, version 6 (ctranslate2/specs/model_spec.py), is, little-endian: uint32 version; the kind of model, a name;
 uint32 revision; uint32 n; n times the name of a tensor, uint8 dimensions, uint32 each, uint8 type, uint32 bytes, the
@@ -24,7 +24,7 @@ from pipelines.core.errors import RequestError
 from zoo.translation.data.parallel_text import END, POSITIONS
 from zoo.translation.data.vocabularies import Framing
 from zoo.translation.importers.imported import Imported, Renumbering
-from zoo.translation.models.config import Form, sinusoids
+from zoo.translation.models.config import ModelConfig, sinusoids
 from zoo.translation.search.beam_search import Rules
 
 MODEL, CONFIG = "model.bin", "config.json"
@@ -40,7 +40,7 @@ Array = NDArray[Any]
 
 
 def recognized(path: Path) -> bool:
-    """Whether it is a folder of CTranslate2."""
+    """Returns whether a path is a CTranslate2 folder."""
     try:
         with (path / MODEL).open("rb") as file:
             head = file.read(64)
@@ -50,9 +50,18 @@ def recognized(path: Path) -> bool:
 
 
 def read(folder: Path, *, source_language: str = "", target_language: str = "") -> Imported:
-    """The model in a folder. Nothing in it is executed. Its search is CTranslate2's, but a translation may be empty.
+    """Reads a model; nothing in it is executed. Its search rules are CTranslate2's, but a translation may be empty.
 
-    Raises RequestError with all that is wrong with it, and for a language: such a folder names none.
+    Args:
+        folder: The folder.
+        source_language: Not supported; such folders have no languages to choose.
+        target_language: Not supported.
+
+    Returns:
+        The model.
+
+    Raises:
+        RequestError: The model is not supported; the message lists every reason.
     """
     for side, name in (("source", source_language), ("target", target_language)):
         if name:
@@ -63,9 +72,16 @@ def read(folder: Path, *, source_language: str = "", target_language: str = "") 
 
 
 def tensors(content: bytes) -> tuple[str, dict[str, Array]]:
-    """The kind of a model, and its tensors by name, quantized ones as the float32 that they stand for.
+    """Reads model.bin.
 
-    Raises ValueError for a damaged file, and for another version.
+    Args:
+        content: The file.
+
+    Returns:
+        The kind of model, and {name: tensor}; quantized tensors are dequantized to float32.
+
+    Raises:
+        ValueError: The file is damaged or of another version.
     """
     at = 0
 
@@ -83,7 +99,7 @@ def tensors(content: bytes) -> tuple[str, dict[str, Array]]:
         return take(number("H"))[:-1].decode("utf-8")
 
     if (version := number("I")) != VERSION:
-        raise ValueError(f"it has version {version}, wanted {VERSION}; convert the model again")
+        raise ValueError(f"it has version {version}, expected {VERSION}; convert the model again")
     kind, _ = text(), number("I")
     found: dict[str, Array] = {}
     for _ in range(number("I")):
@@ -129,7 +145,7 @@ class _Reader:
     def read(self) -> Imported:
         """See `read`."""
         if self.kind != KIND:
-            raise RequestError(f"{self.folder} cannot be imported: found a {self.kind}, wanted a {KIND}")
+            raise RequestError(f"{self.folder} cannot be imported: found a {self.kind}, expected a {KIND}")
         vocabularies = self._vocabularies()
         form, pre_norm = self._form()
         if self.faults:
@@ -206,7 +222,7 @@ class _Reader:
         )
         if len(found) > 2 or (len(found) == 2 and found is not both):
             self.faults.append(
-                f"found the models {', '.join(each.name for each in found)}, wanted one, or source.spm and target.spm"
+                f"found the models {', '.join(each.name for each in found)}, expected one, or source.spm and target.spm"
             )
         return "sentencepiece" if found else "words", {each.name: each.read_bytes() for each in found}
 
@@ -225,7 +241,7 @@ class _Reader:
             self._scalar(f"{side}/{name}", math.nan if default is None else default) for side in ("encoder", "decoder")
         ]
         if found[0] != found[1]:
-            self.faults.append(f"{name} is {found[0]:g} in the encoder and {found[1]:g} in the decoder, wanted one")
+            self.faults.append(f"{name} is {found[0]:g} in the encoder and {found[1]:g} in the decoder, expected one")
         return found[0]
 
     def _layers(self, side: str) -> int:
@@ -233,7 +249,7 @@ class _Reader:
             {name.split("/")[1] for name in self.tensors if name.startswith(f"{side}/layer_") and name.count("/") > 2}
         )
 
-    def _form(self) -> tuple[Form, bool]:
+    def _form(self) -> tuple[ModelConfig, bool]:
         """The form without its tables, and whether layers normalize before."""
         for side in ("encoder", "decoder"):
             for name in ZERO:
@@ -241,7 +257,7 @@ class _Reader:
                     self.faults.append(f"{side}/{name} is not supported")
         activation = self._shared("activation", 0)
         if activation not in ACTIVATIONS:
-            self.faults.append(f"activation {activation:g} is not supported, wanted relu, swish or gelu")
+            self.faults.append(f"activation {activation:g} is not supported, expected relu, swish or gelu")
         table = self.tensors.get("decoder/embeddings/weight", np.zeros((1, 1)))
         width = table.shape[-1]
         scale = {side: self._scalar(f"{side}/scale_embeddings", 1) for side in ("encoder", "decoder")}
@@ -254,7 +270,7 @@ class _Reader:
             flags and flags[0].dtype.kind == "f" and not scaled[0] and {*scale.values()} != {1.0}
         ):
             self.faults.append(
-                f"scale_embeddings is {', '.join(f'{each:g}' for each in scale.values())}, wanted a flag"
+                f"scale_embeddings is {', '.join(f'{each:g}' for each in scale.values())}, expected a flag"
             )
         norms = ["/".join((side, "layer_norm/gamma")) in self.tensors for side in ("encoder", "decoder")]
         embedded = ["/".join((side, "layernorm_embedding/gamma")) in self.tensors for side in ("encoder", "decoder")]
@@ -267,7 +283,7 @@ class _Reader:
             self.faults.append(f"{width} units cannot be shared by {', '.join(map(str, heads))} heads")
         hidden = [self._hidden(side) for side in ("encoder", "decoder")]
         epsilon = self.config.get("layer_norm_epsilon")
-        form = Form(
+        form = ModelConfig(
             self._layers("encoder"),
             self._layers("decoder"),
             width,
@@ -294,7 +310,7 @@ class _Reader:
             self.faults.append(f"{name} is missing")
         elif found.shape != shape:
             sizes, wanted = (" x ".join(map(str, each)) for each in (found.shape, shape))
-            self.faults.append(f"{name} is {sizes}, wanted {wanted}")
+            self.faults.append(f"{name} is {sizes}, expected {wanted}")
         elif not np.isfinite(found).all():
             self.faults.append(f"{name} holds NaN or infinity")
         else:
@@ -302,8 +318,8 @@ class _Reader:
         return np.zeros(shape, np.float32)
 
     def _state(
-        self, form: Form, vocabularies: Sequence[Sequence[str]]
-    ) -> tuple[Form, dict[str, Array], list[Renumbering], str]:
+        self, form: ModelConfig, vocabularies: Sequence[Sequence[str]]
+    ) -> tuple[ModelConfig, dict[str, Array], list[Renumbering], str]:
         """The form, the state dict of the zoo's network, how tokens are renumbered, what translations start after."""
         width = form.width
         names = [
@@ -322,7 +338,7 @@ class _Reader:
         if missing := [each for each in special if any(each not in pieces for pieces in vocabularies)]:
             self.faults.append(f"the vocabulary has no {', '.join(missing)}")
         if not zero and start not in vocabularies[-1]:
-            self.faults.append(f"decoder_start_token is {start or 'missing'}, wanted a token of the vocabulary")
+            self.faults.append(f"decoder_start_token is {start or 'missing'}, expected a token of the vocabulary")
         if len(output) != len(target):
             self.faults.append(f"the output has {len(output)} rows, the target's table {len(target)}")
         if self.faults:

@@ -1,4 +1,4 @@
-"""Folders of transformers (`save_pretrained`): Marian, M2M-100 and NLLB, mBART, BART."""
+"""Importer of transformers folders (`save_pretrained`): Marian, M2M-100 and NLLB, mBART, BART."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import one_line
 from zoo.translation.data.vocabularies import SOURCE, TARGET
 from zoo.translation.importers.imported import Imported, Renumbering
-from zoo.translation.models.config import Form, sinusoids
+from zoo.translation.models.config import ModelConfig, sinusoids
 from zoo.translation.search.beam_search import Rules
 
 if TYPE_CHECKING:
@@ -59,15 +59,23 @@ REFUSED = {
 
 
 def recognized(folder: Path) -> bool:
-    """Whether it is a folder of transformers."""
+    """Returns whether a path is a transformers folder of translation."""
     return (folder / CONFIG).is_file()
 
 
 def read(folder: Path, *, source_language: str = "", target_language: str = "") -> Imported:
-    """The model in a folder. Nothing in it is executed.
+    """Reads a model; nothing in it is executed.
 
-    source_language, target_language: those it translates from and into, of a model that has several. Raises
-    RequestError with all that is wrong with the folder.
+    Args:
+        folder: The folder.
+        source_language: Source language of a multilingual model.
+        target_language: Target language of a multilingual model.
+
+    Returns:
+        The model.
+
+    Raises:
+        RequestError: The model is not supported; the message lists every reason.
     """
     return _Reader(folder, {SOURCE: source_language, TARGET: target_language}).read()
 
@@ -136,10 +144,10 @@ class _Reader(VocabularyFolder):
             if name.endswith(("CausalLM", "LMHeadModel")) or not self.config.get("is_encoder_decoder")
             else "it is none that is read here"
         )
-        self.faults.append(f"found {kind}, wanted {', '.join(FAMILIES)}: {why}")
+        self.faults.append(f"found {kind}, expected {', '.join(FAMILIES)}: {why}")
         return None
 
-    def _form(self, family: Family) -> Form:
+    def _form(self, family: Family) -> ModelConfig:
         """The sizes that the configuration gives; the tables are looked at later."""
         sizes: dict[str, Any] = {
             name: self._whole(key)
@@ -158,13 +166,13 @@ class _Reader(VocabularyFolder):
                 self.faults.append(f"{CONFIG} has d_model {sizes['width']}, which {heads} heads cannot share")
         activation = self.config.get("activation_function", family.activation)
         if activation not in ACTIVATIONS:
-            self.faults.append(f"found the activation {activation}, wanted one of {', '.join(ACTIVATIONS)}")
+            self.faults.append(f"found the activation {activation}, expected one of {', '.join(ACTIVATIONS)}")
         if sizes["decoder_hidden"] == sizes["hidden"]:
             sizes["decoder_hidden"] = 0
         if sizes["decoder_heads"] == sizes["heads"]:
             sizes["decoder_heads"] = 0
         positions = self._whole("max_position_embeddings", default=1024)
-        return Form(
+        return ModelConfig(
             **sizes,
             activation=ACTIVATIONS.get(activation, "relu"),
             scaled=bool(self.config.get("scale_embedding", family.scaled)),
@@ -202,7 +210,7 @@ class _Reader(VocabularyFolder):
                 for part in sorted(set(places.values())):
                     found |= self._tensors(part)
                 return found
-        self.faults.append(f"found no weights, wanted {' or '.join(WEIGHTS)}")
+        self.faults.append(f"found no weights, expected {' or '.join(WEIGHTS)}")
         return {}
 
     def _tensors(self, name: str) -> dict[str, torch.Tensor]:
@@ -240,7 +248,7 @@ class _Reader(VocabularyFolder):
                 fits = len(shape) == found.ndim and all(a in (-1, b) for a, b in zip(shape, found.shape, strict=True))
                 if not fits:
                     wanted = " x ".join("?" if size < 0 else str(size) for size in shape)
-                    self.faults.append(f"{name} is {' x '.join(map(str, found.shape))}, wanted {wanted}")
+                    self.faults.append(f"{name} is {' x '.join(map(str, found.shape))}, expected {wanted}")
                     break
                 if not np.isfinite(found).all():
                     self.faults.append(f"{name} holds NaN or infinity")
@@ -250,7 +258,7 @@ class _Reader(VocabularyFolder):
         return np.zeros([1] * len(shape), np.float32)
 
     def _tables(
-        self, tensors: Mapping[str, torch.Tensor], form: Form
+        self, tensors: Mapping[str, torch.Tensor], form: ModelConfig
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]] | None:
         """Embeddings of the source and the target, and the weights of the output, [tokens, width] each."""
         before, shape = len(self.faults), (-1, form.width)
@@ -280,12 +288,12 @@ class _Reader(VocabularyFolder):
     def _state(
         self,
         tensors: Mapping[str, torch.Tensor],
-        form: Form,
+        form: ModelConfig,
         family: Family,
         tables: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]],
         renumbered: tuple[Renumbering, Renumbering],
         start: int,
-    ) -> tuple[Form, dict[str, NDArray[np.float32]]]:
+    ) -> tuple[ModelConfig, dict[str, NDArray[np.float32]]]:
         """The state dict of the zoo's network, and its form."""
         encoder, decoder, output = tables
         source, target = renumbered
@@ -341,7 +349,7 @@ class _Reader(VocabularyFolder):
         return form, found
 
     def _positions(
-        self, tensors: Mapping[str, torch.Tensor], family: Family, side: str, form: Form
+        self, tensors: Mapping[str, torch.Tensor], family: Family, side: str, form: ModelConfig
     ) -> NDArray[np.float32]:
         """Position encodings [tokens, width] of the encoder or the decoder."""
         length, width = form.positions[0], form.width

@@ -1,4 +1,4 @@
-"""A folder of transformers: its JSON files, and what they say of the search."""
+"""JSON files of a transformers folder, and the search rules in them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Folder:
         most = LAYERS if key.endswith("layers") else SIZES
         if isinstance(found, int) and not isinstance(found, bool) and 1 <= found <= most:
             return found
-        self.faults.append(f"{CONFIG} has {key} {found!r}, wanted a whole number from 1 to {most:,}")
+        self.faults.append(f"{CONFIG} has {key} {found!r}, expected a whole number from 1 to {most:,}")
         return 1
 
     def _token(self, key: str) -> int:
@@ -124,13 +124,13 @@ class Folder:
         found = self.config.get(key) if found is None else found
         if isinstance(found, list):
             if len(found) != 1:
-                self.faults.append(f"found {key} {found}, wanted one token")
+                self.faults.append(f"found {key} {found}, expected one token")
                 return -1
             found = found[0]
         if found is None:
             return -1
         if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-            self.faults.append(f"found {key} {found!r}, wanted a token")
+            self.faults.append(f"found {key} {found!r}, expected a token")
             return -1
         return found
 
@@ -153,7 +153,7 @@ class Folder:
             found: Any = given.get(key, default)
             sound = isinstance(found, kinds) and not isinstance(found, bool)
             if not sound or not -1e6 < found < 1e6:
-                self.faults.append(f"{key} is {found!r}, wanted a number")
+                self.faults.append(f"{key} is {found!r}, expected a number")
                 return default
             return found
 
@@ -178,7 +178,7 @@ class Folder:
             self.faults.append(f"forced_eos_token_id {forced} is not the end, which is not supported")
         stopping = given.get("early_stopping", False)
         if stopping not in (True, False, "never"):
-            self.faults.append(f"early_stopping is {stopping!r}, wanted true, false or never")
+            self.faults.append(f"early_stopping is {stopping!r}, expected true, false or never")
         most = number("max_new_tokens", 0) or max(number("max_length", 1) - 1, 0)
         least = number("min_new_tokens", -1) + 1 or number("min_length", 0)
         repeated = number("no_repeat_ngram_size", 0)

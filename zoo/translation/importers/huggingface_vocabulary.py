@@ -1,4 +1,4 @@
-"""Vocabularies in folders of transformers."""
+"""Vocabularies of transformers folders."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ class VocabularyFolder(Folder):
             return self._of_byte_pairs()
         if PIECES in there:
             return self._of_fairseq()
-        self.faults.append(f"found no vocabulary, wanted source.spm, target.spm and vocab.json, or {FAST}, or {PIECES}")
+        self.faults.append(
+            f"found no vocabulary, expected source.spm, target.spm and vocab.json, or {FAST}, or {PIECES}"
+        )
         return self._made("sentencepiece", [], {})
 
     def _special(self, name: str, default: str) -> str:
@@ -225,8 +227,10 @@ class Vocabulary:
         chosen = {side: languages[side] or self.first.get(side, "") for side in (SOURCE, TARGET)}
         for side, name in chosen.items():
             if languages[side] and name not in known:
-                wanted = f"wanted one of: {', '.join(sorted(known))}" if known else "this model has none to choose from"
-                raise RequestError(f"found --{side}-language {name}; {wanted}")
+                expected = (
+                    f"expected one of: {', '.join(sorted(known))}" if known else "this model has none to choose from"
+                )
+                raise RequestError(f"found --{side}-language {name}; {expected}")
         prefixed = self.prefixed
         if prefixed and not chosen[TARGET] and rules.prefix:  # which is a language, or what all translations begin with
             chosen[TARGET] = next((name for name, token in known.items() if (token,) == rules.prefix), "")

@@ -1,4 +1,4 @@
-"""What every reader of a toolkit's files gives, and how original tokens become the zoo's."""
+"""Models of other toolkits as read by the importers, and the renumbering of their tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from zoo.translation.data.parallel_text import END, PAD, START, UNKNOWN
 from zoo.translation.data.vocabularies import Framing
-from zoo.translation.models.config import BARRED, Form
+from zoo.translation.models.config import BARRED, ModelConfig
 from zoo.translation.search.beam_search import Rules
 
 FIRST = 1 + max(PAD, UNKNOWN, START, END)  # the token that the original's own begin with
@@ -19,16 +19,15 @@ FIRST = 1 + max(PAD, UNKNOWN, START, END)  # the token that the original's own b
 
 @dataclass(frozen=True)
 class Imported:
-    """A model of another toolkit as the zoo's `Transformer`.
+    """Another toolkit's model for the zoo's `Transformer`.
 
-    state: its state dict, as arrays. framing, pieces, files: of its vocabularies
-    (`zoo.translation.data.vocabularies`); pieces are the texts of the tokens of the source, and of the target where
-    that
-    is another vocabulary. max_length: tokens of a source. magnitudes: {weight of the state dict: greatest magnitude of
-    what it is multiplied with} where the original tells it. about: for the card.
+    `state` is its state dict, as arrays. `framing`, `pieces` and `files` are of its vocabularies
+    (`zoo.translation.data.vocabularies`); `pieces` are the texts of the source tokens, and of the target tokens where
+    those differ. `max_length` is the maximum number of source tokens. `magnitudes` are {weight of the state dict:
+    maximum magnitude of its input}, if the original has them. `about` is for the card.
     """
 
-    form: Form
+    form: ModelConfig
     pre_norm: bool
     state: Mapping[str, NDArray[np.float32]]
     framing: Framing
@@ -43,10 +42,13 @@ class Imported:
 
 @dataclass(frozen=True)
 class Renumbering:
-    """Original tokens to the zoo's: the unknown one and the end are `UNKNOWN` and `END`, all others follow from `FIRST`
-    in their order. `PAD` and `START` are new.
+    """Mapping of original tokens to the zoo's: the unknown token and the end become `UNKNOWN` and `END`, all others
+    follow from `FIRST` on in their order. `PAD` and `START` are new.
 
-    size: of the original vocabulary. unknown, end: of the original, -1: it has none.
+    Attributes:
+        size: Size of the original vocabulary.
+        unknown: The original unknown token; -1: none.
+        end: The original end token; -1: none.
     """
 
     size: int
@@ -55,7 +57,7 @@ class Renumbering:
 
     @property
     def ours(self) -> NDArray[np.int64]:
-        """int64 [size]: the zoo's token of every original one."""
+        """The zoo's token of every original token, int64 [size]."""
         others = np.ones(self.size, bool)
         aliases = {token: ours for token, ours in ((self.unknown, UNKNOWN), (self.end, END)) if token >= 0}
         others[list(aliases)] = False
@@ -66,11 +68,19 @@ class Renumbering:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the zoo's vocabulary."""
+        """Size of the zoo's vocabulary."""
         return int(self.ours.max(initial=FIRST - 1)) + 1
 
     def table(self, original: NDArray[np.float32], start: int = -1) -> NDArray[np.float32]:
-        """Embeddings [size, width] -> [tokens, width]; `START` is that of the original token `start`, else zeros."""
+        """Renumbers a table of embeddings.
+
+        Args:
+            original: float32 [size, width].
+            start: Original token whose row becomes that of `START`; -1: zeros.
+
+        Returns:
+            float32 [tokens, width].
+        """
         found = np.zeros((self.tokens, original.shape[1]), np.float32)
         found[self.ours] = original
         if start >= 0:
@@ -78,13 +88,13 @@ class Renumbering:
         return found
 
     def bias(self, original: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Biases of the output [size] -> [tokens]: those of tokens that the original has not are `BARRED`."""
+        """Renumbers the bias of the logits, float32 [size] -> [tokens]; new tokens get `BARRED`."""
         found = np.full(self.tokens, BARRED, np.float32)
         found[self.ours] = original
         return found
 
     def pieces(self, original: Sequence[str | None]) -> list[str | None]:
-        """Texts of the original tokens -> those of the zoo's; None where there is none."""
+        """Renumbers the pieces of tokens; None for no piece."""
         found: list[str | None] = [None] * self.tokens
         for token, piece in zip(self.ours.tolist(), original, strict=False):
             found[token] = piece

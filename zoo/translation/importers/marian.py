@@ -1,4 +1,4 @@
-"""Models of Marian, of Bergamot and of Firefox."""
+"""Importer of models of Marian, Bergamot and Firefox."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zoo.translation.data.vocabularies import Framing
 from zoo.translation.importers.imported import Imported, Renumbering
 from zoo.translation.importers.marian_file import Tensor, candidates, is_model
 from zoo.translation.importers.marian_folder import Folder, Vocabulary
-from zoo.translation.models.config import Form
+from zoo.translation.models.config import ModelConfig
 from zoo.translation.search.beam_search import Rules
 from zoo.translation.search.shortlist import MAGIC, SHORTLIST, Shortlist, read_binary, read_text
 
@@ -61,14 +61,23 @@ CONTROL = tuple(f"<0x{i:02X}>" for i in range(32))  # pieces that Marian never c
 
 
 def recognized(path: Path) -> bool:
-    """Whether it is a model of Marian or a folder with one."""
+    """Returns whether a path is a model of Marian, or a folder with one."""
     return any(is_model(each) for each in candidates(path))
 
 
 def read(path: Path, *, source_language: str = "", target_language: str = "") -> Imported:
-    """The model in a folder, or a file beside its vocabularies. Nothing in it is executed.
+    """Reads a model; nothing in it is executed.
 
-    Raises RequestError with all that is wrong with it, and for a language: a model of Marian has one of each.
+    Args:
+        path: The folder, or a model file beside its vocabularies.
+        source_language: Not supported; a model of Marian has one of each.
+        target_language: Not supported.
+
+    Returns:
+        The model.
+
+    Raises:
+        RequestError: The model is not supported; the message lists every reason.
     """
     for side, name in (("source", source_language), ("target", target_language)):
         if name:
@@ -121,7 +130,7 @@ class _Reader(Folder):
             self.magnitudes,
         )
 
-    def _form(self) -> tuple[Form, bool]:
+    def _form(self) -> tuple[ModelConfig, bool]:
         """The form, and whether layers normalize before. What is not supported becomes a fault by its option's name."""
         autoregression = self._option("transformer-decoder-autoreg", "self-attention")
         wanted = dict(SUPPORTED)
@@ -132,18 +141,18 @@ class _Reader(Folder):
         for name, values in wanted.items():
             found = self._option(name, values[0])
             if found not in values:
-                self.faults.append(f"{name}: {found} is not supported, wanted {' or '.join(values)}")
+                self.faults.append(f"{name}: {found} is not supported, expected {' or '.join(values)}")
         before, after, embedded, top = (
             re.sub("d", "", self._option(f"transformer-{name}", default)) for name, default in OPERATIONS.items()
         )
         if (before, after) not in (("", "an"), ("n", "a")):
             self.faults.append(
                 f"transformer-preprocess: {before!r} with transformer-postprocess: {after!r} is not supported, "
-                "wanted '' with 'dan', or 'n' with 'da'"
+                "expected '' with 'dan', or 'n' with 'da'"
             )
         for name, found in (("postprocess-emb", embedded), ("postprocess-top", top)):
             if found not in ("", "n"):
-                self.faults.append(f"transformer-{name}: {found} is not supported, wanted 'd' or 'n'")
+                self.faults.append(f"transformer-{name}: {found} is not supported, expected 'd' or 'n'")
         if before == "n":
             self._normalizes_before(autoregression)
         if "Wpos" in self.tensors:
@@ -155,7 +164,7 @@ class _Reader(Folder):
             self.faults.append(f"dim-emb {width} cannot be shared by transformer-heads {heads}")
         hidden, other = self._whole("transformer-dim-ffn", "2048"), self._whole("transformer-decoder-dim-ffn", "0", 0)
         everywhere = self._flag("tied-embeddings-all")
-        form = Form(
+        form = ModelConfig(
             self._whole("enc-depth", "1"),
             self._whole("dec-depth", "1"),
             width,
@@ -209,7 +218,7 @@ class _Reader(Folder):
             try:
                 return float(found)
             except (TypeError, ValueError):
-                self.faults.append(f"{name} is {found}, wanted a number")
+                self.faults.append(f"{name} is {found}, expected a number")
                 return default
 
         banned = () if self.decoding.get("allow-unk") == "true" else plain.banned
@@ -232,7 +241,7 @@ class _Reader(Folder):
         if name:
             found = [self.folder / Path(name).name]
         if len(found) > 1:
-            self.faults.append(f"found the shortlists {', '.join(each.name for each in found)}, wanted one")
+            self.faults.append(f"found the shortlists {', '.join(each.name for each in found)}, expected one")
         if len(found) != 1:
             return None
         path = found[0]
@@ -282,15 +291,15 @@ class _Reader(Folder):
             values = values[0]
         if values.shape != shape:
             sizes, wanted = (" x ".join(map(str, each)) for each in (found.values.shape, shape))
-            self.faults.append(f"{name} is {sizes}, wanted {wanted}")
+            self.faults.append(f"{name} is {sizes}, expected {wanted}")
             return Tensor(np.zeros(shape, np.float32))
         if not np.isfinite(values).all():
             self.faults.append(f"{name} holds NaN or infinity")
         return Tensor(values, found.multiplier)
 
     def _state(
-        self, form: Form, pre_norm: bool, vocabularies: Sequence[Vocabulary]
-    ) -> tuple[dict[str, NDArray[np.float32]], tuple[Renumbering, ...], Form]:
+        self, form: ModelConfig, pre_norm: bool, vocabularies: Sequence[Vocabulary]
+    ) -> tuple[dict[str, NDArray[np.float32]], tuple[Renumbering, ...], ModelConfig]:
         """The state dict of the zoo's network, and how tokens are renumbered."""
         width, found = form.width, {}
         tables = ["Wemb"] if form.shared_source else ["encoder_Wemb", "decoder_Wemb"]

@@ -28,14 +28,23 @@ QUANTIZED = {0x4101: "<i1", 0x10001: "<i1", 0x4102: "<i2", 0x10002: "<i2"}  # of
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor. values: float32, of a quantized one what its integers stand for. multiplier: of a quantized one."""
+    """A tensor of a model file.
+
+    Attributes:
+        values: float32; dequantized if quantized.
+        multiplier: Multiplier of a quantized tensor.
+    """
 
     values: NDArray[np.float32]
     multiplier: float = 0.0
 
 
 def tensors(path: Path) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a model by name, and its options, YAML. Raises RequestError for a file that is none such."""
+    """Reads the tensors of a model by name, and its options, in YAML.
+
+    Raises:
+        RequestError: The file is damaged or no model.
+    """
     try:
         return _of_npz(path) if path.suffix == ".npz" else _of_bin(path.read_bytes())
     except OSError as error:
@@ -86,7 +95,7 @@ def _of_bin(content: bytes) -> tuple[dict[str, Tensor], str]:
             continue
         if dtype is None or (dtype == "<i1" and kind in PLAIN):
             raise ValueError(
-                f"{name} has the type {kind:#x}: wanted float32, or what marian-conv --gemm-type intgemm8 writes"
+                f"{name} has the type {kind:#x}: expected float32, or what marian-conv --gemm-type intgemm8 writes"
             )
         if min(shape, default=1) < 1 or len(part) < elements * int(dtype[2]) + 4 * (kind in QUANTIZED):
             raise ValueError(f"{name} has {len(part)} bytes for {' x '.join(map(str, shape))}")
@@ -104,14 +113,14 @@ def _of_bin(content: bytes) -> tuple[dict[str, Tensor], str]:
 
 
 def candidates(path: Path) -> list[Path]:
-    """The files in a folder that may be models; a file itself."""
+    """Returns the files of a folder that may be models; a file itself."""
     if path.is_file():
         return [path]
     return sorted(each for each in path.glob("*") if each.suffix in (".npz", ".bin") and ".optimizer." not in each.name)
 
 
 def is_model(path: Path) -> bool:
-    """Whether it is a model's file, by what it begins with or holds."""
+    """Returns whether a file is a model, by its first bytes or its arrays."""
     if path.suffix == ".npz":
         try:
             with zipfile.ZipFile(path) as archive:

@@ -1,4 +1,4 @@
-"""The folder of a model of Marian: its options and its vocabularies."""
+"""Folders of Marian models: options and vocabularies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zoo.translation.importers.marian_file import CONFIG, Tensor, candidates, is
 
 
 class Folder:
-    """The files of one model, and what is wrong with them."""
+    """Files of a model, and their faults."""
 
     def __init__(self, path: Path) -> None:
         self.folder = path if path.is_dir() else path.parent
@@ -82,7 +82,7 @@ class Folder:
         self.faults.append(
             f"found the models {', '.join(each.name for each in found)}; name one of them"
             if found
-            else f"found no model of Marian in {self.folder}, wanted a .npz or .bin"
+            else f"found no model of Marian in {self.folder}, expected a .npz or .bin"
         )
         return None
 
@@ -93,7 +93,7 @@ class Folder:
         found = self._option(name, default)
         if found.isdecimal() and least <= int(found) < 1 << 30:
             return int(found)
-        self.faults.append(f"{name} is {found or 'missing'}, wanted a whole number from {least} on")
+        self.faults.append(f"{name} is {found or 'missing'}, expected a whole number from {least} on")
         return least
 
     def _flag(self, name: str) -> bool:
@@ -118,7 +118,7 @@ class Folder:
             if len(named) != 1 and named is both:
                 self.faults.append(
                     f"found the vocabularies {', '.join(both) or 'none'} in {self.folder}, "
-                    "wanted vocab.spm or vocab.yml, or the names under vocabs: in decoder.yml"
+                    "expected vocab.spm or vocab.yml, or the names under vocabs: in decoder.yml"
                 )
                 return []
         if len(named) > 2:  # one for each of several sources
@@ -155,7 +155,7 @@ class Folder:
         paths = [self.folder / f"{side}.spm" for side in sides]
         files = {each.name: each.read_bytes() for each in paths if each.is_file()}
         if files and len(files) < len(paths):
-            self.faults.append(f"found {', '.join(files)} alone, wanted {' and '.join(each.name for each in paths)}")
+            self.faults.append(f"found {', '.join(files)} alone, expected {' and '.join(each.name for each in paths)}")
         return Vocabulary("sentencepiece" if files else "words", pieces, unknown, end, files, spare=-1)
 
     def _of_sentencepiece(self, name: str, content: bytes) -> Vocabulary:
@@ -191,7 +191,7 @@ class Vocabulary:
         return {piece: token for token, piece in enumerate(self.pieces) if piece is not None}
 
     def fit(self, rows: int, faults: list[str]) -> None:
-        """Whether it is the vocabulary of a table of so many rows."""
+        """Checks that the vocabulary belongs to a table of `rows` rows; appends to `faults` if not."""
         if self.spare < 0:
             self.pieces = self.pieces[:rows]
         spare = self.spare if self.spare >= 0 else rows

@@ -1,4 +1,4 @@
-"""Trained networks: read from model folders, to go on from or to learn from."""
+"""Reads trained networks from model folders, to continue training or as teachers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipelines.models.hub import CARD
 from zoo.training.runs import fill
 from zoo.translation.data.parallel_text import Vocabulary
 from zoo.translation.data.vocabularies import ImportedVocabulary, open_vocabulary
-from zoo.translation.training.config import FROZEN, Settings
+from zoo.translation.training.config import FROZEN, TrainingConfig
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,17 @@ STATE = "checkpoint/state.pt"
 
 
 def described(folder: Path) -> dict[str, Any]:
-    """The features of a model folder, and "source": the file with its weights, of training or frozen."""
+    """Reads the features of a model folder.
+
+    Args:
+        folder: A folder that training, `zoo import` or `zoo download` wrote.
+
+    Returns:
+        The features, and "source": the file of the weights.
+
+    Raises:
+        RequestError: The folder holds no translation model.
+    """
     if (folder / MODEL).is_file() and (folder / "train.json").is_file():
         features, source = read_json(folder / "train.json").get("features"), folder / MODEL
     else:
@@ -48,21 +58,29 @@ def described(folder: Path) -> dict[str, Any]:
 
 
 def kept_of(folder: Path) -> dict[str, Any]:
-    """What a model that starts from this one, with its vocabulary, keeps of its features: its shortlist and search."""
+    """Returns the features that a model with the same vocabulary inherits: shortlist and search options."""
     card = folder / CARD
     features = read_json(card).get("preprocessing", {}) if card.is_file() else {}
     return {name: features[name] for name in ("shortlist", "search") if name in features}
 
 
 def copy_kept(kept: Mapping[str, Any], folder: Path, output: Path) -> None:
-    """Copy the file of the shortlist among `kept_of(folder)`, if it is there."""
+    """Copies the shortlist among `kept_of(folder)` to a new model folder, if there is one."""
     if (name := kept.get("shortlist")) is not None:
         with replacing(output / name) as temporary:
             shutil.copyfile(folder / name, temporary)
 
 
 def require_own(folder: str | Path, about: dict[str, Any]) -> None:
-    """Raise RequestError for a model, as `described`, that came from another toolkit: no training goes on from it."""
+    """Checks that a model can be trained further.
+
+    Args:
+        folder: Its folder, for the message.
+        about: Its features, see `described`.
+
+    Raises:
+        RequestError: The model was imported from another toolkit.
+    """
     if "arch" not in about:
         raise RequestError(
             f"{folder} was imported from another toolkit, whose models cannot be trained on; teach one of the zoo's "
@@ -71,7 +89,15 @@ def require_own(folder: str | Path, about: dict[str, Any]) -> None:
 
 
 def state_of(source: Path, model: Transformer) -> dict[str, torch.Tensor]:
-    """The state dict in a file that training or freezing wrote: frozen weights of linear layers are transposed."""
+    """Reads a state dict.
+
+    Args:
+        source: A file of training or a frozen graph, whose weights of linear layers are transposed.
+        model: The network that it is for.
+
+    Returns:
+        {name: weight}.
+    """
     import torch
     from torch import nn
 
@@ -90,15 +116,25 @@ def state_of(source: Path, model: Transformer) -> dict[str, torch.Tensor]:
 
 
 def load_model(folder: str | Path) -> tuple[Transformer, Vocabulary | ImportedVocabulary]:
-    """The trained network of a model folder, and its vocabulary. Raises RequestError where the folder holds none."""
-    from zoo.translation.models.config import Form
+    """Reads the trained network of a model folder.
+
+    Args:
+        folder: The model folder.
+
+    Returns:
+        The network in evaluation mode, and its vocabulary.
+
+    Raises:
+        RequestError: The folder holds no translation model.
+    """
+    from zoo.translation.models.config import ModelConfig
     from zoo.translation.models.transformer import Transformer, build
 
     about = described(Path(folder))
     vocabulary = open_vocabulary(Path(folder), about)
     if "form" in about:
         sizes: dict[str, Any] = {"vocabulary": len(vocabulary), "source_vocabulary": vocabulary.sources}
-        form = Form.from_json(about["form"])
+        form = ModelConfig.from_json(about["form"])
         model = Transformer(form, pre_norm=about["pre_norm"], dropout=0.0, **sizes)
     else:
         model = build(about["arch"], len(vocabulary), pre_norm=about["pre_norm"])
@@ -113,9 +149,19 @@ def _opened(name: str) -> tuple[Transformer, Vocabulary | ImportedVocabulary]:
     return load_model(folder.path)
 
 
-def teacher_of(config: Settings, student: Transformer, vocabulary: Vocabulary) -> Transformer:
-    """The network whose distributions are learned. Raises RequestError for one of another vocabulary than the
-    student's.
+def teacher_of(config: TrainingConfig, student: Transformer, vocabulary: Vocabulary) -> Transformer:
+    """Opens the teacher of soft targets.
+
+    Args:
+        config: The training recipe.
+        student: The network to train.
+        vocabulary: The student's vocabulary.
+
+    Returns:
+        The teacher, without gradients.
+
+    Raises:
+        RequestError: The vocabularies differ, or with `hints` the shapes of the decoders.
     """
     found, known = _opened(config.teacher)
     found.requires_grad_(False)
@@ -133,9 +179,15 @@ def teacher_of(config: Settings, student: Transformer, vocabulary: Vocabulary) -
     return found
 
 
-def inherit(model: Transformer, config: Settings) -> None:
-    """Begin with the teacher's weights where names and shapes are the same. In place. Raises RequestError where that is
-    not the whole encoder, which then cannot stay frozen.
+def inherit(model: Transformer, config: TrainingConfig) -> None:
+    """Copies the teacher's weights of the same names and shapes into a network, in place.
+
+    Args:
+        model: The network to train.
+        config: The training recipe.
+
+    Raises:
+        RequestError: The encoder is to stay frozen, but is not the teacher's.
     """
     teacher, _ = _opened(config.teacher)
     own, given = model.state_dict(), teacher.state_dict()

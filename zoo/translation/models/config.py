@@ -1,6 +1,4 @@
-"""The sizes of translation's networks, and in what those of other toolkits differ; without torch, which nobody needs to
-look at a folder.
-"""
+"""Configurations of translation networks; without torch, which reading a model folder does not need."""
 
 from __future__ import annotations
 
@@ -18,18 +16,32 @@ BARRED = -1e9  # the logit of what is no word, such as padding
 
 
 @dataclass(frozen=True)
-class Form:
-    """Layers of the encoder and the decoder, width of the model, units of a feed-forward layer, attention heads; and,
-    after these, in what translation models differ.
+class ModelConfig:
+    """Sizes and variants of an encoder-decoder Transformer.
 
-    decoder_hidden, decoder_heads: those of the decoder, 0: as the encoder's. head_size: columns of a head, 0: width /
-    heads. activation: of feed-forward layers, a key of `model.ACTIVATIONS`. autoregression: how the decoder sees the
-    tokens so far, "attention", "ssru" (see `model.Recurrence`) or "average" (see `model.Average`, with average_hidden
-    units and average_activation). scaled: embeddings are multiplied by sqrt(width). embedding_norm: they are
-    normalized. final_norm: so is what the last layers give; None: where layers normalize before. shared_source: one
-    table of embeddings for both languages. tied_output: the target's table, transposed, makes the logits. output_bias:
-    which have a bias. positions: tokens of a source and of a target at most, and the weights have a table of position
-    encodings for each; (): `sinusoids` of `POSITIONS`. epsilon: of layer normalization.
+    Attributes:
+        encoder: Number of encoder layers.
+        decoder: Number of decoder layers.
+        width: Width of the model.
+        hidden: Units of a feed-forward layer.
+        heads: Number of attention heads.
+        decoder_hidden: Units of a decoder's feed-forward layer; 0: as the encoder's.
+        decoder_heads: Number of attention heads of a decoder; 0: as the encoder's.
+        activation: Of feed-forward layers, a key of `zoo.translation.models.transformer.ACTIVATIONS`.
+        autoregression: How decoder layers read the tokens so far: "attention", "ssru" (`Recurrence`) or "average"
+            (`Average`).
+        scaled: Whether embeddings are multiplied by sqrt(width).
+        embedding_norm: Whether embeddings are normalized.
+        final_norm: Whether the result of the last layer is normalized; None: in pre-LN networks.
+        shared_source: Whether source and target share a table of embeddings.
+        tied_output: Whether the target's table, transposed, makes the logits.
+        output_bias: Whether the logits have a bias.
+        positions: Maximum tokens of a source and of a target, whose trained position embeddings are weights; ():
+            sinusoids.
+        epsilon: Of layer normalization.
+        average_hidden: Units of the feed-forward layer in `Average`; 0: `hidden`.
+        average_activation: Activation of the feed-forward layer in `Average`.
+        head_size: Columns of a head; 0: width / heads.
     """
 
     encoder: int
@@ -54,34 +66,45 @@ class Form:
     head_size: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: the five sizes, and what differs from the defaults."""
+        """Returns the five sizes and the values that differ from the defaults, as plain values."""
         return to_plain(self, changed=True)
 
     @staticmethod
-    def from_json(values: dict[str, Any]) -> Form:
-        """The form that `to_json` made plain. Raises RequestError for another."""
+    def from_json(values: dict[str, Any]) -> ModelConfig:
+        """Reads what `to_json` returned.
+
+        Raises:
+            RequestError: A key is unknown or missing.
+        """
         try:
-            return Form(**from_plain(values))
+            return ModelConfig(**from_plain(values))
         except TypeError as error:
-            raise RequestError(f"found the form {values}, wanted what zoo train and zoo import write") from error
+            raise RequestError(f"found the form {values}, expected what zoo train and zoo import write") from error
 
 
-FORMS = {
-    "tiny": Form(3, 3, 256, 1024, 4),
-    "base": Form(6, 6, 512, 2048, 8),
-    "big": Form(6, 6, 1024, 4096, 16),
-    "deep-shallow": Form(
+ARCHITECTURES = {
+    "tiny": ModelConfig(3, 3, 256, 1024, 4),
+    "base": ModelConfig(6, 6, 512, 2048, 8),
+    "big": ModelConfig(6, 6, 1024, 4096, 16),
+    "deep-shallow": ModelConfig(
         6, 2, 256, 1024, 4
     ),  # a sentence passes the encoder once, the decoder once a word (Kasai et al. 2021)
-    "student": Form(6, 2, 256, 1024, 4, autoregression="ssru"),  # of a deep-shallow teacher it inherits all but this
+    "student": ModelConfig(
+        6, 2, 256, 1024, 4, autoregression="ssru"
+    ),  # of a deep-shallow teacher it inherits all but this
 }
 
 
 def sinusoids(length: int, width: int) -> NDArray[np.float32]:
-    """Position encodings float32 [length, width]: sines in the first half of the columns, cosines in the second
-    (tensor2tensor's order).
+    """Computes sinusoidal position encodings (Vaswani et al. 2017, section 3.5) in tensor2tensor's order.
 
-    The wave lengths run from 2 pi to 20,000 pi as in Vaswani et al. 2017, section 3.5.
+    Args:
+        length: Number of positions.
+        width: Number of columns, even.
+
+    Returns:
+        float32 [length, width]: sines in the first half of the columns, cosines in the second; wave lengths from 2 pi
+        to 20,000 pi.
     """
     rates = np.exp(np.arange(width // 2) * -(math.log(10_000) / (width // 2 - 1)))
     angles = np.arange(length)[:, None] * rates

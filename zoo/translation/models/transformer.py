@@ -1,5 +1,5 @@
-"""The encoder-decoder Transformer (Vaswani et al. 2017, "Attention Is All You Need"), in torch, in the forms that
-translation models of this and of other toolkits have.
+"""Encoder-decoder Transformer in torch (Vaswani et al. 2017, "Attention Is All You Need"), with the variants of other
+toolkits' translation models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 from pipelines.core.errors import RequestError
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, padded
-from zoo.translation.models.config import FORMS, Form, sinusoids
+from zoo.translation.models.config import ARCHITECTURES, ModelConfig, sinusoids
 from zoo.translation.search.beam_search import Hypothesis, beam_search, limit
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]  # [n, heads, tokens, width / heads] each
@@ -26,20 +26,39 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu": F.relu
 
 
 def build(
-    arch: str, vocabulary: int, *, pre_norm: bool = True, dropout: float = 0.0, form: Form | None = None
+    arch: str, vocabulary: int, *, pre_norm: bool = True, dropout: float = 0.0, form: ModelConfig | None = None
 ) -> Transformer:
-    """The untrained network. arch: a key of `FORMS`. vocabulary: its number of pieces. form: that of a network which
-    was cut, in place of the arch's own. Raises RequestError for an unknown `arch`.
+    """Builds an untrained network.
+
+    Args:
+        arch: A key of `CONFIGS`.
+        vocabulary: Number of pieces.
+        pre_norm: Whether layers normalize their input (pre-LN) instead of their sum (post-LN).
+        dropout: Dropout probability.
+        form: Configuration of a pruned network, instead of that of `arch`.
+
+    Returns:
+        The network.
+
+    Raises:
+        RequestError: `arch` is unknown.
     """
-    if arch not in FORMS:
-        raise RequestError(f"no Transformer {arch!r}; known: {', '.join(FORMS)}")
-    return Transformer(form or FORMS[arch], vocabulary, pre_norm=pre_norm, dropout=dropout)
+    if arch not in ARCHITECTURES:
+        raise RequestError(f"no Transformer {arch!r}; known: {', '.join(ARCHITECTURES)}")
+    return Transformer(form or ARCHITECTURES[arch], vocabulary, pre_norm=pre_norm, dropout=dropout)
 
 
 class Attention(nn.Module):
-    """Multi-head scaled dot-product attention (section 3.2). size: columns of a head, 0: width / heads."""
+    """Multi-head scaled dot-product attention (section 3.2)."""
 
     def __init__(self, width: int, heads: int, size: int = 0) -> None:
+        """Creates the four projections.
+
+        Args:
+            width: Width of the model.
+            heads: Number of heads.
+            size: Columns of a head; 0: width / heads.
+        """
         super().__init__()
         self.heads, self.size = heads, size or width // heads
         self.seen: list[torch.Tensor] | None = None  # where it is a list, gets the weights of every call
@@ -52,13 +71,26 @@ class Attention(nn.Module):
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
     def keys_values(self, x: torch.Tensor) -> KeysValues:
-        """Keys and values of `x` [n, tokens, width], each [n, heads, tokens, width / heads]."""
+        """Projects keys and values.
+
+        Args:
+            x: float [n, tokens, width].
+
+        Returns:
+            Keys and values, each [n, heads, tokens, size].
+        """
         return self._split(self.key(x)), self._split(self.value(x))
 
     def forward(self, x: torch.Tensor, given: KeysValues, mask: torch.Tensor | None) -> torch.Tensor:
-        """Attention of x [n, tokens, width] to keys and values `given`, where `mask` is true.
+        """Computes attention.
 
-        mask: bool, broadcast to [n, heads, tokens, tokens of `given`].
+        Args:
+            x: Input of the queries, float [n, tokens, width].
+            given: Keys and values, see `keys_values`.
+            mask: bool, broadcast to [n, heads, tokens, keys]: where attention is allowed; None: everywhere.
+
+        Returns:
+            float [n, tokens, width].
         """
         query, (keys, values) = self._split(self.query(x)), given
         if x.is_cuda and self.seen is None:
@@ -74,8 +106,13 @@ class Attention(nn.Module):
 
 @contextlib.contextmanager
 def watching(model: Transformer | None) -> Iterator[list[torch.Tensor]]:
-    """A list that gets where the target's tokens look in the source: of every layer of the decoder the weights of its
-    cross-attention, [n, heads, target tokens, source tokens]. None: nothing is seen.
+    """Context manager that collects the cross-attention weights of all decoder layers.
+
+    Args:
+        model: The network; None: nothing is collected.
+
+    Yields:
+        A list that gets [n, heads, target tokens, source tokens] of each layer.
     """
     found: list[torch.Tensor] = []
     layers = [] if model is None else [layer.cross for layer in model.decoder]
@@ -89,36 +126,46 @@ def watching(model: Transformer | None) -> Iterator[list[torch.Tensor]]:
 
 
 class Residual(nn.Module):
-    """x + f(norm(x)) before, or norm(x + f(x)) after, with dropout on what f gives."""
+    """Residual connection with layer normalization: x + f(norm(x)) (pre-LN) or norm(x + f(x)) (post-LN), dropout after
+    f.
+    """
 
-    def __init__(self, form: Form, pre_norm: bool, dropout: float) -> None:
+    def __init__(self, form: ModelConfig, pre_norm: bool, dropout: float) -> None:
         super().__init__()
         self.norm, self.dropout = nn.LayerNorm(form.width, form.epsilon), nn.Dropout(dropout)
         self.pre_norm = pre_norm
 
     def forward(self, x: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """x [n, tokens, width] and a sublayer f -> [n, tokens, width]."""
+        """Computes a sublayer with its residual.
+
+        Args:
+            x: float [n, tokens, width].
+            f: The sublayer.
+
+        Returns:
+            float [n, tokens, width].
+        """
         if self.pre_norm:
             return x + self.dropout(f(self.norm(x)))  # type: ignore[no-any-return]
         return self.norm(x + self.dropout(f(x)))  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with ReLU, or another activation, between (section 3.3)."""
+    """Two linear layers with an activation between them (section 3.3)."""
 
-    def __init__(self, form: Form, hidden: int) -> None:
+    def __init__(self, form: ModelConfig, hidden: int) -> None:
         super().__init__()
         self.inner, self.outer = nn.Linear(form.width, hidden), nn.Linear(hidden, form.width)
         self.activation = form.activation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, tokens, width] -> [n, tokens, width]."""
+        """Computes float [n, tokens, width] -> [n, tokens, width]."""
         return self.outer(ACTIVATIONS[self.activation](self.inner(x)))  # type: ignore[no-any-return]
 
 
 class Recurrence(nn.Module):
-    """The simpler simple recurrent unit in the place of self-attention (SSRU, Kim et al. 2019, "From Research to
-    Production and Back: Ludicrously Fast Neural Machine Translation", section 3.1):
+    """Simpler simple recurrent unit instead of self-attention (SSRU, Kim et al. 2019, "From Research to Production and
+    Back: Ludicrously Fast Neural Machine Translation", section 3.1):
 
         f_t = sigmoid(W_f x_t + b_f)    c_t = f_t c_(t-1) + (1 - f_t) W x_t    y_t = relu(c_t)
     """
@@ -128,7 +175,15 @@ class Recurrence(nn.Module):
         self.value, self.forget = nn.Linear(width, width, bias=False), nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor, cell: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [n, tokens, width], the cell before [n, width] or None: zeros -> y [n, tokens, width], the cell after."""
+        """Computes all tokens of x.
+
+        Args:
+            x: float [n, tokens, width].
+            cell: Cell before, float [n, width]; None: zeros.
+
+        Returns:
+            y, float [n, tokens, width], and the cell after, float [n, width].
+        """
         keep = torch.sigmoid(self.forget(x))
         added = (1 - keep) * self.value(x)
         cell = torch.zeros_like(x[:, 0]) if cell is None else cell
@@ -140,15 +195,13 @@ class Recurrence(nn.Module):
 
 
 class Average(nn.Module):
-    """Average attention in the place of self-attention (Zhang et al. 2018, "Accelerating Neural Transformer via an
-    Average Attention Network"):
+    """Average attention instead of self-attention (Zhang et al. 2018, "Accelerating Neural Transformer via an Average
+    Attention Network"), F a feed-forward layer:
 
         a_t = F((x_1 + ... + x_t) / t)    y_t = sigmoid(W_i x_t + b_i) x_t + sigmoid(W_f a_t + b_f) a_t
-
-    with the linear layers and the activation of a feed-forward layer in F.
     """
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: ModelConfig) -> None:
         super().__init__()
         self.inner = nn.Linear(form.width, form.average_hidden or form.hidden)
         self.outer = nn.Linear(self.inner.out_features, form.width)
@@ -158,8 +211,15 @@ class Average(nn.Module):
     def forward(
         self, x: torch.Tensor, total: torch.Tensor | None = None, count: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [n, tokens, width], the sum of all x before [n, width] and their number [n, 1], or None: no x -> y [n,
-        tokens, width], sum and number after.
+        """Computes all tokens of x.
+
+        Args:
+            x: float [n, tokens, width].
+            total: Sum of all x before, float [n, width]; None: no tokens before.
+            count: Number of tokens before, [n, 1]; None: no tokens before.
+
+        Returns:
+            y, float [n, tokens, width], and sum and number after.
         """
         totals, counts = x.cumsum(1), torch.arange(1, x.shape[1] + 1, device=x.device).expand(len(x), -1)
         if total is not None and count is not None:
@@ -170,9 +230,9 @@ class Average(nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention, or in a decoder's layer `Recurrence` or `Average`, cross-attention (`cross`), feed-forward."""
+    """A layer of the encoder or decoder: self-attention or a recurrence, cross-attention (decoder), feed-forward."""
 
-    def __init__(self, form: Form, pre_norm: bool, dropout: float, cross: bool) -> None:
+    def __init__(self, form: ModelConfig, pre_norm: bool, dropout: float, cross: bool) -> None:
         super().__init__()
         heads = (cross and form.decoder_heads) or form.heads
         self.recurrent = cross and form.autoregression != "attention"
@@ -191,17 +251,31 @@ class Layer(nn.Module):
         self.around_feed = Residual(form, pre_norm, dropout)
 
     def encode(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """A layer of the encoder."""
+        """Computes an encoder layer.
+
+        Args:
+            x: float [n, tokens, width].
+            mask: See `Attention.forward`.
+
+        Returns:
+            float [n, tokens, width].
+        """
         x, _ = self._over_tokens(x, None, mask)
         return self.around_feed(x, self.feed)  # type: ignore[no-any-return]
 
     def decode(
         self, x: torch.Tensor, past: Past | None, memory: KeysValues, mask: torch.Tensor
     ) -> tuple[torch.Tensor, Past]:
-        """A layer of the decoder; returns its result and what the next token needs of all so far.
+        """Computes a decoder layer.
 
-        past: of the tokens before, which `x` [n, 1, width] follows; None: `x` [n, tokens, width] has all. memory: keys
-        and values of the source, for cross-attention.
+        Args:
+            x: float [n, tokens, width]; one token after `past`.
+            past: State of the tokens before; None: `x` has all tokens.
+            memory: Keys and values of the source, for cross-attention.
+            mask: Of the source, see `Attention.forward`.
+
+        Returns:
+            float [n, tokens, width], and the state after these tokens.
         """
         causal = None
         if x.shape[1] > 1 and not self.recurrent:
@@ -229,18 +303,26 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Source and target tokens, int64 [n, tokens] padded with `PAD`, to logits of the next target token at every
-    position.
+    """Encoder-decoder Transformer.
 
     One table of embeddings, scaled by sqrt(width), serves source, target and, transposed, the output (section 3.4),
-    unless the form says otherwise. vocabulary: pieces of the target. source_vocabulary: of the source, 0: as many.
+    unless the configuration differs.
     """
 
     positions: torch.Tensor
 
     def __init__(
-        self, form: Form, vocabulary: int, *, pre_norm: bool, dropout: float, source_vocabulary: int = 0
+        self, form: ModelConfig, vocabulary: int, *, pre_norm: bool, dropout: float, source_vocabulary: int = 0
     ) -> None:
+        """Builds an untrained network.
+
+        Args:
+            form: Its configuration.
+            vocabulary: Number of target pieces.
+            pre_norm: Whether layers normalize their input (pre-LN) instead of their sum (post-LN).
+            dropout: Dropout probability.
+            source_vocabulary: Number of source pieces; 0: as many as of the target.
+        """
         super().__init__()
         self.form, self.pre_norm = form, pre_norm
         self.embedding = nn.Embedding(vocabulary, form.width)
@@ -276,7 +358,11 @@ class Transformer(nn.Module):
                 nn.init.normal_(module.weight, std=form.width**-0.5)
 
     def table_of(self, side: str) -> tuple[str, str, str]:
-        """Names of the weights that embed a "source" or a "target": table, positions, norm ("" for none)."""
+        """Returns the names of the weights that embed a side: table, positions, norm ("" for none).
+
+        Args:
+            side: "source" or "target".
+        """
         source = side == "source"
         table = "source_embedding" if source and not self.form.shared_source else "embedding"
         positions = "source_positions" if source and self.form.positions else "positions"
@@ -295,7 +381,14 @@ class Transformer(nn.Module):
         return self.project(self.decoder_norm(x), weight, self.output_bias if self.form.output_bias else None)
 
     def encode(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Source tokens int64 [n, s] -> (memory [n, s, width], mask bool [n, 1, 1, s] of what is no padding)."""
+        """Encodes sentences.
+
+        Args:
+            source: int64 [n, s], padded with `PAD`.
+
+        Returns:
+            The result, float [n, s, width], and the mask of tokens that are not padding, bool [n, 1, 1, s].
+        """
         mask = (source != PAD)[:, None, None, :]
         x = self._embed("source", source)
         for layer in self.encoder:
@@ -309,9 +402,16 @@ class Transformer(nn.Module):
         encoded: tuple[torch.Tensor, torch.Tensor] | None = None,
         layers: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Teacher forcing: source int64 [n, s], target int64 [n, t] beginning with `START` -> logits [n, t,
-        vocabulary]. encoded: what `encode` gives, where it is known. layers: a list that gets what every layer of the
-        decoder gives, [n, t, width].
+        """Computes logits with teacher forcing.
+
+        Args:
+            source: int64 [n, s], padded with `PAD`.
+            target: int64 [n, t], beginning with `START`.
+            encoded: Result of `encode`, if it is known.
+            layers: A list that gets the result of every decoder layer, float [n, t, width].
+
+        Returns:
+            Logits of the next token, float [n, t, vocabulary].
         """
         memory, mask = encoded or self.encode(source)
         x = self._embed("target", target)
@@ -322,14 +422,14 @@ class Transformer(nn.Module):
         return self._logits(x)
 
     def begin(self, source: torch.Tensor) -> Decoding:
-        """Encode, and get ready to decode step by step."""
+        """Encodes sentences and returns the step function of their translation, for `beam_search`."""
         memory, mask = self.encode(source)
         return Decoding(self, mask, [layer.cross.keys_values(memory) for layer in self.decoder])  # type: ignore[operator, union-attr]
 
 
 class Decoding:
-    """Sentences on their way: keys and values of the source, computed once, and what layers keep of the tokens so far.
-    A step for `beam_search`.
+    """Decoding state of a batch, a step function for `beam_search`: keys and values of the source, and the state of
+    each layer.
     """
 
     def __init__(self, model: Transformer, mask: torch.Tensor, memory: list[KeysValues]) -> None:
@@ -338,13 +438,24 @@ class Decoding:
         self.length = 0
 
     def select(self, rows: torch.Tensor) -> None:
-        """Go on with these rows (int64 [m]) alone, in this order; a row may come more than once."""
+        """Continues with these rows, in this order.
+
+        Args:
+            rows: int64 [m]; a row may occur more than once.
+        """
         self.mask = self.mask[rows]
         self.memory = [(keys[rows], values[rows]) for keys, values in self.memory]
         self.past = [each and tuple(part[rows] for part in each) for each in self.past]
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The newest token of every row, int64 [n] -> logits of the next [n, vocabulary]."""
+        """Computes the next token's logits.
+
+        Args:
+            tokens: The newest token of every row, int64 [n].
+
+        Returns:
+            float [n, vocabulary].
+        """
         x = self.model._embed("target", tokens[:, None], self.length)
         for i, layer in enumerate(self.model.decoder):
             x, self.past[i] = layer.decode(x, self.past[i], self.memory[i], self.mask)  # type: ignore[operator]
@@ -369,8 +480,18 @@ def translate(
     length_penalty: float = 1.0,
     bf16: bool = False,
 ) -> list[list[Hypothesis]]:
-    """The `best` translations of every sentence (tokens, `END` last), as `beam_search` gives them; all sentences go in
-    one batch.
+    """Translates sentences in one batch.
+
+    Args:
+        model: The network.
+        sources: Tokens of each sentence, int32, `END` last.
+        beam: Beam size.
+        best: Number of translations of each sentence.
+        length_penalty: See `beam_search`.
+        bf16: Whether to compute in bfloat16.
+
+    Returns:
+        The `best` hypotheses of each sentence.
     """
     model.eval()
     device = model.positions.device

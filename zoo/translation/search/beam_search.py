@@ -1,4 +1,4 @@
-"""Beam search over any step function, in numpy: the reference for every faster form."""
+"""Beam search over any step function, in numpy: the reference of the search in native code and in the ONNX graph."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ Step = Callable[[Integers, Integers], NDArray[np.float32]]
 
 
 class Hypothesis(NamedTuple):
-    """A translation without the end token, and its score: the sum of log probabilities divided by length ** penalty,
-    the end counted.
+    """A translation.
+
+    Attributes:
+        tokens: Target tokens without the end token.
+        score: Sum of log probabilities / length ** penalty; the end token counts in both.
     """
 
     tokens: list[int]
@@ -36,18 +39,22 @@ class Hypothesis(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """What a search may choose, when it ends, and how its hypotheses are scored: as the toolkit does that a model is
-    from.
+    """Search options of the toolkit that a model comes from.
 
-    kind: whose end of a search, a key of `KINDS`. beam: hypotheses followed at once unless told. length_penalty: a
-    score is the sum of log probabilities / length ** length_penalty. early_stopping ("transformers" alone): end with
-    `beam` hypotheses (True), when the likeliest beam can no more reach the worst of them at its own length (False), or
-    at the greatest ("never"). prefix: tokens that every translation begins with, of log probability 0; they count in
-    its length. banned: tokens never chosen, which keep their share of the probability. least, most: tokens of a
-    translation, its prefix and end included; most 0: as `limit` says. forced_end: at the limit comes the end, with log
-    probability 0, whatever the model says. no_repeat_ngram: so many tokens never come twice in the same order; 0: all
-    may. growth: tokens of a translation for each of its source, its end included, at most; 0: see `most`. word_penalty
-    ("marian" alone): taken from a score for each token, before it is divided.
+    Attributes:
+        kind: Termination rule, a key of `KINDS`.
+        beam: Default beam size.
+        length_penalty: A score is the sum of log probabilities / length ** length_penalty.
+        early_stopping: For "transformers": end with `beam` hypotheses (True), or when the likeliest beam cannot reach
+            the worst hypothesis at its own length (False) or at the greatest length ("never").
+        prefix: Tokens that every translation begins with, of log probability 0; they count in its length.
+        banned: Tokens that are never chosen; they keep their share of the probability.
+        least: Minimum length of a translation, prefix and end included.
+        most: Maximum length of a translation, prefix and end included; 0: see `limit`.
+        forced_end: Whether the end token follows at the length limit, with log probability 0.
+        no_repeat_ngram: No n-gram of this size occurs twice; 0: no restriction.
+        growth: Maximum number of tokens for each source token, the end included; 0: see `most`.
+        word_penalty: For "marian": subtracted from a score for each token, before the division.
     """
 
     kind: str = "ctranslate2"
@@ -64,38 +71,53 @@ class Rules:
     word_penalty: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: what differs from the defaults."""
+        """Returns the values that differ from the defaults, as plain values."""
         return to_plain(self, changed=True)
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> Rules:
-        """The rules that `to_json` made plain. Raises RequestError for others."""
+        """Reads what `to_json` returned.
+
+        Args:
+            values: Plain values.
+
+        Returns:
+            The rules.
+
+        Raises:
+            RequestError: A key or the kind is unknown.
+        """
         try:
             rules = Rules(**from_plain(values))
         except TypeError:
             rules = Rules(kind="")
         if rules.kind not in KINDS:
-            raise RequestError(f"found the rules of a search {values}, wanted what zoo import writes")
+            raise RequestError(f"found the rules of a search {values}, expected what zoo import writes")
         return rules
 
     @property
     def own(self) -> bool:
-        """Whether the searches in one graph and in native code follow them: those of the zoo's own models."""
+        """Whether the searches in one graph and in native code follow these rules without options."""
         return replace(self, beam=OWN.beam, length_penalty=OWN.length_penalty, most=OWN.most) == OWN
 
     @property
     def native(self) -> dict[str, Any]:
-        """What the native search must know of them besides, see `NativeTranslator.translate`."""
+        """Options of these rules for `NativeTranslator.translate`."""
         elsewhere = ("beam", "length_penalty", "most", "growth")
         return {name: value for name, value in self.to_json().items() if name not in elsewhere}
 
     @property
     def constrained(self) -> bool:
-        """Whether more than the probabilities of the model decides which tokens there are."""
+        """Whether tokens are forced or excluded."""
         return bool(self.prefix or self.banned or self.least or self.forced_end or self.no_repeat_ngram)
 
     def limit(self, source: int, positions: int) -> int:
-        """How many tokens the translation of a sentence of `source` tokens may have, its end included."""
+        """Returns the maximum length of a translation, its end included.
+
+        Args:
+            source: Number of source tokens.
+            positions: Number of the model's target positions.
+        """
         most = min(self.most or positions, positions)
         if self.growth:
             return max(min(math.ceil(self.growth * source), most), 1)
@@ -106,21 +128,33 @@ OWN = Rules()
 
 
 def limit(source: int, most: int) -> int:
-    """How many tokens the translation of a sentence of `source` tokens may have, its end included: twice as many and
-    10, up to `most`.
+    """Returns the default maximum length of a translation, its end included: 2 * source + 10, at most `most`.
+
+    Args:
+        source: Number of source tokens.
+        most: Upper bound.
     """
     factor, more = GROWTH
     return min(factor * source + more, most)
 
 
 def require(beam: int, best: int, words: int | None = None) -> None:
-    """Raise RequestError for a beam that cannot be, with a vocabulary of so many `words`."""
+    """Checks the options of a search.
+
+    Args:
+        beam: Beam size.
+        best: Number of translations of each sentence.
+        words: Size of the vocabulary, if known.
+
+    Raises:
+        RequestError: `beam` or `best` is not possible.
+    """
     if not (isinstance(beam, numbers.Integral) and isinstance(best, numbers.Integral) and 1 <= best <= beam):
         raise RequestError(
-            f"found beam {beam!r} and n-best {best!r}; wanted a beam of 1 or more, and no more translations than it"
+            f"found beam {beam!r} and n-best {best!r}; expected a beam of 1 or more, and no more translations than it"
         )
     if words is not None and 2 * beam > words:
-        raise RequestError(f"found beam {beam}, wanted at most half of the {words} words in the vocabulary")
+        raise RequestError(f"found beam {beam}, expected at most half of the {words} words in the vocabulary")
 
 
 def beam_search(
@@ -135,16 +169,30 @@ def beam_search(
     rules: Rules = OWN,
     allowed: Sequence[Integers] | None = None,
 ) -> list[list[Hypothesis]]:
-    """Translate sentences at once; returns the `best` hypotheses of each, the highest score first. beam=1 is greedy
-    search.
+    """Translates a batch of sentences; a beam of 1 is greedy search.
 
-    limits: int64 [sentences], most tokens of each, its `end` included. start, end: the tokens around a sentence. rules:
-    of the search; `beam` and `length_penalty` stand in the place of theirs. allowed: of each sentence the tokens that
-    share all probability (`zoo.translation.search.shortlist`), None: all there are. In a step the 2 * beam likeliest
-    continuations of a sentence's beams are looked at, which leaves `beam` of them if all beams end. Those among the
-    first `beam` that end are its hypotheses ("marian": of so many fewer as it has hypotheses already); a sentence
-    leaves the batch when `KINDS` of the rules says so, or when its limit is reached, where all beams end. Raises
-    RequestError for an impossible beam, ZooError for logits that are no numbers.
+    In a step the 2 * beam likeliest continuations of a sentence's beams are candidates, so that `beam` of them are left
+    if all beams end. Candidates among the first `beam` that end become hypotheses ("marian": among as many fewer as
+    there are hypotheses). A sentence leaves the batch by the termination rule, or at its length limit, where all beams
+    end.
+
+    Args:
+        step: Computes the logits of the next token.
+        limits: Maximum length of each translation, its end included, int64 [sentences].
+        start: Token before a translation.
+        end: Token after a translation.
+        beam: Beam size, instead of that of `rules`.
+        length_penalty: Length penalty, instead of that of `rules`.
+        best: Number of translations of each sentence.
+        rules: Search options.
+        allowed: Tokens of each sentence that share all probability (`zoo.translation.search.shortlist`); None: all.
+
+    Returns:
+        The `best` hypotheses of each sentence, the highest score first.
+
+    Raises:
+        RequestError: The beam is not possible.
+        ZooError: Logits are NaN or infinite.
     """
     require(beam, best)
     found: list[list[Hypothesis]] = [[] for _ in limits]
@@ -203,8 +251,19 @@ def beam_search(
 
 
 class State(NamedTuple):
-    """A search after a step: hypotheses of every sentence, the sentences in the batch, whose likeliest beam has ended
-    once, the score of the likeliest beam that goes on, tokens so far, and what the search was told.
+    """State of a search after a step.
+
+    Attributes:
+        found: Hypotheses of every sentence.
+        live: Sentences in the batch, int64 [live].
+        topped: Whether the likeliest beam of a sentence has ended once, bool [live].
+        going: Score of the likeliest beam that continues, float64 [live].
+        length: Number of tokens so far.
+        limits: See `beam_search`.
+        beam: See `beam_search`.
+        best: See `beam_search`.
+        length_penalty: See `beam_search`.
+        rules: See `beam_search`.
     """
 
     found: list[list[Hypothesis]]
@@ -219,7 +278,7 @@ class State(NamedTuple):
     rules: Rules
 
     def counts(self) -> Integers:
-        """Hypotheses of the sentences in the batch."""
+        """Returns the number of hypotheses of each sentence in the batch, int64 [live]."""
         return np.array([len(self.found[each]) for each in self.live], np.int64)
 
 
@@ -323,9 +382,17 @@ def _likeliest(
 
 
 def hypotheses(tokens: Integers, scores: NDArray[np.float32]) -> list[list[Hypothesis]]:
-    """What `zoo.translation.search.loop_graph.search` returns, as `beam_search` does. Raises ZooError where the scores
-    are no
-    numbers.
+    """Converts the outputs of `zoo.translation.search.loop_graph.search`.
+
+    Args:
+        tokens: int64 [sentences, best, length], padded.
+        scores: float32 [sentences, best].
+
+    Returns:
+        Hypotheses as `beam_search` returns them.
+
+    Raises:
+        ZooError: Scores are NaN or infinite.
     """
     if not (np.isfinite(scores) & (scores > NEVER / POSITIONS**2)).all():
         raise ZooError("the model computes NaN or infinite logits; check its weights")
@@ -336,11 +403,15 @@ def hypotheses(tokens: Integers, scores: NDArray[np.float32]) -> list[list[Hypot
 
 
 def naive_step(decoder: Any, source: NDArray[Any], memory: NDArray[np.float32]) -> Step:
-    """The step of a decoder without caches: it computes all tokens so far anew, and has a copy of the source for every
-    beam.
+    """Makes a step function of a decoder without caches, which computes all tokens so far again.
 
-    decoder: a session with the inputs source [n, s], memory [n, s, width] and target [n, t] and the output logits [n,
-    vocabulary].
+    Args:
+        decoder: A session: source [n, s], memory [n, s, width] and target [n, t] -> logits [n, vocabulary].
+        source: Source tokens, int64 [n, s].
+        memory: The encoder's result, float32 [n, s, width].
+
+    Returns:
+        The step function for `beam_search`.
     """
     prefix = np.zeros((len(source), 0), source.dtype)
 

@@ -28,25 +28,25 @@ HIDDEN = -1e9  # added to the scores of padding
 
 
 @dataclass(frozen=True)
-class Incremental:
+class IncrementalModel:
     """A translation model for decoding token by token: encoder and decoding step.
 
     Attributes:
-        encoder: source int64 [n, s], padded -> the values `given`, one row a sentence.
+        encoder: source int64 [n, s], padded -> `encoder_outputs`, one row a sentence.
         step: See `StepWriter`.
-        given: Names of the encoder's outputs, inputs of the step.
+        encoder_outputs: Names of the encoder's outputs, inputs of the step.
         caches: The caches of the step.
         positions: Most tokens of a target.
     """
 
     encoder: ir.Model
     step: ir.Model
-    given: list[str]
+    encoder_outputs: list[str]
     caches: list[Cache]
     positions: int
 
 
-def incremental(model: ir.Model) -> Incremental:
+def incremental_model(model: ir.Model) -> IncrementalModel:
     """Derives encoder and step from a frozen graph.
 
     The graph is read by `GraphMapper`, as for the native kernels, and `StepWriter` writes each operation. Linear layers
@@ -81,26 +81,39 @@ def incremental(model: ir.Model) -> Incremental:
     given = [str(value.name) for value in encoder.graph.outputs]
     assert isinstance(operations[0], Embedding)
     positions = len(operations[0].positions)
-    return Incremental(encoder, ir.Model(step.graph, ir_version=model.ir_version), given, step.caches, positions)
+    return IncrementalModel(encoder, ir.Model(step.graph, ir_version=model.ir_version), given, step.caches, positions)
 
 
-def step_of(model: Incremental) -> ir.Model:
-    """The step, with what `caches_of` reads again."""
+def step_of(model: IncrementalModel) -> ir.Model:
+    """Returns the step; its metadata holds the caches for `caches_of`."""
     kept = [[each.before, each.after, each.shape, each.dtype.name] for each in model.caches]
     model.step.metadata_props[CACHES] = json.dumps(kept)
     return model.step
 
 
 def caches_of(step: ir.Model) -> list[Cache]:
-    """The caches of a graph that `step_of` gave."""
+    """Reads the caches of a graph that `step_of` returned.
+
+    Args:
+        step: The graph.
+
+    Returns:
+        The caches, in the order of the step's outputs.
+    """
     kept = json.loads(step.metadata_props[CACHES])
     return [Cache(before, after, tuple(shape), ir.DataType[dtype]) for before, after, shape, dtype in kept]
 
 
 def cached_step(decoder: Any, given: Mapping[str, NDArray[Any]], caches: Sequence[Cache]) -> Step:
-    """The `Step` of a decoder with KV caches, for `beam_search`.
+    """Makes a step function of a decoder with KV caches.
 
-    decoder: a session of `Incremental.step`. given: the encoder's outputs, a row a sentence.
+    Args:
+        decoder: A session of `IncrementalModel.step`.
+        given: Outputs of the encoder, a row a sentence.
+        caches: The caches of the step.
+
+    Returns:
+        The step function for `beam_search`.
     """
     sentences = np.arange(len(next(iter(given.values()))))
     state = {}

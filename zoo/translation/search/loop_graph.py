@@ -1,4 +1,4 @@
-"""Beam search in the graph: encoder, a Loop of decoding steps, and the hypotheses at its end as one ONNX model."""
+"""Beam search as one ONNX model: encoder, a Loop of decoding steps, and the hypotheses at its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipelines.graph import query
 from pipelines.graph.builder import GraphBuilder
 from zoo.translation.data.parallel_text import END, PAD, START
 from zoo.translation.search.beam_search import NEVER
-from zoo.translation.search.kv_cache import Incremental
+from zoo.translation.search.kv_cache import IncrementalModel
 from zoo.translation.search.step_graph import LOGITS, PARENTS, POSITION, TOKENS
 
 BEAM, BEST, PENALTY, GROWTH = "beam", "best", "length_penalty", "growth"
@@ -28,15 +28,20 @@ BOOL, FLOAT, INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 STEPS = {"closed": FLOAT, "last_words": INT64, "last_beams": INT64, "words": INT64, "beams": INT64}
 
 
-def search(model: Incremental, end: int = END) -> ir.Model:
-    """Beam search (the rules of `zoo.translation.search.beam_search.beam_search`) as one graph, of standard operators
-    alone.
+def search(model: IncrementalModel, end: int = END) -> ir.Model:
+    """Builds beam search as one graph of standard operators, with the rules of `beam_search`.
 
-    source int64 [n, s], padded with `PAD`; beam and best int64 [1]; length_penalty float32 [1]; growth int64 [2], (a,
-    b): a translation of a source of c tokens has at most a c + b tokens, its end included, and the model's positions ->
-    tokens int64 [n, best, t], padded, without `end`, and scores float32 [n, best], the best first. end=-1 is no token:
-    all translations run to their limit, to time a step. `model` is used up. A step takes the top logits of each row
-    before log-softmax; hypotheses are followed back from token to token once, at the end.
+    Inputs of the graph: source int64 [n, s], padded; beam and best int64 [1]; length_penalty float32 [1]; growth int64
+    [2], (a, b): a translation of a source of c tokens has at most a c + b tokens, its end included. Outputs: tokens
+    int64 [n, best, t], padded, without the end, and scores float32 [n, best], the best first. A step takes the top
+    logits of each row before log-softmax. Hypotheses are followed back from token to token once, at the end.
+
+    Args:
+        model: Encoder and step; used up.
+        end: The end token; -1 is no token: all translations have their maximum length, for timing.
+
+    Returns:
+        The graph.
     """
     main = GraphBuilder(model.encoder.graph)
     source = main.graph.inputs[0]
@@ -89,7 +94,7 @@ def search(model: Incremental, end: int = END) -> ir.Model:
 
 
 def _turns(
-    model: Incremental, outer: Mapping[str, ir.Value], states: Mapping[str, ir.Value], taken: set[str], end: int
+    model: IncrementalModel, outer: Mapping[str, ir.Value], states: Mapping[str, ir.Value], taken: set[str], end: int
 ) -> ir.Graph:
     """(number, condition, `states`) -> (condition, `states`): steps until a quarter of the sentences is done; these
     leave the batch.
@@ -115,7 +120,7 @@ def _turns(
         for name in (TOKENS, PARENTS, "total", "found", "topped", *(each.before for each in model.caches))
     }
     going["live"] = turn("Expand", True, count, dtype=BOOL)
-    body = _step(model, {name: state[name] for name in model.given}, fixed, going, turn.taken, end)
+    body = _step(model, {name: state[name] for name in model.encoder_outputs}, fixed, going, turn.taken, end)
     results = turn.loop("steps", body, [None, turn.constant(True), *going.values()])
     after, steps = dict(zip(going, results, strict=False)), dict(zip(STEPS, results[len(going) :], strict=True))
 
@@ -130,7 +135,7 @@ def _turns(
         name: turn("Gather", after[name], kept, dtype=states[name].dtype or FLOAT)
         for name in ("total", "found", "topped")
     }
-    kinds = ("sentence", "limits", *model.given)
+    kinds = ("sentence", "limits", *model.encoder_outputs)
     after |= {name: turn("Gather", state[name], kept, dtype=states[name].dtype or FLOAT) for name in kinds}
     after["length"] = turn("Add", state["length"], turn("Squeeze", done, dtype=INT64), dtype=INT64)
     # where each sentence of all stands among those of this turn; behind them where it has left
@@ -152,7 +157,7 @@ def _turns(
 
 
 def _step(
-    model: Incremental,
+    model: IncrementalModel,
     given: Mapping[str, ir.Value],
     outer: Mapping[str, ir.Value],
     states: Mapping[str, ir.Value],
@@ -162,7 +167,7 @@ def _step(
     """(iteration, condition, `states`) -> (condition, `states`, `STEPS`): a token for every row."""
     step = model.step.graph
     inputs = {str(each.name): each for each in step.inputs}
-    for name in model.given:
+    for name in model.encoder_outputs:
         inputs[name].replace_all_uses_with(given[name])
     step.inputs.clear()
     body = GraphBuilder(step, "step/", taken)

@@ -1,4 +1,4 @@
-"""Sessions of a translation model's graphs."""
+"""Engine sessions of a translation model's graphs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,16 @@ ENCODER = (["source"], ["memory"])  # where its part of the graph begins and end
 
 
 def split_sessions(path: Path, engine: str, threads: int = 1, precision: str = "") -> tuple[Session, Session]:
-    """Sessions of the encoder (source -> memory) and the decoder (source, memory, target -> logits) of a graph as
-    `freeze` writes it.
+    """Opens encoder and decoder of a frozen graph, without caches.
+
+    Args:
+        path: A graph that `zoo.translation.export.freeze.export` wrote, rewritten or quantized.
+        engine: Name of the engine.
+        threads: Number of threads.
+        precision: Precision in which the engine computes; "" for that of the graph.
+
+    Returns:
+        Sessions of the encoder (source -> memory) and of the decoder (source, memory, target -> logits).
     """
     from pipelines.graph import edit, io
 
@@ -33,7 +41,7 @@ def split_sessions(path: Path, engine: str, threads: int = 1, precision: str = "
 
 
 def is_int8(path: Path) -> bool:
-    """Whether an ONNX file holds int8 weights."""
+    """Returns whether an ONNX file holds int8 weights."""
     import onnx_ir as ir
 
     from pipelines.graph import io
@@ -42,34 +50,60 @@ def is_int8(path: Path) -> bool:
 
 
 def search_session(folder: ModelFolder, model: Path | None, engine: str, threads: int, precision: str) -> Session:
-    """A session of the beam search as one graph. Raises RequestError where the decoder has no such form."""
+    """Opens beam search as one graph.
+
+    Args:
+        folder: The model folder; the graph is cached beside its source.
+        model: Another ONNX file, or None for that of the folder.
+        engine: Name of the engine.
+        threads: Number of threads.
+        precision: Precision of the folder's graph.
+
+    Returns:
+        The session, see `zoo.translation.search.loop_graph.search`.
+
+    Raises:
+        RequestError: No decoding step can be derived from the graph.
+    """
     from pipelines.graph import io  # with onnx, which the native engine does not need
-    from zoo.translation.search.kv_cache import incremental
+    from zoo.translation.search.kv_cache import incremental_model
     from zoo.translation.search.loop_graph import FORM, search
 
     if model is None:
         source = PRECISIONS[precision]
-        path = derived_graph(folder, source, "search", FORM, lambda graph: search(incremental(graph)))
+        path = derived_graph(folder, source, "search", FORM, lambda graph: search(incremental_model(graph)))
         return load(path, engine, threads, precision)
     with tempfile.TemporaryDirectory() as scratch:
-        path = io.save_mapped(search(incremental(io.load(model))), Path(scratch) / model.name, io.PAGE)
+        path = io.save_mapped(search(incremental_model(io.load(model))), Path(scratch) / model.name, io.PAGE)
         return load(path, engine, threads)  # the weights are mapped: their file may go
 
 
 def step_sessions(
     folder: ModelFolder, model: Path | None, engine: str, threads: int, precision: str
 ) -> tuple[Session, Session, list[Cache]]:
-    """Sessions of the encoder and of a decoding step, and its caches. Raises RequestError where the decoder has no
-    such form.
+    """Opens the encoder and the decoding step.
+
+    Args:
+        folder: The model folder; the graphs are cached beside their source.
+        model: Another ONNX file, or None for that of the folder.
+        engine: Name of the engine.
+        threads: Number of threads.
+        precision: Precision of the folder's graph.
+
+    Returns:
+        Sessions of encoder and step, and the caches of the step.
+
+    Raises:
+        RequestError: No decoding step can be derived from the graph.
     """
     from pipelines.graph import io
-    from zoo.translation.search.kv_cache import Incremental, caches_of, incremental, step_of
+    from zoo.translation.search.kv_cache import IncrementalModel, caches_of, incremental_model, step_of
     from zoo.translation.search.loop_graph import FORM
 
-    made: list[Incremental] = []
+    made: list[IncrementalModel] = []
 
-    def both(graph: Any) -> Incremental:
-        made[:] = made or [incremental(graph)]
+    def both(graph: Any) -> IncrementalModel:
+        made[:] = made or [incremental_model(graph)]
         return made[0]
 
     if model is None:

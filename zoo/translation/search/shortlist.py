@@ -1,4 +1,4 @@
-"""Which words a translation may have, by those of its source: lexical shortlists (Marian's --shortlist)."""
+"""Lexical shortlists: the target tokens that a translation may have, by its source tokens (Marian's --shortlist)."""
 
 from __future__ import annotations
 
@@ -37,11 +37,14 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Shortlist:
-    """Target words that each source token brings along.
+    """Target tokens of each source token.
 
-    first: of `order`, all tokens of the target with the most frequent first, so many are in every list. offsets [source
-    tokens + 1], targets: token s brings along targets[offsets[s]:offsets[s + 1]]. shared: and itself, where source and
-    target have one vocabulary. All int64.
+    Attributes:
+        first: So many tokens of `order` are in every list.
+        order: All target tokens, the most frequent first, int64 [target tokens].
+        offsets: int64 [source tokens + 1].
+        targets: int64; source token s has targets[offsets[s]:offsets[s + 1]].
+        shared: Whether source and target share a vocabulary; a source token is then in its own list.
     """
 
     first: int
@@ -52,12 +55,18 @@ class Shortlist:
 
     @property
     def everywhere(self) -> Integers:
-        """The tokens in every list, int64, in order."""
+        """Tokens in every list, sorted int64."""
         return np.sort(self.order[: self.first])
 
     def allowed(self, source: Iterable[int]) -> Integers:
-        """The tokens that the translation of these may have, int64, in order: the head of `order`, those of each token,
-        and the next of `order` until there are a multiple of eight, as in Marian.
+        """Returns the tokens that a translation may have.
+
+        Args:
+            source: Source tokens.
+
+        Returns:
+            Sorted int64: the head of `order`, the tokens of each source token, and the next of `order` up to a multiple
+            of eight, as in Marian.
         """
         chosen = np.zeros(len(self.order), bool)
         chosen[self.order[: self.first]] = True
@@ -70,7 +79,12 @@ class Shortlist:
         return np.flatnonzero(chosen)
 
     def renumbered(self, source: Integers, target: Integers) -> Shortlist:
-        """The same in other numbers. source, target: int64, the new token of every old one."""
+        """Returns the shortlist for other token numbers.
+
+        Args:
+            source: New number of each source token, int64.
+            target: New number of each target token, int64.
+        """
         size, rows = int(target.max()) + 1, int(source.max()) + 1
         lists: list[Integers] = [np.zeros(0, np.int64)] * rows
         for old, new in enumerate(source.tolist()):
@@ -80,14 +94,18 @@ class Shortlist:
         return Shortlist(self.first, np.concatenate([order, others]), *_joined(lists), self.shared)
 
     def to_bytes(self) -> bytes:
-        """The file `SHORTLIST`."""
+        """Returns the content of the file `SHORTLIST`."""
         file = io.BytesIO()
         np.savez_compressed(file, allow_pickle=False, **{name: np.asarray(each) for name, each in vars(self).items()})
         return file.getvalue()
 
     @staticmethod
     def from_bytes(content: bytes) -> Shortlist:
-        """What `to_bytes` made. Raises RequestError for anything else."""
+        """Reads what `to_bytes` returned.
+
+        Raises:
+            RequestError: The content is something else, or damaged.
+        """
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as found:
                 parts = {name: found[name].astype(np.int64) for name in Shortlist.__dataclass_fields__}
@@ -98,17 +116,34 @@ class Shortlist:
 
 
 def for_model(folder: ModelFolder, data: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """What a model's card says of the shortlist of `of_data`, and its file: (preprocessing, {name: content}). Raises
-    RequestError where `data` gives none.
+    """Makes the shortlist of a model.
+
+    Args:
+        folder: The model folder.
+        data: See `of_data`.
+
+    Returns:
+        Preprocessing for the card, and {file name: content}.
+
+    Raises:
+        RequestError: No shortlist can be made of `data`.
     """
     found = of_data(data, open_vocabulary(folder.path, folder.preprocessing, folder.verify))
     return {"shortlist": SHORTLIST}, {SHORTLIST: found.to_bytes()}
 
 
 def of_data(data: str, vocabulary: Any) -> Shortlist:
-    """The shortlist for a vocabulary (see `zoo.translation.data.vocabularies.open_vocabulary`): that of a text one, a
-    file with .s2t in its name, plain or .gz (`read_text`), or `learned` of parallel text (`read_pairs`). Raises
-    RequestError where it is neither, or too little.
+    """Reads or learns a shortlist.
+
+    Args:
+        data: A text shortlist, with .s2t in its name, plain or .gz (`read_text`), or parallel text (`learned`).
+        vocabulary: See `zoo.translation.data.vocabularies.open_vocabulary`.
+
+    Returns:
+        The shortlist.
+
+    Raises:
+        RequestError: `data` is neither, or too little.
     """
     pieces = vocabulary.source_pieces, vocabulary.pieces
     shared = pieces[0] == pieces[1]
@@ -125,14 +160,25 @@ def of_data(data: str, vocabulary: Any) -> Shortlist:
     except RequestError:
         raise
     except ValueError as error:
-        raise RequestError(f"{data}: {error}; wanted some thousand sentences and their translations") from error
+        raise RequestError(f"{data}: {error}; expected some thousand sentences and their translations") from error
 
 
 def read_binary(content: bytes, sources: int, words: int, shared: bool) -> Shortlist:
-    """A binary shortlist (lex.bin): `HEADER`; uint64 offsets; uint32 targets.
+    """Reads a binary shortlist, lex.bin: `HEADER`; uint64 offsets; uint32 targets.
 
-    sources, words: tokens of the source and of the target. Raises ValueError for a damaged one, or that of another
-    vocabulary. Source: marian-dev, src/data/shortlist.cpp, `BinaryShortlistGenerator`.
+    Source: marian-dev, src/data/shortlist.cpp, `BinaryShortlistGenerator`.
+
+    Args:
+        content: The file.
+        sources: Number of source tokens.
+        words: Number of target tokens.
+        shared: Whether source and target share a vocabulary.
+
+    Returns:
+        The shortlist.
+
+    Raises:
+        ValueError: The file is damaged, or of another vocabulary.
     """
     if len(content) < HEADER.size:
         raise ValueError(f"it has {len(content)} bytes, which is less than a header")
@@ -140,7 +186,7 @@ def read_binary(content: bytes, sources: int, words: int, shared: bool) -> Short
     if magic != MAGIC:
         raise ValueError("it is no binary shortlist of Marian")
     if len(content) != HEADER.size + 8 * rows + 4 * count:
-        raise ValueError(f"it has {len(content):,} bytes, wanted {HEADER.size + 8 * rows + 4 * count:,}")
+        raise ValueError(f"it has {len(content):,} bytes, expected {HEADER.size + 8 * rows + 4 * count:,}")
     if checksum_of(content) != checksum:
         raise ValueError("its checksum is another")
     offsets = np.frombuffer(content, "<u8", rows, HEADER.size).astype(np.int64)
@@ -163,11 +209,25 @@ def read_text(
     threshold: float = 0.0,
     shared: bool = False,
 ) -> Shortlist:
-    """A text shortlist (lex.s2t): lines of target piece, source piece and probability. Of each source token the `best`
-    likeliest are kept, those above `threshold`.
+    """Reads a text shortlist, lex.s2t: lines of target piece, source piece and probability.
 
-    source, target: {piece: token} of all tokens. unknown: tokens of other pieces. Raises ValueError, with the line's
-    number, for what is no such line. Source: marian-dev, src/data/shortlist.h, `LexicalShortlistGenerator`.
+    Source: marian-dev, src/data/shortlist.h, `LexicalShortlistGenerator`.
+
+    Args:
+        lines: The lines.
+        source: {piece: token} of the source.
+        target: {piece: token} of the target.
+        unknown: Tokens of other pieces, of source and target.
+        first: Number of most frequent target tokens in every list.
+        best: Maximum number of target tokens of a source token.
+        threshold: Minimum probability.
+        shared: Whether source and target share a vocabulary.
+
+    Returns:
+        The shortlist.
+
+    Raises:
+        ValueError: A line has another form; the message has its number.
     """
     found: list[dict[int, float]] = [{} for _ in range(max(source.values()) + 1)]
     for number, line in enumerate(lines, 1):
@@ -196,14 +256,24 @@ def learned(
     rounds: int = 5,
     shared: bool = True,
 ) -> Shortlist:
-    """The shortlist of sentences and their translations: of each source token the `best` words by IBM model 1 (Brown et
-    al. 1993, "The Mathematics of Statistical Machine Translation", section 4.1) after `rounds` of expectation
-    maximization, and so many of the most frequent words that of the last tenth of the text, which the former are not
-    learned from, all but one in `MISSED` are in the lists of their sentences.
+    """Learns a shortlist from parallel text by IBM model 1 (Brown et al. 1993, section 4.1).
 
-    sources, targets: tokens of each sentence and of its translation; of many an even sample of `LEARNED` is taken.
-    sizes: tokens of the source and of the target; shared: they have one vocabulary. Raises ValueError for less than ten
-    pairs.
+    The number of most frequent tokens in every list is chosen on the last tenth of the text, which is not learned from:
+    all but one in `MISSED` of its target tokens are in the lists of their sentences.
+
+    Args:
+        sources: Tokens of each sentence, int32; of many sentences an even sample of `LEARNED` is taken.
+        targets: Tokens of each translation, int32.
+        sizes: Number of source and of target tokens.
+        best: Number of target tokens of each source token.
+        rounds: Rounds of expectation maximization.
+        shared: Whether source and target share a vocabulary.
+
+    Returns:
+        The shortlist.
+
+    Raises:
+        ValueError: There are less than ten pairs.
     """
     if len(sources) < 10:
         raise ValueError(f"{len(sources)} pairs are too few to learn a shortlist of")
@@ -249,8 +319,8 @@ def _joined(lists: Sequence[Integers]) -> tuple[Integers, Integers]:
 
 
 def checksum_of(content: bytes) -> int:
-    """That of a binary shortlist: of the uint64 after it in the header and of all whole ones that follow (boost's
-    hash_combine).
+    """Returns the checksum of a binary shortlist: boost's hash_combine of the uint64 after it in the header and all
+    whole ones that follow.
     """
     seed = 0
     for each in np.frombuffer(content, "<u8", len(content) // 8)[2:].tolist():

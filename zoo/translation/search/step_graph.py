@@ -1,6 +1,4 @@
-"""The graph of a decoding step: the operations of a decoder, written as ONNX operators for the newest token of each
-row.
-"""
+"""ONNX graph of one decoding step, written from the operations of a decoder."""
 
 from __future__ import annotations
 
@@ -36,13 +34,12 @@ Rows = tuple[ir.Value, int]  # float32 [rows, width] and that width
 
 @dataclass(frozen=True)
 class Cache:
-    """A KV cache, an input and an output of the step: float32 or float16 [rows, heads, tokens, size]; or the state of a
-    recurrence, float32 [rows, width].
+    """A KV cache, float32 or float16 [rows, heads, tokens, size], or the state of a recurrence, float32 [rows, width].
 
     Attributes:
-        before: Name of the input.
-        after: Name of the output.
-        shape: None for the rows, 0 for the tokens.
+        before: Name of the step's input.
+        after: Name of the step's output.
+        shape: Dimensions; None for the rows, 0 for the tokens.
         dtype: Element type.
     """
 

@@ -1,4 +1,4 @@
-"""What a training may be told."""
+"""Training recipe of translation models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipelines.core.errors import RequestError
 from zoo.training.runs import BELOW_1, FROM_0, PRECISION, SEED, Range, require_settings
 from zoo.translation.data.parallel_text import POSITIONS
 
-FROZEN = ("encoder.", "encoder_norm.", "embedding.")  # begin the names of what `Settings.frozen` leaves as it is
+FROZEN = ("encoder.", "encoder_norm.", "embedding.")  # begin the names of what `TrainingConfig.frozen` leaves as it is
 RANGES = {
     "languages": Range("source-target, as en-de", lambda languages: languages.count("-") == 1),
     "max_length": Range(f"2 to {POSITIONS}", lambda tokens: 2 <= tokens <= POSITIONS),
@@ -24,38 +24,51 @@ RANGES = {
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The training recipe.
+class TrainingConfig:
+    """Training recipe.
 
-    arch: a key of `zoo.translation.models.config.FORMS`. pre_norm: normalize before a layer, not after the sum.
-    dropout: of embeddings and of what a layer adds.
-    vocabulary: pieces, at most. languages: source-target, e.g. "en-de"; names the columns of data sets. swap: files
-    hold target, source.
-    max_length, max_ratio: tokens of a sentence to train on, and how much longer one side may be, see
-    `zoo.translation.data.parallel_text.corpus`.
-    validation_data, validation: what is held out, see `zoo.translation.data.parallel_text.open_text`.
-    epochs: at most; training ends `patience` epochs after the best BLEU of the held-out sentences (greedy).
-    batch_size: tokens, longer side, with padding, of all processes together.
-    learning_rate: the greatest; it rises over `warmup` steps (a third of all, at most), then falls by the `schedule`:
-    with the square root of the steps, or as a cosine does, to 0 after the last.
-    clip: greatest norm of the gradient.
-    average: epochs whose weights are averaged: the last and the best so many are tried, and the best epoch alone.
-    precision: auto, fp32 or bf16; auto takes bf16 on a GPU that has it, and times a step of each on a CPU that has it.
-    tune_communication: time at the start how processes send gradients fastest (`zoo.training.communication`).
-    accumulate: parts
-    of a batch that are computed one after another, in that much less memory; gradients are exchanged after the last.
-    teacher: a model folder whose translations (beam `teacher_beam`) are trained on in place of the data's (Kim and Rush
-    2016). inherit: its vocabulary is the student's, and its weights are where those of the student begin that bear the
-    same name and have the same shape. frozen: of these the encoder's and the embeddings stay as they are: the decoder
-    alone is trained, in half of the time. soft: how much of the loss is the cross entropy to the teacher's own
-    distribution of each token (Hinton et al. 2015), whose vocabulary must be the student's. hints: with soft, as many
-    times is added how far each layer of the decoder is from the teacher's, its squared difference over the teacher's
-    square (Romero et al. 2015). attention: the same of where each target token looks in the source, the mean over the
-    heads of a layer's cross-attention (Jiao et al. 2020, "TinyBERT"), by layers from the last. synthetic: so many
-    sentences like those of the source are added, see `zoo.translation.data.synthesis`, for the teacher to translate.
-    references: the data's own translations are trained on beside the teacher's. qat: fine-tune with the rounding of
-    int8 (`zoo.translation.training.qat`), whose ranges the model then keeps; in fp32, in one process, at a tenth of the
-    learning rate. Raises RequestError for values out of range.
+    Attributes:
+        arch: A key of `zoo.translation.models.config.ARCHITECTURES`.
+        pre_norm: Whether layers normalize their input (pre-LN) instead of their sum (post-LN).
+        dropout: Dropout probability of embeddings and sublayers.
+        vocabulary: Maximum number of pieces.
+        languages: "source-target", such as "en-de"; names the columns of data sets.
+        swap: Whether files hold target and source.
+        max_length: Maximum number of tokens of a sentence to train on.
+        max_ratio: Maximum ratio of the tokens of both sides, see `zoo.translation.data.parallel_text.corpus`.
+        validation_data: Pairs to hold out, see `zoo.translation.data.parallel_text.open_text`.
+        validation: Number of pairs to hold out.
+        epochs: Maximum number of epochs.
+        patience: Training ends so many epochs after the best BLEU of the held-out sentences (greedy search).
+        batch_size: Target or source tokens of a batch, with padding, of all processes together.
+        learning_rate: Peak learning rate, after `warmup` steps (a third of all at most).
+        warmup: Steps of linear warm-up.
+        schedule: "inverse-sqrt", or "cosine" to 0 after the last step.
+        clip: Maximum norm of the gradient.
+        weight_decay: Weight decay.
+        label_smoothing: Label smoothing.
+        average: The weights of the last and of the best so many epochs are averaged, and compared with the best epoch.
+        precision: "auto", "fp32" or "bf16"; auto takes bf16 on a GPU that has it, and times both on a CPU that has it.
+        tune_communication: Whether to time ways of sending gradients (`zoo.training.communication`).
+        accumulate: Number of parts of a batch that are computed one after another to save memory.
+        teacher: Model folder whose translations are trained on (sequence-level distillation, Kim and Rush 2016).
+        teacher_beam: Beam size of the teacher.
+        inherit: Whether the student takes the teacher's vocabulary, and its weights of the same names and shapes.
+        frozen: Whether the inherited encoder and embeddings are not trained; an epoch takes half of the time.
+        soft: Share of the loss that is the cross entropy to the teacher's distribution (Hinton et al. 2015); needs the
+            teacher's vocabulary.
+        hints: Weight of the squared difference of decoder layers from the teacher's, relative to the teacher's square
+            (Romero et al. 2015); needs `soft`.
+        attention: Weight of the same of the mean cross-attention of each layer, counted from the last (Jiao et al.
+            2020, "TinyBERT").
+        synthetic: Number of synthetic source sentences for the teacher, see `zoo.translation.data.synthesis`.
+        references: Whether to train on the data's own translations as well.
+        qat: Whether to fine-tune with the rounding of int8 (`zoo.translation.training.qat`): in fp32, in one process,
+            at a tenth of the learning rate.
+        seed: Seed of all random numbers.
+
+    Raises:
+        RequestError: A value is out of range.
     """
 
     SOFT: ClassVar[str] = "soft"  # what a strategy calls "weight"
@@ -110,7 +123,12 @@ class Settings:
                 )
 
     def rate(self, step: int, epoch_steps: int) -> float:
-        """The learning rate at `step`, counted from 0."""
+        """Returns the learning rate of a step.
+
+        Args:
+            step: Number of the step, from 0.
+            epoch_steps: Steps of an epoch.
+        """
         warm = max(1, min(self.warmup, self.epochs * epoch_steps // 3))
         if self.schedule == "cosine" and step >= warm:
             share = (step - warm) / max(1, self.epochs * epoch_steps - warm)

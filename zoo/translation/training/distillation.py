@@ -1,4 +1,4 @@
-"""What a teacher says, for a student to learn."""
+"""Sequence-level knowledge distillation: translations of a teacher as targets."""
 
 from __future__ import annotations
 
@@ -17,16 +17,30 @@ from zoo.training.runs import Processes
 from zoo.translation.data.parallel_text import Corpus, ParallelText, from_tokens
 from zoo.translation.data.synthesis import imitations
 from zoo.translation.inference import TranslationPipeline
-from zoo.translation.training.config import Settings
+from zoo.translation.training.config import TrainingConfig
 
 KEPT, OF = "distilled.npz", "distilled.sha256"  # in a checkpoint: the pairs, and a digest of what they were made of
 TAUGHT = 4096  # sentences between two steps of the teacher's progress
 
 
-def distilled(text: ParallelText, config: Settings, group: Processes, output: Path, resumed: bool = False) -> Corpus:
-    """The pairs to train on with the teacher's translations; made once, and kept with the checkpoint. A training in a
-    folder beside this one that was of the same, as another step of a strategy is, has made them already; so has one in
-    this folder that ended before its first checkpoint. resumed: from a checkpoint, those beside it are of the same.
+def distilled(
+    text: ParallelText, config: TrainingConfig, group: Processes, output: Path, resumed: bool = False
+) -> Corpus:
+    """Translates the training pairs by the teacher, or reads the translations that an earlier run of the same recipe
+    wrote.
+
+    Translations are stored with the checkpoint. Those of a run in a sibling folder are used as well, such as another
+    step of a strategy.
+
+    Args:
+        text: The parallel text.
+        config: The training recipe.
+        group: The processes of the training.
+        output: The model folder.
+        resumed: Whether the training resumes from a checkpoint.
+
+    Returns:
+        The pairs to train on.
     """
     kept = output / "checkpoint" / KEPT
     if resumed and kept.is_file():
@@ -62,7 +76,7 @@ def distilled(text: ParallelText, config: Settings, group: Processes, output: Pa
     return found
 
 
-def _digest(teacher: TranslationPipeline, sources: Sequence[Any], text: ParallelText, config: Settings) -> str:
+def _digest(teacher: TranslationPipeline, sources: Sequence[Any], text: ParallelText, config: TrainingConfig) -> str:
     """Of all that the pairs depend on."""
     folder = teacher.folder
     found = hashlib.sha256(f"{sha256(folder.ensure('int8.onnx'))} {folder.preprocessing} {text.train.digest}".encode())

@@ -1,7 +1,7 @@
-"""A translation model opened with its parallel text, to be cut: heads of attention, units of feed-forward layers.
+"""Structured pruning of translation models: attention heads and feed-forward units.
 
-Layers of one side keep the same number of each, which ones is up to the layer: one matrix size a side is what `Form`
-says and the graphs of decoding step through.
+All layers of one side have the same number of heads and of units, as `ModelConfig` and the native kernels need; each
+layer chooses its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from zoo.translation.data.parallel_text import (
 )
 from zoo.translation.metrics import translation_metrics
 from zoo.translation.models.checkpoints import MODEL, copy_kept, described, kept_of, load_model, require_own
-from zoo.translation.models.config import FORMS
+from zoo.translation.models.config import ARCHITECTURES
 from zoo.translation.models.transformer import Attention, FeedForward, Transformer, translate
 
 if TYPE_CHECKING:
@@ -48,9 +48,10 @@ LAST = {"feed": "outer", "attention": "output", "cross": "output"}  # of a subla
 
 
 class PrunableText:
-    """See `pipelines.compression.search.Prunable`: `encoder.feed`, `decoder.feed`, `encoder.attention` and
-    `decoder.attention`, whose columns go head by head, those of cross-attention too. Raises RequestError for text that
-    cannot be trained on, and for models of other toolkits.
+    """A translation model with its parallel text, see `pipelines.compression.search.Prunable`.
+
+    Its groups are `encoder.feed`, `decoder.feed`, `encoder.attention` and `decoder.attention`, cross-attention
+    included; columns of attention are pruned head by head.
     """
 
     metric: ClassVar[str] = "bleu"
@@ -67,7 +68,19 @@ class PrunableText:
         on_error: str = "raise",
         like: PrunableText | None = None,
     ) -> None:
-        """like: another model opened with the same text, which is not read again."""
+        """Opens model and text.
+
+        Args:
+            folder: The model folder.
+            data: See `zoo.translation.data.text_files.read_pairs`.
+            config: The training recipe.
+            importance: Importance criterion.
+            on_error: "raise" or "skip" for lines that are no pairs.
+            like: Another model opened with the same text, which is not read again.
+
+        Raises:
+            RequestError: The text cannot be trained on, or the model was imported from another toolkit.
+        """
         folder.ensure("fp32.onnx")
         self.about = described(folder.path)
         require_own(folder.path, self.about)
@@ -146,7 +159,7 @@ class PrunableText:
 
     @torch.no_grad()
     def loss(self, widths: Widths) -> float:
-        """Nats a token of the held-out pairs, see `Prunable`."""
+        """Returns the cross entropy of the held-out pairs, nats per token, with these widths."""
         network, total, count = self._cut(widths), 0.0, 0
         for batch in batches(self.text.held_out, TOKENS):
             source, labels = _tokens(self.text.held_out, batch)
@@ -155,7 +168,7 @@ class PrunableText:
         return round(total / count, 6)
 
     def save(self, widths: Widths, folder: Path) -> None:
-        """model.pt, vocabulary.model, the shortlist, train.json and calibration.npz of the cut network."""
+        """Writes model.pt, vocabulary.model, the shortlist, train.json and calibration.npz of the pruned network."""
         network = self._cut(widths)
         folder.mkdir(parents=True, exist_ok=True)
         save_weights(folder / MODEL, network.state_dict())
@@ -167,7 +180,7 @@ class PrunableText:
         with replacing(folder / SAMPLES) as temporary:
             np.savez(temporary, **samples)
         features = {name: self.about[name] for name in ("arch", "pre_norm", "languages", "max_length")}
-        if network.form != FORMS[features["arch"]]:
+        if network.form != ARCHITECTURES[features["arch"]]:
             features["form"] = network.form.to_json()
         features |= (kept := kept_of(self.folder.path))
         copy_kept(kept, self.folder.path, folder)
@@ -176,14 +189,14 @@ class PrunableText:
         write_json(folder / "train.json", {**known, "features": features})
 
     def quality(self, pipeline: TranslationPipeline) -> dict[str, float]:
-        """{"bleu", "chrf"} of an opened model on the held-out pairs."""
+        """Returns {"bleu", "chrf"} of a pipeline on the held-out pairs."""
         asked = [self.text.held_out.pair(i)[0] for i in range(len(self.text.held_out))]
         said = pipeline.vocabulary.decode([each[0].tokens for each in pipeline.translate(asked)])
         return translation_metrics(said, [target for _, target in self.text.references])
 
     @staticmethod
     def timed(pipeline: TranslationPipeline) -> TranslationPipeline:
-        """As it is timed: all say the same number of tokens, or less."""
+        """Returns the pipeline for timing: all models compute translations of at most the same length."""
         pipeline.rules = replace(pipeline.rules, most=TIMED)
         return pipeline
 

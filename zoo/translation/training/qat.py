@@ -1,9 +1,8 @@
-"""Quantization-aware fine-tuning of translation: every linear layer computes what the road's int8.onnx will.
+"""Quantization-aware fine-tuning of translation models.
 
-`pipelines.quantization.training.qat` says how it is rounded. What a layer reads is int8 where the quantizer makes it
-so; all
-else (embeddings, attention's products, normalization, sums) is float in both. model.pt has the names of the network,
-and the trained ranges lie beside it.
+Every linear layer computes as in int8.onnx; `pipelines.quantization.training.qat` describes the rounding. Inputs that
+the quantizer leaves in float, embeddings, products of attention, normalization and sums are float in both. The state
+dict has the names of the float network; the trained ranges are stored beside model.pt.
 """
 
 from __future__ import annotations
@@ -34,16 +33,27 @@ LAST = "last"  # what the layer of the logits reads, see `zoo.translation.export
 
 
 def settled(config: Any, start: Any, processes: int) -> Any:
-    """`config` as it is trained by. Raises RequestError for what quantization-aware training cannot do.
+    """Returns the recipe with the precision and learning rate of quantization-aware training.
 
-    start: None without a model to start from.
+    Args:
+        config: The training recipe.
+        start: The model to start from; None without one.
+        processes: Number of processes.
+
+    Raises:
+        RequestError: The recipe is not supported.
     """
     require_qat(start, processes, config.precision)
     return replace(config, precision="fp32", learning_rate=config.learning_rate * QAT_RATE)
 
 
 def prepare(model: Transformer, folder: ModelFolder) -> None:
-    """Make `model`, with the weights of `folder`, one to train: in place. Ranges begin with the calibration's."""
+    """Replaces the linear layers of a network by layers with rounding, in place; ranges begin with the calibration's.
+
+    Args:
+        model: The network, with the weights of `folder`.
+        folder: The model folder to start from.
+    """
     recipe, bits = recipe_of(folder), 7 if folder.own_recipe.reduced_range else 8
     table = CalibrationTable.load(folder.ensure("calibration.json"))
     read, rewritten = _graphs(model)
@@ -58,18 +68,22 @@ def prepare(model: Transformer, folder: ModelFolder) -> None:
 
 
 def recipe_of(folder: ModelFolder) -> QuantRecipe:
-    """By which the trained model is quantized."""
+    """Returns the recipe by which the trained model is quantized."""
     return replace(folder.own_recipe, observer="minmax", search=False, correct=False)
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The trained float weights of a prepared network, as a state dict of one that is not."""
+    """Returns the trained float weights of a prepared network, as a state dict of the float network."""
     return {name.replace(".layer.", "."): each for name, each in qat.weights(model).items()}
 
 
 def save_ranges(model: Transformer, start: ModelFolder, folder: Path) -> None:
-    """Leave the trained ranges in a model folder, for `pipelines.models.stages` to take; those of tensors that stay
-    float are of its calibration samples. start: the model that it was made of.
+    """Writes the trained ranges to a model folder; tensors that stay float get the ranges of its calibration samples.
+
+    Args:
+        model: The prepared network.
+        start: The model folder that training started from.
+        folder: The model folder.
     """
     plain = Transformer(model.form, model.embedding.num_embeddings, pre_norm=model.pre_norm, dropout=0.0)
     plain.load_state_dict(weights(model))

@@ -1,4 +1,4 @@
-"""Train a Transformer on parallel text, in one process or, under torchrun, in several."""
+"""Training of translation models, in one process or, under torchrun, in several."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ from zoo.translation.models.checkpoints import (
     state_of,
     teacher_of,
 )
-from zoo.translation.models.config import FORMS, Form
+from zoo.translation.models.config import ARCHITECTURES, ModelConfig
 from zoo.translation.models.transformer import build, translate
 from zoo.translation.training import qat
-from zoo.translation.training.config import Settings
+from zoo.translation.training.config import TrainingConfig
 from zoo.translation.training.distillation import distilled
 from zoo.translation.training.trainer import Trainer
 from zoo.translation.training.weight_averaging import average, groups, weights_after
 
 CALIBRATION_SENTENCES = 256
 
-TRAIN = Settings()
+TRAIN = TrainingConfig()
 # From a trained model: little data, few steps, a low rate that rises quickly.
-FINETUNE = Settings(epochs=10, patience=3, learning_rate=2e-4, warmup=200, average=3)
+FINETUNE = TrainingConfig(epochs=10, patience=3, learning_rate=2e-4, warmup=200, average=3)
 
 
-def _stopped(history: Sequence[Mapping[str, Any]], config: Settings) -> bool:
+def _stopped(history: Sequence[Mapping[str, Any]], config: TrainingConfig) -> bool:
     """Whether training is over."""
     best = groups(history, 1)["best"]
     return len(history) >= config.epochs or (bool(best) and len(history) - best[0] >= config.patience)
@@ -68,22 +68,31 @@ def train(
     data: Any,
     output: str | Path,
     *,
-    config: Settings = TRAIN,
+    config: TrainingConfig = TRAIN,
     resume: bool = False,
     start_from: str | Path | None = None,
     on_error: str = "raise",
 ) -> dict[str, Any]:
-    """Train on parallel text (whatever `zoo.translation.data.text_files.read_pairs` takes); returns {"bleu", "chrf",
-    "loss"}
-    on what is held out.
+    """Trains a Transformer on parallel text.
 
-    `output` gets model.pt (the weights, averaged), vocabulary.model, train.json (features: what a user of the model
-    must know, config, metrics with sacreBLEU's signatures, ...), calibration.npz (sentences and their greedy
-    translations, see `decoder_samples`), history.json, curves.png and, after every epoch, checkpoint/: from it `resume`
-    goes on to the same result. One seed gives the same weights on one machine with one number of processes and threads.
-    `start_from` is a model folder whose network, weights, vocabulary and shortlist are taken over. Under torchrun every
-    process calls this alike; process 0 alone writes. Raises RequestError for unusable data, an output folder in use, or
-    a checkpoint of another run.
+    `output` gets model.pt (averaged weights), vocabulary.model, train.json (features of the model, config, metrics with
+    sacreBLEU's signatures), calibration.npz (see `decoder_samples`), history.json, curves.png and, after every epoch,
+    checkpoint/. A seed gives the same weights on one machine with one number of processes and threads, resumed or not.
+    Under torchrun every process calls this function with the same arguments; process 0 writes.
+
+    Args:
+        data: See `zoo.translation.data.text_files.read_pairs`.
+        output: The model folder to write.
+        config: The training recipe.
+        resume: Whether to continue from the checkpoint in `output`.
+        start_from: Model folder whose network, weights, vocabulary and shortlist are taken over.
+        on_error: "raise" or "skip" for lines that are no pairs.
+
+    Returns:
+        {"bleu", "chrf", "loss"} of the held-out pairs.
+
+    Raises:
+        RequestError: The data cannot be used, the output folder is in use, or the checkpoint is of another run.
     """
     output = Path(output)
     with processes() as group:
@@ -95,7 +104,7 @@ def train(
             require_own(start_from, about)
             config = replace(config, **{name: about[name] for name in config.KEPT})
             known, start = Vocabulary.read(Path(start_from) / VOCABULARY), sha256(about["source"])
-            form = Form.from_json(about["form"]) if "form" in about else None
+            form = ModelConfig.from_json(about["form"]) if "form" in about else None
             kept = kept_of(Path(start_from))
         elif config.inherit and not known:
             if not config.teacher:
@@ -255,7 +264,7 @@ def _write(
         "max_length": config.max_length,
         **kept,
     }
-    if (form := trainer.model.form) != FORMS[config.arch]:
+    if (form := trainer.model.form) != ARCHITECTURES[config.arch]:
         features["form"] = form.to_json()
     about = {
         "features": features,

@@ -1,4 +1,4 @@
-"""A network in training: its loss, its steps, and what its checkpoint holds."""
+"""Training loop of translation models: loss, steps, validation, checkpoint state."""
 
 from __future__ import annotations
 
@@ -23,26 +23,34 @@ from zoo.training.runs import QAT_FROZEN, Processes, choose_precision
 from zoo.translation.data.parallel_text import PAD, START, Corpus, ParallelText, Tokens, batches, by_tokens, padded
 from zoo.translation.metrics import translation_metrics
 from zoo.translation.models.transformer import Transformer, translate, watching
-from zoo.translation.training.config import FROZEN, Settings
+from zoo.translation.training.config import FROZEN, TrainingConfig
 
 DECODED = 8192  # tokens, padded sources of a batch that is translated
 PLAIN = Communication(gradient_as_bucket_view=True)
 
 
 class CrossEntropy(torch.autograd.Function):
-    """Cross entropy with label smoothing, summed over the labels that are no `PAD`; the gradient is made with it, in
-    one table.
+    """Cross entropy with label smoothing, summed over the labels that are not `PAD`.
 
-    logits float [n, vocabulary], labels int64 [n] -> (nats with smoothing, to be trained on; nats without, which take
-    no gradient). A step of the preset deep-shallow takes a tenth less time on a CPU than with log_softmax, whose
-    backward pass makes the table again.
+    The gradient is computed in the forward pass, in the table of the logits: a step of deep-shallow takes a tenth less
+    time on a CPU than with log_softmax, whose backward pass computes the table again.
     """
 
     @staticmethod
     def forward(
         ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(smoothed cross-entropy, cross-entropy), sums over the tokens that are not `PAD`."""
+        """Computes loss and gradient.
+
+        Args:
+            ctx: The context of autograd.
+            logits: float [n, vocabulary].
+            labels: int64 [n].
+            smoothing: Label smoothing.
+
+        Returns:
+            Cross entropy with smoothing, and without (which has no gradient), in nats.
+        """
         table, kept, label = logits.to(torch.float32, copy=True), labels != PAD, labels[:, None]
         total = table.logsumexp(1, keepdim=True)
         plain = (total - table.gather(1, label))[kept].sum()
@@ -55,17 +63,24 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """The gradient of the smoothed cross-entropy with respect to the logits."""
+        """Returns the gradient with respect to the logits."""
         return ctx.table.mul_(gradients[0]), None, None
 
 
 class Trainer:
-    """A network in training and its optimizer: all that a checkpoint holds."""
+    """A network in training with its optimizer: everything that a checkpoint holds."""
 
     def __init__(
-        self, model: Transformer, config: Settings, group: Processes, teacher: Transformer | None = None
+        self, model: Transformer, config: TrainingConfig, group: Processes, teacher: Transformer | None = None
     ) -> None:
-        """teacher: whose distributions are learned, see `Settings.soft`."""
+        """Creates optimizer and schedule.
+
+        Args:
+            model: The network.
+            config: The training recipe.
+            group: The processes of the training.
+            teacher: The teacher of soft targets, see `TrainingConfig.soft`.
+        """
         self.config, self.group = config, group
         self.model = model.to(group.device)
         self.teacher = teacher.to(group.device).eval() if teacher is not None else None
@@ -83,8 +98,14 @@ class Trainer:
         self.parallel: nn.Module = self.model
 
     def choose(self, data: Corpus, batch: NDArray[np.int64]) -> dict[str, Any]:
-        """How this machine trains fastest, by timing steps on `batch`: {"precision"}, with tune_communication also what
-        `communication.tuned` gives. All processes agree.
+        """Times steps on a batch to find the fastest way to train; all processes agree.
+
+        Args:
+            data: The corpus.
+            batch: Indices of its pairs, int64.
+
+        Returns:
+            {"precision"}, with tune_communication also the result of `communication.tuned`.
         """
         config, group = self.config, self.group
         precision = config.precision
@@ -104,7 +125,7 @@ class Trainer:
         return {"precision": precision, **found}
 
     def use(self, chosen: Mapping[str, Any]) -> None:
-        """Train as `choose` found, together with the other processes."""
+        """Trains as `choose` found from now on, together with the other processes."""
         self.bf16 = chosen["precision"] == "bf16"
         if self.group.count > 1:
             found = chosen.get("communication")
@@ -123,8 +144,17 @@ class Trainer:
     def loss(
         self, model: nn.Module, data: Corpus, batch: NDArray[np.int64], bf16: bool, smoothing: float
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Cross entropy (nats, with label smoothing, and without), summed over this process' part of a batch; the
-        tokens of all parts.
+        """Computes the loss of this process' part of a batch.
+
+        Args:
+            model: The network, or its distributed form.
+            data: The corpus.
+            batch: Indices of its pairs, int64.
+            bf16: Whether to compute in bfloat16.
+            smoothing: Label smoothing.
+
+        Returns:
+            Cross entropy with and without smoothing, in nats, summed over this part; target tokens of all parts.
         """
         pairs = [data.pair(int(i)) for i in batch]
         mine = pairs[self.group.rank :: self.group.count] or pairs[:1]
@@ -164,8 +194,15 @@ class Trainer:
         return loss, plain, sum(len(pair[1]) for pair in pairs)
 
     def step(self, data: Corpus, batch: NDArray[np.int64], epoch_steps: int) -> tuple[float, int]:
-        """Train on a batch; returns this process' part of its cross entropy, without smoothing, and its target tokens
-        in all.
+        """Trains on a batch.
+
+        Args:
+            data: The corpus.
+            batch: Indices of its pairs, int64.
+            epoch_steps: Steps of an epoch.
+
+        Returns:
+            Cross entropy of this process' part, without smoothing, in nats, and target tokens of all parts.
         """
         for each in self.optimizer.param_groups:
             each["lr"] = self.config.rate(self.steps, epoch_steps)
@@ -185,7 +222,7 @@ class Trainer:
         return found, tokens
 
     def epoch(self, data: Corpus, epoch: int) -> dict[str, Any]:
-        """Train on all pairs once; returns the epoch's line of the history so far."""
+        """Trains on all pairs once and returns the epoch's entry of the history."""
         start, order = time.monotonic(), batches(data, self.config.batch_size, [self.config.seed, epoch])
         torch.manual_seed(
             int(np.random.default_rng([self.config.seed, epoch, 1]).integers(2**32)) + self.group.rank
@@ -220,7 +257,15 @@ class Trainer:
         return float(total)
 
     def translate(self, data: Sequence[Tokens], beam: int = 1) -> list[list[int]]:
-        """Translations of tokenized sentences, in order; every process makes a part, all get the whole."""
+        """Translates tokenized sentences; each process computes a part.
+
+        Args:
+            data: Tokens of each sentence.
+            beam: Beam size.
+
+        Returns:
+            Target tokens of each sentence, in order, in every process.
+        """
         order = np.argsort([len(each) for each in data], kind="stable")
         parts = by_tokens([len(data[i]) for i in order], DECODED // beam)
         found: dict[int, list[int]] = {}
@@ -235,7 +280,7 @@ class Trainer:
 
     @torch.inference_mode()
     def validate(self, text: ParallelText) -> dict[str, float]:
-        """{"loss": nats a token, "bleu", "chrf": of greedy translations} on the held-out pairs."""
+        """Returns {"loss": nats per token, "bleu", "chrf" of greedy translations} of the held-out pairs."""
         self.model.eval()
         total, count = 0.0, 0
         for batch in batches(text.held_out, self.config.batch_size):
@@ -246,11 +291,11 @@ class Trainer:
         return {"loss": self._sum(total) / count, **found}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold."""
+        """Returns the state for a checkpoint."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "steps": self.steps}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restores what `state` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps = state["steps"]

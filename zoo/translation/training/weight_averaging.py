@@ -1,4 +1,4 @@
-"""Weights after several epochs, averaged."""
+"""Averages of the weights of several epochs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ if TYPE_CHECKING:
 
 
 def weights_after(output: Path, epoch: int) -> Path:
-    """The file of an epoch."""
+    """Returns the file with the weights after an epoch."""
     return output / "checkpoint" / f"epoch-{epoch:04d}.pt"
 
 
 def groups(history: Sequence[Mapping[str, Any]], count: int) -> dict[str, list[int]]:
-    """The epochs whose weights may make the model: the last and the best `count`, averaged, and the best one."""
+    """Returns the candidates for the final weights.
+
+    Args:
+        history: Entries of all epochs.
+        count: Number of epochs to average.
+
+    Returns:
+        {description: epochs}: the last `count`, the best `count`, and the best one.
+    """
     epochs = [each["epoch"] for each in history]
     ranked = sorted(epochs, key=lambda epoch: (-history[epoch - 1]["bleu"], history[epoch - 1]["loss"], epoch))
     return {
@@ -27,7 +35,7 @@ def groups(history: Sequence[Mapping[str, Any]], count: int) -> dict[str, list[i
 
 
 def average(output: Path, epochs: Sequence[int]) -> dict[str, torch.Tensor]:
-    """The mean of the weights after these epochs."""
+    """Returns the mean of the weights after these epochs."""
     import torch
 
     found: dict[str, torch.Tensor] = {}

@@ -43,7 +43,7 @@ from zoo.translation import ENTRY
 from zoo.translation.data.parallel_text import END, START
 from zoo.translation.export.freeze import export
 from zoo.translation.export.rewrites import passes
-from zoo.translation.models.config import Form
+from zoo.translation.models.config import ModelConfig
 from zoo.translation.models.transformer import Transformer
 from zoo.translation.search.beam_search import beam_search, limit
 
@@ -320,7 +320,7 @@ def test_what_cannot_be_mapped_is_refused_with_the_operator_and_the_reason(chang
 
 
 def test_average_attention_is_read_for_other_engines_alone():
-    form = Form(1, 1, 32, 48, 2, autoregression="average")
+    form = ModelConfig(1, 1, 32, 48, 2, autoregression="average")
     model = export(Transformer(form, WORDS, pre_norm=False, dropout=0.0))
     with pytest.raises(RequestError, match="native decoder cannot map Add decoder.0.attention.sum"):
         decoder_program(model)

@@ -55,11 +55,11 @@ def vocabulary() -> Vocabulary:
 
 def sharpened(torch, pre_norm: bool, ends: float):
     """Random weights with peaked distributions, which leave no ties; the greater `ends`, the sooner a sentence ends."""
-    from zoo.translation.models.config import Form
+    from zoo.translation.models.config import ModelConfig
     from zoo.translation.models.transformer import Transformer
 
     torch.manual_seed(0)
-    network = Transformer(Form(2, 1, 32, 64, 4), PIECES, pre_norm=pre_norm, dropout=0.0).eval()
+    network = Transformer(ModelConfig(2, 1, 32, 64, 4), PIECES, pre_norm=pre_norm, dropout=0.0).eval()
     with torch.no_grad():
         for each in network.parameters():
             each.add_(0.1 * torch.randn_like(each))
@@ -72,9 +72,9 @@ def sharpened(torch, pre_norm: bool, ends: float):
 @pytest.fixture(scope="module")
 def folder(torch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder of random weights."""
-    from zoo.translation.models.config import FORMS, Form
+    from zoo.translation.models.config import ARCHITECTURES, ModelConfig
 
-    FORMS["little"] = Form(2, 1, 32, 64, 4)
+    ARCHITECTURES["little"] = ModelConfig(2, 1, 32, 64, 4)
     found = tmp_path_factory.mktemp("peers") / "model"
     models.untrained("little", PIECES, found)
     return found

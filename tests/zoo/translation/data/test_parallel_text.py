@@ -62,7 +62,7 @@ def test_a_data_set_is_read_by_the_names_of_its_languages(tmp_path, nested):
     datasets.DatasetDict(splits).save_to_disk(tmp_path / "set")
     assert list(read_pairs(tmp_path / "set", "en-de")) == PAIRS[:2]
     assert list(read_pairs(tmp_path / "set", "de-en", held_out=True)) == [PAIRS[2][::-1]]
-    with pytest.raises(RequestError, match="wanted en-fr"):
+    with pytest.raises(RequestError, match="expected en-fr"):
         list(read_pairs(tmp_path / "set", "en-fr"))
 
 

@@ -167,7 +167,7 @@ def test_damaged_files_are_refused(tmp_path):
         with pytest.raises(RequestError, match=r"model.bin is damaged"):
             reader.read(original)
     (original / "model.bin").write_bytes(struct.pack("<I", 5) + content[4:])
-    with pytest.raises(RequestError, match="version 5, wanted 6"):
+    with pytest.raises(RequestError, match="version 5, expected 6"):
         reader.read(original)
 
 

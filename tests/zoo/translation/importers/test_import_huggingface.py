@@ -389,12 +389,12 @@ FAULTS = {
         change("config.json", encoder_layers=3),
         "model.encoder.layers.2.self_attn.q_proj.weight is missing",
     ),
-    "another width": (change("config.json", d_model=64), "wanted [?] x 64"),
+    "another width": (change("config.json", d_model=64), "expected [?] x 64"),
     "many layers": (change("config.json", encoder_layers=1 << 40), "encoder_layers"),
     "heads": (change("config.json", encoder_attention_heads=5), "which 5 heads cannot share"),
     "an activation": (change("config.json", activation_function="mish"), "the activation mish"),
     "another end": (change("generation_config.json", eos_token_id=9), "eos_token_id is 9"),
-    "two ends": (change("generation_config.json", eos_token_id=[0, 9]), "wanted one token"),
+    "two ends": (change("generation_config.json", eos_token_id=[0, 9]), "expected one token"),
     "no start": (
         lambda folder: [
             change(n, decoder_start_token_id=None)(folder) for n in ("config.json", "generation_config.json")

@@ -185,7 +185,7 @@ def test_every_fault_is_listed_by_its_name(tmp_path: Path) -> None:
     ("change", "why"),
     [
         ({"decoder_l1_rnn_W": None}, "decoder_l1_rnn_W is missing"),
-        ({"decoder_l1_rnn_W": np.zeros((3, 4), np.float32)}, "decoder_l1_rnn_W is 3 x 4, wanted 32 x 32"),
+        ({"decoder_l1_rnn_W": np.zeros((3, 4), np.float32)}, "decoder_l1_rnn_W is 3 x 4, expected 32 x 32"),
         ({"decoder_l1_rnn_W": np.full((32, 32), np.nan, np.float32)}, "decoder_l1_rnn_W holds NaN"),
         ({"decoder_l9_rnn_W": np.zeros((3, 4), np.float32)}, "decoder_l9_rnn_W, which is not known"),
         ({"Wemb": np.zeros((50, 32), np.float32)}, "the vocabulary has 128 pieces, the weights 50"),

@@ -20,7 +20,7 @@ from zoo.translation.models import transformer as models  # noqa: E402
 from zoo.translation.search import sessions  # noqa: E402
 
 torch.set_num_threads(1)
-FORM = models.Form(2, 2, 32, 64, 4)
+FORM = models.ModelConfig(2, 2, 32, 64, 4)
 WORDS = 40
 
 
@@ -57,11 +57,13 @@ def test_positions_are_sines_then_cosines():
 
 def test_presets_have_the_published_sizes():
     sizes = {}
-    for name in models.FORMS:
+    for name in models.ARCHITECTURES:
         with torch.device("meta"):
             sizes[name] = sum(
                 each.numel()
-                for each in models.Transformer(models.FORMS[name], 32_000, pre_norm=False, dropout=0).parameters()
+                for each in models.Transformer(
+                    models.ARCHITECTURES[name], 32_000, pre_norm=False, dropout=0
+                ).parameters()
             )
     assert sizes["base"] == pytest.approx(60.5e6, rel=0.01)  # 65 M with the 37,000 pieces of Vaswani et al. 2017
     assert sizes["big"] == pytest.approx(209e6, rel=0.01)  # 213 M

@@ -132,5 +132,5 @@ def test_rules_are_kept_as_plain_values():
     assert Rules(beam=2, length_penalty=0.5, most=9).own
     assert not rules.own
     for wrong in ({"kind": "other"}, {"magic": 1}):
-        with pytest.raises(RequestError, match="wanted what zoo import writes"):
+        with pytest.raises(RequestError, match="expected what zoo import writes"):
             Rules.from_json(wrong)

@@ -18,7 +18,7 @@ from zoo.translation import ENTRY
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, padded
 from zoo.translation.export.rewrites import passes
 from zoo.translation.search.beam_search import beam_search, hypotheses, limit, naive_step
-from zoo.translation.search.kv_cache import cached_step, incremental
+from zoo.translation.search.kv_cache import cached_step, incremental_model
 from zoo.translation.search.loop_graph import search
 
 torch = pytest.importorskip("torch")
@@ -28,21 +28,24 @@ from zoo.translation.models import transformer as models  # noqa: E402
 torch.set_num_threads(1)
 WORDS = 40
 FORMS = {
-    "pre": (models.Form(2, 2, 32, 64, 4), True),
-    "post": (models.Form(2, 2, 32, 64, 4), False),
-    "one layer, one head": (models.Form(1, 1, 16, 24, 1), True),
-    "three layers": (models.Form(1, 3, 24, 40, 2), False),
+    "pre": (models.ModelConfig(2, 2, 32, 64, 4), True),
+    "post": (models.ModelConfig(2, 2, 32, 64, 4), False),
+    "one layer, one head": (models.ModelConfig(1, 1, 16, 24, 1), True),
+    "three layers": (models.ModelConfig(1, 3, 24, 40, 2), False),
 }
 OTHERS = {
-    "simple recurrent units": (models.Form(1, 2, 32, 48, 2, decoder_hidden=64, autoregression="ssru"), False),
-    "average attention": (models.Form(1, 2, 32, 48, 2, autoregression="average", average_hidden=40), False),
-    "average attention, pre": (models.Form(1, 1, 24, 48, 2, autoregression="average", average_activation="gelu"), True),
-    "trained positions": (
-        models.Form(1, 2, 32, 48, 4, scaled=False, embedding_norm=True, output_bias=True, positions=(600, 530)),
+    "simple recurrent units": (models.ModelConfig(1, 2, 32, 48, 2, decoder_hidden=64, autoregression="ssru"), False),
+    "average attention": (models.ModelConfig(1, 2, 32, 48, 2, autoregression="average", average_hidden=40), False),
+    "average attention, pre": (
+        models.ModelConfig(1, 1, 24, 48, 2, autoregression="average", average_activation="gelu"),
         True,
     ),
-    "gelu": (models.Form(1, 1, 32, 48, 4, activation="gelu", decoder_heads=2, shared_source=False), False),
-    "swish": (models.Form(1, 1, 32, 48, 4, activation="swish", head_size=12, tied_output=False), True),
+    "trained positions": (
+        models.ModelConfig(1, 2, 32, 48, 4, scaled=False, embedding_norm=True, output_bias=True, positions=(600, 530)),
+        True,
+    ),
+    "gelu": (models.ModelConfig(1, 1, 32, 48, 4, activation="gelu", decoder_heads=2, shared_source=False), False),
+    "swish": (models.ModelConfig(1, 1, 32, 48, 4, activation="swish", head_size=12, tied_output=False), True),
 }
 
 
@@ -134,7 +137,7 @@ def assert_equal_logits(model, tolerance):
     """Rows of a sentence stand together; they swap places, double and vanish from step to step. tolerance: of the
     largest logit.
     """
-    found = incremental(model)
+    found = incremental_model(model)
     whole, encoder, step = (Opened(each, optimize=False) for each in (model, found.encoder, found.step))
     random, width = np.random.default_rng(3), 3
     source = random.integers(END + 1, WORDS, (4, 6))
@@ -157,7 +160,7 @@ def assert_equal_logits(model, tolerance):
 
 def test_the_caches_of_a_quantized_model_are_float16_and_those_of_a_float_one_float32(rewritten, sentences):
     for model, kind in ((rewritten, ir.DataType.FLOAT), (quantized_of(rewritten), ir.DataType.FLOAT16)):
-        found = incremental(model)
+        found = incremental_model(model)
         assert {each.dtype for each in found.caches} == {kind}
         given = Opened(found.encoder).run({"source": padded(sentences)})
         floats = [
@@ -168,7 +171,7 @@ def test_the_caches_of_a_quantized_model_are_float16_and_those_of_a_float_one_fl
 
 
 def test_a_step_has_no_trace_of_the_tokens_before(rewritten):
-    step = incremental(rewritten).step
+    step = incremental_model(rewritten).step
     assert not {"Trilu", "GatherND", "Expand", "Slice"} & {each.op_type for each in step.graph}
     layers = sum(each.op_type == "Softmax" for each in step.graph) // 2
     gathers = [each for each in step.graph if each.op_type == "Gather" and each.inputs[1].name == "parents"]
@@ -179,7 +182,7 @@ def test_a_step_has_no_trace_of_the_tokens_before(rewritten):
 @pytest.mark.parametrize("beam", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
 def test_the_search_in_the_graph_finds_what_the_reference_does(rewritten, sentences, beam, penalty):
-    model, best = incremental(rewritten), max(1, beam // 2)
+    model, best = incremental_model(rewritten), max(1, beam // 2)
     encoder, step = Opened(model.encoder), Opened(model.step)
     limits = np.array([limit(len(each), POSITIONS) for each in sentences])
     given = encoder.run({"source": padded(sentences)})
@@ -213,12 +216,12 @@ def test_the_naive_decoder_finds_the_same(naive, rewritten, sentences):
     step = naive_step(Opened(decoder), source, Opened(encoder).run({"source": source})["memory"])
     limits = np.array([limit(len(each), POSITIONS) for each in sentences])
     wanted = beam_search(step, limits, start=START, end=END, beam=3, best=2)
-    found = Opened(search(incremental(rewritten))).run({"source": source, **options(3, 2)})
+    found = Opened(search(incremental_model(rewritten))).run({"source": source, **options(3, 2)})
     assert_same(hypotheses(found["tokens"], found["scores"]), wanted)
 
 
 def test_the_search_is_a_valid_model_of_standard_operators_with_one_copy_of_each_weight(rewritten):
-    model = search(incremental(rewritten))
+    model = search(incremental_model(rewritten))
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
     assert {each.domain for each in ir.traversal.RecursiveGraphIterator(model.graph)} <= {"", "ai.onnx"}
@@ -232,7 +235,7 @@ def test_the_search_is_a_valid_model_of_standard_operators_with_one_copy_of_each
 
 
 def test_lengths_are_forced_for_timing_and_limited_by_the_source(rewritten, sentences):
-    model = incremental(rewritten)
+    model = incremental_model(rewritten)
     found = Opened(search(model, end=-1)).run({"source": padded(sentences), **options(2, growth=(0, 7))})
     assert found["tokens"].shape == (len(sentences), 1, 7)
     assert (found["tokens"] != PAD).all()
@@ -242,14 +245,14 @@ def test_logits_that_are_no_numbers_are_told(rewritten, sentences):
     model = rewritten.clone()
     (weight,) = model.graph.outputs[0].producer().inputs[1:2]
     weight.const_value = ir.tensor(np.full(weight.shape.numpy(), np.nan, np.float32))
-    found = Opened(search(incremental(model))).run({"source": padded(sentences), **options(2)})
+    found = Opened(search(incremental_model(model))).run({"source": padded(sentences), **options(2)})
     with pytest.raises(ZooError, match="NaN"):
         hypotheses(found["tokens"], found["scores"])
 
 
 def test_int8_layers_stay_int8_inside_the_loop(rewritten, tmp_path):
     """What onnxruntime makes of it: every linear layer an int8 operator, no weight dequantized at run time."""
-    model = search(incremental(quantized_of(rewritten)))
+    model = search(incremental_model(quantized_of(rewritten)))
     chosen = onnxruntime.SessionOptions()
     chosen.optimized_model_filepath, chosen.log_severity_level = str(tmp_path / "optimized.onnx"), 3
     onnxruntime.InferenceSession(io.serialized(model), chosen, providers=["CPUExecutionProvider"])
@@ -257,7 +260,7 @@ def test_int8_layers_stay_int8_inside_the_loop(rewritten, tmp_path):
     made = {
         name: sum(each.op_type == name for each in nodes) for name in ("Gemm", "FusedGemm", "DequantizeLinear", "QGemm")
     }
-    layers = sum(each.op_type == "Softmax" for each in incremental(rewritten).step.graph) // 2
+    layers = sum(each.op_type == "Softmax" for each in incremental_model(rewritten).step.graph) // 2
     assert made == {"Gemm": 0, "FusedGemm": 0, "DequantizeLinear": 0, "QGemm": 6 * layers}
 
 
@@ -298,7 +301,7 @@ def test_what_cannot_be_computed_token_by_token_is_refused_with_the_operator(cha
     model = freezing.export(network("pre"))
     change(model)
     with pytest.raises(RequestError, match=said) as error:
-        incremental(model)
+        incremental_model(model)
     assert "\n" not in str(error.value)
 
 
@@ -307,7 +310,7 @@ def test_other_graphs_are_refused():
     with pytest.raises(
         RequestError, match="found inputs x and outputs y; decoding needs source and target, and logits"
     ):
-        incremental(other)
+        incremental_model(other)
 
 
 def test_a_decoder_without_such_a_form_is_run_the_naive_way_with_one_warning(translator, language, monkeypatch, caplog):

@@ -19,7 +19,7 @@ from pipelines.quantization.training import qat as shared  # noqa: E402
 from zoo.training.runs import QAT_RATE  # noqa: E402
 from zoo.translation.models.checkpoints import load_model  # noqa: E402
 from zoo.translation.training import qat  # noqa: E402
-from zoo.translation.training.config import Settings  # noqa: E402
+from zoo.translation.training.config import TrainingConfig  # noqa: E402
 from zoo.translation.training.trainer import Trainer  # noqa: E402
 
 TUNED = {"qat": "true", "epochs": "2", "warmup": "5", "dropout": "0", "batch_size": "512", "learning_rate": "0.002"}
@@ -87,7 +87,7 @@ def test_what_cannot_be_done_is_said_in_one_line(translator, pairs, tmp_path):
     with pytest.raises(RequestError, match="bf16"):
         zoo.finetune(translator, pairs, tmp_path / "x", settings={"qat": "true", "precision": "bf16"})
     with pytest.raises(RequestError, match="found 2 processes, wanted one"):
-        qat.settled(Settings(), "digest", 2)
+        qat.settled(TrainingConfig(), "digest", 2)
     assert not (tmp_path / "x" / "model.pt").exists()
 
 

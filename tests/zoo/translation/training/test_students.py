@@ -12,15 +12,15 @@ from pipelines.core.errors import RequestError
 torch = pytest.importorskip("torch", reason="needs the train extra")
 from zoo.translation.data.parallel_text import Vocabulary, learn_vocabulary  # noqa: E402
 from zoo.translation.models import checkpoints  # noqa: E402
-from zoo.translation.models.config import FORMS, Form  # noqa: E402
+from zoo.translation.models.config import ARCHITECTURES, ModelConfig  # noqa: E402
 from zoo.translation.models.transformer import Transformer, build  # noqa: E402
 from zoo.translation.training import distillation  # noqa: E402
-from zoo.translation.training.config import Settings  # noqa: E402
+from zoo.translation.training.config import TrainingConfig  # noqa: E402
 from zoo.translation.training.train import train  # noqa: E402
 from zoo.translation.training.trainer import Trainer  # noqa: E402
 
-FORMS["one"] = Form(1, 1, 32, 64, 2)
-QUICK = Settings(arch="one", vocabulary=60, epochs=1, batch_size=512, warmup=20, precision="fp32", teacher="some")
+ARCHITECTURES["one"] = ModelConfig(1, 1, 32, 64, 2)
+QUICK = TrainingConfig(arch="one", vocabulary=60, epochs=1, batch_size=512, warmup=20, precision="fp32", teacher="some")
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def teacher(language, monkeypatch):
     """Opens as the model "some" a network whose form is given, with a vocabulary."""
     vocabulary = Vocabulary(learn_vocabulary(language.pairs(60), 60, 0))
 
-    def opens(form: Form, pre_norm: bool = True) -> Vocabulary:
+    def opens(form: ModelConfig, pre_norm: bool = True) -> Vocabulary:
         network = Transformer(form, len(vocabulary), pre_norm=pre_norm, dropout=0.0)
         monkeypatch.setattr(checkpoints, "_opened", lambda name: (network, vocabulary))
         return vocabulary
@@ -37,7 +37,7 @@ def teacher(language, monkeypatch):
 
 
 def test_soft_needs_the_teacher_s_very_vocabulary(language, teacher):
-    known = teacher(FORMS["one"])
+    known = teacher(ARCHITECTURES["one"])
     pairs = [(a.upper(), b.upper()) for a, b in language.pairs(60)]
     other, student = Vocabulary(learn_vocabulary(pairs, 60, 0)), build("one", len(known))
     assert len(other) == len(known)
@@ -57,7 +57,7 @@ def test_soft_needs_the_teacher_s_very_vocabulary(language, teacher):
     ],
 )
 def test_an_encoder_is_frozen_only_where_it_is_the_teacher_s(teacher, changed, pre_norm, fits):
-    student = build("one", len(teacher(replace(FORMS["one"], **changed), pre_norm)))
+    student = build("one", len(teacher(replace(ARCHITECTURES["one"], **changed), pre_norm)))
     checkpoints.inherit(student, replace(QUICK, inherit=True))
     frozen = replace(QUICK, inherit=True, frozen=True)
     if fits:

@@ -20,18 +20,18 @@ from zoo.translation.data import parallel_text as data  # noqa: E402
 from zoo.translation.data import text_files  # noqa: E402
 from zoo.translation.inference import TranslationPipeline  # noqa: E402
 from zoo.translation.models import checkpoints  # noqa: E402
-from zoo.translation.models.config import FORMS, Form  # noqa: E402
+from zoo.translation.models.config import ARCHITECTURES, ModelConfig  # noqa: E402
 from zoo.translation.models.transformer import build, watching  # noqa: E402
 from zoo.translation.training import train as training  # noqa: E402
 from zoo.translation.training import weight_averaging  # noqa: E402
-from zoo.translation.training.config import Settings  # noqa: E402
+from zoo.translation.training.config import TrainingConfig  # noqa: E402
 from zoo.translation.training.train import train  # noqa: E402
 from zoo.translation.training.trainer import Trainer  # noqa: E402
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[4]
-FORMS["one"] = Form(1, 1, 32, 64, 2)
-QUICK = Settings(
+ARCHITECTURES["one"] = ModelConfig(1, 1, 32, 64, 2)
+QUICK = TrainingConfig(
     arch="one", vocabulary=60, epochs=3, batch_size=512, learning_rate=5e-3, warmup=20, precision="fp32", average=2
 )
 MADE = {"model.pt", "vocabulary.model", "train.json", "calibration.npz", "history.json", "curves.png", "checkpoint"}
@@ -360,7 +360,7 @@ def test_the_parts_of_all_processes_make_the_whole(language, count):
 
 
 def test_the_rate_rises_and_falls_with_the_square_root():
-    config = Settings(learning_rate=1e-3, warmup=100, epochs=10)
+    config = TrainingConfig(learning_rate=1e-3, warmup=100, epochs=10)
     rates = [config.rate(step, 1000) for step in range(1000)]
     assert rates.index(max(rates)) == 99
     assert max(rates) == pytest.approx(1e-3)
@@ -396,7 +396,7 @@ def test_a_diverging_training_ends_with_advice(pairs, tmp_path, monkeypatch):
 )
 def test_settings_out_of_range_are_refused(settings):
     with pytest.raises(RequestError, match=rf"out of range: {next(iter(settings))} \S+ \(wanted "):
-        Settings(**settings)
+        TrainingConfig(**settings)
 
 
 def test_bf16_is_taken_only_where_it_is_quicker(language, monkeypatch):
