@@ -22,7 +22,7 @@ TOP = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-COMMANDS = "reference/command-line.md"
+FUNCTIONS, COMMANDS = "reference/zoo.md", "reference/command-line.md"
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")  # the path of a Markdown link
 
 sys.path.insert(0, str(ROOT))
@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Adds the reference to the navigation: a section per package, a page per module."""
-    pages: list[Any] = [{"zoo": _uri(ROOT / "zoo")}, {"Command line": COMMANDS}]
+    pages: list[Any] = [{"Command line": COMMANDS}, {"zoo": FUNCTIONS}]
     pages += [{name: _section(ROOT / name.replace(".", "/"))} for name in config.extra["reference"]]
     config.nav = [{"Reference": pages} if "Reference" in entry else entry for entry in config.nav or []]
     return config
@@ -40,7 +40,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the top pages, the reference, and every file of the repository that a page links to."""
     for name, uri in TOP.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / name)))
-    files.append(File.generated(config, _uri(ROOT / "zoo"), content=_package_zoo()))
+    files.append(File.generated(config, FUNCTIONS, content=_package_zoo()))
     files.append(File.generated(config, COMMANDS, content=_command_line()))
     for package in config.extra["reference"]:
         for path in _modules(ROOT / package.replace(".", "/")):
