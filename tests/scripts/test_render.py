@@ -60,6 +60,13 @@ def test_links_lead_to_files(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_scripts_that_a_page_names_exist() -> None:
+    pages = [render.MODELS, render.README, *render.BENCHMARKS.parent.glob("*.md")]
+    named = {name for page in pages for name in re.findall(r"scripts/[\w/]+\.py", page.read_text())}
+    assert render.BENCHMARKS in pages and "scripts/reproduce.py" in named
+    assert [name for name in sorted(named) if not (render.ROOT / name).is_file()] == []
+
+
 def test_every_report_file_is_linked_above_and_in_the_table_of_reports() -> None:
     files = {*zoo.SHIPPED.glob("*/reports/*.json"), *(render.ROOT / "scripts" / "peers" / "reports").glob("*.json")}
     above, table = render.BENCHMARKS.read_text().split("## Reports")
