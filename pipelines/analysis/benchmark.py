@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.analysis.power import Meter
 from pipelines.core.batches import Batch, length, share_axis
 from pipelines.core.errors import RequestError, ZooError, one_line
-from pipelines.core.power import Meter
 from pipelines.core.progress import progress
 from pipelines.engines.catalog import load
 from pipelines.engines.session import Runnable

@@ -76,12 +76,12 @@ def native_options(path: Path, threads: int) -> dict[str, Option]:
         RequestError: The kernels are missing, or the graph cannot be mapped; the message names the operator.
     """
     if path.name == NATIVE or _names(path, DOMAIN):
-        from pipelines.engines import native_recommenders  # with onnx, which the other native engines do without
+        from pipelines.engines.native import recommenders  # with onnx, which the other native engines do without
 
-        return native_recommenders.options(path, threads)
-    from pipelines.engines import native_images
+        return recommenders.options(path, threads)
+    from pipelines.engines.native import images
 
-    return native_images.options(path, threads)
+    return images.options(path, threads)
 
 
 def _names(path: Path, text: str) -> bool:

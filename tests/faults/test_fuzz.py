@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import zoo
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.engines import catalog, native_images, native_recommenders, plan, recommender_files
+from pipelines.engines import catalog, plan
+from pipelines.engines.native import images, recommender_files, recommenders
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels import program_file as packed_programs
@@ -226,7 +227,7 @@ def test_stored_programs(tmp_path, data):
 def packed_image_network(tmp_path_factory):
     path = tmp_path_factory.mktemp("packed") / "m.zoo"
     zoo.load("mobilenet-v1-cifar10").ensure("int8.onnx")
-    native_images.store(zoo.load("mobilenet-v1-cifar10").path / "int8.onnx", path)
+    images.store(zoo.load("mobilenet-v1-cifar10").path / "int8.onnx", path)
     return path
 
 
@@ -281,7 +282,7 @@ def test_packed_click_models(packed_click_model, tmp_path, monkeypatch, data):
         with monkeypatch.context() as patch:
             patch.setattr(recommender_files, "derived", lambda *_: tmp_path / "m.zoo")
             patch.setattr(recommender_files, "_graph", refuse)
-            session = native_recommenders.options(path, 1)["native"].open()
+            session = recommenders.options(path, 1)["native"].open()
         session.run(feeds)
 
     def refuse(path):
@@ -298,9 +299,9 @@ def test_packed_image_networks(packed_image_network, tmp_path, monkeypatch, data
     with_other_numbers(packed_image_network, tmp_path / "m.zoo", data)
 
     def run():
-        (program,) = packed_programs.load(tmp_path / "m.zoo", native_images.CLASSES, native_images.VERSION)
-        monkeypatch.setattr(native_images, "packed", lambda path: program)
-        session = native_images.ImageSession(tmp_path / "m.zoo", 1)
+        (program,) = packed_programs.load(tmp_path / "m.zoo", images.CLASSES, images.VERSION)
+        monkeypatch.setattr(images, "packed", lambda path: program)
+        session = images.ImageSession(tmp_path / "m.zoo", 1)
         ((name, port),) = session.inputs.items()
         if min(port.shape[1:]) >= 0 and np.prod(port.shape[1:], dtype=float) < 1e6:
             session.run({name: np.zeros((1, *port.shape[1:]), port.dtype)})

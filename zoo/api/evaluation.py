@@ -15,10 +15,10 @@ import zoo
 from pipelines.analysis.benchmark import BATCHES, Configuration, Stages, pinned
 from pipelines.analysis.benchmark import benchmark as time_configurations
 from pipelines.analysis.benchmark import instances as time_instances
+from pipelines.analysis.power import Meter
 from pipelines.core import machine
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.core.power import Meter
 from pipelines.engines import catalog
 from pipelines.engines.plan import Candidate
 from pipelines.engines.plan import build as build_plan

@@ -54,9 +54,9 @@ def info(model: Model) -> dict[str, Any]:
         if (path / ROAD[1]).is_file() and (path / ROAD[2]).is_file():
             found["native"] = stages.native_form(open_folder(path, zoo.entry))
             if not found["native"] and (path / PRECISIONS["int8"]).is_file() and extension.isas():
-                from pipelines.engines import native_images
+                from pipelines.engines.native import images
 
-                found["native"] = native_images.form(path / PRECISIONS["int8"])
+                found["native"] = images.form(path / PRECISIONS["int8"])
         elif zoo.entry(card.entry).native:
             found["native"] = {"reason": f"not decided yet; run: zoo download {model}"}
         if (path / QUANTIZATION).is_file():
@@ -68,7 +68,7 @@ def info(model: Model) -> dict[str, Any]:
 
 
 def _of_file(path: Path) -> dict[str, Any]:
-    from pipelines.engines import native_images
+    from pipelines.engines.native import images
     from pipelines.graph import io
 
     graph = io.load(path).graph
@@ -82,7 +82,7 @@ def _of_file(path: Path) -> dict[str, Any]:
         "bytes": path.stat().st_size,
         **ports,
         "operators": operators,
-        "native": native_images.form(path),
+        "native": images.form(path),
     }
 
 

@@ -19,7 +19,7 @@ from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.engines import catalog
-from pipelines.engines.native_texts import NativeTexts, store
+from pipelines.engines.native.texts import NativeTexts, store
 from pipelines.engines.session import BF16, Session
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import program_file

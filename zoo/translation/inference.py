@@ -21,7 +21,7 @@ from pipelines.core.batches import Batch, whole_number
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.data.text_files import STDIN, read_lines
-from pipelines.engines.native_translation import NativeTranslator, TranslationStream, store
+from pipelines.engines.native.translation import NativeTranslator, TranslationStream, store
 from pipelines.engines.session import BF16, Session
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import program_file

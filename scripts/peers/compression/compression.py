@@ -23,10 +23,10 @@ import numpy as np
 
 import zoo
 from pipelines.analysis.benchmark import Configuration, memory_mb
+from pipelines.analysis.power import Meter
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
-from pipelines.core.power import Meter
 from pipelines.engines.catalog import load
 from pipelines.engines.timing import measure as time_in_turn
 from pipelines.models.folder import SAMPLES, ModelFolder

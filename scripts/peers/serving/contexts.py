@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 import zoo
+from pipelines.analysis.power import Meter
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
-from pipelines.core.power import Meter
 from pipelines.engines.catalog import load
 from pipelines.models.pipeline import graph_file
 from scripts.peers import harness

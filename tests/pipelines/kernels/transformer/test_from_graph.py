@@ -15,7 +15,7 @@ import torch
 from helpers.translation_networks import FORMS, WORDS, network
 
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.engines.native_translation import NativeTranslator
+from pipelines.engines.native.translation import NativeTranslator
 from pipelines.graph import edit, io, query, reference_session
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import native, reference

@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="needs the train extra")
 from helpers.translation_networks import network, plain_network
 
 from pipelines.core.errors import RequestError
-from pipelines.engines.native_translation import store
+from pipelines.engines.native.translation import store
 from pipelines.graph import edit, io
 from pipelines.kernels.transformer import program_file
 from pipelines.kernels.transformer.mapping.from_graph import programs

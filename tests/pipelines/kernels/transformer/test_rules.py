@@ -10,7 +10,7 @@ import torch
 from helpers.translation_networks import WORDS, network
 
 from pipelines.core.errors import RequestError
-from pipelines.engines.native_translation import NativeTranslator
+from pipelines.engines.native.translation import NativeTranslator
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import reference
 from pipelines.kernels.transformer.mapping.from_graph import programs

@@ -11,7 +11,7 @@ import torch
 from helpers.translation_networks import WORDS, network
 
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.engines.native_translation import NativeTranslator
+from pipelines.engines.native.translation import NativeTranslator
 from pipelines.kernels import extension
 from zoo.translation.data.parallel_text import END, START
 from zoo.translation.export.freeze import export

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipelines.core.errors import RequestError
-from pipelines.engines.native_texts import NativeTexts
+from pipelines.engines.native.texts import NativeTexts
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import native as programs
 from pipelines.kernels.transformer import program_file, reference

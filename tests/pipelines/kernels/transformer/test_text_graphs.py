@@ -9,7 +9,7 @@ from helpers import text_models
 
 import zoo
 from pipelines.core.errors import RequestError
-from pipelines.engines.native_texts import NativeTexts, store
+from pipelines.engines.native.texts import NativeTexts, store
 from pipelines.graph import edit, io
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import program_file

@@ -15,8 +15,8 @@ from helpers.rewriting import model
 
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import mapped
-from pipelines.engines import recommender_files
 from pipelines.engines.catalog import load
+from pipelines.engines.native import recommender_files
 from pipelines.graph import io
 from pipelines.kernels import program_file
 from pipelines.models.folder import NATIVE
@@ -212,6 +212,6 @@ def test_the_version_changes_with_what_is_in_a_packed_program(tmp_path):
     digest = (recommender_files.VERSION, hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16])
     assert digest == RECORDED, (
         "a graph becomes another packed program than when RECORDED was written: bump VERSION in "
-        f"pipelines/engines/recommender_files.py, so that those kept are made anew, and record {digest} here with the new "
+        f"pipelines/engines/native/recommender_files.py, so that those kept are made anew, and record {digest} here with the new "
         "version"
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.core.power import Meter
+from pipelines.analysis.power import Meter
 
 
 def zone(folder, name, energy, most=1_000_000):

@@ -9,7 +9,7 @@ from helpers.rewriting import run
 
 from pipelines.core.errors import RequestError
 from pipelines.engines.catalog import load
-from pipelines.engines.native_recommenders import CHUNK
+from pipelines.engines.native.recommenders import CHUNK
 from pipelines.graph import io
 from pipelines.models.folder import NATIVE
 

@@ -12,7 +12,8 @@ from helpers.qdq_graphs import Graph
 from onnx import TensorProto
 
 from pipelines.core.errors import RequestError
-from pipelines.engines import catalog, native_images
+from pipelines.engines import catalog
+from pipelines.engines.native import images
 from pipelines.engines.session import BatchError
 from pipelines.kernels import extension
 
@@ -82,7 +83,7 @@ def test_boxes_and_scores_are_those_of_onnxruntime(scale: float, resize: dict[st
 
 def test_what_is_computed_where_is_said(tmp_path: Path) -> None:
     g, out, _ = detector()
-    found = native_images.form(g.save(tmp_path / "m.onnx", SHAPE, out))
+    found = images.form(g.save(tmp_path / "m.onnx", SHAPE, out))
     assert (found["steps"]["Resampling"], found["steps"]["Dequantize"]) == (1, 2)
     assert found["rest"] == {"Concat": 2, "Reshape": 2, "Slice": 2, "Sigmoid": 1}
 
@@ -95,14 +96,14 @@ def test_a_sum_of_maps_in_float_goes_with_what_goes_on(tmp_path: Path) -> None:
     g.ranks[out] = 3
     path = g.save(tmp_path / "m.onnx", SHAPE, out)
     agree(path)
-    assert native_images.form(path)["rest"] == {"Add": 1, "Relu": 1, "Reshape": 1}
+    assert images.form(path)["rest"] == {"Add": 1, "Relu": 1, "Reshape": 1}
 
 
 @pytest.mark.parametrize("changed", ["parts", "shape", "rest", "outputs"])
 def test_a_damaged_program_is_one_line(changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     g, out, _ = detector()
     path = g.save(tmp_path / "m.onnx", SHAPE, out)
-    program = native_images.packed(path)
+    program = images.packed(path)
     (name, _), other = program.parts
     fields: dict[str, Any] = {
         "parts": {"parts": (other,)},
@@ -111,9 +112,9 @@ def test_a_damaged_program_is_one_line(changed: str, tmp_path: Path, monkeypatch
         "outputs": {"outputs": ("none",)},
     }
     damaged = dataclasses.replace(program, **fields[changed])
-    monkeypatch.setattr(native_images, "packed", lambda _: damaged)
+    monkeypatch.setattr(images, "packed", lambda _: damaged)
     with pytest.raises(RequestError) as caught:
-        native_images.ImageSession(path, 1).run({"image": np.zeros((1, *SHAPE), np.float32)})
+        images.ImageSession(path, 1).run({"image": np.zeros((1, *SHAPE), np.float32)})
     assert "\n" not in str(caught.value)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 import zoo
 from pipelines.core.errors import RequestError
-from pipelines.engines import catalog, native_images
+from pipelines.engines import catalog
+from pipelines.engines.native import images
 from pipelines.engines.session import BatchError
 from pipelines.kernels import extension
 
@@ -34,14 +35,14 @@ def test_a_quantized_classifier_opens_and_agrees_with_onnxruntime() -> None:
 
 
 def test_its_packed_weights_are_kept_and_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = native_images.packed(INT8)
-    monkeypatch.setattr(native_images, "store", lambda *_: pytest.fail("made twice"))
-    again = native_images.packed(INT8)
+    first = images.packed(INT8)
+    monkeypatch.setattr(images, "store", lambda *_: pytest.fail("made twice"))
+    again = images.packed(INT8)
     assert [method for method, _ in first.calls] == [method for method, _ in again.calls]
     (file,) = (tmp_path / "home" / "derived").glob("*.zoo")
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(RequestError, match="not readable"):
-        native_images.program_file.load(file, native_images.CLASSES, native_images.VERSION)
+        images.program_file.load(file, images.CLASSES, images.VERSION)
 
 
 def test_a_wrong_batch_and_a_graph_without_a_form_are_refused(tmp_path: Path) -> None:
@@ -51,5 +52,5 @@ def test_a_wrong_batch_and_a_graph_without_a_form_are_refused(tmp_path: Path) ->
     half = INT8.with_name("fp16.onnx")
     with pytest.raises(RequestError, match=r"the operator image.float \(Cast\) has no form"):
         catalog.load(half, "native")
-    assert "reason" in native_images.form(half)
-    assert native_images.form(INT8)["steps"]["Convolution"] == 28
+    assert "reason" in images.form(half)
+    assert images.form(INT8)["steps"]["Convolution"] == 28

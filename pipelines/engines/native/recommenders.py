@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from pipelines.core import forks
 from pipelines.core.batches import Batch
 from pipelines.core.errors import one_line
-from pipelines.engines import recommender_files
 from pipelines.engines.contexts import Asynchronous
+from pipelines.engines.native import recommender_files
+from pipelines.engines.native.recommender_files import ClickModel
 from pipelines.engines.quickest import Option
-from pipelines.engines.recommender_files import ClickModel
 from pipelines.engines.session import BatchError, Executed, Port
 from pipelines.kernels import extension
 from pipelines.kernels.arrays import contiguous
