@@ -80,22 +80,18 @@ class Room:
 
     def add(self, arrays: Any) -> Iterator[Parsed]:
         """Take what the parser made of a piece, given `free`; gives whole batches."""
-        count, *encoded, labels, weights, times, places, columns, values = arrays
-        if encoded[0] is None:  # else they are in memory of their own
-            encoded = [each[:count] for each in self._scratch]
-        ids, numbers, scales = encoded
-        piece = Parsed(ids, numbers, scales, labels, weights, times)
-        if self.count + count > self.rows:
-            self.finish(piece, (places, columns, values))
-        elif len(places):
-            self._left.append((places + self.count * self.shape[1], columns, values))
-        begin = 0
+        count, ids, numbers, scales, *others, places, columns, values = arrays
+        encoded = self._scratch if ids is None else [ids, numbers, scales]  # or in memory of their own
+        begin, width = 0, self.shape[1]
         while begin < count:
             self._arrays = self._arrays or self._new(self.rows)
             end = min(count, begin + self.rows - self.count)
             for array, each in zip(self._arrays, encoded, strict=True):
                 array[self.count : self.count + end - begin] = each[begin:end]
-            self._others.append(tuple(None if each is None else each[begin:end] for each in piece[3:]))
+            self._others.append(tuple(None if each is None else each[begin:end] for each in others))
+            if len(places):
+                here = (places >= begin * width) & (places < end * width)
+                self._left.append((places[here] + (self.count - begin) * width, columns[here], values[here]))
             self.count, begin = self.count + end - begin, end
             if self.count == self.rows:
                 yield from self.rest()

@@ -189,7 +189,7 @@ class Encoding:
         """What a missing value of each number becomes, float32 [numbers]."""
         return np.array([each.encoding.get("fill", 0) for each in self.numbers], np.float32)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int, int]:
         """Columns of ids, numbers and scales."""
         return (

@@ -47,7 +47,7 @@ class Features(Encoding):
             )
         return max(fields, key=lambda each: max(each.rows, each.column.distinct))  # seldom seen ones may have no row
 
-    @property
+    @cached_property
     def inputs(self) -> dict[str, tuple[np.dtype[Any], tuple[int | None, ...]]]:
         """Name, dtype and shape of a model's inputs; those without a column are none."""
         names = {"ids": np.int32, "numbers": np.float32, "scales": np.float32}
@@ -115,18 +115,18 @@ class Features(Encoding):
         tower: str,
     ) -> Iterator[Rows]:
         parts: list[Rows] = []
-        count = start = 0
+        count, start, empty = 0, 0, True
         for log in logs:
             positions = Positions(start)
             for rows in self._encoded(log, positions, errors, seconds, labelled, tower, size):
                 parts.append(rows)
-                count += len(rows)
+                count, empty = count + len(rows), False
                 if count >= size:
                     joined, whole = Rows.concatenate(parts), count - count % size
                     yield from (joined[begin : begin + size] for begin in range(0, whole, size))
-                    parts, count = [joined[whole:]], count - whole
+                    parts, count = [joined[whole:]] if whole < count else [], count - whole
             start = positions.end
-        if not parts:
+        if empty:
             said = f"found no row to use: {errors or 'the input holds only its header'}"
             raise NoRow(said, errors.total if errors else 0)
         if count:

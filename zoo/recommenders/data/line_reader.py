@@ -105,7 +105,7 @@ def _batches(pieces: Iterable[Rows], size: int, errors: ErrorLog | None) -> Iter
         if count >= size:
             rows, whole = Rows.concatenate(parts), count - count % size
             yield from (rows[begin : begin + size] for begin in range(0, whole, size))
-            parts, count = [rows[whole:]], count - whole
+            parts, count = [rows[whole:]] if whole < count else [], count - whole
     if empty:
         raise NoRow(f"found no row to use: {errors or 'the input is empty'}", errors.total if errors else 0)
     if count:
