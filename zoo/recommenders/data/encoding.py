@@ -254,10 +254,11 @@ class Encoding:
             for each, log in zip(encodings, log1ps, strict=True)
         ]
         bounds = [np.array([each.get(bound, 0) for each in encodings], np.float32) for bound in ("low", "high")]
-        return [
+        found: list[tuple[Callable[..., Any], NDArray[np.bool_], NDArray[Any], NDArray[Any]]] = [
             (_log1p, np.array(log1ps, bool), low, np.array(most, np.float64)),
             (log1p_min_max, np.array(scaled, bool), bounds[0], bounds[1]),
         ]
+        return [each for each in found if each[1].any()]
 
     def scaled_whole(self, start: int, stop: int) -> Floats:
         """What the whole numbers from `start` to below `stop` become, float32 [numbers, stop - start]; made once."""
