@@ -93,10 +93,11 @@ class Entry:
     Plain data:
 
     checkpoint: the file of a trained folder that freeze starts from
+    former_checkpoint: the one in folders that an earlier version trained, "" where it was no other
     recipe: how the models are quantized unless a user says otherwise
     files: what ships with a model besides its graphs and tables, e.g. a vocabulary
     run_options: options of `zoo run` for this family alone
-    processes: whose processes may train together: "torch" (torchrun, Ray), "tensorflow" (TF_CONFIG); "" for one alone
+    processes: whose processes may train together: "torch" (torchrun, Ray); "" for one alone
     schema: whether train takes a schema of the log's columns and the name of its label, as keywords of these names
     by_schema: the family that trains on a log with columns of its own, where this one takes a fixed form alone
     summary: the line that `zoo run` ends with, a format of what `Pipeline.run` returns, e.g. "{rows:,} rows"
@@ -126,6 +127,7 @@ class Entry:
     files: tuple[str, ...] = ()
     run_options: tuple[RunOption, ...] = ()
     processes: str = ""
+    former_checkpoint: str = ""
     schema: bool = False
     by_schema: str = ""
     summary: str = "{precision} in {engine}"

@@ -52,7 +52,8 @@ class ModelFolder:
         """
         published = self.card.details.get("weights")
         if not isinstance(published, dict) or "file" not in published:
-            return self.entry.checkpoint
+            own, former = self.entry.checkpoint, self.entry.former_checkpoint
+            return former if former and not (self.path / own).is_file() and (self.path / former).is_file() else own
         require_plain(f"{self.path / CARD}: the weights' file", published["file"])
         return str(published["file"])
 

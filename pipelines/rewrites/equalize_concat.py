@@ -58,9 +58,11 @@ class EqualizeConcat(Rewrite):
             self.refuse(concat, "its only reader is not a MatMul or Gemm")
             return 0
         weight = query.constant(reader.inputs[1])
-        if weight is None or weight.ndim != 2 or any(reader.attributes.get_int(key, 0) for key in ("transA", "transB")):
-            self.refuse(concat, "the weights that read it are not a constant, untransposed matrix")
+        if weight is None or weight.ndim != 2 or reader.attributes.get_int("transA", 0) != 0:
+            self.refuse(concat, "the weights that read it are not a constant matrix")
             return 0
+        transposed = reader.attributes.get_int("transB", 0) != 0
+        weight = weight.T if transposed else weight
         parts = []
         for value, lookup in zip(concat.inputs, lookups, strict=True):
             if lookup is not None and len(lookup.table.uses()) > 1:
@@ -83,6 +85,7 @@ class EqualizeConcat(Rewrite):
                 assert table is not None
                 lookup.table.const_value = ir.tensor((table * k).astype(table.dtype), name=lookup.table.name)
         scaled = (weight / factors[:, None]).astype(weight.dtype)
+        scaled = np.ascontiguousarray(scaled.T) if transposed else scaled
         reader.replace_input_with(1, edit.initializer(main, f"{reader.outputs[0].name}.equalized", scaled))
         return 1
 

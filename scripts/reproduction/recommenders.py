@@ -38,7 +38,7 @@ from scripts.reproduction.reports import (
     zoo_command,
     zoo_json,
 )
-from zoo.recommenders.criteo.data import Rows
+from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.metrics import click_metrics
 
 HELD_OUT = 1500
@@ -54,7 +54,7 @@ def quality() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder, held_out = Path(scratch) / "model", Path(scratch) / "held_out.tsv"
         held_out.write_bytes(b"".join(source.read_bytes().splitlines(keepends=True)[-HELD_OUT:]))
-        zoo.train("wide-deep", str(source), folder, settings={"refit": "false", "validation": str(HELD_OUT)})
+        zoo.train("wide-deep", str(source), folder, settings={"refit": "false", "held_out": str(HELD_OUT)})
         found = evaluate(folder, held_out)
         data = f"the last {HELD_OUT} rows of {source.name}, on which this run was stopped but not trained"
         found |= {"model": MODEL, "data": data}

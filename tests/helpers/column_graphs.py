@@ -9,10 +9,11 @@ import onnxruntime as ort
 
 from helpers.feature_columns import fc, frozen, tf, v1
 from pipelines.graph import io as onnx_graph
-from zoo.recommenders.criteo.data import read_rows
-from zoo.recommenders.criteo.freeze import map_features, network_to_onnx
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.data.schema import Column
 from zoo.recommenders.importers.tensorflow.columns import optimize
-from zoo.recommenders.importers.tensorflow.mapped import MappedFeatures
+from zoo.recommenders.importers.tensorflow.importing import network_to_onnx
+from zoo.recommenders.importers.tensorflow.mapped import map_features
 
 TOLERANCE = 1e-6
 Rows = list[dict[str, Any]]
@@ -71,28 +72,36 @@ def feed_of(rows: Rows, shape: str = "[n, 1]", integers: Sequence[str] = ()) -> 
     return feed
 
 
-def raw(rows: Rows, known: MappedFeatures) -> list[str]:
+def names_of(known: Features) -> list[str]:
+    """The columns of a row without its label."""
+    return [each.name for each in known.raw.schema.columns if each.kind != "label"]
+
+
+def raw(rows: Rows, known: Features) -> list[str]:
     """The rows as lines of a log."""
-    return [
-        "\t".join(
-            "" if row[name] is None else str(row[name]) for name in (*known.numeric_columns, *known.categorical_columns)
-        )
-        for row in rows
-    ]
+    return ["\t".join("" if row[name] is None else str(row[name]) for name in names_of(known)) for row in rows]
 
 
-def converted(graph: Any, columns: Sequence[str] | None = None) -> tuple[MappedFeatures, Any]:
+def converted(graph: Any, columns: Sequence[str] | None = None) -> tuple[Features, Any]:
     """Features whose numbers have a range of their own, and the ONNX model of a graph."""
     network = optimize(graph)
     known = map_features(network, columns)
-    numbers = tuple(dataclasses.replace(each, lo=-0.5 * i, hi=1.0 + i) for i, each in enumerate(known.numbers))
-    known = dataclasses.replace(known, numbers=numbers)
+    places = {each.name: at for at, each in enumerate(known.numbers)}
+
+    def ranged(column: Column) -> Column:
+        if column.kind != "number":
+            return column
+        at = places[column.name]
+        return dataclasses.replace(column, encoding={**column.encoding, "minimum": -0.5 * at, "maximum": 1.0 + at})
+
+    columns_of = tuple(map(ranged, known.schema.columns))
+    known = Features(dataclasses.replace(known.schema, columns=columns_of))
     return known, network_to_onnx(network, known)
 
 
-def scores(model: Any, known: MappedFeatures, lines: Sequence[str]) -> np.ndarray:
+def scores(model: Any, known: Features, lines: Sequence[str]) -> np.ndarray:
     session = ort.InferenceSession(onnx_graph.serialized(model), providers=["CPUExecutionProvider"])
-    return np.concatenate([session.run(None, known.encode(rows))[0] for rows in read_rows(list(lines), **known.counts)])
+    return np.concatenate([session.run(None, known.encode(rows))[0] for rows in known.read(list(lines))])
 
 
 def normalized(x: Any) -> Any:

@@ -10,8 +10,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from zoo.recommenders.criteo.data import Rows, read_rows
+from zoo.recommenders import criteo
+from zoo.recommenders.data.encoding import Rows
+from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.hashing import hash_buckets
+from zoo.recommenders.data.schema import Schema
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "synthesize_criteo.py"
@@ -34,6 +37,19 @@ def line(label=b"1", numbers=None, categories=None):
     numbers = [b"%d" % i for i in range(13)] if numbers is None else numbers
     categories = [b"%08x" % i for i in range(26)] if categories is None else categories
     return b"\t".join([*([] if label is None else [label]), *numbers, *categories])
+
+
+def raw_features(numeric=13, categorical=26, buckets=1000):
+    """Numbers as they are, NaN for missing; buckets: of all categories, or those of each, missing values behind them."""
+    own = not isinstance(buckets, int)
+    sizes = list(buckets) if own else [buckets] * categorical
+    numbers = [criteo.logarithm(f"I{at + 1}", 0.0, 1.0) for at in range(numeric)]
+    categories = [criteo.category(f"C{at + 1}", size, missing_row=own) for at, size in enumerate(sizes)]
+    return Features(Features(Schema((criteo.LABEL, *numbers, *categories), header=False)).raw.schema)
+
+
+def read_rows(sources, *, numeric=13, categorical=26, buckets=1000, **options):
+    return raw_features(numeric, categorical, buckets).read(sources, **options)
 
 
 def read(sources, **options):

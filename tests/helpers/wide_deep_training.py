@@ -1,19 +1,18 @@
-"""Small planted logs, configurations to train on them, and what training leaves; needs the train extra."""
+"""Small planted logs of Criteo's form, configurations to train on them, and what training leaves; needs the train extra."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from pipelines.core.files import read_json
-from zoo.recommenders.criteo.data import Counts
-from zoo.recommenders.criteo.freeze import load_model
-from zoo.recommenders.criteo.train import TRAIN, train  # noqa: F401
+from zoo.recommenders.models.wide_deep import CRITEO, train  # noqa: F401
 
-COUNTS = Counts(numeric=3, categorical=2, buckets=50)
-SMALL = replace(TRAIN, **COUNTS, embedding_size=4, hidden=(8, 6), batch_size=64, validation=0.25, learning_rate=0.01)
-TINY = replace(SMALL, epochs=3, patience=2, min_delta=0.0, l2_embeddings=10.0, l2_wide=1.0)
-MADE = {"model.weights.h5", "train.json", "learning_curve.png", "calibration.npz", "checkpoint"}
+COUNTS = {"numeric": 3, "categorical": 2, "buckets": 50}
+SMALL = replace(CRITEO, **COUNTS, embedding_size=4, hidden=(8, 6), batch_size=64, held_out=0.25, learning_rate=0.01)
+TINY = replace(SMALL, epochs=3, patience=2, min_delta=0.0, l2_embeddings=(10.0,), l2_scalars=1.0)
+MADE = {"model.pt", "train.json", "schema.json", "learning_curve.png", "calibration.npz", "checkpoint"}
 
 
 def write_log(path: Path, rows: int = 400, seed: int = 0, labelled: bool = True) -> Path:
@@ -33,11 +32,12 @@ def write_log(path: Path, rows: int = 400, seed: int = 0, labelled: bool = True)
 
 
 def weights_of(folder: Path) -> dict[str, np.ndarray]:
-    return {variable.path: variable.numpy() for variable in load_model(folder).weights}
+    state = torch.load(folder / "model.pt", weights_only=True)["state_dict"]
+    return {name: each.numpy() for name, each in state.items()}
 
 
 def record_of(folder: Path) -> dict:
-    """What training wrote of itself, without what it took."""
+    """What training wrote of itself, without the seconds it took."""
     return {name: value for name, value in read_json(folder / "train.json").items() if name != "seconds"}
 
 

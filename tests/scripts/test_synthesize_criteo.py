@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from helpers.criteo_logs import ROOT, SCRIPT, read, synthesize, synthetic_lines
 
-from zoo.recommenders.criteo.fitting import fit
+from zoo.recommenders import criteo
+from zoo.recommenders.data.encoding import Rows
+from zoo.recommenders.data.features import Features
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +128,8 @@ def logistic_regression(train, test, epochs=3):
         numbers = np.column_stack([inputs["numbers"], np.ones(len(inputs["ids"]))])
         return weights[fields, inputs["ids"]].sum(axis=1) + numbers @ slopes, numbers
 
-    features = fit([train])
+    features = Features(criteo.schema(train))
+    train, test = (Rows.concatenate(list(features.read(each))) for each in (train, test))
     inputs = features.encode(train)
     for begin in list(range(0, len(train), 256)) * epochs:
         part = {name: array[begin : begin + 256] for name, array in inputs.items()}
@@ -146,8 +149,7 @@ def test_the_planted_model_can_be_learnt_and_holds_for_other_seeds(synthetic, tm
     other = tmp_path / "other.tsv"
     with other.open("wb") as file:
         synthesize().write(file, 10_000, 6)
-    test = read(other)
-    assert auc(test.labels, logistic_regression(read(synthetic), test)) > 0.72
+    assert auc(read(other).labels, logistic_regression(synthetic, other)) > 0.72
 
 
 @pytest.mark.slow
@@ -155,9 +157,9 @@ def test_speed_and_memory(tmp_path):
     file = tmp_path / "rows.tsv"
     assert run_script("-n", 300_000, "-o", file).returncode == 0
     code = (
-        "import re, sys, time\nfrom zoo.recommenders.criteo.data import read_rows; from zoo.recommenders.criteo.fitting import fit\n"
-        "f = fit(read_rows(sys.argv[1])); t = time.process_time()\n"
-        "n = sum(len(f.encode(rows)['ids']) for rows in read_rows(sys.argv[1]))\n"
+        "import re, sys, time\nfrom zoo.recommenders import criteo; from zoo.recommenders.data.features import Features\n"
+        "f = Features(criteo.schema(sys.argv[1])); t = time.process_time()\n"
+        "n = sum(len(f.encode(rows)['ids']) for rows in f.read(sys.argv[1]))\n"
         "print(n, n / (time.process_time() - t), int(re.search(r'VmHWM:\\s*(\\d+)', "
         "open('/proc/self/status').read())[1]) / 1024)"
     )

@@ -24,7 +24,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trained(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Wide & Deep model, trained for one epoch and built up to int8."""
-    pytest.importorskip("tensorflow", reason="training needs the train extra")
+    pytest.importorskip("torch", reason="training needs the train extra")
     import zoo
 
     folder = tmp_path_factory.mktemp("models") / "small"
@@ -33,7 +33,7 @@ def trained(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "hidden": "64,32",
         "buckets": "100",
         "embedding_size": "8",
-        "validation": "500",
+        "held_out": "500",
         "refit": "false",
     }
     zoo.train("wide-deep", str(rows), folder, settings=settings)

@@ -63,7 +63,7 @@ def train(
 def trained_by(family: str, data: Any, schema: Any = None, label: str | None = None, **_: Any) -> Entry:
     """The entry that `train` takes for a family's name: where rows are no form of its own, the one for any log."""
     entry = zoo.entry(family)
-    if entry.by_schema and (schema is not None or label is not None or not _is_criteo(data)):
+    if entry.by_schema and not (_headerless(schema) if schema is not None else label is None and _is_criteo(data)):
         return zoo.entry(entry.by_schema)
     return entry
 
@@ -88,10 +88,10 @@ def finetune(
     done when (`zoo.api.compression.compress`). drop: by how much int8's metric may fall in either.
     """
     folder = zoo.load(model)
-    if "from" in folder.card.details.get("weights", {}):
+    if "from" in folder.card.details.get("weights", {}) and not folder.entry.from_graph:
         raise RequestError(
-            f"{folder.card.name} came as a graph (zoo freeze --from-pb or --from-onnx), which cannot be "
-            "trained; start with: zoo train"
+            f"{folder.card.name} came as a graph (zoo freeze --from-onnx), which cannot be trained; start with: "
+            "zoo train"
         )
     if prune is not None or strategy is not None:
         from zoo.api import compression
@@ -238,6 +238,13 @@ def _with_shortlist(model: Model, data: str, output: Model | None) -> Path:
     details = {**folder.card.details, "preprocessing": {**folder.preprocessing, **said}}
     write_card(target, folder.entry.name, folder.card.description, details, [*files.values()])
     return target
+
+
+def _headerless(schema: Any) -> bool:
+    from zoo.recommenders.criteo import NAME
+    from zoo.recommenders.data.schema import Schema
+
+    return str(schema) == NAME or not (schema if isinstance(schema, Schema) else Schema.load(schema)).header
 
 
 def _is_criteo(data: Any) -> bool:

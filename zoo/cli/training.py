@@ -19,7 +19,7 @@ NAMED = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # settings
 
 @click.command()
 @click.argument("family")
-@click.option("--schema", default=None, help="What a click log's columns are (zoo schema). [default: inferred]")
+@click.option("--schema", default=None, help="A click log's columns (zoo schema), or criteo. [default: inferred]")
 @click.option("--label", default=None, help="A click log's column to predict. [default: click, label, ...]")
 @click.option(
     "--held-out",
@@ -31,9 +31,7 @@ NAMED = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # settings
 def train(family: str, as_json: bool, held_out: float | None, **options: Any) -> None:
     """Train a model FAMILY (e.g. wide-deep) on own data.
 
-    Several processes share the work: under torchrun; wide-deep on rows of Criteo's form where each process has
-    TensorFlow's TF_CONFIG: {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}, the
-    index from 0 on and all else alike.
+    Several processes share the work under torchrun.
     """
     from zoo import api
 

@@ -87,6 +87,11 @@ class ClickPipeline(GraphPipeline):
         """
         return None
 
+    @property
+    def headerless(self) -> bool:
+        """Whether text is rows alone, so that several texts are one."""
+        return False
+
     def count_rows(self, inputs: Any, **options: Any) -> int:
         """How many rows an input holds, those that would be left out counted."""
         errors = ErrorLog()

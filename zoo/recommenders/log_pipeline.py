@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +15,35 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.data.text import TextForm
 from pipelines.models.stages import ModelFolder
+from zoo.recommenders.data import sources
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import Log, open_log
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.inference import ClickPipeline
 
-SAMPLE = "sample.csv.gz"  # rows that ship with a model
+SAMPLES = ("sample.csv.gz", "sample.tsv.gz")  # rows that ship with a model; those without a header in the second
 
 
 class LogPipeline(ClickPipeline):
-    """Scores rows of a log; see `zoo.pipeline`. Raw rows: whatever `data.logs.open_log` takes, or several."""
+    """Scores rows of a log; see `zoo.pipeline`.
+
+    Raw rows: whatever `zoo.recommenders.data.logs.open_log` takes, or several; of a schema without a header whatever
+    `zoo.recommenders.data.line_reader.read_lines` takes.
+    """
 
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
         super().__init__(folder, *arguments, **options)
         self.features = Features.from_json(folder.preprocessing)
 
-    def likely(self) -> dict[str, str]:
-        """A row of the commonest values, see `Schema.likely`."""
-        return self.features.schema.likely()
+    @property
+    def headerless(self) -> bool:
+        """Whether text is rows alone, so that several texts are one."""
+        return not self.features.schema.header
+
+    def likely(self) -> dict[str, str] | bytes:
+        """A row of the commonest values, see `Schema.likely`; a line of zeros where there is no header."""
+        return _zeros(self.features) if self.headerless else self.features.schema.likely()
 
     def rows(
         self,
@@ -44,16 +55,22 @@ class LogPipeline(ClickPipeline):
         labelled: bool = False,
     ) -> Iterator[Rows]:
         """Rows as this model wants them, see `Features.read`."""
-        return self.features.read(
-            inputs, on_error=on_error, errors=errors, batch_rows=batch_rows, seconds=seconds, labelled=labelled
-        )
+        options: dict[str, Any] = {"on_error": on_error, "errors": errors, "batch_rows": batch_rows, "seconds": seconds}
+        return self.features.read(inputs, labelled=labelled, with_label=self.with_label, **options)
 
     def encode(self, rows: Rows) -> dict[str, NDArray[Any]]:
         """The graph's inputs, see `Features`."""
         return self.features.encode(rows)
 
     def text_form(self, stream: Any) -> TextForm:
-        """CSV by its header; objects of JSON, or Criteo's rows, by lines."""
+        """CSV by its header; objects of JSON, or rows without a header, by lines.
+
+        Raises RequestError where there is no row.
+        """
+        if self.headerless:
+            if not stream.read(1):
+                raise RequestError("found it empty, wanted at least one row")
+            return TextForm()
         log = open_log(io.BytesIO(stream.readline()))
         return (
             TextForm(header=log.header, delimiter=log.delimiter, blank=False)
@@ -65,8 +82,20 @@ class LogPipeline(ClickPipeline):
         """JSON's first object names the columns: others are passed over. Criteo's first row says whether all have a
         label.
         """
+        if self.headerless:
+            return None
         log = open_log(io.BytesIO(stream.readline()))
         return log if log.kind == "jsonl" or not log.header else None
+
+    def label_in(self, lines: Iterable[bytes] = (), columns: Sequence[str] = ()) -> bool | None:
+        """Of rows without a header: by the first line that has as many columns as a row may have, or by the names."""
+        if not self.headerless:
+            return None
+        kinds = [(each.kind, each.name) for each in self.features.raw.schema.columns if each.kind != "label"]
+        if columns:
+            return sources.choose_columns("the table", list(columns), kinds)[1]
+        widths = (line.count(b"\t") + 1 for line in lines)
+        return next((width > len(kinds) for width in widths if width in (len(kinds), len(kinds) + 1)), None)
 
     @property
     def last_ids(self) -> NDArray[Any]:
@@ -78,15 +107,41 @@ class LogPipeline(ClickPipeline):
         """dtype and shape of the inputs, as the features have them."""
         return dict(self.features.inputs)
 
-    def example(self, count: int, data: str | Path | None = None) -> list[dict[str, Any]]:
-        """`count` raw rows ({column: text}) for a benchmark, of a log or the sample that ships, repeated if need be.
+    def example(self, count: int, data: str | Path | None = None) -> list[Any]:
+        """`count` raw rows for a benchmark, of a log or the sample that ships, repeated if need be.
 
-        Raises RequestError where there is none.
+        Returns:
+            Rows as {column: text}; without a header tab separated lines.
+
+        Raises:
+            RequestError: There are none.
         """
-        if data is None and not (self.path / SAMPLE).is_file():
-            raise RequestError(f"{self.path} holds no {SAMPLE}; name your rows with --data FILE")
-        batch = next(open_log(data or self.path / SAMPLE).batches(), None)
-        if batch is None or not batch.num_rows:
-            raise RequestError(f"{data} holds no row; name a log with some")
-        some: list[dict[str, Any]] = batch.slice(0, count).to_pylist()
-        return [some[at % len(some)] for at in range(count)]
+        place = data or self.path / SAMPLES[self.headerless]
+        if data is None and not Path(place).is_file():
+            raise RequestError(f"{self.path} holds no {Path(place).name}; name your rows with --data FILE")
+        rows = _lines(place, count) if self.headerless else _rows(place, count)
+        return [rows[at % len(rows)] for at in range(count)]
+
+
+def _rows(log: str | Path, count: int) -> list[dict[str, Any]]:
+    """Up to `count` first rows of a log."""
+    batch = next(open_log(log).batches(), None)
+    if batch is None or not batch.num_rows:
+        raise RequestError(f"{log} holds no row; name a log with some")
+    return batch.slice(0, count).to_pylist()  # type: ignore[no-any-return]
+
+
+def _lines(data: str | Path, count: int) -> list[bytes]:
+    """Up to `count` first lines of a text file. Raises RequestError where it is no text."""
+    name, kind, place = sources.find(data)
+    if kind != "text":
+        raise RequestError(
+            f"a benchmark takes its raw rows from text, {name} is none; name a TSV file, plain or .gz, with --data"
+        )
+    lines = (line for block in sources.blocks(name, place) for line in block.removesuffix(b"\n").split(b"\n"))
+    return list(itertools.islice(lines, count))
+
+
+def _zeros(features: Features) -> bytes:
+    """A row of zeros without a label, as a line."""
+    return b"\t".join(b"0" for each in features.raw.schema.columns if each.kind != "label")

@@ -1,28 +1,24 @@
-"""What trainings share: settings, data sets, the output folder, a checkpoint's run, learning curves; processes of
-TensorFlow (TF_CONFIG) and torch (torchrun), torch's checkpoints."""
+"""What trainings share: settings, data sets, the output folder, a checkpoint's run, learning curves; processes that
+torchrun started, torch's checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import io
-import json
 import logging
 import math
 import os
-import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import filelock
-import numpy as np
-import numpy.typing as npt
 
 from pipelines.core import machine, settings
-from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import read_json, replacing, require_place
 from pipelines.models.hub import CARD
 
@@ -33,7 +29,6 @@ TAUGHT = "checkpoint/distilled.*"  # what a teacher said: dear, and of use to a 
 QAT_FROZEN = 0.3  # the last share of the steps of QAT, in which ranges and the statistics of batch norms stand still
 QAT_RATE = 0.1  # share of fine-tuning's learning rate, where what is predicted stays the same
 
-Made = TypeVar("Made")
 _CLAIMED: dict[Path, filelock.BaseFileLock] = {}  # output folders of this process's trainings
 
 
@@ -126,10 +121,6 @@ def require_task(teacher: str | Path, task: str) -> None:
 
     if (found := zoo.entry_of(teacher).task) != task:
         raise RequestError(f"found the teacher {teacher} of the task {found}, wanted a model of the task {task}")
-
-
-class LostProcess(ZooError):
-    """Another process of a training ended."""
 
 
 def require_same_run(path: Path, kept: Mapping[str, Any], run: Mapping[str, Any]) -> None:
@@ -233,135 +224,8 @@ def plot_curves(
 
 
 def is_first() -> bool:
-    """Whether this process writes: alone, or first of those that torchrun (RANK) or a person for TensorFlow (TF_CONFIG)
-    started.
-    """
-    return _place()[0] == 0 if os.environ.get("TF_CONFIG") else os.environ.get("RANK", "0") == "0"
-
-
-# ---------------------------------------------------------------------------------------------------------- tensorflow
-
-
-def _place() -> tuple[int, int]:
-    """Which of how many processes TF_CONFIG says that this one is. Raises RequestError for one that says something
-    else.
-    """
-    text = os.environ["TF_CONFIG"]
-    try:
-        config = json.loads(text)
-        names = [(kind, i) for kind in ("chief", "worker") for i in range(len(config["cluster"].get(kind, [])))]
-        return names.index((config["task"]["type"], int(config["task"]["index"]))), len(names)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        wanted = '{"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}'
-        raise RequestError(
-            f"found TF_CONFIG={text!r}, wanted the addresses of all processes and which one this is: {wanted}"
-        ) from None
-
-
-class Workers:
-    """The processes that TF_CONFIG names, under TensorFlow's MultiWorkerMirroredStrategy; or this one alone.
-
-    To be made before TensorFlow computes anything. It waits until all processes are there (TensorFlow does, for an hour
-    at most). A process that ends ends the others, under `watched` with one ZooError. Raises RequestError for a
-    TF_CONFIG that is none.
-    """
-
-    SECONDS = 1800  # that one operation waits for the slowest process, which may be reading its rows
-
-    def __init__(self) -> None:
-        import tensorflow as tf
-
-        self.rank, self.count = _place() if os.environ.get("TF_CONFIG") else (0, 1)
-        self.strategy = tf.distribute.get_strategy()
-        if self.count > 1:
-            tf.config.set_visible_devices([], "GPU")  # one replica a process
-            ring = tf.distribute.experimental.CommunicationImplementation.RING
-            options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=self.SECONDS, implementation=ring)
-            self.strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-
-        @tf.function(input_signature=[tf.TensorSpec((None,), tf.int32)], autograph=False)  # type: ignore[untyped-decorator]
-        def totals(values: Any) -> Any:
-            return self.strategy.run(lambda: self.sum(tf.identity(values)))  # a tensor made inside has its place there
-
-        self._totals = totals
-
-    def sum(self, value: Any) -> Any:
-        """The sum of the tensors of all processes; under `strategy.run`."""
-        import tensorflow as tf
-
-        return (
-            tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
-            if self.count > 1
-            else value
-        )
-
-    def _total(self, values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        return np.asarray(self._totals(values))
-
-    def together(self, work: Callable[[], Made]) -> Made:
-        """`work` done by every process. Where one fails all do: it with its own error, the others with one that names
-        it.
-        """
-        made: Any = None
-        error = None
-        try:
-            made = work()
-        except ZooError as raised:
-            error = raised
-        if self.count > 1:
-            failed = np.zeros(self.count, np.int32)
-            failed[self.rank] = error is not None
-            failed = self._total(failed)
-            if error is None and failed.any():
-                raise ZooError(f"process {int(failed.argmax())} of {self.count} failed; its own message says why")
-        if error is not None:
-            raise error
-        return cast("Made", made)
-
-    def agreed(self, work: Callable[[], Made]) -> Made:
-        """`work` done by the first process alone, its result or its ZooError handed to all."""
-        if self.count == 1:
-            return work()
-        content = b""
-        if self.rank == 0:
-            try:
-                content = pickle.dumps(work())
-            except ZooError as error:
-                content = pickle.dumps(error)
-        size = int(self._total(np.array([len(content)], np.int32))[0])
-        words = np.zeros(-(-size // 4), np.int32)
-        words.view(np.uint8)[: len(content)] = np.frombuffer(content, np.uint8)
-        made = pickle.loads(self._total(words).tobytes()[:size])  # from the first process of the user's own
-        if isinstance(made, ZooError):
-            raise made
-        return cast("Made", made)
-
-    def require_same(self, value: Any, what: str) -> None:
-        """Raise RequestError, naming `what`, in a process whose `value` is not the first one's, and ZooError in the
-        others.
-        """
-        first = self.agreed(lambda: value)
-
-        def check() -> None:
-            if value != first:
-                raise RequestError(f"found other {what} than in the first process; give all processes the same")
-
-        self.together(check)
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Raise LostProcess where another process ended."""
-        import tensorflow as tf
-
-        try:
-            yield
-        except tf.errors.OpError as error:
-            if self.count == 1:
-                raise
-            said = one_line(error)
-            raise LostProcess(
-                f"lost another process ({said}); start all of them again, with --resume where a checkpoint is"
-            ) from error
+    """Whether this process writes: alone, or first of those that torchrun started (RANK)."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 # --------------------------------------------------------------------------------------------------------------- torch

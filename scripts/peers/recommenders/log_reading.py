@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
+import zoo
 from pipelines.core.progress import progress
 from scripts.peers import harness, processes
 from scripts.peers.recommenders.runs import synthesize
-from zoo.recommenders.criteo.data import BUCKETS, read_rows
+from zoo.recommenders.criteo import BUCKETS
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_log
 from zoo.recommenders.data.schema import Schema
@@ -68,7 +69,8 @@ def readers(shape: str, log: Path, schema: Path) -> dict[str, Callable[[], int]]
     features = Features(Schema.load(schema))
     own = {READER: lambda: sum(map(len, features.read(str(log))))}
     if shape == "criteo":
-        return {"read_rows": lambda: sum(map(len, read_rows(str(log)))), **own}
+        lines = Features.from_json(zoo.load("wide-deep-criteo").preprocessing)
+        return {"read_rows": lambda: sum(map(len, lines.read(str(log)))), **own}
     return {"pandas": lambda: sum(len(each["ids"]) for each in with_pandas(log, features.schema)), **own}
 
 

@@ -43,6 +43,7 @@ def rows(count=64):
     [
         EMBEDDED,
         EMBEDDED.replace("MatMul(x, w)", "Gemm(x, w, b)"),
+        EMBEDDED.replace("MatMul(x, w)", "Gemm<transB=1>(x, w, b)"),
         EMBEDDED.replace("axis=1", "axis=-1"),
         EMBEDDED.replace("[n] i", "[n,1] i").replace("e = Gather(T, i)", "e3 = Gather(T, i) e = Reshape(e3, shape)"),
     ],
@@ -51,6 +52,7 @@ def test_equalize_concat_changes_no_bit_of_the_output(text):
     found = embedded(
         text,
         **({"b": normal(6)} if "Gemm" in text else {}),
+        **({"w": normal(6, 15, scale=0.3)} if "transB" in text else {}),
         **({"shape": integers(-1, 8)} if "Reshape" in text else {}),
     )
     kept, before = ops(found), {name: query.constant(found.graph.initializers[name]) for name in ("T", "U", "w")}
@@ -65,7 +67,8 @@ def test_equalize_concat_changes_no_bit_of_the_output(text):
         assert (np.log2(k) % 1 == 0).all() and (k > 2).any()
         factors.append(k)
     scaled = query.constant(found.graph.initializers["y.equalized"])
-    np.testing.assert_array_equal(scaled * np.concatenate([factors[0], np.ones(3), factors[1]])[:, None], before["w"])
+    scaled, weight = (each.T if "transB" in text else each for each in (scaled, before["w"]))
+    np.testing.assert_array_equal(scaled * np.concatenate([factors[0], np.ones(3), factors[1]])[:, None], weight)
     assert "w" not in found.graph.initializers
 
 
@@ -107,16 +110,16 @@ def test_equalize_concat_changes_no_bit_of_the_output(text):
             "its only reader is not a MatMul or Gemm",
         ),
         (
-            EMBEDDED.replace("MatMul", "Gemm<transB=1>"),
-            {"w": normal(6, 15)},
+            EMBEDDED.replace("MatMul(x, w)", "Gemm<transA=1>(x, w)").replace("[n,6]", "[a,b]"),
+            {"w": normal(64, 6)},
             RANGES,
-            "the weights that read it are not a constant, untransposed matrix",
+            "the weights that read it are not a constant matrix",
         ),
         (
             EMBEDDED.replace("numbers)", "numbers, float[15,6] w)"),
             {"w": None},
             RANGES,
-            "the weights that read it are not a constant, untransposed matrix",
+            "the weights that read it are not a constant matrix",
         ),
     ],
 )

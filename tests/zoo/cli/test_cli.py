@@ -129,7 +129,7 @@ WRONG = {
     "benchmark an unknown engine": ["benchmark", "wide-deep-criteo", "--engine", "tensorrt"],
     "benchmark no precision": ["benchmark", "wide-deep-criteo", "--precision", ","],
     "benchmark rows that are not there": ["benchmark", "wide-deep-criteo", "--data", "nothing-here.tsv"],
-    "train for ever": ["train", "wide-deep", "--data", "SAMPLE", "-o", "out", "--set", "validation=inf"],
+    "train for ever": ["train", "wide-deep", "--data", "SAMPLE", "-o", "out", "--set", "held_out=inf"],
     "a seed too large": ["train", "wide-deep", "--data", "SAMPLE", "-o", "out", "--seed", "99999999999"],
     "benchmark no batch": ["benchmark", "wide-deep-criteo", "--batch-size", "0"],
     "benchmark a batch that is no number": ["benchmark", "wide-deep-criteo", "--batch-size", "many"],

@@ -1,5 +1,5 @@
-"""Training on a Ray cluster: Ray Train starts the processes and joins them by gloo, or tells them TensorFlow's
-TF_CONFIG; the families' own trainings run in them as by hand, and checkpoints go to storage that all nodes reach.
+"""Training on a Ray cluster: Ray Train starts the processes and joins them by gloo; the families' own trainings run in
+them as by hand, and checkpoints go to storage that all nodes reach.
 
 Each worker trains in a folder of its own. After every checkpoint the first one copies the folder to the storage; where
 a worker is lost, new ones start from the last copy. A finished model comes from the storage into the output folder.
@@ -8,7 +8,6 @@ a worker is lost, new ones start from the last copy. A finished model comes from
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import os
 import shutil
@@ -64,14 +63,13 @@ def train_on_ray(
     entry = trained_by(str(model), data, **options) if verb == "train" else zoo.entry_of(model)
     if not entry.processes:
         raise RequestError(f"found {entry.name}, wanted a family that several processes train; this is one alone")
-    if entry.processes == "tensorflow" and not isinstance(count, int):
-        raise RequestError(f"found {workers} workers of {entry.name}, wanted a count: TensorFlow's cannot become more")
     folder = Path(output).absolute()
     runs.require_free(folder)
     require_place(folder / "card.json")
     most = count if isinstance(count, int) else count[1]
     ray = connect(address, most * cores)
     from ray import train
+    from ray.train.torch import TorchConfig, TorchTrainer
 
     with _stored(storage, folder, resume) as (system, place), _heard(ray) as listener:
         told = {
@@ -83,8 +81,9 @@ def train_on_ray(
             "place": str(Path.cwd()),
             "options": options,
         }
-        trainer = _trainer(entry.processes)(
+        trainer = TorchTrainer(
             _work,
+            torch_config=TorchConfig(backend="gloo"),
             train_loop_config=told,
             scaling_config=train.ScalingConfig(num_workers=count, resources_per_worker={"CPU": cores}),
             run_config=train.RunConfig(
@@ -101,23 +100,12 @@ def train_on_ray(
     return dict(result.return_value)
 
 
-def _trainer(processes: str) -> Any:
-    if processes == "tensorflow":
-        from ray.train.tensorflow import TensorflowTrainer
-
-        return TensorflowTrainer
-    from ray.train.torch import TorchConfig, TorchTrainer
-
-    return functools.partial(TorchTrainer, torch_config=TorchConfig(backend="gloo"))
-
-
 def _work(told: Mapping[str, Any]) -> dict[str, Any]:
     """What each worker does. Returns the metrics."""
     from ray import train
 
     from zoo import api
 
-    os.environ.pop("TF_USE_LEGACY_KERAS", None)  # which Ray sets: another package than the families' Keras
     first = train.get_context().get_world_rank() == 0
     if first:
         console.file = cast("IO[str]", _Line(told["listener"]))
@@ -135,8 +123,6 @@ def _work(told: Mapping[str, Any]) -> dict[str, Any]:
             with runs.keeping(keep):
                 verb = getattr(api, told["verb"])
                 metrics = verb(told["model"], told["data"], folder, resume=found is not None, **told["options"])
-        except runs.LostProcess:
-            raise  # Ray starts all again
         except ZooError as error:
             raise Fault(str(error), error.exit_code) from error
         keep(folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from zoo.recommenders.data.hashing import hash_buckets
 from zoo.recommenders.data.schema import FEATURES, Column, Schema
+from zoo.recommenders.steps import scaled
 
 Floats = NDArray[np.float32]
 LARGEST = 8.0  # standard deviations to which a "standard" number is clipped
@@ -65,7 +66,7 @@ class Field:
     value. In a list the last one fills the places that the row has no items for, and its row of the table is zeros; of
     max pooling they repeat the first item. Of the encoding "id" 0 stands for unknown and missing values alike, and is
     no item of a list; nor is it of a list that skips unknown values. Of the encoding "hash-bucket" ids are hash buckets
-    from 0 on. scale: the column of `Rows.scales` for mean pooling, else -1.
+    from 0 on, none of which is unknown. scale: the column of `Rows.scales` for mean pooling, else -1.
     """
 
     column: Column
@@ -96,6 +97,11 @@ class Field:
         if encoding["type"] == "hash-bucket":
             return int(encoding["buckets"]) + bool(encoding.get("missing_row"))
         return 2 + (int(encoding["buckets"]) if encoding["type"] == "hash" else len(encoding["values"]))
+
+    @property
+    def has_unknown(self) -> bool:
+        """Whether row 0 of the table stands for unknown values."""
+        return bool(self.column.encoding["type"] != "hash-bucket")
 
     @cached_property
     def last(self) -> int:
@@ -187,7 +193,7 @@ class Encoding:
     @cached_property
     def fills(self) -> Floats:
         """What a missing value of each number becomes, float32 [numbers]."""
-        return np.array([each.encoding.get("fill", 0) for each in self.numbers], np.float32)
+        return np.array([_fill(each.encoding) for each in self.numbers], np.float32)
 
     @cached_property
     def shape(self) -> tuple[int, int, int]:
@@ -204,6 +210,8 @@ class Encoding:
         match encoding["type"]:
             case "value":
                 return x
+            case "steps":
+                return scaled(encoding, x)
             case "log1p-min-max":
                 return log1p_min_max(x, np.float32(encoding["low"]), np.float32(encoding["high"]))
             case "standard":
@@ -216,6 +224,22 @@ class Encoding:
                 points = np.asarray(encoding["quantiles"], np.float64)
                 found = np.interp(x, points, np.linspace(0, 1, len(points)))
                 return np.where(np.isnan(x), np.nan, found)
+
+    @cached_property
+    def raw(self) -> Encoding:
+        """The same rows without a header with their numbers as they are, NaN where missing, each column once."""
+        as_is = {"type": "value", "fill": np.nan}
+        columns: dict[str, Column] = {}
+        for each in self.schema.columns:
+            number = Column(each.log_name, "number", encoding=as_is) if each.kind == "number" else each
+            columns.setdefault(each.log_name, number)
+        return Encoding(replace(self.schema, columns=tuple(columns.values())))
+
+    @cached_property
+    def sources(self) -> list[int]:
+        """Which number of `raw` each number is computed from."""
+        names = [each.name for each in self.raw.numbers]
+        return [names.index(each.log_name) for each in self.numbers]
 
     def fill(self, values: Floats) -> None:
         """Fill missing values, NaN, in the numbers of n rows, and the columns that say where they were.
@@ -308,6 +332,13 @@ class Encoding:
 def _log1p(x: NDArray[np.float64], low: Any, most: Any) -> Any:
     """Logarithms from that of 1 at `low` on, as shares of `most`, 0 to 1."""
     return np.clip(np.log1p(np.maximum(x - low, 0)) / most, 0, 1)
+
+
+def _fill(encoding: Mapping[str, Any]) -> float:
+    """What a missing number becomes."""
+    if encoding["type"] == "steps":
+        return float(scaled(encoding, np.array([np.nan]))[0])
+    return float(encoding.get("fill", 0))
 
 
 def log1p(numbers: NDArray[np.floating[Any]]) -> Floats:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
+from zoo.recommenders.criteo import schema_of
 from zoo.recommenders.data.csv_reader import NativeReader, Parsed
 from zoo.recommenders.data.encoding import Encoding, Field, Rows
 from zoo.recommenders.data.line_reader import read_lines
@@ -29,7 +30,7 @@ class Features(Encoding):
     def from_json(cls, preprocessing: Mapping[str, Any]) -> Features:
         """The features of a model's card. Raises RequestError where they are broken."""
         if "schema" not in preprocessing:
-            raise RequestError("the card's preprocessing holds no schema; train or download the model again")
+            return cls(schema_of(preprocessing))
         return cls(Schema.from_json(preprocessing["schema"], "the schema in the card"))
 
     def to_json(self) -> dict[str, Any]:
@@ -88,12 +89,27 @@ class Features(Encoding):
             raise RequestError(f"found on_error {on_error!r}, wanted raise or skip")
         log = None if on_error == "raise" else ErrorLog() if errors is None else errors
         if not self.schema.header:
-            return read_lines(self, source, batch_rows=batch_rows, errors=log, seconds=seconds, with_label=with_label)
+            options: Any = {"batch_rows": batch_rows, "errors": log, "seconds": seconds, "with_label": with_label}
+            in_steps = any(each.encoding["type"] == "steps" for each in self.numbers)
+            return (
+                self.by_steps(read_lines(self.raw, source, **options))
+                if in_steps
+                else read_lines(self, source, **options)
+            )
         logs = open_logs(source)
         for each in logs:
             self.require(each, tower, labelled)
         clock: defaultdict[str, float] = defaultdict(float) if seconds is None else seconds
         return self._batches(logs, batch_rows, log, clock, labelled, tower)
+
+    def by_steps(self, batches: Iterable[Rows]) -> Iterator[Rows]:
+        """Rows that were read as `raw`, encoded."""
+        for rows in batches:
+            numbers = np.empty((len(rows), self.shape[1]), np.float32)
+            for at, source in enumerate(self.sources):
+                numbers[:, at] = self.scaled(at, rows.numbers[:, source].astype(np.float64))
+            self.fill(numbers)
+            yield replace(rows, numbers=numbers)
 
     def require(self, log: Log, tower: str = "", labelled: bool = False) -> None:
         """Raises RequestError for a log that lacks columns, of one tower or, where `tower` is empty, of all."""

@@ -112,7 +112,7 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
     if not isinstance(source, str | Path):
         table = _in_memory(source)
         return _named(Log("the rows given", "rows", "", tuple(table.column_names), place=table))
-    path = _spooled() if str(source) == "-" else Path(source)
+    path = _spool() if str(source) == "-" else Path(source)
     if not path.is_file():
         try:
             name, kind, place = sources.find(str(source))
@@ -197,7 +197,14 @@ def _in_memory(source: Any) -> pa.Table:
         ) from error
 
 
-def _spooled() -> Path:
+def spooled(data: Any) -> Any:
+    """`data` to be read more than once: where it names stdin ("-"), the file that has its content."""
+    if isinstance(data, list | tuple):
+        return [spooled(each) for each in data]
+    return str(_spool()) if isinstance(data, str) and data == "-" else data
+
+
+def _spool() -> Path:
     """stdin as a file, which is read more than once; it goes with the process."""
     if sys.stdin is None:
         raise RequestError("stdin is closed; name a file")

@@ -14,6 +14,7 @@ from typing import Any
 
 from pipelines.core import files
 from pipelines.core.errors import RequestError
+from zoo.recommenders.steps import STEPS, WITH_CONSTANT
 
 KINDS = {
     "number": "a quantity: age, price, a count",
@@ -37,10 +38,12 @@ ENCODINGS = {
     "min-max": "(x - minimum) / (maximum - minimum), clipped to 0 to 1",
     "quantile": "the share of training values below x",
     "value": "x itself; a missing value becomes fill, 0 unless given",
+    "steps": "in float32: each of the steps in turn, then (x - minimum) / (maximum - minimum); a missing value "
+    "counts as x = fill",
 }
 OF_CATEGORIES = ("hash", "hash-bucket", "vocabulary", "id")
 OF_LISTS = ("hash", "vocabulary", "id")
-OF_NUMBERS = ("log1p", "log1p-min-max", "standard", "min-max", "quantile", "value")
+OF_NUMBERS = ("log1p", "log1p-min-max", "standard", "min-max", "quantile", "value", "steps")
 POOLINGS = ("mean", "sum", "max")
 TOWERS = ("user", "item")
 MOST_BUCKETS = 2**31 - 1
@@ -60,6 +63,11 @@ _encoding = {
         "low": _number,
         "high": _number,
         "fill": _number,
+        "steps": {
+            "type": "array",
+            "description": "names of STEPS, each with its constant, if it has one",
+            "items": {"type": "array", "prefixItems": [{"enum": list(STEPS)}, _number], "minItems": 1, "maxItems": 2},
+        },
         "skip_unknown": {"type": "boolean", "description": "of a list's vocabulary: other values are no items of it"},
         "minimum": _number,
         "maximum": _number,
@@ -96,6 +104,12 @@ JSON_SCHEMA: dict[str, Any] = {
                     "pooling": {"enum": list(POOLINGS), "description": "what a list's embeddings become"},
                     "length": {"type": "integer", "minimum": 1, "description": "items read of a list, the last ones"},
                     "tower": {"enum": list(TOWERS), "description": "of a two-tower model: what the value belongs to"},
+                    "source": {
+                        "type": "string",
+                        "minLength": 1,
+                        "description": "of a number without a header: the column that it is computed from, if not its "
+                        "own; it stands beside the other numbers of that column",
+                    },
                     "unit": {"enum": ["s", "ms", "text"], "description": "of a timestamp: since 1970, or ISO 8601"},
                     "why": {"type": "string", "description": "what the choice rests on"},
                 },
@@ -118,6 +132,7 @@ _NEEDS = {  # of an encoding, besides its type
     "min-max": ("minimum", "maximum"),
     "quantile": ("quantiles",),
     "value": (),
+    "steps": ("steps", "minimum", "maximum", "fill"),
 }
 _MAY = {
     ("categories", "vocabulary"): "skip_unknown",
@@ -139,8 +154,14 @@ class Column:
     pooling: str = ""
     length: int = 0
     tower: str = ""
+    source: str = ""
     unit: str = ""
     why: str = ""
+
+    @property
+    def log_name(self) -> str:
+        """The name of the log's column that it is read from."""
+        return self.source or self.name
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; what does not apply is left out."""
@@ -243,6 +264,8 @@ def _faults(value: Any) -> list[str]:
         faults.append("found no number, category or categories; wanted a column to predict from")
     if columns and value.get("header") is False:
         faults += _faults_without_header(sound)
+    elif any("source" in each for each in sound):
+        faults.append("found a column with a source, expected that of rows without a header alone")
     for each in sound:
         faults += [f"column {each['name']}: {fault}" for fault in _column_faults(each)]
     return faults
@@ -259,6 +282,11 @@ def _faults_without_header(columns: list[dict[str, Any]]) -> list[str]:
         f"column {each['name']}: found a label behind other columns, expected it first without a header"
         for each in columns[1:]
         if each["kind"] == "label"
+    ]
+    faults += [
+        f"column {each['name']}: found a source, expected that of a number in steps alone"
+        for each in columns
+        if "source" in each and each.get("encoding", {}).get("type") != "steps"
     ]
     return faults + [
         f"column {each['name']}: found the encoding id, expected another one without a header"
@@ -291,6 +319,11 @@ def _column_faults(column: Mapping[str, Any]) -> list[str]:
             faults.append(f"its minimum {encoding['minimum']} is not below its maximum {encoding['maximum']}")
         if encoding["type"] == "log1p-min-max" and not faults and not 0 <= encoding["low"] <= encoding["high"]:
             faults.append(f"found low {encoding['low']} and high {encoding['high']}, expected 0 <= low <= high")
+        if encoding["type"] == "steps" and not faults:
+            wrong = [each for each in encoding["steps"] if len(each) != 1 + (each[0] in WITH_CONSTANT)]
+            faults += [f"its step {each[0]} takes {'a' if len(each) == 1 else 'no'} constant" for each in wrong]
+            if encoding["minimum"] > encoding["maximum"]:
+                faults.append(f"its minimum {encoding['minimum']} is above its maximum {encoding['maximum']}")
         if "quantiles" in encoding and sorted(encoding["quantiles"]) != list(encoding["quantiles"]):
             faults.append("its quantiles do not rise")
     elif encoding:

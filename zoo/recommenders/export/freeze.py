@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,18 @@ def freeze(folder: str | Path, build: Callable[[Features, Any], nn.Module], sett
     file is missing or broken, or does not fit the network.
     """
     folder = Path(folder)
-    model, features = network(folder, build, settings)
-    exported = export(model, features)
+    return written(*network(folder, build, settings), folder, MODEL)
+
+
+def written(model: nn.Module, features: Features, folder: Path, checkpoint: str) -> dict[str, Any]:
+    """Write fp32.onnx of a network; returns as `freeze` does."""
+    own = getattr(model, "exported", None)
+    exported = export(model, features) if own is None else own()
     path = io.save(exported, folder / "fp32.onnx")
     return {
         "parameters": sum(each.numel() for each in model.parameters()),
         "operators": query.op_counts(exported),
-        "bytes": {each.name: each.stat().st_size for each in (folder / MODEL, path)},
+        "bytes": {each.name: each.stat().st_size for each in (folder / checkpoint, path)},
     }
 
 
@@ -42,7 +48,7 @@ def network(
     """The trained network of a folder, in evaluation, and what its log is; see `freeze`."""
     about = read_json(folder / "train.json")
     try:
-        config = settings(**{name: tuple(x) if isinstance(x, list) else x for name, x in about["config"].items()})
+        config = configured(settings, about["config"])
         features = Features.from_json(about["features"])
         state = torch.load(folder / MODEL, map_location="cpu", weights_only=True)["state_dict"]
     except RequestError:
@@ -54,13 +60,19 @@ def network(
     return model.eval(), features
 
 
+def configured(settings: type[Any], config: Mapping[str, Any]) -> Any:
+    """The settings that a model was trained with; those that the family does not have any more are left out."""
+    known = {each.name for each in fields(settings)}
+    return settings(**from_plain({name: value for name, value in config.items() if name in known}))
+
+
 def started(
     folder: Path, build: Callable[[Features, Any], nn.Module], settings: type[Any]
 ) -> tuple[dict[str, Any], nn.Module]:
     """({"features": the preprocessing, "config": the settings}, the trained network in evaluation) of a folder with
     fp32.onnx, trained here or shipped without its checkpoint."""
     about = about_of(folder)
-    config = settings(**from_plain(about["config"]))
+    config = configured(settings, about["config"])
     model = build(Features.from_json(about["features"]), config)
     fill(model, weights_of(model, folder / "fp32.onnx"), folder)
     return {"features": about["features"], "config": config}, model.eval()

@@ -14,17 +14,22 @@ from pipelines.rewrites.driver import Rewrite
 from pipelines.rewrites.equalize_concat import EqualizeConcat
 from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
 from pipelines.rewrites.fuse_linear import FuseLinear
+from pipelines.rewrites.simplify_concat import SimplifyConcat
 from zoo.recommenders.export.split_numbers import SplitNumbers
 
 
 def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
-    """The passes from fp32.onnx to rewritten.onnx, in order. Numbers of Criteo's rows arrive normalized to [0, 1]."""
-    if preprocessing and "schema" in preprocessing:
-        return [FoldIndexWrap(), FuseLinear(), SplitNumbers(), FuseParallelEmbedding(), FuseParallelSum()]
+    """The passes from fp32.onnx to rewritten.onnx, in order."""
+    return [FoldIndexWrap(), FuseLinear(), SplitNumbers(), FuseParallelEmbedding(), FuseParallelSum()]
+
+
+def passes_without_header(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
+    """The same for rows without a header, whose numbers arrive normalized to [0, 1]."""
     # FuseLinear comes before FuseParallelSum, which would take the last layer's bias for one summand among many.
     return [
         FoldIndexWrap(),
         FuseLinear(),
+        SimplifyConcat(),
         EqualizeConcat({"numbers": (0.0, 1.0)}),
         FuseParallelEmbedding(),
         FuseParallelSum(),

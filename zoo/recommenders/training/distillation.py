@@ -44,8 +44,8 @@ class Teacher:
         self.weight, self.pipeline = weight, zoo.pipeline(name, "fp32", "onnxruntime", batch_size=4096)
         self.inputs, own = set(self.pipeline.input_ports), self.pipeline.folder.preprocessing
         self._read: NDArray[np.float32] | None = None  # probabilities of all rows, where it reads them itself
-        if own != dict(features):
-            if source is None or "schema" not in own or _order(own) != _order(features):
+        if Features.from_json(own) != Features.from_json(features):
+            if source is None or _order(own) != _order(features):
                 raise RequestError(f"found the teacher {name} of another preprocessing, wanted the student's own")
             self._read = self._all(Features.from_json(own), source)
 

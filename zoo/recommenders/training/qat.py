@@ -30,7 +30,6 @@ from pipelines.quantization.training.qat import Range
 from pipelines.rewrites.driver import rewrite
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.export.fx_export import TENSOR, export, trace
-from zoo.recommenders.export.rewrites import passes
 from zoo.recommenders.models.layers import Columns
 from zoo.training.runs import QAT_RATE, require_qat
 
@@ -52,6 +51,7 @@ class Rounding:
 
     def __init__(self, folder: ModelFolder, features: Features) -> None:
         self.features, self.given = features, folder.own_recipe
+        self.passes = folder.entry.part("rewrites")
         self.table = CalibrationTable.load(folder.ensure("calibration.json"))
 
     def recipe(self, model: ir.Model) -> QuantRecipe:
@@ -64,7 +64,7 @@ class Rounding:
     def rewritten(self, network: nn.Module, steps: fx.Graph | None = None) -> ir.Model:
         """The graph that will be quantized."""
         model = export(network, self.features, steps)
-        rewrite(model, passes(self.features.to_json()))
+        rewrite(model, self.passes(self.features.to_json()))
         return model
 
     def prepare(self, network: nn.Module) -> fx.GraphModule:

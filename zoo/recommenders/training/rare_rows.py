@@ -39,7 +39,7 @@ def listed(features: Features, data: Any, counts: Sequence[Ids], least: int) -> 
         for field, count in zip(features.fields, counts, strict=True)
         if field.column.encoding["type"] == "hash"
     }
-    if not seen:
+    if not seen or not features.schema.header:
         return features
     fields = {field.name: field for field in features.fields}
     found: dict[str, Counter[str]] = {name: Counter() for name in seen}

@@ -56,6 +56,10 @@ class Store:
             self._file = tempfile.TemporaryFile(dir=parent)  # noqa: SIM115 (open as long as this object)
             with progress("reading") as advance:
                 for rows in features.read(data, on_error=on_error, errors=self.errors, labelled=True):
+                    if rows.labels is None:
+                        raise RequestError(
+                            "found rows without labels, wanted a label (0 or 1) in front of every row to train on"
+                        )
                     records = np.empty(len(rows), self.record)
                     for name in ("ids", "numbers", "scales"):
                         records[name] = getattr(rows, name)
@@ -88,7 +92,9 @@ class Store:
         return len(self.order)
 
     def require_values(self, features: Features, data: Any) -> None:
-        """Raises RequestError where a column to predict from has no value in any row of `data`."""
+        """Raises RequestError where a column to predict from has no value in any row of `data`, which names them."""
+        if not features.schema.header:
+            return
         names = [each.name for each in features.schema.of(*FEATURES) if each.name not in self.seen]
         numbers, known = {each.name for each in features.numbers}, set()
         for log in open_logs(data) if names else ():
@@ -143,6 +149,8 @@ class Categories:
         for each, known in zip(self.fields, self.known, strict=True):
             if each.is_list:
                 known[each.last] = True
+            if not each.has_unknown:
+                known[:] = True
         starts = np.cumsum([0, *(each.rows for each in self.fields)])
         self._all = torch.cat(self.known) if self.known else torch.zeros(0, dtype=torch.bool)
         self._offsets = torch.from_numpy(
@@ -153,6 +161,8 @@ class Categories:
         # ids that a random unknown may replace: not the places without an item
         padding = [np.full(each.width, each.last if each.is_list else -1) for each in self.fields]
         self._padding = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *padding]))
+        replaced = [np.full(each.width, each.has_unknown) for each in self.fields]
+        self._replaced = torch.from_numpy(np.concatenate([np.zeros(0, bool), *replaced]))
 
     def usual(self, ids: torch.Tensor) -> torch.Tensor:
         """ids with the unknown category for those that are not known."""
@@ -170,8 +180,9 @@ class Categories:
         return shares.repeat_interleave(torch.tensor([each.width for each in self.fields], dtype=torch.long))
 
     def forget(self, ids: torch.Tensor, shares: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-        """`usual` ids, of each column a share, drawn at random, unknown. shares: float32 [columns]."""
-        drawn = torch.rand(ids.shape, generator=random) < shares
+        """`usual` ids, of each column that has an unknown category a share, drawn at random, unknown. shares: float32
+        [columns]."""
+        drawn = (torch.rand(ids.shape, generator=random) < shares) & self._replaced
         return torch.where(drawn & (ids != self._padding), UNKNOWN, self.usual(ids))
 
     @torch.no_grad()

@@ -28,8 +28,9 @@ from pipelines.core.progress import progress, silent
 from pipelines.graph import edit, io
 from pipelines.models.hub import CARD
 from pipelines.quantization.training.qat import freeze_ranges
+from zoo.recommenders import criteo
 from zoo.recommenders.data.features import Features
-from zoo.recommenders.data.logs import open_logs
+from zoo.recommenders.data.logs import open_logs, spooled
 from zoo.recommenders.data.schema import Column, Schema
 from zoo.recommenders.data.schema_inference import infer
 from zoo.recommenders.metrics import EPSILON, click_metrics, logloss
@@ -76,7 +77,7 @@ def train(
     torchrun every process calls this alike; batch_size is that of all together, and process 0 alone writes. Raises
     RequestError for unusable data, an output folder in use, or a checkpoint of another run.
     """
-    output = Path(output)
+    output, data = Path(output), spooled(data)
     with processes() as group:
         require_output(output, STATE, resume)
         about = about_of(Path(start_from)) if start_from else {}
@@ -180,6 +181,8 @@ def about_of(folder: Path) -> dict[str, Any]:
     if (folder / "train.json").is_file():
         return read_json(folder / "train.json")  # type: ignore[no-any-return]
     card = read_json(folder / CARD)
+    if "from" in card.get("weights", {}):  # it came as a graph, and was not trained here
+        return {"config": {}, "features": card["preprocessing"]}
     try:
         return {"config": card["training"]["config"], "features": card["preprocessing"]}
     except (KeyError, TypeError) as error:
@@ -192,6 +195,12 @@ def weights_of(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
     edit.expand_fp16(graph)
     found = {name: each.const_value for name, each in graph.graph.initializers.items()}
     arrays = {name: torch.from_numpy(each.numpy().copy()) for name, each in found.items() if each is not None}
+    renamed = getattr(model, "renamed", None)
+    return state_of(model, arrays if renamed is None else renamed(arrays))
+
+
+def state_of(model: nn.Module, arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A state dict of `model` with weights under the names that `export` gives them."""
     state = {name: each for name, each in model.state_dict().items() if not name.endswith((".weight", ".bias"))}
     for path_of, module in model.named_modules():
         if isinstance(module, Embeddings):
@@ -219,7 +228,9 @@ def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on
             soft_wrap=True,
         )
         return found
-    found = schema if isinstance(schema, Schema) else Schema.load(schema)
+    built_in = str(schema) == criteo.NAME and not Path(criteo.NAME).exists()
+    given = criteo.schema(data, on_error=on_error) if built_in else schema
+    found = given if isinstance(given, Schema) else Schema.load(given)
     if label is None:
         return found
     if label not in {each.name for each in found.columns}:
@@ -378,6 +389,8 @@ def _write(
     trainer._set(trainer.average)
     categories.settle(trainer.model)
     trained = trainer.model
+    if sort_neurons := getattr(trained, "sort_neurons", None):
+        sort_neurons(rows)
     save_weights(output / MODEL, qat.weights(trained) if record["config"]["qat"] else trained.state_dict())
     with replacing(output / "calibration.npz") as temporary:
         np.savez(temporary, **samples)

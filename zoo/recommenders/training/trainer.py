@@ -26,7 +26,6 @@ RANGES = {
     "distillation": SHARE,
     **dict.fromkeys(("l2_embeddings", "l2_scalars", "l2_layers", "min_delta"), FROM_0),
 }
-FEWEST = 100_000  # rows that a prior is weighed against: of fewer it would silence the network
 LARGE = 2**17  # rows of tables beyond which a step changes those of its batch alone
 
 
@@ -75,6 +74,7 @@ class TrainConfig:
     seed: int = 0
 
     ranges: ClassVar[dict[str, Range]] = {}  # of a family's own settings, where they are not numbers above 0
+    fewest: ClassVar[int] = 100_000  # rows that a prior is weighed against: of fewer it would silence the network
 
     def __post_init__(self) -> None:
         require_settings(asdict(self), RANGES | self.ranges)
@@ -103,7 +103,9 @@ class Trainer:
             if isinstance(m, Embeddings)
         }
         self.strength = [
-            kinds.get(id(each), config.l2_layers if each.ndim > 1 and each.numel() > 1 else 0.0) * 2 / max(rows, FEWEST)
+            kinds.get(id(each), config.l2_layers if each.ndim > 1 and each.numel() > 1 else 0.0)
+            * 2
+            / max(rows, config.fewest)
             for each in self.weights
         ]
         self.lazy = {

@@ -16,7 +16,6 @@ import pyarrow.csv
 
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, one_line
-from zoo.recommenders.criteo.inference import CriteoPipeline
 from zoo.recommenders.data.logs import LIST, open_log
 from zoo.recommenders.inference import ClickPipeline
 from zoo.serving.handlers.base import RUN, Parsed, Service, json_of
@@ -37,7 +36,7 @@ class Rows(Service):
     @property
     def headerless(self) -> bool:
         """Whether texts are rows alone, so that several are one."""
-        return isinstance(self.pipeline, CriteoPipeline)
+        return self.pipeline.headerless
 
     def parse(self, job: Job) -> tuple[Batch, Any]:
         """The rows of a body, and their positions in it."""

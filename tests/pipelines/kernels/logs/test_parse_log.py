@@ -6,13 +6,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pytest
+from helpers.criteo_logs import read_rows
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
-from zoo.recommenders.criteo.data import Rows, read_rows
 from zoo.recommenders.data import sources
+from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.hashing import buckets_of, fingerprints
 from zoo.recommenders.data.row_errors import ErrorLog
 

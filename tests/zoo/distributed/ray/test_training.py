@@ -95,41 +95,8 @@ def test_counts_of_workers(text, wanted):
 def test_what_ray_does_not_train_is_refused(tmp_path):
     rows = tmp_path / "rows.tsv"
     rows.write_text("\t".join(["1", *map(str, range(13)), *"abcdefghijklmnopqrstuvwxyz"]) + "\n")
-    with pytest.raises(RequestError, match="found 2:4 workers of wide-deep, wanted a count: TensorFlow's cannot"):
-        train_on_ray("train", "wide-deep", str(rows), tmp_path / "model", workers="2:4")
     with pytest.raises(RequestError, match="found sentence-encoder, .* this is one alone"):
         train_on_ray("train", "sentence-encoder", str(rows), tmp_path / "model", workers=2)
-
-
-@pytest.mark.slow
-def test_two_workers_of_tensorflow_train_on_where_one_is_killed(ray, tmp_path, capsys):
-    h5py = pytest.importorskip("h5py", reason="needs the train extra")
-    log = tmp_path / "rows.tsv"
-    subprocess.run([sys.executable, ROOT / "scripts/synthesize_criteo.py", "-o", log, "-n", "3000"], check=True)
-    small = {"hidden": "16,8", "embedding_size": "4", "buckets": "50", "epochs": "4", "patience": "9", "refit": "false"}
-    small |= {"batch_size": "128"}
-    train_on_ray("train", "wide-deep", str(log), tmp_path / "whole", workers=2, settings=small)
-    capsys.readouterr()
-
-    def kill() -> None:
-        while not list((tmp_path / "storage/model").glob("checkpoint_*")):
-            time.sleep(0.02)
-        os.kill(workers()[-1], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    storage = str(tmp_path / "storage")
-    train_on_ray("train", "wide-deep", str(log), tmp_path / "model", workers=2, storage=storage, settings=small)
-    killer.join(10)
-    assert "lost a worker" in capsys.readouterr().err
-    found = []
-    for name in ("whole", "model"):
-        found.append({})
-        with h5py.File(tmp_path / name / "model.weights.h5") as file:
-            file.visititems(
-                lambda path, each: found[-1].update({path: each[()].tobytes()} if hasattr(each, "dtype") else {})
-            )
-    assert found[0] and found[0] == found[1]
 
 
 def test_all_processes_are_told_of_every_checkpoint(log, tmp_path):

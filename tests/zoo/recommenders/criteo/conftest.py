@@ -17,6 +17,6 @@ def synthetic(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
-    from helpers.wide_deep_training import write_log  # with TensorFlow
+    from helpers.wide_deep_training import write_log  # with torch
 
     return write_log(tmp_path_factory.mktemp("data") / "log.tsv")

@@ -9,18 +9,20 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers.criteo_logs import EMPTY, SHARED, buckets, line, read, same, synthetic_lines
+from helpers.criteo_logs import EMPTY, SHARED, buckets, line, read, read_rows, same, synthetic_lines
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
-from zoo.recommenders.criteo.data import Rows, read_rows
-from zoo.recommenders.criteo.fitting import fit
+from zoo.recommenders import criteo
 from zoo.recommenders.data import sources
+from zoo.recommenders.data.encoding import Rows
+from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.row_errors import ErrorLog
 
 
@@ -217,7 +219,7 @@ def test_a_broken_row_is_named(tmp_path, small_blocks, row, kind, message):
     rows = read(file, on_error="skip", errors=log)
     assert (log.counts, log.total) == ({kind: 1}, 1)
     assert rows.index.tolist() == [*range(9), *range(10, 21)]
-    same(Rows(rows.numbers, rows.ids, rows.labels, np.arange(20)), read(good))
+    same(replace(rows, index=np.arange(20)), read(good))
 
 
 def test_line_numbers_hold_in_every_block(tmp_path, small_blocks):
@@ -412,5 +414,5 @@ def test_real_rows():
     )
     assert rows.ids.ravel().tolist() == buckets(*itertools.chain.from_iterable(row[14:] for row in expected))
     assert rows.numbers[:, 1].min() == -2
-    features = fit([rows])
-    assert 0 < features.encode(rows)["numbers"].mean() < 0.5
+    (encoded,) = Features(criteo.schema(file)).read(file)
+    assert 0 < encoded.numbers.mean() < 0.5

@@ -31,8 +31,8 @@ from pipelines.engines.timing import Choice
 from pipelines.kernels import extension
 from pipelines.models import pipeline
 from zoo.recommenders import inference as scoring
-from zoo.recommenders.criteo import inference
-from zoo.recommenders.criteo.features import Features
+from zoo.recommenders.data import features
+from zoo.recommenders.data.features import Features
 
 NAME = "wide-deep-criteo"
 
@@ -43,8 +43,7 @@ def read_scores(path: Path) -> np.ndarray:
 
 def test_the_whole_road_leaves_a_file_at_every_station(trained: Path) -> None:
     for name in (
-        "model.weights.h5",
-        "frozen.pb",
+        "model.pt",
         "fp32.onnx",
         "rewritten.onnx",
         "calibration.json",
@@ -62,7 +61,7 @@ def test_the_whole_road_leaves_a_file_at_every_station(trained: Path) -> None:
         for each in json.loads((trained / "build.json").read_text())["rewritten.onnx"]["passes"]
     }
     assert fired["FuseParallelEmbedding"] == fired["FuseParallelSum"] == fired["EqualizeConcat"] == 1
-    assert fired["FuseLinear"] == 3
+    assert fired["FuseLinear"] == 0
 
 
 @pytest.mark.parametrize("engine", STOCK)
@@ -191,11 +190,11 @@ def test_a_stage_is_made_again_when_what_it_was_made_from_changed(trained: Path,
     assert zoo.build(folder)["stages"] == {
         "fp32.onnx": "kept", "rewritten.onnx": "kept", "calibration.json": "kept", "int8.onnx": "made",
     }  # fmt: skip
-    zoo.quantize(folder, keep_float=["deep_logit.*"])
+    zoo.quantize(folder, keep_float=[r"deep\.6.*"])
     precisions = {
         each["name"]: each["precision"] for each in json.loads((folder / "quantization.json").read_text())["operators"]
     }
-    assert [precision for name, precision in precisions.items() if name.startswith("deep_logit")] == ["float"]
+    assert [precision for name, precision in precisions.items() if name.startswith("deep.6")] == ["float"]
     (folder / "rewritten.onnx").unlink()
     assert zoo.build(folder)["stages"]["rewritten.onnx"] == "made"
 
@@ -342,7 +341,7 @@ def test_whatever_goes_wrong_ends_all_threads(
     (tmp_path / "rows.tsv").write_bytes(rows.read_bytes() * 9)
     opened = zoo.pipeline(trained, engine="onnxruntime", threads=threads, batch_size=500)
     places = {
-        "read": (inference, "read_rows", "rows"),
+        "read": (features, "read_lines", "rows"),
         "encode": (Features, "encode", None),
         "model": (OnnxRuntimeSession, "run", None),
         "write": (scoring, "writing", "context"),

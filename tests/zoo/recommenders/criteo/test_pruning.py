@@ -1,4 +1,4 @@
-"""Wide & Deep made smaller: units and columns that go, a teacher's labels, a strategy from end to end."""
+"""Wide & Deep on rows of Criteo's form made smaller: units and columns that go, a teacher's labels, a strategy."""
 
 import numpy as np
 import pytest
@@ -7,14 +7,14 @@ import zoo
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 
-pytest.importorskip("zoo.recommenders.criteo.train", reason="needs the train extra")
+torch = pytest.importorskip("torch", reason="needs the train extra")
 
-from helpers.wide_deep_training import assert_same_weights, write_log
+from helpers.wide_deep_training import assert_same_weights, write_log  # noqa: E402
 
-from zoo.api import compression
-from zoo.recommenders.criteo import pruning
-from zoo.recommenders.criteo.train import FINETUNE
-from zoo.recommenders.training.distillation import Teacher
+from zoo.api import compression  # noqa: E402
+from zoo.recommenders.models.wide_deep import CRITEO_FINETUNE  # noqa: E402
+from zoo.recommenders.training.distillation import Teacher  # noqa: E402
+from zoo.recommenders.training.pruning import PrunableLog  # noqa: E402
 
 SIZES = {"numeric": "3", "categorical": "2", "buckets": "50", "embedding_size": "32", "hidden": "64,48"}
 
@@ -27,72 +27,76 @@ def log(tmp_path_factory):
 @pytest.fixture(scope="module")
 def start(tmp_path_factory, log):
     folder = tmp_path_factory.mktemp("start") / "model"
-    settings = SIZES | {"batch_size": "64", "validation": "0.25", "epochs": "2", "learning_rate": "0.01"}
+    settings = SIZES | {"batch_size": "64", "held_out": "0.25", "epochs": "2", "learning_rate": "0.01"}
     zoo.train("wide-deep", log, folder, settings=settings | {"refit": "false"})
     return folder
 
 
 @pytest.fixture
 def model(start, log):
-    return pruning.PrunableRows(zoo.load(start), log, config=FINETUNE)
+    return PrunableLog(zoo.load(start), log, config=CRITEO_FINETUNE)
 
 
-def test_what_is_computed_here_is_what_the_graph_computes(model, start):
-    found = 1 / (1 + np.exp(-pruning._forward(model.network, model.held)[0]))
-    wanted = zoo.pipeline(start, "fp32").predict({"ids": model.held.ids, "numbers": model.held.numbers})
-    np.testing.assert_allclose(found, wanted["probability"][:, 0], atol=1e-5)
+def held_out(model):
+    return next(model.log.parts(model.split, len(model.log)))
 
 
-def test_importance_is_the_first_order_change_of_the_loss(model):
-    """Against differences of the loss where a unit gives a little less."""
-    network, batch = model.network, model.held
-    scores = pruning._importances(network, batch, "taylor")["hidden_1"]
+def logits(network, rows):
+    with torch.no_grad():
+        return network(rows["ids"], rows["numbers"], rows["scales"]).numpy()
 
-    def losses(kernel):
-        logits = pruning._forward(network._replace(kernels=[*network.kernels[:-1], kernel]), batch)[0].astype(
-            np.float64
-        )
-        return np.logaddexp(0, logits) - batch.labels * logits
 
-    step = 1e-3
-    for unit in range(3):
-        less = network.kernels[-1].astype(np.float64)
-        less[unit] *= 1 - step
-        change = (losses(less) - losses(network.kernels[-1].astype(np.float64))) / step
-        assert np.square(change).mean() == pytest.approx(scores[unit], rel=0.02, abs=1e-9)
+def test_the_groups_are_layers_and_columns_of_each_table(model):
+    assert model.groups == {"embeddings": 32, "deep.0": 64, "deep.3": 48}
+    assert [len(each) for each in model.units.groups.values()] == [2, 1, 1]
 
 
 def test_units_that_are_silent_go_first_and_change_nothing(model):
-    own = model.network
-    kernels, biases = [each.copy() for each in own.kernels], [each.copy() for each in own.biases]
-    model.network = own._replace(tables=own.tables.copy(), kernels=kernels, biases=biases)
-    for k in (0, 1):
-        model.network.kernels[k][:, 5:21] = 0
-        model.network.biases[k][5:21] = 0
-    model.network.tables[0, :, :16] = 0
-    model.network.tables[1, :, 16:] = 0  # other columns in each table
-    smaller = model._cut({"hidden_0": 48, "hidden_1": 32, "embedding": 16})
-    assert [each.shape for each in smaller.kernels] == [(2 * 16 + 3, 48), (48, 32), (32, 1)]
-    before, after = (pruning._forward(each, model.held)[0] for each in (model.network, smaller))
-    np.testing.assert_allclose(after, before, atol=1e-5)
+    network, rows = model.network, held_out(model)
+    with torch.no_grad():
+        for k in (0, 3):
+            network.deep[k].weight[5:21] = 0
+            network.deep[k].bias[5:21] = 0
+        network.embeddings.table(0)[:, :16] = 0
+        network.embeddings.table(1)[:, 16:] = 0  # other columns in each table
+    config, smaller = model._cut({"deep.0": 48, "deep.3": 32, "embeddings": 16})
+    assert (config.hidden, config.embedding_size) == ((48, 32), 16)
+    assert [list(each.weight.shape) for each in smaller.deep if hasattr(each, "weight")] == [
+        [48, 35],
+        [32, 48],
+        [1, 32],
+    ]
+    np.testing.assert_allclose(logits(smaller, rows), logits(network, rows), atol=1e-5)
 
 
 def test_a_teacher_gives_a_share_of_the_label_and_must_read_the_same(start, model):
-    teacher = Teacher(str(start), model.features.to_json(), 0.25)
-    batch = {"ids": model.held.ids, "numbers": model.held.numbers}
+    teacher, rows = Teacher(str(start), model.features.to_json(), 0.25), held_out(model)
+    batch = {name: rows[name].numpy() for name in ("ids", "numbers")}
     expected = zoo.pipeline(start, "fp32", "onnxruntime").predict(batch)["probability"][:, 0]
-    np.testing.assert_allclose(
-        teacher.labels(batch, model.held.labels), 0.75 * model.held.labels + 0.25 * expected, atol=1e-6
-    )
+    labels = rows["label"].numpy()
+    np.testing.assert_allclose(teacher.labels(batch, labels), 0.75 * labels + 0.25 * expected, atol=1e-6)
     with pytest.raises(RequestError, match="of another preprocessing"):
         Teacher("wide-deep-criteo", model.features.to_json(), 0.25)
     with pytest.raises(RequestError, match="of the task images"):
         Teacher("mobilenet-v1-cifar10", model.features.to_json(), 0.25)
 
 
+def test_a_model_of_0_2_0_is_a_teacher_of_those_that_read_the_same():
+    from zoo.recommenders.data.features import Features
+
+    schema = Features.from_json(zoo.load("wide-deep-criteo").preprocessing).to_json()
+    assert "schema" in schema
+    assert Teacher("wide-deep-criteo", schema, 0.25)._read is None
+
+
+def test_buckets_have_no_rows_that_go(start, log, tmp_path):
+    with pytest.raises(RequestError, match=r"no column with values whose rows could go, only C1 \(hash-bucket\)"):
+        zoo.finetune(start, log, tmp_path / "m", prune="rows=5", settings={"held_out": "0.25", "epochs": "1"})
+
+
 def test_a_strategy_leaves_a_smaller_model_and_goes_on_to_the_same(start, log, tmp_path, monkeypatch):
     monkeypatch.setattr(compression, "TIMED", 0.05)
-    settings = {"batch_size": "64", "validation": "0.25", "teacher": str(start), "epochs": "2"}
+    settings = {"batch_size": "64", "held_out": "0.25", "teacher": str(start), "epochs": "2"}
     options = {"prune": "ratio=.4", "drop": 1.0}
     log_of = zoo.finetune(start, log, tmp_path / "whole", settings=dict(settings), **options)
     assert [each["step"] for each in log_of["steps"]] == ["1-prune-distil"]
@@ -109,3 +113,11 @@ def test_a_strategy_leaves_a_smaller_model_and_goes_on_to_the_same(start, log, t
     zoo.finetune(start, log, tmp_path / "parts", settings=dict(settings), **options, resume=True)
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
     assert (tmp_path / "whole/sensitivity.json").read_bytes() == (tmp_path / "parts/sensitivity.json").read_bytes()
+
+
+def test_it_trains_with_the_rounding_of_int8(start, log, tmp_path):
+    settings = {"qat": "true", "held_out": "0.25", "epochs": "1", "learning_rate": "0.0001"}
+    zoo.finetune(start, log, tmp_path / "m", settings=settings)
+    zoo.build(tmp_path / "m")
+    found = zoo.evaluate(tmp_path / "m", str(log), engine="onnxruntime")
+    assert found["difference"]["max_probability"] < 0.02

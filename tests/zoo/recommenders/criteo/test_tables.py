@@ -10,10 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers.criteo_logs import EMPTY, ROOT, buckets, read, same, synthetic_lines
+from helpers.criteo_logs import EMPTY, ROOT, buckets, read, read_rows, same, synthetic_lines
 
 from pipelines.core.errors import RequestError, ZooError
-from zoo.recommenders.criteo.data import read_rows
 from zoo.recommenders.data.row_errors import ErrorLog
 
 INTEGER, TEXT = pa.int64(), pa.string()
@@ -189,7 +188,7 @@ def test_without_the_datasets_library(monkeypatch):
 
 
 def test_importing_loads_nothing_heavy():
-    code = "import sys, zoo.recommenders.criteo.data; print([m for m in ('torch', 'tensorflow', 'datasets', 'pandas') if m in sys.modules])"
+    code = "import sys, zoo.recommenders.data.line_reader; print([m for m in ('torch', 'tensorflow', 'datasets', 'pandas') if m in sys.modules])"
     assert (
         subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
         == "[]\n"

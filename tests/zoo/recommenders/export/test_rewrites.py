@@ -336,7 +336,7 @@ def test_a_sum_of_three_axes_keeps_its_shape(tail):
 
 
 def wide_and_deep(count=5, width=4, buckets=20):
-    """As `zoo.recommenders.criteo.freeze` writes it: slices shared by the deep and the wide part."""
+    """As version 0.2.0 wrote it: slices shared by the deep and the wide part."""
     lines, weights = [], constants(count)
     for c in range(count):
         lines.append(FORMS["slice"](c))

@@ -25,12 +25,12 @@ from zoo.recommenders.models.dcn_v2 import DCNv2  # noqa: E402
 from zoo.recommenders.models.deepfm import DeepFM  # noqa: E402
 from zoo.recommenders.models.dlrm import DLRM  # noqa: E402
 from zoo.recommenders.models.two_tower import TwoTower  # noqa: E402
+from zoo.recommenders.models.wide_deep import Settings as OfWideDeep  # noqa: E402
 from zoo.recommenders.models.wide_deep import WideDeep  # noqa: E402
 from zoo.recommenders.training.pruning import PrunableLog  # noqa: E402
 from zoo.recommenders.training.pruning_groups import Units, importances  # noqa: E402
 from zoo.recommenders.training.trainer import Trainer  # noqa: E402
 from zoo.two_tower.train import Settings as OfTowers  # noqa: E402
-from zoo.wide_deep.log.train import Settings as OfWideDeep  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[4]
 FAMILIES = {

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit
-from zoo.recommenders.importers.tensorflow.mapped import Number, Transform, apply
+from zoo.recommenders.steps import apply
 
 Array = npt.NDArray[Any]
 OPSET = 18
@@ -30,7 +30,7 @@ class Column:
 
     feature: str
     position: int
-    steps: tuple[Transform, ...] = ()
+    steps: tuple[tuple[Any, ...], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,8 +172,8 @@ def linear(s: Sum, matrix: Array) -> Sum:
 
 
 def elementwise(step: str, x: Row, constant: Array | None = None) -> Row:
-    """A transform of `mapped.ELEMENTWISE` on every part: numbers note it, tables are computed. `constant` has x.width
-    entries.
+    """A transform of `zoo.recommenders.steps.STEPS` on every part: numbers note it, tables are computed. `constant` has
+    x.width entries.
     """
     parts: list[Part] = []
     start = 0
@@ -198,15 +198,14 @@ class Emitter:
     """Writes expressions as ONNX nodes. The graph's inputs: `ids` int32 [batch, fields], and `numbers` float32 [batch,
     columns] if any.
 
-    columns: the columns of `numbers`, and what [0, 1] of each stands for, which goes into the weights.
+    columns: the columns of `numbers`, and the range that [0, 1] of each stands for, which goes into the weights.
     """
 
-    def __init__(self, fields: Sequence[str], columns: Mapping[Column, Number]) -> None:
+    def __init__(self, fields: Sequence[str], columns: Mapping[Column, tuple[float, float]]) -> None:
         self.fields = {name: i for i, name in enumerate(fields)}
         self.columns = {column: i for i, column in enumerate(columns)}
-        self.lo, self.span = (
-            np.array([getattr(each, name) for each in columns.values()], np.float32) for name in ("lo", "span")
-        )
+        self.lo = np.array([low for low, _ in columns.values()], np.float32)
+        self.span = np.array([high - low if high > low else 1.0 for low, high in columns.values()], np.float32)
         self.ids = _input("ids", ir.DataType.INT32, len(fields))
         self.numbers = _input("numbers", ir.DataType.FLOAT, len(columns))
         self.main = ir.Graph(

@@ -11,7 +11,6 @@ import numpy as np
 
 from zoo.recommenders.importers.tensorflow import expressions
 from zoo.recommenders.importers.tensorflow.expressions import Apply, Row
-from zoo.recommenders.importers.tensorflow.mapped import ELEMENTWISE
 from zoo.recommenders.importers.tensorflow.tensors import (
     Flat,
     Node,
@@ -26,6 +25,7 @@ from zoo.recommenders.importers.tensorflow.tensors import (
     require,
     unknown,
 )
+from zoo.recommenders.steps import STEPS
 
 BINARY = {  # operator: steps with the constant behind and in front, and ONNX's name
     **dict.fromkeys(("Add", "AddV2", "BiasAdd"), ("add", "add", "Add")),
@@ -68,7 +68,7 @@ def _binary(node: Node, inputs: list[Any], source: Source) -> Any:
     behind, before, op = BINARY[node.op]
     a, b = inputs
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return array_of(ELEMENTWISE[behind](a, b))
+        return array_of(STEPS[behind](a, b))
     if isinstance(a, Flat) or isinstance(b, Flat):
         both = [each.of if isinstance(each, Flat) else each if np.size(each) == 1 else None for each in (a, b)]
         alike = all(isinstance(each, Flat) or (isinstance(each, np.ndarray) and each.size == 1) for each in (a, b))
@@ -107,7 +107,7 @@ def _unary(node: Node, inputs: list[Any], source: Source) -> Any:
     step, op = UNARY[node.op]
     (value,) = inputs
     if isinstance(value, np.ndarray):
-        return ELEMENTWISE[step](value)
+        return STEPS[step](value)
     if isinstance(value, Flat):
         return Flat(_unary(node, [value.of], source))
     x = as_dense(value)

@@ -1,6 +1,5 @@
 """Graphs made of feature columns: the same outputs before and after, from raw rows; rows and columns."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,14 @@ import pytest
 
 pytest.importorskip("tensorflow", reason="graphs are read by TensorFlow")
 from helpers.column_graphs import TOLERANCE, converted, feed_of, graph_of, hashed, normalized, raw, scores, some_rows
+from helpers.criteo_logs import read_rows
 from helpers.feature_columns import PROBABILITY, classifier, examples, fc, features, run, tf, v1
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import io as onnx_graph
 from pipelines.graph import query
 from pipelines.kernels import extension
-from zoo.recommenders.criteo.data import read_rows
-from zoo.recommenders.importers.tensorflow.mapped import MappedFeatures, Number, ordered
+from zoo.recommenders.importers.tensorflow.mapped import ordered
 
 
 def check(
@@ -154,7 +153,7 @@ def test_shared_embeddings_wide_numbers_and_the_two_class_output() -> None:
 
     graph = graph_of(build)
     known, model = converted(graph)
-    assert known.numeric_columns == ("m_1", "m_2", "m_3")
+    assert [each.name for each in known.numbers] == ["m_1", "m_2", "m_3"]
     rows = some_rows(64, "ab", known.numeric_columns)
     feed = feed_of(rows)
     feed["m"] = np.concatenate([feed.pop(name) for name in known.numeric_columns], axis=1)
@@ -205,27 +204,6 @@ def test_columns_of_a_row_stand_in_their_natural_order_or_the_one_given() -> Non
         match="x is no column.*I2 is named twice.*number I10 is missing.*category b stands in front of a number",
     ):
         ordered(["I10", "I2"], ["C1", "b"], ["I2", "b", "I2", "x", "C1"])
-
-
-def test_features_come_back_from_json_and_broken_ones_are_refused() -> None:
-    known = MappedFeatures(("u",), (0.5,), ("a", "b"), (3, 4), (Number(0, (("log1p",), ("divide", 2.0)), 0.0, 3.0),))
-    value = json.loads(json.dumps(known.to_json()))
-    assert MappedFeatures.from_json(value) == known
-    number = value["numbers"][0]
-    changes: list[dict[str, Any]] = [
-        {"hash": "md5"},
-        {"buckets": [3]},
-        {"buckets": [0, 4]},
-        {"fill": ["x"]},
-        {"fill": [float("nan")]},
-    ]
-    changes += [
-        {"numbers": [{**number, **each}]}
-        for each in ({"column": 1}, {"lo": 4.0}, {"steps": [["cube"]]}, {"steps": [["divide"]]})
-    ]
-    for change in changes:
-        with pytest.raises(RequestError, match="broken features"):
-            MappedFeatures.from_json(value | change)
 
 
 @pytest.mark.parametrize("native", [True, False])

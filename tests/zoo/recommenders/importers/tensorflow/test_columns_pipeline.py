@@ -10,7 +10,18 @@ import onnx
 import pytest
 
 pytest.importorskip("tensorflow", reason="graphs are read by TensorFlow")
-from helpers.column_graphs import TOLERANCE, converted, feed_of, graph_of, hashed, normalized, raw, scores, some_rows
+from helpers.column_graphs import (
+    TOLERANCE,
+    converted,
+    feed_of,
+    graph_of,
+    hashed,
+    names_of,
+    normalized,
+    raw,
+    scores,
+    some_rows,
+)
 from helpers.feature_columns import PROBABILITY, classifier, examples, fc, features, run, tf, v1
 
 import zoo
@@ -117,7 +128,7 @@ def test_a_graph_without_numbers(log: Path, tmp_path: Path) -> None:
 
 def test_the_rewritten_graph_is_that_of_a_model_trained_here(trained: Path) -> None:
     from pipelines.rewrites.driver import rewrite
-    from zoo.recommenders.export.rewrites import passes
+    from zoo.recommenders.export.rewrites import passes_without_header as passes
 
     names, numbers = [f"C{i + 1}" for i in range(26)], [f"I{i + 1}" for i in range(13)]
     categories = [hashed(name, 100) for name in names]
@@ -131,6 +142,27 @@ def test_the_rewritten_graph_is_that_of_a_model_trained_here(trained: Path) -> N
     own = onnx_graph.load(trained / "rewritten.onnx")
     assert query.op_counts(model) == query.op_counts(own)
     assert sum(node.op not in ("Const", "Placeholder") for node in graph.node) > 100 * len(model.graph)
+
+
+def test_a_graph_is_trained_on(taken: Path, log: Path, tmp_path: Path) -> None:
+    """From the graph's own weights; the result has its operators, and is trained on again."""
+    settings = {"held_out": "100", "epochs": "1", "learning_rate": "1e-12"}
+    zoo.finetune(taken, str(log), tmp_path / "still", settings=settings)
+    zoo.build(tmp_path / "still")
+    models = [onnx_graph.load(folder / "fp32.onnx") for folder in (taken, tmp_path / "still")]
+    assert query.op_counts(models[0]) == query.op_counts(models[1])
+    opened = [zoo.pipeline(folder, "fp32", "onnxruntime") for folder in (taken, tmp_path / "still")]
+    batches = [each.preprocess(str(log)) for each in opened]
+    assert all((batches[0][name] == batches[1][name]).all() for name in batches[0])
+    still = [each.predict(batch)["probability"] for each, batch in zip(opened, batches, strict=True)]
+    np.testing.assert_allclose(still[1], still[0], atol=1e-6)
+
+    settings |= {"learning_rate": "0.02", "epochs": "5", "refit": "false", "min_delta": "0.0"}
+    zoo.finetune(tmp_path / "still", str(log), tmp_path / "tuned", settings=settings)
+    losses = [each["train_logloss"] for each in json.loads((tmp_path / "tuned/train.json").read_text())["history"]]
+    assert losses[-1] < losses[0] - 0.01
+    zoo.build(tmp_path / "tuned")
+    assert zoo.evaluate(tmp_path / "tuned", str(log), engine="onnxruntime")["difference"]["max_probability"] < 0.03
 
 
 def saved(folder: Path, graph_def: Any) -> str:
@@ -192,7 +224,7 @@ def test_saved_models_of_both_kinds(pb: Path, tmp_path: Path) -> None:
     known, network = converted(read_graph(tmp_path / "two"))
     rows = some_rows(64, "a", "u")
     feed = feed_of(rows)
-    assert (known.numeric_columns, known.categorical_columns) == (("u",), ("a",))
+    assert names_of(known) == ["u", "a"]
     assert np.abs(scores(network, known, raw(rows, known)) - model(feed["a"], feed["u"]).numpy()).max() < TOLERANCE
 
 
@@ -237,7 +269,10 @@ def test_wrong_requests_are_one_line_and_leave_nothing_behind(
     assert "found 3 columns" in fails(["run", str(taken), str(short)], capsys)
     assert "found 3 columns" in fails(["evaluate", str(taken), "--data", str(short)], capsys)
     assert "found 3 columns" in fails(["calibrate", str(taken), "--data", str(short)], capsys)
-    assert "zoo freeze" in fails(["finetune", str(taken), "--data", str(log), "-o", str(target)], capsys)
+    cut = fails(["finetune", str(taken), "--data", str(log), "-o", str(target), "--prune", "ratio=.3"], capsys)
+    assert "came as a TensorFlow graph, whose layers cannot be cut" in cut
+    tune = ["finetune", str(taken), "--data", str(log), "-o", str(target), "--qat"]
+    assert "is not trained with int8's rounding" in fails(tune, capsys)
 
 
 # ----------------------------------------------------------------------------------------------------------- full size

@@ -1,0 +1,201 @@
+"""Criteo's rows (Kaggle 2014) as a schema: the built-in one, and the preprocessing of models of version 0.2.0.
+
+A row is a label, 13 numbers and 26 categories, tab separated, an empty field where a value is missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipelines.core.errors import RequestError
+from pipelines.core.progress import progress
+from zoo.recommenders.data.encoding import Encoding, log1p
+from zoo.recommenders.data.line_reader import read_lines
+from zoo.recommenders.data.row_errors import ErrorLog
+from zoo.recommenders.data.schema import Column, Schema
+from zoo.recommenders.steps import STEPS, WITH_CONSTANT
+
+NUMERIC, CATEGORICAL, BUCKETS = 13, 26, 1000
+NAME = "criteo"  # of the built-in schema
+LABEL = Column("label", "label")
+PLAIN = {"hash": "farmhash fingerprint64 mod buckets", "transform": "log1p, minmax"}  # of a model trained by 0.2.0
+MAPPED = "farmhash fingerprint64 mod buckets, missing = buckets"  # of one that came as a TensorFlow graph
+
+
+def category(name: str, buckets: int, missing_row: bool = False) -> Column:
+    """A category hashed as TensorFlow hashes it."""
+    own = {"missing_row": True} if missing_row else {}
+    return Column(name, "category", encoding={"type": "hash-bucket", "buckets": buckets, **own})
+
+
+def logarithm(name: str, low: float, high: float, fill: float = 0.0) -> Column:
+    """A number x as (log1p(max(x, 0)) - low) / (high - low), clipped to 0 to 1."""
+    return Column(name, "number", encoding={"type": "log1p-min-max", "low": low, "high": high, "fill": fill})
+
+
+def schema(
+    data: Any,
+    *,
+    numeric: int = NUMERIC,
+    categorical: int = CATEGORICAL,
+    buckets: int = BUCKETS,
+    on_error: str = "raise",
+) -> Schema:
+    """The built-in schema of Criteo's rows, with the ranges that the numbers have in some rows.
+
+    Args:
+        data: Rows, see `zoo.recommenders.data.line_reader.read_lines`.
+        numeric: Numbers of a row.
+        categorical: Categories of a row.
+        buckets: Hash buckets of each category.
+        on_error: "skip" passes over rows with a fault.
+
+    Returns:
+        The columns label, I1, I2, ... and C1, C2, ...
+
+    Raises:
+        RequestError: As `read_lines`.
+    """
+    names = [f"I{at + 1}" for at in range(numeric)]
+    categories = [category(f"C{at + 1}", buckets) for at in range(categorical)]
+    raw = Encoding(Schema((LABEL, *(logarithm(name, 0.0, 1.0) for name in names), *categories), header=False)).raw
+    errors = ErrorLog() if on_error == "skip" else None
+    low, high, rows = np.full(numeric, np.inf), np.full(numeric, -np.inf), 0
+    with progress("reading") as advance:
+        for batch in read_lines(raw, data, errors=errors):
+            values = log1p(batch.numbers)
+            low = np.fmin(low, np.fmin.reduce(values, axis=0, initial=np.inf))  # fmin and fmax pass over NaN
+            high = np.fmax(high, np.fmax.reduce(values, axis=0, initial=-np.inf))
+            rows += len(batch)
+            advance(len(batch))
+    low, high = (np.where(np.isfinite(low), bound, 0.0) for bound in (low, high))  # of a column without a value
+    numbers = [
+        logarithm(f"I{at + 1}", *bounds) for at, bounds in enumerate(zip(low.tolist(), high.tolist(), strict=True))
+    ]
+    return Schema((LABEL, *numbers, *categories), rows, header=False)
+
+
+def schema_of(preprocessing: Any) -> Schema:
+    """The schema that the preprocessing on a card of version 0.2.0 stands for.
+
+    Args:
+        preprocessing: Of a model trained on Criteo's rows, or of one that came as a TensorFlow graph.
+
+    Returns:
+        A schema without a header that encodes every row to the same bits.
+
+    Raises:
+        RequestError: It is neither, or holds impossible values.
+    """
+    if not isinstance(preprocessing, Mapping) or "hash" not in preprocessing:
+        raise RequestError("the card's preprocessing holds no schema; train or download the model again")
+    try:
+        mapped = "numeric_columns" in preprocessing
+        return _mapped(preprocessing) if mapped else _plain(preprocessing)
+    except RequestError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RequestError(
+            f"broken features: {type(error).__name__} {error}; train, download or freeze the model again"
+        ) from error
+
+
+def _plain(value: Mapping[str, Any]) -> Schema:
+    for key, expected in PLAIN.items():
+        _require(value[key] == expected, f"found {key} {value[key]!r}, wanted {expected!r}")
+    counts = [value[key] for key in ("numeric", "categorical", "buckets")]
+    _require(all(type(each) is int and 1 <= each < 2**31 for each in counts), f"found sizes {counts}")
+    numeric, categorical, buckets = counts
+    bounds = [[float(x) for x in value[key]] for key in ("lo", "hi", "fill")]
+    _require(all(len(each) == numeric for each in bounds), f"wanted lo, hi and fill of {numeric} numbers")
+    columns = []
+    for at, (low, high, fill) in enumerate(zip(*bounds, strict=True)):
+        sound = 0 <= low <= high < math.inf and 0 <= fill <= 1
+        _require(
+            sound, f"found {low} to {high}, filled by {fill}, in number {at + 1}; wanted 0 <= lo <= hi and a fill to 1"
+        )
+        columns.append(logarithm(f"I{at + 1}", low, high, fill))
+    categories = [category(f"C{at + 1}", buckets) for at in range(categorical)]
+    return Schema((LABEL, *columns, *categories), header=False)
+
+
+def _mapped(value: Mapping[str, Any]) -> Schema:
+    _require(value["hash"] == MAPPED, f"found hash {value['hash']!r}, wanted {MAPPED!r}")
+    names, fills = value["numeric_columns"], [float(each) for each in value["fill"]]
+    fields, buckets = value["categorical_columns"], value["buckets"]
+    _require(
+        len(names) == len(fills) and len(fields) == len(buckets) > 0,
+        "wanted a fill for every number, and buckets for every category",
+    )
+    _require(all(isinstance(each, str) for each in (*names, *fields)), "wanted texts as names of columns")
+    _require(all(type(each) is int and 1 <= each < 2**31 - 1 for each in buckets), f"found buckets {buckets}")
+    _require(all(map(math.isfinite, fills)), f"found fill {fills}, wanted finite numbers")
+    return mapped_schema(
+        names,
+        fills,
+        [(each["column"], each["steps"], each["lo"], each["hi"]) for each in value["numbers"]],
+        fields,
+        buckets,
+    )
+
+
+def mapped_schema(
+    names: Sequence[str],
+    fills: Sequence[float],
+    numbers: Sequence[tuple[int, Sequence[Any], float, float]],
+    fields: Sequence[str],
+    buckets: Sequence[int],
+) -> Schema:
+    """The schema of a TensorFlow graph's features.
+
+    Args:
+        names: The numbers of a row.
+        fills: What a missing value of each counts as.
+        numbers: The columns of the graph's input: (place in `names`, steps, minimum, maximum) each.
+        fields: The categories of a row.
+        buckets: Hash buckets of each; a missing value has a row of its own.
+
+    Returns:
+        A schema without a header. A number that the graph reads several times has a column for each.
+
+    Raises:
+        RequestError: A number has impossible values.
+    """
+    of: dict[int, list[Column]] = {}
+    taken = {*names, *fields}
+    for place, steps, low, high in numbers:
+        _require(type(place) is int and 0 <= place < len(names), f"found a number of column {place!r}")
+        _require(math.isfinite(low) and math.isfinite(high) and low <= high, f"found a number from {low!r} to {high!r}")
+        sound = all(each[0] in STEPS and len(each) == 1 + (each[0] in WITH_CONSTANT) for each in steps)
+        _require(sound, f"found the steps {steps}, wanted names of {', '.join(STEPS)} with their constants")
+        known = of.setdefault(place, [])
+        name = names[place] if not known else _free(f"{names[place]}.{len(known) + 1}", taken)
+        encoding = {
+            "type": "steps",
+            "steps": [list(each) for each in steps],
+            "minimum": float(low),
+            "maximum": float(high),
+            "fill": fills[place],
+        }
+        known.append(Column(name, "number", encoding=encoding, source="" if not known else names[place]))
+    columns = [column for at, name in enumerate(names) for column in of.get(at, [Column(name, "ignored")])]
+    return Schema(
+        (LABEL, *columns, *(category(*each, missing_row=True) for each in zip(fields, buckets, strict=True))),
+        header=False,
+    )
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise RequestError(f"broken features: {message}")

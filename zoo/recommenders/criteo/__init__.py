@@ -1,1 +1,0 @@
-"""Wide & Deep on Criteo's headerless rows."""

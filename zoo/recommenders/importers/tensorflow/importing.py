@@ -1,0 +1,167 @@
+"""Frozen graphs, SavedModels and Keras models of feature columns to model folders of Wide & Deep."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json, replacing, write_json
+from pipelines.graph import io as onnx_graph
+from pipelines.graph import query
+from pipelines.models.folder import SAMPLES
+from pipelines.models.hub import CARD
+from zoo.recommenders.data.encoding import Rows
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.data.line_reader import read_lines
+from zoo.recommenders.data.row_errors import ErrorLog
+from zoo.recommenders.data.schema import Column as LogColumn
+from zoo.recommenders.importers.tensorflow.columns import Network, optimize, read_graph
+from zoo.recommenders.importers.tensorflow.expressions import Column, Emitter
+from zoo.recommenders.importers.tensorflow.mapped import fitted, map_features
+from zoo.recommenders.training.train import CALIBRATION_ROWS
+
+GRAPH = "graph.pb"  # of a model folder: the graph that it was made of
+
+logger = logging.getLogger(__name__)
+
+
+def from_graph(
+    path: str | Path,
+    data: Any,
+    output: str | Path,
+    *,
+    columns: Sequence[str] | None = None,
+    output_node: str | None = None,
+    on_error: str = "raise",
+) -> dict[str, Any]:
+    """Makes a model folder of a TensorFlow graph, but for its card.
+
+    Args:
+        path: A frozen GraphDef, or the folder of a SavedModel, of feature columns.
+        data: Rows of a log, see `zoo.recommenders.data.line_reader.read_lines`; the first `CALIBRATION_ROWS` become
+            calibration.npz and give the numbers their ranges.
+        output: The folder, new or empty.
+        columns: Names of the columns of a row, see `mapped.ordered`.
+        output_node: The node of the probability; None where there is only one.
+        on_error: "skip" leaves out rows with a fault.
+
+    Returns:
+        The details of the card: preprocessing and weights.
+
+    Raises:
+        RequestError: The graph, the rows or the columns do not fit; nothing was written.
+    """
+    output = Path(output)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise RequestError(f"found {output} in use, wanted a new or empty folder; choose another with -o")
+    with _quiet():
+        graph = read_graph(path)
+    network = optimize(graph, output_node)
+    features = map_features(network, columns)
+    rows = _first_rows(data, features, on_error)
+    features = fitted(features, rows)
+    output.mkdir(parents=True, exist_ok=True)
+    with replacing(output / GRAPH) as temporary:
+        temporary.write_bytes(graph.SerializeToString(deterministic=True))
+    samples: dict[str, Any] = features.encode(next(features.by_steps([rows])))
+    with replacing(output / SAMPLES) as temporary:
+        np.savez(temporary, **samples)
+    return {
+        "preprocessing": features.to_json(),
+        "weights": {"file": GRAPH, "output": network.output, "from": Path(path).name},
+    }
+
+
+def freeze_graph(folder: Path) -> dict[str, Any]:
+    """Turns graph.pb in a folder that `from_graph` began into fp32.onnx and freeze.json, by the features on its card.
+
+    fp32.onnx has the inputs `ids` int32 [batch, categories] and, where the graph reads numbers, `numbers` float32
+    [batch, numbers], and the output `probability` float32 [batch, 1]. The id of a missing category is the number of its
+    buckets.
+
+    Returns:
+        What freeze.json holds: nodes of the graph, those that the probability needs, and those of them that compute;
+        nodes and operators of fp32.onnx; bytes.
+
+    Raises:
+        RequestError: The card does not fit the graph.
+    """
+    card = read_json(folder / CARD)
+    features, graph = Features.from_json(card.get("preprocessing")), read_graph(folder / GRAPH)
+    network = optimize(graph, card.get("weights", {}).get("output"))
+    converted = network_to_onnx(network, features)
+    onnx_graph.save(converted, folder / "fp32.onnx")
+    report = {
+        "nodes": {**network.nodes, "fp32.onnx": len(converted.graph)},
+        "operators": query.op_counts(converted),
+        "bytes": {name: (folder / name).stat().st_size for name in (GRAPH, "fp32.onnx")},
+    }
+    write_json(folder / "freeze.json", report)
+    return report
+
+
+def network_to_onnx(network: Network, features: Features) -> ir.Model:
+    """A network as the ONNX model of rows that `features` encodes. Raises RequestError where they are another
+    network's.
+    """
+    known = {(each.log_name, _steps(each)): each for each in features.numbers}
+    found: dict[Column, LogColumn] = {}
+    wide = {feature: len(each.fill) for feature, each in network.numbers.items()}
+    for column in network.columns:
+        name = column.feature if wide[column.feature] == 1 else f"{column.feature}_{column.position + 1}"
+        if (name, column.steps) in known:
+            found[column] = known[name, column.steps]
+    same = {each.name: each.column.encoding["buckets"] for each in features.fields} == network.fields
+    if len(found) != len(network.columns) or len(found) != len(features.numbers) or not same:
+        raise RequestError(f"the columns on the card are not those of {GRAPH}; freeze the graph again with --from-pb")
+    order = sorted(found, key=lambda column: features.numbers.index(found[column]))
+    bounds = {column: (found[column].encoding["minimum"], found[column].encoding["maximum"]) for column in order}
+    return Emitter([each.name for each in features.fields], bounds).model(network.logit)
+
+
+def _steps(column: LogColumn) -> tuple[tuple[Any, ...], ...]:
+    return tuple(map(tuple, column.encoding["steps"]))
+
+
+def _first_rows(data: Any, features: Features, on_error: str) -> Rows:
+    """Up to `CALIBRATION_ROWS` rows of `features.raw`."""
+    errors = ErrorLog() if on_error == "skip" else None
+    try:
+        rows = next(read_lines(features.raw, data, errors=errors, batch_rows=CALIBRATION_ROWS))
+    except RequestError as error:
+        names = [each.name for each in features.raw.schema.columns if each.kind != "label"]
+        fields = len(features.fields)
+        wanted = f"the graph reads {len(names) - fields} numbers and {fields} categories, in this order: "
+        listed = ", ".join(names)
+        raise RequestError(f"{error}; {wanted}{listed if len(listed) < 400 else listed[:400] + ' ...'}") from error
+    if errors is not None and errors.total:
+        logger.warning("%s", errors)
+    return rows
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep notes on deprecations and progress off stderr: those of Python's loggers, and those that C++ writes to the
+    file.
+    """
+    loggers = {logger: logger.level for logger in map(logging.getLogger, ("tensorflow", "tf2onnx"))}
+    stderr = os.dup(2)
+    try:
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        for logger, level in loggers.items():
+            logger.setLevel(level)

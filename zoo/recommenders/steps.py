@@ -1,0 +1,80 @@
+"""Numbers through steps in float32, as TensorFlow computes them: the encoding "steps"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Floats = NDArray[np.float32]
+
+STEPS: dict[str, Callable[..., Any]] = {
+    # of one number, or of a number and a constant; "from" has the constant in front
+    "add": np.add,
+    "subtract": np.subtract,
+    "subtract from": lambda x, c: c - x,
+    "multiply": np.multiply,
+    "divide": np.divide,
+    "divide from": lambda x, c: c / x,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "power": np.power,
+    "negative": np.negative,
+    "absolute": np.abs,
+    "square": np.square,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: np.float32(1) / np.sqrt(x),
+    "exp": np.exp,
+    "log": np.log,
+    "log1p": np.log1p,
+    "sign": np.sign,
+    "floor": np.floor,
+    "tanh": np.tanh,
+    "sigmoid": lambda x: np.float32(1) / (np.float32(1) + np.exp(-x)),
+    "relu": lambda x: np.maximum(x, np.float32(0)),
+}
+WITH_CONSTANT = ("add", "subtract", "subtract from", "multiply", "divide", "divide from", "maximum", "minimum", "power")
+
+
+def apply(step: Sequence[Any], x: Array) -> Floats:
+    """Applies one step to float32 values.
+
+    Args:
+        step: A name of `STEPS`, then its constant, if it has one: a number, or an array that broadcasts against `x`.
+        x: float32 values of any shape.
+
+    Returns:
+        float32 values of the same shape.
+    """
+    name, *constant = step
+    with np.errstate(all="ignore"):
+        found: Floats = STEPS[name](x, *map(np.float32, constant)).astype(np.float32)
+    return found
+
+
+def stepped(encoding: Mapping[str, Any], x: Array) -> Floats:
+    """Applies all steps of an encoding.
+
+    Args:
+        encoding: Has "steps" and "fill".
+        x: Raw numbers of any float dtype, [n]; NaN for missing, which counts as "fill".
+
+    Returns:
+        float32 [n], not scaled yet.
+    """
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinity
+        values = np.array(x, np.float32)
+    values[np.isnan(values)] = encoding["fill"]
+    for step in encoding["steps"]:
+        values = apply(step, values)
+    return values
+
+
+def scaled(encoding: Mapping[str, Any], x: Array) -> Floats:
+    """Encodes raw numbers: `stepped`, then (x - minimum) / (maximum - minimum), or by 1 where both are equal."""
+    low, high = encoding["minimum"], encoding["maximum"]
+    span = high - low if high > low else 1.0
+    return np.asarray((stepped(encoding, x) - np.float32(low)) / np.float32(span))

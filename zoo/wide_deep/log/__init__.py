@@ -1,1 +1,0 @@
-"""Wide & Deep on any click log, in torch."""
