@@ -4,9 +4,10 @@ import itertools
 
 import numpy as np
 
-from pipelines.kernels.recommenders import native, reference
+from pipelines.kernels.recommenders import native
 from pipelines.kernels.recommenders.operators import LinearLayer
-from pipelines.kernels.recommenders.program import ClickProgram, Dense, LookupSum, Mixed, Numbers, Total
+from pipelines.kernels.recommenders.program import ClickProgram
+from pipelines.kernels.recommenders.steps import Dense, LookupSum, Mixed, Numbers, Total
 
 RNG = np.random.default_rng(0)
 
@@ -93,10 +94,10 @@ def dense_program(layer, x):
 
 
 def check_dense(layer, isa, x):
-    """The native layer must return the bits of `reference.linear`."""
+    """The native layer must return the bits of `LinearLayer.compute`."""
     ids = np.arange(len(x), dtype=np.int32)[:, None]
     found = native.click_program(dense_program(layer, x), isa)(ids, None, None)
-    same([found], [reference.linear(layer, x).astype(np.float32)])
+    same([found], [layer.compute(x).astype(np.float32)])
 
 
 def same(found, expected):

@@ -17,7 +17,8 @@ from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.files import mapped
 from pipelines.kernels import program_file
 from pipelines.kernels.recommenders.operators import DOMAIN, LinearLayer
-from pipelines.kernels.recommenders.program import STEPS, ClickProgram
+from pipelines.kernels.recommenders.program import ClickProgram
+from pipelines.kernels.recommenders.steps import STEPS
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -483,7 +483,7 @@ void leaky(const float *x, int64_t stride, const float *slope, int64_t width, in
 }
 
 // (1 - e) / (1 + e) with e = exp(-2 |x|), and the sign of x.
-void hyperbolic(const float *x, int64_t stride, int64_t width, int64_t n, float *out) {
+void tanh(const float *x, int64_t stride, int64_t width, int64_t n, float *out) {
     for (int64_t s = 0; s < n; ++s, x += stride, out += stride)
         for (int64_t j = 0; j < width; j += kVecLanes) {
             const Vec value = load_float<Vec>(x + j), down = value < Vec{} ? value : -value;
@@ -492,16 +492,38 @@ void hyperbolic(const float *x, int64_t stride, int64_t width, int64_t n, float 
         }
 }
 
-// Slice e of x times softmax(gates)_e, sums from the first on.
+// The softmax of so many gates, sums from the first on.
+inline void softmax_of(const float *gates, int64_t experts, float *weights) {
+    float most = gates[0], sum = 0;
+    for (int64_t e = 1; e < experts; ++e) most = gates[e] > most ? gates[e] : most;
+    for (int64_t e = 0; e < experts; ++e) sum += weights[e] = exponential(broadcast<Vec>(gates[e] - most))[0];
+    for (int64_t e = 0; e < experts; ++e) weights[e] /= sum;
+}
+
+// Slice e of x times softmax(gates)_e.
 void mixture(const float *x, int64_t stride, const float *gates, int64_t gates_stride, int64_t experts, int64_t width, int64_t n,
              float *out) {
     auto *weights = static_cast<float *>(kernel_scratch(experts * 4));
     for (int64_t s = 0; s < n; ++s, x += stride, gates += gates_stride, out += stride) {
-        float most = gates[0], sum = 0;
-        for (int64_t e = 1; e < experts; ++e) most = gates[e] > most ? gates[e] : most;
-        for (int64_t e = 0; e < experts; ++e) sum += weights[e] = exponential(broadcast<Vec>(gates[e] - most))[0];
+        softmax_of(gates, experts, weights);
         for (int64_t e = 0; e < experts; ++e)
-            for (int64_t j = 0; j < width; ++j) out[e * width + j] = x[e * width + j] * (weights[e] / sum);
+            for (int64_t j = 0; j < width; ++j) out[e * width + j] = x[e * width + j] * weights[e];
+    }
+}
+
+void gated_sum(const float *const *x, int64_t stride, const float *gates, int64_t gates_stride, int64_t experts, int64_t width, bool relu,
+               int64_t n, float *out) {
+    auto *weights = static_cast<float *>(kernel_scratch(experts * 4));
+    for (int64_t s = 0; s < n; ++s, gates += gates_stride) {
+        softmax_of(gates, experts, weights);
+        for (int64_t j = s * stride; j < s * stride + width; j += kVecLanes) {
+            Vec total{};
+            for (int64_t e = 0; e < experts; ++e) {
+                const Vec value = load_float<Vec>(x[e] + j);
+                total += (relu ? (value < Vec{} ? Vec{} : value) : value) * weights[e];
+            }
+            store_float(out + j, total);
+        }
     }
 }
 
@@ -521,8 +543,9 @@ constexpr ClickKernels kClickKernels = {
     .weighted = weighted,
     .normalize = normalize,
     .leaky = leaky,
-    .hyperbolic = hyperbolic,
+    .tanh = tanh,
     .mixture = mixture,
+    .gated_sum = gated_sum,
     .product = product,
 };
 

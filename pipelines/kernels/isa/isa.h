@@ -182,10 +182,13 @@ struct ClickKernels {
     // x_j, times slope_j where it is below 0; slopes are readable up to the next whole vector
     void (*leaky)(const float *x, int64_t stride, const float *slope, int64_t width, int64_t n, float *out);
     // tanh(x_j)
-    void (*hyperbolic)(const float *x, int64_t stride, int64_t width, int64_t n, float *out);
+    void (*tanh)(const float *x, int64_t stride, int64_t width, int64_t n, float *out);
     // slices of x of this width, each times its part of the softmax of the gates
     void (*mixture)(const float *x, int64_t stride, const float *gates, int64_t gates_stride, int64_t experts, int64_t width, int64_t n,
                     float *out);
+    // sums of the rows [n, stride] of `experts`, each times its part of the softmax of the gates
+    void (*gated_sum)(const float *const *x, int64_t stride, const float *gates, int64_t gates_stride, int64_t experts, int64_t width,
+                      bool relu, int64_t n, float *out);
     void (*product)(const float *x, const float *y, int64_t stride, int64_t width, int64_t n, float *out, int64_t out_stride);
 };
 

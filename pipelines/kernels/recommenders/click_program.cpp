@@ -1,81 +1,24 @@
-// A click program as a Python object: steps on buffers of a block of samples, see program.py. Arguments are checked when a step is added,
-// ids before a table is read; no lock is held while computing.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
+// Click programs as Python objects: a method a step, named as its record in steps/, whose arguments are checked when it is added.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <functional>
-#include <limits>
-#include <string>
+#include <memory>
 #include <tuple>
-#include <vector>
 
-#include "isa/arrays.h"
-#include "isa/dispatch.h"
+#include "recommenders/click_program.h"
 
-namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace zoo {
 namespace {
 
-constexpr int64_t kSamples = 64;  // that go through all steps together: their buffers stay in L2
-constexpr int64_t kSlack = 32;    // int16 that kernels may touch behind a row
-constexpr int64_t kWidest = int64_t{1} << 20;
-constexpr size_t kOutputs = 64;
-constexpr int64_t kNear = 1 << 18;  // bytes of a table that stays in L2
-constexpr float kRoundToInt = 12582912.0f;  // 1.5 * 2^23: added to a code and taken away, it rounds, ties to even
-
-thread_local Buffer<uint8_t> buffers;
-
-struct Slot {
-    Kind kind;
-    int64_t width, stride, offset;  // offset: bytes of one block
-    bool relu = false;
-    int64_t size() const { return kind == Kind::kBytes ? 1 : kind == Kind::kWords ? 2 : 4; }
-};
-
-// What the steps see of a block.
-struct Block {
-    uint8_t *memory;
-    const uint32_t *ids;  // [n, columns], checked
-    const float *numbers, *means;
-    int64_t n;
-    template <class T>
-    T *at(const Slot &slot) const { return reinterpret_cast<T *>(memory + slot.offset); }
-};
-
-void require(bool fits, const char *step) {
-    if (!fits) throw nb::value_error((std::string("the arguments of the step ") + step + " do not fit the program").c_str());
-}
-
-class ClickProgram {
+class ClickProgram : public Program {
   public:
-    // rows: how many rows an id of each column chooses from, 0 for a column that is not read.
-    ClickProgram(const Array &rows, int64_t numbers, int64_t means, const std::vector<std::pair<std::string, int64_t>> &slots,
-                 const std::string &isa)
-        : isa_(choose_isa(isa)), kernels_(*isa_.clicks), numbers_(numbers), means_(means) {
-        const auto *given = data_of<int32_t>(rows, "rows", 1);
-        rows_.assign(given, given + rows.shape(0));
-        require(!rows_.empty() && numbers >= 0 && means >= 0 && *std::min_element(rows_.begin(), rows_.end()) >= 0, "program");
-        for (int32_t each : rows_) last_.push_back(std::max(each, 1) - 1), read_.push_back(each ? -1 : 0);
-        ids_offset_ = 0;
-        size_ = round_up(kSamples * columns() * 4, 64);
-        for (const auto &[kind, width] : slots) {
-            require(width >= 1 && width <= kWidest && (kind == "u1" || kind == "i2" || kind == "f4"), "buffer");
-            Slot slot{kind == "u1" ? Kind::kBytes : kind == "i2" ? Kind::kWords : Kind::kFloats, width, round_up(width, kColumns), size_, false};
-            if (slot.kind == Kind::kWords) slot.stride += kSlack;
-            size_ += round_up(kSamples * slot.stride * slot.size() + 64, 64);
-            slots_.push_back(slot);
-        }
-    }
+    using Program::Program;
 
     void numbers(int out, int64_t position, const Array &columns, const Array &scale) {
         const Slot to = slot(out, Kind::kWords, "numbers");
@@ -126,7 +69,7 @@ class ClickProgram {
         const int64_t fields = static_cast<int64_t>(columns.shape(0)), stride = width, pairs = (inputs + 1) / 2;
         const Slot from = inputs ? slot(x, Kind::kWords, "mixed") : Slot{};
         const bool fits = width >= 1 && width % kColumns == 0 && width <= kWidest && static_cast<int64_t>(scale.shape(0)) == width &&
-                    static_cast<int64_t>(bias.shape(0)) == width && shift >= 0 && shift <= 14 && fields <= kMaxFields && !outs.empty() &&
+                    static_cast<int64_t>(bias.shape(0)) == width && shift >= 0 && shift <= 14 && fields <= kMaxFields && !outs.empty() && outs.size() <= kOuts &&
                     first >= 0 && (!inputs || first + inputs <= from.width) && table.has_value() == (fields > 0);
         require(fits, "mixed");
         auto step = std::make_shared<Mixed>();
@@ -168,14 +111,13 @@ class ClickProgram {
             uint32_t *next = chosen.data();
             for (int64_t r = 0; r < block.n; ++r)
                 for (const Field &field : step->fields) *next++ = static_cast<uint32_t>(field.offset) + block.ids[r * ids + field.column];
-            Columns to[8];
+            Columns to[kOuts];
             for (size_t i = 0; i < step->outs.size(); ++i) {
                 const auto &[slot, last, relu] = step->outs[i];
                 to[i] = {slot.kind, slot.width, last, block.memory + slot.offset, slot.stride, relu};
             }
             kernels->mixed(step->linear, chosen.data(), pairs ? block.at<int16_t>(from) + first : nullptr, pairs ? from.stride : 0, block.n, to);
         });
-        require(outs.size() <= 8, "mixed");
     }
 
     void dense(int x, int out, const Array &weight, const Array &bias, const Array &scale, int zero_point, int low) {
@@ -282,11 +224,11 @@ class ClickProgram {
         });
     }
 
-    void hyperbolic(int x, int out) {
+    void tanh(int x, int out) {
         const Slot from = slot(x, Kind::kFloats, "tanh"), to = slot(out, Kind::kFloats, "tanh");
         require(from.width == to.width, "tanh");
         const auto *kernels = &kernels_;
-        steps_.push_back([=](const Block &b) { kernels->hyperbolic(b.at<float>(from), from.stride, from.width, b.n, b.at<float>(to)); });
+        steps_.push_back([=](const Block &b) { kernels->tanh(b.at<float>(from), from.stride, from.width, b.n, b.at<float>(to)); });
     }
 
     void mixture(int x, int gates, int out) {
@@ -295,6 +237,20 @@ class ClickProgram {
         const auto *kernels = &kernels_;
         steps_.push_back([=](const Block &b) {
             kernels->mixture(b.at<float>(from), from.stride, b.at<float>(by), by.stride, by.width, from.width / by.width, b.n, b.at<float>(to));
+        });
+    }
+
+    void gated_sum(const std::vector<int> &x, int gates, int out, bool relu) {
+        const Slot by = slot(gates, Kind::kFloats, "gated_sum"), to = slot(out, Kind::kFloats, "gated_sum");
+        std::vector<Slot> from;
+        for (int each : x) from.push_back(slot(each, Kind::kFloats, "gated_sum"));
+        require(!from.empty() && static_cast<int64_t>(from.size()) == by.width && by.width <= kOuts, "gated_sum");
+        for (const Slot &each : from) require(each.width == to.width && each.offset != to.offset, "gated_sum");
+        const auto *kernels = &kernels_;
+        steps_.push_back([=](const Block &b) {
+            const float *experts[kOuts];
+            for (size_t e = 0; e < from.size(); ++e) experts[e] = b.at<float>(from[e]);
+            kernels->gated_sum(experts, to.stride, b.at<float>(by), by.stride, by.width, to.width, relu, b.n, b.at<float>(to));
         });
     }
 
@@ -354,58 +310,7 @@ class ClickProgram {
         });
     }
 
-    void outputs(const std::vector<int> &slots) {
-        require(slots.size() <= kOutputs, "outputs");
-        for (int each : slots) results_.push_back(slot(each, Kind::kFloats, "outputs"));
-    }
-
-    nb::object call(const Array &ids, const std::optional<Array> &numbers, const std::optional<Array> &means) const {
-        const bool wide = ids.dtype() == nb::dtype<int64_t>();
-        const void *given = wide ? static_cast<const void *>(data_of<int64_t>(ids, "ids", 2)) : data_of<int32_t>(ids, "ids", 2);
-        const int64_t n = static_cast<int64_t>(ids.shape(0));
-        if (static_cast<int64_t>(ids.shape(1)) != columns()) throw nb::value_error("ids have another number of columns than the program");
-        const float *x = floats(numbers, "numbers", n, numbers_), *m = floats(means, "scales", n, means_);
-        float *found[kOutputs];
-        nb::object arrays[kOutputs];
-        for (size_t i = 0; i < results_.size(); ++i) {
-            const int64_t width = results_[i].width;
-            auto *buffer = new Buffer<float>(std::max<int64_t>(n * width, 1));
-            nb::capsule owner(buffer, [](void *pointer) noexcept { delete static_cast<Buffer<float> *>(pointer); });
-            found[i] = buffer->data();
-            arrays[i] = nb::cast(nb::ndarray<nb::numpy, float>(found[i], {static_cast<size_t>(n), static_cast<size_t>(width)}, owner));
-        }
-        {
-            nb::gil_scoped_release unlocked;
-            buffers.reserve(size_);
-            auto *rows = reinterpret_cast<int32_t *>(buffers.data() + ids_offset_);
-            for (int64_t first = 0; first < n; first += kSamples) {
-                const int64_t count = std::min(kSamples, n - first);
-                if (wide)
-                    read_ids(static_cast<const int64_t *>(given), first, count, rows);
-                else
-                    read_ids(static_cast<const int32_t *>(given), first, count, rows);
-                const Block block{buffers.data(), reinterpret_cast<const uint32_t *>(rows), x + first * numbers_, m + first * means_, count};
-                for (const auto &step : steps_) step(block);
-                for (size_t i = 0; i < results_.size(); ++i) {
-                    const Slot &slot = results_[i];
-                    const auto *from = block.at<float>(slot);
-                    for (int64_t s = 0; s < count; ++s)
-                        std::copy_n(from + s * slot.stride, slot.width, found[i] + (first + s) * slot.width);
-                }
-            }
-        }
-        if (results_.size() == 1) return arrays[0];
-        nb::list all;
-        for (size_t i = 0; i < results_.size(); ++i) all.append(arrays[i]);
-        return nb::tuple(all);
-    }
-
-    const char *isa() const { return isa_.name; }
-
   private:
-    struct Field {
-        int32_t column, offset;
-    };
     struct Mixed {
         MixedLinear linear{};
         std::vector<Field> fields;
@@ -419,83 +324,6 @@ class ClickProgram {
         Buffer<int32_t> bias;
         Buffer<float> scale;
     };
-
-    int64_t columns() const { return static_cast<int64_t>(rows_.size()); }
-
-    Slot slot(int index, Kind kind, const char *step) const {
-        require(index >= 0 && index < static_cast<int64_t>(slots_.size()) && slots_[static_cast<size_t>(index)].kind == kind, step);
-        return slots_[static_cast<size_t>(index)];
-    }
-
-    // Fields of a table of `height` rows: the column of the ids that chooses among `rows` of them from `offset` on.
-    std::vector<Field> fields(const Array &columns, const Array &offsets, const Array &rows, int64_t height, const char *step) const {
-        const auto *column = data_of<int32_t>(columns, "columns", 1), *offset = data_of<int32_t>(offsets, "offsets", 1),
-                   *count = data_of<int32_t>(rows, "rows", 1);
-        const size_t size = columns.shape(0);
-        require(offsets.shape(0) == size && rows.shape(0) == size, step);
-        std::vector<Field> found;
-        for (size_t f = 0; f < size; ++f) {
-            require(column[f] >= 0 && column[f] < this->columns() && offset[f] >= 0 && count[f] >= 1 && int64_t{offset[f]} + count[f] <= height,
-                    step);
-            const int32_t most = rows_[static_cast<size_t>(column[f])];
-            require(most >= 1 && most <= count[f], step);
-            found.push_back({column[f], offset[f]});
-        }
-        return found;
-    }
-
-    // The vectors of `width` int16 at these positions of a row; sums of 128 products of codes fit int32.
-    std::vector<int32_t> vectors(const Array &positions, int64_t width, const Slot &from, const char *step) const {
-        const auto *at = data_of<int32_t>(positions, "positions", 1);
-        const size_t count = positions.shape(0);
-        require(count >= 1 && count <= 128 && width >= 1 && width <= 128, step);
-        for (size_t i = 0; i < count; ++i) require(at[i] >= 0 && at[i] + width <= from.width, step);
-        return {at, at + count};
-    }
-
-    const float *floats(const std::optional<Array> &array, const char *name, int64_t n, int64_t width) const {
-        static const float none = 0;
-        const float *found = array ? data_of<float>(*array, name, 2) : &none;
-        const bool fits = array ? static_cast<int64_t>(array->shape(0)) == n && static_cast<int64_t>(array->shape(1)) == width : width == 0;
-        if (!fits) throw nb::value_error((std::string(name) + " have another shape than the ids and the program want").c_str());
-        return found;
-    }
-
-    // Ids, each read once, since nobody can change it after the check. Raises IndexError, naming the place, where one is no row.
-    template <class T>
-    void read_ids(const T *ids, int64_t first, int64_t n, int32_t *out) const {
-        const int64_t count = columns();
-        ids += first * count;
-        if constexpr (sizeof(T) == 4)
-            std::memcpy(out, ids, static_cast<size_t>(n * count) * 4);
-        else
-            for (int64_t i = 0; i < n * count; ++i) {
-                const int64_t id = __atomic_load_n(ids + i, __ATOMIC_RELAXED);
-                out[i] = static_cast<int32_t>(id) == id ? static_cast<int32_t>(id) : -1;
-            }
-        const int32_t *last = last_.data(), *read = read_.data();
-        int32_t outside = 0;
-        for (int64_t s = 0; s < n; ++s)
-            for (int64_t c = 0; c < count; ++c) {
-                int32_t &id = out[s * count + c];
-                id &= read[c];
-                outside |= id | static_cast<int32_t>(static_cast<uint32_t>(last[c]) - static_cast<uint32_t>(id));
-            }
-        if (outside >= 0) return;
-        for (int64_t i = 0; i < n * count; ++i)
-            if (out[i] < 0 || out[i] > last[i % count])
-                throw nb::index_error(("found id " + std::to_string(ids[i]) + " in row " + std::to_string(first + i / count) + ", column " +
-                                       std::to_string(i % count) + "; wanted 0 to " + std::to_string(last[i % count]))
-                                          .c_str());
-    }
-
-    const Isa &isa_;
-    const ClickKernels &kernels_;
-    int64_t numbers_, means_, ids_offset_ = 0, size_ = 0;
-    std::vector<int32_t> rows_, last_, read_;  // of every column: its rows, the last of them, all bits where it is read
-    std::vector<Slot> slots_, results_;
-    std::vector<std::function<void(const Block &)>> steps_;
-    std::vector<Array> kept_;  // tables that lie in a file's mapping
 };
 
 }  // namespace
@@ -520,8 +348,9 @@ void bind_click_program(nb::module_ &module) {
         .def("weighted", &ClickProgram::weighted, "x"_a, "first"_a, "weight"_a, "out"_a)
         .def("normalize", &ClickProgram::normalize, "x"_a, "out"_a, "epsilon"_a, "least"_a, "relu"_a)
         .def("leaky", &ClickProgram::leaky, "x"_a, "out"_a, "slope"_a)
-        .def("tanh", &ClickProgram::hyperbolic, "x"_a, "out"_a)
+        .def("tanh", &ClickProgram::tanh, "x"_a, "out"_a)
         .def("mixture", &ClickProgram::mixture, "x"_a, "gates"_a, "out"_a)
+        .def("gated_sum", &ClickProgram::gated_sum, "x"_a, "gates"_a, "out"_a, "relu"_a)
         .def("product", &ClickProgram::product, "x"_a, "y"_a, "out"_a)
         .def("lookup_sum", &ClickProgram::lookup_sum, "out"_a, "table"_a, "columns"_a, "offsets"_a, "rows"_a)
         .def("total", &ClickProgram::total, "out"_a, "terms"_a, "bias"_a, "sigmoid"_a)

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query
 from pipelines.kernels.recommenders.operators import DOMAIN, LinearLayer
-from pipelines.kernels.recommenders.program import STEPS, ClickProgram
+from pipelines.kernels.recommenders.program import ClickProgram
+from pipelines.kernels.recommenders.steps import STEPS
 
 VERSION = 1  # of the domain, as the opset imports name it
 PROGRAM = ClickProgram.name

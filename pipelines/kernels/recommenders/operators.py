@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, require
@@ -55,3 +57,18 @@ class LinearLayer:
             results.max() < 2**30 or (self.zero_point is None and np.isfinite(results).all())
         ):
             raise RequestError("a linear layer can overflow 32 bits")
+
+    def compute(self, x: NDArray[np.uint8]) -> NDArray[Any]:
+        """Computes the layer in numpy.
+
+        Args:
+            x: uint8 [n, K].
+
+        Returns:
+            uint8 [n, N], or float32 [n, N] where `zero_point` is None.
+        """
+        accumulated = x.astype(np.int64) @ self.weight.astype(np.int64) + self.bias
+        scaled = accumulated.astype(np.float32) * self.scale
+        if self.zero_point is None:
+            return scaled
+        return np.clip(np.rint(scaled) + np.float32(self.zero_point), self.low, 255).astype(np.uint8)

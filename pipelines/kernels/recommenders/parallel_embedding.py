@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
 from pipelines.kernels.recommenders.operators import COLUMNS, LinearLayer
-from pipelines.kernels.recommenders.program import ClickProgram, Dense, LookupSum, Mixed, Numbers, Step, Total
+from pipelines.kernels.recommenders.program import ClickProgram
+from pipelines.kernels.recommenders.steps import Dense, LookupSum, Mixed, Numbers, Step, Total
 
 PARALLEL_EMBEDDING = "ParallelEmbedding"
 # inputs of the operator after ids and numbers

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pipelines.core.errors import RequestError
-from pipelines.kernels.recommenders import program as steps
-from pipelines.kernels.recommenders.program import CODES, SLACK
+from pipelines.kernels.recommenders import steps
+from pipelines.kernels.recommenders.steps import CODES, SLACK
 from pipelines.quantization.calibration.table import CalibrationTable
 from zoo.recommenders.lowering.expressions import Dots, Expression, Field
 from zoo.recommenders.lowering.graph_reader import Reader

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels.recommenders.operators import ZERO, LinearLayer
-from pipelines.kernels.recommenders.program import CODES
+from pipelines.kernels.recommenders.steps import CODES
 from pipelines.quantization.qdq.scales import weight_qparams
 from zoo.recommenders.lowering.expressions import Field
 

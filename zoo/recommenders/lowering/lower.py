@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.graph.infer import infer_shapes
-from pipelines.kernels.recommenders import program as steps
-from pipelines.kernels.recommenders import reference
+from pipelines.kernels.recommenders import reference, steps
 from pipelines.kernels.recommenders.from_graph import program_node
 from pipelines.kernels.recommenders.operators import COLUMNS
-from pipelines.kernels.recommenders.program import CODES, ClickProgram
+from pipelines.kernels.recommenders.program import ClickProgram
+from pipelines.kernels.recommenders.steps import CODES
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq.scales import activation_qparams
 from pipelines.quantization.recipe import QuantRecipe

@@ -24,7 +24,7 @@ from pipelines.engines.catalog import load
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.recommenders.from_graph import click_program
-from pipelines.kernels.recommenders.program import Mixed
+from pipelines.kernels.recommenders.steps import Mixed
 from pipelines.models.folder import NATIVE
 from pipelines.models.pipeline import choose_engine
 from pipelines.models.stages import build

@@ -17,7 +17,7 @@ from helpers.click_layers import RNG, check_dense, dense, feeds, first_layer, ne
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 from pipelines.kernels.recommenders import native, reference
-from pipelines.kernels.recommenders.program import Mixed
+from pipelines.kernels.recommenders.steps import Mixed
 
 pytestmark = pytest.mark.skipif(extension.native() is None, reason=extension.missing())
 

@@ -71,7 +71,7 @@ def expected(first, layers, ids, x):
     value = (sums + codes @ first["weight"]).astype(np.float32) * first["scale"] + first["bias"]
     value = np.clip(np.rint(value), 0, 255).astype(np.uint8)
     for layer in layers:
-        value = reference.linear(layer, value)
+        value = layer.compute(value)
     logit = value[:, 0]
     if "wide" in first:
         wide = np.zeros(len(ids), np.float32)

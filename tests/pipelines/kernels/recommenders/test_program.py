@@ -12,10 +12,10 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 from pipelines.kernels.recommenders import from_graph, native, reference
 from pipelines.kernels.recommenders.operators import LinearLayer
-from pipelines.kernels.recommenders.program import (
+from pipelines.kernels.recommenders.program import ClickProgram
+from pipelines.kernels.recommenders.steps import (
     CODES,
     SLACK,
-    ClickProgram,
     Cross,
     Dense,
     Dots,

@@ -13,7 +13,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import io
 from pipelines.kernels.recommenders import reference
 from pipelines.kernels.recommenders.from_graph import click_program
-from pipelines.kernels.recommenders.program import Dense, Gather, Leaky, LookupSum, Mixed, Numbers
+from pipelines.kernels.recommenders.steps import Dense, Gather, Leaky, LookupSum, Mixed, Numbers
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite

@@ -1,0 +1,45 @@
+"""The steps of click programs, each one record: parameters, checks, numpy reference and call of its kernel."""
+
+from pipelines.kernels.recommenders.steps.base import CODES, KINDS, SLACK, Run, Slots, Step
+from pipelines.kernels.recommenders.steps.floats import (
+    GatedSum,
+    Leaky,
+    Mixture,
+    Normalize,
+    Product,
+    Tanh,
+    Total,
+    Weighted,
+)
+from pipelines.kernels.recommenders.steps.interactions import Cross, Dots, Factorization
+from pipelines.kernels.recommenders.steps.layers import Dense, Mixed, Quantize
+from pipelines.kernels.recommenders.steps.lookups import Gather, LookupSum, Numbers
+
+STEPS: dict[str, type[Step]] = {step.__name__: step for step in Step.__subclasses__()}
+
+__all__ = [
+    "CODES",
+    "KINDS",
+    "SLACK",
+    "STEPS",
+    "Cross",
+    "Dense",
+    "Dots",
+    "Factorization",
+    "GatedSum",
+    "Gather",
+    "Leaky",
+    "LookupSum",
+    "Mixed",
+    "Mixture",
+    "Normalize",
+    "Numbers",
+    "Product",
+    "Quantize",
+    "Run",
+    "Slots",
+    "Step",
+    "Tanh",
+    "Total",
+    "Weighted",
+]

@@ -1,0 +1,150 @@
+"""What a step of a click program is, and what steps share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from pipelines.kernels.arrays import Array, require
+from pipelines.kernels.transformer.reference import exponential
+
+if TYPE_CHECKING:
+    from pipelines.kernels._native import ClickProgram as NativeProgram
+    from pipelines.kernels.recommenders.program import ClickProgram
+
+CODES = 4095
+SLACK = 32  # int16 behind the last row of a table of codes, which kernels may read
+VECTORS = 128  # so many products of two codes an int32 holds the sum of
+WIDEST = 2**20
+OUTS = 64  # buffers that one step writes or sums
+KINDS = {"u1": np.uint8, "i2": np.int16, "f4": np.float32}
+
+
+@dataclass(eq=False)
+class Run:
+    """A program while it computes in numpy.
+
+    Attributes:
+        ids: Integers [n, C].
+        numbers: float32 [n, M], or None.
+        scales: float32 [n, B], or None.
+        of: The buffers, [n, width] each.
+    """
+
+    ids: NDArray[Any]
+    numbers: Any
+    scales: Any
+    of: list[NDArray[Any]]
+
+
+class Step(ABC):
+    """One operator of a click program: a frozen dataclass whose attributes are its parameters and buffers.
+
+    `ClickProgram` of click_program.cpp has a method of the same name in lower case, `ClickKernels` of isa.h its kernel.
+    """
+
+    @abstractmethod
+    def check(self, program: ClickProgram, slots: Slots) -> None:
+        """Checks the step in its program.
+
+        Args:
+            program: The program, whose inputs the step may read.
+            slots: The buffers; those that the step writes are noted there.
+
+        Raises:
+            RequestError: The step does not fit the program.
+        """
+
+    @abstractmethod
+    def compute(self, run: Run) -> None:
+        """Computes the step in numpy: the definition of the bits that its kernels return."""
+
+    @abstractmethod
+    def add_to(self, program: NativeProgram) -> None:
+        """Adds the step to a native program."""
+
+
+class Slots:
+    """Which buffers there are, and which are written, while the steps of a program are checked in order."""
+
+    def __init__(self, slots: Sequence[tuple[str, int]]) -> None:
+        self.slots, self.written, self._ends = slots, set[int](), dict[int, int]()
+
+    def read(self, step: object, slot: int, kind: str) -> int:
+        """The width of a buffer that the step reads."""
+        if slot not in self.written:
+            raise RequestError(f"{type(step).__name__} reads buffer {slot}, which no step before it writes")
+        return self._width(step, slot, kind)
+
+    def write(self, step: object, slot: int, kind: str) -> int:
+        """The width of a buffer that the step writes."""
+        width = self._width(step, slot, kind)
+        self.written.add(slot)
+        return width
+
+    def place(self, step: object, slot: int, position: int, width: int) -> None:
+        """Columns of codes that the step writes: the next ones, since it may touch those behind."""
+        fits(step, self._ends.get(slot, 0) == position <= self.write(step, slot, "i2") - width)
+        self._ends[slot] = position + width
+
+    def _width(self, step: object, slot: int, kind: str) -> int:
+        if not 0 <= slot < len(self.slots) or self.slots[slot][0] != kind:
+            raise RequestError(f"{type(step).__name__} has buffer {slot}; wanted one of {kind}")
+        return self.slots[slot][1]
+
+
+def fits(step: object, right: bool) -> None:
+    """Raises RequestError, naming the step, where its sizes are not right."""
+    if not right:
+        raise RequestError(f"the sizes of {type(step).__name__} do not fit its buffers or the inputs of the program")
+
+
+def finite(step: object, *values: float | Array) -> None:
+    """Raises RequestError, naming the step, where a value is infinite or NaN."""
+    if not all(np.isfinite(each).all() for each in values):
+        raise RequestError(f"{type(step).__name__} has values that are not finite")
+
+
+def require_vectors(step: object, positions: Array, width: int, room: int) -> None:
+    """Raises RequestError where vectors of `width` at `positions`, int32 [F], do not fit into `room` codes."""
+    require(type(step).__name__, "positions", positions, np.int32, (positions.size,))
+    fits(step, 1 <= positions.size <= VECTORS and 1 <= width <= VECTORS)
+    fits(step, positions.min() >= 0 and positions.max() <= room - width)
+
+
+def lane_sum(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The sums of float32 [n, width] along the last axis in the kernels' order: float32 [n]."""
+    n, width = values.shape
+    padded = np.zeros((n, -(-width // 16) * 16), np.float32)
+    padded[:, :width] = values
+    lanes = np.zeros((n, 16), np.float32)
+    for start in range(0, padded.shape[1], 16):
+        lanes += padded[:, start : start + 16]
+    eight = lanes[:, :8] + lanes[:, 8:]
+    four = eight[:, :4] + eight[:, 4:]
+    return np.asarray((four[:, 0] + four[:, 2]) + (four[:, 1] + four[:, 3]))
+
+
+def softmax(gates: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The softmax of float32 [n, K] along its last axis, sums from the first column on."""
+    weights, total = exponential(gates - gates.max(axis=1, keepdims=True)), np.zeros((len(gates), 1), np.float32)
+    for column in weights.T:
+        total += column[:, None]
+    return np.asarray(weights / total)
+
+
+def to_codes(values: NDArray[np.float32]) -> NDArray[np.int16]:
+    """float32 rounded to codes int16, ties to even; NaN as the lowest."""
+    known = np.where(np.isnan(values), np.float32(-CODES), values)
+    return np.asarray(np.rint(np.clip(known, -CODES, CODES)), np.int16)
+
+
+def vectors(x: NDArray[np.int16], positions: NDArray[Any], width: int) -> NDArray[np.int32]:
+    """The vectors at these positions of codes: int32 [n, vectors, width]."""
+    return np.stack([x[:, start : start + width] for start in positions], axis=1).astype(np.int32)

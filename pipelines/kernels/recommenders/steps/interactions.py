@@ -1,0 +1,138 @@
+"""Steps that multiply vectors of codes with each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipelines.kernels.arrays import Array, contiguous, require
+from pipelines.kernels.recommenders.steps.base import (
+    Run,
+    Slots,
+    Step,
+    finite,
+    fits,
+    lane_sum,
+    require_vectors,
+    to_codes,
+    vectors,
+)
+
+if TYPE_CHECKING:
+    from pipelines.kernels._native import ClickProgram as NativeProgram
+    from pipelines.kernels.recommenders.program import ClickProgram
+
+
+@dataclass(frozen=True, eq=False)
+class Factorization(Step):
+    """out = scale sum_j (float32(sum_f k_fj)^2 - float32(sum_f k_fj^2)) for the vectors k_f = x[p_f:p_f + width].
+
+    positions: p, int32 [F].
+    """
+
+    x: int
+    out: int
+    positions: Array
+    width: int
+    scale: float
+
+    def check(self, program: ClickProgram, slots: Slots) -> None:
+        """See `Step`."""
+        require_vectors(self, self.positions, self.width, slots.read(self, self.x, "i2"))
+        fits(self, slots.write(self, self.out, "f4") == 1)
+        finite(self, self.scale)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        k = vectors(run.of[self.x], self.positions, self.width)
+        total, squares = (each.sum(axis=1).astype(np.float32) for each in (k, k * k))
+        run.of[self.out][:, 0] = lane_sum(total * total - squares) * np.float32(self.scale)
+
+    def add_to(self, program: NativeProgram) -> None:
+        """See `Step`."""
+        program.factorization(self.x, self.out, contiguous(self.positions), self.width, self.scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Cross(Step):
+    """A layer of a cross network (Wang et al. 2021, DCN V2) in units of the codes k of x_0: x_l = k g_l, g_0 = 1.
+
+    g     = g + u                                        1 + u where `first`
+    out   = clip(rint((k g) factor), -CODES, CODES)      the codes of x_{l+1}, unless out is None
+    total = sum_j (k g)_j weight_j                       unless total is None; weight: float32
+    """
+
+    x: int
+    u: int
+    g: int
+    first: bool
+    factor: float = 1.0
+    out: int | None = None
+    total: int | None = None
+    weight: Array | None = None
+
+    def check(self, program: ClickProgram, slots: Slots) -> None:
+        """See `Step`."""
+        width = slots.read(self, self.u, "f4")
+        fits(self, slots.read(self, self.x, "i2") == width == slots.write(self, self.g, "f4"))
+        if self.out is not None:
+            fits(self, slots.write(self, self.out, "i2") == width)
+        fits(self, (self.total is None) == (self.weight is None))
+        if self.total is not None and self.weight is not None:
+            fits(self, slots.write(self, self.total, "f4") == 1)
+            require("Cross", "weight", self.weight, np.float32, (width,))
+            finite(self, self.weight)
+        finite(self, self.factor)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        g = run.of[self.u] + (np.float32(1) if self.first else run.of[self.g])
+        run.of[self.g], value = g, run.of[self.x].astype(np.float32) * g
+        if self.out is not None:
+            run.of[self.out] = to_codes(value * np.float32(self.factor))
+        if self.total is not None and self.weight is not None:
+            weighted = np.where(self.weight == 0, np.float32(0), value * self.weight)
+            run.of[self.total][:, 0] = lane_sum(weighted)
+
+    def add_to(self, program: NativeProgram) -> None:
+        """See `Step`."""
+        weight = None if self.weight is None else contiguous(self.weight)
+        program.cross(self.x, self.u, self.g, self.first, self.factor, self.out, self.total, weight)
+
+
+@dataclass(frozen=True, eq=False)
+class Dots(Step):
+    """out[position:] = clip(rint(float32(k_i . k_j) factor_ij), -CODES, CODES) for i = 1, 2, .., j = 0 .. i - 1, of
+    vectors as in `Factorization`. factor: float32 [pairs].
+    """
+
+    x: int
+    out: int
+    position: int
+    positions: Array
+    width: int
+    factor: Array
+
+    def check(self, program: ClickProgram, slots: Slots) -> None:
+        """See `Step`."""
+        require_vectors(self, self.positions, self.width, slots.read(self, self.x, "i2"))
+        count = self.positions.size * (self.positions.size - 1) // 2
+        fits(self, count >= 1)
+        require("Dots", "factor", self.factor, np.float32, (count,))
+        slots.place(self, self.out, self.position, count)
+        finite(self, self.factor)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        k = vectors(run.of[self.x], self.positions, self.width)
+        lower = np.tril_indices(self.positions.size, -1)
+        products = np.einsum("nik,njk->nij", k, k)[:, lower[0], lower[1]]
+        codes = to_codes(products.astype(np.float32) * self.factor)
+        run.of[self.out][:, self.position : self.position + codes.shape[1]] = codes
+
+    def add_to(self, program: NativeProgram) -> None:
+        """See `Step`."""
+        positions, factor = contiguous(self.positions), contiguous(self.factor)
+        program.dots(self.x, self.out, self.position, positions, self.width, factor)

@@ -1,0 +1,174 @@
+"""Linear layers of click programs, and their results as codes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipelines.core.errors import RequestError
+from pipelines.kernels.arrays import Array, contiguous, require
+from pipelines.kernels.recommenders.operators import COLUMNS, FIELDS, ZERO, LinearLayer
+from pipelines.kernels.recommenders.steps.base import (
+    CODES,
+    KINDS,
+    OUTS,
+    WIDEST,
+    Run,
+    Slots,
+    Step,
+    finite,
+    fits,
+    to_codes,
+)
+
+if TYPE_CHECKING:
+    from pipelines.kernels._native import ClickProgram as NativeProgram
+    from pipelines.kernels.recommenders.program import ClickProgram
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed(Step):
+    """Linear layers that read the same: sums of int8 table rows, where a layer is folded into its tables, and products.
+
+        acc_j = 2^shift sum_f (table[offsets_f + ids[columns_f], j] - zero) + sum_k x[first + k] weight[k, j]
+        y_j   = float32(acc_j) scale_j + bias_j
+
+    outs: (buffer, width, relu) each; they take the columns in order, each from the next whole 64 on: as clip(rint(y),
+    0, 255) in "u1", clip(rint(y), -CODES or, with relu, 0, CODES) in "i2", y in "f4". A sum of F rows fits int16, and
+    acc int32; both is checked. table: uint8 [R, N] with zero = 128, entries from 1 on, or int16 with zero = 0, or None;
+    weight: int16 [K, N], scale, bias: float32 [N]; columns, offsets, rows: int32 [F]. x is not read where K is 0.
+    """
+
+    x: int
+    first: int
+    weight: Array
+    scale: Array
+    bias: Array
+    outs: tuple[tuple[int, int, bool], ...]
+    columns: Array
+    offsets: Array
+    rows: Array
+    shift: int = 0
+    table: Array | None = None
+
+    def check(self, program: ClickProgram, slots: Slots) -> None:
+        """See `Step`."""
+        width, fields = sum(-(-columns // COLUMNS) * COLUMNS for _, columns, _ in self.outs), self.columns.size
+        inputs = len(self.weight) if self.weight.ndim == 2 else 0
+        require("Mixed", "weight", self.weight, np.int16, (inputs, width))
+        for name, dtype, size in (
+            ("scale", np.float32, width),
+            ("bias", np.float32, width),
+            *((name, np.int32, fields) for name in ("columns", "offsets", "rows")),
+        ):
+            require("Mixed", name, getattr(self, name), dtype, (size,))
+        fits(self, 1 <= width <= WIDEST and 1 <= len(self.outs) <= OUTS and 0 <= self.shift <= 14 and fields <= FIELDS)
+        if inputs:
+            fits(self, 0 <= self.first <= slots.read(self, self.x, "i2") - inputs)
+        fits(self, (self.table is None) == (fields == 0))
+        if self.table is not None:
+            wide = self.table.dtype == np.int16
+            require("Mixed", "table", self.table, np.int16 if wide else np.uint8, (len(self.table), width))
+            if wide and max(int(self.table.max()), -int(self.table.min())) * fields > 2**15 - 1:
+                raise RequestError("Mixed has rows whose sum is beyond 16 bits")
+            last = self.offsets.astype(np.int64) + self.rows
+            fits(self, self.columns.min() >= 0 and self.columns.max() < program.rows.size)
+            fits(self, self.rows.min() >= 1 and self.offsets.min() >= 0 and last.max() <= len(self.table))
+            limits = program.rows[self.columns]
+            fits(self, limits.min() >= 1 and bool((limits <= self.rows).all()))
+        for slot, columns, relu in self.outs:
+            kind = slots.slots[slot][0] if 0 <= slot < len(slots.slots) else ""
+            fits(self, kind in KINDS and slots.write(self, slot, kind) == columns and not (relu and kind == "f4"))
+        reach = ((2**15 if fields else 0) << self.shift) + CODES * np.abs(self.weight.astype(np.int64)).sum(axis=0)
+        if reach.max(initial=0) >= 2**31:
+            raise RequestError("Mixed can overflow 32 bits; use a smaller shift or weights")
+        finite(self, self.scale, self.bias)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        accumulated = np.zeros((len(run.ids), self.scale.size), np.int64)
+        if self.table is not None:
+            rows = self.offsets + run.ids[:, self.columns]
+            zero = ZERO if self.table.dtype == np.uint8 else 0
+            accumulated += (self.table[rows].astype(np.int64) - zero).sum(axis=1) << self.shift
+        if inputs := len(self.weight):
+            x = run.of[self.x][:, self.first : self.first + inputs]
+            accumulated += x.astype(np.int64) @ self.weight.astype(np.int64)
+        y = accumulated.astype(np.float32) * self.scale + self.bias
+        start = 0
+        for slot, width, relu in self.outs:
+            part, dtype = y[:, start : start + width], run.of[slot].dtype
+            if dtype == np.uint8:
+                part = np.rint(np.clip(np.where(np.isnan(part), 0, part), 0, 255))
+            out = to_codes(part) if dtype == np.int16 else part.astype(dtype)
+            run.of[slot] = np.maximum(out, 0) if relu and dtype == np.int16 else out
+            start += -(-width // COLUMNS) * COLUMNS
+
+    def add_to(self, program: NativeProgram) -> None:
+        """See `Step`."""
+        program.mixed(
+            self.x,
+            self.first,
+            contiguous(self.weight),
+            contiguous(self.scale),
+            contiguous(self.bias),
+            list(self.outs),
+            None if self.table is None else contiguous(self.table),
+            contiguous(self.columns),
+            contiguous(self.offsets),
+            contiguous(self.rows),
+            self.shift,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(Step):
+    """`LinearLayer` from a buffer "u1" to one of "u1", or of "f4" where its zero point is None."""
+
+    x: int
+    out: int
+    layer: LinearLayer
+
+    def check(self, program: ClickProgram, slots: Slots) -> None:
+        """See `Step`."""
+        inputs, outputs = self.layer.weight.shape
+        fits(self, slots.read(self, self.x, "u1") == inputs)
+        fits(self, slots.write(self, self.out, "f4" if self.layer.zero_point is None else "u1") == outputs)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        run.of[self.out] = self.layer.compute(run.of[self.x])
+
+    def add_to(self, program: NativeProgram) -> None:
+        """See `Step`."""
+        layer = self.layer
+        arrays = contiguous(layer.weight), contiguous(layer.bias), contiguous(layer.scale)
+        program.dense(self.x, self.out, *arrays, layer.zero_point or 0, layer.low)
+
+
+@dataclass(frozen=True, eq=False)
+class Quantize(Step):
+    """out[position:] = clip(rint(x factor), -CODES, CODES), or from 0 on where `relu`."""
+
+    x: int
+    out: int
+    position: int
+    factor: float
+    relu: bool = False
+
+    def check(self, program: ClickProgram, slots: Slots) -> None:
+        """See `Step`."""
+        slots.place(self, self.out, self.position, slots.read(self, self.x, "f4"))
+        finite(self, self.factor)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        codes = to_codes(run.of[self.x] * np.float32(self.factor))
+        codes = np.maximum(codes, 0) if self.relu else codes
+        run.of[self.out][:, self.position : self.position + codes.shape[1]] = codes
+
+    def add_to(self, program: NativeProgram) -> None:
+        """See `Step`."""
+        program.quantize(self.x, self.out, self.position, self.factor, self.relu)

@@ -1,0 +1,156 @@
+"""Steps that read tables and numbers by the inputs of a program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipelines.core.errors import RequestError
+from pipelines.kernels.arrays import Array, contiguous, require
+from pipelines.kernels.recommenders.steps.base import CODES, SLACK, WIDEST, Run, Slots, Step, finite, fits, to_codes
+
+if TYPE_CHECKING:
+    from pipelines.kernels._native import ClickProgram as NativeProgram
+    from pipelines.kernels.recommenders.program import ClickProgram
+
+POOLS = ("", "sum", "mean", "max")
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers(Step):
+    """out[position + k] = clip(rint(numbers[columns_k] scale_k), -CODES, CODES); NaN counts as 0.
+
+    columns: int32 [K], scale: float32 [K].
+    """
+
+    out: int
+    position: int
+    columns: Array
+    scale: Array
+
+    def check(self, program: ClickProgram, slots: Slots) -> None:
+        """See `Step`."""
+        require("Numbers", "columns", self.columns, np.int32, (self.columns.size,))
+        require("Numbers", "scale", self.scale, np.float32, (self.columns.size,))
+        fits(self, self.columns.size >= 1 and self.columns.min() >= 0 and self.columns.max() < program.numbers)
+        slots.place(self, self.out, self.position, self.columns.size)
+        finite(self, self.scale)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        scaled, end = run.numbers[:, self.columns] * self.scale, self.position + self.columns.size
+        run.of[self.out][:, self.position : end] = to_codes(np.where(np.isnan(scaled), np.float32(0), scaled))
+
+    def add_to(self, program: NativeProgram) -> None:
+        """See `Step`."""
+        program.numbers(self.out, self.position, contiguous(self.columns), contiguous(self.scale))
+
+
+@dataclass(frozen=True, eq=False)
+class Gather(Step):
+    """out[position:position + width] = rows of a table of codes that `count` columns of the ids choose, from `column`
+    on.
+
+    pool "": the row; "max": the maximum; "sum": clip(rint(float32(sum of the rows) factor)), "mean": the same with
+    (scales[mean] factor), which counts as 0 where it is not finite. table: int16 [rows stride + SLACK], flat, entries
+    in [-CODES, CODES].
+    """
+
+    out: int
+    position: int
+    table: Array
+    rows: int
+    stride: int
+    width: int
+    column: int
+    count: int = 1
+    pool: str = ""
+    factor: float = 1.0
+    mean: int = -1
+
+    def check(self, program: ClickProgram, slots: Slots) -> None:
+        """See `Step`."""
+        require("Gather", "table", self.table, np.int16, (self.rows * self.stride + SLACK,))
+        fits(self, 1 <= self.width <= self.stride <= WIDEST and self.rows >= 1 and self.pool in POOLS)
+        slots.place(self, self.out, self.position, self.width)
+        fits(self, 1 <= self.count <= 2**16 and (self.count == 1 or bool(self.pool)))
+        fits(self, 0 <= self.column <= program.rows.size - self.count)
+        limits = program.rows[self.column : self.column + self.count]
+        fits(self, limits.min() >= 1 and limits.max() <= self.rows)
+        fits(self, (self.pool == "mean") == (self.mean >= 0) and self.mean < program.means)
+        finite(self, self.factor)
+        if max(int(self.table.max(initial=0)), -int(self.table.min(initial=0))) > CODES:
+            raise RequestError(f"Gather has entries beyond {CODES}")
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        table = self.table[: self.rows * self.stride].reshape(self.rows, self.stride)[:, : self.width]
+        rows = table[run.ids[:, self.column : self.column + self.count]]
+        if self.pool in ("sum", "mean"):
+            factor = np.full((len(run.ids), 1), self.factor, np.float32)
+            if self.pool == "mean":
+                factor = run.scales[:, self.mean, None] * factor
+                factor = np.where(np.isfinite(factor), factor, np.float32(0))
+            pooled = to_codes(rows.sum(axis=1, dtype=np.int32).astype(np.float32) * factor)
+        else:
+            pooled = rows.max(axis=1)
+        run.of[self.out][:, self.position : self.position + self.width] = pooled
+
+    def add_to(self, program: NativeProgram) -> None:
+        """See `Step`."""
+        program.gather(
+            self.out,
+            self.position,
+            contiguous(self.table),
+            0,
+            self.rows,
+            self.stride,
+            self.width,
+            self.column,
+            self.count,
+            self.pool,
+            self.factor,
+            self.mean,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LookupSum(Step):
+    """out = sum_f table[offsets_f + ids[columns_f]], float32, added in the order of the fields.
+
+    table: float32 [R]. columns, offsets, rows: int32 [F].
+    """
+
+    out: int
+    table: Array
+    columns: Array
+    offsets: Array
+    rows: Array
+
+    def check(self, program: ClickProgram, slots: Slots) -> None:
+        """See `Step`."""
+        fields = self.columns.size
+        require("LookupSum", "table", self.table, np.float32, (self.table.size,))
+        for name in ("columns", "offsets", "rows"):
+            require("LookupSum", name, getattr(self, name), np.int32, (fields,))
+        fits(self, fields >= 1 and self.columns.min() >= 0 and self.columns.max() < program.rows.size)
+        last = self.offsets.astype(np.int64) + self.rows
+        fits(self, self.rows.min() >= 1 and self.offsets.min() >= 0 and last.max() <= self.table.size)
+        limits = program.rows[self.columns]
+        fits(self, limits.min() >= 1 and bool((limits <= self.rows).all()))
+        fits(self, slots.write(self, self.out, "f4") == 1)
+        finite(self, self.table)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        total = np.zeros(len(run.ids), np.float32)
+        for column, offset in zip(self.columns, self.offsets, strict=True):
+            total += self.table[offset + run.ids[:, column]]
+        run.of[self.out][:, 0] = total
+
+    def add_to(self, program: NativeProgram) -> None:
+        """See `Step`."""
+        arrays = contiguous(self.table), contiguous(self.columns), contiguous(self.offsets), contiguous(self.rows)
+        program.lookup_sum(self.out, *arrays)
