@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pipelines.kernels.recommenders import steps
 
 Array = NDArray[Any]
 
@@ -74,6 +76,15 @@ class Leaky(Expression):
     x: Linear
     slope: Array
     value: str
+    bounded: ClassVar[bool] = False
+
+    def sources(self) -> list[Expression]:
+        """See `Curved`."""
+        return [self.x]
+
+    def step(self, sources: Sequence[int], out: int) -> steps.Step:
+        """See `Curved`."""
+        return steps.Leaky(sources[0], out, self.slope.astype(np.float32))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,15 +93,51 @@ class Tanh(Expression):
 
     x: Linear
     value: str
+    bounded: ClassVar[bool] = True
+
+    def sources(self) -> list[Expression]:
+        """See `Curved`."""
+        return [self.x]
+
+    def step(self, sources: Sequence[int], out: int) -> steps.Step:
+        """See `Curved`."""
+        return steps.Tanh(sources[0], out)
 
 
 @dataclass(frozen=True, eq=False)
 class Gated(Expression):
-    """x in slices, each times its part of softmax(gates): what a mixture of experts sums."""
+    """x in slices, each times its part of softmax(gates)."""
 
     x: Tanh
     gates: Linear
     value: str
+    bounded: ClassVar[bool] = True
+
+    def sources(self) -> list[Expression]:
+        """See `Curved`."""
+        return [self.x, self.gates]
+
+    def step(self, sources: Sequence[int], out: int) -> steps.Step:
+        """See `Curved`."""
+        return steps.Mixture(sources[0], sources[1], out)
+
+
+@dataclass(frozen=True, eq=False)
+class GatedSum(Expression):
+    """sum_e softmax(gates)_e x_e of experts, all behind a ReLU or none."""
+
+    vectors: list[Expression]
+    gates: Linear
+    value: str
+    bounded: ClassVar[bool] = False
+
+    def sources(self) -> list[Expression]:
+        """See `Curved`."""
+        return [*self.vectors, self.gates]
+
+    def step(self, sources: Sequence[int], out: int) -> steps.Step:
+        """See `Curved`."""
+        return steps.GatedSum(tuple(sources[:-1]), sources[-1], out, is_relu(self.vectors[0]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,18 +243,33 @@ class Softmax(Expression):
 
 
 @dataclass(frozen=True, eq=False)
+class Shares(Expression):
+    """Vectors, each times its part of softmax(gates): [n, vectors, width]."""
+
+    vectors: list[Expression]
+    gates: Linear
+
+
+@dataclass(frozen=True, eq=False)
 class Means(Expression):
     """A column of `scales`."""
 
     column: int
 
 
-Curved = Leaky | Tanh | Gated  # computed as floats, entry by entry, from layers
+# Vectors that one step computes as floats. sources(): the layers that the step reads, before a ReLU where they end in
+# one. step(buffers of the sources, buffer of the result): the step. bounded: all results are within [-1, 1].
+Curved = Leaky | Tanh | Gated | GatedSum
 
 
 def is_value(x: Expression) -> bool:
     """Whether `x` is one of the values that layers read."""
-    return isinstance(x, Numbers | Field | Concat | Linear | Leaky | Tanh | Gated | Crossed | Dots | Unit)
+    return isinstance(x, Numbers | Field | Concat | Linear | Curved | Crossed | Dots | Unit)
+
+
+def is_relu(x: Expression) -> bool:
+    """Whether `x` is a layer that ends in a ReLU."""
+    return isinstance(x, Linear) and x.relu
 
 
 def joined(parts: Sequence[Expression]) -> Expression:
@@ -221,6 +283,22 @@ def joined(parts: Sequence[Expression]) -> Expression:
 def parts_of(x: Expression) -> list[Expression]:
     """The parts that stand side by side in `x`."""
     return x.parts if isinstance(x, Concat) else [x]
+
+
+def columns_of(x: Linear, count: int) -> list[Expression]:
+    """A layer as so many layers of neighbouring columns."""
+    weights, biases = np.split(x.weight, count, axis=1), np.split(x.bias, count)
+    slices = zip(weights, biases, strict=True)
+    return [replace(x, width=x.width // count, weight=weight, bias=bias) for weight, bias in slices]
+
+
+def gated_sum(vectors: Sequence[Expression], gates: Linear, value: str) -> GatedSum | None:
+    """sum_e softmax(gates)_e x_e; None where the experts are no layers of one width, all or none behind a ReLU."""
+    width = vectors[0].width
+    alike = all(isinstance(x, Linear | Curved) and x.width == width for x in vectors)
+    if not alike or len(vectors) != gates.width or len({is_relu(x) for x in vectors}) > 1:
+        return None
+    return GatedSum(width, list(vectors), gates, value)
 
 
 def unshifted(x: Expression) -> tuple[Expression, Any]:

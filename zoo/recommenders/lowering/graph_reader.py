@@ -13,6 +13,7 @@ from pipelines.graph import query
 from zoo.recommenders.lowering.expressions import (
     Array,
     Concat,
+    Curved,
     Dots,
     Expression,
     Factorization,
@@ -23,6 +24,7 @@ from zoo.recommenders.lowering.expressions import (
     Means,
     Numbers,
     Product,
+    Shares,
     Shifted,
     Softmax,
     SquareSum,
@@ -32,7 +34,9 @@ from zoo.recommenders.lowering.expressions import (
     Unit,
     Vectors,
     added,
+    columns_of,
     crossed_with,
+    gated_sum,
     is_value,
     joined,
     layer_of,
@@ -161,9 +165,15 @@ class Reader:
 
     def _view(self, node: ir.Node, value: ir.Value) -> Expression | None:
         x, rank = self.read(node.inputs[0]), query.rank(value)
-        stack = stacked(x)
+        if isinstance(x, Softmax) and x.times == 1:
+            return x
+        stack, count = stacked(x), _static(value, 1)
+        if rank == 3 and isinstance(x, Linear | Curved):
+            if count == 1:
+                return Vectors(x.width, [x])
+            fits = isinstance(x, Linear) and count and x.width == count * (_static(value, 2) or 0)
+            return Vectors(x.width, columns_of(x, count)) if fits else None  # type: ignore[arg-type]
         if rank == 3 and (vectors := stack or (x.parts if isinstance(x, Concat) else [])):
-            count = _static(value, 1)
             fits = count == len(vectors) and all(each.width * len(vectors) == x.width for each in vectors)
             return Vectors(x.width, vectors) if fits else None
         if stack and rank == 2:
@@ -261,6 +271,11 @@ class Reader:
             return Softmax(x.width * times_, x.x, times_) if same else None
         if weight is not None and weight.ndim == 2 and query.rank(value) == 2:
             return self._layer(x, weight.astype(np.float64), np.zeros(weight.shape[1]), value)
+        if isinstance(x, Softmax) and weight is None:
+            experts = stacked(self.read(node.inputs[1])) or []
+            row = query.dimensions(node.inputs[0])
+            fits = experts and row is not None and row[1:] == [1, len(experts)]
+            return gated_sum(experts, x.x, str(value.name)) if fits else None
         turned = stacked(self.read(node.inputs[1]), "turned") if weight is None else None
         vectors = stacked(x)
         return Vectors(len(vectors) ** 2, vectors, "dots") if vectors and turned == vectors else None
@@ -367,6 +382,11 @@ class Reader:
         for part, weights in ((x, y), (y, x)):
             if isinstance(weights, Softmax) and isinstance(part, Tanh) and part.width == weights.width:
                 return Gated(part.width, part, weights.x, str(value.name))
+        for at, part, weights in ((1, x, y), (0, y, x)):
+            if isinstance(weights, Softmax) and (experts := stacked(part)):
+                column = query.dimensions(node.inputs[at])
+                fits = column is not None and column[1:] == [len(experts), 1]
+                return Shares(part.width, experts, weights.x) if fits else None
         for at, vector, single in ((1, x, y), (0, y, x)):  # x_0 (w . x), a cross layer with a vector
             if single.width == 1 < vector.width and (layer := sum_of_layers(single, str(node.inputs[at].name))):  # type: ignore[union-attr]
                 same = np.ones((1, vector.width))
@@ -406,6 +426,8 @@ class Reader:
             return None
         axis = axes[0] % rank
         stack = stacked(x)
+        if isinstance(x, Shares):
+            return gated_sum(x.vectors, x.gates, str(value.name)) if axis == 1 else None
         if rank == 3 and axis == 1 and stack:
             pooled = self._pooled(x, "sum", value)
             if pooled is not None:

@@ -31,12 +31,9 @@ from zoo.recommenders.lowering.expressions import (
     Expression,
     Factorization,
     Field,
-    Gated,
-    Leaky,
     Linear,
     Numbers,
     Product,
-    Tanh,
     Total,
     Unit,
     parts_of,
@@ -282,17 +279,10 @@ class Compiler(Codes):
         return self._made[x, form]
 
     def _curved(self, x: Curved) -> int:
-        """The buffer of a vector that is computed as floats, entry by entry."""
-        source = self._floats(x.x)
-        gates = self._floats(x.gates) if isinstance(x, Gated) else -1
+        """The buffer of a vector that is computed as floats."""
+        sources = [self._floats(source) for source in x.sources()]
         out = self._slot("f4", x.width)
-        match x:
-            case Leaky():
-                self.steps.append(steps.Leaky(source, out, x.slope.astype(np.float32)))
-            case Tanh():
-                self.steps.append(steps.Tanh(source, out))
-            case Gated():
-                self.steps.append(steps.Mixture(source, gates, out))
+        self.steps.append(x.step(sources, out))
         return out
 
     def _order(self, x: Linear | Curved) -> Array:
@@ -327,8 +317,8 @@ class Compiler(Codes):
             if observed is None or observed.low < 0:
                 raise RequestError(f"no calibrated range from 0 on for {x.value}")
             return float(activation_qparams(observed)[0])
-        if isinstance(x, Tanh | Gated) and form != "f4":
-            return 1 / CODES  # within [-1, 1]
+        if not isinstance(x, Linear) and x.bounded and form != "f4":
+            return 1 / CODES
         return 1.0 if form == "f4" else positive(HEADROOM * self._range(x.value) / CODES)
 
     def _dense(self, x: Linear, hidden: Linear, form: str) -> None:

@@ -20,12 +20,10 @@ from zoo.recommenders.lowering.expressions import (
     Expression,
     Factorization,
     Field,
-    Gated,
-    Leaky,
+    GatedSum,
     Linear,
     Numbers,
     Product,
-    Tanh,
     Total,
     Unit,
     parts_of,
@@ -147,12 +145,10 @@ class Plan:
                 if isinstance(x, Dots):
                     self.pieces[x] = None
             case Unit():
-                self._visit_float(x.x, unit=True)
-            case Leaky() | Tanh():
-                self._visit_float(x.x)
-            case Gated():
-                self._visit_float(x.x)
-                self._visit_float(x.gates)
+                self._visit_float(x.x, relu=True)
+            case _ if isinstance(x, Curved):
+                for source in x.sources():
+                    self._visit_float(source, relu=isinstance(x, GatedSum) and source is not x.gates)
             case Product():
                 self._visit_float(x.x)
                 self._visit_float(x.y)
@@ -166,16 +162,17 @@ class Plan:
                 self.raw[x] = None
             case Numbers():
                 self.spread[x] = None
-            case Linear() | Leaky() | Tanh() | Gated():
+            case _ if isinstance(x, Linear | Curved):
                 self.forms.setdefault(x, set()).add("piece")
                 self.pieces[x] = None
             case _:
                 raise RequestError("an interaction of vectors that are no fields, numbers or layers")
         self._visit(x)
 
-    def _visit_float(self, x: Expression, unit: bool = False) -> None:
+    def _visit_float(self, x: Expression, relu: bool = False) -> None:
+        """A value that is read as floats; relu: the step that reads it applies the ReLU."""
         if isinstance(x, Linear):
-            if x.relu and not unit:
+            if x.relu and not relu:
                 raise RequestError(f"{x.value} is read as floats after a Relu")
             self.forms.setdefault(x, set()).add("f4")
         elif not isinstance(x, Unit | Curved):
