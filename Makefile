@@ -10,7 +10,7 @@ BUILT := pyproject.toml $(CONSTRAINTS) $(wildcard pipelines/kernels/*.cpp pipeli
 # the checks of a file that a person wrote; generated folders stay out
 SOURCES := zoo pipelines scripts tests docs/site
 
-.PHONY: run test test-all fuzz lint docs bench wheel sanitize clean
+.PHONY: run test test-all fuzz lint stub docs bench wheel sanitize clean
 
 run: $(VENV)/.runtime
 	$(BIN)/python scripts/first_run.py
@@ -46,6 +46,11 @@ lint: $(VENV)/.development
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+
+# The types of the native kernels, by which mypy checks the calls into C++; tests/pipelines/kernels/test_stub.py says when it is stale.
+stub: $(VENV)/.development
+	$(INSTALL) nanobind
+	$(BIN)/python -m nanobind.stubgen -q -m pipelines.kernels._native -o pipelines/kernels/_native.pyi
 
 # The site: the pages, and the API reference from the docstrings. To read it: python -m http.server -d build/site
 docs: $(VENV)/.development

@@ -96,6 +96,12 @@ class ImageNetwork:
 
 def isas() -> list[str]: ...
 
+def csv_lines(columns: list) -> bytes:
+    """
+    The lines of a table of int64 and float32 columns [n], C-contiguous, comma separated, as pyarrow writes them. Raises ValueError
+    for other columns.
+    """
+
 class LogParser:
     """
     Blocks of a log to a model's inputs. Columns are added by their place in the log (0-based) and in the outputs.
@@ -145,32 +151,10 @@ class LogParser:
         the numbers, their columns int64 [m] and their values float64 [m].
         """
 
-def parse_rows(block: bytes, numeric: int, categorical: int, buckets: int | Sequence[int], labelled: bool, isa: str = '') -> object:
-    """
-    Rows of a block of whole lines: (labels float32 [n] or None, numbers float32 [n, numeric], NaN = missing, ids int32
-    [n, categorical], each the FarmHash Fingerprint64 of a field modulo buckets). buckets may be a list, one of each category: an
-    empty field is then the number of its buckets. None where any row has another number of columns,
-    a number that is none or that float32 does not hold, or a label other than 0 and 1. Runs the quickest version that the CPU has,
-    or the one named by isa: avx512, avx2 or portable. Raises ValueError for impossible buckets or an isa that the CPU has not.
-    """
-
 def hash_buckets(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], starts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], buckets: int) -> NDArray[numpy.int32]:
     """
     FarmHash Fingerprint64 modulo buckets of the strings data[starts[i]:starts[i] + lengths[i]], int32 [n]. Raises ValueError where
     a string is outside the data.
-    """
-
-def scale(numbers: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], table: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], lo: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], hi: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], span: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], fill: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], isa: str = '') -> tuple:
-    """
-    (clip(table[max(x, 0)], lo, hi) - lo) / span of each number x, fill where it is NaN: float32 [n, columns]; and the flat
-    positions of the numbers that are no index of the table, whose results are undefined, int64 [m]. The table has at most 2^24
-    entries. isa: see parse_rows.
-    """
-
-def csv_lines(columns: list) -> bytes:
-    """
-    The lines of a table of int64 and float32 columns [n], C-contiguous, comma separated, as pyarrow writes them. Raises ValueError
-    for other columns.
     """
 
 def resize(image: Annotated[NDArray, dict(device='cpu', writable=False)], size: Sequence[int], crop: Sequence[int], bicubic: bool, box: Sequence[float] | None, out: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu')], isa: str) -> None: ...
