@@ -85,7 +85,25 @@ def test_every_package_says_what_is_in_it() -> None:
         assert docstring and len(docstring) > 30, path
 
 
-DOCUMENTED = ("pipelines/engines", "pipelines/quantization", "pipelines/rewrites")  # in Google style; it grows
+DOCUMENTED = (  # rooms and files whose public functions describe their arguments; it grows
+    "pipelines/analysis",
+    "pipelines/compression",
+    "pipelines/core",
+    "pipelines/data",
+    "pipelines/engines",
+    "pipelines/graph",
+    "pipelines/kernels/arrays",
+    "pipelines/kernels/images",
+    "pipelines/kernels/program_file",
+    "pipelines/models/folder",
+    "pipelines/models/hub",
+    "pipelines/models/npz",
+    "pipelines/models/pipeline",
+    "pipelines/models/stages",
+    "pipelines/models/transfer",
+    "pipelines/quantization",
+    "pipelines/rewrites",
+)
 
 
 def functions(node: ast.Module | ast.ClassDef, prefix: str = "") -> list[tuple[str, ast.FunctionDef]]:
@@ -104,7 +122,7 @@ def test_public_functions_of_two_arguments_and_more_describe_them(room: str) -> 
         for path in sorted(ROOT.glob(f"{room}.py" if (ROOT / f"{room}.py").is_file() else f"{room}/**/*.py"))
         for name, function in functions(ast.parse(path.read_text()))
         if len([a for a in (*function.args.args, *function.args.kwonlyargs) if a.arg not in ("self", "cls")]) > 1
-        and "\nArgs:\n" not in (ast.get_docstring(function) or "")
+        and not re.search(r"^Args:$|\ASee `", ast.get_docstring(function) or "", re.M)  # or a protocol's method
     ]
     assert not undescribed
 

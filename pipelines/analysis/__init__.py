@@ -1,4 +1,4 @@
-"""What quantization did and what it is worth, measured: reports, metrics, benchmarks, the tuner, the self-check.
+"""Measurements of quantized models: reports, metrics, benchmarks, the tuner, the self-check.
 
-Imports every package but `data` and `models`.
+The package imports every other package but `data` and `models`.
 """

@@ -1,5 +1,4 @@
-"""Latency and throughput: all engines and precisions in turn inside one run (A B A B), so that ratios hold when the
-machine drifts.
+"""Latency and throughput of engines and precisions, in turn within one run (A B A B), which cancels drift.
 
 `benchmark` times sessions in this process, `instances` many processes at once. Both measure memory in worker processes;
 see `_serve`.
@@ -40,10 +39,14 @@ GRACE_SECONDS = 15.0  # for a worker to leave by itself; a loaded machine may ne
 
 @dataclass(frozen=True)
 class Configuration:
-    """What is timed: one model file in one engine.
+    """One model file in one engine, to be timed.
 
-    opener: "module:name" of what opens something else at `path`, such as a whole pipeline, from (path, engine, threads,
-    precision).
+    Attributes:
+        engine: Name of the engine.
+        precision: Name of the precision.
+        path: Model file.
+        opener: "module:name" of a function (path, engine, threads, precision) that opens something else, such as a
+            whole pipeline; "": the catalog.
     """
 
     engine: str
@@ -52,7 +55,7 @@ class Configuration:
     opener: str = ""
 
     def open(self, threads: int) -> Runnable:
-        """A session, or what the opener gives."""
+        """Returns the session, or the result of the opener."""
         if not self.opener:
             return load(self.path, self.engine, threads, self.precision)
         module, _, name = self.opener.partition(":")
@@ -64,7 +67,12 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Stages:
-    """The steps around the model, for the split of a latency: each takes what the one before returns."""
+    """The steps around the model, for the split of a latency.
+
+    Attributes:
+        preprocess: Returns the input of the model.
+        postprocess: Takes the outputs of the model.
+    """
 
     preprocess: Callable[[], Batch]
     postprocess: Callable[[dict[str, Any]], Any]
@@ -77,13 +85,20 @@ def benchmark(
     rounds: int = 15,
     stages: Stages | None = None,
 ) -> list[dict[str, Any]]:
-    """Time one batch in every configuration, in turn, `rounds` times.
+    """Times one batch in every configuration, in turn.
 
-    Returns per configuration {"engine", "precision", "batch_size", "threads", "instances": 1, "samples_per_second"
-    (median of the rounds), "spread" (5th and 95th percentile of the same), "latency_ms": {"p50", "p95", "p99"} of
-    single calls, "split_ms": {"preprocess", "model", "postprocess"} (medians; raw rows to results), "memory_mb": peak
-    resident memory of a process of its own that loads and runs it}, and where RAPL can be read "samples_per_joule" of
-    all that the packages used meanwhile.
+    Args:
+        configurations: What to time.
+        batch: Array [samples, ...] for every graph input.
+        threads: Intra-op threads.
+        rounds: Number of rounds.
+        stages: Steps around the model, to be timed too.
+
+    Returns:
+        Per configuration {"engine", "precision", "batch_size", "threads", "instances": 1, "samples_per_second" (median
+        of the rounds), "spread" (5th and 95th percentile), "latency_ms": {"p50", "p95", "p99"} of single calls,
+        "split_ms": {"preprocess", "model", "postprocess"} (medians), "memory_mb" (see `memory_mb`)}, and
+        "samples_per_joule" of all packages if RAPL is readable.
     """
     size = length(batch)
     sessions = [each.open(threads) for each in configurations]
@@ -151,11 +166,18 @@ def _split(session: Runnable, stages: Stages, rounds: int) -> dict[str, float]:
 
 
 def memory_mb(configuration: Configuration, batch: Batch, threads: int) -> float:
-    """Peak resident memory, in MB (10^6 bytes), of a fresh process that loads the model and runs a batch of zeros of
-    the same shapes.
+    """Measures the peak resident memory of a new process that loads a model and runs a batch of zeros.
 
-    The batch itself with an opener, for to a pipeline zeros may be nothing to compute, and where its arrays share no
-    axis of samples: a graph may not take a state or a rate of zero.
+    The batch itself is used with an opener, because zeros may be nothing to compute for a pipeline, and if its arrays
+    share no sample axis.
+
+    Args:
+        configuration: Model file and engine.
+        batch: Batch that gives the shapes.
+        threads: Intra-op threads.
+
+    Returns:
+        Memory in MB (10^6 bytes).
     """
     itself = configuration.opener or not share_axis(batch)
     zeros = {name: np.zeros(array.shape, array.dtype) for name, array in batch.items()}
@@ -169,10 +191,17 @@ def memory_mb(configuration: Configuration, batch: Batch, threads: int) -> float
 
 
 def pinned(count: int, threads: int = 1) -> list[list[int]]:
-    """The processors of each of `count` instances, `threads` to each, none to two: those this process may use, by
-    number.
+    """Assigns processors of this process to instances, none to two.
 
-    Raises RequestError where there are too few.
+    Args:
+        count: Number of instances.
+        threads: Processors of an instance.
+
+    Returns:
+        Processor numbers of each instance.
+
+    Raises:
+        RequestError: There are too few processors.
     """
     cores = sorted(os.sched_getaffinity(0))
     if count * threads > len(cores):
@@ -186,16 +215,26 @@ def pinned(count: int, threads: int = 1) -> list[list[int]]:
 def instances(
     configurations: Sequence[Configuration], rows: Batch, size: int, cores: Sequence[Sequence[int]], rounds: int = 15
 ) -> list[dict[str, Any]]:
-    """Throughput of one process a member of `cores`, all at once: configurations in turn, `rounds` windows of
-    `WINDOW_SECONDS` each.
+    """Measures the throughput of several processes at once, configurations in turn.
 
-    rows: at least `size` samples; every instance runs them in batches of `size`, each beginning elsewhere. cores: see
-    `pinned`. Returns rows as `benchmark` does: samples_per_second is the sum over the instances (median of the rounds,
-    and "spread"), latency_ms is of all calls of all instances, split_ms is {"model": p50}. "memory_mb" is what the
-    loaded instances of a configuration take together after one batch, shared pages counted once (sum of PSS); "rss_mb"
-    lists the resident memory of each with all that it shares, 10^6 bytes. Only mapped files are shared, such as the
-    table of native.onnx; onnxruntime and OpenVINO copy weights into each process. Raises ZooError where an instance
-    fails.
+    Only memory-mapped files are shared, such as the table of native.onnx; onnxruntime and OpenVINO copy weights into
+    each process.
+
+    Args:
+        configurations: What to time.
+        rows: At least `size` samples; every instance runs them in batches of `size`, from a different start.
+        size: Batch size.
+        cores: Result of `pinned`.
+        rounds: Number of windows of `WINDOW_SECONDS`.
+
+    Returns:
+        Rows as of `benchmark`: samples_per_second is the sum over the instances (median of the rounds, and "spread"),
+        latency_ms is of all calls of all instances, split_ms is {"model": p50}, "memory_mb" is the memory of all
+        instances after one batch with shared pages counted once (sum of PSS), "rss_mb" lists the resident memory of
+        each in MB.
+
+    Raises:
+        ZooError: An instance fails.
     """
     threads = len(cores[0])
     rates: list[list[float]] = [[] for _ in configurations]
@@ -243,9 +282,7 @@ def _what(configuration: Configuration) -> str:
 def _memory(
     configuration: Configuration, batch: Batch, cores: Sequence[Sequence[int]]
 ) -> tuple[list[float], list[float]]:
-    """PSS and RSS, in MB, of each instance, while no other configuration is loaded that would take a share of the same
-    pages.
-    """
+    """Returns PSS and RSS of each instance in MB, while no other configuration is loaded."""
     size, threads = length(batch), len(cores[0])
     with _saved(batch) as saved, _workers(_what(configuration), configuration, saved, size, threads, cores) as workers:
         found = [Path(f"/proc/{worker.process.pid}/smaps_rollup").read_text().splitlines()[1:] for worker in workers]
@@ -265,9 +302,7 @@ def _saved(batch: Batch) -> Iterator[dict[str, str]]:
 
 
 class _Worker:
-    """A process that answers each line of JSON with one; see `_serve`. It ends when its input does, so it never
-    outlives this one.
-    """
+    """A process that answers each line of JSON with one line, see `_serve`; it ends when its stdin closes."""
 
     def __init__(self, what: str) -> None:
         command = [

@@ -1,4 +1,4 @@
-"""Markdown of report files, for the pages that are rendered from them: reports, tables, links."""
+"""Markdown of report files for rendered pages: reports, tables, links."""
 
 from __future__ import annotations
 
@@ -14,19 +14,32 @@ TERMINAL = 120  # columns
 
 
 class Report(NamedTuple):
-    """A report file: its path and the JSON document in it."""
+    """A report file.
+
+    Attributes:
+        path: Path of the file.
+        content: JSON document of the file.
+    """
 
     path: Path
     content: dict[str, Any]
 
 
 def reports(folder: Path, kind: str) -> list[Report]:
-    """The reports `kind`*.json of a folder by name; timings have one per CPU."""
+    """Reads the reports of a kind, sorted by name; timings have one per CPU.
+
+    Args:
+        folder: Folder of reports.
+        kind: Beginning of the file names.
+
+    Returns:
+        The reports.
+    """
     return [Report(path, files.read_json(path)) for path in sorted(folder.glob(f"{kind}*.json"))]
 
 
 def newest(candidates: Sequence[Report]) -> Report:
-    """The report measured with the newest engines."""
+    """Returns the report measured with the newest engines."""
 
     def versions(report: Report) -> list[list[int]]:
         stated = report.content["environment"]["versions"]
@@ -38,29 +51,39 @@ def newest(candidates: Sequence[Report]) -> Report:
 
 
 def cpu_name(report: Report) -> str:
-    """The CPU of a report without marks of its maker, e.g. "AMD EPYC"; "Intel Xeon with AMX" where it has tiles."""
+    """Returns the CPU of a report without trademarks, e.g. "AMD EPYC"; "Intel Xeon with AMX" if it has tiles."""
     environment = report.content["environment"]
     name = re.sub(r"\((R|TM)\)| Processor\b| CPU\b| @ .*", "", environment["cpu"])
     return f"{name} with AMX" if "amx_int8" in environment["isa"] else name
 
 
 def cpu(report: Report) -> str:
-    """The CPU of a report, e.g. "AMD EPYC 25/17": its name, family and model."""
+    """Returns name, family and model of the CPU of a report, e.g. "AMD EPYC 25/17"."""
     return f"{cpu_name(report)} {report.content['environment']['cpu_model']}"
 
 
 def cpu_column(report: Report) -> str:
-    """The CPU of a report as the head of a narrow column, e.g. "AMD 25/17": its maker, family and model."""
+    """Returns maker, family and model of the CPU of a report for a narrow column head, e.g. "AMD 25/17"."""
     return f"{cpu_name(report).split()[0]} {report.content['environment']['cpu_model']}"
 
 
 def link(path: Path, page: Path) -> str:
-    """A link to a file from a page (both paths of files): "[stem](relative path)"."""
+    """Returns a link "[stem](relative path)".
+
+    Args:
+        path: File to link to.
+        page: File of the page.
+    """
     return f"[{path.stem}]({os.path.relpath(path, page.parent)})"
 
 
 def source(report: Report, page: Path) -> str:
-    """The origin of a report's figures: "CPU, threads, link to the report"."""
+    """Returns the origin of a report's figures: "CPU, threads, link to the report".
+
+    Args:
+        report: The report.
+        page: File of the page.
+    """
     threads = report.content["environment"].get("threads", 1)
     return f"{cpu(report)}, {threads} thread{'s' * (threads > 1)}, {link(report.path, page)}"
 
@@ -82,10 +105,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def outside_brackets(text: str) -> str:
-    """The text without its parts in brackets."""
+    """Returns the text without its parts in brackets."""
     return re.sub(r"\s*\([^)]*\)", "", text)
 
 
 def stored_megabytes(sizes: dict[str, int]) -> str:
-    """Size of a model that ships as fp16.onnx (half of fp32) and int8.onnx, from bytes by file name: "fp32 / int8"."""
+    """Returns the size "fp32 / int8" of a model that ships as fp16.onnx (half of fp32) and int8.onnx.
+
+    Args:
+        sizes: Bytes by file name.
+    """
     return f"{2 * sizes['fp16.onnx'] / 1e6:.1f} / {sizes['int8.onnx'] / 1e6:.1f}"

@@ -1,7 +1,6 @@
-"""What the metrics of all families share: each precision against fp32 on the same samples, intervals by the paired
-bootstrap, AUC.
+"""Metrics shared by all families: comparison with fp32 on the same samples, bootstrap intervals, AUC.
 
-A family's own metrics lie beside it, in its metrics.py.
+Metrics of a single family are in the metrics.py of its task.
 """
 
 from __future__ import annotations
@@ -18,9 +17,17 @@ LEVEL = 0.95  # of its intervals
 
 
 def auc(labels: Floats, scores: Floats, weights: Floats | None = None) -> float:
-    """Area under the ROC curve = P(score of a positive > score of a negative) + half of the ties (Mann-Whitney U).
+    """Computes the area under the ROC curve: P(score of a positive > score of a negative) + half of the ties.
 
-    labels: [n] of 0 / 1; scores: [n]; weights: [n] counts of each sample (bootstrap). NaN where a class is missing.
+    This is the Mann-Whitney U statistic.
+
+    Args:
+        labels: [n] of 0 and 1.
+        scores: [n].
+        weights: [n], count of each sample (bootstrap); None: 1.
+
+    Returns:
+        The AUC, NaN if a class is missing.
     """
     order = np.argsort(scores, kind="stable")
     return auc_sorted(
@@ -29,12 +36,21 @@ def auc(labels: Floats, scores: Floats, weights: Floats | None = None) -> float:
 
 
 def tie_groups(ordered: Floats) -> NDArray[np.int64]:
-    """Start index of every run of equal values."""
+    """Returns the start index of every run of equal values."""
     return np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])).astype(np.int64)
 
 
 def auc_sorted(labels: Floats, groups: NDArray[np.int64], weights: Floats) -> float:
-    """`auc` of samples in the order of their scores: labels and weights [n], groups as `tie_groups` gives them."""
+    """Computes `auc` of samples sorted by score.
+
+    Args:
+        labels: [n] of 0 and 1.
+        groups: Result of `tie_groups`.
+        weights: [n].
+
+    Returns:
+        The AUC, NaN if a class is missing.
+    """
     positive = np.add.reduceat(weights * labels, groups)
     negative = np.add.reduceat(weights * (1 - labels), groups)
     pairs = positive.sum() * negative.sum()
@@ -47,10 +63,16 @@ def against_fp32(
     metrics: Callable[[Any], dict[str, float]],
     compare: Callable[[Any, Any], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Metrics of every precision in `outputs`, {"fp32": ..., "int8": ..., ...}, and each of them compared with fp32.
+    """Computes the metrics of every precision and compares each with fp32.
 
-    compare(fp32, other) -> {"difference", "interval"}. Returns {"metrics": {precision: metrics}, what `compare` returns
-    for the first precision beside fp32; "others": {precision: the same} of any further ones}.
+    Args:
+        outputs: Outputs by precision, "fp32" first.
+        metrics: Metrics of the outputs of a precision.
+        compare: Compares fp32 outputs with others; returns {"difference", "interval"}.
+
+    Returns:
+        {"metrics": metrics by precision, and the result of `compare` for the first precision beside fp32; "others":
+        further results by precision}.
     """
     compared = {name: compare(outputs["fp32"], output) for name, output in outputs.items() if name != "fp32"}
     first, *further = compared or [""]
@@ -62,8 +84,6 @@ def against_fp32(
 
 
 def interval(draws: Any) -> list[float]:
-    """[low, high], the 95% percentile interval of the draws of a bootstrap (Efron and Tibshirani 1993); NaN is left
-    out.
-    """
+    """Returns the 95% percentile interval [low, high] of bootstrap draws (Efron and Tibshirani 1993), without NaN."""
     bounds: list[float] = np.nanquantile(draws, [0.025, 0.975]).tolist()
     return bounds

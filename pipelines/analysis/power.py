@@ -1,4 +1,4 @@
-"""What the processor's packages used, in joules, by RAPL's counters, where the kernel shows them."""
+"""Energy of the processor's packages in joules, by RAPL's counters, if the kernel exposes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ PACKAGES = "intel-rapl:[0-9]*"  # AMD's have the same name; a part of a package 
 
 
 class Meter:
-    """Counts from when it is made. fault: why nothing can be read here, in one line; "" where it can."""
+    """Counts energy from its creation.
+
+    Attributes:
+        fault: Why the counters cannot be read, in one line, or "".
+    """
 
     def __init__(self, root: Path = POWERCAP) -> None:
         self._zones = [each for each in sorted(root.glob(PACKAGES)) if each.name.count(":") == 1]
@@ -27,8 +31,12 @@ class Meter:
         return {each: int((each / "energy_uj").read_text()) for each in self._zones}
 
     def joules(self) -> float:
-        """Of all packages since the meter was made. To be asked at least once a minute, within which a counter begins
-        anew at most once. Raises OSError where it could be read before and cannot be now.
+        """Returns the energy of all packages since the creation, in joules.
+
+        Call it at least once a minute, within which a counter wraps around at most once.
+
+        Raises:
+            OSError: A counter became unreadable.
         """
         now = self._read()
         for zone, most in zip(self._zones, self._ranges, strict=True):

@@ -1,10 +1,8 @@
-"""What quantization did to a model, measured: operators and reasons, tensors, the most damaging layers, what engines
-really ran.
+"""Reports on quantized models: operators and reasons, tensors, the most damaging layers, operators that engines ran.
 
-SQNR = 10 log10(sum x^2 / sum (x - y)^2) in dB, x the float model's tensor, y the int8 model's. Two are told apart for
-every operator: `sqnr_db` of its output in the int8 model as it runs, with all error that came down the chain, and
-`own_db` where its inputs are the float model's, so that only its own weights and the rounding of its inputs count. The
-most damaging layers are those of least `own_db`.
+SQNR = 10 log10(sum x^2 / sum (x - y)^2) in dB, x the float model's tensor, y the int8 model's. Every operator has two:
+`sqnr_db` of its output in the int8 model, with all error from upstream, and `own_db` with the float model's inputs, so
+that only its weights and the rounding of its inputs count. The most damaging layers have the least `own_db`.
 """
 
 from __future__ import annotations
@@ -60,20 +58,30 @@ def explain(
     *,
     trials: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Everything known of a quantized model, as plain JSON values.
+    """Analyses a quantized model.
 
-    float_model: the one that `quantize` turned into `int8_model` by `table`; where channels were equalized, it is so
-    before it is compared.
-    samples: batches {graph input: array, first axis = samples}, read once. trials: what `pipelines.analysis.tune`
-    tried, for the plot. Memory holds about `MEMORY` bytes of results, and those of one sample. Returns {"graph",
-    "recipe", "samples", "counts", "outputs": {name: {"sqnr_db"}}, "operators": [{"name", "type", "precision", "reason",
-    "sqnr_db", "own_db"}], "damaging": [operator names, the worst first], "tensors": {name: {"scale", "zero_point",
-    "minimum", "maximum", "low", "high" (what the codes reach), "saturated" (share of its values beyond that), "sqnr_db"
-    (of its rounding alone), "method" (what chose the range), "edges" and "counts" (of all values but exact zeros; none
-    where the table is of an old kind)}}, "engines": {engine: {"outputs": {name: SQNR in dB of what it computes of the
-    first samples}, "ran": {"type precision": count}, "fallbacks": [{"name", "type", "precision"}], "wrong": how it
-    computes something else than onnxruntime, where it does} or {"error"}}, "trials"}. SQNR is None where nothing was
-    lost or nothing could be compared. Raises RequestError for no samples, or ones that do not fit.
+    Memory holds about `MEMORY` bytes of results, and those of one sample.
+
+    Args:
+        float_model: Model that was quantized; equalized channels are equalized here too before the comparison.
+        int8_model: Result of `quantize`.
+        report: Report of `quantize`.
+        table: Calibration table.
+        samples: Batches, array [samples, ...] for every graph input; read once.
+        trials: Trials of `pipelines.analysis.tune`, for the plot.
+
+    Returns:
+        Plain JSON values: {"graph", "recipe", "samples", "counts", "outputs": {name: {"sqnr_db"}}, "operators":
+        [{"name", "type", "precision", "reason", "sqnr_db", "own_db"}], "damaging": [operator names, the worst first],
+        "tensors": {name: {"scale", "zero_point", "minimum", "maximum", "low", "high" (range of the codes), "saturated"
+        (share of values outside it), "sqnr_db" (of its rounding alone), "method" (observer of the range), "edges" and
+        "counts" (without exact zeros; missing for old tables)}}, "engines": {engine: {"outputs": {name: SQNR in dB on
+        the first samples}, "ran": {"type precision": count}, "fallbacks": [{"name", "type", "precision"}], "wrong":
+        difference from onnxruntime, if any} or {"error"}}, "trials"}. An SQNR is None for equal tensors and where no
+        comparison is possible.
+
+    Raises:
+        RequestError: There are no samples, or they do not fit.
     """
     comparison = _compare(float_model, int8_model, table, samples)
     operators = []
@@ -104,7 +112,18 @@ def explain(
 def noise_of_layers(
     float_model: ir.Model, int8_model: ir.Model, report: QuantReport, table: CalibrationTable, samples: Iterable[Batch]
 ) -> dict[str, float]:
-    """{name of an int8 operator: `own_db`}, of those that lose anything; see `explain`."""
+    """Returns `own_db` of the int8 operators with any error; see `explain`.
+
+    Args:
+        float_model: Model that was quantized.
+        int8_model: Result of `quantize`.
+        report: Report of `quantize`.
+        table: Calibration table.
+        samples: Batches, array [samples, ...] for every graph input.
+
+    Returns:
+        SQNR in dB by operator name.
+    """
     comparison = _compare(float_model, int8_model, table, samples)
     own = {}
     for operator in report.operators:
@@ -115,7 +134,15 @@ def noise_of_layers(
 
 
 def sqnr(signals: Sequence[NDArray[Any]], quantized: Sequence[NDArray[Any]]) -> float | None:
-    """SQNR in dB of arrays taken together; None where they are equal (or there is no signal)."""
+    """Computes the SQNR of arrays taken together.
+
+    Args:
+        signals: Reference arrays.
+        quantized: Arrays of the same shapes.
+
+    Returns:
+        SQNR in dB, None for equal arrays or no signal.
+    """
     total = _ErrorPower()
     for x, y in zip(signals, quantized, strict=True):
         total.add(x.astype(np.float64), x.astype(np.float64) - y)
@@ -213,9 +240,7 @@ def _end(node: ir.Node, known: set[str]) -> str:
 
 
 class _Comparison:
-    """The float and the int8 graph side by side, and every operator of the int8 one fed with the float one's
-    results.
-    """
+    """The float and the int8 graph, and every operator of the int8 graph on the float graph's results."""
 
     def __init__(self, float_model: ir.Model, int8_model: ir.Model, table: CalibrationTable) -> None:
         self.float, self.int8 = float_model.clone(), int8_model.clone()
@@ -366,8 +391,18 @@ def _session(model: ir.Model, names: Sequence[str]) -> Any:
 
 
 def results(model: ir.Model, names: Sequence[str], batch: Batch) -> list[Any]:
-    """The values `names` of the main graph for a batch, every optimization off. Raises RequestError where it does not
-    run.
+    """Computes values of the main graph for a batch without optimizations.
+
+    Args:
+        model: Model.
+        names: Names of the values.
+        batch: Array for every graph input.
+
+    Returns:
+        The values.
+
+    Raises:
+        RequestError: The model does not run.
     """
     return _run(_session(model, names), batch)
 
@@ -378,8 +413,9 @@ def _run(session: Any, feed: Batch) -> list[Any]:
 
 
 def _cut(samples: Iterable[Batch], fixed: int, probe: Any) -> Iterator[Batch]:
-    """The samples in pieces of a size that `probe` gives for the first few; a rest that a fixed batch size leaves is
-    passed over.
+    """Yields the samples in pieces of the size that `probe` returns for the first few.
+
+    A remainder of a fixed batch size is skipped.
     """
     size = 0
     with progress("explaining") as advance:

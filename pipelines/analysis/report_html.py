@@ -1,6 +1,4 @@
-"""A report of `pipelines.analysis.report.explain` for people: rows for a terminal, JSON, or a self-contained HTML page
-with plots (SVG).
-"""
+"""Presentation of `pipelines.analysis.report.explain`: terminal rows, JSON, or a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -20,19 +18,34 @@ FORMATS = (".json", ".html")
 
 
 def save(report: Mapping[str, Any], path: str | Path) -> Path:
-    """Write a report of `explain` as .json or .html, by the suffix. Raises RequestError for another one."""
+    """Writes a report of `explain` as .json or .html, by the suffix.
+
+    Args:
+        report: Result of `explain`.
+        path: File to write.
+
+    Returns:
+        The path.
+
+    Raises:
+        RequestError: The suffix is unknown.
+    """
     require_format(path)
     return files.write_json(path, report) if Path(path).suffix == ".json" else files.write_text(path, page(report))
 
 
 def require_format(path: str | Path) -> None:
-    """Raise RequestError unless a report can be written to `path`; to be asked before the work."""
+    """Checks the suffix of a report, before the work begins.
+
+    Raises:
+        RequestError: The suffix is unknown.
+    """
     if Path(path).suffix not in FORMATS:
         raise RequestError(f"a report ends in {' or '.join(FORMATS)}, not {Path(path).name}; choose another name")
 
 
 def rows(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """(columns, rows) for a terminal: every operator in the graph's order."""
+    """Returns columns and rows for a terminal: every operator in graph order."""
     columns = ["operator", "type", "precision", "chain dB", "own dB", "note"]
     return columns, [
         [each["name"], each["type"], each["precision"], _db(each["sqnr_db"]), _db(each["own_db"]), each["reason"]]
@@ -60,7 +73,7 @@ SHOWN = 24  # tensors that are shown at once
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """One self-contained HTML page of a report of `explain`."""
+    """Returns a self-contained HTML page of a report of `explain`."""
     columns, table = rows(report)
     parts = [
         *(
@@ -195,8 +208,9 @@ def _scale(values: Sequence[float], start: float, end: float) -> tuple[Any, list
 
 
 def _layers_plot(operators: Sequence[Mapping[str, Any]], worst: Sequence[str]) -> str:
-    """SQNR along the graph: of the chain as a line, of every layer alone as dots; what stayed float is hollow. worst:
-    those to number.
+    """Plots the SQNR along the graph: the chain as a line, single layers as dots, `worst` numbered.
+
+    Float operators are hollow.
     """
     shown = [each for each in operators if each["sqnr_db"] is not None]
     if not shown:

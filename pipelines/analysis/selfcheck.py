@@ -1,4 +1,4 @@
-"""Does int8 on this CPU compute what it should? One layer made to saturate 16-bit sums of products."""
+"""Self-check of int8 on this CPU: a layer that saturates 16-bit sums of products."""
 
 from __future__ import annotations
 
@@ -16,10 +16,16 @@ from pipelines.quantization.recipe import QuantRecipe
 
 
 def largest_error(engine: str, reduced_range: bool = False) -> float:
-    """Largest |int8 - float| of a 256 x 64 fully connected layer, relative to its largest output, on inputs near their
-    maximum.
+    """Computes the largest |int8 - float| of a 256 x 64 linear layer on inputs near their maximum.
 
-    With u8 255 and s8 127 in every product, sums of pairs leave 16 bits unless the CPU sums in 32.
+    With u8 255 and s8 127 in every product, pairwise sums exceed 16 bits unless the CPU sums in 32 bits.
+
+    Args:
+        engine: Name of the engine.
+        reduced_range: Use 7-bit weights.
+
+    Returns:
+        The error relative to the largest output.
     """
     rng = np.random.default_rng(0)
     x = rng.uniform(0.8, 1.0, (32, 256)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What quantizing brought, in one line: layers and MACs in int8, SQNR, speed; and which float operators cost most.
+"""One-line summary of a quantized model, and its costliest float operators.
 
 24 of 25 layers int8, 97% of the MACs; SQNR 26.4 dB; 1.6x in openvino
 """
@@ -45,15 +45,24 @@ def summarize(
     samples: Iterable[Batch],
     threads: int = 1,
 ) -> dict[str, Any]:
-    """What became of a model: {"line", "layers", "int8_layers", "macs_int8" (share), "sqnr_db", "speed": {engine:
-    float / int8 milliseconds}, "engine": the one where int8 is quickest, "wrong": {engine: how it computes the file
-    wrongly, so that it is left out}, "costliest": [{"name", "type", "cost",
-    "reason"}], "warnings"}.
+    """Summarizes a quantized model: int8 layers and MACs, SQNR, speed.
 
-    float_model: rewritten. samples: the first `SAMPLES` are used; where there are none, the figures that need them are
-    None. cost: multiplications of a layer for one batch, the elements of its results for another operator; of float
-    operators, the greatest first. A warning is about no int8 layer, an SQNR below `LOW`, a speed below `SLOWER`, or an
-    engine that is wrong.
+    Warnings report no int8 layer, an SQNR below `LOW`, a speed below `SLOWER`, and an engine with wrong results.
+
+    Args:
+        float_model: Float model after the rewrites.
+        int8_model: Result of `quantize`.
+        quantized: Report of `quantize`.
+        table: Calibration table.
+        samples: Batches, of which the first `SAMPLES` samples are used; without samples, figures that need them are
+            None.
+        threads: Intra-op threads.
+
+    Returns:
+        {"line", "layers", "int8_layers", "macs_int8" (share), "sqnr_db", "speed": {engine: float / int8 milliseconds},
+        "engine": the fastest with int8, "wrong": {engine: difference of its results, for engines left out},
+        "costliest": [{"name", "type", "cost" (multiplications of a layer per batch, result elements of another
+        operator), "reason"}] of float operators, "warnings"}.
     """
     few = _few(float_model, samples, _fixed(float_model))
     costs = _costs(float_model, few[0]) if few else {}
@@ -123,10 +132,10 @@ def _costs(model: ir.Model, batch: Batch) -> dict[str, int]:
 def _speed(
     float_model: ir.Model, int8_model: ir.Model, batch: Batch, threads: int
 ) -> tuple[dict[str, float], str | None, dict[str, str]]:
-    """({engine: how many times as fast int8 is}, the engine where int8 is quickest, {engine: how it is wrong}).
+    """Returns the speedup of int8 by engine, the engine where int8 is fastest, and the engines with wrong results.
 
-    The two models are timed in turn on `batch`. The native kernels have no float: where they compute int8, it is
-    against the float model in the engine that is quickest with that.
+    The two models are timed in turn on `batch`. The native kernels have no float: their int8 is compared with the float
+    model in its fastest engine.
     """
     from pipelines.analysis.tune import open_stock
 

@@ -1,20 +1,21 @@
-"""Search for the quickest recipe whose int8 model loses no more than allowed; the best model so far is always on disk.
+"""Search of the fastest recipe with an allowed quality drop; the best model so far is always on disk.
 
-1. The default recipe: ranges chosen tensor by tensor ("auto"), GPTQ and bias correction. 2. What `zoo quantize
---search` adds: equalized channels, clipped weights, ranges refined by the outputs. 3. Where most layers are matrix
-products, their inputs' ranges taken at run time. 4. The other observers, symmetric activations, and no correction. Each
-is kept where it lowers the error. 5. Where the goal is not met yet: layers left in float, in the order of what each was
-measured to gain, twice as many at every step, and then by bisection as few as do. A trial that fails is logged and
-passed over. The search is steered by the SQNR of the outputs, which is less noisy than a share of samples (by the
-metric where there is none); the goal is held against the metric. Models that differ in constants alone are timed once.
-All of it is noted in a log, and a second run with the same model and data repeats none of it.
+1. The default recipe: ranges chosen tensor by tensor ("auto"), GPTQ and bias correction.
+2. The search of `zoo quantize --search`: equalized channels, clipped weights, ranges refined by the outputs.
+3. If most layers are matrix products: dynamic quantization of their inputs.
+4. The other observers, symmetric activations, and no correction; each is kept if it lowers the error.
+5. If the goal is not met: float layers in the order of their measured gain, doubled at every step, then the fewest that
+   suffice by bisection.
+
+Failed trials are logged and skipped. The search follows the SQNR of the outputs, which is less noisy than a metric; the
+goal applies to the metric. Models that differ only in constants are timed once. A log records all results, and a second
+run with the same model and data repeats none.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 import logging
@@ -32,6 +33,7 @@ import onnx_ir as ir
 
 from pipelines.analysis import report, report_html
 from pipelines.analysis.quality_metric import MetricError, QualityMetric
+from pipelines.analysis.tuning_log import log_path, read_log, samples_digest, structure
 from pipelines.analysis.tuning_settings import PLAIN, Made, Maker, Settings, first_samples
 from pipelines.core import deadline, files, machine
 from pipelines.core.batches import Batch, length
@@ -68,7 +70,16 @@ class _UncachedOpenVino(OpenVinoSession):
 
 
 def open_stock(path: Path, engine: str, threads: int) -> Runnable:
-    """A session of a model file in onnxruntime or OpenVINO."""
+    """Opens a model file in onnxruntime or OpenVINO.
+
+    Args:
+        path: Model file.
+        engine: Name of the engine.
+        threads: Intra-op threads.
+
+    Returns:
+        The session.
+    """
     return _UncachedOpenVino(path, threads) if engine == "openvino" else OnnxRuntimeSession(path, threads)
 
 
@@ -88,20 +99,34 @@ def tune(
     opener: Opener = open_stock,
     engines: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Write to `output` the quickest int8 model whose metric drops by no more than `max_drop`, else the one that loses
-    least.
+    """Writes the fastest int8 model whose metric drops by at most `max_drop`, or else the one of least drop.
 
-    model: float, rewritten. samples: calibration batches, gone through several times (no iterator); total: how many
-    samples they are. seconds: no trial begins that would end later, one that does not end by then is given up; where
-    that is the first, a plain model is made instead, calibrated on few samples. engine: the one that models are
-    judged and timed in; "auto": the quickest of `engines` on the first int8 model (the stock engines there are, if
-    None). opener: how a model file is opened in one for that. recipe: what all trials share. report_path: where a
-    report of the best model goes, see `pipelines.analysis.report_html.save`. The log lies beside the output
-    (`log_path`); Ctrl-C ends the search like the budget does. Returns {"path", "log", "met", "missed_by", "stopped":
-    "done" | "time" | "interrupted", "metric", "max_drop", "engine", "fp32_ms" (of the float model in "fp32_engine", the
-    quickest of those allowed), "best": a trial, "trials": [{"name",
-    "settings", "drop", "sqnr_db", "metrics", "milliseconds", "seconds", "sha256", "best"}]}. Raises RequestError for a
-    budget or threads out of range, an unknown engine, or where not even the first model could be made.
+    The log is beside the output (`log_path`); Ctrl-C ends the search as the budget does.
+
+    Args:
+        model: Float model after the rewrites.
+        samples: Calibration batches; iterated several times, so not an iterator.
+        metric: Quality metric on evaluation data.
+        output: ONNX file to write.
+        max_drop: Allowed drop of the metric as a share.
+        seconds: Time budget. No trial begins that would end later; a trial that exceeds it is abandoned. If that is the
+            first, a plain model is calibrated on few samples instead.
+        engine: Engine for evaluation and timing; "auto": the fastest of `engines` on the first int8 model.
+        threads: Intra-op threads.
+        recipe: Options that all trials share.
+        total: Number of samples.
+        report_path: Report of the best model to write, see `pipelines.analysis.report_html.save`.
+        opener: Opens a model file in an engine.
+        engines: Engines to choose from; None: the installed stock engines.
+
+    Returns:
+        {"path", "log", "met", "missed_by", "stopped": "done" | "time" | "interrupted", "metric", "max_drop", "engine",
+        "fp32_ms" and "fp32_engine" (fastest float), "best": a trial, "trials": [{"name", "settings", "drop", "sqnr_db",
+        "metrics", "milliseconds", "seconds", "sha256", "best"}]}.
+
+    Raises:
+        RequestError: The budget or threads are out of range, or the engine is unknown.
+        ZooError: No trial made a model that runs.
     """
     machine.require_threads(threads)
     if not 0 <= seconds < math.inf:
@@ -127,11 +152,6 @@ def tune(
         return search.finish(stopped, report_path)
 
 
-def log_path(output: str | Path) -> Path:
-    """Where the trials for a model at `output` are logged."""
-    return Path(output).with_suffix(".trials.jsonl")
-
-
 @dataclass
 class _Search:
     """State of one search; the log is its memory."""
@@ -151,7 +171,7 @@ class _Search:
         self.trials: dict[Settings, Trial] = {}
         self.probes: dict[str, float | None] = {}  # SQNR with one layer in float, by base and layer
         self.orders: dict[str, list[str]] = {}  # layers to leave in float, by base
-        self.latencies: dict[str, float] = {}  # milliseconds, by `_structure`
+        self.latencies: dict[str, float] = {}  # milliseconds, by `structure`
         self.written: tuple[Settings, Made] | None = None  # what the output holds, if this run made it
         self.float_ms: dict[str, float] = {}  # milliseconds of the float model, by engine
         self.shown = 0.0  # seconds, on the progress bar
@@ -163,13 +183,13 @@ class _Search:
             "format": FORMAT,
             "model": io.digest(self.maker.model),
             "evaluation": self.metric.digest,
-            "calibration": _digest(self.maker.samples),
+            "calibration": samples_digest(self.maker.samples),
             "recipe": recipe.to_json(),
             "machine": machine.fingerprint(),
             "threads": self.threads,
             "batch_size": length(self.metric.example),
         }
-        head, lines = _read_log(self.log)
+        head, lines = read_log(self.log)
         if all(head.get(key) == value for key, value in subject.items()) and head.get("engine") in engines:
             self.engine = head["engine"]
             self.float_ms = head["float_ms"]
@@ -203,9 +223,7 @@ class _Search:
         return self.opener(path, engine, self.threads)
 
     def _quickest(self, engines: Sequence[str]) -> str:
-        """The engine that computes the first int8 model quickest; where the time is up before there is one, the float
-        model.
-        """
+        """Returns the fastest engine of the first int8 model; of the float model if the time ends before."""
         try:
             with deadline.limit(self.start + FIRST * self.seconds):
                 made = self.maker.make(Settings(correct=False))[0]
@@ -255,9 +273,7 @@ class _Search:
             few, many = (few, count) if enough(count) else (count, many)
 
     def _try(self, settings: Settings) -> Settings:
-        """Make, judge and time one model, unless the log has it; it is written to the output where it is the best so
-        far.
-        """
+        """Makes, evaluates and times one model unless the log has it; writes the best model so far to the output."""
         if settings not in self.trials:
             self._require_time()
             start = time.monotonic()
@@ -282,8 +298,8 @@ class _Search:
         """What a trial made as a file, whose figures go into `trial`."""
         path = io.save(made[0], self.folder / "trial.onnx")
         trial["sha256"] = files.sha256(path)
-        structure = _structure(made[0], trial["settings"]["symmetric"])
-        trial |= self._same(trial["sha256"]) or self._measured(path, structure)
+        graph = structure(made[0], trial["settings"]["symmetric"])
+        trial |= self._same(trial["sha256"]) or self._measured(path, graph)
         return path
 
     def _write(self, path: Path, settings: Settings, made: Made) -> None:
@@ -292,8 +308,9 @@ class _Search:
         self.written = settings, made
 
     def leave_something(self) -> None:
-        """Where no trial ended in time: a model of `PLAIN` to the output, which is not logged as a trial, for another
-        run may have the time.
+        """Writes a model of `PLAIN` if no trial ended in time.
+
+        It is not logged as a trial, because another run may have the time.
         """
         if self._winner() is not None:
             return
@@ -376,9 +393,7 @@ class _Search:
         return (drop, 0.0) if trial["sqnr_db"] is None else (-trial["sqnr_db"] if np.isfinite(drop) else drop, drop)
 
     def _winner(self) -> Settings | None:
-        """Of those that meet the goal and are as quick as the quickest, the one of least error; else that of least
-        drop.
-        """
+        """Returns the trial of least error among the fastest that meet the goal; else the trial of least drop."""
         meeting = {settings: trial for settings, trial in self.trials.items() if self._meets(trial)}
         if meeting:
             most = TIE * min(trial["milliseconds"] for trial in meeting.values())
@@ -420,9 +435,7 @@ class _Search:
         return order
 
     def finish(self, stopped: str, report_path: str | Path | None) -> dict[str, Any]:
-        """Write the winner to the output, if it is not there, and its report, if asked; returns the result of
-        `tune`.
-        """
+        """Writes the winner and its report if they are missing; returns the result of `tune`."""
         winner = self._winner()
         if winner is None:
             problems = "; ".join(sorted({str(trial.get("error")) for trial in self.trials.values()}))
@@ -454,42 +467,3 @@ class _Search:
             "best": best,
             "trials": trials,
         }
-
-
-def _structure(model: ir.Model, symmetric: bool) -> str:
-    """SHA-256 of a graph without the values of weights, biases, scales and zero points; of these, latency depends only
-    on whether they are symmetric.
-    """
-    sha, numbers = hashlib.sha256(str(symmetric).encode()), dict[ir.Value, int]()
-    for node in model.graph:
-        sha.update(f"\n{node.domain} {node.op_type} {sorted(map(str, node.attributes.values()))}".encode())
-        for value in (*node.inputs, *node.outputs):
-            sha.update(f" {None if value is None else numbers.setdefault(value, len(numbers))}".encode())
-            tensor = None if value is None else value.const_value
-            if tensor is not None:
-                sha.update(f" {tensor.dtype} {list(tensor.shape)}".encode())
-                if tensor.dtype == ir.DataType.INT64:  # shapes, axes, indices
-                    sha.update(tensor.numpy().tobytes())
-    return sha.hexdigest()
-
-
-def _digest(samples: Iterable[Batch]) -> str:
-    """SHA-256 of the calibration samples, however they are batched."""
-    digests: dict[str, Any] = {}
-    for batch in samples:
-        for name, array in batch.items():
-            sha = digests.setdefault(name, hashlib.sha256(f"{array.dtype} {array.shape[1:]}".encode()))
-            sha.update(np.ascontiguousarray(array).tobytes())
-    text = "".join(f"{name} {sha.hexdigest()}" for name, sha in sorted(digests.items()))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _read_log(path: Path) -> tuple[Trial, list[Trial]]:
-    """(what the log is of, its lines); a last line that was cut off is left out."""
-    lines = []
-    try:
-        for text in path.read_text(encoding="utf-8").splitlines():
-            lines.append(json.loads(text))
-    except (OSError, ValueError, RecursionError):
-        pass
-    return (lines[0], lines[1:]) if lines and isinstance(lines[0], dict) else ({}, [])

@@ -1,4 +1,4 @@
-"""The int8 models that a search for the quickest tries: their settings, and what makes them of one calibration."""
+"""Trial recipes of the tuner, and the builder of their int8 models from shared calibrations."""
 
 from __future__ import annotations
 
@@ -27,8 +27,15 @@ Made = tuple[ir.Model, QuantReport, CalibrationTable]
 
 @dataclass(frozen=True)
 class Settings:
-    """One recipe to try, see `QuantRecipe`. dynamic: all matrix products (`Maker.products`). keep_float: names of
-    operators.
+    """One recipe to try, see `QuantRecipe`.
+
+    Attributes:
+        observer: See `QuantRecipe`.
+        symmetric: See `QuantRecipe`.
+        search: See `QuantRecipe`.
+        correct: See `QuantRecipe`.
+        dynamic: Whether all matrix products are dynamic (`Maker.products`).
+        keep_float: Names of float operators.
     """
 
     observer: str = "auto"
@@ -40,17 +47,17 @@ class Settings:
 
     @property
     def name(self) -> str:
-        """The settings in words, such as "auto + search + correct"."""
+        """The settings as text, such as "auto + search + correct"."""
         words = [self.observer, *(key for key in ("symmetric", "search", "correct", "dynamic") if getattr(self, key))]
         return " + ".join([*words, *([f"{len(self.keep_float)} float"] if self.keep_float else [])])
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as plain JSON values."""
+        """Returns the settings as plain JSON values."""
         return {**dataclasses.asdict(self), "keep_float": list(self.keep_float)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Settings:
-        """The settings that `to_json` wrote."""
+        """Reads the result of `to_json`."""
         return cls(**{**value, "keep_float": tuple(value["keep_float"])})
 
 
@@ -58,10 +65,16 @@ PLAIN = Settings("minmax", correct=False)  # the quickest to make
 
 
 class Maker:
-    """Makes the int8 model of any `Settings` by the steps of `ptq.make_table`; what several share is computed once.
+    """Makes the int8 model of any `Settings` by the steps of `ptq.make_table`; shared steps run once.
 
-    That is: the search for equalization and clipping; the observation of each graph (as it is, and equalized); and the
-    ranges, refined or not, of each observer.
+    Shared are the search for equalization and clipping, the observation of each graph (original and equalized), and the
+    ranges of each observer.
+
+    Args:
+        model: Float model.
+        samples: Calibration batches; iterated several times.
+        recipe: Options that all trials share.
+        total: Number of samples.
     """
 
     def __init__(
@@ -73,7 +86,7 @@ class Maker:
         self._tables: dict[Settings, CalibrationTable] = {}
 
     def recipe(self, settings: Settings) -> QuantRecipe:
-        """The recipe that all trials share, with these settings."""
+        """Returns the shared recipe with these settings."""
         dynamic = self.products(settings) if settings.dynamic else []
         return dataclasses.replace(
             self._recipe,
@@ -86,7 +99,7 @@ class Maker:
         )
 
     def products(self, settings: Settings) -> list[str]:
-        """The int8 Gemm and MatMul, where they are most of the int8 layers; else none."""
+        """Returns the names of int8 Gemm and MatMul if they are most of the int8 layers; else none."""
         quantized = self.make(Settings(settings.observer, settings.symmetric, correct=False))[1]
         layers = {each.name: each.type for each in quantized.operators if each.precision == "int8"}
         layers = {name: kind for name, kind in layers.items() if kind in LAYERS}
@@ -94,7 +107,7 @@ class Maker:
         return products if 2 * len(products) > len(layers) else []
 
     def make(self, settings: Settings) -> Made:
-        """(int8 model, report, calibration table)."""
+        """Returns int8 model, report and calibration table of these settings."""
         recipe = self.recipe(settings)
         table = self._table(Settings(settings.observer, settings.symmetric, settings.search))
         if settings.correct:
@@ -102,7 +115,7 @@ class Maker:
         return *quantize(self.model, recipe, table), table
 
     def plain(self, count: int) -> Made:
-        """`make` of `PLAIN`, quickly: calibrated on `count` samples."""
+        """Returns `make` of `PLAIN` calibrated on the first `count` samples."""
         recipe = self.recipe(PLAIN)
         table = ptq.make_table(self.model, recipe, [first_samples(self.samples, count)])
         return *quantize(self.model, recipe, table), table
@@ -135,7 +148,15 @@ class Maker:
 
 
 def first_samples(samples: Iterable[Batch], count: int) -> dict[str, NDArray[Any]]:
-    """The first `count` samples as one batch; the first batch alone where others do not fit behind it."""
+    """Returns the first samples as one batch; only the first batch if others have other shapes.
+
+    Args:
+        samples: Batches.
+        count: Number of samples.
+
+    Returns:
+        The batch.
+    """
     parts: list[Batch] = []
     for batch in samples:
         if not share_axis(batch):

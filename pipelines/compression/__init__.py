@@ -1,2 +1,4 @@
-"""Smaller by training: strategies with a schedule, what to cut by sensitivity and timing, groups of channels that are
-cut together, losses of distillation. Knows no model; `zoo.api.compression` runs the schedule."""
+"""Compression by training: schedules, sensitivity, channel groups that are pruned together, distillation losses.
+
+The package knows no model; `zoo.api.compression` runs the schedule.
+"""

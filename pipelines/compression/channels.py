@@ -1,7 +1,7 @@
-"""Groups of channels of a network in torch that can only be cut together, found by torch-pruning in the traced graph
-(Fang et al. 2023, "DepGraph: Towards Any Structural Pruning"), how much each channel matters, and the cut.
+"""Channel groups of a torch network that can only be pruned together, the importance of channels, and the cut.
 
-A cut network is the same code with other sizes: `shapes` says which, `resize` makes them, before weights are filled in.
+Groups are found by torch-pruning in the traced graph (Fang et al. 2023, "DepGraph: Towards Any Structural Pruning"). A
+cut network is the same code with other sizes: `shapes` returns them, `resize` applies them before weights are loaded.
 """
 
 from __future__ import annotations
@@ -32,10 +32,15 @@ def _library() -> Any:
 
 
 def groups(network: nn.Module, example: Tensor) -> dict[str, list[tuple[str, NDArray[np.int64]]]]:
-    """{name of a group: (layer or norm, which of its outputs belong to channel 0, 1, ... of the group)}, in the order
-    of the network.
+    """Finds the channel groups of a network.
 
-    A group is called after its first layer. The outputs of the network are in none.
+    Args:
+        network: The network.
+        example: Input of the network.
+
+    Returns:
+        By group, in network order: layers or norms with the indices of their outputs that belong to channel 0, 1, ...
+        of the group. A group has the name of its first layer. Outputs of the network belong to no group.
     """
     from torch import nn
 
@@ -66,10 +71,21 @@ def importances(
     loss: Callable[[nn.Module, Any], Tensor],
     kind: str,
 ) -> dict[str, NDArray[np.float64]]:
-    """{group: how much each of its channels matters, [width]}.
+    """Computes the importance of every channel.
 
     taylor: |sum over the channel's weights of w dL/dw|, squared and summed over the group's layers and norms and over
-    the batches (Molchanov et al. 2019, equation 8). activation: the mean of |y| that the group's layers give.
+    the batches (Molchanov et al. 2019, "Importance Estimation for Neural Network Pruning", equation 8). activation: the
+    mean of |y| of the group's layers.
+
+    Args:
+        network: The network.
+        grouped: Result of `groups`.
+        batches: Inputs of `loss`.
+        loss: Loss of the network on a batch.
+        kind: "taylor" or "activation".
+
+    Returns:
+        float64 [width] by group.
     """
     import torch
 
@@ -111,7 +127,16 @@ def importances(
 
 
 def cut(network: nn.Module, example: Tensor, removed: Mapping[str, NDArray[np.int64]]) -> nn.Module:
-    """A copy of the network without these channels of these groups."""
+    """Copies a network without some channels.
+
+    Args:
+        network: The network.
+        example: Input of the network.
+        removed: Indices of channels by group.
+
+    Returns:
+        The cut copy.
+    """
     from torch import nn
 
     tp = _library()
@@ -129,7 +154,15 @@ def cut(network: nn.Module, example: Tensor, removed: Mapping[str, NDArray[np.in
 
 
 def shapes(network: nn.Module, like: nn.Module) -> Shapes:
-    """The sizes of the layers and norms of `network` that differ from those of `like`."""
+    """Returns the sizes of layers and norms that differ between two networks.
+
+    Args:
+        network: Cut network.
+        like: Original network.
+
+    Returns:
+        Sizes by module path.
+    """
     whole = dict(like.named_modules())
     found = {}
     for path, module in network.named_modules():
@@ -140,8 +173,18 @@ def shapes(network: nn.Module, like: nn.Module) -> Shapes:
 
 
 def resize(network: nn.Module, sizes: Mapping[str, Any]) -> nn.Module:
-    """`network` with layers and norms of the sizes that `shapes` found, their weights fresh; in place. Raises
-    RequestError for sizes of another network."""
+    """Resizes layers and norms in place; their weights are initialized anew.
+
+    Args:
+        network: Network to change.
+        sizes: Result of `shapes`.
+
+    Returns:
+        The network.
+
+    Raises:
+        RequestError: The sizes belong to another network.
+    """
     from torch import nn
 
     known: dict[str, Any] = dict(network.named_modules())

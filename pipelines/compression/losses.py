@@ -1,6 +1,7 @@
-"""Losses of distillation beside that of soft labels (`pipelines.quantization.training.qat.distillation_loss`): what a
-student's
-features are to be like. All take torch's tensors and give a scalar."""
+"""Distillation losses on features; each takes torch tensors and returns a scalar.
+
+The loss on soft labels is `pipelines.quantization.training.qat.distillation_loss`.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +14,31 @@ if TYPE_CHECKING:
 
 
 def l2(student: Tensor, teacher: Tensor) -> Tensor:
-    """|s - t|^2 / |t|^2 of features of one shape (Romero et al. 2015, "FitNets"): 0 alike, 1 for a student of zeros."""
+    """Computes |s - t|^2 / |t|^2 of features (Romero et al. 2015, "FitNets"): 0 for equal features, 1 for zeros.
+
+    Args:
+        student: Features of any shape.
+        teacher: Features of the same shape.
+
+    Returns:
+        Scalar loss.
+    """
     teacher = teacher.detach()
     return (student - teacher).square().mean() / teacher.square().mean().clamp_min(1e-12)
 
 
 def fsp(first: Tensor, second: Tensor) -> Tensor:
-    """The flow from one feature map to a later one: G[i, j] = sum over places of F1[i] F2[j] / places (Yim et al. 2017,
-    "A Gift from Knowledge Distillation"); [n, c1, h1, w1], [n, c2, h2, w2] -> [n, c1, c2]. The larger is max-pooled."""
+    """Computes the flow from one feature map to a later one: G[i, j] = sum over positions of F1[i] F2[j] / positions.
+
+    The larger map is max-pooled (Yim et al. 2017, "A Gift from Knowledge Distillation").
+
+    Args:
+        first: [n, c1, h1, w1].
+        second: [n, c2, h2, w2].
+
+    Returns:
+        [n, c1, c2].
+    """
     import torch
     from torch.nn import functional
 
@@ -29,7 +47,15 @@ def fsp(first: Tensor, second: Tensor) -> Tensor:
 
 
 def fsp_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
-    """`l2` of the `fsp` matrices of every two maps in a row; the maps of both of the same shapes, at least two."""
+    """Computes `l2` of the `fsp` matrices of consecutive feature maps.
+
+    Args:
+        student: At least two feature maps.
+        teacher: Feature maps of the same shapes.
+
+    Returns:
+        Scalar loss.
+    """
     import torch
 
     matrices = [[fsp(a, b) for a, b in itertools.pairwise(each)] for each in (student, teacher)]

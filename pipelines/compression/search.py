@@ -1,8 +1,8 @@
-"""What to cut: groups by how little their loss rises for what they save, up to a share of channels or a measured speed.
+"""Search of channels to prune: the groups of least loss increase per saved time, up to a share of channels or a speed.
 
-The rise of the loss is measured one group at a time (Molchanov et al. 2019, "Importance Estimation for Neural Network
-Pruning", orders channels within it); rises of several groups are taken to add up. What a cut saves is timed, not
-counted: each group is halved, built as int8 and run in turn with the model as it is.
+The loss increase is measured one group at a time (Molchanov et al. 2019, "Importance Estimation for Neural Network
+Pruning", orders channels within it) and taken as additive over groups. The saving is timed, not counted: each group is
+halved, built as int8 and run in turn with the original model.
 """
 
 from __future__ import annotations
@@ -27,25 +27,37 @@ Widths = Mapping[str, int]
 
 
 class Prunable(Protocol):
-    """A trained model opened with its data, to be cut.
+    """A trained model with its data, to be pruned.
 
-    groups: {what is cut together: its width now}. tiles: {group: its width is a multiple of this, those of the int8
-    kernels}.
+    Attributes:
+        groups: Current width by group.
+        tiles: By group, the number that its width is a multiple of: the tile of the int8 kernels.
     """
 
     groups: Widths
     tiles: Widths
 
     def loss(self, widths: Widths) -> float:
-        """On held-out data, of the model with these groups cut to these widths, the least important of each."""
+        """Computes the loss on held-out data with groups pruned to widths, least important channels first."""
 
     def save(self, widths: Widths, folder: Path) -> None:
-        """Leave the cut model in a folder as `zoo train` would, without a card."""
+        """Writes the pruned model to a folder as `zoo train` does, without a card.
+
+        Args:
+            widths: Width by group.
+            folder: Folder to write.
+        """
 
 
 def sensitivity(model: Prunable) -> dict[str, Any]:
-    """{"loss": of the model as it is, "groups": {name: {"width", "losses": {share cut: loss}}}}; the same model and
-    data give the same bytes."""
+    """Measures the loss of pruning each group alone; the same model and data give the same bytes.
+
+    Args:
+        model: Model to measure.
+
+    Returns:
+        {"loss": of the model itself, "groups": {name: {"width", "losses": {share cut: loss}}}}.
+    """
     found: dict[str, Any] = {"loss": model.loss({}), "groups": {}}
     with progress("sensitivity of each group", len(model.groups)) as advance:
         for name, width in model.groups.items():
@@ -64,7 +76,18 @@ def _tiles(width: float, tile: int, most: int) -> int:
 
 
 def chosen(groups: Widths, patterns: Sequence[str]) -> dict[str, int]:
-    """The groups whose names match a pattern, all without patterns. Raises RequestError for one that matches none."""
+    """Selects groups by name patterns.
+
+    Args:
+        groups: Width by group.
+        patterns: Patterns; without any, all groups are selected.
+
+    Returns:
+        Width by selected group.
+
+    Raises:
+        RequestError: A pattern matches no group.
+    """
     if unknown := [each for each in patterns if not fnmatch.filter(groups, each)]:
         names = ", ".join(list(groups)[:8]) + (", ..." if len(groups) > 8 else "")
         raise RequestError(f"found no layers {', '.join(unknown)} that can be cut; there are {names}")
@@ -76,7 +99,17 @@ def chosen(groups: Widths, patterns: Sequence[str]) -> dict[str, int]:
 
 
 def cuts(found: Mapping[str, Any], groups: Widths, tiles: Widths, saved: Mapping[str, float]) -> list[tuple[str, int]]:
-    """All cuts of a tile, cheapest first: (group, its width after). saved: what a channel of each group saves."""
+    """Lists all cuts of a tile, least loss per saving first.
+
+    Args:
+        found: Result of `sensitivity`.
+        groups: Width by group.
+        tiles: Tile by group.
+        saved: Saving of one channel by group.
+
+    Returns:
+        (group, width after the cut).
+    """
     heap: list[tuple[float, str, int]] = []
 
     def offer(name: str, width: int) -> None:
@@ -105,8 +138,20 @@ def cuts(found: Mapping[str, Any], groups: Widths, tiles: Widths, saved: Mapping
 
 
 def by_ratio(order: Sequence[tuple[str, int]], now: Widths, whole: int, ratio: float) -> dict[str, int]:
-    """The first cuts that leave at most the share 1 - `ratio` of `whole` channels. Raises RequestError where all leave
-    more."""
+    """Takes the first cuts that leave at most the share 1 - `ratio` of the channels.
+
+    Args:
+        order: Result of `cuts`.
+        now: Width by group.
+        whole: Number of channels that the share refers to.
+        ratio: Share of channels to cut.
+
+    Returns:
+        Width by group.
+
+    Raises:
+        RequestError: All cuts together leave more.
+    """
     widths = dict(now)
     for name, width in order:
         if sum(widths.values()) <= whole * (1 - ratio):
@@ -123,8 +168,20 @@ def by_ratio(order: Sequence[tuple[str, int]], now: Widths, whole: int, ratio: f
 def by_speed(
     order: Sequence[tuple[str, int]], now: Widths, goal: float, speed: Callable[[Widths], float]
 ) -> tuple[dict[str, int], float]:
-    """The fewest cuts that are `goal` times as fast, by bisection, and how fast they are. speed: measures how many
-    times. Raises RequestError where even all cuts are slower."""
+    """Finds the fewest cuts that reach a speed, by bisection.
+
+    Args:
+        order: Result of `cuts`.
+        now: Width by group.
+        goal: Speed relative to the original model.
+        speed: Measures the relative speed of widths.
+
+    Returns:
+        Width by group, and the measured speed.
+
+    Raises:
+        RequestError: All cuts together are slower.
+    """
 
     def first(count: int) -> dict[str, int]:
         return dict(now) | dict(order[:count])
@@ -152,10 +209,21 @@ def choose(
     whole: int,
     speed: Callable[[Widths], float],
 ) -> dict[str, Any]:
-    """The widths that reach a goal: {"goal", "widths", and for a speed "speed" as measured, "saved": the share of time
-    that half of each group takes}.
+    """Chooses the widths that reach a goal.
 
-    found: the `sensitivity`. whole: channels of the model that all began with. speed: times as fast as that model.
+    Args:
+        model: Model to prune.
+        found: Result of `sensitivity`.
+        cut: Layers to prune.
+        goal: Speed or share of channels.
+        whole: Channels of the original model.
+        speed: Measures the speed of widths relative to the original model.
+
+    Returns:
+        {"goal", "widths"}, and for a speed "speed" as measured and "saved": the share of time of half of each group.
+
+    Raises:
+        RequestError: The goal cannot be reached.
     """
     groups = chosen(model.groups, cut.layers)
     if not goal.speed:

@@ -1,12 +1,12 @@
-"""Strategies with a schedule: which of distillation, pruning and QAT, from which epoch to which, with which goals.
+"""Schedules of distillation, pruning and QAT: epochs and goals of each.
 
     {"epochs": 12, "drop": 0.005, "strategies": [
         {"kind": "distil", "from": 0, "to": 12, "teacher": "resnet26d-cifar10", "temperature": 4},
         {"kind": "prune", "from": 2, "to": 8, "goal": "1.5x", "schedule": "iterative", "times": 3},
         {"kind": "qat", "from": 9, "to": 12}]}
 
-or {"preset": "distil-prune-qat", "epochs": 12, "goal": "1.5x"}. A schedule becomes steps, each a training of its own
-that goes on from the one before: a step begins wherever a strategy begins, ends or cuts.
+or {"preset": "distil-prune-qat", "epochs": 12, "goal": "1.5x"}. A schedule becomes steps, each a training that
+continues the one before; a step begins wherever a strategy begins, ends or prunes.
 """
 
 from __future__ import annotations
@@ -73,8 +73,13 @@ _BY_PRESET = _object(
 
 @dataclass(frozen=True)
 class Goal:
-    """What is cut: until int8 runs `speed` times as fast on this machine, or the share `ratio` of all channels; before
-    that the rows of embedding tables whose values the training data hold fewer than `rows` times."""
+    """Goal of a pruning.
+
+    Attributes:
+        speed: Speed of int8 on this machine relative to the original model; 0: no goal.
+        ratio: Share of all channels to prune; 0: no goal.
+        rows: Prune rows of embedding tables whose values occur fewer than `rows` times in the training data; 0: none.
+    """
 
     speed: float = 0.0
     ratio: float = 0.0
@@ -82,11 +87,11 @@ class Goal:
 
     @property
     def channels(self) -> bool:
-        """Whether channels are cut."""
+        """Whether channels are pruned."""
         return bool(self.speed or self.ratio)
 
     def share(self, done: float) -> Goal:
-        """The goal after the share `done` of all cuts; rows go in the first."""
+        """Returns the goal after the share `done` of all cuts; rows are pruned in the first cut."""
         return replace(self, speed=self.speed**done if self.speed else 0.0, ratio=self.ratio * done)
 
     def __str__(self) -> str:
@@ -95,8 +100,17 @@ class Goal:
 
 
 def goal(text: str) -> Goal:
-    """ "1.5x" or "ratio=.3", "rows=5", or one of the first two and the last as "1.5x,rows=5". Raises RequestError for
-    another, and for what nobody can reach."""
+    """Parses a goal: "1.5x", "ratio=.3", "rows=5", or one of the first two with rows as "1.5x,rows=5".
+
+    Args:
+        text: The goal.
+
+    Returns:
+        The goal.
+
+    Raises:
+        RequestError: The text is no goal, or the goal is out of range.
+    """
     found: dict[str, float] = {}
     for part in text.split(","):
         name, value = _part(part.strip(), text)
@@ -128,7 +142,13 @@ def _part(part: str, text: str) -> tuple[str, float]:
 
 @dataclass(frozen=True)
 class Cut:
-    """A pruning: up to `goal`, by an importance of `IMPORTANCES`, in layers whose names match one of `layers`."""
+    """A pruning.
+
+    Attributes:
+        goal: When to stop.
+        importance: One of `IMPORTANCES`.
+        layers: Patterns of layer names; (): all layers.
+    """
 
     goal: Goal
     importance: str = "taylor"
@@ -137,8 +157,15 @@ class Cut:
 
 @dataclass(frozen=True)
 class Step:
-    """A cut, if any, and the training after it: `epochs`, with what settings of a teacher, with int8's rounding or
-    not."""
+    """An optional cut, and the training after it.
+
+    Attributes:
+        name: Name of the step.
+        epochs: Epochs of training.
+        cut: The pruning, or None.
+        distil: Settings of the distillation, or None.
+        qat: Whether to train with int8 rounding.
+    """
 
     name: str
     epochs: int
@@ -149,7 +176,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Strategy:
-    """A schedule. drop: by how much int8's metric may fall, in its own units. strategies: as in the file."""
+    """A schedule.
+
+    Attributes:
+        epochs: Total epochs.
+        strategies: Entries as in the file.
+        drop: Allowed drop of the int8 metric, in its own units.
+        source: Name of the schedule in errors.
+    """
 
     epochs: int
     strategies: tuple[Mapping[str, Any], ...]
@@ -211,7 +245,7 @@ class Strategy:
         }
 
     def steps(self) -> list[Step]:
-        """The trainings, in order."""
+        """Returns the trainings, in order."""
         cuts = self._cuts()
         ends = {
             each.get(name, default) for each in self.strategies for name, default in (("from", 0), ("to", self.epochs))
@@ -233,7 +267,7 @@ class Strategy:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """As in the file."""
+        """Returns the schedule as in the file."""
         drop = {} if self.drop is None else {"drop": self.drop}
         return {"epochs": self.epochs, **drop, "strategies": [dict(each) for each in self.strategies]}
 
@@ -241,8 +275,25 @@ class Strategy:
 def preset(
     epochs: int, goal: str, *, teacher: str = "", qat: bool = True, distil: bool = True, **options: Any
 ) -> Strategy:
-    """distil -> prune -> QAT in `epochs`: a cut after the first quarter (of one to three epochs: at once), QAT in the
-    last quarter, the teacher (the model itself unless named) all along. options: drop, source, and those of prune."""
+    """Returns the schedule distil -> prune -> QAT.
+
+    The cut follows the first quarter (at once with up to three epochs), QAT takes the last quarter, and distillation
+    runs throughout.
+
+    Args:
+        epochs: Total epochs.
+        goal: Goal of the pruning, see `goal`.
+        teacher: Teacher of the distillation; "": the model itself.
+        qat: Whether to add QAT.
+        distil: Whether to add distillation.
+        **options: drop, source, and options of prune.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        RequestError: There are too few epochs, or an option is invalid.
+    """
     own = {name: options.pop(name) for name in ("drop", "source") if name in options}
     quarter = epochs // 4
     cut, rest = (quarter if distil else 0), epochs - (max(1, quarter) if qat else 0)
@@ -258,7 +309,17 @@ def preset(
 
 
 def read(path: str | Path) -> Strategy:
-    """The strategy in a JSON file. Raises RequestError for a file that is none, naming the place of the first fault."""
+    """Reads a schedule from a JSON file.
+
+    Args:
+        path: JSON file.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        RequestError: The file is no schedule; the message names the place of the first fault.
+    """
     found = files.read_json(Path(path))
     by_preset = isinstance(found, dict) and "preset" in found
     _require(found, _BY_PRESET if by_preset else _WHOLE, path)

@@ -1,4 +1,4 @@
-"""What every other package stands on: errors, batches of arrays, files, progress, the machine, the user's settings.
+"""Foundations of all packages: errors, batches of arrays, files, progress, the machine, the user's settings.
 
-Imports no other package of the project.
+The package imports no other package of the project.
 """

@@ -1,4 +1,4 @@
-"""Batches: {graph input: array, first axis = samples}."""
+"""Batches: arrays [samples, ...] by graph input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,19 @@ Batch = Mapping[str, NDArray[Any]]
 
 
 def whole_number(what: str, value: Any, most: int = MOST) -> int:
-    """`value` as an int. Raises RequestError, naming `what`, for anything but a whole number from 1 to `most`."""
+    """Converts a value to an int.
+
+    Args:
+        what: Name of the value, for the error message.
+        value: Value to convert.
+        most: Largest number allowed.
+
+    Returns:
+        The number.
+
+    Raises:
+        RequestError: The value is not a whole number from 1 to `most`.
+    """
     wanted = ""
     try:
         number = operator.index(value)
@@ -30,21 +42,29 @@ def whole_number(what: str, value: Any, most: int = MOST) -> int:
 
 
 def length(batch: Batch) -> int:
-    """Number of samples; 1 where no array has an axis."""
+    """Returns the number of samples; 1 if no array has an axis."""
     return next((len(array) for array in batch.values() if array.ndim), 1)
 
 
 def share_axis(batch: Batch) -> bool:
-    """Whether the first axis of all arrays may be that of samples: each has one, all as long."""
+    """Returns whether the first axis of all arrays may be the sample axis: each has one, of equal length."""
     return all(array.ndim for array in batch.values()) and len({len(array) for array in batch.values()}) < 2
 
 
 def cut(batch: Batch, size: int) -> Iterator[dict[str, NDArray[Any]]]:
-    """The samples in order, `size` at a time and the last ones fewer, as views."""
+    """Cuts a batch into smaller ones.
+
+    Args:
+        batch: Arrays [samples, ...].
+        size: Samples of a part; the last part may have fewer.
+
+    Yields:
+        Views of the parts, in order.
+    """
     for start in range(0, length(batch), size):
         yield {name: array[start : start + size] for name, array in batch.items()}
 
 
 def joined(parts: Sequence[Batch]) -> dict[str, NDArray[Any]]:
-    """One batch of several (at least one), in order."""
+    """Concatenates batches, at least one, in order."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -1,4 +1,4 @@
-"""A time limit on all that runs inside it: long loops check it where they say how far they are (`progress`)."""
+"""A time limit on a block of code: long loops check it where they report progress."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ _end: ContextVar[float | None] = ContextVar("end", default=None)
 
 
 class TimeIsUp(Exception):
-    """The limit has passed; what was under way is given up."""
+    """The time limit has passed; the work inside is abandoned."""
 
 
 @contextlib.contextmanager
 def limit(end: float) -> Iterator[None]:
-    """Let `check` raise TimeIsUp inside the context from `end` on, in seconds of `time.monotonic`."""
+    """Context in which `check` raises TimeIsUp after a time.
+
+    Args:
+        end: End of the limit, in seconds of `time.monotonic`.
+    """
     token = _end.set(end)
     try:
         yield
@@ -25,7 +29,11 @@ def limit(end: float) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise TimeIsUp where the limit around the caller has passed; without one nothing happens."""
+    """Checks the limit around the caller, if there is one.
+
+    Raises:
+        TimeIsUp: The limit has passed.
+    """
     end = _end.get()
     if end is not None and time.monotonic() > end:
         raise TimeIsUp

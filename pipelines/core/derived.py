@@ -1,4 +1,4 @@
-"""Files derived from others on the user's machine, such as another form of a graph."""
+"""Files derived from other files on the user's machine, such as another form of a graph."""
 
 from __future__ import annotations
 
@@ -18,13 +18,25 @@ def derived(
     make: Callable[[Path, Path], object],
     suffix: str = ".onnx",
 ) -> Path:
-    """The path of what `make` makes of the file `origin`, such as another form of its graph; made where it is missing
-    or stale.
+    """Returns the path of a derived file, which is made if it is missing or stale.
 
-    It lies in the first of `places` that may be written, or else in the cache, as ORIGIN.KIND-DIGEST and the
-    suffix, and beside it what it was when it was made: one that has changed since is made anew; in other places than
-    the cache, those of older origins are removed. make: given the paths of source and result, writes it. form: the
-    version of what `make` does. Raises RequestError where it can be written nowhere, and what `make` raises.
+    The file is in the first writable folder of `places`, or else in the cache, as ORIGIN.KIND-DIGEST and the suffix. A
+    record of the derived file is kept beside it; a file that changed since is made anew. Outside the cache, files of
+    older origins are removed.
+
+    Args:
+        origin: Source file.
+        places: Folders to try.
+        kind: Kind of the derived file, part of its name.
+        form: Version of `make`.
+        make: Writes the result; takes the paths of source and result.
+        suffix: Suffix of the derived file.
+
+    Returns:
+        The path.
+
+    Raises:
+        RequestError: No place is writable; errors of `make` are raised too.
     """
     digest = hashlib.sha256(f"{files.digest(origin)} {form}".encode()).hexdigest()[:12]
     stem = f"{origin.stem}.{kind}-"

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that are written atomically: whole or not at all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CUT_SHORT = re.compile(r"\d+ requested and \d+ written")  # numpy's message, wit
 
 
 class DiskFull(ZooError):
-    """There is no room for a file."""
+    """The disk has no room for a file."""
 
     def __init__(self, target: str | os.PathLike[str], error: OSError) -> None:
         fault = os.strerror(error.errno or errno.ENOSPC)
@@ -35,7 +35,14 @@ class DiskFull(ZooError):
 
 
 def require_place(path: str | os.PathLike[str]) -> None:
-    """Raise RequestError where `replacing` could not write `path`, before the work begins. Creates nothing."""
+    """Checks that `replacing` can write a path, before the work begins; creates nothing.
+
+    Args:
+        path: Output path.
+
+    Raises:
+        RequestError: The path cannot be written.
+    """
     _require_no_folder(target := Path(path))
     folder = next(each for each in target.absolute().parents if os.path.exists(each))  # noqa: PTH110
     if not os.path.isdir(folder):  # noqa: PTH112
@@ -54,12 +61,20 @@ def _require_no_folder(target: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; move it there on success, delete it on any failure or Ctrl-C.
+    """Context with a temporary path that replaces `path` on success and is deleted on failure or Ctrl-C.
 
-    The suffix is kept, because libraries choose a format by it. What a killed process left of the same file is deleted
-    first: the temporary file of one that lives is locked. Raises RequestError where the folder cannot be made or
-    written, or where `path` is no file (a device such as /dev/null would be replaced by one); DiskFull where there is
-    no room for it.
+    The suffix is kept, because libraries choose a format by it. Leftovers of killed processes are deleted first;
+    temporary files of running processes are locked.
+
+    Args:
+        path: Output path.
+
+    Yields:
+        The temporary path.
+
+    Raises:
+        RequestError: The folder cannot be made or written, or `path` is no regular file (such as /dev/null).
+        DiskFull: The disk has no room.
     """
     _require_no_folder(target := Path(path))
     try:
@@ -112,7 +127,15 @@ def _sweep(target: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
-    """Hold the lock file `path`, one process at a time; who waits logs `what`. Raises OSError where not writable."""
+    """Context that holds a lock file, for one process at a time.
+
+    Args:
+        path: Lock file.
+        what: Message that is logged while waiting.
+
+    Raises:
+        OSError: The file is not writable.
+    """
     import filelock  # slow to import, and an answer from caches needs none
 
     lock = filelock.FileLock(path)
@@ -128,15 +151,31 @@ def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Write `text` (UTF-8) to `path`, whole or not at all."""
+    """Writes UTF-8 text atomically.
+
+    Args:
+        path: Output path.
+        text: Text to write.
+
+    Returns:
+        The path.
+    """
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return Path(path)
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> Path:
-    """Write `value` as indented JSON with a final newline, whole or not at all; key order is kept, and a number that is
-    not finite, which JSON does not have, becomes null.
+    """Writes indented JSON with a final newline atomically.
+
+    Keys keep their order; numbers that are not finite become null.
+
+    Args:
+        path: Output path.
+        value: JSON value.
+
+    Returns:
+        The path.
     """
     return write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
@@ -150,7 +189,17 @@ def _finite(value: Any) -> Any:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Parse a JSON file. Raises RequestError, naming the file, where it is missing or broken."""
+    """Reads a JSON file.
+
+    Args:
+        path: JSON file.
+
+    Returns:
+        The value.
+
+    Raises:
+        RequestError: The file is missing or invalid.
+    """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -160,13 +209,13 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
-    """Hex SHA-256 of a file's bytes."""
+    """Returns the SHA-256 of a file, in hexadecimal."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest(path: Path) -> str:
-    """`sha256`, read once a process for as long as size and time of the file stay."""
+    """Returns `sha256`, cached in the process while size and time of the file do not change."""
     now = path.stat()
     return _digest(path.resolve(), now.st_size, now.st_mtime_ns)
 
@@ -177,16 +226,21 @@ def _digest(path: Path, _size: int, _modified: int) -> str:
 
 
 def identity(path: Path) -> dict[str, Any]:
-    """{"bytes", "modified" (ns), "sha256"} of a file, for `same`."""
+    """Returns {"bytes", "modified" (ns), "sha256"} of a file, for `same`."""
     return {"bytes": path.stat().st_size, "modified": path.stat().st_mtime_ns, "sha256": sha256(path)}
 
 
 def same(path: Path, was: Mapping[str, Any]) -> bool:
-    """Whether a file is the one of this `identity`; read only where its size or time says that it may not be."""
+    """Returns whether a file has an identity; it is read only if its size or time differs.
+
+    Args:
+        path: File.
+        was: Result of `identity`.
+    """
     now = path.stat()
     return bool(now.st_size == was["bytes"] and (now.st_mtime_ns == was["modified"] or sha256(path) == was["sha256"]))
 
 
 def mapped(path: Path) -> Path:
-    """The file of large initializers beside what `save_mapped` wrote."""
+    """Returns the path of the large initializers beside a file of `save_mapped`."""
     return path.with_name(f"{path.name}.data")

@@ -1,4 +1,4 @@
-"""What a forked child process must know: only the thread that forked lives on in it."""
+"""Notification of objects in forked child processes, which keep only the thread that forked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OBJECTS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def tell(thing: Any) -> None:
-    """Call `thing.forked()` in every child process that is forked from now on, as long as `thing` lives."""
+    """Calls `thing.forked()` in every child process that is forked from now on, as long as `thing` exists."""
     _OBJECTS.add(thing)
 
 

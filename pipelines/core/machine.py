@@ -1,4 +1,4 @@
-"""The machine a figure was measured on: CPU, ISA flags, versions."""
+"""The machine of a measurement: CPU, ISA flags, versions."""
 
 from __future__ import annotations
 
@@ -61,12 +61,16 @@ def has_bf16() -> bool:
 
 
 def cores() -> int:
-    """How many processors this process may run on."""
+    """Returns the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def require_threads(threads: int) -> None:
-    """Raise RequestError for a number of threads that no machine runs; engines would start them all, and hang."""
+    """Checks a number of threads.
+
+    Raises:
+        RequestError: The machine cannot run so many threads (engines would start them all and hang).
+    """
     try:
         whole_number("threads", threads, THREADS)
     except RequestError as error:
@@ -74,7 +78,7 @@ def require_threads(threads: int) -> None:
 
 
 def caches() -> dict[str, int]:
-    """Sizes in bytes of the first processor's data caches: {"L1d", "L2", "L3"}; 0 where not known."""
+    """Returns the sizes in bytes of the first processor's data caches, {"L1d", "L2", "L3"}; 0 if unknown."""
     sizes = {"L1d": 0, "L2": 0, "L3": 0}
     for index in CACHES.glob("index*"):
         try:
@@ -88,7 +92,7 @@ def caches() -> dict[str, int]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that a figure depends on."""
+    """Returns the versions of Python and of the packages that affect measurements."""
     from importlib import metadata  # slow to import, and an answer needs none
 
     installed = {"python": platform.python_version()}
@@ -102,7 +106,7 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of the checkout this code runs from, "+" where Python or C++ files differ; None outside one."""
+    """Returns the commit of the checkout, with "+" if Python or C++ files differ; None outside a checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
@@ -115,7 +119,11 @@ def commit() -> str | None:
 
 
 def environment(**more: Any) -> dict[str, Any]:
-    """The environment as reports record it: CPU, ISA, cores, versions, commit, and `more` facts of the run."""
+    """Returns the environment for reports: CPU, ISA, cores, versions, commit, and further facts.
+
+    Args:
+        **more: Facts of the run.
+    """
     return {
         "cpu": cpu()["name"],
         "cpu_model": f"{cpu()['family']}/{cpu()['model']}",
@@ -128,20 +136,21 @@ def environment(**more: Any) -> dict[str, Any]:
 
 
 def fingerprint() -> str:
-    """Short digest of CPU, cores and library versions: what a timing depends on."""
+    """Returns a short digest of CPU, cores and library versions, on which timings depend."""
     return hashlib.sha256(repr((cpu(), cores(), versions())).encode()).hexdigest()[:12]
 
 
 def trim() -> None:
-    """Return freed memory to the system (glibc's malloc_trim): parsing a graph leaves several times its size."""
+    """Returns freed memory to the system (malloc_trim of glibc); parsing a graph leaves several times its size."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def return_large_arrays() -> None:
-    """Return arrays of a megabyte and more to the system as they are freed (glibc's mallopt): its threshold else rises
-    to 32 MB, and work on many large arrays keeps a third more memory than it uses.
+    """Returns arrays of a megabyte and more to the system as they are freed (mallopt of glibc).
+
+    The threshold otherwise rises to 32 MB, and work on many large arrays keeps a third more memory than it uses.
     """
     m_mmap_threshold = -3  # malloc.h
     with contextlib.suppress(OSError, AttributeError):

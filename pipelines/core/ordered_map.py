@@ -1,4 +1,4 @@
-"""A parallel map by threads that keeps the order, lazy at both ends."""
+"""A lazy parallel map by threads that keeps the order."""
 
 from __future__ import annotations
 
@@ -14,10 +14,18 @@ Result = TypeVar("Result")
 def ordered_map(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int
 ) -> Generator[Result, None, None]:
-    """`function` of every item, in order, computed by `workers` threads; 0: by the caller's thread.
+    """Applies a function to every item in threads; results keep the order.
 
-    At most two items a thread are under way. Whatever ends the iteration, an exception of `function` or of `items` too,
-    it ends with all threads gone; close the iterator to end it early.
+    At most two items per thread are in flight. All threads have ended when the iteration ends, also by an exception of
+    `function` or `items`; close the generator to end it early.
+
+    Args:
+        function: Function of an item.
+        items: Items.
+        workers: Number of threads; 0: the caller's thread.
+
+    Yields:
+        Results in order.
     """
     if not workers:
         yield from map(function, items)

@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a bar on a terminal, else a line now and then."""
+"""Progress of long work on stderr: a bar on a terminal, otherwise a line now and then."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ SECONDS = 30.0  # between lines
 
 @contextlib.contextmanager
 def progress(title: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
-    """Show a progress bar; yields `advance(amount)`. Where stderr is no terminal: a line every `SECONDS`.
+    """Context with a progress bar; a line every `SECONDS` if stderr is no terminal.
 
-    `total` is in whatever unit `advance` counts (rows, bytes, samples); None shows a running count. `advance` raises
-    TimeIsUp inside a `deadline.limit` that has passed.
+    Args:
+        title: Title of the bar.
+        total: Total in the unit of `advance` (rows, bytes, samples); None: a running count.
+
+    Yields:
+        `advance(amount)`, which raises TimeIsUp after a `deadline.limit`.
     """
     title = plain(title)
     if not sys.stderr.isatty():
@@ -85,5 +89,13 @@ def _lines(title: str, total: float | None) -> Callable[[float], None]:
 
 @contextlib.contextmanager
 def silent(title: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
-    """`progress` that shows nothing: for all processes but the one that does."""
+    """`progress` that shows nothing, for all processes but one.
+
+    Args:
+        title: Not used.
+        total: Not used.
+
+    Yields:
+        `advance(amount)`.
+    """
     yield lambda amount: None

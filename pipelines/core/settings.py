@@ -1,7 +1,7 @@
-"""The user's settings, environment variables that are read at every call.
+"""The user's settings: environment variables, read at every call.
 
-`ZOO_HOME` (the cache), `ZOO_OFFLINE=1` (no network), `ZOO_MIRROR` (a folder or an http(s) base URL that is asked
-before the public address; files lie flat in it under the card's file names).
+`ZOO_HOME` is the cache, `ZOO_OFFLINE=1` forbids the network, and `ZOO_MIRROR` is a folder or an http(s) base URL that
+is tried before the public address; it holds files flat under the names of the cards.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def home() -> Path:
-    """The cache folder: $ZOO_HOME, else int8-zoo under $XDG_CACHE_HOME (if absolute, as specified) or ~/.cache."""
+    """Returns the cache folder: $ZOO_HOME, else int8-zoo under $XDG_CACHE_HOME (if absolute) or ~/.cache."""
     if chosen := os.environ.get("ZOO_HOME"):
         return Path(chosen).expanduser().absolute()
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -19,10 +19,10 @@ def home() -> Path:
 
 
 def offline() -> bool:
-    """Whether $ZOO_OFFLINE forbids the network (any value but an empty one, 0, false, no and off)."""
+    """Returns whether $ZOO_OFFLINE forbids the network (any value but an empty one, 0, false, no and off)."""
     return os.environ.get("ZOO_OFFLINE", "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
 def mirror() -> str | None:
-    """$ZOO_MIRROR as it stands, a folder or an http(s) base URL; None where it is not set."""
+    """Returns $ZOO_MIRROR, a folder or an http(s) base URL; None if it is not set."""
     return os.environ.get("ZOO_MIRROR", "").strip() or None

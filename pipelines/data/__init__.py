@@ -1,4 +1,4 @@
-"""What people have and what they get: image files to pixels, result rows to tables.
+"""Input data and result files: images to pixels, text files, result rows to tables.
 
-Imports `core`, `kernels` and the types of `engines`.
+The package imports `core`, `kernels` and the types of `engines`.
 """

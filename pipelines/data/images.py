@@ -1,6 +1,4 @@
-"""Images as people have them to the uint8 pixels that a network takes: decode, resize, crop; lists, labels, batches of
-samples.
-"""
+"""Images to the uint8 pixels that a network takes: decoding, resizing, cropping; lists, labels, batches of samples."""
 
 from __future__ import annotations
 
@@ -41,17 +39,24 @@ _ORIENTATION = 0x0112  # the EXIF tag
 
 
 def decode(image: bytes | Location, *, smallest: int = 0, name: str = "") -> Pixels:
-    """The image in a file, or in its bytes, as people see it: uint8 [H, W, 3] RGB, C-contiguous.
+    """Decodes an image upright to uint8 [H, W, 3] RGB, C-contiguous.
 
-    JPEG, PNG, WebP, GIF and TIFF (first frame), BMP, PPM, AVIF, JPEG 2000; turned as EXIF says, alpha dropped (what
-    Pillow's `convert("RGB")` does), 16 bits a channel to the upper 8, CMYK and palettes to RGB. JPEGs have the pixels
-    that Pillow gives.
+    Formats are JPEG, PNG, WebP, GIF and TIFF (first frame), BMP, PPM, AVIF and JPEG 2000. EXIF orientation is applied,
+    alpha is dropped (as Pillow's `convert("RGB")`), 16-bit channels keep the upper 8 bits, CMYK and palettes become
+    RGB. JPEGs have the same pixels as in Pillow.
 
-    smallest: a JPEG may be decoded at 1/2, 3/8, 1/4 or 1/8 of its size as long as both sides keep so many pixels; 0: at
-    full size. name: what errors call the image, if not by its path, or its size.
+    Args:
+        image: Path, or the bytes of a file.
+        smallest: A JPEG may be decoded at 1/2, 3/8, 1/4 or 1/8 of its size if both sides keep at least so many pixels;
+            0: full size.
+        name: Name of the image in errors; by default its path or size.
 
-    Raises RequestError, one line that names the file, for what is missing, no image, broken, cut short (a JPEG also
-    where its decoder would fill the rest with grey), or larger than `MAX_PIXELS`.
+    Returns:
+        The pixels.
+
+    Raises:
+        RequestError: The file is missing, no image, broken, truncated (also a JPEG that its decoder would fill with
+            grey), or larger than `MAX_PIXELS`.
     """
     name = name or (f"the image of {len(image)} bytes" if isinstance(image, bytes) else os.fspath(image))
     data = image if isinstance(image, bytes) else read(image)
@@ -64,14 +69,23 @@ def decode(image: bytes | Location, *, smallest: int = 0, name: str = "") -> Pix
 def prepare(
     image: bytes | Location | Pixels | Image.Image, preprocess: Preprocess, out: Pixels | None = None
 ) -> Pixels:
-    """What `preprocess` makes of one image, up to the normalization: uint8 [3, size, size], R, G, B.
+    """Prepares one image up to the normalization: uint8 [3, size, size] in the order R, G, B.
 
-    image: as `decode` takes it, a Pillow image (turned as its EXIF says), or pixels uint8 [H, W, 3] RGB or [H, W] grey.
-    out: where the result is written, if given: C-contiguous, such as a slot of a batch.
+    The short side becomes `resize` pixels and the long one int(resize * long / short); the crop begins at round((side -
+    size) / 2), half to even, as in torchvision. The pixels are those of `pipelines.kernels.images.operators.Resize`,
+    with and without native kernels.
 
-    The short side becomes `resize` pixels and the long one int(resize * long / short), the crop begins at round((side -
-    size) / 2), half to even, as in torchvision; the pixels are those of `pipelines.kernels.images.operators.Resize`,
-    with and without the native kernels. Raises RequestError like `decode`, and for arrays of another kind.
+    Args:
+        image: Input of `decode`, a Pillow image (EXIF orientation is applied), or pixels uint8 [H, W, 3] RGB or [H, W]
+            grey.
+        preprocess: Sizes, crop and interpolation.
+        out: C-contiguous array for the result, such as a slot of a batch.
+
+    Returns:
+        The pixels.
+
+    Raises:
+        RequestError: See `decode`; or the array has another form.
     """
     if isinstance(image, np.ndarray):
         pixels = np.repeat(image[:, :, None], 3, axis=2) if image.ndim == 2 else image
@@ -92,8 +106,14 @@ def prepare(
 
 
 def normalized(pixels: Pixels, preprocess: Preprocess) -> NDArray[np.float32]:
-    """(pixels / 255 - mean) / std in float32, in the order of `preprocess.channels`, for pixels uint8 [..., 3, height,
-    width] R, G, B.
+    """Computes (pixels / 255 - mean) / std in float32.
+
+    Args:
+        pixels: uint8 [..., 3, height, width] in the order R, G, B.
+        preprocess: Mean, std and the order of the channels.
+
+    Returns:
+        float32 of the same shape, in the order of `preprocess.channels`.
     """
     mean, std = (np.array(each, np.float32)[:, None, None] for each in (preprocess.mean, preprocess.std))
     values = (pixels.astype(np.float32) / np.float32(255) - mean) / std
@@ -104,10 +124,17 @@ def normalized(pixels: Pixels, preprocess: Preprocess) -> NDArray[np.float32]:
 
 
 def listed(inputs: Location | Iterable[Location]) -> Iterator[Path]:
-    """The paths of images: files as they are named, folders searched at any depth for the suffixes of images, in sorted
-    order; "-" stands
-    for the paths on stdin, one a line. Raises RequestError for a folder without images; a file that is missing is
-    `decode`'s to tell.
+    """Yields the paths of images.
+
+    Args:
+        inputs: Files, folders (searched recursively for image suffixes, in sorted order), or "-" for paths on stdin,
+            one per line.
+
+    Yields:
+        Paths; missing files are reported by `decode`.
+
+    Raises:
+        RequestError: A folder holds no images, or a name is empty.
     """
     for location in [inputs] if isinstance(inputs, str | os.PathLike) else inputs:
         if not str(location):
@@ -127,8 +154,12 @@ def listed(inputs: Location | Iterable[Location]) -> Iterator[Path]:
 
 
 class Labelled(NamedTuple):
-    """Images with classes: paths, labels int64 [n], and the class names in the order of the labels; None where labels
-    are mere numbers.
+    """Images with classes.
+
+    Attributes:
+        paths: Paths of the images.
+        labels: int64 [n].
+        names: Class names in the order of the labels; None if labels are plain numbers.
     """
 
     paths: list[Path]
@@ -137,10 +168,19 @@ class Labelled(NamedTuple):
 
 
 def labelled(folder: Location) -> Labelled:
-    """A folder with labels.csv (columns file and label, a number or a name; more are ignored), or with one subfolder of
-    images a class.
+    """Reads a folder with labels.csv, or with one subfolder of images per class.
 
-    Names are sorted, and label i is the i-th of them. Raises RequestError for another folder, or a table with gaps.
+    labels.csv has the columns file and label (a number or a name); further columns are ignored. Names are sorted, and
+    label i is the i-th name.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The images and labels.
+
+    Raises:
+        RequestError: The folder has neither form, or the table has gaps.
     """
     folder = Path(folder)
     table = folder / "labels.csv"
@@ -178,16 +218,21 @@ def batches(
     batch_size: int = 32,
     skipped: list[str] | None = None,
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """Images (see `listed`), `batch_size` at a time, as a graph takes them: {input: [n, 3, size, size] or [n, size,
-    size, 3]}.
+    """Yields batches of images as a graph takes them: [n, 3, size, size] or [n, size, size, 3].
 
-    inputs: name and `Port` of every input of the graph, which is one, the image: its shape says the layout, its dtype
-    whether it takes pixels (uint8) or `normalized` values (a float). Channels come in the order of
-    `preprocess.channels`.
+    Args:
+        images: See `listed`.
+        preprocess: Preprocessing of the network.
+        inputs: The graph's only input and its `Port`: the shape gives the layout, the dtype whether it takes pixels
+            (uint8) or `normalized` values (float).
+        batch_size: Images of a batch.
+        skipped: Collects errors of unreadable images, which are then skipped.
 
-    skipped: where given, what is wrong with images that cannot be read goes there and the others go on. Raises
-    RequestError for the first such image otherwise, for a graph that takes something else, and where not one image
-    could be read.
+    Yields:
+        Array by input name, channels in the order of `preprocess.channels`.
+
+    Raises:
+        RequestError: An image is unreadable (without `skipped`), none is readable, or the graph takes another input.
     """
     name, dtype, last = _taken(inputs, preprocess.size)
     pixels = np.empty((batch_size, 3, preprocess.size, preprocess.size), np.uint8)
@@ -247,8 +292,17 @@ def _taken(inputs: Mapping[str, Port], size: int) -> tuple[str, np.dtype[Any], b
 
 
 def read(path: Location, name: str = "") -> bytes:
-    """The bytes of an image file. name: what errors call it, if not by its path. Raises RequestError where it cannot be
-    read, or has more than `MAX_BYTES`.
+    """Reads the bytes of an image file.
+
+    Args:
+        path: The file.
+        name: Name of the image in errors; by default its path.
+
+    Returns:
+        The bytes.
+
+    Raises:
+        RequestError: The file cannot be read, or has more than `MAX_BYTES`.
     """
     path = Path(path)
     name = name or str(path)
@@ -266,9 +320,7 @@ def read(path: Location, name: str = "") -> bytes:
 
 
 def _jpeg(data: bytes, name: str, smallest: int) -> Pixels | None:
-    """A JPEG by libjpeg-turbo; None for one that only Pillow reads: CMYK, uncommon subsampling, or a header that makes
-    no sense here.
-    """
+    """Decodes a JPEG by libjpeg-turbo; None if only Pillow reads it (CMYK, uncommon subsampling, odd headers)."""
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:

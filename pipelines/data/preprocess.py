@@ -1,4 +1,4 @@
-"""How an image becomes the input of a network. Frozen, and validated on creation."""
+"""Preprocessing of images for a network: a frozen dataclass, validated on creation."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ MAX_SIDE = 8192  # pixels of a network's input or a resize
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How an image becomes the input of a network: RGB, short side to `resize`, centre crop of `size` x `size`,
-    normalized by channel.
+    """Preprocessing of an image: RGB, short side to `resize`, centre crop of `size` x `size`, normalization by channel.
 
-    size: side of the network's square input, in pixels.
-    resize: the short side before the crop, in pixels, at least `size`; 0 squeezes the whole image to size x size.
-    interpolation: "bilinear" or "bicubic", antialiased, as Pillow's `Image.resize` computes them.
-    mean, std: of pixels in 0..1, in the order R, G, B, as torchvision and timm give them: the network sees (pixel / 255
-    - mean) / std.
-    channels: "RGB" or "BGR", the order that the network's first convolution sees.
-    scaled_decode: large JPEGs are decoded at half their size or less, to no less than twice what the resize makes of
-        them: quicker, and other pixels than those of a full decode.
+    Attributes:
+        size: Side of the network's square input, in pixels.
+        resize: Short side before the crop, in pixels, at least `size`; 0 squeezes the whole image to size x size.
+        interpolation: "bilinear" or "bicubic", antialiased, as Pillow's `Image.resize`.
+        mean: Mean of pixels in 0..1, in the order R, G, B, as in torchvision and timm: the network sees (pixel / 255 -
+            mean) / std.
+        std: Standard deviation of pixels in 0..1, in the order R, G, B.
+        channels: "RGB" or "BGR", the order that the network's first convolution takes.
+        scaled_decode: Decode large JPEGs at half their size or less, but at least twice the resized size: faster, with
+            other pixels than a full decode.
 
-    Raises RequestError for values that make no sense.
+    Raises:
+        RequestError: A value is out of range.
     """
 
     size: int
@@ -71,13 +73,21 @@ class Preprocess:
             object.__setattr__(self, name, tuple(float(each) for each in values))  # JSON has lists
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; `from_json` reads them."""
+        """Returns plain JSON values; `from_json` reads them."""
         return to_plain(self)
 
     @classmethod
     def from_json(cls, value: Any) -> Preprocess:
-        """Read what `to_json` wrote, or a person: {"size": 224, "resize": 256, ...}. Raises RequestError for what is
-        missing or unknown.
+        """Reads the result of `to_json`, or a user's {"size": 224, "resize": 256, ...}.
+
+        Args:
+            value: JSON object.
+
+        Returns:
+            The preprocessing.
+
+        Raises:
+            RequestError: A field is missing, unknown or out of range.
         """
         names = [each.name for each in fields(cls)]
         if not isinstance(value, Mapping):

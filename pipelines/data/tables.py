@@ -1,6 +1,4 @@
-"""Result rows to a file people use elsewhere: CSV (plain or .gz), JSON lines or Parquet, streamed, whole or not at
-all.
-"""
+"""Result rows to CSV (plain or .gz), JSON lines or Parquet, streamed and written atomically."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ GROUP = 1 << 16  # rows of a row group of Parquet, at least
 
 
 def on_terminal(output: str | Path) -> bool:
-    """Whether `output` is "-", and stdout a terminal."""
+    """Returns whether `output` is "-" and stdout is a terminal."""
     return str(output) == "-" and sys.stdout is not None and sys.stdout.isatty()
 
 
@@ -36,12 +34,20 @@ def on_terminal(output: str | Path) -> bool:
 def writing(
     output: str | Path, columns: Mapping[str, Any], brief: Sequence[str] = ()
 ) -> Iterator[Callable[[Columns], None]]:
-    """Yield `write(columns)`, which appends rows; `columns` gives names and types: numpy dtypes, or `str`.
+    """Context with a function that appends rows to a table.
 
-    A column is an array, or a list in which None is no value: nothing in CSV, left out of a JSON line.
-    output: a .csv, .csv.gz, .jsonl or .parquet path, which appears when the block ends well, or "-" for CSV on stdout;
-    where that is a terminal, and `brief` names columns, for a table of these. Raises RequestError for another format or
-    a place that cannot be written.
+    Args:
+        output: A .csv, .csv.gz, .jsonl or .parquet path, which appears if the block ends without an error, or "-" for
+            CSV on stdout.
+        columns: Type by column: numpy dtypes, or `str`.
+        brief: Columns of a table for a terminal, instead of CSV.
+
+    Yields:
+        `write(columns)`. A column is an array, or a list in which None is a missing value: empty in CSV, left out of a
+        JSON line.
+
+    Raises:
+        RequestError: The format is unknown, or the output cannot be written.
     """
     import pyarrow as pa
 
@@ -103,9 +109,7 @@ def _gathered(writer: Any, schema: Any) -> Iterator[Callable[[Columns], None]]:
 
 
 def _packing(file: Any) -> Any:
-    """A tenth larger than at the usual level, and five times as quick; no name and no time in it, so that same rows
-    make same bytes.
-    """
+    """Opens a gzip writer of fixed output: five times as fast as the default level at a tenth more bytes."""
     return gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0)
 
 

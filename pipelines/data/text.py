@@ -1,4 +1,4 @@
-"""Where the rows of a text file begin, so that many can read a part of it each."""
+"""Row boundaries of text files, so that processes can read parts of a file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ FEED, RETURN, QUOTE = b"\n"[0], b"\r"[0], b'"'[0]
 
 @dataclass(frozen=True)
 class TextForm:
-    """How a text file holds rows. header: the first line names columns. delimiter: of CSV, whose values may stand in
-    quotes with line breaks inside (RFC 4180); "": every line is a row. blank: an empty line is a row, too.
+    """How a text file holds rows.
+
+    Attributes:
+        header: Whether the first line names columns.
+        delimiter: Delimiter of CSV, whose values may be quoted with line breaks inside (RFC 4180); "": every line is a
+            row.
+        blank: Whether an empty line is a row.
     """
 
     header: bool = False
@@ -25,7 +30,13 @@ class TextForm:
 
 
 class Piece(NamedTuple):
-    """Bytes `begin` to below `end` of a file, which are `rows` whole rows."""
+    """A part of a file with whole rows.
+
+    Attributes:
+        begin: First byte.
+        end: One past the last byte.
+        rows: Number of rows.
+    """
 
     begin: int
     end: int
@@ -33,11 +44,18 @@ class Piece(NamedTuple):
 
 
 def pieces(stream: Any, form: TextForm, size: int) -> list[Piece] | None:
-    """A text file, opened for bytes, as pieces of at least `size` bytes (the last one of fewer), each ending with a
-    row; the first begins behind the header. Reads all of it once, in constant memory.
+    """Splits a text file into pieces that end with a row; the first begins behind the header.
 
-    None where that cannot be told by quotes and line feeds alone: quotes inside values that have none around them,
-    lines that end with a carriage return.
+    Reads the whole file once, in constant memory.
+
+    Args:
+        stream: Binary file.
+        form: How the file holds rows.
+        size: Least size of a piece in bytes, except the last.
+
+    Returns:
+        The pieces, or None if quotes and line feeds do not determine the rows: quotes inside unquoted values, or lines
+        that end with a carriage return.
     """
     found: list[Piece] = []
     begin = rows = last = 0
@@ -92,9 +110,7 @@ def _lines(stream: Any, form: TextForm) -> Iterator[tuple[int, NDArray[np.int64]
 
 
 def _plain(data: NDArray[np.uint8], quotes: NDArray[np.int64], odd: bool, delimiter: str) -> bool:
-    """Whether each quote that opens stands at the begin of a value, each that closes at its end, or two together, and
-    no line ends with a carriage return alone.
-    """
+    """Checks that quotes open and close at the ends of values or are doubled, and no line ends with a lone CR."""
     known = np.zeros(256, np.bool_)
     known[[FEED, RETURN, QUOTE, *delimiter.encode()]] = True
     behind = np.append(data, FEED)

@@ -124,7 +124,15 @@ def read_lines(source: str | Path, errors: str = "strict") -> Generator[str | No
 
 
 def decoded(file: Iterable[bytes], errors: str = "strict") -> Iterator[str | None]:
-    """Decodes lines of UTF-8, see `read_lines`."""
+    """Decodes lines of UTF-8, see `read_lines`.
+
+    Args:
+        file: Lines as bytes.
+        errors: How bytes that are not UTF-8 are decoded, see `bytes.decode`.
+
+    Returns:
+        Iterator over the lines, as of `read_lines`.
+    """
     for number, line in enumerate(file):
         try:
             yield line.rstrip(b"\r\n").decode("utf-8-sig" if number == 0 else "utf-8", errors)

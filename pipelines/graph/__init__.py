@@ -1,4 +1,4 @@
-"""ONNX graphs (onnx_ir): files, queries, edits, and onnxruntime as a reference that computes what the graph says.
+"""ONNX graphs (onnx_ir): files, queries, edits, and onnxruntime as a reference that computes a graph unoptimized.
 
-Imports `core` alone.
+The package imports `core` only.
 """

@@ -14,9 +14,18 @@ from pipelines.graph.query import constant, used_names
 
 
 def extract(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Model:
-    """The subgraph that computes the values `outputs` from the values `inputs`, by name, as a model; a copy.
+    """Copies the subgraph between values as a model.
 
-    Raises RequestError where a value is missing, or where `inputs` are not enough.
+    Args:
+        model: Model; it is not changed.
+        inputs: Names of the values that the subgraph takes.
+        outputs: Names of the values that it computes.
+
+    Returns:
+        The subgraph.
+
+    Raises:
+        RequestError: A value is missing, or `inputs` do not suffice.
     """
     try:
         subgraph = ir.convenience.extract(model.graph, inputs, outputs)
@@ -29,9 +38,9 @@ def extract(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> i
 
 
 def _read_as_fed(subgraph: ir.Graph) -> None:
-    """Have an input read, not computed again, where its operator is in the subgraph for another of its results.
+    """Reads an input that its own operator, in the subgraph for another result, would compute again.
 
-    Such is a Split of which one part is an input. Its own result of the input's name gets another name: ONNX defines a
+    An example is a Split with one part as an input. The result of the input's name is renamed, because ONNX defines a
     name once.
     """
     inputs, taken = {value.name: value for value in subgraph.inputs}, used_names(subgraph)
@@ -43,7 +52,12 @@ def _read_as_fed(subgraph: ir.Graph) -> None:
 
 
 def unique(name: str, taken: set[str]) -> str:
-    """`name`, or `name_1`, ... where that is in `taken`; the result is added to it."""
+    """Returns `name`, or `name_1`, ... if it is taken.
+
+    Args:
+        name: Preferred name.
+        taken: Names in use; the result is added.
+    """
     free, number = name, 0
     while free in taken:
         number += 1
@@ -53,9 +67,16 @@ def unique(name: str, taken: set[str]) -> str:
 
 
 def initializer(graph: ir.Graph, name: str, array: NDArray[Any], taken: set[str] | None = None) -> ir.Value:
-    """Add `array` to the graph's initializers under `name`, or under `name_1`, ... where a node or value has it.
+    """Adds an initializer to a graph.
 
-    taken: `query.used_names(graph)`, kept up to date here; who adds many gathers them once.
+    Args:
+        graph: Graph to change.
+        name: Preferred name; numbered if taken.
+        array: Elements.
+        taken: Names in use, updated here; None: `query.used_names(graph)`. Callers that add many gather them once.
+
+    Returns:
+        The initializer.
     """
     free = unique(name, used_names(graph) if taken is None else taken)
     tensor = ir.tensor(array, name=free)
@@ -73,9 +94,18 @@ def node(
     taken: set[str] | None = None,
     **attributes: Any,
 ) -> ir.Node:
-    """A node with one output; both are called `name`, or `name_1`, ... where `taken` (see `initializer`) holds that.
+    """Creates a node with one output of the same name.
 
-    Without `taken` the name is used as it is, for a node that takes another one's place.
+    Args:
+        op: Operator type.
+        inputs: Input values.
+        name: Preferred name; numbered if taken.
+        dtype: Element type of the output.
+        taken: Names in use, see `initializer`; None: the name is used as it is, for a node that replaces another.
+        **attributes: Attributes of the operator.
+
+    Returns:
+        The node, not in a graph yet.
     """
     name = name if taken is None else unique(name, taken)
     new = ir.node(op, inputs, attributes=attributes or None, name=name, num_outputs=1)
@@ -86,7 +116,12 @@ def node(
 
 
 def substitute(nodes: list[ir.Node], new: ir.Node) -> None:
-    """Replace `nodes` by `new`, which takes the place and the first output (name, type, shape) of the last one."""
+    """Replaces nodes by a new one, which takes the position and the first output (name, type, shape) of the last.
+
+    Args:
+        nodes: Nodes to remove.
+        new: Node to insert.
+    """
     last = nodes[-1]
     main, result = last.graph, last.outputs[0]
     assert isinstance(main, ir.Graph)
@@ -95,7 +130,12 @@ def substitute(nodes: list[ir.Node], new: ir.Node) -> None:
 
 
 def bypass(node: ir.Node, value: ir.Value) -> None:
-    """Remove `node`, whose first output equals `value`: its readers read that. A graph output keeps its name."""
+    """Removes a node whose first output equals a value; its readers read the value. A graph output keeps its name.
+
+    Args:
+        node: Node to remove.
+        value: Value that replaces its output.
+    """
     if node.outputs[0].is_graph_output():
         substitute([node], ir.node("Identity", [value], name=node.name))
         return
@@ -117,9 +157,14 @@ def _fp16_casts(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
 
 
 def compress_fp16(model: ir.Model, minimum: int = 64) -> None:
-    """Store float32 weights of `minimum` or more elements as float16 behind a Cast to float32: half the size.
+    """Stores float32 weights as float16 behind a Cast to float32 (half the size), rounded to nearest, in place.
 
-    In place; stock ONNX. Weights are rounded to nearest; raises RequestError where one does not fit float16.
+    Args:
+        model: Model to change.
+        minimum: Least number of elements of a weight that is compressed.
+
+    Raises:
+        RequestError: A weight does not fit float16.
     """
     graph, taken = model.graph, used_names(model.graph)
     for name, value in list(graph.initializers.items()):
@@ -140,9 +185,13 @@ def compress_fp16(model: ir.Model, minimum: int = 64) -> None:
 
 
 def own_weights(model: ir.Model) -> int:
-    """Give every DequantizeLinear of int8 weights that shares them, but the first, copies; in place, returns how many.
+    """Copies int8 weights and zero points that several DequantizeLinear share, for all but the first, in place.
 
-    Of their zero point, too.
+    Args:
+        model: Model to change.
+
+    Returns:
+        Number of copies.
     """
     seen: set[ir.Value] = set()
     count, taken = 0, used_names(model.graph)
@@ -161,7 +210,7 @@ def own_weights(model: ir.Model) -> int:
 
 
 def expand_fp16(model: ir.Model) -> None:
-    """Undo `compress_fp16`, or an exporter's like: float32 weights that hold float16 values. In place."""
+    """Undoes `compress_fp16`, or an exporter's equivalent: weights become float32 with float16 values, in place."""
     graph = model.graph
     for cast, stored in _fp16_casts(model):
         array = constant(stored)

@@ -24,10 +24,10 @@ class _Failure(logging.Filter):
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Fill in the types and shapes of the values, in place; sequences of tensors stay such.
+    """Infers types and shapes of all values by onnx, in place; sequences of tensors keep their type.
 
-    Where shapes that the file states contradict what is inferred (its inputs were changed by hand), none of them within
-    the graph is trusted. Where inference fails for another reason the model stays as it is.
+    If shapes stated in the file contradict the inferred ones (edited inputs), all stated shapes within the graph are
+    dropped. If inference fails for another reason, the model does not change.
     """
     if not _inferred(model):
         inner = [value for node in model.graph for value in node.outputs if not value.is_graph_output()]

@@ -1,4 +1,4 @@
-"""Load, save, check and digest ONNX models (onnx_ir)."""
+"""Loads, saves, checks and digests ONNX models (onnx_ir)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,20 @@ logger = logging.getLogger(__name__)
 
 
 def load(path: str | Path) -> ir.Model:
-    """Read and check an ONNX model, with what it keeps in files beside it. Opsets before 13 are converted to 13.
+    """Reads and checks an ONNX model with its external data; opsets before 13 are converted to 13.
 
-    The model's own functions are inlined, sparse weights made dense. Sizes that say nothing (-1 and 0, as PaddlePaddle
-    writes them, "?" and "None") are dynamic. Weights that are inputs only because the file is older than IR version 4
-    are none. Raises RequestError, in one line, for a missing,
-    truncated or invalid file, weights that are not there, or an opset that is not known or cannot be converted.
+    Functions of the model are inlined and sparse weights made dense. Meaningless sizes (-1 and 0 of PaddlePaddle, "?"
+    and "None") become dynamic. Weights listed as inputs because the file is older than IR version 4 are no inputs.
+
+    Args:
+        path: ONNX file.
+
+    Returns:
+        The model.
+
+    Raises:
+        RequestError: The file is missing, truncated or invalid, its weights are missing, or its opset is unknown or
+            cannot be converted.
     """
     path = Path(path)
     if not path.is_file():
@@ -85,10 +93,10 @@ def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
 
 def _resize_as_before(graph: onnx.GraphProto) -> None:
-    """Say of every Resize what it computed before opset 11, which the converter leaves to the new defaults.
+    """Writes the semantics of Resize before opset 11 as attributes, which the converter leaves to the new defaults.
 
-    Pixel x of the result lies at x / scale of the input; the nearest is the next one below, where it shrinks the next
-    one above (onnxruntime's UpsampleBase). Raises ValueError where it does both.
+    Pixel x of the result is at x / scale of the input; the nearest is the next one below, for a smaller result the next
+    one above (onnxruntime's UpsampleBase). Raises ValueError for a Resize that does both.
     """
     arrays = {each.name: each for each in graph.initializer}
     arrays |= {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
@@ -177,9 +185,16 @@ def _dangling(main: onnx.GraphProto) -> str:
 
 
 def save(model: ir.Model, path: str | Path) -> Path:
-    """Write `model` to `path`, whole or not at all. The same model gives the same bytes.
+    """Writes a model atomically; the same model gives the same bytes.
 
-    Weights that one protobuf file cannot hold (2 GB) go to PATH.data beside it.
+    Weights beyond protobuf's limit of 2 GB go to PATH.data.
+
+    Args:
+        model: Model to write.
+        path: ONNX file.
+
+    Returns:
+        The path.
     """
     if query.weight_bytes(model) > WHOLE:
         return save_mapped(model, path)
@@ -193,9 +208,17 @@ def save(model: ir.Model, path: str | Path) -> Path:
 
 
 def save_mapped(model: ir.Model, path: str | Path, least: int = MAPPED) -> Path:
-    """`save`, but initializers of more than `least` bytes go to PATH.data beside it, for `load_mapped`.
+    """Writes a model with large initializers in PATH.data, for `load_mapped`.
 
-    They lie there as in memory; large ones begin on pages of their own.
+    They have their in-memory layout; large ones begin on a page boundary.
+
+    Args:
+        model: Model to write.
+        path: ONNX file.
+        least: Size in bytes above which an initializer goes to PATH.data.
+
+    Returns:
+        The path.
     """
     path = Path(path)
     require_place(mapped(path))
@@ -213,9 +236,16 @@ def save_mapped(model: ir.Model, path: str | Path, least: int = MAPPED) -> Path:
 
 
 def load_mapped(path: str | Path) -> ir.Model:
-    """Read what `save_mapped` wrote; large initializers are read-only memory maps, which processes share.
+    """Reads a model of `save_mapped`; large initializers are read-only memory maps, which processes share.
 
-    Raises RequestError where either file is missing or damaged.
+    Args:
+        path: ONNX file.
+
+    Returns:
+        The model.
+
+    Raises:
+        RequestError: A file is missing or damaged.
     """
     path = Path(path)
     try:
@@ -229,7 +259,7 @@ def load_mapped(path: str | Path) -> ir.Model:
 
 
 def digest(model: ir.Model) -> str:
-    """SHA-256 of what the graph computes: opsets, inputs, outputs, nodes with attributes, weights.
+    """Returns the SHA-256 of the computation: opsets, inputs, outputs, nodes with attributes, weights.
 
     Producer and doc strings do not count.
     """
@@ -267,12 +297,16 @@ def _digest(sha: Any, graph: ir.Graph) -> None:
 
 
 def serialized(model: ir.Model) -> bytes:
-    """The bytes of an ONNX file; the same model gives the same."""
+    """Returns the bytes of an ONNX file; the same model gives the same bytes."""
     return bytes(ir.to_proto(model).SerializeToString(deterministic=True))
 
 
 def require_opset(model: ir.Model) -> None:
-    """Raise RequestError unless int8 per channel can be written in the model's opset."""
+    """Checks that the model's opset has per-channel int8.
+
+    Raises:
+        RequestError: The opset is older than 13.
+    """
     opset = model.opset_imports.get("", 0)
     if opset < OPSET:
         raise RequestError(

@@ -13,13 +13,13 @@ MOST = 64  # elements of a tensor of shape arithmetic, at most
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
-    """The array behind an initializer or a Constant node, else None."""
+    """Returns the array of an initializer or a Constant node, else None."""
     tensor = ir.convenience.get_const_tensor(value) if value is not None else None
     return None if tensor is None else tensor.numpy()
 
 
 def used_names(graph: ir.Graph) -> set[str]:
-    """The names of all nodes and values, those of subgraphs too."""
+    """Returns the names of all nodes and values, including those of subgraphs."""
     values = [*graph.inputs, *graph.initializers.values()]
     names = {value.name for value in values}
     for node in ir.traversal.RecursiveGraphIterator(graph):
@@ -28,12 +28,12 @@ def used_names(graph: ir.Graph) -> set[str]:
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """The bytes of the graph's constant initializers."""
+    """Returns the size of the constant initializers, in bytes."""
     return sum(each.const_value.nbytes for each in model.graph.initializers.values() if each.const_value is not None)
 
 
 def op_counts(model: ir.Model) -> dict[str, int]:
-    """How many nodes of each operator type the main graph has, most first."""
+    """Returns the number of nodes of the main graph by operator type, most frequent first."""
     counts: dict[str, int] = {}
     for each in model.graph:
         counts[each.op_type] = counts.get(each.op_type, 0) + 1
@@ -41,7 +41,11 @@ def op_counts(model: ir.Model) -> dict[str, int]:
 
 
 def dequantized(value: ir.Value | None) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None] | None:
-    """(integers, scale, zero point or None for 0) of a constant behind a DequantizeLinear; None for anything else."""
+    """Returns the constant behind a DequantizeLinear.
+
+    Returns:
+        (integers, scale, zero point or None for 0), or None for another value.
+    """
     producer = value.producer() if value is not None else None
     if producer is None or producer.op_type != "DequantizeLinear":
         return None
@@ -50,7 +54,7 @@ def dequantized(value: ir.Value | None) -> tuple[NDArray[Any], NDArray[Any], NDA
 
 
 def sole_user(value: ir.Value) -> ir.Node | None:
-    """The one node of its graph that reads `value`; None where there is another one, or where it leaves the graph."""
+    """Returns the only node that reads a value; None if there are others, or it is a graph output."""
     uses = list(value.uses())
     return (
         uses[0].node if len(uses) == 1 and not value.is_graph_output() and uses[0].node.graph is value.graph else None
@@ -58,35 +62,41 @@ def sole_user(value: ir.Value) -> ir.Node | None:
 
 
 def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The shape, where all of it is static, else None."""
+    """Returns the shape if all of it is static, else None."""
     known = dimensions(value)
     return None if known is None or None in known else tuple(each for each in known if each is not None)
 
 
 def dimensions(value: ir.Value | None) -> list[int | None] | None:
-    """The shape, None for a dynamic dimension; None where the rank is not known."""
+    """Returns the shape with None for dynamic dimensions; None if the rank is unknown."""
     if value is None or value.shape is None:
         return None
     return [each if isinstance(each, int) else None for each in value.shape]
 
 
 def symbolic_shape(value: ir.Value | None) -> list[int | str | None] | None:
-    """`dimensions`, with the symbolic name of a dynamic one that has one: equal names are equal sizes."""
+    """Returns `dimensions` with the symbolic names of dynamic dimensions; equal names are equal sizes."""
     if value is None or value.shape is None:
         return None
     return [each if isinstance(each, int) else each.value for each in value.shape]
 
 
 def scalar(value: ir.Value | None) -> float | None:
-    """The one number in a constant of one element, else None."""
+    """Returns the number in a constant of one element, else None."""
     array = constant(value)
     return float(array.item()) if array is not None and array.size == 1 and array.dtype.kind in "fiu" else None
 
 
 def integers(node: ir.Node, key: str, position: int) -> list[int] | None:
-    """Integers that are an attribute `key` in old opsets, a constant input in newer ones (axes, pads, split, ...).
+    """Returns integers that are an attribute in old opsets and a constant input in newer ones (axes, pads, split, ...).
 
-    None where absent or computed.
+    Args:
+        node: Operator.
+        key: Name of the attribute.
+        position: Index of the input.
+
+    Returns:
+        The integers, or None if absent or computed.
     """
     if (attribute := node.attributes.get(key)) is not None:
         return [int(each) for each in attribute.as_ints()]
@@ -95,9 +105,12 @@ def integers(node: ir.Node, key: str, position: int) -> list[int] | None:
 
 
 def shape_elements(value: ir.Value | None) -> list[int | str | None] | None:
-    """The integers of a scalar or 1-D tensor of shape arithmetic, dynamic ones as in `symbolic_shape`; else None.
+    """Returns the integers of a scalar or 1-D tensor of shape arithmetic.
 
     Follows Shape, Gather, Slice, Concat, Cast, Squeeze and Unsqueeze.
+
+    Returns:
+        The integers, dynamic ones as in `symbolic_shape`; None for another value.
     """
     if value is None or (rank(value) or 0) > 1:
         return None
@@ -138,22 +151,27 @@ def shape_elements(value: ir.Value | None) -> list[int | str | None] | None:
 
 
 def label(node: ir.Node | ir.Value) -> str:
-    """The name by which reports call a node or value: its own, or its first output's where it has none."""
+    """Returns the name of a node or value in reports: its own, or its first output's."""
     return node.name or (isinstance(node, ir.Node) and node.outputs and node.outputs[0].name) or "?"
 
 
 def is_op(node: ir.Node | None, *types: str) -> bool:
-    """Whether `node` is an operator of ONNX's own domain of one of `types`."""
+    """Returns whether a node is an operator of the default domain of one of `types`.
+
+    Args:
+        node: Node, or None.
+        *types: Operator types.
+    """
     return node is not None and node.domain in ("", "ai.onnx") and node.op_type in types
 
 
 def is_float(value: ir.Value) -> bool:
-    """Whether `value` is a float32 tensor; a sequence of such has its dtype, too."""
+    """Returns whether a value is a float32 tensor (a sequence of float32 tensors has this dtype too)."""
     return isinstance(value.type, ir.TensorType) and value.dtype == ir.DataType.FLOAT
 
 
 def rank(value: ir.Value | None) -> int | None:
-    """Number of dimensions; None where not known."""
+    """Returns the number of dimensions, None if unknown."""
     return None if value is None or value.shape is None else len(value.shape)
 
 
@@ -167,7 +185,7 @@ class Lookup:
 
 
 def table_lookup(value: ir.Value | None) -> Lookup | None:
-    """The embedding lookup that computes `value`, with no other reader on the way; None where there is none."""
+    """Returns the embedding lookup that computes a value without other readers in between, else None."""
     width = value.shape[-1] if value is not None and value.shape else None
     while value is not None and (producer := value.producer()) is not None and sole_user(value) is not None:
         if producer.op_type in ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"):

@@ -1,4 +1,4 @@
-"""onnxruntime as a reference: every optimization off, so that each operator computes what the graph says."""
+"""onnxruntime as a reference: all optimizations off, so that each operator computes what the graph states."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ LARGEST = 64  # batch size that an exporter is expected to leave in a graph
 
 
 def options(quick: bool = False) -> ort.SessionOptions:
-    """Session options with every optimization off; quick: on, for float graphs of which only the results count."""
+    """Returns session options with all optimizations off.
+
+    Args:
+        quick: Enable optimizations, for float graphs whose results alone count.
+    """
     settings = ort.SessionOptions()
     level = ort.GraphOptimizationLevel
     settings.graph_optimization_level = level.ORT_ENABLE_ALL if quick else level.ORT_DISABLE_ALL
@@ -29,9 +33,18 @@ def options(quick: bool = False) -> ort.SessionOptions:
 
 
 def session(model: ir.Model, needed_by: str, chosen: ort.SessionOptions | None = None) -> ort.InferenceSession:
-    """A session of `model`. Raises RequestError where onnxruntime cannot run it.
+    """Opens a session of a model.
 
-    needed_by: who wants it, as the error says ("calibration needs").
+    Args:
+        model: Model to run.
+        needed_by: Purpose, for the error message ("calibration needs").
+        chosen: Session options; by default `options()`.
+
+    Returns:
+        The session.
+
+    Raises:
+        RequestError: onnxruntime cannot run the model.
     """
     try:
         return ort.InferenceSession(
@@ -42,7 +55,19 @@ def session(model: ir.Model, needed_by: str, chosen: ort.SessionOptions | None =
 
 
 def run(opened: ort.InferenceSession, batch: Batch, what: str = "samples") -> list[NDArray[Any]]:
-    """All outputs, in order. Raises RequestError where the batch, one of `what`, does not fit."""
+    """Runs a batch.
+
+    Args:
+        opened: Session.
+        batch: Array for every graph input.
+        what: What the batch is one of, for the error message.
+
+    Returns:
+        All outputs, in order.
+
+    Raises:
+        RequestError: The batch does not fit the graph.
+    """
     try:
         outputs: list[NDArray[Any]] = opened.run(None, dict(batch))
     except Exception as error:  # onnxruntime raises its own kinds
@@ -51,10 +76,15 @@ def run(opened: ort.InferenceSession, batch: Batch, what: str = "samples") -> li
 
 
 def fix_batch(model: ir.Model) -> str:
-    """Give the inputs the batch size that constants in the graph fix, as an exporter's Reshape to [1, 1001], if any.
+    """Fixes the batch size of the inputs if constants in the graph fix it, such as an exporter's Reshape to [1, 1001].
 
-    Returns what was found, in one line; "" where the graph takes any number of samples, or that cannot be tried. Only
-    graphs with such a Reshape are run, on zeros, and only for sizes up to `LARGEST`.
+    Only graphs with such a Reshape are run, on zeros, for sizes up to `LARGEST`.
+
+    Args:
+        model: Model to change.
+
+    Returns:
+        The finding in one line; "" if any number of samples is accepted or this cannot be tried.
     """
     inputs = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
     shapes = [query.dimensions(each) or [0] for each in inputs]  # [0]: no batch to try

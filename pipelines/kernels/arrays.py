@@ -1,4 +1,4 @@
-"""Arrays as the kernels take them."""
+"""Checks of arrays for the kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,18 @@ Array = NDArray[Any]
 
 
 def require(what: str, name: str, found: Array, dtype: type, shape: tuple[int, ...]) -> None:
-    """Raise RequestError unless the array `name` of an operator has this type and shape."""
+    """Checks dtype and shape of an array.
+
+    Args:
+        what: Name of the operator, for the error message.
+        name: Name of the array.
+        found: The array.
+        dtype: Expected dtype.
+        shape: Expected shape.
+
+    Raises:
+        RequestError: Dtype or shape differ.
+    """
     if found.dtype != dtype or found.shape != shape:
         raise RequestError(
             f"{what} has {name} {found.dtype} {list(found.shape)}; wanted {np.dtype(dtype)} {list(shape)}"
@@ -21,6 +32,6 @@ def require(what: str, name: str, found: Array, dtype: type, shape: tuple[int, .
 
 
 def contiguous(array: Any) -> Any:
-    """`array` as the kernels take it, C-contiguous and aligned: itself, or a copy."""
+    """Returns the array C-contiguous and aligned: itself, or a copy."""
     usable = isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned
     return array if usable else np.require(array, requirements=("C_CONTIGUOUS", "ALIGNED"))

@@ -1,4 +1,4 @@
-"""The extension module `_native`: whether it is there, for which instruction sets, and what to do where it is not."""
+"""The extension module `_native`: its availability, instruction sets, and what to do if it is missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipelines.core.errors import RequestError
 
 
 def native() -> Any:
-    """The extension module, or None where the installation could not build it (see `missing`)."""
+    """Returns the extension module, or None if the installation could not build it (see `missing`)."""
     try:
         return importlib.import_module("pipelines.kernels._native")
     except ImportError:
@@ -17,15 +17,16 @@ def native() -> Any:
 
 
 def isas() -> list[str]:
-    """The versions that this build and this CPU run, quickest first: among "amx", "avx512", "avx2", "portable"; []
-    without the extension.
+    """Returns the instruction sets of this build and CPU, fastest first, among "amx", "avx512", "avx2", "portable".
+
+    Without the extension the list is empty.
     """
     module = native()
     return list(module.isas()) if module is not None else []
 
 
 def missing() -> str:
-    """Why there are no native kernels and what to do, in one line; "" where they are there."""
+    """Returns why there are no native kernels and what to do, or ""."""
     if native() is not None:
         return ""
     try:
@@ -37,8 +38,10 @@ def missing() -> str:
 
 
 def required() -> Any:
-    """The extension module. Raises RequestError, saying what was missing when it was to be built, where there is
-    none.
+    """Returns the extension module.
+
+    Raises:
+        RequestError: The module is missing; the message says what the build lacked.
     """
     module = native()
     if module is None:

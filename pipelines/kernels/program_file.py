@@ -1,11 +1,11 @@
-"""Programs of native kernels as one memory-mapped file: opening it needs neither the graph nor what reads graphs.
+"""Programs of native kernels as a memory-mapped file; opening one needs neither the graph nor a graph library.
 
     int64, little endian: size of the header; the header, JSON; from the next multiple of `PAGE` on every array,
     C-contiguous, at a multiple of `LINE` bytes
 
-The header is {"version", "programs": [program, ...]}, these as {class: fields}; an array in them is {"array": [dtype,
-shape, offset behind the header]}, with "transposed" where it is that array's transpose, and "outside" where it lies in
-another file, at that offset of it: arrays that share memory do so in the file and when it is read.
+The header is {"version", "programs": [program, ...]}, each program as {class: fields}. An array is {"array": [dtype,
+shape, offset behind the header]}, with "transposed" for the array's transpose, and "outside" for an array in another
+file at that offset. Arrays that share memory share it in the file and after reading.
 """
 
 from __future__ import annotations
@@ -36,10 +36,14 @@ def save(
     version: int,
     outside: Mapping[tuple[int, int], int] = MappingProxyType({}),
 ) -> None:
-    """Write programs, dataclasses of `classes`, to `path`, whole or not at all.
+    """Writes programs atomically.
 
-    outside: {(address, bytes) of an array that lies in another file, which `load` is given: its offset there}; such
-    arrays are not written.
+    Args:
+        path: File to write.
+        programs: Dataclasses of `classes`.
+        classes: Dataclass by name.
+        version: Version of the programs.
+        outside: Offset by (address, bytes) of arrays in another file, which `load` takes; they are not written.
     """
     offsets: dict[tuple[int, tuple[int, ...]], int] = {}  # (address, shape) -> offset
     arrays: list[Array] = []
@@ -77,9 +81,19 @@ def save(
 
 
 def load(path: str | Path, classes: Classes, version: int, outside: Path | None = None) -> tuple[Any, ...]:
-    """The programs in a file that `save` wrote, a tuple, their arrays read-only views of it, or of the file `outside`.
+    """Reads programs of `save`; their arrays are read-only views of the file, or of the file `outside`.
 
-    Raises RequestError where a file is missing, damaged or of another version.
+    Args:
+        path: The file.
+        classes: Dataclass by name.
+        version: Expected version.
+        outside: File with further arrays.
+
+    Returns:
+        The programs.
+
+    Raises:
+        RequestError: A file is missing, damaged or of another version.
     """
 
     @functools.cache

@@ -1,5 +1,4 @@
-"""A model as a user has it: what its family declares, its files and where they come from, the stages that build them,
-its pipeline.
+"""Models as users have them: the declaration of a family, the files, the build stages, the pipeline.
 
-Imports every other package.
+The package imports every other package.
 """

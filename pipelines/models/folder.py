@@ -1,4 +1,4 @@
-"""A folder with a model: the files in it by name, its card, its recipe, and what build.json tells of it."""
+"""Model folders: files by name, the card, the recipe, and build.json."""
 
 from __future__ import annotations
 
@@ -31,8 +31,13 @@ QUANTIZATION = "quantization.json"
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A folder with a model's files, its card, the entry that knows what to do with them, and, of a pretrained model,
-    what brings a file of its card that is not there yet.
+    """A folder with a model's files.
+
+    Attributes:
+        path: The folder.
+        card: Its card.
+        entry: The family that runs it.
+        fetch: Fetches a missing file of the card, for a pretrained model.
     """
 
     path: Path
@@ -42,14 +47,12 @@ class ModelFolder:
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """What the card binds to the weights."""
+        """Preprocessing that the card binds to the weights."""
         return dict(self.card.details.get("preprocessing", {}))
 
     @property
     def weights(self) -> str:
-        """The file that freeze starts from: the one the card names for published weights, else the entry's
-        checkpoint.
-        """
+        """File that freeze starts from: the card's published weights, else the family's checkpoint."""
         published = self.card.details.get("weights")
         if not isinstance(published, dict) or "file" not in published:
             own, former = self.entry.checkpoint, self.entry.former_checkpoint
@@ -58,12 +61,14 @@ class ModelFolder:
         return str(published["file"])
 
     def given(self, name: str) -> bool:
-        """Whether the file came with the card, rather than being built here."""
+        """Returns whether the file came with the card instead of being built here."""
         return any(each.name == name for each in self.card.files)
 
     def verify(self, name: str) -> Path:
-        """The path of a file of this folder. Raises RequestError where it is missing, or not the one that the card
-        lists.
+        """Returns the path of a file of this folder.
+
+        Raises:
+            RequestError: The file is missing, or differs from the one that the card lists.
         """
         path = self.path / name
         if not path.is_file():
@@ -76,9 +81,7 @@ class ModelFolder:
         return path
 
     def ensure(self, name: str) -> Path:
-        """The path of a file of this folder: verified where the card lists it, made by its stage where it is missing or
-        stale.
-        """
+        """Returns the path of a file of this folder: verified if the card lists it, built if it is missing or stale."""
         if name in STAGES and not self.given(name):
             from pipelines.models.stages import build  # who only reads a folder builds nothing
 
@@ -87,7 +90,11 @@ class ModelFolder:
 
     @property
     def trained(self) -> CalibrationTable | None:
-        """The ranges that quantization-aware training left. Raises RequestError where the file is broken."""
+        """Ranges of quantization-aware training, or None.
+
+        Raises:
+            RequestError: The file is invalid.
+        """
         path = self.path / TRAINED
         if not path.is_file():
             return None
@@ -97,18 +104,19 @@ class ModelFolder:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What `read_record` finds in build.json."""
+        """Content of build.json, see `read_record`."""
         return read_record(self.path)
 
     @property
     def own_recipe(self) -> QuantRecipe:
-        """The recipe that the model comes with: its card's, else the entry's."""
+        """Recipe that the model comes with: its card's, else the family's."""
         return recipe_of(self.card.details.get("recipe")) or self.entry.recipe
 
     @property
     def recipe(self) -> QuantRecipe:
-        """The recipe int8.onnx is made by: the one last used here, or trained for, else the model's own; its observer
-        is calibration.json's.
+        """Recipe of int8.onnx: the last one used or trained for, else the model's own.
+
+        Its observer is that of calibration.json.
         """
         record, trained = self.record, self.trained
         recipe = (
@@ -120,8 +128,9 @@ class ModelFolder:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """build.json of a folder without what is not as `note` writes it, so that it is made anew; {} where nothing was
-    built yet.
+    """Reads build.json; {} if nothing was built.
+
+    Entries in another form than `note` writes are dropped, so that they are rebuilt.
     """
     try:
         record = files.read_json(folder / RECORD)
@@ -150,7 +159,7 @@ def _sound(stage: str, said: Any) -> bool:
 
 
 def recipe_of(kept: Any) -> QuantRecipe | None:
-    """The recipe that `QuantRecipe.to_json` wrote; None for anything else."""
+    """Reads the result of `QuantRecipe.to_json`; None for another value."""
     try:
         return QuantRecipe(**kept)
     except (KeyError, TypeError, ValueError):
@@ -160,7 +169,19 @@ def recipe_of(kept: Any) -> QuantRecipe | None:
 def open_folder(
     path: str | Path, entries: Callable[[str], Entry], fetch: Callable[[str], object] | None = None
 ) -> ModelFolder:
-    """Open a model folder. Raises RequestError where it has no valid card or the entry is unknown."""
+    """Opens a model folder.
+
+    Args:
+        path: The folder.
+        entries: Returns the family of a name.
+        fetch: Fetches a missing file of the card.
+
+    Returns:
+        The folder.
+
+    Raises:
+        RequestError: The folder has no valid card, the family is unknown, or a training was interrupted there.
+    """
     path = Path(path)
     if not (path / CARD).is_file():
         if (path / "checkpoint").is_dir():

@@ -1,6 +1,6 @@
-"""Find, download, verify and cache the files of a model, as its card lists them; `pipelines` knows no model by name.
+"""Models by name: finds, downloads, verifies and caches the files that their cards list.
 
-The settings ZOO_HOME, ZOO_OFFLINE and ZOO_MIRROR: see `pipelines.core.settings`.
+`pipelines` knows no model by name. `pipelines.core.settings` describes ZOO_HOME, ZOO_OFFLINE and ZOO_MIRROR.
 """
 
 from __future__ import annotations
@@ -33,10 +33,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CardFile:
-    """One file of a model: `size` in bytes, `sha256` as 64 lower-case hex digits (or the first 8, which torch.hub
-    gives in a file's name, where nobody told the others), `url` its public http(s) address; None where unknown.
+    """One file of a model.
 
-    Raises RequestError on creation for anything else, and for a URL without a digest to check the download against.
+    Attributes:
+        name: Name of the file.
+        size: Size in bytes, None if unknown.
+        sha256: 64 lower-case hexadecimal digits, or the first 8 that torch.hub puts into a file's name; None if
+            unknown.
+        url: Public http(s) address, None if there is none.
+
+    Raises:
+        RequestError: A value is invalid, or a URL has no digest.
     """
 
     name: str
@@ -60,16 +67,23 @@ class CardFile:
             raise RequestError(f"{self.name}: has a url but no sha256; a download must be checked, so add the digest")
 
     def fault(self, path: Path) -> str | None:
-        """What of the file at `path` differs from `size` and `sha256`, in words; None where nothing does."""
+        """Returns how the file at `path` differs from `size` and `sha256`, or None."""
         return fault_of(path, self.size, self.sha256)
 
 
 @dataclass(frozen=True)
 class Card:
-    """A model's card.json: its name, the entry that runs it, what it is, its files, and `details`, every other key as
-    it stood.
+    """A model's card.json.
 
-    Raises RequestError on creation where a part is missing or wrong.
+    Attributes:
+        name: Name of the model.
+        entry: Name of the family that runs it.
+        description: Description of the model.
+        files: Files of the model.
+        details: All other keys of the card.
+
+    Raises:
+        RequestError: A part is missing or invalid.
     """
 
     name: str
@@ -93,7 +107,17 @@ class Card:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Card:
-        """Read a card.json. Raises RequestError, naming the file, where it is missing, broken or wrong."""
+        """Reads a card.json.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The card.
+
+        Raises:
+            RequestError: The file is missing or invalid; the message names it.
+        """
         value = disk.read_json(path)
         try:
             if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
@@ -110,36 +134,47 @@ class Card:
             raise RequestError(f"{path}: {error}") from error
 
     def to_json(self) -> dict[str, Any]:
-        """The card as card.json holds it; `details` follow the four fields in their own order."""
+        """Returns the card as in card.json; `details` follow the four other keys in their order."""
         files = {file.name: {"size": file.size, "sha256": file.sha256, "url": file.url} for file in self.files}
         return {"name": self.name, "entry": self.entry, "description": self.description, "files": files, **self.details}
 
     def digest(self) -> str:
-        """Hex SHA-256 of the canonical JSON (keys sorted, no blanks): one card, one digest, however the file was laid
-        out.
-        """
+        """Hex SHA-256 of the canonical JSON (sorted keys, no blanks), independent of the layout of the file."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 class Hub:
-    """The models in folders with one sub-folder a model: NAME/card.json and the files that ship with the package.
+    """Models in folders with one subfolder per model: NAME/card.json and the files that ship with the package.
 
-    Of a name that several folders have, the first one's counts.
+    If several folders have a name, the first one counts.
+
+    Args:
+        *folders: Folders of models.
     """
 
     def __init__(self, *folders: str | os.PathLike[str]) -> None:
         self.folders = tuple(map(Path, folders))
 
     def names(self) -> list[str]:
-        """The names of all models, sorted."""
+        """Returns the names of all models, sorted."""
         return sorted({path.parent.name for folder in self.folders for path in folder.glob(f"*/{CARD}")})
 
     def shipped(self, name: str) -> Path:
-        """The folder of a known model as its package ships it."""
+        """Returns the folder of a known model in its package."""
         return next(folder / name for folder in self.folders if (folder / name / CARD).is_file())
 
     def card(self, name: str) -> Card:
-        """The card of a model. Raises RequestError for an unknown name, with the nearest one and all known ones."""
+        """Reads the card of a model.
+
+        Args:
+            name: Name of the model.
+
+        Returns:
+            The card.
+
+        Raises:
+            RequestError: The name is unknown; the message suggests the nearest and lists all.
+        """
         known = self.names()
         if name not in known:
             if os.path.isfile(name):  # noqa: PTH113 (pathlib's raises for a name too long)
@@ -156,19 +191,29 @@ class Hub:
         return card
 
     def folder(self, name: str) -> Path:
-        """The model's working folder, which `fetch` fills: home()/models/NAME/<12 digits of the card's digest>."""
+        """Returns the model's working folder: home()/models/NAME/<12 digits of the card's digest>; `fetch` fills it."""
         return home() / "models" / name / self.card(name).digest()[:12]
 
     def fetch(self, name: str, files: Iterable[str] | None = None, later: Iterable[str] = ()) -> Path:
-        """The model's working folder with card.json and all files of the card, or those named; of `later` those alone
-        that are on this machine.
+        """Fetches files of a model into its working folder.
 
-        Size and SHA-256 are checked at every call: a file that does not match is deleted, named in the log and fetched
-        anew. A file comes from the first source that has it right: the folder itself, the package, the source tree that
-        it was installed from, ZOO_MIRROR (its sub-folder NAME, or flat in it), the card's URL. Others in the folder
-        stay. Raises RequestError for an unknown model or file, one that no source has or that ZOO_OFFLINE keeps away,
-        and a disk that refuses to write; ZooError where the network failed or brought something else, or the disk is
-        full.
+        Size and SHA-256 are checked at every call: a file that does not match is deleted, logged and fetched again. A
+        file comes from the first source that has it: the folder itself, the package, the source tree that it was
+        installed from, ZOO_MIRROR (its subfolder NAME, or flat in it), the card's URL. Other files in the folder are
+        kept.
+
+        Args:
+            name: Name of the model.
+            files: Names of files; None: all files of the card.
+            later: Files that are only taken if they are on this machine.
+
+        Returns:
+            The working folder with card.json.
+
+        Raises:
+            RequestError: The model or file is unknown, no source has it, ZOO_OFFLINE forbids the network, or the disk
+                refuses to write.
+            ZooError: The network failed or sent another file, or the disk is full.
         """
         card = self.card(name)
         known = {file.name: file for file in card.files}
@@ -240,7 +285,7 @@ class Hub:
 
 @functools.cache
 def source_tree() -> Path | None:
-    """The source tree on this machine that pip installed the package from (PEP 610), None for another origin."""
+    """Returns the local source tree that pip installed the package from (PEP 610), or None."""
     import importlib.metadata  # only where a file is missing
     from urllib.parse import unquote, urlsplit
 
@@ -295,7 +340,15 @@ def _card_file(name: str, value: Any) -> CardFile:
 
 
 def require_plain(what: str, value: object) -> None:
-    """Raise RequestError unless `value` may be the name of a file or folder of its own."""
+    """Checks a name of a file or folder.
+
+    Args:
+        what: What is named, for the error message.
+        value: The name.
+
+    Raises:
+        RequestError: The value is not a plain name.
+    """
     if not _matches(_PLAIN, value):
         raise RequestError(
             f"{what} {value!r} is not plain; use letters, digits, '.', '_' and '-', with a letter or digit first"

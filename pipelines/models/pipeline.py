@@ -1,7 +1,7 @@
-"""Raw input -> arrays -> model -> results: the same shape for every task.
+"""Pipelines: raw input -> arrays -> model -> results, the same shape for every task.
 
-A family's pipeline is a `GraphPipeline` where a result takes one call of the graph, else a `Pipeline` of its own that
-says how its results are computed, such as a beam search.
+A family's pipeline is a `GraphPipeline` if a result takes one call of the graph, otherwise a `Pipeline` of its own,
+such as a beam search.
 """
 
 from __future__ import annotations
@@ -35,9 +35,17 @@ PRECISIONS = {"fp32": "rewritten.onnx", "int8": "int8.onnx", BF16: "rewritten.on
 
 
 def model_file(precision: str, engine: str) -> str:
-    """The file of a model folder that runs in this precision and engine.
+    """Returns the file of a model folder for a precision and engine.
 
-    Raises RequestError for a precision that is unknown, or that the engine or the CPU has not.
+    Args:
+        precision: Name of the precision.
+        engine: Name of the engine.
+
+    Returns:
+        File name.
+
+    Raises:
+        RequestError: The precision is unknown, or the engine or CPU does not have it.
     """
     if precision not in PRECISIONS:
         raise RequestError(f"unknown precision {precision!r}; choose {' or '.join(PRECISIONS)}")
@@ -50,10 +58,21 @@ def model_file(precision: str, engine: str) -> str:
 
 
 def graph_file(folder: ModelFolder, precision: str, engine: str) -> Path:
-    """The graph of a model folder that runs in this precision and engine, made where it is missing: for the engine
-    native native.onnx, where the family has such a form, or else int8.onnx, which the engine maps itself.
+    """Returns the graph of a model folder for a precision and engine; it is made if missing.
 
-    Raises RequestError as `model_file`, and where it cannot be made.
+    The engine "native" takes native.onnx if the family has such a form, otherwise int8.onnx, which the engine maps
+    itself.
+
+    Args:
+        folder: Model folder.
+        precision: Name of the precision.
+        engine: Name of the engine.
+
+    Returns:
+        The path.
+
+    Raises:
+        RequestError: See `model_file`; or the file cannot be made.
     """
     name = model_file(precision, engine)
     return folder.ensure(PRECISIONS[precision] if name == NATIVE and not folder.entry.native else name)
@@ -62,10 +81,16 @@ def graph_file(folder: ModelFolder, precision: str, engine: str) -> Path:
 class Pipeline(abc.ABC):
     """One model in one precision and engine; `__call__` chains preprocess, predict and postprocess.
 
-    engine: "onnxruntime", "openvino", "native", or "auto", the quickest on this machine. threads: intra-op threads.
-    batch_size: samples the model sees at once (`BATCH_SIZE` if None); `predict` takes any number. model: an ONNX file
-    with the inputs and outputs of rewritten.onnx that is computed in place of the folder's own, see `over`.
-    Raises RequestError for an unknown precision or engine, or a batch size or thread count below 1.
+    Args:
+        folder: Model folder.
+        precision: "fp32", "int8" or "bf16".
+        engine: "onnxruntime", "openvino", "native", or "auto", the fastest on this machine.
+        threads: Intra-op threads.
+        batch_size: Samples per call of the model (default: `BATCH_SIZE`); `predict` takes any number.
+        model: ONNX file with the inputs and outputs of rewritten.onnx to run instead of the folder's own, see `over`.
+
+    Raises:
+        RequestError: The precision or engine is unknown, or batch size or threads are below 1.
     """
 
     BATCH_SIZE: ClassVar[int] = 512
@@ -103,31 +128,49 @@ class Pipeline(abc.ABC):
     def over(
         cls, folder: ModelFolder, model: Path, engine: str, threads: int = 1, batch_size: int | None = None
     ) -> Self:
-        """A pipeline of the folder that computes the ONNX file `model`, float or int8, in place of the folder's own.
+        """Opens a pipeline that runs an ONNX file instead of the folder's own.
 
-        engine: one of `TUNED`; for what that does not compute, such as a float graph in "native", a stock engine.
+        Args:
+            folder: Model folder.
+            model: Float or int8 ONNX file.
+            engine: One of `TUNED`; a stock engine replaces one that cannot run the file, such as "native" for a float
+                graph.
+            threads: Intra-op threads.
+            batch_size: Samples per call of the model.
+
+        Returns:
+            The pipeline.
         """
         return cls(folder, "fp32", engine, threads, batch_size, model=model)
 
     @classmethod
     def engines(cls, folder: ModelFolder) -> list[str]:
-        """Those of `ENGINES` that this machine and the folder's model have."""
+        """Returns those of `ENGINES` that this machine and the folder's model have."""
         return [each for each in cls.ENGINES if each in stock.available() or (each == "native" and extension.isas())]
 
     @classmethod
     def quickest(cls, folder: ModelFolder, precision: str, batch: Batch, threads: int) -> str:
-        """The engine that "auto" takes for a batch of this size."""
+        """Returns the engine of "auto" for a batch of this size.
+
+        Args:
+            folder: Model folder.
+            precision: Name of the precision.
+            batch: Batch to time on.
+            threads: Intra-op threads.
+        """
         return cls(folder, precision, "auto", threads).engine
 
     def read_columns(self, names: Sequence[str]) -> None:
-        """Take samples from these columns of tables. Raises RequestError for a family whose input has no names to
-        choose.
+        """Selects the columns of tables that samples are read from.
+
+        Raises:
+            RequestError: The family's input has no columns to choose.
         """
         raise RequestError(f"--column is of encoders of texts; {self.folder.card.name} is a {self.folder.entry.name}")
 
     @property
     def path(self) -> Path:
-        """The folder with the model's files."""
+        """Folder with the model's files."""
         return self.folder.path
 
     def __call__(self, raw: Any) -> Any:
@@ -141,45 +184,84 @@ class Pipeline(abc.ABC):
     @property
     @abc.abstractmethod
     def engine(self) -> str:
-        """The engine in use; "auto" before the first batch decides."""
+        """Engine in use; "auto" before the first batch."""
 
     @abc.abstractmethod
     def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
-        """A path or raw values -> {graph input: C-contiguous array, first axis = samples}."""
+        """Converts raw input to arrays.
+
+        Args:
+            raw: A path or raw values.
+
+        Returns:
+            C-contiguous array [samples, ...] for every graph input.
+        """
 
     @abc.abstractmethod
     def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """{graph input: array [n, ...]} -> {output: array [n, ...]}, for any number of samples.
+        """Runs the model on any number of samples.
 
-        Raises RequestError where names, dtypes or shapes are not the graph's.
+        Args:
+            batch: Array [n, ...] for every graph input.
+
+        Returns:
+            Array [n, ...] by output.
+
+        Raises:
+            RequestError: Names, dtypes or shapes are not those of the graph.
         """
 
     @abc.abstractmethod
     def postprocess(self, out: dict[str, NDArray[Any]]) -> Any:
-        """Arrays of the model -> results for a person."""
+        """Converts outputs of `predict` to results for a user."""
 
     @abc.abstractmethod
     def run(self, inputs: Any, output: str | Path, on_error: str = "raise") -> dict[str, Any]:
-        """Raw input of any size -> a file of results, in constant memory and input order; returns a summary."""
+        """Processes raw input of any size to a file of results, in constant memory and input order.
+
+        Args:
+            inputs: Raw input.
+            output: File to write.
+            on_error: "raise", or "skip" for invalid samples.
+
+        Returns:
+            Summary of the run.
+        """
 
     def count_rows(self, inputs: Any, **options: Any) -> int:
-        """How many positions an input takes up, those left out counted; asked where `PARTS` says that there are such.
+        """Returns the number of positions of an input, including skipped ones; needed if `PARTS` has positions.
 
-        options: those of `run`.
+        Args:
+            inputs: Raw input.
+            **options: Options of `run`.
         """
         raise NotImplementedError
 
     @abc.abstractmethod
     def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
-        """Up to `count` samples of raw `data` as inputs of the graph, to calibrate on."""
+        """Reads calibration samples.
+
+        Args:
+            data: Raw data.
+            count: Largest number of samples.
+            on_error: See `run`.
+
+        Returns:
+            Array [samples, ...] for every graph input.
+        """
 
     @abc.abstractmethod
     def example(self, count: int, data: Any = None) -> Any:
-        """`count` raw samples for a benchmark, of `data` or else the model's own."""
+        """Returns raw samples for a benchmark.
+
+        Args:
+            count: Number of samples.
+            data: Raw data; None: the model's own.
+        """
 
     @functools.cached_property
     def _ports(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-        """dtype and shape of one sample of every input whose sizes are all fixed."""
+        """Element type and shape of one sample of every input whose sizes are all fixed."""
         fixed = {
             name: (dtype, tuple(d for d in shape[1:] if d is not None))
             for name, (dtype, shape) in self.input_ports.items()
@@ -198,8 +280,9 @@ class Pipeline(abc.ABC):
         return counts.pop() if len(counts) == 1 and 0 not in counts else self._fault(batch)
 
     def _fault(self, batch: Batch) -> int:
-        """The number of samples in a batch that `_check` did not pass at once. Raises RequestError for what is wrong
-        with it.
+        """Returns the number of samples of a batch that `_check` rejected.
+
+        Raises RequestError with the fault.
         """
         if wrong := [name for name, array in batch.items() if not isinstance(array, np.ndarray) or not array.ndim]:
             raise RequestError(
@@ -225,13 +308,13 @@ class Pipeline(abc.ABC):
     @property
     @abc.abstractmethod
     def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
-        """dtype and shape (None = any) of every graph input."""
+        """Element type and shape (None: any size) of every graph input, by name."""
 
 
 class GraphPipeline(Pipeline):
-    """A pipeline whose `predict` is one call of the model's graph a batch, in a session.
+    """A pipeline whose `predict` is one call of the model's graph per batch, in a session.
 
-    engine "auto": see `QuickestSession`; int8 also runs in the native kernels where the entry has such a form.
+    The engine "auto" is a `QuickestSession`; int8 also runs in the native kernels if the family has such a form.
     """
 
     _session: Session
@@ -247,12 +330,12 @@ class GraphPipeline(Pipeline):
 
     @property
     def engine(self) -> str:
-        """The engine in use; "auto" before the first batch decides."""
+        """Engine in use; "auto" before the first batch."""
         return self._session.engine
 
     @classmethod
     def engines(cls, folder: ModelFolder) -> list[str]:
-        """The stock engines that are installed, and "native" where the model has such a form."""
+        """Returns the installed stock engines, and "native" if the model has such a form."""
         if not extension.isas():
             return stock.available()
         try:
@@ -264,27 +347,50 @@ class GraphPipeline(Pipeline):
 
     @classmethod
     def quickest(cls, folder: ModelFolder, precision: str, batch: Batch, threads: int) -> str:
-        """The engine that "auto" takes for a batch of this size, by timing."""
+        """Returns the engine of "auto" for a batch of this size, by timing.
+
+        Args:
+            folder: Model folder.
+            precision: Name of the precision.
+            batch: Batch to time on.
+            threads: Intra-op threads.
+        """
         return choose_engine(folder, precision, batch, threads).engine.partition("+")[0]
 
     @property
     def session(self) -> Session:
-        """What computes the graph."""
+        """The session that runs the graph."""
         return self._session
 
     def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """{graph input: array [n, ...]} -> {graph output: array [n, ...]}, cut into batches of `batch_size`.
+        """Runs the graph in batches of `batch_size`.
 
-        Raises RequestError where names, dtypes or shapes are not the graph's.
+        Args:
+            batch: Array [n, ...] for every graph input.
+
+        Returns:
+            Array [n, ...] for every graph output.
+
+        Raises:
+            RequestError: Names, dtypes or shapes are not those of the graph.
         """
         if self._check(batch) <= self.batch_size:
             return self._session.run(batch)
         return joined([self._session.run(each) for each in cut(batch, self.batch_size)])
 
     def submit(self, batch: Batch) -> Future[dict[str, NDArray[Any]]]:
-        """`predict` in a context of its own, for a batch of up to `batch_size` samples; see
-        `pipelines.engines.contexts.Asynchronous`, whose `contexts` are set on `session`. Raises RequestError for a
-        longer one, and as `predict`.
+        """Runs `predict` in a context of its own, see `pipelines.engines.contexts.Asynchronous`.
+
+        `contexts` is set on `session`.
+
+        Args:
+            batch: At most `batch_size` samples.
+
+        Returns:
+            Future of the outputs.
+
+        Raises:
+            RequestError: The batch is larger, or see `predict`.
         """
         if self._check(batch) > self.batch_size:
             raise RequestError(f"found more than the batch size of {self.batch_size} samples in one call; cut them")
@@ -293,23 +399,40 @@ class GraphPipeline(Pipeline):
 
 @dataclass(frozen=True)
 class Predictor:
-    """A pipeline timed and compared like a session: `run` is its `predict`."""
+    """A pipeline with the interface of a session: `run` is its `predict`."""
 
     pipeline: Pipeline
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """The pipeline's arrays for a batch."""
+        """Returns the pipeline's outputs for a batch."""
         return self.pipeline.predict(batch)
 
 
 def open_quickest(folder: ModelFolder, precision: str, threads: int) -> QuickestSession:
-    """A session that runs each batch in the quickest engine; native kernels are among them where there are any."""
+    """Opens a session that runs each batch in the fastest engine, native kernels included.
+
+    Args:
+        folder: Model folder.
+        precision: Name of the precision.
+        threads: Intra-op threads.
+
+    Returns:
+        The session.
+    """
     digest, options = _options(folder, precision, threads)
     return QuickestSession(digest, options, threads)
 
 
 def choose_engine(folder: ModelFolder, precision: str, batch: Batch, threads: int, *, fresh: bool = False) -> Choice:
-    """The choice of `open_quickest` for this batch size, by timing (see `timing.choose`); `fresh` times anew."""
+    """Returns the choice of `open_quickest` for this batch size, by timing (see `timing.choose`).
+
+    Args:
+        folder: Model folder.
+        precision: Name of the precision.
+        batch: Batch to time on.
+        threads: Intra-op threads.
+        fresh: Ignore the cache.
+    """
     digest, options = _options(folder, precision, threads)
     openers = {
         name: option.open for name, option in options.items() if len(next(iter(batch.values()))) >= option.smallest

@@ -1,11 +1,8 @@
-"""The road from a checkpoint to int8, stage by stage: each leaves a file in the model's folder, and only what is
-missing or stale is made.
+"""Build stages from a checkpoint to int8; each writes a file in the model's folder if it is missing or stale.
 
-    checkpoint -> fp32.onnx -> rewritten.onnx -> calibration.json -> int8.onnx -> native.onnx: for the native kernels,
-                                                                  when first asked for
+    checkpoint -> fp32.onnx -> rewritten.onnx -> calibration.json -> int8.onnx -> native.onnx (on demand)
 
-build.json in the folder records what each stage was made from (SHA-256 of its inputs), what it made (SHA-256) and what
-it reported.
+build.json in the folder records the inputs (SHA-256), the result (SHA-256) and the report of each stage.
 """
 
 from __future__ import annotations
@@ -14,18 +11,15 @@ import contextlib
 import importlib.metadata
 import logging
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pipelines.core import files
-from pipelines.core.batches import Batch, cut
+from pipelines.core.batches import Batch
 from pipelines.core.derived import derived as derived_file
-from pipelines.core.errors import RequestError, one_line
+from pipelines.core.errors import RequestError
 from pipelines.models.folder import (
     HALF,
     NATIVE,
@@ -39,6 +33,7 @@ from pipelines.models.folder import (
     ModelFolder,
     recipe_of,
 )
+from pipelines.models.npz import read_npz
 from pipelines.quantization.recipe import QuantRecipe
 
 if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model needs none of it, and keeps 60 MB
@@ -56,9 +51,6 @@ __all__ = [  # with the names of the folder that those who build its files want
     "derived",
     "derived_graph",
     "native_form",
-    "read_arrays",
-    "read_npz",
-    "require_samples",
     "set_recipe",
     "set_table",
     "with_given_ranges",
@@ -74,10 +66,20 @@ UNTOLD = "calibration.found.json"  # a table that was replaced, of which build.j
 
 
 def build(folder: ModelFolder, *, until: str = ROAD[-1], force: bool = False) -> dict[str, str]:
-    """Run the stages up to `until`. Returns {file: "given" | "kept" | "made"}; `force` makes every one anew.
+    """Runs the stages up to a file.
 
-    Two processes may build one folder at once: the second waits, and finds the work done. A folder with nothing to do
-    may be read-only. Raises RequestError where the way would lose a calibration on own data.
+    Two processes may build one folder at once: the second waits for the first. A complete folder may be read-only.
+
+    Args:
+        folder: Model folder.
+        until: File of the last stage.
+        force: Run every stage again.
+
+    Returns:
+        "given", "kept" or "made" by file.
+
+    Raises:
+        RequestError: The build would lose a calibration on the user's own data.
     """
     stages = STAGES[: STAGES.index(until) + 1]
     if not force:
@@ -252,8 +254,20 @@ def derived(
     make: Callable[[Path, Path], object],
     suffix: str = ".onnx",
 ) -> Path:
-    """`pipelines.core.derived` of the folder's file `source`, beside it, or in the cache where that folder may not be
-    written.
+    """Returns a file derived from a file of the folder, see `pipelines.core.derived`.
+
+    It is written beside the source, or in the cache if the folder is not writable.
+
+    Args:
+        folder: Model folder.
+        source: Name of the source file.
+        kind: Kind of the derived file, part of its name.
+        form: Version of `make`.
+        make: Writes the result; takes the paths of source and result.
+        suffix: Suffix of the derived file.
+
+    Returns:
+        The path.
     """
     return derived_file(folder.ensure(source), [folder.path], kind, form, make, suffix)
 
@@ -261,9 +275,20 @@ def derived(
 def derived_graph(
     folder: ModelFolder, source: str, kind: str, form: int | str, make: Callable[[ir.Model], ir.Model]
 ) -> Path:
-    """`derived` of one graph from another, with its weights in .onnx.data, which engines map: of those in the graph's
-    own file onnxruntime
-    keeps a second copy."""
+    """Returns a graph derived from a graph of the folder, with its weights in .onnx.data, which engines map.
+
+    onnxruntime keeps a second copy of weights in the graph's own file.
+
+    Args:
+        folder: Model folder.
+        source: Name of the source file.
+        kind: Kind of the derived graph, part of its name.
+        form: Version of `make`.
+        make: Converts the model.
+
+    Returns:
+        The path.
+    """
 
     def write(origin: Path, path: Path) -> None:
         from pipelines.graph import io
@@ -274,17 +299,20 @@ def derived_graph(
 
 
 def native_form(folder: ModelFolder) -> dict[str, Any]:
-    """What became of the form for the native kernels, or would: {"fold": bool, "reason": one line, ...}; {} for an
-    entry without one.
+    """Returns the report on the form for the native kernels, built or not; writes nothing.
 
-    Writes nothing. Raises RequestError where rewritten.onnx or calibration.json is missing.
+    Args:
+        folder: Model folder.
+
+    Returns:
+        {"fold": bool, "reason": one line, ...}, or {} for a family without one.
+
+    Raises:
+        RequestError: rewritten.onnx or calibration.json is missing.
     """
     if not folder.entry.native or NATIVE in folder.record:
-        return {
-            key: value
-            for key, value in folder.record.get(NATIVE, {}).items()
-            if key in ("fold", "reason", "layers", "refused")
-        }
+        kept = ("fold", "reason", "layers", "refused")
+        return {key: value for key, value in folder.record.get(NATIVE, {}).items() if key in kept}
     table = _table(folder.verify("calibration.json"))
     _, report = folder.entry.part("native")(_graph(folder.verify("rewritten.onnx")), table, folder.recipe)
     return {key: value for key, value in report.items() if key != "quantization"}
@@ -321,7 +349,15 @@ def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> CalibrationTable:
 
 
 def with_given_ranges(folder: ModelFolder, table: CalibrationTable) -> CalibrationTable:
-    """The table with the ranges that came with the model (`RANGES`) in the place of those observed."""
+    """Replaces observed ranges by those that came with the model (`RANGES`).
+
+    Args:
+        folder: Model folder.
+        table: Calibration table.
+
+    Returns:
+        The table with the given ranges.
+    """
     if not (folder.path / RANGES).is_file():
         return table
     tensors = dict(table.tensors)
@@ -333,10 +369,7 @@ def with_given_ranges(folder: ModelFolder, table: CalibrationTable) -> Calibrati
 
 
 def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) -> CalibrationTable:
-    """The table of `model` with the very ranges that were trained; those of tensors that have none are observed on the
-    kept samples.
-    """
-
+    """Returns the table of `model` with the trained ranges; missing ones are observed on the kept samples."""
     from pipelines.graph import io, query
     from pipelines.quantization.calibration.calibrate import calibrate
 
@@ -354,11 +387,8 @@ def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) ->
         logger.warning(
             "%s: no trained range for %s, observed on %s instead", folder.card.name, ", ".join(missing), SAMPLES
         )
-        ranges |= {
-            name: each
-            for name, each in calibrate(model, _samples(folder)[0], trained.observer).tensors.items()
-            if name in missing
-        }
+        observed = calibrate(model, _samples(folder)[0], trained.observer).tensors
+        ranges |= {name: observed[name] for name in missing if name in observed}
     tensors = {name: ranges[name] for name in names if name in ranges}
     return replace(trained, graph=io.digest(model), tensors=tensors, recipe={})
 
@@ -385,9 +415,7 @@ def _keep_own_data(folder: ModelFolder, observer: str) -> None:
 
 @contextlib.contextmanager
 def _kept_unless_same(folder: ModelFolder) -> Iterator[None]:
-    """Keep a table of which build.json tells nothing, where another takes its place: it may be of data that only its
-    owner has.
-    """
+    """Context that keeps a replaced table unknown to build.json, which may come from the user's own data."""
     path, aside = folder.path / "calibration.json", folder.path / UNTOLD
     if not path.is_file() or path.name in folder.record:
         yield
@@ -431,8 +459,15 @@ def _save_int8(folder: ModelFolder, model: ir.Model, report: QuantReport) -> dic
 
 
 def set_table(folder: ModelFolder, table: CalibrationTable, *, own_data: bool) -> Path:
-    """Make `table` the folder's calibration.json and return its path. own_data: it comes from samples that are not in
-    the folder.
+    """Writes a table as the folder's calibration.json.
+
+    Args:
+        folder: Model folder.
+        table: Calibration table.
+        own_data: Whether it comes from samples outside the folder.
+
+    Returns:
+        The path.
     """
     with _locked(folder):
         _note(folder, {"calibration.json": {**_save_table(folder, table), "own_data": own_data}})
@@ -440,10 +475,16 @@ def set_table(folder: ModelFolder, table: CalibrationTable, *, own_data: bool) -
 
 
 def set_recipe(folder: ModelFolder, recipe: QuantRecipe) -> None:
-    """Make int8.onnx by `recipe`, which later builds keep; with another observer the calibration, too.
+    """Makes int8.onnx by a recipe, which later builds keep; another observer calibrates again.
 
-    What fails leaves int8.onnx, the table and the recipe as they were. Raises RequestError where the folder has to be
-    calibrated and was so on data that is not at hand, or where `quantize` refuses the recipe.
+    On failure, int8.onnx, the table and the recipe do not change.
+
+    Args:
+        folder: Model folder.
+        recipe: Quantization options.
+
+    Raises:
+        RequestError: A calibration on the user's own data would have to be repeated, or `quantize` refuses the recipe.
     """
     with _locked(folder):
         start = time.perf_counter()
@@ -464,35 +505,3 @@ def _other_table(folder: ModelFolder, recipe: QuantRecipe) -> bool:
         return True
     fits = recipe.same_but_observer(table.recipe) if recipe.correct else not table.recipe
     return (not fits or recipe.search != before.search) and not folder.record["calibration.json"].get("own_data")
-
-
-def read_npz(path: str | Path, batch_size: int = 256) -> tuple[Iterator[Batch], int]:
-    """(batches, number of samples) of an .npz with one array per graph input, first axis = samples; RequestError for
-    anything else.
-    """
-    arrays = read_arrays(path)
-    return cut(arrays, batch_size), require_samples(path, arrays)
-
-
-def read_arrays(path: str | Path) -> dict[str, Any]:
-    """The arrays of an .npz. Raises RequestError for what is none."""
-    try:
-        with Path(path).open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise ValueError("it is no archive as numpy.savez writes them")
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: np.asarray(archive[name]) for name in archive.files}
-    except Exception as error:  # numpy, zipfile and zlib raise their own kinds for every sort of damage
-        why = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
-        raise RequestError(f"cannot read {path} as .npz: {why}; it must hold one array per graph input") from error
-
-
-def require_samples(path: str | Path, arrays: Batch) -> int:
-    """How many samples the first axis of all arrays counts. Raises RequestError where it does not, or none."""
-    counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
-    if not counts or len(set(counts.values())) > 1 or 0 in counts.values():
-        raise RequestError(
-            f"{path} holds arrays of {counts or 'nothing'} samples; wanted one array per graph input, all with the "
-            "same number of samples"
-        )
-    return next(iter(counts.values()))

@@ -1,4 +1,4 @@
-"""Bring a file over HTTP, whole and checked: attempts, partial files that are continued, one process at a time."""
+"""HTTP downloads, atomic and verified: retries, resumed partial files, one process at a time."""
 
 from __future__ import annotations
 
@@ -29,15 +29,25 @@ logger = logging.getLogger(__name__)
 
 
 def download(url: str, path: str | os.PathLike[str], *, size: int | None = None, sha256: str | None = None) -> Path:
-    """Download `url` to `path` unless what is there has the wanted `size` (bytes) and `sha256` (hex; None: not checked)
-    already.
+    """Downloads a URL unless the file is already there with the expected size and digest.
 
-    The body goes to a hidden partial file beside `path` and becomes visible after its check only. Connection errors,
-    time-outs, 429, 5xx and short bodies are tried again; a partial file left by an earlier call is continued (RFC 9110,
-    14: Range, and 13.1.5: If-Range) where a digest or the server's strong ETag can tell that it still belongs to the
-    file. Of two processes at once, one downloads. Raises ZooError where the server fails, has no such file or sends
-    another (which is deleted), or the disk is full; RequestError where ZOO_OFFLINE forbids the network or the disk
-    refuses to write.
+    The body goes to a hidden partial file beside `path`, which is renamed after its check. Connection errors,
+    time-outs, 429, 5xx and short bodies are retried. A partial file of an earlier call is resumed (RFC 9110, 14: Range,
+    and 13.1.5: If-Range) if a digest or the server's strong ETag proves that it belongs to the file. Of two concurrent
+    processes, one downloads.
+
+    Args:
+        url: http(s) address.
+        path: File to write.
+        size: Expected size in bytes; None: not checked.
+        sha256: Expected digest in hexadecimal; None: not checked.
+
+    Returns:
+        The path.
+
+    Raises:
+        ZooError: The server fails, does not have the file or sends another (which is deleted), or the disk is full.
+        RequestError: ZOO_OFFLINE forbids the network, or the disk refuses to write.
     """
 
     def obtain(target: Path) -> None:
@@ -53,15 +63,15 @@ def download(url: str, path: str | os.PathLike[str], *, size: int | None = None,
 
 
 class _Transient(Exception):
-    """The server failed in a way that another attempt may mend."""
+    """The server failed in a way that a retry may fix."""
 
 
 class Refused(ZooError):
-    """The server answered, and does not give the file."""
+    """The server refuses the file."""
 
 
 class _Partial:
-    """The beginning of a download beside its target, kept between calls together with the server's validator for it."""
+    """A partial download beside its target, kept between calls with the server's validator."""
 
     def __init__(self, target: Path) -> None:
         self.path = target.with_name(f".{target.name}.partial")
@@ -87,7 +97,17 @@ class _Partial:
 
 
 def bring(url: str, target: Path, size: int | None, sha256: str | None) -> None:
-    """Bring `url` to `target`, checked."""
+    """Downloads and verifies a file.
+
+    Args:
+        url: http(s) address.
+        target: File to write.
+        size: Expected size in bytes; None: not checked.
+        sha256: Expected digest in hexadecimal; None: not checked.
+
+    Raises:
+        ZooError: The server fails, or the file does not match.
+    """
     partial = _Partial(target)
     for _ in range(2):
         resumed = _fill(url, partial, size, sha256)
@@ -129,8 +149,9 @@ def _fill(url: str, partial: _Partial, size: int | None, sha256: str | None) -> 
 
 
 def _receive(url: str, partial: _Partial, size: int | None, sha256: str | None) -> bool:
-    """Make one request and write its body, after the bytes there are where the server allows it. Returns whether it
-    did.
+    """Makes one request and appends its body to the partial file where the server allows it.
+
+    Returns whether the file is complete.
     """
     import requests
 
@@ -187,7 +208,16 @@ def _receive(url: str, partial: _Partial, size: int | None, sha256: str | None) 
 
 
 def ensure(target: Path, size: int | None, sha256: str | None, obtain: Callable[[Path], None]) -> None:
-    """Call `obtain`, in one process at a time, unless `target` is there and right; a wrong one is deleted first."""
+    """Calls `obtain`, in one process at a time, unless the file is there and correct.
+
+    An incorrect file is deleted first.
+
+    Args:
+        target: The file.
+        size: Expected size in bytes; None: not checked.
+        sha256: Expected digest in hexadecimal; None: not checked.
+        obtain: Writes the file.
+    """
     with one_line(target):
         if target.is_file() and fault_of(target, size, sha256) is None:
             return  # before the lock: a cache that is filled may be read-only
@@ -204,7 +234,13 @@ def ensure(target: Path, size: int | None, sha256: str | None, obtain: Callable[
 
 
 def fault_of(path: Path, size: int | None, sha256: str | None) -> str | None:
-    """What of `path` differs from the wanted, in words; None where nothing does."""
+    """Returns how a file differs from the expected one, or None.
+
+    Args:
+        path: The file.
+        size: Expected size in bytes; None: not checked.
+        sha256: Expected digest in hexadecimal; None: not checked.
+    """
     checks: list[tuple[str, object, object]] = []
     if size is not None:
         checks.append(("size", path.stat().st_size, size))
@@ -222,7 +258,15 @@ def _locked(target: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_line(target: Path) -> Iterator[None]:
-    """Turn what the disk refuses (space, rights) into one line."""
+    """Context that turns disk errors (space, permissions) into one-line errors.
+
+    Args:
+        target: File that is written, for the message.
+
+    Raises:
+        DiskFull: The disk has no room.
+        RequestError: The disk refuses to read or write.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():

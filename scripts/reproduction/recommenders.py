@@ -15,7 +15,7 @@ import numpy as np
 import zoo
 from pipelines.core import files, machine
 from pipelines.engines.catalog import ENGINES, load
-from pipelines.models import stages
+from pipelines.models import npz
 from pipelines.models.folder import SAMPLES
 from pipelines.models.pipeline import model_file
 from scripts import synthesize_log
@@ -70,7 +70,7 @@ def stock_quantizer(folder: Path, held_out: Path) -> dict[str, Any]:
     opened: Any = zoo.pipeline(folder, "fp32", "onnxruntime")
     rows = Rows.concatenate(list(opened.rows(str(held_out))))
     target = folder / "stock.onnx"
-    onnx_runtime.quantize_static(folder / "fp32.onnx", target, stages.read_npz(folder / SAMPLES)[0])
+    onnx_runtime.quantize_static(folder / "fp32.onnx", target, npz.read_npz(folder / SAMPLES)[0])
     batch = opened.features.encode(rows)
     scores = [load(path, "onnxruntime").run(batch)["probability"].ravel() for path in (folder / "fp32.onnx", target)]
     assert rows.labels is not None

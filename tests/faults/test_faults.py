@@ -23,7 +23,7 @@ from pipelines.engines import stock, timing
 from pipelines.graph import io
 from pipelines.models import hub, transfer
 from pipelines.models.entry import Entry
-from pipelines.models.stages import read_npz
+from pipelines.models.npz import read_npz
 from zoo.cli import app as cli
 from zoo.training import runs
 

@@ -24,7 +24,7 @@ from pipelines.kernels import extension
 from pipelines.kernels import program_file as packed_programs
 from pipelines.kernels.transformer import program_file
 from pipelines.models.hub import Card
-from pipelines.models.stages import read_npz
+from pipelines.models.npz import read_npz
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe

@@ -22,7 +22,7 @@ from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, require_place, write_json
 from pipelines.engines.timing import measure
-from pipelines.models import stages
+from pipelines.models import npz, stages
 from pipelines.models.hub import CARD
 from pipelines.models.pipeline import Pipeline, Predictor
 from zoo.api.paths import Model, listed
@@ -332,7 +332,7 @@ class _Run:
         from zoo.api.training import write_trained_card
 
         write_trained_card(place, self.start.entry.name, "for its speed alone")
-        arrays = stages.read_arrays(place / stages.SAMPLES)
+        arrays = npz.read_arrays(place / stages.SAMPLES)
         with replacing(place / stages.SAMPLES) as temporary:
             np.savez(temporary, **{name: each[:SAMPLES] for name, each in arrays.items()})
         folder = zoo.load(place)

@@ -25,7 +25,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from pipelines.engines.stock import STOCK, available
 from pipelines.graph import io, reference_session
-from pipelines.models import stages
+from pipelines.models import npz, stages
 from pipelines.models.folder import QUANTIZATION, SAMPLES, TRAINED, ModelFolder
 from pipelines.models.pipeline import Predictor
 from pipelines.quantization.algorithms.correction import SECONDS
@@ -312,7 +312,7 @@ def _quantize_folder(
         float_model = io.load(folder.ensure("rewritten.onnx"))
         table = CalibrationTable.load(folder.ensure("calibration.json"))
         int8, quantized = quantize_model(float_model, recipe, table)
-        write_report(report_path, float_model, int8, quantized, table, stages.read_npz(kept)[0])
+        write_report(report_path, float_model, int8, quantized, table, npz.read_npz(kept)[0])
     return {**read_json(folder.path / QUANTIZATION), "path": str(path), "bytes": path.stat().st_size}
 
 

@@ -24,7 +24,7 @@ from pipelines.data import images
 from pipelines.data.preprocess import Preprocess
 from pipelines.engines.session import Port
 from pipelines.graph import query
-from pipelines.models import stages
+from pipelines.models import npz
 from pipelines.models.folder import SAMPLES, ModelFolder
 from zoo.api.paths import Model
 
@@ -130,7 +130,7 @@ def _feeds(model: ir.Model, data: Any, label: bool = False) -> list[Batch]:
     dims = {str(each.name): query.dimensions(each) for each in _inputs(model)}
     ports, batched, feeds, cast = _ports(model), _batched(model), list[Batch](), dict[str, None]()
     for path in paths:
-        arrays = stages.read_arrays(path)
+        arrays = npz.read_arrays(path)
         labels = {LABEL: arrays.pop(LABEL)} if label and LABEL in arrays and LABEL not in dims else {}
         if set(arrays) != set(dims):
             raise _misfit(ports, arrays, path, label)
@@ -138,7 +138,7 @@ def _feeds(model: ir.Model, data: Any, label: bool = False) -> list[Batch]:
             arrays[name] = _cast(name, arrays[name], ports[name].dtype, path, cast)
         if all(_admits(array.shape, dims[name], batched) for name, array in arrays.items()):
             if batched:
-                stages.require_samples(path, {**arrays, **labels})
+                npz.require_samples(path, {**arrays, **labels})
             feeds.append({**arrays, **labels})
             continue
         if labels:
@@ -332,7 +332,7 @@ def _whole_batches(arrays: Batch, size: int) -> dict[str, Any]:
 
 def read_once(path: Any, batch_size: int = 256) -> Samples:
     """All of an .npz, read once."""
-    stream, total = stages.read_npz(path, batch_size)
+    stream, total = npz.read_npz(path, batch_size)
     batches = list(stream)
     return Samples(lambda: batches, total)
 

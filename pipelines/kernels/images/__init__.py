@@ -1,3 +1,4 @@
-"""Kernels of images: quantized networks mapped from ONNX (`from_graph`) and run in C++ with onnxruntime's integers
-(`native`), what such a graph ends with in float (`rest`), and antialiased resize and crop on uint8.
+"""Kernels of images: quantized networks mapped from ONNX, and antialiased resizing and cropping on uint8.
+
+`from_graph` maps a graph, `native` runs it in C++ with onnxruntime's integers, and `rest` is its float remainder.
 """

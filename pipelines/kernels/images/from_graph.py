@@ -1,6 +1,8 @@
-"""A quantized image network's ONNX graph as an `ImageProgram`, by structure: QDQ around Conv, Gemm, MatMul, Add, Mul,
-pools and Concat, with Relu, Clip or any other function of single values between, and what lays values out otherwise:
-Flatten, Reshape and Transpose, also as a shuffle of channels, Split, Slice and Resize. What goes on in float: `Rest`.
+"""Maps a quantized image network's ONNX graph to an `ImageProgram`, by structure.
+
+Supported are QDQ around Conv, Gemm, MatMul, Add, Mul, pools and Concat, with Relu, Clip or any other elementwise
+function between, and layout operators: Flatten, Reshape and Transpose, also as a channel shuffle, Split, Slice and
+Resize. The float remainder is a `Rest`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import query
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.fuse import drop_unread, fuse_sums, renumbered
+from pipelines.kernels.images.operators import windows
 from pipelines.kernels.images.program import (
     ENDINGS,
     Addition,
@@ -28,7 +31,6 @@ from pipelines.kernels.images.program import (
     Product,
     Shape,
     Sum,
-    windows,
 )
 from pipelines.kernels.images.qdq import (
     evaluated,
@@ -52,7 +54,17 @@ LEAST = 100  # times as many weights as a rest in float holds are int8
 
 
 def image_program(model: ir.Model) -> ImageProgram:
-    """The program of a quantized image network. Raises RequestError, naming the operator, for any other graph."""
+    """Maps a quantized image network.
+
+    Args:
+        model: QDQ model.
+
+    Returns:
+        The program.
+
+    Raises:
+        RequestError: The graph cannot be mapped; the message names the operator.
+    """
     return _Mapping(model).program()
 
 
@@ -139,9 +151,9 @@ class _Mapping(Walk):
         return shape
 
     def _parts(self, rest: Rest) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """The values that the rest goes on from, and the steps that end the program with them.
+        """Returns the values that the float remainder reads, and adds the steps that end the program with them.
 
-        Raises RequestError where the rest would hold layers itself.
+        Raises RequestError if the remainder would hold layers itself.
         """
         while odd := [each for each in rest.inputs(self.values) if not self._is_dequantized(each)]:
             producer = odd[0].producer()
@@ -374,8 +386,9 @@ class _Mapping(Walk):
         self.values[node.outputs[0]] = replace(found, low=least, high=most)
 
     def _mul(self, node: ir.Node) -> None:
-        """A product of two functions of the same tensor's single values, as x sigmoid(x) is; or of a tensor with one
-        pixel of as many channels, as squeeze-and-excitation has it.
+        """Maps a product of two functions of one tensor, such as x sigmoid(x), or of a tensor with one pixel.
+
+        The latter is squeeze-and-excitation.
         """
         a, b = self._read(node, 0), self._read(node, 1)
         if self.tensors[a.tensor][:2] == (1, 1):

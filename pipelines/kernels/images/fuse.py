@@ -1,4 +1,4 @@
-"""Steps joined, and tensors that no step writes any more left out."""
+"""Fusion of steps, and removal of steps and tensors without readers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipelines.kernels.images.program import Addition, Concatenation, Convolutio
 
 
 def drop_unread(steps: list[Step]) -> None:
-    """Leave out steps whose results no step reads: tables that went into other tables, and what was begun in vain."""
+    """Removes steps whose results no step reads, in place."""
     for at in range(len(steps) - 1, 0, -1):
         out = getattr(steps[at], "out", -1)
         if out >= 0 and not any(out in _reads(each) for each in steps[at:]):
@@ -18,7 +18,10 @@ def drop_unread(steps: list[Step]) -> None:
 
 
 def fuse_sums(steps: list[Step]) -> None:
-    """Let a convolution add, where its result is read by one Addition alone, and the other summand is there before."""
+    """Fuses an Addition into the convolution before it, in place.
+
+    The Addition must be the only reader of the convolution's result, and the other summand must exist before.
+    """
     readers: dict[int, int] = {}
     writers: dict[int, int] = {}
     for at, step in enumerate(steps):
@@ -40,7 +43,15 @@ def fuse_sums(steps: list[Step]) -> None:
 
 
 def renumbered(tensors: Sequence[Shape], steps: Sequence[Step]) -> tuple[tuple[Shape, ...], tuple[Step, ...]]:
-    """Tensors in the order in which they are written, without those that no step writes any more."""
+    """Numbers tensors in the order in which they are written, without those that no step writes.
+
+    Args:
+        tensors: Shapes of all tensors.
+        steps: Steps of the program.
+
+    Returns:
+        Shapes and steps with new numbers.
+    """
     order: dict[int, int] = {-1: -1}
     for step in steps:
         order.setdefault(getattr(step, "out", -1), len(order) - 1)

@@ -30,27 +30,53 @@ from pipelines.kernels.images.program import (
 
 
 def resize(image: Any, resizing: Resize, out: Any, isa: str = "") -> None:
-    """`Resize` of image uint8 [H, W, 3] into out uint8 [3, h, w], both C-contiguous; h and w are those of the crop.
+    """Computes `Resize`.
 
-    Raises ValueError or TypeError for other arrays or a box that is empty or not within the image, RequestError without
-    kernels.
+    Args:
+        image: uint8 [H, W, 3], C-contiguous.
+        resizing: Size, crop and interpolation.
+        out: uint8 [3, h, w], C-contiguous, of the size of the crop; it is written.
+        isa: Instruction set; "": the best of the CPU.
+
+    Raises:
+        ValueError: An array has another shape, or the box is empty or outside the image.
+        TypeError: An array has another dtype.
+        RequestError: The kernels are missing.
     """
     required().resize(contiguous(image), resizing.size, resizing.crop, resizing.bicubic, resizing.box, out, isa)
 
 
 def product_limit(isa: str = "") -> float:
-    """Exact products of a byte and an int8 that one core of this machine makes in registers alone, in 1e9 a second: no
-    layer is quicker. Raises RequestError without kernels.
+    """Measures exact u8 x s8 products that one core computes in registers, in 1e9 per second.
+
+    This is the upper bound of any layer.
+
+    Args:
+        isa: Instruction set; "": the best of the CPU.
+
+    Raises:
+        RequestError: The kernels are missing.
     """
     return float(required().product_limit(isa)) / 1e9
 
 
 @dataclass(frozen=True)
 class PackedProgram:
-    """An `ImageProgram` in the form that the kernels of one instruction set compute, which a file can hold. rest: as
-    bytes.
+    """An `ImageProgram` packed for the kernels of one instruction set, in a form that a file can hold.
 
-    calls: (method of the native `ImageNetwork`, its arguments) in order; arrays are packed weights, uint8, and tables.
+    Attributes:
+        isa: Instruction set.
+        input: Name of the graph input.
+        outputs: Names of the graph outputs.
+        dtype: Dtype of the input.
+        shape: Shape of an input sample.
+        result_shape: See `ImageProgram`.
+        ending: See `ImageProgram`.
+        parts: See `ImageProgram`.
+        rest: Serialized float remainder, uint8.
+        batch: See `ImageProgram`.
+        calls: Methods of the native `ImageNetwork` with arguments, in order; arrays are packed weights, uint8, and
+            tables.
     """
 
     isa: str
@@ -66,10 +92,14 @@ class PackedProgram:
     calls: tuple[tuple[str, tuple[Any, ...]], ...]
 
     def open(self) -> Any:
-        """The native object: called with samples [n, ...] and a number of threads, it returns float32 [n, results].
+        """Creates the native object, which uses the packed weights in place.
 
-        The packed weights are used where they lie. Raises ValueError for what does not fit, RequestError without
-        kernels.
+        Returns:
+            A function from samples [n, ...] and a number of threads to float32 [n, results].
+
+        Raises:
+            ValueError: The program is damaged.
+            RequestError: The kernels are missing.
         """
         network = required().ImageNetwork(self.isa)
         for method, arguments in self.calls:
@@ -78,8 +108,17 @@ class PackedProgram:
 
 
 def pack(program: ImageProgram, isa: str = "") -> PackedProgram:
-    """A program packed for the best instruction set of this CPU, or the one named. Raises RequestError without
-    kernels.
+    """Packs a program for an instruction set.
+
+    Args:
+        program: The program.
+        isa: Instruction set; "": the best of the CPU.
+
+    Returns:
+        The packed program.
+
+    Raises:
+        RequestError: The kernels are missing.
     """
     module = required()
     isa = isa or module.isas()[0]

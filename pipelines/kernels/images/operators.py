@@ -1,7 +1,8 @@
-"""What the image kernels compute, validated."""
+"""Operators of the image kernels, validated."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipelines.core.errors import RequestError
@@ -9,11 +10,11 @@ from pipelines.core.errors import RequestError
 
 @dataclass(frozen=True)
 class Resize:
-    """Antialiased resampling and a crop: Pillow's `image.resize(size, BILINEAR or BICUBIC, box).crop(crop)`, bit for
-    bit.
+    """Antialiased resampling and a crop: Pillow's `image.resize(size, BILINEAR or BICUBIC, box).crop(crop)`, bit-exact.
 
-    (Pillow from 13 on begins with the columns where the image is more than twice as high as wide, or shrinks much more
-    in height than in width, and is then a step off at places. Here the rows come first always, as in Pillow before 13.)
+    (Pillow from version 13 begins with the columns if the image is more than twice as high as wide, or shrinks much
+    more in height than in width, and then differs by one level at places. Here rows always come first, as in Pillow
+    before 13.)
 
     Along each axis, from box [a, b) (float32) to n pixels, with s = (b - a) / n, r = max(s, 1), support = r (bilinear)
     or 2 r (bicubic):
@@ -23,12 +24,18 @@ class Resize:
         k_i,x = round(2^22 w_i,x / sum_x w_i,x)     half away from 0; w in float64, summed in order
         y_i   = clip((2^21 + sum_x k_i,x p_x) >> 22, 0, 255)
 
-    f(x) = max(1 - |x|, 0), or the cubic of a = -1/2. First along the rows, then, from these bytes, down the columns;
-    only what the crop needs is computed. Integers cannot overflow, as sum_x |k_i,x| < 2 * 2^22: partial sums that do
-    are right modulo 2^32.
+    f(x) = max(1 - |x|, 0), or the cubic of a = -1/2. The rows are resampled first, then the resulting bytes along the
+    columns; only the crop is computed. Integers cannot overflow, as sum_x |k_i,x| < 2 * 2^22: partial sums that do are
+    right modulo 2^32.
 
-    size: (width, height) of the whole result. crop: (left, top, right, bottom) in it. box: the part of the image that
-    becomes it, None for all. Raises RequestError for a crop that is empty or not within the size.
+    Attributes:
+        size: (width, height) of the whole result.
+        crop: (left, top, right, bottom) in the result.
+        bicubic: Bicubic interpolation; otherwise bilinear.
+        box: Part of the image that is resampled, None for all.
+
+    Raises:
+        RequestError: The crop is empty or outside the size.
     """
 
     size: tuple[int, int]
@@ -40,3 +47,26 @@ class Resize:
         (width, height), (left, top, right, bottom) = self.size, self.crop
         if not (0 <= left < right <= width < 2**31 and 0 <= top < bottom <= height < 2**31):
             raise RequestError(f"cannot crop {self.crop} from an image resized to {width} x {height}")
+
+
+def windows(
+    shape: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int] = (1, 1),
+) -> tuple[int, int]:
+    """Returns the number of windows along height and width of a padded tensor.
+
+    Args:
+        shape: (height, width, ...) of the tensor.
+        kernel: (height, width) of a window.
+        strides: Steps along height and width.
+        pads: Padding at top, left, bottom and right.
+        dilations: Steps between the elements of a window.
+    """
+    counts = [
+        (shape[axis] + pads[axis] + pads[axis + 2] - (kernel[axis] - 1) * dilations[axis] - 1) // strides[axis] + 1
+        for axis in range(2)
+    ]
+    return counts[0], counts[1]

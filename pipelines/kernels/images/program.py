@@ -1,18 +1,17 @@
-"""What the native image classifier computes: steps on tensors of bytes, each a validated dataclass. `reference.run` is
-the same in numpy.
+"""Programs of the image kernels: steps on byte tensors, each a validated dataclass.
 
-A tensor is uint8 [height, width, channels], one a sample; real = scale * (byte - zero point), and who makes a program
-knows the scales. The arithmetic is onnxruntime's of the same QDQ graph, so that both compute the same integers:
+`reference.run` is the same in numpy. A tensor is uint8 [height, width, channels] per sample; real = scale * (byte -
+zero point), and the creator of a program knows the scales. The arithmetic is onnxruntime's of the same QDQ graph, so
+both compute the same integers:
 
     requantized(acc) = clip(rint(float32(acc) scale) + zero, low, high)     half to even; acc in exact int32
 
-The last step writes float32, the logits; where the graph goes on in float (a detector's boxes), so do the last few, one
-value each.
+The last step writes float32 logits; if the graph has a float remainder (a detector's boxes), the last few steps write
+one value each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, require
+from pipelines.kernels.images.operators import windows
 
 ENDINGS = ("", "Softmax", "Sigmoid")
 LARGEST = 2**16  # of a height, width or number of channels
@@ -31,14 +31,29 @@ class Step(Protocol):
     """One step of a program."""
 
     def check(self, program: ImageProgram, written: set[int]) -> None:
-        """Raise RequestError where the step does not fit the program, of which the tensors `written` hold values."""
+        """Checks that the step fits its program.
+
+        Args:
+            program: The program.
+            written: Numbers of the tensors that hold values; those that the step writes are added.
+
+        Raises:
+            RequestError: The step does not fit.
+        """
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """The graph's input [C, H, W], or [H, W, C] where `last`, as the tensor `out` [H, W, C + len(fills)].
+    """The graph's input [C, H, W], or [H, W, C] if `last`, as the tensor `out` [H, W, C + len(fills)].
 
-    uint8: the bytes. float32: clip(rint(x / scale) + zero, 0, 255), NaN as 0. fills: the bytes of the channels behind.
+    uint8: the bytes. float32: clip(rint(x / scale) + zero, 0, 255), NaN as 0.
+
+    Attributes:
+        out: Tensor to write.
+        fills: Bytes of additional channels.
+        last: Whether channels are last.
+        scale: Scale of a float32 input.
+        zero: Zero point of a float32 input.
     """
 
     out: int
@@ -57,9 +72,9 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Sum:
-    """The quantized sum of two tensors, as onnxruntime's QLinearAdd computes it:
+    """The quantized sum of two tensors, as onnxruntime's QLinearAdd computes it.
 
-    clip(rint(fma(a, a_ratio, fma(b, b_ratio, fixed))), low, high)      fma: rounded to float32 once
+        clip(rint(fma(a, a_ratio, fma(b, b_ratio, fixed))), low, high)      fma: rounded to float32 once
 
     a_ratio = s_a / s_y, b_ratio = s_b / s_y, fixed = z_y - fma(a_ratio, z_a, b_ratio z_b), in float32.
     """
@@ -71,7 +86,14 @@ class Sum:
     high: int = 255
 
     def check(self, step: object) -> None:
-        """Raise RequestError for values that are not finite, or out of bounds."""
+        """Checks that the values are finite and in bounds.
+
+        Args:
+            step: Step that contains the sum, for the error message.
+
+        Raises:
+            RequestError: A value is out of bounds.
+        """
         values = np.array([self.a_ratio, self.b_ratio, self.fixed])
         _fits(step, bool(np.isfinite(values).all() and np.abs(values).max() < 2**20))
         _bytes(step, self.low, self.high)
@@ -79,16 +101,19 @@ class Sum:
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A convolution or, over a window as large as its tensor, a fully connected layer:
+    """A convolution or, over a window as large as its tensor, a fully connected layer.
 
         acc[y, x, o] = bias_o + sum_{i, j, k} padded[y sy + i dy, x sx + j dx, g(o) + k] weight[o, i, j, k]
 
-    and `requantized(acc)` in the tensor `out`, or where that is -1, float32(acc) scale as the program's result, flat.
-    pads: rows and columns of the byte `fill` at top, left, bottom and right. weight: int8 [O, kh, kw, C / groups],
-    bias: int32 [O] (the input's zero point is in it), scale: float32 [O]: s_x s_w / s_y, or s_x s_w.
+    The tensor `out` gets `requantized(acc)`. If it is -1, the program's result is float32(acc) scale, flat. Integers
+    cannot overflow: 255 sum |weight| + |bias| < 2^31 is checked.
 
-    sum: where it is given, the result is the sum of the requantized bytes and the tensor `other`, which is a where
-    `other_first`. Integers cannot overflow: 255 sum |weight| + |bias| < 2^31 is checked here.
+    Attributes:
+        pads: Rows and columns of the byte `fill` at top, left, bottom and right.
+        weight: int8 [O, kh, kw, C / groups].
+        bias: int32 [O], with the input's zero point.
+        scale: float32 [O]: s_x s_w / s_y, or s_x s_w.
+        sum: If set, the result is the sum of the requantized bytes and the tensor `other`, which is a if `other_first`.
     """
 
     x: int
@@ -155,10 +180,12 @@ class Addition:
 
 @dataclass(frozen=True)
 class Product:
-    """Every pixel of x times the one of `gate`, as onnxruntime computes it: with a = x - x_zero, b = gate - gate_zero
+    """Every pixel of x times the pixel of `gate`, as onnxruntime computes it.
 
-    clip(rint(float32(a b) ((x_scale gate_scale) / scale) + zero), 0, 255)                     without bounds
-    clip(rint((float32(a) x_scale) (float32(b) gate_scale) / scale) + zero, low, high)         with a Relu or Clip
+        clip(rint(float32(a b) ((x_scale gate_scale) / scale) + zero), 0, 255)                     without bounds
+        clip(rint((float32(a) x_scale) (float32(b) gate_scale) / scale) + zero, low, high)         with a Relu or Clip
+
+    a = x - x_zero, b = gate - gate_zero.
     """
 
     x: int
@@ -187,7 +214,7 @@ class Product:
 
 @dataclass(frozen=True)
 class MaxPool:
-    """The largest byte of each window; what lies outside does not count."""
+    """The largest byte of each window, without padding."""
 
     x: int
     out: int
@@ -202,7 +229,7 @@ class MaxPool:
 
 @dataclass(frozen=True)
 class AveragePool:
-    """The mean of each window, of what lies inside alone unless `padded`, as onnxruntime's QLinearAveragePool:
+    """The mean of each window, without padding unless `padded`, as onnxruntime's QLinearAveragePool.
 
     clip(rint(sum(x_scale (x - x_zero)) / count / scale + zero), 0, 255)    in float32, summed in order
     """
@@ -230,7 +257,7 @@ class AveragePool:
 class GlobalAverage:
     """The mean of each channel, [1, 1, channels]: clip(rint(float32(sum x - H W x_zero) scale) + zero, 0, 255).
 
-    scale = s_x / (s_y H W), in float32. Where `out` is -1, float32(sum x - H W x_zero) scale as the program's result,
+    scale = s_x / (s_y H W), in float32. If `out` is -1, the program's result is float32(sum x - H W x_zero) scale with
     scale = s_x / (H W).
     """
 
@@ -253,7 +280,7 @@ class GlobalAverage:
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """table[x], any function of a byte: uint8 [256], or [channels, 256], one of each channel."""
+    """table[x], any function of a byte: uint8 [256], or [channels, 256] for one table per channel."""
 
     x: int
     out: int
@@ -268,7 +295,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Concatenation:
-    """The channels of `xs`, one after the other."""
+    """The concatenated channels of `xs`."""
 
     xs: tuple[int, ...]
     out: int
@@ -283,7 +310,7 @@ class Concatenation:
 
 @dataclass(frozen=True)
 class Selection:
-    """The channels of x at these places, in this order: a part, or all of them otherwise."""
+    """Selected channels of x, in the order of `channels`."""
 
     x: int
     out: int
@@ -298,7 +325,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Resampling:
-    """The pixels of x at these rows and columns: a resize to nearest neighbours."""
+    """The pixels of x at `rows` and `columns`: nearest-neighbour resizing."""
 
     x: int
     out: int
@@ -315,8 +342,9 @@ class Resampling:
 
 @dataclass(frozen=True)
 class Dequantize:
-    """Results: scale (x - zero) of the tensor, flat, in the order [C, H, W] or, `last`, [H, W, C]. Several may end a
-    program; they lie one after the other.
+    """Results: scale (x - zero) of the tensor, flat, in the order [C, H, W] or, if `last`, [H, W, C].
+
+    Several may end a program; their results are concatenated.
     """
 
     x: int
@@ -356,15 +384,24 @@ STEPS = {
 
 @dataclass(frozen=True, eq=False)
 class ImageProgram:
-    """A classifier of images: the graph's input, uint8 or float32 `dtype` of `shape` a sample, to `results` float32.
+    """An image network: from the graph's input to float32 results.
 
-    tensors: (height, width, channels) of each; every one is written once, before it is read. result_shape: of a
-    sample's results in the graph. ending: the function of them that ends the graph, of `ENDINGS`.
+    Attributes:
+        input: Name of the graph input.
+        outputs: Names of the graph outputs.
+        dtype: Dtype of the input, uint8 or float32.
+        shape: Shape of an input sample.
+        tensors: (height, width, channels) of each tensor; each is written once, before it is read.
+        steps: The steps, in order.
+        result_shape: Shape of a sample's results in the graph.
+        ending: Function of the results that ends the graph, one of `ENDINGS`.
+        parts: For a graph of several outputs or with a float remainder: (name, shape of a sample) of the values in the
+            results.
+        rest: Serialized ONNX model of the float remainder, from `parts` to the other outputs; empty without one.
+        batch: Number of samples that such a graph fixes, else 0.
 
-    A graph of several outputs, or that goes on in float, has parts: the (name, shape of a sample) of each of the values
-    that the results hold then, one after the other. rest is what computes those outputs from them that are none of
-    them, a serialized ONNX model, empty where there are none. batch: the number of samples that such a graph fixes,
-    else 0. Raises RequestError for steps that do not fit.
+    Raises:
+        RequestError: The steps do not fit.
     """
 
     input: str
@@ -397,36 +434,39 @@ class ImageProgram:
 
     @property
     def results(self) -> int:
-        """float32 results of a sample."""
+        """Number of float32 results of a sample."""
         return int(np.prod(self.result_shape, dtype=np.int64))
 
     def read(self, step: object, tensor: int, written: set[int]) -> Shape:
-        """The shape of a tensor that the step reads."""
+        """Returns the shape of a tensor that a step reads.
+
+        Args:
+            step: The step, for the error message.
+            tensor: Number of the tensor.
+            written: Numbers of the tensors that hold values.
+
+        Raises:
+            RequestError: No earlier step writes the tensor.
+        """
         if tensor not in written:
             raise RequestError(f"{type(step).__name__} reads tensor {tensor}, which no step before it writes")
         return self.tensors[tensor]
 
     def write(self, step: object, tensor: int, written: set[int]) -> Shape:
-        """The shape of a tensor that the step writes."""
+        """Returns the shape of a tensor that a step writes.
+
+        Args:
+            step: The step, for the error message.
+            tensor: Number of the tensor.
+            written: Numbers of the tensors that hold values; the tensor is added.
+
+        Raises:
+            RequestError: The tensor does not exist or is written already.
+        """
         if tensor in written or not 0 <= tensor < len(self.tensors):
             raise RequestError(f"{type(step).__name__} writes tensor {tensor}, which is no new one")
         written.add(tensor)
         return self.tensors[tensor]
-
-
-def windows(
-    shape: Sequence[int],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    pads: Sequence[int],
-    dilations: Sequence[int] = (1, 1),
-) -> tuple[int, int]:
-    """How many windows there are along height and width of a padded tensor."""
-    counts = [
-        (shape[axis] + pads[axis] + pads[axis + 2] - (kernel[axis] - 1) * dilations[axis] - 1) // strides[axis] + 1
-        for axis in range(2)
-    ]
-    return counts[0], counts[1]
 
 
 def _pool(

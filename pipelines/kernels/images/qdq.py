@@ -1,4 +1,4 @@
-"""Quantization in an ONNX graph, as the mapping of image classifiers reads it: qparams, weights, biases, tables."""
+"""Quantization in an ONNX graph, as the mapping of image networks reads it: qparams, weights, biases, tables."""
 
 from __future__ import annotations
 
@@ -15,24 +15,38 @@ from pipelines.kernels.arrays import Array
 
 
 def given(node: ir.Node) -> ir.Value:
-    """The first input."""
+    """Returns the first input of a node."""
     value = node.inputs[0]
     assert value is not None
     return value
 
 
 def input_at(node: ir.Node, position: int) -> ir.Value | None:
-    """The input at a position, None where it is absent."""
+    """Returns the input at a position, None if it is absent.
+
+    Args:
+        node: Operator.
+        position: Index of the input.
+    """
     return node.inputs[position] if len(node.inputs) > position else None
 
 
 def refused(node: ir.Node, why: str) -> RequestError:
-    """The error for an operator that has no form in the image kernels."""
+    """Returns the error for an operator without a form in the image kernels.
+
+    Args:
+        node: Operator.
+        why: The reason, a predicate such as "has no constant scale".
+    """
     return RequestError(f"the operator {query.label(node)} ({node.op_type}) {why}")
 
 
 def qparams(node: ir.Node) -> tuple[np.float32, int]:
-    """Scale and zero point of a quantization of bytes; signed ones count from -128."""
+    """Returns scale and zero point of a QuantizeLinear or DequantizeLinear; signed zero points count from -128.
+
+    Raises:
+        RequestError: They are not constant, per tensor and 8 bits.
+    """
     scale, zero = query.constant(input_at(node, 1)), query.constant(input_at(node, 2))
     if scale is None or scale.size != 1 or scale.dtype != np.float32:
         raise refused(node, "has no one constant scale")
@@ -44,13 +58,33 @@ def qparams(node: ir.Node) -> tuple[np.float32, int]:
 
 
 def quantized(real: Any, scale: np.float32, zero: int) -> NDArray[np.uint8]:
-    """QuantizeLinear."""
+    """Applies QuantizeLinear.
+
+    Args:
+        real: Float array.
+        scale: Scale.
+        zero: Zero point.
+
+    Returns:
+        uint8 of the same shape.
+    """
     steps = np.rint(np.asarray(real, np.float32) / scale) + zero
     return np.asarray(np.minimum(np.maximum(steps, 0), 255), np.uint8)
 
 
 def int8_weight(node: ir.Node, axis: int) -> tuple[Array, Array]:
-    """(int8, scale) of a layer's weights, whose outputs lie on `axis`."""
+    """Returns int8 weights of a layer and their scales.
+
+    Args:
+        node: Layer.
+        axis: Axis of the output channels.
+
+    Returns:
+        int8 weights, and float32 scales of the output channels.
+
+    Raises:
+        RequestError: The weights are not symmetric int8 with scales per output.
+    """
     weight = input_at(node, 1)
     found = query.dequantized(weight)
     if weight is None or found is None or found[0].dtype != np.int8 or (found[2] is not None and found[2].any()):
@@ -65,7 +99,20 @@ def int8_weight(node: ir.Node, axis: int) -> tuple[Array, Array]:
 
 
 def int32_bias(node: ir.Node, bias: ir.Value | None, scales: Array, outputs: int) -> NDArray[np.int64]:
-    """A layer's bias in units of its sums."""
+    """Returns a layer's bias in units of its int32 sums.
+
+    Args:
+        node: Layer.
+        bias: Bias value, or None.
+        scales: Scale of the sums, float32 [outputs].
+        outputs: Number of output channels.
+
+    Returns:
+        int64 [outputs].
+
+    Raises:
+        RequestError: The bias is not constant or has another size.
+    """
     if bias is None:
         return np.zeros(outputs, np.int64)
     found = query.dequantized(bias)
@@ -89,8 +136,20 @@ def evaluated(
     channels: int,
     axis: int,
 ) -> Array:
-    """What onnxruntime makes of float32 [256] by a node whose other arguments are constants: [256], or where one of
-    these has a value for each channel, [channels, 256]. axis: that of the channels, from the end (-1: the last).
+    """Evaluates a node in onnxruntime for all 256 bytes of its input.
+
+    Args:
+        model: Model of the node.
+        node: Elementwise operator.
+        arguments: float32 [256] for each varying input; constants as values.
+        channels: Number of channels.
+        axis: Axis of the channels, from the end (-1: the last).
+
+    Returns:
+        float32 [256], or [channels, 256] if an argument has a value per channel.
+
+    Raises:
+        RequestError: An argument is neither constant nor one value per channel.
     """
     inputs: list[ir.Value | None] = []
     constants, feeds = [], {}
@@ -115,7 +174,19 @@ def evaluated(
 
 
 def computed(model: ir.Model, node: ir.Node, x: Array) -> Array:
-    """What onnxruntime makes of float32 x by a node whose other arguments are constants."""
+    """Evaluates a node in onnxruntime for an array; other arguments are constants.
+
+    Args:
+        model: Model of the node.
+        node: Operator.
+        x: float32 input.
+
+    Returns:
+        The output.
+
+    Raises:
+        RequestError: An argument is not constant.
+    """
     given = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(x.shape))
     inputs: list[ir.Value | None] = [given]
     constants = []

@@ -1,4 +1,4 @@
-"""The image kernels in numpy: slow, plain, and the definition of what the native ones return, bit for bit."""
+"""Image kernels in numpy: the definition of the native kernels' results, bit for bit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.kernels.arrays import Array
-from pipelines.kernels.images.operators import Resize
+from pipelines.kernels.images.operators import Resize, windows
 from pipelines.kernels.images.program import (
     Addition,
     AveragePool,
@@ -24,14 +24,21 @@ from pipelines.kernels.images.program import (
     Resampling,
     Selection,
     Sum,
-    windows,
 )
 
 BITS = 22  # after the point of a resizing weight: Pillow's PRECISION_BITS
 
 
 def resize(image: NDArray[np.uint8], resizing: Resize) -> NDArray[np.uint8]:
-    """`Resize` of image uint8 [H, W, 3]: uint8 [3, h, w]."""
+    """Computes `Resize`.
+
+    Args:
+        image: uint8 [H, W, 3].
+        resizing: Size, crop and interpolation.
+
+    Returns:
+        uint8 [3, h, w].
+    """
     rows, columns = image.shape[:2]
     box = resizing.box or (0, 0, columns, rows)
     (width, height), (left, top, right, bottom) = resizing.size, resizing.crop
@@ -60,7 +67,7 @@ def _weights(
 
 
 def _weighted(values: NDArray[np.uint8], first: NDArray[np.int64], weights: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """[..., inputs] -> [..., n]"""
+    """Resamples [..., inputs] to [..., n]."""
     total = np.full((*values.shape[:-1], len(first)), 1 << (BITS - 1))
     for tap, weight in enumerate(weights.T):
         total += values[..., np.minimum(first + tap, values.shape[-1] - 1)] * weight
@@ -68,7 +75,15 @@ def _weighted(values: NDArray[np.uint8], first: NDArray[np.int64], weights: NDAr
 
 
 def run(program: ImageProgram, x: Array) -> Array:
-    """The results of an `ImageProgram` for one sample `x`, float32 [results], without its ending."""
+    """Computes the results of a program for one sample, without its ending.
+
+    Args:
+        program: The program.
+        x: Sample, of the program's shape and dtype.
+
+    Returns:
+        float32 [results].
+    """
     tensors: dict[int, Array] = {}
     results: list[Array] = []
     for step in program.steps:
@@ -167,7 +182,19 @@ def _taps(step: MaxPool | AveragePool, x: Array) -> Iterator[tuple[Array, NDArra
 
 
 def product(a: Array, b: Array, scales: Sequence[np.float32], zero: int, low: int, high: int) -> NDArray[np.uint8]:
-    """`Product`, of factors less their zero points."""
+    """Computes `Product` of factors without their zero points.
+
+    Args:
+        a: Integers of x.
+        b: Integers of the gate.
+        scales: (x scale, gate scale, result scale).
+        zero: Zero point of the result.
+        low: Lower bound.
+        high: Upper bound.
+
+    Returns:
+        uint8 of the shape of `a`.
+    """
     a_scale, b_scale, scale = scales
     if (low, high) == (0, 255):
         ratio = (a_scale * b_scale) / scale

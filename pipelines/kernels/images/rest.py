@@ -1,4 +1,4 @@
-"""What is left of a quantized graph that goes on in float behind its int8 layers: a detector's boxes and scores."""
+"""The float remainder of a quantized graph behind its int8 layers: a detector's boxes and scores."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from pipelines.graph import edit, io, query
 
 
 class Rest:
-    """The nodes that the image kernels do not compute: the first that has no form, and all that read its results.
+    """The float remainder: the first node without a native form, and all nodes that read its results.
 
-    reason: why that has no form.
+    Args:
+        model: QDQ model.
+
+    Attributes:
+        reason: Why the first node has no native form.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -26,17 +30,22 @@ class Rest:
         return bool(self._nodes)
 
     def reads(self, node: ir.Node) -> bool:
-        """Whether a node reads what is computed here."""
+        """Returns whether a node reads a value of the remainder."""
         return any(value in self._made for value in node.inputs if value is not None)
 
     def take(self, node: ir.Node, why: RequestError | None = None) -> None:
-        """Let a node be computed here; why: it has no form in the kernels."""
+        """Adds a node to the remainder.
+
+        Args:
+            node: The node.
+            why: Why it has no native form, None if it only reads the remainder.
+        """
         self.reason = self.reason or why
         self._nodes.append(node)
         self._made.update(node.outputs)
 
     def weights(self) -> int:
-        """The elements of its nodes' constants, int8 ones too."""
+        """Number of elements of the remainder's constants, including int8 ones."""
         total = 0
         for value in (value for node in self._nodes for value in node.inputs):
             constant, int8 = query.constant(value), query.dequantized(value)
@@ -44,12 +53,12 @@ class Rest:
         return total
 
     def inputs(self, computed: Container[ir.Value]) -> list[ir.Value]:
-        """Which of the values `computed` it goes on from, and the outputs of the graph that it does not compute."""
+        """Returns those of the `computed` values that the remainder reads, and the other graph outputs."""
         read = [value for node in self._nodes for value in node.inputs if value is not None and value in computed]
         return list(dict.fromkeys(each for each in (*read, *self._model.graph.outputs) if each not in self._made))
 
     def model(self, parts: tuple[tuple[str, tuple[int, ...]], ...]) -> bytes:
-        """The ONNX model from `parts` to those outputs of the graph that are none of them, serialized; b"" without."""
+        """Returns the serialized ONNX model from `parts` to the remaining graph outputs; b"" if there are none."""
         outputs = [str(each.name) for each in self._model.graph.outputs if each in self._made]
         if not outputs:
             return b""

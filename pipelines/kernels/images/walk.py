@@ -1,6 +1,4 @@
-"""The state of a walk over a quantized image classifier's graph: what its values are, and the operators that quantize
-them or lay them out otherwise.
-"""
+"""State of a walk over a quantized image network's graph: its values, and operators that quantize or rearrange them."""
 
 from __future__ import annotations
 
@@ -20,8 +18,15 @@ from pipelines.kernels.images.qdq import computed, given, input_at, qparams, qua
 
 @dataclass(frozen=True)
 class Bytes:
-    """A quantized value: a tensor and its qparams; `last`: its axes are [N, H, W, C]; `flat`: [N, H W C], in that order
-    or [C, H, W]. real: what DequantizeLinear made of it.
+    """A quantized value.
+
+    Attributes:
+        tensor: Number of the tensor.
+        scale: Scale.
+        zero: Zero point.
+        last: Whether its axes are [N, H, W, C].
+        flat: Whether its axes are [N, H W C], in that order or [C, H, W].
+        real: Whether it is the output of a DequantizeLinear.
     """
 
     tensor: int
@@ -34,10 +39,17 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Pending:
-    """A real value not yet quantized: `emit(scale, zero, low, high)` adds the step that makes bytes of it, and returns
-    their tensor; low and high: what Relu and Clip left of the real line. result: adds the step that ends the program
-    with `count` values a sample. curve: where it is a function of single bytes, their tensor and its float32 for each
-    of them.
+    """A real value that is not quantized yet.
+
+    Attributes:
+        emit: (scale, zero, low, high) -> tensor: adds the step that quantizes it.
+        low: Lower bound of Relu and Clip.
+        high: Upper bound of Relu and Clip.
+        last: See `Bytes`.
+        flat: See `Bytes`.
+        result: Adds the step that ends the program.
+        count: Values of a sample that `result` writes.
+        curve: For a function of single bytes, their tensor and the float32 result of each byte.
     """
 
     emit: Callable[[np.float32, int, int, int], int]
@@ -52,8 +64,13 @@ class Pending:
 
 @dataclass(frozen=True)
 class Input:
-    """The graph's input, real or bytes, and the bytes that a Pad puts behind its channels. stored: it lies as
-    [N, H, W, C]; last: its axes are these, until a Transpose."""
+    """The graph's input.
+
+    Attributes:
+        stored: Whether its memory layout is [N, H, W, C].
+        last: Whether its axes are [N, H, W, C], until a Transpose.
+        fills: Bytes of the channels that a Pad appends.
+    """
 
     stored: bool = False
     last: bool = False
@@ -61,9 +78,14 @@ class Input:
 
 
 class Walk:
-    """One walk over a graph, in order. first: the input as the first operator takes it, its qparams and its tensor.
+    """A walk over a graph, in order.
 
-    shape, floats: of the input, which `program` reads first.
+    Args:
+        model: QDQ model.
+
+    Attributes:
+        shape: Shape of the input.
+        floats: Whether the input is float32.
     """
 
     shape: Shape
@@ -247,9 +269,7 @@ class Walk:
         return sizes[1] == count or (sizes[1] == -1 and keeps)
 
     def _shuffled(self, node: ir.Node, found: Bytes, sizes: Sequence[int | str | None]) -> None:
-        """A shuffle of channels (ShuffleNet, Zhang et al. 2018): as [n, g, c, H, W], transposed to [n, c, g, H, W], and
-        as before.
-        """
+        """Maps a channel shuffle (ShuffleNet, Zhang et al. 2018): [n, g, c, H, W] transposed to [n, c, g, H, W]."""
         height, width, channels = self.tensors[found.tensor]
         transpose = _only_reader(node)
         back = None if transpose is None else _only_reader(transpose)

@@ -1,3 +1,4 @@
-"""Kernels of an encoder-decoder Transformer in int8: programs of layers over registers, KV caches, beam search with
-continuous batching.
+"""Kernels of an int8 encoder-decoder Transformer.
+
+Programs of layers over registers, KV caches, and beam search with continuous batching.
 """

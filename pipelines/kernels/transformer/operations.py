@@ -175,7 +175,7 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedAttention:
-    """`Attention` in integers, each head of a sentence by its own ranges:
+    """`Attention` in integers, each head of a sentence by its own ranges.
 
         k~[t, j] = rint(k[t, j] / a_j), a_j = max_t |k[t, j]| / 127         v~, c_j of the values likewise
         q~[i, j] = rint(q[i, j] a_j / b_i), b_i = max_j |q[i, j] a_j| / 127

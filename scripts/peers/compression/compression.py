@@ -30,8 +30,8 @@ from pipelines.core.files import read_json
 from pipelines.engines.catalog import load
 from pipelines.engines.timing import measure as time_in_turn
 from pipelines.models.folder import SAMPLES, ModelFolder
+from pipelines.models.npz import read_arrays
 from pipelines.models.pipeline import GraphPipeline, Predictor
-from pipelines.models.stages import read_arrays
 from scripts.peers import harness
 from scripts.peers.compression import pruning
 from scripts.peers.engines import onnx_runtime

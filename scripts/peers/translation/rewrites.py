@@ -31,7 +31,7 @@ from pipelines.engines.catalog import load
 from pipelines.engines.session import Session
 from pipelines.graph import edit, io, query
 from pipelines.models.folder import ModelFolder, open_folder
-from pipelines.models.stages import read_npz
+from pipelines.models.npz import read_npz
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.quantizer import quantize
 from pipelines.rewrites.driver import rewrite

@@ -7,7 +7,7 @@ import pytest
 from helpers.three_lines import samples
 
 from pipelines.core.errors import RequestError
-from pipelines.models.stages import read_npz
+from pipelines.models.npz import read_npz
 
 
 def test_read_npz(tmp_path):

@@ -21,7 +21,8 @@ import torch
 from torch import fx, nn
 
 import zoo
-from pipelines.models.stages import SAMPLES, TRAINED, ModelFolder, read_npz
+from pipelines.models.npz import read_npz
+from pipelines.models.stages import SAMPLES, TRAINED, ModelFolder
 from pipelines.quantization.algorithms.error_bound import open_layers
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from pipelines.graph import io
-from pipelines.models.stages import SAMPLES, TRAINED, ModelFolder, read_npz
+from pipelines.models.npz import read_npz
+from pipelines.models.stages import SAMPLES, TRAINED, ModelFolder
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe

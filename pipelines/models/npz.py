@@ -1,0 +1,69 @@
+"""Samples in .npz files: one array per graph input, first axis samples."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.core.batches import Batch, cut
+from pipelines.core.errors import RequestError, one_line
+
+
+def read_npz(path: str | Path, batch_size: int = 256) -> tuple[Iterator[Batch], int]:
+    """Reads samples from an .npz.
+
+    Args:
+        path: The file, one array per graph input.
+        batch_size: Samples of a batch.
+
+    Returns:
+        Batches, and the number of samples.
+
+    Raises:
+        RequestError: The file is invalid, or its arrays differ in length.
+    """
+    arrays = read_arrays(path)
+    return cut(arrays, batch_size), require_samples(path, arrays)
+
+
+def read_arrays(path: str | Path) -> dict[str, Any]:
+    """Reads the arrays of an .npz.
+
+    Raises:
+        RequestError: The file is invalid.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is no archive as numpy.savez writes them")
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: np.asarray(archive[name]) for name in archive.files}
+    except Exception as error:  # numpy, zipfile and zlib raise their own kinds for every sort of damage
+        why = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
+        raise RequestError(f"cannot read {path} as .npz: {why}; it must hold one array per graph input") from error
+
+
+def require_samples(path: str | Path, arrays: Batch) -> int:
+    """Checks that all arrays have the same number of samples, at least 1.
+
+    Args:
+        path: The file, for the error message.
+        arrays: Arrays [samples, ...].
+
+    Returns:
+        The number of samples.
+
+    Raises:
+        RequestError: The numbers differ, or are 0.
+    """
+    counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if not counts or len(set(counts.values())) > 1 or 0 in counts.values():
+        raise RequestError(
+            f"{path} holds arrays of {counts or 'nothing'} samples; wanted one array per graph input, all with the "
+            "same number of samples"
+        )
+    return next(iter(counts.values()))
