@@ -103,7 +103,7 @@ WRONG = {
     "train nothing": ["train", "wide-shallow", "--data", "rows.tsv", "-o", "out"],
     "train on a missing file": ["train", "wide-deep", "--data", "nothing-here.tsv", "-o", "out"],
     "unknown setting": ["train", "wide-deep", "--data", "SAMPLE", "-o", "out", "--set", "depth=3"],
-    "a setting of other families": ["finetune", "wide-deep-criteo", "--data", "SAMPLE", "-o", "out", "--qat"],
+    "a setting of other families": ["finetune", "wide-deep-criteo", "--data", "SAMPLE", "-o", "out", "--set", "arch=x"],
     "setting that is no number": ["train", "wide-deep", "--data", "SAMPLE", "-o", "out", "--set", "dropout=much"],
     "finetune nothing": ["finetune", "nothing", "--data", "SAMPLE", "-o", "out"],
     "freeze a shipped model's missing folder": ["freeze", "nothing"],
