@@ -15,7 +15,11 @@ LINES = ["first", "second line", "", "last"]
 
 
 @pytest.mark.parametrize("name", ["lines.txt", "lines.txt.gz", "lines"])
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, lambda text: gzip.compress(text[:9]) + gzip.compress(text[9:])])
+@pytest.mark.parametrize(
+    "pack",
+    [bytes, gzip.compress, lambda text: gzip.compress(text[:9]) + gzip.compress(text[9:])],
+    ids=["plain", "gzip", "members"],
+)
 def test_gzip_is_known_by_its_content(tmp_path, name, pack):
     path = tmp_path / name
     path.write_bytes(pack(TEXT))
@@ -49,6 +53,7 @@ def test_a_line_that_is_not_utf_8_is_none(tmp_path):
         (gzip.compress(TEXT)[:10] + b"\xff" * 200, "cannot read .*decompressing"),
         ("text\n".encode("utf-16"), "is UTF-16; expected UTF-8"),
     ],
+    ids=["cut", "damaged", "UTF-16"],
 )
 def test_what_cannot_be_read_is_one_line(tmp_path, content, message):
     (tmp_path / "t").write_bytes(content)
