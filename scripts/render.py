@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import zoo
 from pipelines.analysis import markdown
 from pipelines.core import files
+from pipelines.models.family import Reported, ReportSections
 from pipelines.models.hub import Card, Hub
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -65,10 +64,10 @@ OWN_MODELS = """Models from PyPI packages, quantized by each tool's default comm
 """
 
 
-def sections_of(name: str) -> ModuleType | None:
+def sections_of(name: str) -> ReportSections | None:
     """The module that renders the reports of a model's family; None if the family has none."""
-    module = zoo.entry(SHIPPED.card(name).entry).report_sections.partition(":")[0]
-    return importlib.import_module(module) if module else None
+    family = zoo.entry(SHIPPED.card(name).entry)
+    return family.report_sections() if isinstance(family, Reported) else None
 
 
 def rendered(part: str, name: str) -> Any:
@@ -77,9 +76,9 @@ def rendered(part: str, name: str) -> Any:
     return function(name) if function else None
 
 
-def families() -> dict[ModuleType, list[str]]:
+def families() -> dict[ReportSections, list[str]]:
     """The modules that render reports, with the names of their models."""
-    models: dict[ModuleType, list[str]] = {}
+    models: dict[ReportSections, list[str]] = {}
     for name in SHIPPED.names():
         if module := sections_of(name):
             models.setdefault(module, []).append(name)

@@ -21,8 +21,8 @@ import zoo
 from pipelines.core import files
 from pipelines.core.errors import ZooError
 from pipelines.graph import edit, io
-from pipelines.models.folder import HALF, SAMPLES
 from pipelines.models.hub import CARD, Card, CardFile
+from pipelines.models.record import HALF, SAMPLES
 
 # Where the weights of releases will lie, each at NAME/FILE as in zoo/weights: the one place that says so. The project
 # has no address yet (RFC 2606 keeps .example free); with one, change it here and run: python scripts/ship_model.py

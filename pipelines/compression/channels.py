@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core.errors import RequestError
+from pipelines.core.errors import RequestError, requires
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,12 +22,8 @@ Shapes = dict[str, list[int]]  # of a layer's weight, its first two axes; of a n
 
 
 def _library() -> Any:
-    try:
+    with requires("pruning", "int8-zoo[train]"):
         import torch_pruning
-    except ImportError as error:
-        raise RequestError(
-            "pruning needs torch-pruning, which is not installed; run: pip install 'int8-zoo[train]'"
-        ) from error
     return torch_pruning
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+OWN = ("zoo", "pipelines")  # packages whose missing modules are faults of this project
+
 
 class ZooError(Exception):
     """The work failed (exit code 1); the message is one line."""
@@ -23,3 +28,33 @@ def plain(text: str) -> str:
 def one_line(error: Exception) -> str:
     """Joins the message of a library's exception to one line."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def not_installed(what: str, library: str | None, package: str) -> RequestError:
+    """Returns the error for a library that is not installed.
+
+    Args:
+        what: Operation that needs the library.
+        library: Name of the library.
+        package: What pip installs, such as "int8-zoo[train]".
+    """
+    return RequestError(f"{what} needs {library}, which is not installed; run: pip install '{package}'")
+
+
+@contextmanager
+def requires(what: str, package: str) -> Iterator[None]:
+    """Context in which an import of a library that is not installed raises `not_installed`.
+
+    Args:
+        what: Operation that needs the library.
+        package: What pip installs, such as "int8-zoo[train]".
+
+    Raises:
+        RequestError: A module of a library is missing. A missing module of this project stays a ModuleNotFoundError.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in OWN:
+            raise
+        raise not_installed(what, error.name, package) from error

@@ -26,7 +26,9 @@ from pipelines.engines.quickest import Option, QuickestSession
 from pipelines.engines.session import BF16, Session
 from pipelines.engines.timing import Choice, choose
 from pipelines.kernels import extension
-from pipelines.models.folder import NATIVE, ModelFolder
+from pipelines.models.family import Lowerable
+from pipelines.models.folder import ModelFolder
+from pipelines.models.record import NATIVE
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ def graph_file(folder: ModelFolder, precision: str, engine: str) -> Path:
         RequestError: See `model_file`; or the file cannot be made.
     """
     name = model_file(precision, engine)
-    return folder.ensure(PRECISIONS[precision] if name == NATIVE and not folder.entry.native else name)
+    return folder.ensure(PRECISIONS[precision] if name == NATIVE and not isinstance(folder.entry, Lowerable) else name)
 
 
 class Pipeline(abc.ABC):
@@ -448,6 +450,6 @@ def _options(folder: ModelFolder, precision: str, threads: int) -> tuple[str, di
         try:
             options |= catalog.native_options(graph_file(folder, precision, "native"), threads)
         except ZooError as error:
-            level = logging.WARNING if folder.entry.native else logging.INFO
+            level = logging.WARNING if isinstance(folder.entry, Lowerable) else logging.INFO
             logger.log(level, "the engine native is left out: %s", error)
     return files.sha256(path), options

@@ -20,7 +20,9 @@ from pipelines.core import files
 from pipelines.core.batches import Batch
 from pipelines.core.derived import derived as derived_file
 from pipelines.core.errors import RequestError
-from pipelines.models.folder import (
+from pipelines.models.family import Freezable, Lowerable, OnnxImportable
+from pipelines.models.npz import read_npz
+from pipelines.models.record import (
     HALF,
     NATIVE,
     QUANTIZATION,
@@ -30,31 +32,16 @@ from pipelines.models.folder import (
     SAMPLES,
     STAGES,
     TRAINED,
-    ModelFolder,
     recipe_of,
 )
-from pipelines.models.npz import read_npz
 from pipelines.quantization.recipe import QuantRecipe
 
 if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model needs none of it, and keeps 60 MB
     import onnx_ir as ir
 
+    from pipelines.models.folder import ModelFolder
     from pipelines.quantization.calibration.table import CalibrationTable
     from pipelines.quantization.quantizer import QuantReport
-
-__all__ = [  # with the names of the folder that those who build its files want
-    "RANGES",
-    "SAMPLES",
-    "TRAINED",
-    "ModelFolder",
-    "build",
-    "derived",
-    "derived_graph",
-    "native_form",
-    "set_recipe",
-    "set_table",
-    "with_given_ranges",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +175,7 @@ def _make(folder: ModelFolder, stage: str) -> None:
     _digests(folder, stage, {})  # says what is missing
     match stage:
         case "fp32.onnx":
-            report = _expand(folder) if folder.given(HALF) else dict(folder.entry.part("freeze")(folder.path))
+            report = _expand(folder) if folder.given(HALF) else _freeze(folder)
         case "rewritten.onnx":
             report = _rewrite(folder)
         case "calibration.json":
@@ -229,13 +216,13 @@ def _graph(path: Path) -> ir.Model:
 def _native(folder: ModelFolder) -> dict[str, Any]:
     from pipelines.graph import io
 
-    if not folder.entry.native:
+    if not isinstance(folder.entry, Lowerable):
         raise RequestError(
             f"{folder.entry.name} has no form for the native kernels; it runs in onnxruntime and openvino"
         )
     table = _table(folder.path / "calibration.json")
     recipe = folder.recipe
-    model, report = folder.entry.part("native")(_graph(folder.path / "rewritten.onnx"), table, recipe)
+    model, report = folder.entry.lower(_graph(folder.path / "rewritten.onnx"), table, recipe)
     if model is None:
         raise RequestError(
             f"{folder.card.name} does not run in the native kernels: {report['reason']}; it runs in onnxruntime and "
@@ -310,12 +297,19 @@ def native_form(folder: ModelFolder) -> dict[str, Any]:
     Raises:
         RequestError: rewritten.onnx or calibration.json is missing.
     """
-    if not folder.entry.native or NATIVE in folder.record:
+    if not isinstance(folder.entry, Lowerable) or NATIVE in folder.record:
         kept = ("fold", "reason", "layers", "refused")
         return {key: value for key, value in folder.record.get(NATIVE, {}).items() if key in kept}
     table = _table(folder.verify("calibration.json"))
-    _, report = folder.entry.part("native")(_graph(folder.verify("rewritten.onnx")), table, folder.recipe)
+    _, report = folder.entry.lower(_graph(folder.verify("rewritten.onnx")), table, folder.recipe)
     return {key: value for key, value in report.items() if key != "quantization"}
+
+
+def _freeze(folder: ModelFolder) -> dict[str, Any]:
+    if not isinstance(folder.entry, Freezable):
+        again = f" with: {folder.entry.command}" if isinstance(folder.entry, OnnxImportable) else ""
+        raise RequestError(f"{folder.path} lacks its fp32.onnx; make it again{again}")
+    return dict(folder.entry.freeze(folder.path))
 
 
 def _expand(folder: ModelFolder) -> dict[str, Any]:
@@ -332,7 +326,7 @@ def _rewrite(folder: ModelFolder) -> dict[str, Any]:
     from pipelines.rewrites.driver import rewrite
 
     model = _graph(folder.path / "fp32.onnx")
-    report = rewrite(model, folder.entry.part("rewrites")(folder.preprocessing))
+    report = rewrite(model, folder.entry.passes(folder.preprocessing))
     io.save(model, folder.path / "rewritten.onnx")
     return report.to_json()
 

@@ -16,8 +16,8 @@ import zoo
 from pipelines.core import files, machine
 from pipelines.engines.catalog import ENGINES, load
 from pipelines.models import npz
-from pipelines.models.folder import SAMPLES
 from pipelines.models.pipeline import model_file
+from pipelines.models.record import SAMPLES
 from scripts import synthesize_log
 from scripts.peers import harness
 from scripts.peers.engines import onnx_runtime

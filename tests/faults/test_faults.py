@@ -22,7 +22,6 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines import stock, timing
 from pipelines.graph import io
 from pipelines.models import hub, transfer
-from pipelines.models.entry import Entry
 from pipelines.models.npz import read_npz
 from zoo.cli import app as cli
 from zoo.training import runs
@@ -105,9 +104,9 @@ def test_what_a_teacher_said_is_in_no_training_s_way(tmp_path):
 
 @pytest.mark.parametrize("verb", [["train", "transformer-mt"], ["finetune", "wide-deep-criteo"]])
 def test_a_used_folder_is_refused_before_a_framework_is_imported(verb, here, tmp_path, capsys, monkeypatch):
-    part = Entry.part
-    slow = {"train", "settings", "finetune_settings"}
-    monkeypatch.setattr(Entry, "part", lambda self, name: pytest.fail("too late") if name in slow else part(self, name))
+    for family in map(zoo.entry, ("transformer-mt", "wide-deep-log", "wide-deep")):
+        for name in ("train", "train_config", "finetune_config"):
+            monkeypatch.setattr(type(family), name, lambda *_, **__: pytest.fail("too late"))
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("")
     said = refused(capsys, *verb, "--data", "pairs.tsv", "-o", str(tmp_path / "used"))

@@ -7,10 +7,18 @@ import numpy as np
 import torch
 
 from pipelines.core.files import read_json
-from zoo.recommenders.models.wide_deep import CRITEO, train  # noqa: F401
+from zoo.recommenders.models.wide_deep import WIDE_DEEP, train  # noqa: F401
 
 COUNTS = {"numeric": 3, "categorical": 2, "buckets": 50}
-SMALL = replace(CRITEO, **COUNTS, embedding_size=4, hidden=(8, 6), batch_size=64, held_out=0.25, learning_rate=0.01)
+SMALL = replace(
+    WIDE_DEEP.train_config(),
+    **COUNTS,
+    embedding_size=4,
+    hidden=(8, 6),
+    batch_size=64,
+    held_out=0.25,
+    learning_rate=0.01,
+)
 TINY = replace(SMALL, epochs=3, patience=2, min_delta=0.0, l2_embeddings=(10.0,), l2_scalars=1.0)
 MADE = {"model.pt", "train.json", "schema.json", "learning_curve.png", "calibration.npz", "checkpoint"}
 

@@ -19,7 +19,7 @@ from zoo.cli import app as cli
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = Path(__file__).parent / "toy_family" / "toy_sums"
-POINTS = "[int8_zoo.families]\ntoy-sums = toy_sums:ENTRY\n[int8_zoo.models]\ntoy-sums = toy_sums.weights\n"
+POINTS = "[int8_zoo.families]\ntoy-sums = toy_sums:FAMILY\n[int8_zoo.models]\ntoy-sums = toy_sums.weights\n"
 NAME = "toy-sums-demo"
 
 
@@ -108,7 +108,7 @@ def test_a_family_of_another_package_does_all_that_one_of_the_tree_does(site, ca
     assert NAME in call("list")[0] and NAME in zoo.names()
     assert Path(call("download", NAME)[0].strip()) == zoo.hub().folder(NAME)
     assert zoo.pipeline(NAME, engine="onnxruntime")(["1\t-1\t1\t-1\t1\t-1\t1\t-1"])[0] == pytest.approx(8, rel=0.3)
-    assert zoo.entry_of(NAME).part("report_sections")(NAME) == f"`{NAME}`: Sums for the test"
+    assert zoo.entry_of(NAME).report_sections().sections(NAME) == f"`{NAME}`: Sums for the test"
 
 
 def test_no_file_of_the_tree_knows_the_family_and_contributing_names_its_files() -> None:
@@ -124,9 +124,9 @@ def test_no_file_of_the_tree_knows_the_family_and_contributing_names_its_files()
 BROKEN = {
     "no module": ("nothing_of_that_name:ENTRY", "No module named 'nothing_of_that_name'"),
     "no attribute": ("json:ENTRY", "has no attribute 'ENTRY'"),
-    "no entry": ("json:dumps", "it is no Entry of the name broken"),
+    "no entry": ("json:dumps", "it is no Family of the name broken"),
     "no attribute named": ("json", "not enough values to unpack"),
-    "another name": ("zoo.wide_deep:ENTRY", "it is no Entry of the name broken"),
+    "another name": ("zoo.recommenders.models.wide_deep:WIDE_DEEP", "it is no Family of the name broken"),
 }
 
 

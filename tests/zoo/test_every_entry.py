@@ -1,5 +1,6 @@
 """What all entries and all shipped models have in common."""
 
+import dataclasses
 import inspect
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import zoo
 from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.graph import io, query
+from pipelines.models import family
 from pipelines.models.hub import CARD, Hub
+from pipelines.models.pipeline import Pipeline
 from pipelines.quantization.calibration.table import CalibrationTable
+from zoo.serving.handlers.base import Service
 
 LIMIT = 32_000_000
 SHIPPED = [
@@ -24,16 +28,28 @@ SHIPPED = [
 def test_every_part_of_an_entry_is_there(name: str) -> None:
     entry = zoo.entry(name)
     assert entry.name == name
-    for part in ("train", "freeze", "rewrites", "evaluate", "pipeline"):
-        if part in ("train", "freeze"):
-            pytest.importorskip("tensorflow", reason="training needs the train extra")
-        assert callable(entry.part(part))
+    assert issubclass(entry.pipeline(), Pipeline) and entry.passes({})
+    assert isinstance(entry, family.Trainable) == isinstance(entry, family.Freezable) == (name != "ranker")
+    assert isinstance(entry, family.Servable) and issubclass(entry.handler(), Service)
+    if isinstance(entry, family.Trainable):
+        pytest.importorskip("tensorflow", reason="training needs the train extra")
+        assert type(entry.train_config()) is type(entry.finetune_config())
+        assert dataclasses.is_dataclass(entry.train_config()) and entry.processes in ("torch", "tensorflow", "")
+    if isinstance(entry, family.Prunable):
+        assert {"metric", "drop", "batch_size"} <= {*dir(entry.prunable())}
+    if isinstance(entry, family.Importable):
+        assert entry.importer().formats
+
+
+def test_a_ranker_is_not_trained_here(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"a ranker is trained where it comes from; train one of dcn-v2, deepfm, "):
+        zoo.train("ranker", [], tmp_path / "new")
 
 
 @pytest.mark.parametrize("name", zoo.ENTRIES)
 def test_the_run_options_of_an_entry_are_those_of_its_pipeline(name: str) -> None:
     entry = zoo.entry(name)
-    arguments = inspect.signature(entry.part("pipeline").run).parameters
+    arguments = inspect.signature(entry.pipeline().run).parameters
     own = {key: each.default for key, each in arguments.items() if each.kind is each.KEYWORD_ONLY}
     assert {option.name: option.default for option in entry.run_options} == own
 

@@ -6,16 +6,14 @@ import importlib
 from typing import Any
 
 MODULES = {
-    "cluster": ("cluster_yaml", "serve_on_ray", "train_on_ray"),
+    "distributed": ("check", "cluster_yaml", "run_on_ray", "run_shard", "serve_on_ray", "train_on_ray"),
     "exporting": ("export",),
     "importing": ("import_model",),
-    "logs": ("schema",),
     "evaluation": ("benchmark", "evaluate", "plan"),
     "models": ("build", "doctor", "download", "info", "run"),
     "quantization": ("calibrate", "quantize", "rewrite", "tune"),
-    "sharding": ("check", "run_on_ray", "run_shard"),
     "serving": ("serve",),
-    "training": ("finetune", "freeze", "train"),
+    "training": ("finetune", "freeze", "schema", "train"),
 }
 
 

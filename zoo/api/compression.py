@@ -23,9 +23,13 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, require_place, write_json
 from pipelines.engines.timing import measure
 from pipelines.models import npz, stages
+from pipelines.models.family import Prunable
+from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD
 from pipelines.models.pipeline import Pipeline, Predictor
+from pipelines.models.record import SAMPLES as FOLDER_SAMPLES
 from zoo.api.paths import Model, listed
+from zoo.api.training_settings import convert, finetuned, require_trainable, write_trained_card
 from zoo.training.runs import beside_taught, require_free, require_task
 
 logger = logging.getLogger(__name__)
@@ -36,14 +40,12 @@ SAMPLES = 16  # for the ranges of a model that is timed alone
 
 
 def plan(
-    folder: stages.ModelFolder, prune: str | None, strategy: Model | None, drop: float | None, settings: dict[str, str]
+    folder: ModelFolder, prune: str | None, strategy: Model | None, drop: float | None, settings: dict[str, str]
 ) -> Strategy:
     """The strategy of a file, or of --prune with --teacher, --qat and --epochs, which are taken out of `settings`.
 
     Raises RequestError for a file that is no strategy, for one beside those flags, and a teacher of another task.
     """
-    from zoo.api.training import convert
-
     given = {name: settings.pop(name) for name in ("teacher", "qat", "epochs") if name in settings}
     if strategy is not None:
         if said := [*(["prune"] if prune else []), *given]:
@@ -51,7 +53,7 @@ def plan(
         found = strategies.read(strategy)
     else:
         try:
-            epochs = int(given.get("epochs", folder.entry.part("finetune_settings").epochs))
+            epochs = int(given.get("epochs", require_trainable(folder.entry).finetune_config().epochs))
         except ValueError:
             raise RequestError(f"setting epochs is {given['epochs']!r}; wanted a whole number") from None
         teacher, qat = given.get("teacher", ""), convert("qat", given.get("qat", "false"), False)
@@ -68,7 +70,7 @@ def plan(
 
 
 def compress(
-    folder: stages.ModelFolder,
+    folder: ModelFolder,
     data: Any,
     output: Path,
     strategy: Strategy,
@@ -84,12 +86,12 @@ def compress(
     matters. Every step is a folder in output/checkpoint, from which `resume` goes on to the same bytes. Returns the
     log. Raises RequestError for goals that cannot be reached, and as `zoo.train`.
     """
-    if not folder.entry.prune:
-        able = ", ".join(name for name, entry in zoo.entries().items() if entry.prune)
+    if not isinstance(folder.entry, Prunable):
+        able = ", ".join(name for name, entry in zoo.entries().items() if isinstance(entry, Prunable))
         raise RequestError(f"{folder.entry.name} cannot be made smaller by a strategy; these families can: {able}")
     steps = strategy.steps()
     for step in steps:
-        if step.cut and step.cut.goal.rows and not hasattr(folder.entry.part("prune"), "fewer_rows"):
+        if step.cut and step.cut.goal.rows and not hasattr(folder.entry.prunable(), "fewer_rows"):
             raise RequestError(
                 f"found the goal {step.cut.goal} for {folder.entry.name}, which has no tables with a row for each "
                 "value of a vocabulary; leave rows out"
@@ -108,7 +110,7 @@ def compress(
         )
     require_place(kept)
     write_json(kept, run)
-    work = _Run(folder, data, output, strategy, on_error)
+    work = _Run(folder, folder.entry.prunable(), data, output, strategy, on_error)
     previous = folder
     try:
         work.begin(configs[0])
@@ -121,11 +123,9 @@ def compress(
     return work.finish()
 
 
-def _config(folder: stages.ModelFolder, step: Step, settings: Mapping[str, str]) -> Any:
+def _config(folder: ModelFolder, step: Step, settings: Mapping[str, str]) -> Any:
     """The training settings of a step."""
-    from zoo.api.training import finetuned
-
-    defaults = folder.entry.part("finetune_settings")
+    defaults = require_trainable(folder.entry).finetune_config()
     values = {"epochs": str(step.epochs), **({"qat": "true"} if step.qat else {})}
     if hasattr(defaults, "refit"):
         values["refit"] = "false"  # who has learned the held-out rows cannot be judged by them
@@ -153,16 +153,18 @@ class _Fed(Predictor):
 class _Run:
     """A strategy at work in its output folder."""
 
-    def __init__(self, start: stages.ModelFolder, data: Any, output: Path, strategy: Strategy, on_error: str) -> None:
+    def __init__(
+        self, start: ModelFolder, kind: type[Any], data: Any, output: Path, strategy: Strategy, on_error: str
+    ) -> None:
         self.start, self.data, self.output, self.strategy = start, data, output, strategy
-        self.on_error, self.kind = on_error, start.entry.part("prune")
+        self.on_error, self.kind = on_error, kind
         self.base: Pipeline | None = None
         self.raw: Any = None  # what is timed
         self.judge: Any = None  # the first model opened with its data, which judges all
         log = output / WORK / LOG
         self.log: dict[str, Any] = read_json(log) if log.is_file() else {"strategy": strategy.to_json(), "steps": []}
 
-    def _open(self, folder: stages.ModelFolder, config: Any, importance: str = "taylor") -> Any:
+    def _open(self, folder: ModelFolder, config: Any, importance: str = "taylor") -> Any:
         options = {"config": config, "importance": importance, "on_error": self.on_error}
         return self.kind(folder, self.data, **options, like=self.judge)
 
@@ -181,20 +183,20 @@ class _Run:
                 "folder"
             )
 
-    def _judged(self, folder: stages.ModelFolder) -> dict[str, float]:
+    def _judged(self, folder: ModelFolder) -> dict[str, float]:
         found: dict[str, float] = self.judge.quality(self._int8(folder))
         return found
 
-    def _int8(self, folder: stages.ModelFolder, **options: Any) -> Pipeline:
+    def _int8(self, folder: ModelFolder, **options: Any) -> Pipeline:
         """A model of the family in its quickest form: the last of its engines."""
-        kind: type[Pipeline] = self.start.entry.part("pipeline")
+        kind = self.start.entry.pipeline()
         return kind(folder, "int8", kind.engines(folder)[-1], **options)
 
     def _note(self, **found: Any) -> None:
         self.log |= found
         write_json(self.output / WORK / LOG, self.log)
 
-    def speed(self, folder: stages.ModelFolder, count: int) -> float:
+    def speed(self, folder: ModelFolder, count: int) -> float:
         """How many times as fast as the model that all began with, both in turn, on `count` samples at once."""
         if self.base is None:
             self.base = self._int8(self.start, batch_size=count)
@@ -213,10 +215,8 @@ class _Run:
         before, after = np.min(times, axis=0)
         return float(before / after)
 
-    def step(self, previous: stages.ModelFolder, step: Step, config: Any) -> stages.ModelFolder:
+    def step(self, previous: ModelFolder, step: Step, config: Any) -> ModelFolder:
         """Cut, if the step does, train on, build and judge; what is done already is left as it is."""
-        from zoo.api.training import write_trained_card
-
         place = self.output / WORK / step.name
         if step.cut is not None and step.cut.goal.rows:
             previous = self._fewer_rows(previous, step, config, place.with_name(f"{step.name}.rows"))
@@ -230,7 +230,7 @@ class _Run:
                 else:
                     each.unlink()
             console.print(f"step {step.name}: {step.epochs} epochs", highlight=False)
-            train = self.start.entry.part("train")
+            train = require_trainable(self.start.entry).train
             previous.ensure("fp32.onnx")
             train(self.data, place, config=config, resume=resume, start_from=previous.path, on_error=self.on_error)
             write_trained_card(place, self.start.entry.name, f"{self.start.card.name}, step {step.name} of a strategy")
@@ -243,7 +243,7 @@ class _Run:
             self._say(f"step {step.name}", told)
         return folder
 
-    def _told(self, folder: stages.ModelFolder, quality: Mapping[str, float], speed: float) -> dict[str, Any]:
+    def _told(self, folder: ModelFolder, quality: Mapping[str, float], speed: float) -> dict[str, Any]:
         size = folder.ensure("int8.onnx").stat().st_size
         return {"metrics": dict(quality), "speed": round(speed, 3), "bytes": size}
 
@@ -271,10 +271,8 @@ class _Run:
             soft_wrap=True,
         )
 
-    def _fewer_rows(self, previous: stages.ModelFolder, step: Step, config: Any, place: Path) -> stages.ModelFolder:
+    def _fewer_rows(self, previous: ModelFolder, step: Step, config: Any, place: Path) -> ModelFolder:
         """The folder of the model without seldom seen rows, untrained."""
-        from zoo.api.training import write_trained_card
-
         assert step.cut is not None
         if (place / CARD).is_file():
             return zoo.load(place)
@@ -292,10 +290,8 @@ class _Run:
         )
         return zoo.load(place)
 
-    def _cut(self, previous: stages.ModelFolder, step: Step, config: Any, place: Path) -> stages.ModelFolder:
+    def _cut(self, previous: ModelFolder, step: Step, config: Any, place: Path) -> ModelFolder:
         """The folder of the cut model, untrained."""
-        from zoo.api.training import write_trained_card
-
         assert step.cut is not None
         goal = replace(step.cut.goal, rows=0)
         if (place / CARD).is_file():
@@ -327,13 +323,11 @@ class _Run:
         )
         return zoo.load(place)
 
-    def _quickly_built(self, place: Path) -> stages.ModelFolder:
+    def _quickly_built(self, place: Path) -> ModelFolder:
         """A folder up to int8, for its speed alone."""
-        from zoo.api.training import write_trained_card
-
         write_trained_card(place, self.start.entry.name, "for its speed alone")
-        arrays = npz.read_arrays(place / stages.SAMPLES)
-        with replacing(place / stages.SAMPLES) as temporary:
+        arrays = npz.read_arrays(place / FOLDER_SAMPLES)
+        with replacing(place / FOLDER_SAMPLES) as temporary:
             np.savez(temporary, **{name: each[:SAMPLES] for name, each in arrays.items()})
         folder = zoo.load(place)
         recipe = replace(self.start.own_recipe, observer="minmax", correct=False, search=False)
@@ -342,8 +336,6 @@ class _Run:
 
     def finish(self) -> dict[str, Any]:
         """Leave the best step in the output folder; returns the log."""
-        from zoo.api.training import write_trained_card
-
         metric, steps = self.kind.metric, self.log["steps"]
         within = [each for each in steps if each["within"]]
         best = (

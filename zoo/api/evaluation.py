@@ -26,10 +26,10 @@ from pipelines.engines.session import BF16
 from pipelines.engines.stock import available, computes, require_installed, require_precision
 from pipelines.graph import io
 from pipelines.kernels import extension
+from pipelines.models.family import ScenarioBenchmark
 from pipelines.models.folder import ModelFolder
-from pipelines.models.pipeline import PRECISIONS, GraphPipeline, Pipeline, choose_engine, graph_file, model_file
-from zoo.api.paths import Model, is_file, listed, spare, used
-from zoo.api.quantization import open_model
+from pipelines.models.pipeline import PRECISIONS, GraphPipeline, choose_engine, graph_file, model_file
+from zoo.api.paths import Model, is_file, listed, open_model, spare, used
 from zoo.api.samples import examples_of
 
 AS_IT_IS = "as it is"  # the precision of a file that a user brings
@@ -55,7 +55,7 @@ def evaluate(
     columns: of tables that hold texts and their label, see `zoo.texts.data.text_files.items`.
     """
     folder = zoo.load(model)
-    kind = folder.entry.part("pipeline")
+    kind = folder.entry.pipeline()
     pipelines = {}
     for each in dict.fromkeys(("fp32", *precisions)):
         chosen = "auto" if each == "fp32" and engine == "native" else engine
@@ -64,7 +64,7 @@ def evaluate(
             pipelines[each].read_columns(columns)
     if len(pipelines) < 2:
         raise RequestError("fp32 alone compares nothing; add int8 or bf16")
-    found: dict[str, Any] = folder.entry.part("evaluate")(pipelines, data, on_error)
+    found = folder.entry.evaluate(pipelines, data, on_error)
     engines = {precision: each.engine for precision, each in pipelines.items()}
     where = machine.environment(threads=threads, batch_size=next(iter(pipelines.values())).batch_size, engines=engines)
     return {
@@ -136,7 +136,7 @@ def benchmark(
         raise RequestError(
             "a least accuracy or a price belongs to a scenario; add --scenario single-stream or --scenario offline"
         )
-    kind: type[Pipeline] = folder.entry.part("pipeline")
+    kind = folder.entry.pipeline()
     batch_sizes = (kind.BATCH_SIZE,) if batch_sizes is None else batch_sizes
     if min(batch_sizes, default=0) < 1 or min(rounds, threads, instances) < 1:
         wrong = [f"batch sizes {list(batch_sizes)}", f"rounds {rounds}", f"threads {threads}"]
@@ -273,7 +273,7 @@ def _random(batch: Batch) -> Batch:
 
 def configuration(folder: ModelFolder, precision: str, engine: str) -> Configuration:
     """A file of the folder, or the whole pipeline where that computes its graph many times for a result."""
-    if issubclass(folder.entry.part("pipeline"), GraphPipeline):
+    if issubclass(folder.entry.pipeline(), GraphPipeline):
         return Configuration(engine, precision, graph_file(folder, precision, engine))
     return Configuration(engine, precision, folder.path, f"{__name__}:{WholePipeline.__name__}")
 
@@ -292,17 +292,17 @@ def _scenario(
     data: Any,
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What the harness of an entry finds; see `benchmark`."""
-    if not folder.entry.harness:
+    """The figures of a scenario; see `benchmark`."""
+    if not isinstance(folder.entry, ScenarioBenchmark):
         raise RequestError(f"{folder.entry.name} has no scenarios; leave out --scenario")
     if data is None:
         raise RequestError("a scenario is run on images; give them with --data FOLDER")
-    kind = folder.entry.part("pipeline")
+    kind = folder.entry.pipeline()
     usable = {precision: _usable(engines, precision) for precision in precisions}
     if not any(usable.values()):
         usable = {precision: list(engines) for precision in precisions}  # which are refused
     pipelines = [kind(folder, precision, each, threads, 1) for precision in precisions for each in usable[precision]]
-    found = folder.entry.part("harness")(pipelines, data, **more)
+    found = folder.entry.run_scenario(pipelines, data, **more)
     names = [Path(str(each)).name for each in listed(data)]
     return {"model": folder.card.name, "data": names, **found, "environment": machine.environment(threads=threads)}
 
@@ -367,7 +367,7 @@ def plan(
         found = build_plan([*candidates, *native], batches, threads, target, catalog.load)
         return {"model": path.name, "path": str(target), **found, "failed": [*found["failed"], *failed]}
     folder = open_model(model, preprocess)
-    kind: type[Pipeline] = folder.entry.part("pipeline")
+    kind = folder.entry.pipeline()
     if not issubclass(kind, GraphPipeline):
         raise RequestError(
             f"{folder.card.name} computes its graph many times for one result, of which a plan file has no form; "

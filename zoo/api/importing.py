@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import zoo
 from pipelines.core import settings
-from pipelines.core.errors import RequestError, one_line
+from pipelines.core.errors import RequestError, one_line, requires
 from pipelines.core.files import require_place
-from pipelines.models.entry import Entry, Importer
+from pipelines.models.family import Family, Importable, Importer
 from pipelines.models.hub import CARD
 from zoo.api.paths import Model, required
-from zoo.api.training import write_card
+from zoo.api.training_settings import write_card
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
@@ -26,14 +27,13 @@ def import_model(source: Model, output: Model | None, *, format: str | None = No
     with the model, before anything is written; nothing of it is executed.
     """
     target = required(output, "an imported model")
-    importers = {entry: entry.part("importer") for entry in zoo.entries().values() if entry.importer}
-    formats = {name: what for each in importers.values() for name, what in each.formats.items()}
+    importers = [(entry, entry.importer()) for entry in zoo.entries().values() if isinstance(entry, Importable)]
+    formats = {name: what for _, each in importers for name, what in each.formats.items()}
     if format is not None and format not in formats:
         raise RequestError(f"unknown format {format!r}; choose one of {', '.join(formats)}")
     require_place(target / CARD)
-    path = _found(str(source), importers)
-    entry, found = _recognized(path, format, importers)
-    importer = importers[entry]
+    path = _found(str(source), [pattern for _, each in importers for pattern in each.patterns])
+    entry, importer, found = _recognized(path, format, importers)
     given = {name: value for name, value in options.items() if value}
     if unknown := given.keys() - set(importer.options):
         raise RequestError(f"{entry.name} has no option {', '.join(sorted(unknown))}")
@@ -51,17 +51,19 @@ def import_model(source: Model, output: Model | None, *, format: str | None = No
     }
 
 
-def _recognized(path: Path, format: str | None, importers: dict[Entry, Importer]) -> tuple[Entry, str]:
-    """The family and the format of a model. Raises RequestError where none is known."""
-    for entry, importer in importers.items():
+def _recognized(
+    path: Path, format: str | None, importers: Sequence[tuple[Any, Importer]]
+) -> tuple[Family, Importer, str]:
+    """The family, the importer and the format of a model. Raises RequestError where none is known."""
+    for entry, importer in importers:
         found = format if format in importer.formats else "" if format else importer.recognize(path)
         if found:
-            return entry, found
-    wanted = "; ".join(f"{what} ({name})" for each in importers.values() for name, what in each.formats.items())
+            return entry, importer, found
+    wanted = "; ".join(f"{what} ({name})" for _, each in importers for name, what in each.formats.items())
     raise RequestError(f"found no model in {path}, wanted: {wanted}")
 
 
-def _found(source: str, importers: dict[Entry, Importer]) -> Path:
+def _found(source: str, patterns: list[str]) -> Path:
     """The path of a model: itself, or of the copy of what has this id on the hub. Raises RequestError where it is
     neither.
     """
@@ -70,14 +72,8 @@ def _found(source: str, importers: dict[Entry, Importer]) -> Path:
         return path
     if not HUB_ID.fullmatch(source):
         raise RequestError(f"found no {source}; wanted a folder, a file, or the hub id ORG/NAME of a model")
-    try:
+    with requires(f"found no folder {source}; to fetch it as a hub id", "int8-zoo[import]"):
         import huggingface_hub
-    except ModuleNotFoundError as error:
-        raise RequestError(
-            f"found no folder {source}; as a hub id it is fetched by huggingface_hub, which is not installed; run: pip "
-            "install 'int8-zoo[import]'"
-        ) from error
-    patterns = [pattern for each in importers.values() for pattern in each.patterns]
     try:
         return Path(
             huggingface_hub.snapshot_download(source, allow_patterns=patterns, local_files_only=settings.offline())

@@ -16,8 +16,10 @@ from pipelines.engines.stock import STOCK, available
 from pipelines.kernels import extension
 from pipelines.kernels.images.native import product_limit
 from pipelines.models import stages
-from pipelines.models.folder import QUANTIZATION, ROAD, open_folder, read_record
+from pipelines.models.family import Lowerable
+from pipelines.models.folder import open_folder
 from pipelines.models.pipeline import PRECISIONS
+from pipelines.models.record import QUANTIZATION, ROAD, read_record
 from zoo.api.paths import Model, is_file, listed, spare, used
 
 logger = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ def info(model: Model) -> dict[str, Any]:
                 from pipelines.engines.native import images
 
                 found["native"] = images.form(path / PRECISIONS["int8"])
-        elif zoo.entry(card.entry).native:
+        elif isinstance(zoo.entry(card.entry), Lowerable):
             found["native"] = {"reason": f"not decided yet; run: zoo download {model}"}
         if (path / QUANTIZATION).is_file():
             try:
@@ -108,7 +110,7 @@ def run(
     """Raw input of any size -> a file of results, in constant memory and input order; returns a summary.
 
     batch_size, on_error: the model's own (`Pipeline.BATCH_SIZE`, `Pipeline.ON_ERROR`) if None. more: the options of its
-    family (`Entry.run_options`), e.g. beam, n_best and scores for translation. Raises RequestError for any others.
+    family (`Family.run_options`), e.g. beam, n_best and scores for translation. Raises RequestError for any others.
     """
     opened: Any = zoo.pipeline(model, precision, engine, threads, batch_size)
     name, known = opened.folder.card.name, {option.name for option in opened.folder.entry.run_options}

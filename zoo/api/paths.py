@@ -11,10 +11,20 @@ import zoo
 from pipelines.analysis import report_html
 from pipelines.core import files
 from pipelines.core.errors import RequestError
-from pipelines.models.folder import QUANTIZATION, RECORD, SAMPLES, STAGES, ModelFolder
+from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD
+from pipelines.models.record import QUANTIZATION, RECORD, SAMPLES, STAGES
 
 Model = str | Path
+
+
+def open_model(model: Model, preprocess: Model | None) -> ModelFolder:
+    """`zoo.load`. Raises RequestError where the user brings a spec of images, which a zoo model has itself."""
+    if preprocess is not None:
+        raise RequestError(
+            f"--preprocess describes the images of an ONNX file; {model} knows what it takes, leave the option out"
+        )
+    return zoo.load(model)
 
 
 def used(folder: ModelFolder) -> list[Path]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-import zoo
 from pipelines.analysis import report, report_html
 from pipelines.analysis.quality_metric import MetricError, QualityDrop, QualityMetric
 from pipelines.analysis.summary import summarize
@@ -26,8 +25,9 @@ from pipelines.core.files import read_json
 from pipelines.engines.stock import STOCK, available
 from pipelines.graph import io, reference_session
 from pipelines.models import npz, stages
-from pipelines.models.folder import QUANTIZATION, SAMPLES, TRAINED, ModelFolder
+from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import Predictor
+from pipelines.models.record import QUANTIZATION, SAMPLES, TRAINED
 from pipelines.quantization.algorithms.correction import SECONDS
 from pipelines.quantization.calibration.auto_calibration import auto_calibrate, hold_back
 from pipelines.quantization.calibration.calibrate import MEMORY
@@ -40,7 +40,7 @@ from pipelines.rewrites import driver
 from pipelines.rewrites.driver import RewriteReport
 from pipelines.rewrites.shared import SHARED
 from zoo.api.models import run_stage
-from zoo.api.paths import Model, is_file, listed, require_report, required, spare, used
+from zoo.api.paths import Model, is_file, listed, open_model, require_report, required, spare, used
 from zoo.api.samples import Samples, quality_metric_of, raw_samples, read_once, samples_of
 from zoo.api.training import import_ranker
 
@@ -312,7 +312,8 @@ def _quantize_folder(
         float_model = io.load(folder.ensure("rewritten.onnx"))
         table = CalibrationTable.load(folder.ensure("calibration.json"))
         int8, quantized = quantize_model(float_model, recipe, table)
-        write_report(report_path, float_model, int8, quantized, table, npz.read_npz(kept)[0])
+        found = report.explain(float_model, int8, quantized, table, npz.read_npz(kept)[0])
+        report_html.save(found, report_path)
     return {**read_json(folder.path / QUANTIZATION), "path": str(path), "bytes": path.stat().st_size}
 
 
@@ -331,7 +332,7 @@ def _write_int8(
     int8, quantized = quantize_model(float_model, recipe, table)
     io.save(int8, path)
     if report_path is not None:
-        write_report(report_path, float_model, int8, quantized, table, samples)
+        report_html.save(report.explain(float_model, int8, quantized, table, samples), report_path)
     held_back = hold_back(float_model, samples, table.samples)[0] if samples else ()
     summary = _summary(float_model, int8, quantized, table, held_back)
     return {**quantized.to_json(), "path": str(path), "bytes": path.stat().st_size, "summary": summary}
@@ -427,7 +428,7 @@ class TaskMetric:
     """
 
     def __init__(self, folder: ModelFolder, data: Any, samples: Batch, batch_size: int) -> None:
-        self._folder, self._data, self._kind = folder, data, folder.entry.part("pipeline")
+        self._folder, self._data, self._kind = folder, data, folder.entry.pipeline()
         self.engines = [name for name in self._kind.TUNED if name in available() or name not in STOCK]
         ports = self.open(folder.ensure("rewritten.onnx"), self.engines[0], 1).pipeline.input_ports
         self.name = ""
@@ -462,7 +463,7 @@ class TaskMetric:
             MetricError: The float model cannot be evaluated on the data.
         """
         pipelines = {"fp32": fp32.pipeline, "int8": int8.pipeline}
-        evaluate = self._folder.entry.part("evaluate")
+        evaluate = self._folder.entry.evaluate
         try:
             metrics = evaluate(pipelines, self._data, "raise")["metrics"]
         except RequestError:
@@ -488,24 +489,3 @@ def rewritten(model: Model) -> tuple[ir.Model, RewriteReport]:
     if fixed := reference_session.fix_batch(graph):
         logger.warning("%s: %s", model, fixed)
     return graph, passes
-
-
-def open_model(model: Model, preprocess: Model | None) -> ModelFolder:
-    """`zoo.load`. Raises RequestError where the user brings a spec of images, which a zoo model has itself."""
-    if preprocess is not None:
-        raise RequestError(
-            f"--preprocess describes the images of an ONNX file; {model} knows what it takes, leave the option out"
-        )
-    return zoo.load(model)
-
-
-def write_report(
-    path: Model,
-    float_model: ir.Model,
-    int8_model: ir.Model,
-    quantized: QuantReport,
-    table: CalibrationTable,
-    samples: Iterable[Batch],
-) -> None:
-    """Explain a quantized model on `samples` and write the report (.json or .html)."""
-    report_html.save(report.explain(float_model, int8_model, quantized, table, samples), path)

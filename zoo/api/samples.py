@@ -25,7 +25,8 @@ from pipelines.data.preprocess import Preprocess
 from pipelines.engines.session import Port
 from pipelines.graph import query
 from pipelines.models import npz
-from pipelines.models.folder import SAMPLES, ModelFolder
+from pipelines.models.folder import ModelFolder
+from pipelines.models.record import SAMPLES
 from zoo.api.paths import Model
 
 BATCH = 64  # samples read at once
@@ -356,7 +357,7 @@ def raw_samples(
                 f"{folder.card.name} has no samples of its training data; calibrate on yours with {option} FILE"
             )
         return read_once(folder.ensure(SAMPLES))
-    opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
+    opened: Any = folder.entry.pipeline()(folder, "fp32", "onnxruntime")
     if columns:
         opened.read_columns(columns)
     batch = opened.calibration(data, count or opened.CALIBRATION, on_error)

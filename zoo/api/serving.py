@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
-from pipelines.core.errors import RequestError
+from pipelines.core.errors import not_installed
 from zoo.api.paths import Model
 
 LIBRARIES = ("granian", "orjson", "prometheus_client", "uvloop")
@@ -21,9 +21,7 @@ def serve(models: Sequence[Model], **options: Any) -> None:
     RequestError for models, keys, certificates or an address that cannot be, or without the extra `serve`.
     """
     if missing := [name for name in LIBRARIES if importlib.util.find_spec(name) is None]:
-        raise RequestError(
-            f"serving needs {', '.join(missing)}, not installed here; run: pip install 'int8-zoo[serve]'"
-        )
+        raise not_installed("serving", ", ".join(missing), "int8-zoo[serve]")
     from zoo.serving.http import server
     from zoo.serving.workers.model_loader import told
 

@@ -1,8 +1,7 @@
-"""The verbs that make a model's weights and its frozen graph: train, finetune, freeze."""
+"""The verbs that make a model's weights and its frozen graph: schema, train, finetune, freeze."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import re
@@ -13,19 +12,48 @@ from typing import Any
 
 import zoo
 from pipelines.core.errors import RequestError
-from pipelines.core.files import read_json, replacing, require_place, sha256, write_json
+from pipelines.core.files import replacing, require_place, sha256
 from pipelines.graph import io, query
 from pipelines.models import stages
-from pipelines.models.entry import Entry
+from pipelines.models.family import Family, FixedForm, GraphImportable, OnnxImportable, Shortlistable, Trainable
 from pipelines.models.folder import ModelFolder
-from pipelines.models.hub import CARD, Card, CardFile
+from pipelines.models.hub import CARD, CardFile
 from zoo.api.models import run_stage
-from zoo.api.paths import Model, listed, required
+from zoo.api.paths import Model, listed, required, spare
+from zoo.api.training_settings import configured, finetuned, require_trainable, write_card, write_trained_card
 from zoo.training.runs import is_first, require_free
 
 NOT_COPIED = ("checkpoint", "reports", ".*")  # of a model folder, into one with a shortlist
 
 logger = logging.getLogger(__name__)
+
+
+def schema(
+    log: Model,
+    output: Model | None = None,
+    *,
+    label: str | None = None,
+    delimiter: str | None = None,
+    on_error: str = "raise",
+) -> dict[str, Any]:
+    """The schema of a click log, inferred from all its rows; written to `output` as JSON where one is given.
+
+    log: CSV or TSV with a header, JSON lines (plain or .gz) or Parquet. label: the column of 0 and 1 that is predicted;
+    None: one called label, click, clicked, target or y. on_error: "skip" passes over rows that training with it leaves
+    out. Returns {"schema": see `zoo.recommenders.data.schema.JSON_SCHEMA`,
+    "table": rows of text under `zoo.recommenders.data.schema.COLUMNS`, "path": of the file or None}. Raises
+    RequestError for a log
+    that cannot be read, or has no such label.
+    """
+    from zoo.recommenders.data.logs import open_log
+    from zoo.recommenders.data.schema_inference import infer
+
+    if delimiter is not None and len(delimiter) != 1:
+        raise RequestError(f"found the delimiter {delimiter!r}, wanted one character")
+    spare(output, log)
+    found = infer(open_log(log, delimiter), label, on_error)
+    path = None if output is None else str(found.save(output))
+    return {"schema": found.to_json(), "table": found.table(), "path": path}
 
 
 def train(
@@ -46,25 +74,28 @@ def train(
     RequestError for unknown settings, unusable data, or an output folder that holds something else.
     """
     entry = trained_by(family, data, schema=schema, label=label)
-    options = {name: each for name, each in (("schema", schema), ("label", label)) if each is not None}
-    if options and not entry.schema:
-        able = ", ".join(name for name, each in zoo.entries().items() if each.schema or each.by_schema)
+    trainer = require_trainable(entry)
+    options: dict[str, Any] = {name: each for name, each in (("schema", schema), ("label", label)) if each is not None}
+    if options and not trainer.takes_schema:
+        able = ", ".join(
+            name
+            for name, each in zoo.entries().items()
+            if isinstance(each, FixedForm) or (isinstance(each, Trainable) and each.takes_schema)
+        )
         raise RequestError(f"{entry.name} takes no --{next(iter(options))}; these families do: {able}")
     if not resume and is_first():
         require_free(Path(output), taught=True)  # before the seconds that importing a framework takes
-    config = configured(entry.name, entry.part("settings"), settings or {})
-    result: dict[str, Any] = entry.part("train")(
-        data, Path(output), config=config, resume=resume, on_error=on_error, **options
-    )
+    config = configured(entry.name, trainer.train_config(), settings or {})
+    result = trainer.train(data, Path(output), config=config, resume=resume, on_error=on_error, **options)
     write_trained_card(Path(output), entry.name, f"{entry.title}; trained by its user")
     return result
 
 
-def trained_by(family: str, data: Any, schema: Any = None, label: str | None = None, **_: Any) -> Entry:
-    """The entry that `train` takes for a family's name: where rows are no form of its own, the one for any log."""
+def trained_by(family: str, data: Any, schema: Any = None, label: str | None = None, **_: Any) -> Family:
+    """The family that `train` takes for a name: the one for any log if the data is not of the family's fixed form."""
     entry = zoo.entry(family)
-    if entry.by_schema and not (_headerless(schema) if schema is not None else label is None and _is_criteo(data)):
-        return zoo.entry(entry.by_schema)
+    if isinstance(entry, FixedForm) and not entry.reads(data, schema, label):
+        return zoo.entry(entry.log_family)
     return entry
 
 
@@ -88,7 +119,7 @@ def finetune(
     done when (`zoo.api.compression.compress`). drop: by how much int8's metric may fall in either.
     """
     folder = zoo.load(model)
-    if "from" in folder.card.details.get("weights", {}) and not folder.entry.from_graph:
+    if "from" in folder.card.details.get("weights", {}) and not isinstance(folder.entry, GraphImportable):
         raise RequestError(
             f"{folder.card.name} came as a graph (zoo freeze --from-onnx), which cannot be trained; start with: "
             "zoo train"
@@ -106,7 +137,7 @@ def finetune(
     entry = folder.entry
     config = finetuned(folder, settings or {})
     folder.ensure("fp32.onnx")
-    result: dict[str, Any] = entry.part("train")(
+    result = require_trainable(entry).train(
         data, Path(output), config=config, resume=resume, start_from=folder.path, on_error=on_error
     )
     write_trained_card(Path(output), entry.name, f"{folder.card.name} fine-tuned by its user")
@@ -170,13 +201,13 @@ def freeze(
     if Path(model).is_dir():
         raise RequestError(f"{model} is a folder, but a graph is read as one of a family: {', '.join(_readers())}")
     entry = zoo.entry(str(model))
-    if not entry.from_graph:
+    if not isinstance(entry, GraphImportable):
         raise RequestError(f"{entry.name} cannot be read from a graph; these can: {', '.join(_readers())}")
     if data is None or not listed(data):
         raise RequestError("int8 needs rows to calibrate on; give some thousand rows of the log with --data FILE")
     require_place((target := required(output, "a graph")) / CARD)
     options: dict[str, Any] = {"columns": columns, "output_node": output_node, "on_error": on_error}
-    details = entry.part("from_graph")(from_pb, data, target, **options)
+    details = entry.from_graph(from_pb, data, target, **options)
     write_card(target, entry.name, f"{entry.title}; from the graph {Path(from_pb).name}", details)
     folder = zoo.load(target)
     made = stages.build(folder)
@@ -196,16 +227,17 @@ def import_ranker(
     """The model folder of an ONNX export of a ranker, up to fp32.onnx; see `freeze`. family: None to tell it by the
     graph's structure.
     """
-    able = {name: entry for name, entry in zoo.entries().items() if entry.from_onnx}
+    able = {name: entry for name, entry in zoo.entries().items() if isinstance(entry, OnnxImportable)}
     if family is not None:
-        family = zoo.entry(family).by_schema or family
+        named = zoo.entry(family)
+        family = named.log_family if isinstance(named, FixedForm) else family
         if family not in able:
             raise RequestError(f"{family} cannot be read from an ONNX graph; these can: {', '.join(able)}")
     if schema is None or data is None or not listed(data):
         lost = "--schema schema.json (zoo schema LOG -o schema.json)" if schema is None else "--data LOG"
         raise RequestError(f"a ranker from elsewhere needs its log and what that log's columns are; add {lost}")
     require_place((target := required(output, "a ranker")) / CARD)
-    read = able[family or next(iter(able))].part("from_onnx")
+    read = able[family or next(iter(able))].from_onnx
     options: dict[str, Any] = {"columns": columns, "output_node": output_node, "on_error": on_error}
     found, details, files = read(path, data, target, schema=schema, family=family, **options)
     recipe, operators = zoo.entry(found).recipe, [query.label(each) for each in io.load(target / "fp32.onnx").graph]
@@ -219,7 +251,7 @@ def _with_shortlist(model: Model, data: str, output: Model | None) -> Path:
     """The folder of a model that has the shortlist of `data`: its own, or its copy `output`."""
     folder = zoo.load(model)
     name = folder.card.name
-    if not folder.entry.shortlist:
+    if not isinstance(folder.entry, Shortlistable):
         raise RequestError(f"{name} takes no shortlist; that is for translation")
     if output is None and not Path(model).is_dir():
         raise RequestError(f"{name} stays as its card lists it; name a folder for the one with a shortlist: -o FOLDER")
@@ -227,7 +259,7 @@ def _with_shortlist(model: Model, data: str, output: Model | None) -> Path:
     if output is not None and target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RequestError(f"found {target} in use, wanted a new or empty folder; choose another")
     require_place(target / CARD)
-    said, made = folder.entry.part("shortlist")(folder, data)
+    said, made = folder.entry.shortlist(folder, data)
     if output is not None:
         shutil.copytree(folder.path, target, ignore=shutil.ignore_patterns(CARD, *NOT_COPIED), dirs_exist_ok=True)
     for each, content in made.items():
@@ -240,96 +272,5 @@ def _with_shortlist(model: Model, data: str, output: Model | None) -> Path:
     return target
 
 
-def _headerless(schema: Any) -> bool:
-    from zoo.recommenders.criteo import NAME
-    from zoo.recommenders.data.schema import Schema
-
-    return str(schema) == NAME or not (schema if isinstance(schema, Schema) else Schema.load(schema)).header
-
-
-def _is_criteo(data: Any) -> bool:
-    from zoo.recommenders.data.logs import is_criteo
-
-    return is_criteo(data)
-
-
 def _readers() -> list[str]:
-    return [name for name, entry in zoo.entries().items() if entry.from_graph]
-
-
-def _qat_families() -> str:
-    able = []
-    for name, entry in zoo.entries().items():
-        with contextlib.suppress(ImportError):  # a framework that is not installed
-            able += [name] if hasattr(entry.part("finetune_settings"), "qat") else []
-    return ", ".join(able)
-
-
-def configured(family: str, defaults: Any, settings: Mapping[str, str]) -> Any:
-    """`defaults` of a family (a dataclass instance) with `settings`, given as text, converted to the types of the
-    defaults.
-    """
-    known = {each.name: getattr(defaults, each.name) for each in dataclasses.fields(defaults)}
-    if "qat" in settings and "qat" not in known:
-        raise RequestError(
-            f"{family} has no training with int8's rounding (--qat); these families do: {_qat_families()}"
-        )
-    if unknown := [name for name in settings if name not in known]:
-        raise RequestError(f"{family} has no training setting {', '.join(unknown)}; choose among {', '.join(known)}")
-    return dataclasses.replace(defaults, **{name: convert(name, text, known[name]) for name, text in settings.items()})
-
-
-def finetuned(folder: ModelFolder, settings: Mapping[str, str]) -> Any:
-    """`configured`, to go on from a model. Raises RequestError where another value is given of what a model keeps, the
-    settings `KEPT`.
-    """
-    entry, details = folder.entry, folder.card.details
-    defaults = entry.part("finetune_settings")
-    config = configured(entry.name, defaults, settings)
-    own = {
-        **dataclasses.asdict(defaults),
-        **details.get("training", {}).get("config", {}),
-        **details.get("weights", {}),
-        **details.get("preprocessing", {}),
-    }
-    for name in getattr(defaults, "KEPT", ()):
-        if name in settings and (found := getattr(config, name)) != own[name]:
-            raise RequestError(
-                f"found the setting {name} {found}, but fine-tuning keeps that of {folder.card.name} ({own[name]}); "
-                "leave it out"
-            )
-    return config
-
-
-def convert(name: str, text: str, like: Any) -> Any:
-    """The value that a setting's text is, of the type of `like`. Raises RequestError for text that is none such."""
-    try:
-        if isinstance(like, bool):
-            return {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}[text.lower()]
-        if isinstance(like, tuple):
-            return tuple(type(like[0])(each) for each in text.split(",") if each)
-        return type(like)(text)
-    except (KeyError, ValueError):
-        shown = ",".join(map(str, like)) if isinstance(like, tuple) else like
-        raise RequestError(f"setting {name} is {text!r}; wanted a value like {shown}") from None
-
-
-def write_trained_card(folder: Path, entry: str, description: str) -> None:
-    """Write the card of a folder that a training left."""
-    if not is_first():
-        return
-    trained = read_json(folder / "train.json")
-    details = {
-        "preprocessing": trained["features"],
-        "training": {key: trained[key] for key in ("rows", "metrics", "config") if key in trained},
-        **{key: trained[key] for key in ("classes", "shapes") if key in trained},
-    }
-    write_card(folder, entry, description, details)
-
-
-def write_card(
-    folder: Path, entry: str, description: str, details: Mapping[str, Any], files: Sequence[CardFile] = ()
-) -> None:
-    """Write the card of a model folder, which is named after it."""
-    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in folder.resolve().name).lstrip("._-") or entry
-    write_json(folder / CARD, Card(name, entry, description, tuple(files), details).to_json())
+    return [name for name, entry in zoo.entries().items() if isinstance(entry, GraphImportable)]

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Run(click.Command):
-    """`zoo run`, with the options that the families declare (`Entry.run_options`)."""
+    """`zoo run`, with the options that the families declare (`Family.run_options`)."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own options, those of the families before the shared ones, --help."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 import zoo
 from pipelines.core.errors import RequestError
-from zoo.recommenders.inference import ClickPipeline
+from pipelines.models.sharding import ShardableRows
 
 
 class ArrowScorer:
@@ -25,18 +25,18 @@ class ArrowScorer:
 
     def __init__(self, model: str | Path, precision: str = "int8", engine: str = "auto", threads: int = 1) -> None:
         self.arguments = (str(model), precision, engine, threads)
-        self._pipeline: ClickPipeline | None = None
+        self._pipeline: ShardableRows | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"arguments": self.arguments, "_pipeline": None}
 
     @property
-    def pipeline(self) -> ClickPipeline:
+    def pipeline(self) -> ShardableRows:
         """The open model. Raises RequestError for one that scores no rows."""
         if self._pipeline is None:
             model, precision, engine, threads = self.arguments
             opened = zoo.pipeline(model, precision, engine, threads)
-            if not isinstance(opened, ClickPipeline):
+            if not isinstance(opened, ShardableRows):
                 raise RequestError(f"{model} scores no rows of a log; wanted a click model")
             self._pipeline = opened
         return self._pipeline

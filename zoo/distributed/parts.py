@@ -22,10 +22,8 @@ from pipelines.core.progress import progress
 from pipelines.data.images import SUFFIXES, listed, read
 from pipelines.data.text import TextForm, pieces
 from pipelines.models.pipeline import Pipeline
+from pipelines.models.sharding import ShardableFiles, ShardableRows
 from zoo.distributed import remote_files
-from zoo.recommenders.data.logs import Log
-from zoo.recommenders.inference import ClickPipeline
-from zoo.vision.data.datasets import Item
 
 BYTES = 32 << 20  # of text, at least, in a part
 ROWS = 1 << 19  # of row groups, at least, in a part
@@ -128,19 +126,19 @@ def _of_file(pipeline: Pipeline, place: str, options: Mapping[str, Any]) -> list
     if pipeline.PARTS == "file":
         return [(whole, None)]
     if pipeline.PARTS == "texts":
-        with reading(whole) as path:
+        with reading(pipeline, whole) as path:
             return [(whole, pipeline.count_rows(path, **options))]
     form, piece = TextForm(), replace(whole, kind="bytes")
     with remote_files.opened(place) as stream:
         packed = Path(place).suffix == ".gz"  # which tells a translator
-        if isinstance(pipeline, ClickPipeline):
+        if isinstance(pipeline, ShardableRows):
             magic = stream.read(4)
             stream.seek(0)
             if magic == b"PAR1":
                 return _of_parquet(pipeline, place, stream)
             packed = magic[:2] == b"\x1f\x8b"
         text: Any = gzip.GzipFile(fileobj=stream) if packed else stream
-        if isinstance(pipeline, ClickPipeline):
+        if isinstance(pipeline, ShardableRows):
             form = pipeline.text_form(text)
             text.seek(0)
             log = pipeline.told_by_first(text)
@@ -151,7 +149,7 @@ def _of_file(pipeline: Pipeline, place: str, options: Mapping[str, Any]) -> list
             piece = replace(whole, kind="bytes", names=names, delimiter=delimiter)
         some = pieces(text, form, BYTES)
         if some is None:
-            with reading(whole) as path:
+            with reading(pipeline, whole) as path:
                 return [(whole, pipeline.count_rows(path))]
         if packed or len(some) < 2:
             return [(whole, sum(each.rows for each in some))]
@@ -159,7 +157,7 @@ def _of_file(pipeline: Pipeline, place: str, options: Mapping[str, Any]) -> list
         return [(replace(piece, begin=each.begin, end=each.end, head=head), each.rows) for each in some]
 
 
-def _of_parquet(pipeline: ClickPipeline, place: str, stream: Any) -> list[tuple[Part, int | None]]:
+def _of_parquet(pipeline: ShardableRows, place: str, stream: Any) -> list[tuple[Part, int | None]]:
     try:
         file = pq.ParquetFile(stream)
         about, columns = file.metadata, file.schema_arrow.names
@@ -178,9 +176,9 @@ def _of_parquet(pipeline: ClickPipeline, place: str, stream: Any) -> list[tuple[
 
 
 @contextmanager
-def reading(part: Part) -> Iterator[Any]:
-    """What `Pipeline.run` takes for a part; copies go with the block. Raises RequestError where all of its images are
-    gone.
+def reading(pipeline: Pipeline, part: Part) -> Iterator[Any]:
+    """The input of `Pipeline.run` for a part; copies are removed at the end of the block. Raises RequestError where all
+    of its images are gone.
     """
     with tempfile.TemporaryDirectory(prefix="zoo-part-") as folder:
         copy = Path(folder) / Path(part.place).name
@@ -188,19 +186,18 @@ def reading(part: Part) -> Iterator[Any]:
             opened = part.opened()
             if not any(remote_files.is_url(each) or os.path.exists(each) for each in opened):  # noqa: PTH110
                 raise RequestError(f"found no {opened[0]} here; run this where the images of the plan are")
-            yield [
-                Item(
-                    name,
-                    "",
-                    "",
-                    partial(remote_files.content, each) if remote_files.is_url(each) else partial(read, each, name),
-                )
+            assert isinstance(pipeline, ShardableFiles)
+            readers = [
+                partial(remote_files.content, each) if remote_files.is_url(each) else partial(read, each, name)
                 for name, each in zip(part.images, opened, strict=True)
             ]
+            yield pipeline.items(zip(part.images, readers, strict=True))
         elif part.kind == "bytes":
             remote_files.copy(part.place, copy, part.head, part.begin, part.end)
-            kind = "csv" if part.delimiter else "jsonl"
-            yield Log(copy, kind, part.delimiter, tuple(part.names), header=False) if part.names else copy
+            if part.names and isinstance(pipeline, ShardableRows):  # the line with the columns is in another part
+                yield pipeline.part_of_log(copy, part.delimiter, part.names)
+            else:
+                yield copy
         elif part.kind == "groups":
             with (
                 remote_files.opened(part.place) as stream,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.errors import RequestError, one_line
+from pipelines.core.errors import RequestError, one_line, requires
 
 CHUNK = 4 << 20  # bytes copied at once
 STATED = ("ETag", "etag", "md5Hash", "crc32c", "LastModified", "mtime", "created", "updated")  # what tells versions
@@ -67,10 +67,8 @@ def _remote(place: str) -> list[str]:
 
 def file_system(url: str) -> tuple[Any, str]:
     """The file system of a URL, and the path there. Raises RequestError where there is none."""
-    try:
+    with requires(f"reading {url}", "int8-zoo[remote]"):
         import fsspec
-    except ModuleNotFoundError as error:
-        raise RequestError(f"reading {url} needs fsspec; run: pip install 'int8-zoo[remote]'") from error
     with _telling(url):
         system, path = fsspec.core.url_to_fs(url)
         return system, str(path)

@@ -11,18 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import zoo
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, require_place, sha256, write_json, write_text
-from pipelines.data.tables import writing
-from pipelines.models.pipeline import PRECISIONS, Pipeline
+from pipelines.models.pipeline import PRECISIONS
+from pipelines.models.sharding import NoRow, ShardableRows
 from zoo.api.paths import spare
 from zoo.distributed import remote_files
 from zoo.distributed.parts import Part, cut, reading
-from zoo.recommenders.data.row_errors import NoRow
-from zoo.recommenders.inference import ClickPipeline
 
 PLAN = "plan.json"
 VERSION, OF_IMAGES = 1, 2  # plans of images say since 2 where names are relative to
@@ -78,7 +74,7 @@ class Work:
             raise RequestError(f"{output} is no folder; shards write a file a part: name a folder with -o")
         require_place(self.folder / PLAN)
         loaded = zoo.load(model)
-        kind: type[Pipeline] = loaded.entry.part("pipeline")
+        kind = loaded.entry.pipeline()
         if engine == "auto":
             engine = "native" if precision == "int8" and "native" in kind.engines(loaded) else "onnxruntime"
         known = {option.name for option in loaded.entry.run_options}
@@ -137,27 +133,22 @@ class Work:
             return found
         part = self.parts[number]
         self.pipeline.first_row = part.first or 0
-        if isinstance(self.pipeline, ClickPipeline):
+        if isinstance(self.pipeline, ShardableRows):
             self.pipeline.with_label = part.with_label
         try:
-            with reading(part) as inputs:
+            with reading(self.pipeline, part) as inputs:
                 summary = self.pipeline.run(inputs, result, self.on_error, **self.options)
         except NoRow as error:
-            if self.on_error != "skip" or not error.left_out or self.options:
+            rows = self.pipeline
+            if self.on_error != "skip" or not error.left_out or self.options or not isinstance(rows, ShardableRows):
                 raise type(error)(f"part {number} ({part}): {error}") from error
-            summary = self._of_no_row(result, error.left_out)
+            about = {"engine": self.plan["engine"], "precision": self.plan["precision"]}
+            summary = {**rows.write_no_rows(result, error.left_out), **about}
         except ZooError as error:
             raise type(error)(f"part {number} ({part}): {error}") from error
         found = {"part": number, "plan": _digest(self.plan), "sha256": sha256(result), **summary}
         write_json(manifest, found)
         return found
-
-    def _of_no_row(self, result: Path, left_out: int) -> dict[str, Any]:
-        """Writes the results of a part whose rows were all left out; returns its summary."""
-        with writing(result, {"row": np.int64, "probability": np.float32}):
-            pass
-        about = {"engine": self.plan["engine"], "precision": self.plan["precision"]}
-        return {"rows": 0, "clicks": 0, "expected_clicks": 0.0, "skipped": left_out, "seconds": 0.0, **about}
 
 
 def run_shard(

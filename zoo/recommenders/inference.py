@@ -27,7 +27,8 @@ from pipelines.data.text import TextForm
 from pipelines.engines.quickest import QuickestSession
 from pipelines.engines.session import Session
 from pipelines.models.pipeline import GraphPipeline
-from zoo.recommenders.data.row_errors import ErrorLog, NoRow, timed
+from pipelines.models.sharding import NoRow
+from zoo.recommenders.data.row_errors import ErrorLog, timed
 
 if TYPE_CHECKING:
     from zoo.recommenders.data.logs import Log
@@ -89,8 +90,20 @@ class ClickPipeline(GraphPipeline):
 
     @property
     def headerless(self) -> bool:
-        """Whether text is rows alone, so that several texts are one."""
+        """Whether texts are rows alone, without a line that names their columns."""
         return False
+
+    def part_of_log(self, path: Path, delimiter: str, columns: Sequence[str]) -> Log:
+        """See `ShardableRows`."""
+        from zoo.recommenders.data.logs import Log
+
+        return Log(path, "csv" if delimiter else "jsonl", delimiter, tuple(columns), header=False)
+
+    def write_no_rows(self, output: Path, left_out: int) -> dict[str, Any]:
+        """See `ShardableRows`."""
+        with writing(output, {"row": np.int64, "probability": np.float32}):
+            pass
+        return {"rows": 0, "clicks": 0, "expected_clicks": 0.0, "skipped": left_out, "seconds": 0.0}
 
     def count_rows(self, inputs: Any, **options: Any) -> int:
         """How many rows an input holds, those that would be left out counted."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.data.text import TextForm
-from pipelines.models.stages import ModelFolder
+from pipelines.models.folder import ModelFolder
 from zoo.recommenders.data import sources
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features

@@ -1,8 +1,10 @@
-"""Texts to vectors, and pairs of texts to scores: what the two pipelines share."""
+"""Texts to vectors, and pairs of texts to scores."""
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import copy
 import itertools
 import logging
 import time
@@ -18,6 +20,7 @@ from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
+from pipelines.data.tables import writing
 from pipelines.engines import catalog
 from pipelines.engines.native.texts import NativeTexts, store
 from pipelines.engines.session import BF16, Session
@@ -26,10 +29,11 @@ from pipelines.kernels.transformer import program_file
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS, Pipeline
 from pipelines.models.stages import derived
-from zoo.texts.data import text_files
+from zoo.texts.data import text_files, vector_files
 from zoo.texts.data import tokenizer as tokens
 from zoo.texts.data.tokenizer import Tokenizer, Tokens
-from zoo.texts.models.config import IDS, MASK, TYPES, Form
+from zoo.texts.importers.huggingface import SIGMOID
+from zoo.texts.models.config import EMBEDDING, IDS, MASK, SCORES, TYPES, Form
 
 AT_ONCE = 16  # batches that are sorted together in a long file
 MOST_TOKENS = 4096  # of a padded batch of a stock engine
@@ -319,3 +323,111 @@ def packed(found: Tokens, inputs: Sequence[str], length: int, count: int) -> dic
     rows = min(len(found.ids) // length, count)
     arrays = {IDS: found.ids, TYPES: found.types, MASK: np.ones_like(found.ids)}
     return {name: arrays[name][: rows * length].reshape(rows, length).astype(np.int64) for name in inputs}
+
+
+class SentencePipeline(TextPipeline):
+    """Texts to vectors; see `zoo.pipeline`."""
+
+    RESULT: ClassVar[str] = EMBEDDING
+    COUNT: ClassVar[int] = 1
+    output_dtype: str = "float32"
+
+    def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
+        """[{"embedding": float32 [width]}, ...], one a text."""
+        return [{"embedding": each} for each in out[EMBEDDING]]
+
+    def run(
+        self,
+        inputs: Any,
+        output: str | Path,
+        on_error: str = "skip",
+        *,
+        column: str | None = None,
+        output_dtype: str = "float32",
+        prompt: str | None = None,
+    ) -> dict[str, Any]:
+        """A vector for every text, in constant memory and input order, to .npy, .parquet or .jsonl, or as JSON lines to
+        stdout ("-"); see `zoo.texts.data.vector_files.writing`.
+
+        inputs: text files, a text a line, tables with the column `column`, "-" for stdin, or a list of texts.
+        output_dtype: see `zoo.texts.data.vector_files.converted`. prompt: put before each text; the name of one that
+        the model's
+        card knows, or itself; None for the model's own. What is no text (not UTF-8, an empty line) is named on stderr
+        and becomes a row of zeros; on_error="raise" stops at the first. Texts over the limit are cut and counted.
+        Raises RequestError where there are none. Returns {"texts", "skipped", "cut", "seconds", "texts_per_second",
+        "tokens_per_second", "engine", "precision"}.
+        """
+        self.output_dtype = vector_files.require(output_dtype)
+        known = self.folder.preprocessing.get("prompts", {})
+        return self._run(inputs, output, on_error, self.columns_of(column), known.get(prompt, prompt))
+
+    @contextlib.contextmanager
+    def _writing(self, output: str | Path) -> Iterator[Any]:
+        with vector_files.writing(output, self.width, self.output_dtype) as write:
+
+            def converted(results: NDArray[np.float32], rows: NDArray[np.int64]) -> None:
+                write(vector_files.converted(results, self.output_dtype), rows)
+
+            yield converted
+
+
+class RankingPipeline(TextPipeline):
+    """Pairs of texts to scores; see `zoo.pipeline`."""
+
+    RESULT: ClassVar[str] = SCORES
+    COUNT: ClassVar[int] = 2
+    NOTHING: ClassVar[float] = float("nan")
+    raw: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """What the scores are of: "score" where there is one."""
+        if self.form.labels == 1:
+            return ["score"]
+        told = self.folder.preprocessing.get("names", [])
+        return told if len(set(told)) == self.form.labels else [f"score_{i}" for i in range(self.form.labels)]
+
+    def activated(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits [n, labels] as scores: their sigmoid where the model's card says so."""
+        if self.raw or self.folder.preprocessing.get("activation") != SIGMOID:
+            return logits
+        with np.errstate(over="ignore"):
+            return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+
+    def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
+        """[{name of a score: its value}, ...], one a pair."""
+        found = self.activated(out[SCORES]).tolist()
+        return [dict(zip(self.names, each, strict=True)) for each in found]
+
+    def run(
+        self,
+        inputs: Any,
+        output: str | Path,
+        on_error: str = "skip",
+        *,
+        column: str | None = None,
+        raw: bool = False,
+    ) -> dict[str, Any]:
+        """Scores for every pair of texts, in constant memory and input order: a table with the columns row (from 1) and
+        score, or a score for each label.
+
+        inputs: text files, two texts a line with a TAB between, tables with the columns `column` ("query,text"), "-"
+        for stdin, or a list of pairs. output: .csv, .csv.gz, .jsonl or .parquet, "-" for CSV on stdout. The rest is as
+        in `SentencePipeline.run`; a row that is no pair has no scores (NaN).
+        """
+        columns = self.columns_of(column)
+        chosen = copy.copy(self)  # for `raw` holds for this call alone
+        chosen.raw = raw
+        return chosen._run(inputs, output, on_error, columns)
+
+    @contextlib.contextmanager
+    def _writing(self, output: str | Path) -> Iterator[Any]:
+        kinds = {"row": np.int64, **dict.fromkeys(self.names, np.float32)}
+        with writing(output, kinds) as table:
+
+            def write(logits: NDArray[np.float32], rows: NDArray[np.int64]) -> None:
+                found = self.activated(logits)
+                columns = {name: np.ascontiguousarray(found[:, i]) for i, name in enumerate(self.names)}
+                table({"row": rows, **columns})
+
+            yield write

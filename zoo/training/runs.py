@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import filelock
 
 from pipelines.core import machine, settings
-from pipelines.core.errors import RequestError, one_line
+from pipelines.core.errors import RequestError, one_line, requires
 from pipelines.core.files import read_json, replacing, require_place
 from pipelines.models.hub import CARD
 
@@ -171,10 +171,8 @@ def require_settings(settings: Mapping[str, Any], ranges: Mapping[str, Range]) -
 
 def datasets() -> Any:
     """The library of that name. Raises RequestError where it is not installed."""
-    try:
+    with requires("reading a data set", "int8-zoo[train]"):
         import datasets
-    except ImportError as error:
-        raise RequestError('reading a data set needs the datasets library: pip install "int8-zoo[train]"') from error
     logging.getLogger("huggingface_hub").setLevel(
         logging.CRITICAL
     )  # two lines an attempt; what is wrong is said at the end

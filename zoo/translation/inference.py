@@ -25,8 +25,9 @@ from pipelines.engines.native.translation import NativeTranslator, TranslationSt
 from pipelines.engines.session import BF16, Session
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import program_file
+from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS, Pipeline
-from pipelines.models.stages import ModelFolder, derived
+from pipelines.models.stages import derived
 from zoo.translation.data.lines import EXAMPLES, Line, translation_writer
 from zoo.translation.data.parallel_text import (
     END,

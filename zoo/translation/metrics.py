@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.analysis.metrics import LEVEL, RESAMPLES, against_fp32, interval
-from pipelines.core.errors import RequestError
+from pipelines.core.errors import RequestError, requires
 from zoo.translation.data.parallel_text import tidy
 from zoo.translation.data.text_files import Faults, read_pairs
 
@@ -74,12 +74,8 @@ def signatures() -> dict[str, str]:
 
 def _metrics() -> dict[str, Any]:
     """sacreBLEU's metrics by key. Raises RequestError where it is not installed."""
-    try:
+    with requires("the quality of translations", "int8-zoo[train]"):
         import sacrebleu
-    except ImportError as error:
-        raise RequestError(
-            "BLEU and chrF need sacrebleu, which is not installed; run: pip install 'int8-zoo[train]'"
-        ) from error
     return {"bleu": sacrebleu.BLEU(), "chrf": sacrebleu.CHRF()}
 
 

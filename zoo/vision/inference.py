@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -86,6 +86,10 @@ class ImagePipeline(GraphPipeline):
         for image, slot in zip(images, pixels, strict=True):
             prepare(image, self.spec, slot)
         return {INPUT: pixels}
+
+    def items(self, files: Iterable[tuple[str, Callable[[], bytes]]]) -> list[Item]:
+        """See `ShardableFiles`."""
+        return [Item(name, "", "", read) for name, read in files]
 
     def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
         """[{"label": class name, "index": of the output, "probability", "top5": [(name, probability), ...]}, ...], one

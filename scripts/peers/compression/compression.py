@@ -29,9 +29,11 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from pipelines.engines.catalog import load
 from pipelines.engines.timing import measure as time_in_turn
-from pipelines.models.folder import SAMPLES, ModelFolder
+from pipelines.models.family import Lowerable
+from pipelines.models.folder import ModelFolder
 from pipelines.models.npz import read_arrays
 from pipelines.models.pipeline import GraphPipeline, Predictor
+from pipelines.models.record import SAMPLES
 from scripts.peers import harness
 from scripts.peers.compression import pruning
 from scripts.peers.engines import onnx_runtime
@@ -119,7 +121,7 @@ def compare(
 ) -> dict[str, Any]:
     """Times, bytes and megabytes of both models in each engine, times of the peers'."""
     folders = [zoo.load(each) for each in models]
-    kind = folders[0].entry.part("pipeline")
+    kind = folders[0].entry.pipeline()
     engines = [each for each in kind.engines(folders[0]) if each in kind.engines(folders[1])]
     pipelines = {
         (engine, i): kind(each, "int8", engine, 1, size) for engine in engines for i, each in enumerate(folders)
@@ -154,7 +156,7 @@ def compare(
     memory = {
         engine: [memory_mb(configuration(each, "int8", engine), batch, 1) for each, batch in both]
         for engine in engines
-        if engine != "native" or not folders[0].entry.native
+        if engine != "native" or not isinstance(folders[0].entry, Lowerable)
     }
     sizes = [each.ensure("int8.onnx").stat().st_size for each in folders]
     return {"engines": found, "bytes": sizes, "megabytes": memory, "left_out": left_out}

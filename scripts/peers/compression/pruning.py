@@ -33,6 +33,7 @@ from pipelines.core.console import console
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import progress
+from pipelines.models.family import network_of
 from scripts.peers.engines import onnx_runtime, open_vino
 from scripts.peers.quantization.settings import size_of
 
@@ -139,10 +140,9 @@ class Made:
 def network(model: str) -> tuple[dict[str, Any], nn.Module]:
     """(the preprocessing, the trained network) of an image classifier. Raises RequestError for another model."""
     folder = zoo.load(model)
-    if folder.entry.task != "images" or not folder.entry.network:
+    if folder.entry.task != "images":
         raise RequestError(f"found {model} of {folder.entry.name}, wanted an image classifier")
-    folder.ensure("fp32.onnx")
-    about, found = folder.entry.part("network")(folder.path)
+    about, found = network_of(folder)
     return about["features"], found
 
 

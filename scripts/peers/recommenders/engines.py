@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import zoo
+from pipelines.models.family import network_of
 from scripts.peers import processes
 from scripts.peers.engines import onnx_runtime, open_vino, pytorch
 from scripts.peers.recommenders import wide_deep_networks as networks
@@ -102,7 +103,7 @@ class Inputs:
         import torch
 
         folder = zoo.load(self.model)
-        network = folder.entry.part("network")(folder.path)[1]
+        network = network_of(folder)[1]
 
         class Probability(torch.nn.Module):
             def __init__(self) -> None:

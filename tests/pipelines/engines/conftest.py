@@ -5,7 +5,7 @@ from helpers.clicks_folded import folded
 
 from pipelines.core.files import mapped
 from pipelines.graph import io
-from pipelines.models.folder import NATIVE
+from pipelines.models.record import NATIVE
 
 
 @pytest.fixture(scope="module")

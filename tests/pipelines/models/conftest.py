@@ -9,8 +9,9 @@ from helpers.three_lines import entry, samples
 
 from pipelines.core.files import write_json
 from pipelines.models import transfer
-from pipelines.models.folder import SAMPLES, ModelFolder
+from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import Card
+from pipelines.models.record import SAMPLES
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from helpers.three_lines import outcome, samples
 from pipelines.core.errors import RequestError
 from pipelines.graph import io, query
 from pipelines.models import stages
-from pipelines.models.folder import QUANTIZATION, RECORD
+from pipelines.models.record import QUANTIZATION, RECORD
 from pipelines.models.stages import build, set_recipe
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe

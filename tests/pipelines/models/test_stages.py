@@ -15,8 +15,9 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import sha256, write_json
 from pipelines.graph import edit, io, query
 from pipelines.models import stages
-from pipelines.models.folder import HALF, QUANTIZATION, RECORD, ROAD, SAMPLES, ModelFolder, open_folder
+from pipelines.models.folder import ModelFolder, open_folder
 from pipelines.models.hub import Card, CardFile
+from pipelines.models.record import HALF, QUANTIZATION, RECORD, ROAD, SAMPLES
 from pipelines.models.stages import build
 
 # --- stages

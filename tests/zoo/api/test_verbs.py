@@ -20,8 +20,8 @@ from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, io
 from pipelines.kernels import extension
-from pipelines.models.folder import RECORD
 from pipelines.models.hub import Hub
+from pipelines.models.record import RECORD
 from pipelines.rewrites import driver
 from zoo import api
 from zoo.api.quantization import TaskMetric

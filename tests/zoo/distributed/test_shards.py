@@ -199,10 +199,11 @@ def test_parts_of_rows_without_a_header_have_the_columns_of_the_first(small, tmp
     text = gzip.decompress((zoo.load("wide-deep-criteo").path / "sample.tsv.gz").read_bytes())
     rows = [b"\t".join(line.split(b"\t")[-39:]) for line in text.splitlines()[:400]]
     (tmp_path / "rows.tsv").write_bytes(b"\n".join([b"1\t" + rows[0], *rows]))
-    found = parts.cut(zoo.pipeline(CLICKS), [str(tmp_path / "rows.tsv")], {})
+    pipeline = zoo.pipeline(CLICKS)
+    found = parts.cut(pipeline, [str(tmp_path / "rows.tsv")], {})
     assert len(found) > 2
     for part in found:
-        with parts.reading(part) as log:
+        with parts.reading(pipeline, part) as log:
             assert open_log(log).columns == CRITEO and not open_log(log).header
 
 

@@ -7,16 +7,14 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from pipelines.core.errors import RequestError, one_line
+from pipelines.core.errors import RequestError, one_line, requires
 
 
 def library() -> Any:
     """The module ray. Raises RequestError where it is not installed."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else a warning with every start
-    try:
+    with requires("a cluster", "int8-zoo[ray]"):
         import ray
-    except ModuleNotFoundError as error:
-        raise RequestError("a cluster needs ray; run: pip install 'int8-zoo[ray]'") from error
     return ray
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.errors import RequestError
+from pipelines.core.errors import RequestError, requires
 from pipelines.core.files import replacing
 
 RAY = "2.60.0"
@@ -226,9 +226,7 @@ def _commands(cloud: str, path: str, name: str, package: str, command: str | Non
 
 def _text(found: dict[str, Any], told: dict[str, str]) -> str:
     """The file, with its commands above. Raises RequestError where PyYAML is missing."""
-    try:
+    with requires("writing a cluster's file", "int8-zoo[ray]"):
         import yaml  # type: ignore[import-untyped]
-    except ModuleNotFoundError as error:
-        raise RequestError("writing a cluster's file needs pyyaml; run: pip install 'int8-zoo[ray]'") from error
     head = "".join(f"# {name + ':':6} {line}\n" for name, line in told.items())
     return f"{head}\n{yaml.safe_dump(found, sort_keys=False, width=110)}"

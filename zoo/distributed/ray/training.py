@@ -56,12 +56,14 @@ def train_on_ray(
     be, ZooError where training fails or workers are lost again and again.
     """
     from zoo.api.training import trained_by
+    from zoo.api.training_settings import require_trainable
 
     count = counts_of(workers, "workers")
     if cores < 1:
         raise RequestError(f"found {cores} cores, wanted 1 or more for each worker")
     entry = trained_by(str(model), data, **options) if verb == "train" else zoo.entry_of(model)
-    if not entry.processes:
+    trainer_of = require_trainable(entry)
+    if not trainer_of.processes:
         raise RequestError(f"found {entry.name}, wanted a family that several processes train; this is one alone")
     folder = Path(output).absolute()
     runs.require_free(folder)

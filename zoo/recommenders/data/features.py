@@ -13,12 +13,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
+from pipelines.models.sharding import NoRow
 from zoo.recommenders.criteo import schema_of
 from zoo.recommenders.data.csv_reader import NativeReader, Parsed
 from zoo.recommenders.data.encoding import Encoding, Field, Rows
 from zoo.recommenders.data.line_reader import read_lines
 from zoo.recommenders.data.logs import Log, open_logs
-from zoo.recommenders.data.row_errors import BAD_SHARE, HOPELESS, ErrorLog, NoRow, Positions, timed
+from zoo.recommenders.data.row_errors import BAD_SHARE, HOPELESS, ErrorLog, Positions, timed
 from zoo.recommenders.data.schema import FEATURES, REGRESSION, Schema
 
 

@@ -11,8 +11,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core.errors import RequestError
-
 Item = TypeVar("Item")
 
 HOPELESS, BAD_SHARE = 1_000_000, 0.99  # rows left out, and the share of all rows, from which on reading ends
@@ -43,14 +41,6 @@ class ErrorLog:
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.counts.items()))
         rows = "1 row" if self.total == 1 else f"{self.total} rows"
         return f"{rows} left out ({kinds}); first: {self.messages[0]}" if self.total else "no rows left out"
-
-
-class NoRow(RequestError):
-    """An input without a row to use. left_out: how many rows it has that were left out."""
-
-    def __init__(self, message: str, left_out: int = 0) -> None:
-        super().__init__(message)
-        self.left_out = left_out
 
 
 class Positions:

@@ -22,7 +22,7 @@ from pipelines.core.files import replacing, sha256
 from pipelines.graph import edit, io, query, reference_session
 from pipelines.graph.infer import infer_shapes
 from pipelines.models.hub import CardFile
-from pipelines.models.stages import SAMPLES
+from pipelines.models.record import SAMPLES
 from pipelines.rewrites import driver
 from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
 from pipelines.rewrites.fold_constants import FoldConstants

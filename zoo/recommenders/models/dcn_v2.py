@@ -4,19 +4,42 @@ Systems"), the parallel form.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import nn
+from zoo.recommenders.family import RECIPE, TrainableRankingFamily
+from zoo.recommenders.training.config import TrainConfig
+from zoo.training.lazy_module import LazyModule
+from zoo.training.runs import FROM_0
 
-from zoo.recommenders.data.features import Features
-from zoo.recommenders.models.layers import Embeddings, Scalars, counts, joined, mlp
+if TYPE_CHECKING:
+    import torch
+
+    from zoo.recommenders.data.features import Features
 
 
-class Cross(nn.Module):
+@dataclass(frozen=True)
+class DCNv2Config(TrainConfig):
+    """Settings.
+
+    Attributes:
+        layers: Number of cross layers.
+        rank: Rank of the cross layers' matrices; 0 for full ones (`layers` x width x width weights).
+    """
+
+    embedding_size: int = 32
+    l2_layers: float = 20.0
+    layers: int = 2
+    rank: int = 32
+    ranges: ClassVar = {"rank": FROM_0}
+
+
+class Cross(LazyModule):
     """x_{l+1} = x_0 * (W x_l + b) + x_l; with a rank, W = U V^T."""
 
     def __init__(self, width: int, rank: int) -> None:
+        from torch import nn
+
         super().__init__()
         self.v = nn.Linear(width, rank, bias=False) if rank else None
         self.u = nn.Linear(rank or width, width)
@@ -26,14 +49,18 @@ class Cross(nn.Module):
         return x0 * self.u(x if self.v is None else self.v(x)) + x
 
 
-class DCNv2(nn.Module):
+class DCNv2(LazyModule):
     """Cross layers beside a network, both of the embeddings and numbers, joined by one linear layer, and a weight of
     each category: what one says by itself, the prior on embeddings would take away.
     """
 
     widths: ClassVar = {"embeddings": ("embedding_size",), "cross.*.v": ("rank",), "deep": ("hidden",)}
 
-    def __init__(self, features: Features, config: Any) -> None:
+    def __init__(self, features: Features, config: DCNv2Config) -> None:
+        from torch import nn
+
+        from zoo.recommenders.models.layers import Embeddings, Scalars, counts, mlp
+
         super().__init__()
         _, self.numbers = counts(features)
         self.embeddings = Embeddings(features.fields, config.embedding_size)
@@ -45,8 +72,20 @@ class DCNv2(nn.Module):
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
         """Logits, float32 [n, 1]."""
+        from zoo.recommenders.models.layers import joined
+
         x0 = joined(self.embeddings(ids, scales), numbers, self.numbers)
         x = x0
         for layer in self.cross:
             x = layer(x0, x)
         return self.cross_output(x) + self.deep(x0) + self.wide(ids, scales)
+
+
+DCN_V2 = TrainableRankingFamily(
+    name="dcn-v2",
+    title="DCN-V2 (Wang et al. 2021): click-through rate from the columns of any log",
+    # the inputs of these layers hold numbers beside products of embeddings, ten times as large; the layers are small
+    recipe=replace(RECIPE, keep_float=(r"cross\.[1-9].*\.v", "cross_output")),
+    build=DCNv2,
+    config=DCNv2Config(),
+)

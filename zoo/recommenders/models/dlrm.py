@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import nn
+from zoo.recommenders.family import RECIPE, TrainableRankingFamily
+from zoo.recommenders.training.config import TrainConfig
+from zoo.training.lazy_module import LazyModule
 
-from zoo.recommenders.data.features import Features
-from zoo.recommenders.models.layers import Dots, Embeddings, Scalars, counts, joined, mlp
+if TYPE_CHECKING:
+    import torch
+
+    from zoo.recommenders.data.features import Features
 
 
-class DLRM(nn.Module):
+@dataclass(frozen=True)
+class DLRMConfig(TrainConfig):
+    """Settings.
+
+    Attributes:
+        bottom: Outputs of the hidden layers of the bottom network.
+    """
+
+    embedding_size: int = 32
+    bottom: tuple[int, ...] = (64,)
+
+
+class DLRM(LazyModule):
     """A bottom network makes one vector of the numbers; the dot products of all pairs of vectors and that vector go
     through a top network, beside a weight of each category. A log without numbers has no bottom network.
     """
@@ -22,7 +38,9 @@ class DLRM(nn.Module):
         "top": ("hidden",),
     }
 
-    def __init__(self, features: Features, config: Any) -> None:
+    def __init__(self, features: Features, config: DLRMConfig) -> None:
+        from zoo.recommenders.models.layers import Dots, Embeddings, Scalars, counts, mlp
+
         super().__init__()
         fields, self.numbers = counts(features)
         size = config.embedding_size
@@ -35,8 +53,19 @@ class DLRM(nn.Module):
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
         """Logits, float32 [n, 1]."""
+        from zoo.recommenders.models.layers import joined
+
         flat = self.embeddings(ids, scales)
         if self.bottom is None:
             return self.top(self.dots(flat)) + self.wide(ids, scales)
         z = self.bottom(numbers)
         return self.top(joined(z, self.dots(joined(z, flat, 1)), 1)) + self.wide(ids, scales)
+
+
+DLRM_FAMILY = TrainableRankingFamily(
+    name="dlrm",
+    title="DLRM (Naumov et al. 2019): click-through rate from the columns of any log",
+    recipe=replace(RECIPE, keep_float=("dots.*",)),
+    build=DLRM,
+    config=DLRMConfig(),
+)

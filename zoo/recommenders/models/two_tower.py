@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
-
-import torch
-from torch import nn
-from torch.nn import functional
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipelines.core.errors import RequestError
-from zoo.recommenders.data.features import Features
-from zoo.recommenders.models.layers import Columns, Embeddings, RowDot, UnitLength, joined, mlp
+from pipelines.models.family import RunOption
+from zoo.recommenders.family import TrainableRankingFamily
+from zoo.recommenders.training.config import TrainConfig
+from zoo.training.lazy_module import LazyModule
+from zoo.training.runs import FROM_0
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipelines.models.pipeline import Pipeline
+    from zoo.recommenders.data.features import Features
 
 
-class Tower(nn.Module):
+@dataclass(frozen=True)
+class TwoTowerConfig(TrainConfig):
+    """Settings.
+
+    Attributes:
+        tower_size: Size of the vectors.
+        softmax: Weight of the batch softmax relative to the loss of the click.
+        temperature: Divisor of the scores in the batch softmax.
+    """
+
+    embedding_size: int = 32
+    tower_size: int = 64
+    softmax: float = 0.01
+    temperature: float = 0.1
+    ranges: ClassVar = {"softmax": FROM_0}
+
+
+class Tower(LazyModule):
     """The fields and numbers of a user, or of an item, through a network to a vector of length 1."""
 
-    def __init__(self, features: Features, side: str, config: Any) -> None:
+    def __init__(self, features: Features, side: str, config: TwoTowerConfig) -> None:
+        from zoo.recommenders.models.layers import Columns, Embeddings, UnitLength, mlp
+
         super().__init__()
         fields = [each for each in features.fields if each.column.tower == side]
         if not fields:
@@ -34,12 +60,14 @@ class Tower(nn.Module):
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
         """Vectors, float32 [n, tower_size]."""
+        from zoo.recommenders.models.layers import joined
+
         flat = self.embeddings(ids, scales)
         x = flat if self.numbers is None else joined(flat, self.numbers(numbers), 1)
         return self.unit(self.network(x))
 
 
-class TwoTower(nn.Module):
+class TwoTower(LazyModule):
     """logit = a <user, item> + b; besides the click, training predicts which of the batch's items a click was on.
 
     That is the batch softmax of the paper: of a click on item j, -log softmax_j(<user, item_k> / t - log q_k) over the
@@ -53,7 +81,12 @@ class TwoTower(nn.Module):
     gap: torch.Tensor
     steps: torch.Tensor
 
-    def __init__(self, features: Features, config: Any) -> None:
+    def __init__(self, features: Features, config: TwoTowerConfig) -> None:
+        import torch
+        from torch import nn
+
+        from zoo.recommenders.models.layers import RowDot
+
         super().__init__()
         self.user, self.item = Tower(features, "user", config), Tower(features, "item", config)
         self.dot = RowDot()
@@ -75,6 +108,9 @@ class TwoTower(nn.Module):
         """The cross-entropy of the click, and `softmax` times that of the item of a click, float32 [n]. found: what
         `forward` gives.
         """
+        import torch
+        from torch.nn import functional
+
         logits, user, item = found
         loss = functional.binary_cross_entropy_with_logits(logits[:, 0], label, reduction="none")
         if not self.softmax:
@@ -87,11 +123,49 @@ class TwoTower(nn.Module):
         chosen = functional.cross_entropy(scores, torch.arange(len(keys)), reduction="none")
         return loss + self.softmax * label * chosen
 
-    @torch.no_grad()
     def _probability(self, keys: torch.Tensor) -> torch.Tensor:
         """The estimated probability of each item in a batch, [n]; counts this batch."""
-        self.steps += 1
-        found = torch.unique(keys)
-        self.gap[found] = 0.99 * self.gap[found] + 0.01 * (self.steps - self.last[found])
-        self.last[found] = self.steps
-        return (1 / self.gap[keys]).clamp(max=1.0)
+        import torch
+
+        with torch.no_grad():
+            self.steps += 1
+            found = torch.unique(keys)
+            self.gap[found] = 0.99 * self.gap[found] + 0.01 * (self.steps - self.last[found])
+            self.last[found] = self.steps
+            return (1 / self.gap[keys]).clamp(max=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoTowerFamily(TrainableRankingFamily):
+    """Two towers: retrieval besides ranking."""
+
+    def pipeline(self) -> type[Pipeline]:
+        """See `Family`."""
+        from zoo.recommenders.retrieval.inference import TwoTowerPipeline
+
+        return TwoTowerPipeline
+
+    def evaluate(self, pipelines: Mapping[str, Any], data: Any, on_error: str) -> dict[str, Any]:
+        """Adds recall@k and NDCG@k; see `zoo.recommenders.retrieval.metrics.evaluate`."""
+        from zoo.recommenders.retrieval.metrics import evaluate
+
+        return evaluate(pipelines, data, on_error)
+
+
+TWO_TOWER = TwoTowerFamily(
+    name="two-tower",
+    title="Two towers (Yi et al. 2019): users and items as vectors, from the columns of any log",
+    build=TwoTower,
+    config=TwoTowerConfig(),
+    run_options=(
+        RunOption(
+            "items",
+            str,
+            None,
+            "A log with the items' columns: find the best of them for every row's user.",
+            "{rows:,} rows, the best of {items:,} items each, {rows_per_second:,.0f} rows/s, {precision} in {engine}",
+        ),
+        RunOption("top", int, 10, "How many items are found for a user."),
+        RunOption("faiss", str, None, "Look for them in an index of FAISS of this kind, as HNSW32: for millions."),
+    ),
+)

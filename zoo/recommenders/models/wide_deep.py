@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipelines.core.errors import RequestError, one_line
-from zoo.recommenders import criteo
-from zoo.recommenders.criteo import BUCKETS, CATEGORICAL, NUMERIC
-from zoo.recommenders.data.features import Features
-from zoo.recommenders.data.logs import spooled
-from zoo.recommenders.export import freeze as export
-from zoo.recommenders.models.graph_network import opened
-from zoo.recommenders.models.layers import Embeddings, Scalars, counts, joined, mlp
-from zoo.recommenders.training import train as training
-from zoo.recommenders.training.trainer import TrainConfig
+from pipelines.models import family
+from pipelines.quantization.recipe import QuantRecipe
+from zoo.recommenders.criteo import BUCKETS, CATEGORICAL, NAME, NUMERIC
+from zoo.recommenders.family import TrainableRankingFamily
+from zoo.recommenders.training.config import TrainConfig, for_finetuning
+from zoo.training.lazy_module import LazyModule
 from zoo.training.runs import fill, is_first
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipelines.rewrites.driver import Rewrite
+    from zoo.recommenders.data.features import Features
+    from zoo.recommenders.training.train import Build
 
 GRAPH = "graph.onnx"  # of a model folder: the float graph whose weights were trained on
 TENSORFLOW_GRAPH = "graph.pb"  # the graph that it came as
@@ -30,12 +31,14 @@ KERAS_WEIGHTS = "model.weights.h5"  # of a folder that version 0.2.0 trained
 IMPORTED = "came as a TensorFlow graph"
 
 
-class WideDeep(nn.Module):
+class WideDeep(LazyModule):
     """logit = a weight of each category + a network of embeddings and numbers."""
 
     widths: ClassVar = {"embeddings": ("embedding_size",), "deep": ("hidden",)}
 
     def __init__(self, features: Features, config: Any) -> None:
+        from zoo.recommenders.models.layers import Embeddings, Scalars, counts, mlp
+
         super().__init__()
         _, self.numbers = counts(features)
         self.embeddings = Embeddings(features.fields, config.embedding_size)
@@ -44,10 +47,11 @@ class WideDeep(nn.Module):
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
         """Logits, float32 [n, 1]."""
+        from zoo.recommenders.models.layers import joined
+
         flat = self.embeddings(ids, scales)
         return self.deep(joined(flat, numbers, self.numbers)) + self.wide(ids, scales)
 
-    @torch.no_grad()
     def sort_neurons(self, samples: Mapping[str, torch.Tensor]) -> None:
         """Orders the neurons of each hidden layer by how often they are active, most often first. In place.
 
@@ -56,16 +60,22 @@ class WideDeep(nn.Module):
         Args:
             samples: The inputs "ids", "numbers" and "scales" of some rows.
         """
-        x = joined(self.embeddings(samples["ids"], samples["scales"]), samples["numbers"], self.numbers)
-        layers = [each for each in self.deep if isinstance(each, nn.Linear)]
-        for layer, following in itertools.pairwise(layers):
-            x = torch.relu(layer(x))
-            active = (x > x.max() / 512).float().mean(0)  # what does not round to zero in 8 bits
-            order = torch.argsort(-active, stable=True)
-            layer.weight.copy_(layer.weight[order])
-            layer.bias.copy_(layer.bias[order])
-            following.weight.copy_(following.weight[:, order])
-            x = x[:, order]
+        import torch
+        from torch import nn
+
+        from zoo.recommenders.models.layers import joined
+
+        with torch.no_grad():
+            x = joined(self.embeddings(samples["ids"], samples["scales"]), samples["numbers"], self.numbers)
+            layers = [each for each in self.deep if isinstance(each, nn.Linear)]
+            for layer, following in itertools.pairwise(layers):
+                x = torch.relu(layer(x))
+                active = (x > x.max() / 512).float().mean(0)  # what does not round to zero in 8 bits
+                order = torch.argsort(-active, stable=True)
+                layer.weight.copy_(layer.weight[order])
+                layer.bias.copy_(layer.bias[order])
+                following.weight.copy_(following.weight[:, order])
+                x = x[:, order]
 
     def renamed(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The weights of a graph under the names that `export` gives them.
@@ -75,6 +85,8 @@ class WideDeep(nn.Module):
         """
         if "deep_logit/kernel" not in weights:
             return dict(weights)
+        from torch import nn
+
         found = {}
         for at, field in enumerate(self.embeddings.fields, 1):
             found[f"embeddings.{field.name}.table"] = weights[f"deep/C{at}/embeddings"]
@@ -88,7 +100,7 @@ class WideDeep(nn.Module):
 
 
 @dataclass(frozen=True)
-class Settings(TrainConfig):
+class WideDeepConfig(TrainConfig):
     """The recipe; tables of 32 columns, as in the paper."""
 
     embedding_size: int = 32
@@ -96,7 +108,7 @@ class Settings(TrainConfig):
 
 
 @dataclass(frozen=True)
-class CriteoSettings(Settings):
+class CriteoConfig(WideDeepConfig):
     """The recipe for Criteo's rows: priors as strong for few rows as for many.
 
     numeric, categorical: numbers and categories of a row. buckets: hash buckets of each category.
@@ -119,15 +131,13 @@ class CriteoSettings(Settings):
     held_out: float = 1500.0
 
 
-LOG = Settings()
-LOG_FINETUNE = training.for_finetuning(LOG)
-CRITEO = CriteoSettings()
-CRITEO_FINETUNE = replace(training.for_finetuning(CRITEO), held_out=0.15)
-
-
-def train(data: Any, output: str | Path, *, config: Settings = LOG, **options: Any) -> dict[str, Any]:
+def train(data: Any, output: str | Path, *, config: WideDeepConfig, **options: Any) -> dict[str, Any]:
     """Train on any click log, or on Criteo's rows; see `zoo.recommenders.training.train.train`."""
-    if isinstance(config, CriteoSettings) and options.get("start_from") is options.get("schema") is None:
+    from zoo.recommenders import criteo
+    from zoo.recommenders.data.logs import spooled
+    from zoo.recommenders.training import train as training
+
+    if isinstance(config, CriteoConfig) and options.get("start_from") is options.get("schema") is None:
         data = spooled(data)
         sizes = {"numeric": config.numeric, "categorical": config.categorical, "buckets": config.buckets}
         options["schema"] = criteo.schema(data, on_error=options.get("on_error", "raise"), **sizes)
@@ -146,24 +156,33 @@ def freeze(folder: str | Path) -> dict[str, Any]:
     """Write fp32.onnx; see `zoo.recommenders.export.freeze.freeze`. Where the model came as a TensorFlow graph, see
     `zoo.recommenders.importers.tensorflow.importing.freeze_graph`.
     """
+    from zoo.recommenders.export import freeze as export
+    from zoo.recommenders.training import train as training
+
     if (Path(folder) / GRAPH).is_file():
-        return export.freeze(folder, _imported(Path(folder)), CriteoSettings)
+        return export.freeze(folder, _imported(Path(folder)), CriteoConfig)
     if (Path(folder) / TENSORFLOW_GRAPH).is_file():
         from zoo.recommenders.importers.tensorflow.importing import freeze_graph
 
         return freeze_graph(Path(folder))
     if not (Path(folder) / training.MODEL).is_file() and (Path(folder) / KERAS_WEIGHTS).is_file():
         return _freeze_keras(Path(folder))
-    return export.freeze(folder, WideDeep, CriteoSettings)
+    return export.freeze(folder, WideDeep, CriteoConfig)
 
 
 def _freeze_keras(folder: Path) -> dict[str, Any]:
     """The same of a folder that version 0.2.0 trained in Keras: weights under the paths of the variables."""
     import h5py
+    import torch
+    from torch import nn
+
+    from zoo.recommenders.data.features import Features
+    from zoo.recommenders.export import freeze as export
+    from zoo.recommenders.training import train as training
 
     about = training.about_of(folder)
     features = Features.from_json(about["features"])
-    model = WideDeep(features, export.configured(CriteoSettings, about["config"]))
+    model = WideDeep(features, export.configured(CriteoConfig, about["config"]))
     found = {}
     depth = sum(isinstance(each, nn.Linear) for each in model.deep)
     try:
@@ -188,7 +207,9 @@ def network(folder: Path) -> tuple[dict[str, Any], Any]:
     """The trained network of a model folder; see `zoo.recommenders.training.train.started`."""
     if _is_imported(folder):
         raise RequestError(f"{folder} {IMPORTED}, whose layers cannot be cut; leave prune out")
-    return export.started(folder, WideDeep, CriteoSettings)
+    from zoo.recommenders.export import freeze as export
+
+    return export.started(folder, WideDeep, CriteoConfig)
 
 
 def _is_imported(folder: Path) -> bool:
@@ -196,6 +217,81 @@ def _is_imported(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (GRAPH, TENSORFLOW_GRAPH))
 
 
-def _imported(folder: Path) -> training.Build:
+def _imported(folder: Path) -> Build:
+    from zoo.recommenders.models.graph_network import opened
+
     path = folder / GRAPH
     return lambda features, config: opened(path if path.is_file() else folder / "fp32.onnx", features)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WideDeepFamily(TrainableRankingFamily):
+    """Wide & Deep, whose folders may hold the layers of a TensorFlow graph or Keras weights of version 0.2.0."""
+
+    former_checkpoint: str = "model.weights.h5"
+
+    def train(self, data: Any, output: Path, **options: Any) -> dict[str, Any]:
+        """See `Trainable`."""
+        with self.needs("train"):
+            return train(data, output, **options)
+
+    def freeze(self, folder: Path) -> dict[str, Any]:
+        """See `Freezable`."""
+        with self.needs("freeze"):
+            return freeze(folder)
+
+    def network(self, folder: Path) -> tuple[dict[str, Any], Any]:
+        """See `HasNetwork`."""
+        with self.needs("network"):
+            return network(folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriteoFamily(WideDeepFamily, family.GraphImportable, family.FixedForm):
+    """Wide & Deep on rows of Criteo's form, which have no header.
+
+    The range of the numbers differs from that of other logs, so do the rewrites of the first layer and the recipe.
+    """
+
+    log_family: ClassVar[str] = "wide-deep-log"
+
+    def finetune_config(self) -> Any:
+        """See `Trainable`."""
+        return replace(for_finetuning(self.config), held_out=0.15)
+
+    def passes(self, preprocessing: Mapping[str, Any]) -> Sequence[Rewrite]:
+        """See `Family`."""
+        from zoo.recommenders.export.rewrites import passes_without_header
+
+        return passes_without_header(preprocessing)
+
+    def from_graph(self, path: Any, data: Any, output: Path, **options: Any) -> dict[str, Any]:
+        """See `GraphImportable` and `zoo.recommenders.importers.tensorflow.importing.from_graph`."""
+        with self.needs("from_graph"):
+            from zoo.recommenders.importers.tensorflow.importing import from_graph
+        return from_graph(path, data, output, **options)
+
+    def reads(self, data: Any, schema: Any = None, label: str | None = None) -> bool:
+        """See `FixedForm`."""
+        from zoo.recommenders.data.logs import is_criteo
+        from zoo.recommenders.data.schema import Schema
+
+        if schema is None:
+            return label is None and is_criteo(data)
+        return str(schema) == NAME or not (schema if isinstance(schema, Schema) else Schema.load(schema)).header
+
+
+WIDE_DEEP = CriteoFamily(
+    name="wide-deep",
+    title="Wide & Deep: click-through rate from 13 numbers and 26 hashed categories",
+    recipe=QuantRecipe(observer="minmax", correct=False),
+    files=("sample.tsv.gz",),
+    build=WideDeep,
+    config=CriteoConfig(),
+)
+WIDE_DEEP_LOG = WideDeepFamily(
+    name="wide-deep-log",
+    title="Wide & Deep (Cheng et al. 2016): click-through rate from the columns of any log",
+    build=WideDeep,
+    config=WideDeepConfig(),
+)

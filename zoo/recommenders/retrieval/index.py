@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core.errors import RequestError, one_line
+from pipelines.core.errors import RequestError, one_line, requires
 from pipelines.kernels import extension
 
 BLOCK = 1 << 22  # scores computed at once without native kernels
@@ -40,12 +40,8 @@ class FaissIndex:
         """vectors: float32 [items, size], of length 1. kind: what `faiss.index_factory` takes, as HNSW32. Raises
         RequestError for another, and where faiss is not installed.
         """
-        try:
+        with requires(f"an index {kind}", "faiss-cpu"):
             import faiss
-        except ImportError as error:
-            raise RequestError(
-                f"an index {kind} needs faiss, which is not installed; run: pip install faiss-cpu"
-            ) from error
         try:
             self._index = faiss.index_factory(vectors.shape[1], kind, faiss.METRIC_INNER_PRODUCT)
             self._index.train(vectors)

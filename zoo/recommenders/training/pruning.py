@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from pipelines.compression.search import TILE, Widths
 from pipelines.core.files import replacing, write_json
 from pipelines.core.plain import to_plain
-from pipelines.models.stages import SAMPLES, ModelFolder
+from pipelines.models.family import network_of
+from pipelines.models.folder import ModelFolder
+from pipelines.models.record import SAMPLES
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.metrics import click_metrics, logloss
 from zoo.recommenders.training import rare_rows
@@ -54,8 +56,7 @@ class PrunableLog:
         like: PrunableLog | None = None,
     ) -> None:
         """like: another model opened with the same log, which is read again where the columns are encoded otherwise."""
-        folder.ensure("fp32.onnx")
-        about, self.network = folder.entry.part("network")(folder.path)
+        about, self.network = network_of(folder)
         self.folder, self.importance, self.sized = folder, importance, about["config"]
         self.features = Features.from_json(about["features"])
         self.units = Units(self.network, self.features, self.sized)

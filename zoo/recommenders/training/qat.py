@@ -21,8 +21,9 @@ import torch
 from torch import fx, nn
 
 import zoo
+from pipelines.models.folder import ModelFolder
 from pipelines.models.npz import read_npz
-from pipelines.models.stages import SAMPLES, TRAINED, ModelFolder
+from pipelines.models.record import SAMPLES, TRAINED
 from pipelines.quantization.algorithms.error_bound import open_layers
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe
@@ -52,7 +53,7 @@ class Rounding:
 
     def __init__(self, folder: ModelFolder, features: Features) -> None:
         self.features, self.given = features, folder.own_recipe
-        self.passes = folder.entry.part("rewrites")
+        self.passes = folder.entry.passes
         self.table = CalibrationTable.load(folder.ensure("calibration.json"))
 
     def recipe(self, model: ir.Model) -> QuantRecipe:

@@ -36,21 +36,26 @@ from zoo.recommenders.data.schema_inference import infer
 from zoo.recommenders.metrics import EPSILON, click_metrics, logloss
 from zoo.recommenders.models.layers import Embeddings
 from zoo.recommenders.training import qat
+from zoo.recommenders.training.config import TrainConfig
 from zoo.recommenders.training.distillation import Source, Teacher
 from zoo.recommenders.training.row_store import Categories, Store
-from zoo.recommenders.training.trainer import TrainConfig, Trainer
-from zoo.training.runs import QAT_FROZEN, fill, load_checkpoint, plot_curves, processes, require_output, save_weights
+from zoo.recommenders.training.trainer import Trainer
+from zoo.training.kept_settings import require_kept
+from zoo.training.runs import (
+    QAT_FROZEN,
+    fill,
+    load_checkpoint,
+    plot_curves,
+    processes,
+    require_output,
+    save_weights,
+)
 
 MODEL, STATE = "model.pt", "checkpoint/state.pt"
 CALIBRATION_ROWS = 4096
 MOST_NEW = 0.9  # of a column's categories that training replaces: a column of new values alone teaches nothing
 
 Build = Callable[[Features, Any], nn.Module]
-
-
-def for_finetuning(config: TrainConfig) -> Any:
-    """The recipe for going on from trained weights: small steps."""
-    return replace(config, learning_rate=config.learning_rate / 10, unknown=0.0, l2_embeddings=config.l2_embeddings[:1])
 
 
 def train(
@@ -84,10 +89,8 @@ def train(
         if about:
             sizes = from_plain({name: about["config"][name] for name in _sizes(config) if name in about["config"]})
             for name, size in sizes.items():
-                if (given := getattr(config, name)) not in (getattr(type(config)(), name), size):
-                    raise RequestError(
-                        f"found {name} {given}, but fine-tuning keeps the sizes of the model ({size}); leave it out"
-                    )
+                if (given := getattr(config, name)) != getattr(type(config)(), name):
+                    require_kept(name, given, size)
             config = replace(config, **sizes)
         features = Features.from_json(about["features"]) if about else Features(_schema(data, schema, label, on_error))
         if not features.schema.of("label"):

@@ -1,7 +1,7 @@
 """What a worker does with the requests for one model: bodies to arrays, the model, arrays to answers.
 
-A family's raw input is read by the service of its kind of pipeline: `rows`, `photos`, `sentences`; any other is served
-by the Open Inference Protocol alone.
+Raw input is read by the handler that a family names (`pipelines.models.family.Servable`); other families are served by
+the Open Inference Protocol alone.
 """
 
 from __future__ import annotations

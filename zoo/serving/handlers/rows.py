@@ -33,15 +33,10 @@ class Rows(Service):
     kinds: ClassVar[tuple[str, ...]] = (*TEXT, responses.JSON, responses.ARROW, PARQUET)
     pipeline: ClickPipeline
 
-    @property
-    def headerless(self) -> bool:
-        """Whether texts are rows alone, so that several are one."""
-        return self.pipeline.headerless
-
     def parse(self, job: Job) -> tuple[Batch, Any]:
         """The rows of a body, and their positions in it."""
         pipeline = self.pipeline
-        parts = list(pipeline.rows(_source(job, self.headerless), batch_rows=1 << 30))
+        parts = list(pipeline.rows(_source(job, self.pipeline.headerless), batch_rows=1 << 30))
         rows = parts[0] if len(parts) == 1 else type(parts[0]).concatenate(parts)
         return pipeline.encode(rows), rows.index
 
@@ -69,7 +64,7 @@ class Rows(Service):
 
     def together(self, jobs: Sequence[Job]) -> list[Answer] | None:
         """The bodies of rows without a header as one text, and the results as one line of JSON, cut again."""
-        if not (self.headerless and all(job.verb == RUN and job.kind in TEXT and job.body for job in jobs)):
+        if not (self.pipeline.headerless and all(job.verb == RUN and job.kind in TEXT and job.body for job in jobs)):
             return None
         if not all(job.accept in ("", "*/*", responses.JSON) and not job.options for job in jobs):
             return None

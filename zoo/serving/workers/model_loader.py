@@ -11,6 +11,7 @@ from typing import Any
 import zoo
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
+from pipelines.models.family import Servable
 from pipelines.models.hub import CARD, Card
 from pipelines.models.pipeline import PRECISIONS, Pipeline, model_file
 from zoo.serving.config import Settings, names, read_keys
@@ -58,29 +59,10 @@ class Opening:
         return self._service
 
     def _made(self, pipeline: Pipeline) -> Service:
-        return kind_of(pipeline)(self.name, self.version, pipeline)
-
-
-def kind_of(pipeline: Any) -> type[Service]:
-    """The service of a pipeline's kind; their modules are imported where the family's are."""
-    families = {each.__module__ for each in type(pipeline).__mro__}
-    if "zoo.recommenders.inference" in families:
-        from zoo.serving.handlers.rows import Rows
-
-        return Rows
-    if "zoo.vision.inference" in families:
-        from zoo.serving.handlers.image_handler import Photos
-
-        return Photos
-    if "zoo.translation.inference" in families:
-        from zoo.serving.handlers.translation import Sentences
-
-        return Sentences
-    if "zoo.texts.inference" in families:
-        from zoo.serving.handlers.texts import Texts
-
-        return Texts
-    return Service
+        family = pipeline.folder.entry
+        handler = family.handler() if isinstance(family, Servable) else Service
+        made: Service = handler(self.name, self.version, pipeline)
+        return made
 
 
 def told(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core.errors import RequestError, one_line
+from pipelines.core.errors import RequestError, one_line, requires
 
 FILE = "tokenizer.json"
 CHARACTERS = 100  # a token has fewer: what is behind so many for each token of a text is not looked at
@@ -37,12 +37,8 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path, vocabulary: int, longest: int, lower: bool = False) -> None:
-        try:
+        with requires("tokenization", "int8-zoo[texts]"):
             import tokenizers
-        except ModuleNotFoundError as error:
-            raise RequestError(
-                "texts are cut into tokens by tokenizers, which is not installed; run: pip install 'int8-zoo[texts]'"
-            ) from error
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises Exception itself

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.errors import RequestError, one_line
+from pipelines.core.errors import RequestError, one_line, requires
 from pipelines.core.files import read_json, replacing, require_place, sha256, write_json
-from pipelines.models.entry import Importer
+from pipelines.models.family import Importer
 from pipelines.models.hub import CARD, CardFile
 from zoo.texts.data import tokenizer
 from zoo.texts.data.tokenizer import Tokenizer
@@ -275,13 +275,9 @@ def _converter() -> Callable[[Path, Path], None]:
     """What writes weights that torch pickled as safetensors; nothing in them is executed. Raises RequestError without
     torch.
     """
-    try:
+    with requires(f"importing {PICKLED}", "int8-zoo[import]"):
         import torch
         from safetensors.torch import save_file
-    except ModuleNotFoundError as error:
-        raise RequestError(
-            f"importing {PICKLED} needs {error.name}, which is not installed; run: pip install 'int8-zoo[import]'"
-        ) from error
 
     def convert(path: Path, target: Path) -> None:
         try:

@@ -1,61 +1,22 @@
-"""Texts to vectors."""
+"""Sentence encoders: a text becomes a vector (Reimers and Gurevych 2019, "Sentence-BERT")."""
 
-from __future__ import annotations
+from pipelines.models.family import RunOption
+from pipelines.quantization.recipe import QuantRecipe
+from zoo.texts.family import TextFamily
 
-import contextlib
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
-
-from zoo.texts.data import vector_files
-from zoo.texts.inference import TextPipeline
-from zoo.texts.models.config import EMBEDDING
-
-
-class SentencePipeline(TextPipeline):
-    """Texts to vectors; see `zoo.pipeline`."""
-
-    RESULT: ClassVar[str] = EMBEDDING
-    COUNT: ClassVar[int] = 1
-    output_dtype: str = "float32"
-
-    def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
-        """[{"embedding": float32 [width]}, ...], one a text."""
-        return [{"embedding": each} for each in out[EMBEDDING]]
-
-    def run(
-        self,
-        inputs: Any,
-        output: str | Path,
-        on_error: str = "skip",
-        *,
-        column: str | None = None,
-        output_dtype: str = "float32",
-        prompt: str | None = None,
-    ) -> dict[str, Any]:
-        """A vector for every text, in constant memory and input order, to .npy, .parquet or .jsonl, or as JSON lines to
-        stdout ("-"); see `zoo.texts.data.vector_files.writing`.
-
-        inputs: text files, a text a line, tables with the column `column`, "-" for stdin, or a list of texts.
-        output_dtype: see `zoo.texts.data.vector_files.converted`. prompt: put before each text; the name of one that
-        the model's
-        card knows, or itself; None for the model's own. What is no text (not UTF-8, an empty line) is named on stderr
-        and becomes a row of zeros; on_error="raise" stops at the first. Texts over the limit are cut and counted.
-        Raises RequestError where there are none. Returns {"texts", "skipped", "cut", "seconds", "texts_per_second",
-        "tokens_per_second", "engine", "precision"}.
-        """
-        self.output_dtype = vector_files.require(output_dtype)
-        known = self.folder.preprocessing.get("prompts", {})
-        return self._run(inputs, output, on_error, self.columns_of(column), known.get(prompt, prompt))
-
-    @contextlib.contextmanager
-    def _writing(self, output: str | Path) -> Iterator[Any]:
-        with vector_files.writing(output, self.width, self.output_dtype) as write:
-
-            def converted(results: NDArray[np.float32], rows: NDArray[np.int64]) -> None:
-                write(vector_files.converted(results, self.output_dtype), rows)
-
-            yield converted
+SENTENCE_ENCODER = TextFamily(
+    name="sentence-encoder",
+    title="Sentence encoder: texts to vectors, BERT, RoBERTa, DistilBERT or MPNet",
+    task="embedding",
+    scores=False,
+    # the products of attention are small: int8 would cost more than it saves
+    recipe=QuantRecipe(keep_float=(r".*\.(products|found)",), smooth=True),
+    run_options=(
+        RunOption("column", str, None, "of CSV, TSV, JSON lines or Parquet that holds the text. [default: text, ...]"),
+        RunOption("output_dtype", str, "float32", "of the vectors: float32, float16, int8 or binary."),
+        RunOption("prompt", str, None, "put before each text: one of the model's names, such as query, or a text."),
+    ),
+    summary=(
+        "{texts:,} texts, {skipped:,} left out, {cut:,} cut, {texts_per_second:,.0f} texts/s, {precision} in {engine}"
+    ),
+)

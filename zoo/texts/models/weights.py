@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core.errors import RequestError, one_line
+from pipelines.core.errors import RequestError, one_line, requires
 from zoo.texts.models.config import Form
 
 Floats = NDArray[np.float32]
@@ -91,12 +91,8 @@ _TOKENS = f"{_TABLES['token']}.weight"
 
 def read(path: Path) -> dict[str, Floats]:
     """The tensors of numbers in a file as float32. Raises RequestError where it is none."""
-    try:
+    with requires(path.name, "int8-zoo[texts]"):
         from safetensors import deserialize
-    except ModuleNotFoundError as error:
-        raise RequestError(
-            f"{path.name} is read by safetensors, which is not installed; run: pip install 'int8-zoo[texts]'"
-        ) from error
     try:
         tensors: list[tuple[str, dict[str, Any]]] = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
         return {name: _float32(each) for name, each in tensors if each["dtype"] in (*_DTYPES, "BF16")}

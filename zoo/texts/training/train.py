@@ -12,7 +12,6 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from pipelines.core.errors import RequestError
+from pipelines.core.errors import RequestError, requires
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import progress
-from pipelines.models.folder import SAMPLES
 from pipelines.models.hub import CARD
+from pipelines.models.record import SAMPLES
 from zoo.texts.data import text_files
 from zoo.texts.data import tokenizer as tokens
 from zoo.texts.data.tokenizer import Tokenizer
@@ -32,7 +31,8 @@ from zoo.texts.importers.huggingface import CONFIG, write_modules
 from zoo.texts.inference import CALIBRATION_LENGTH, default_prompt, packed
 from zoo.texts.models.config import IDS, MASK, TYPES, Form
 from zoo.texts.models.weights import FILE
-from zoo.training.runs import FROM_0, SEED, SHARE, Range, load_checkpoint, require_output, require_settings
+from zoo.texts.training.config import RANGES, TrainConfig
+from zoo.training.runs import load_checkpoint, require_output, require_settings
 
 STATE = "checkpoint/state.pt"
 KEPT = ("tokenizer.json", CONFIG)  # of the model that it starts from
@@ -41,43 +41,11 @@ CLIP = 1.0  # norm of a step's gradient, at most
 Pairs = list[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How a training goes.
-
-    warm_up: share of all steps in which the rate rises; then it falls to 0, both linearly. temperature: of the cosines
-    of in-batch negatives. max_length: tokens of a text, 0 for the model's own. checkpoint_steps: between two
-    checkpoints.
-    """
-
-    epochs: int = 1
-    batch_size: int = 32
-    learning_rate: float = 2e-5
-    weight_decay: float = 0.01
-    warm_up: float = 0.1
-    temperature: float = 0.05
-    max_length: int = 128
-    checkpoint_steps: int = 25
-    columns: str = ""
-    seed: int = 0
-
-
-ENCODER = Settings()
-SCORER = Settings(max_length=0)
-RANGES = {
-    "weight_decay": FROM_0,
-    "warm_up": SHARE,
-    "max_length": FROM_0,
-    "seed": SEED,
-    "batch_size": Range("2 or more", lambda n: n > 1),
-}
-
-
 def train(
     data: Any,
     output: Path,
     *,
-    config: Settings,
+    config: TrainConfig,
     resume: bool = False,
     start_from: Path | None = None,
     on_error: str = "raise",
@@ -184,12 +152,8 @@ def _digest(pairs: Pairs, labels: Any) -> str:
 
 def _opened(folder: Path, scored: bool) -> torch.nn.Module:
     """The network in a folder of transformers, with its dropout. Raises RequestError without that library."""
-    try:
+    with requires("training encoders of texts", "int8-zoo[train]"):
         import transformers
-    except ModuleNotFoundError as error:
-        raise RequestError(
-            "training encoders of texts needs transformers, which is not installed; run: pip install 'int8-zoo[train]'"
-        ) from error
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     kind = transformers.AutoModelForSequenceClassification if scored else transformers.AutoModel
     model: torch.nn.Module = kind.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
@@ -199,7 +163,9 @@ def _opened(folder: Path, scored: bool) -> torch.nn.Module:
 class _Trainer:
     """A network in training, and its optimizer: all that a checkpoint holds."""
 
-    def __init__(self, model: torch.nn.Module, form: Form, config: Settings, tokenizer: Tokenizer, steps: int) -> None:
+    def __init__(
+        self, model: torch.nn.Module, form: Form, config: TrainConfig, tokenizer: Tokenizer, steps: int
+    ) -> None:
         self.model, self.form, self.config, self.tokenizer, self.steps = model, form, config, tokenizer, steps
         decayed = [each for each in model.parameters() if each.ndim > 1]
         plain = [each for each in model.parameters() if each.ndim <= 1]
@@ -302,7 +268,7 @@ def _write(
     features: dict[str, Any],
     pairs: Pairs,
     metrics: dict[str, float],
-    config: Settings,
+    config: TrainConfig,
 ) -> None:
     """The files of the trained model."""
     from safetensors.torch import save_file

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.core.errors import RequestError
+from pipelines.core.errors import RequestError, requires
 from pipelines.core.plain import from_plain, to_plain
 from zoo.translation.data.parallel_text import END, UNKNOWN, VOCABULARY, Tokens, Vocabulary
 
@@ -221,12 +221,8 @@ class TokenizersPieces:
     """Tokenizer of the library tokenizers, from tokenizer.json."""
 
     def __init__(self, content: bytes, name: str) -> None:
-        try:
+        with requires(name, "int8-zoo[import]"):
             import tokenizers
-        except ModuleNotFoundError as error:
-            raise RequestError(
-                f"{name} is read by tokenizers, which is not installed; run: pip install 'int8-zoo[import]'"
-            ) from error
         try:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
         except Exception as error:  # what the library raises has no class of its own

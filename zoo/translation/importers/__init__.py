@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.errors import RequestError
+from pipelines.core.errors import RequestError, requires
 from pipelines.core.files import replacing, require_place, sha256, write_json
-from pipelines.models.entry import Importer
+from pipelines.models.family import Importer
 from pipelines.models.hub import CARD, CardFile
-from pipelines.models.stages import RANGES
+from pipelines.models.record import RANGES
 from zoo.translation.data.vocabularies import PIECES, SOURCE, TARGET, ImportedVocabulary
 from zoo.translation.search.shortlist import SHORTLIST, of_data
 
@@ -65,12 +65,8 @@ def write(
     Raises:
         RequestError: The model is not supported; the message lists every reason. Nothing is written.
     """
-    try:
+    with requires(f"importing {FORMATS[format]}", "int8-zoo[import]"):
         import torch
-    except ModuleNotFoundError as error:
-        raise RequestError(
-            f"importing {FORMATS[format]} needs torch, which is not installed; run: pip install 'int8-zoo[import]'"
-        ) from error
 
     from zoo.training.runs import fill, save_weights
     from zoo.translation.export.freeze import export

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core.errors import one_line
+from pipelines.core.errors import not_installed, one_line
 from zoo.translation.data.vocabularies import SOURCE, TARGET
 from zoo.translation.importers.imported import Imported, Renumbering
 from zoo.translation.models.config import ModelConfig, sinusoids
@@ -225,9 +225,7 @@ class _Reader(VocabularyFolder):
             with warnings.catch_warnings(action="ignore"):  # of pickles of another protocol
                 found = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
         except ModuleNotFoundError as error:
-            self.faults.append(
-                f"{name} is read by {error.name}, which is not installed; run: pip install 'int8-zoo[import]'"
-            )
+            self.faults.append(str(not_installed(name, error.name, "int8-zoo[import]")))
         except pickle.UnpicklingError:
             self.faults.append(f"{name} is damaged or holds code, which is not executed")
         except Exception as error:  # the classes of both libraries' errors differ from version to version

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pipelines.core.errors import RequestError, one_line
+from pipelines.core.errors import RequestError, not_installed, one_line
 from zoo.translation.data.parallel_text import END
 from zoo.translation.data.vocabularies import SOURCE, TARGET, Framing
 from zoo.translation.importers.imported import Renumbering
@@ -146,9 +146,7 @@ class VocabularyFolder(Folder):
         try:
             import tokenizers
         except ModuleNotFoundError:
-            self.faults.append(
-                "merges.txt is read by tokenizers, which is not installed; run: pip install 'int8-zoo[import]'"
-            )
+            self.faults.append(str(not_installed("merges.txt", "tokenizers", "int8-zoo[import]")))
             return self._made("tokenizers", [], {})
         try:
             merged = tokenizers.ByteLevelBPETokenizer.from_file(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.errors import RequestError
+from pipelines.core.errors import RequestError, not_installed
 from zoo.translation.importers.marian_file import CONFIG, Tensor, candidates, is_model, tensors
 
 
@@ -43,7 +43,7 @@ class Folder:
         try:
             import yaml  # type: ignore[import-untyped]
         except ModuleNotFoundError:
-            self.faults.append(f"{name} is read by PyYAML, which is not installed; run: pip install 'int8-zoo[import]'")
+            self.faults.append(str(not_installed(name, "PyYAML", "int8-zoo[import]")))
             return {}
         try:
             found = yaml.load(text, getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # makes text, lists and dicts alone

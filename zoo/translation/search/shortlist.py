@@ -22,7 +22,7 @@ from zoo.translation.data.text_files import read_pairs
 from zoo.translation.data.vocabularies import open_vocabulary
 
 if TYPE_CHECKING:
-    from pipelines.models.stages import ModelFolder
+    from pipelines.models.folder import ModelFolder
 
 SHORTLIST = "shortlist.npz"
 MAGIC = 0xF11A48D5013417F5  # what a binary one begins with

@@ -134,3 +134,7 @@ class TrainingConfig:
             share = (step - warm) / max(1, self.epochs * epoch_steps - warm)
             return self.learning_rate * (1 + math.cos(math.pi * min(share, 1.0))) / 2
         return self.learning_rate * min((step + 1) / warm, math.sqrt(warm / (step + 1)))
+
+
+# From a trained model: little data, few steps, a low rate that rises quickly.
+FINETUNE = TrainingConfig(epochs=10, patience=3, learning_rate=2e-4, warmup=200, average=3)

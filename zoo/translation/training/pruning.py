@@ -19,7 +19,8 @@ from torch import nn
 
 from pipelines.compression.search import TILE, Widths
 from pipelines.core.files import replacing, write_json
-from pipelines.models.stages import SAMPLES, ModelFolder
+from pipelines.models.folder import ModelFolder
+from pipelines.models.record import SAMPLES
 from zoo.training.runs import fill, record_of, save_weights
 from zoo.translation.data.parallel_text import (
     PAD,

@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from pipelines.graph import io
+from pipelines.models.folder import ModelFolder
 from pipelines.models.npz import read_npz
-from pipelines.models.stages import SAMPLES, TRAINED, ModelFolder
+from pipelines.models.record import SAMPLES, TRAINED
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe

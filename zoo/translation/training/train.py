@@ -50,10 +50,6 @@ from zoo.translation.training.weight_averaging import average, groups, weights_a
 
 CALIBRATION_SENTENCES = 256
 
-TRAIN = TrainingConfig()
-# From a trained model: little data, few steps, a low rate that rises quickly.
-FINETUNE = TrainingConfig(epochs=10, patience=3, learning_rate=2e-4, warmup=200, average=3)
-
 
 def _stopped(history: Sequence[Mapping[str, Any]], config: TrainingConfig) -> bool:
     """Whether training is over."""
@@ -68,7 +64,7 @@ def train(
     data: Any,
     output: str | Path,
     *,
-    config: TrainingConfig = TRAIN,
+    config: TrainingConfig,
     resume: bool = False,
     start_from: str | Path | None = None,
     on_error: str = "raise",

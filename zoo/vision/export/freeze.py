@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pipelines.compression.channels import resize
-from pipelines.core.errors import RequestError, one_line
+from pipelines.core.errors import RequestError, not_installed, one_line
 from pipelines.core.files import read_json
 from pipelines.data.preprocess import Preprocess
 from pipelines.graph import io, query
@@ -38,9 +38,8 @@ def freeze(
         about = _about(folder)
         file, kind, arch = folder / about["file"], about["format"], about["arch"]
         preprocess = Preprocess.from_json(about["preprocessing"])
-        width = float(about.get("width", 1))
-        options = {"width": width} if width != 1 else {}  # families of one width take none
-        model = resize(build(arch, int(about["classes"]), **options), about.get("shapes", {}))
+        network = build(arch, int(about["classes"]), float(about.get("width", 1)))
+        model = resize(network, about.get("shapes", {}))
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(
             f"{folder} does not say what network it holds ({error!r}); train or download the model again"
@@ -83,9 +82,7 @@ def _read(reader: Callable[[Path], State], file: Path) -> State:
     except RequestError:
         raise
     except ModuleNotFoundError as error:
-        raise RequestError(
-            f"{file} needs {error.name}, which is not installed; run: pip install 'int8-zoo[train]'"
-        ) from error
+        raise not_installed(str(file), error.name, "int8-zoo[train]") from error
     except (
         Exception
     ) as error:  # torch, pickle, safetensors, h5py and flatbuffers raise their own kinds for every sort of damage

@@ -5,11 +5,24 @@ trace.
 from __future__ import annotations
 
 import math
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
+import numpy as np
 
 from pipelines.core.errors import RequestError
+from zoo.training.lazy_module import LazyModule
+from zoo.vision.family import ImageFamily
+from zoo.vision.training.config import Settings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from zoo.vision.export.freeze import State
 
 V1 = ((64, 1, 1), (128, 2, 2), (256, 2, 2), (512, 6, 2), (1024, 2, 2))  # channels, blocks, stride of the first
 V2 = (
@@ -22,6 +35,9 @@ V2 = (
     (6, 320, 1, 1),
 )  # expansion, then as V1
 ARCHITECTURES = ("mobilenet-v1", "mobilenet-v1-slim", "mobilenet-v2")
+SLIM_LAYER = re.compile(
+    r"(?:MobilenetV1/)+(Conv2d_\w+|Logits/Conv2d_1c_1x1)/(weights|depthwise_weights|convolution_bias|depthwise_bias)"
+)
 
 
 def build(arch: str, classes: int, width: float = 1.0) -> nn.Module:
@@ -51,10 +67,12 @@ def channels(count: float) -> int:
     return rounded + 8 if rounded < 0.9 * count else rounded
 
 
-class DepthwiseSeparable(nn.Module):
+class DepthwiseSeparable(LazyModule):
     """A 3x3 convolution of every channel by itself, then a 1x1 over all, each normalized and rectified to 0..6."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, slim: bool) -> None:
+        from torch import nn
+
         super().__init__()
         self.pad, padding = _padding(stride, slim)
         self.conv_dw = nn.Conv2d(inputs, inputs, 3, stride, padding, groups=inputs, bias=slim)
@@ -74,13 +92,17 @@ def _padding(stride: int, slim: bool) -> tuple[nn.Module, int]:
     """What pads before a 3x3 convolution, and how much that does itself: "SAME" puts the one pixel of an even side
     behind it.
     """
+    from torch import nn
+
     return (nn.ZeroPad2d((0, 1, 0, 1)), 0) if slim and stride == 2 else (nn.Identity(), 1)
 
 
-class MobileNetV1(nn.Module):
+class MobileNetV1(LazyModule):
     """Stem, 13 depthwise separable blocks, global average pool, linear head."""
 
     def __init__(self, classes: int, width: float = 1.0, slim: bool = False) -> None:
+        from torch import nn
+
         super().__init__()
         inputs = channels(32 * width)
         self.pad, padding = _padding(2, slim)
@@ -102,16 +124,20 @@ class MobileNetV1(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Images float32 [n, 3, height, width], normalized -> logits float32 [n, classes]."""
+        import torch
+
         x = self.blocks(self.act1(self.bn1(self.conv_stem(self.pad(x)))))
         return self.classifier(torch.flatten(self.avgpool(x), 1))  # type: ignore[no-any-return]
 
 
-class InvertedResidual(nn.Module):
+class InvertedResidual(LazyModule):
     """1x1 to `expansion` times the channels, 3x3 of every channel by itself, linear 1x1 back; plus its input where
     shapes agree.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int) -> None:
+        from torch import nn
+
         super().__init__()
         inner = inputs * expansion
         widen = [_normalized(inputs, inner, 1)] if expansion > 1 else []
@@ -130,14 +156,18 @@ class InvertedResidual(nn.Module):
 
 
 def _normalized(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    from torch import nn
+
     convolution = nn.Conv2d(inputs, outputs, kernel, stride, (kernel - 1) // 2, groups=groups, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU6(inplace=True))
 
 
-class MobileNetV2(nn.Module):
+class MobileNetV2(LazyModule):
     """Stem, 17 inverted residual blocks, 1x1 to 1280 channels, global average pool, dropout, linear head."""
 
     def __init__(self, classes: int, width: float = 1.0, dropout: float = 0.2) -> None:
+        from torch import nn
+
         super().__init__()
         inputs = channels(32 * width)
         features: list[nn.Module] = [_normalized(3, inputs, 3, 2)]
@@ -154,11 +184,15 @@ class MobileNetV2(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Images float32 [n, 3, height, width], normalized -> logits float32 [n, classes]."""
+        import torch
+
         return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))  # type: ignore[no-any-return]
 
 
 def _initialize(model: nn.Module) -> None:
     """He et al. 2015, counting the outputs of one group alone; the head near zero."""
+    from torch import nn
+
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             outputs = module.out_channels // module.groups * math.prod(module.kernel_size)
@@ -168,3 +202,59 @@ def _initialize(model: nn.Module) -> None:
         elif isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.01)
             nn.init.zeros_(module.bias)
+
+
+def read_tflite(file: Path) -> State:
+    """The weights of TF-Slim's MobileNet V1 in a float .tflite file, under the names of "mobilenet-v1-slim".
+
+    It keeps kernels as [outputs, height, width, inputs], depthwise ones as [1, height, width, channels]; the head is a
+    1x1 convolution.
+    """
+    import torch
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # tf2onnx imports tensorflow, which talks, and oneDNN in it
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    from tf2onnx.tflite.Model import Model  # the format's schema
+
+    model = Model.GetRootAsModel(file.read_bytes(), 0)
+    main = model.Subgraphs(0)
+    state = {}
+    for tensor in (main.Tensors(index) for index in range(main.TensorsLength())):
+        if (match := SLIM_LAYER.fullmatch(tensor.Name().decode())) is None:
+            continue
+        if tensor.Type() != 0:
+            raise RequestError(f"{file} holds {match[0]} in another type than float32; wanted is the float model")
+        array = model.Buffers(tensor.Buffer()).DataAsNumpy().view(np.float32).reshape(tensor.ShapeAsNumpy())
+        path = _torch_path(match[1])
+        if array.ndim == 4:
+            array = array.transpose((3, 0, 1, 2) if match[2] == "depthwise_weights" else (0, 3, 1, 2))
+            array = array.reshape(array.shape[:2]) if path == "classifier" else array
+        state[f"{path}.{'bias' if match[2].endswith('bias') else 'weight'}"] = torch.from_numpy(array.copy())
+    return state
+
+
+def _torch_path(layer: str) -> str:
+    """The path in `MobileNetV1` of a layer of TF-Slim: "Conv2d_0", "Conv2d_3_depthwise", ..."""
+    blocks = [f"blocks.{stage}.{index}" for stage, (_, count, _) in enumerate(V1) for index in range(count)]
+    if match := re.fullmatch(r"Conv2d_(\d+)_(depth|point)wise", layer):
+        return f"{blocks[int(match[1]) - 1]}.conv_{'dw' if match[2] == 'depth' else 'pw'}"
+    return {"Conv2d_0": "conv_stem", "Logits/Conv2d_1c_1x1": "classifier"}.get(layer, layer)
+
+
+# Small networks underfit in few epochs: no epoch at half size, where the last maps of small images have one pixel, and
+# small batches.
+CONFIG = Settings(epochs=30, progressive=(0.75,), progressive_epochs=0.33, batch_size=128)
+MOBILENET_V1 = ImageFamily(
+    name="mobilenet-v1",
+    title="MobileNet V1: image classification on small machines",
+    build=build,
+    config=replace(CONFIG, arch="mobilenet-v1"),
+    formats={"tflite": read_tflite},
+)
+MOBILENET_V2 = ImageFamily(
+    name="mobilenet-v2",
+    title="MobileNet V2: image classification on small machines, with inverted residuals",
+    build=build,
+    config=replace(CONFIG, arch="mobilenet-v2"),
+    formats={"tflite": read_tflite},
+)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-
-import torch
-from torch import nn
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipelines.core.errors import RequestError
+from zoo.training.lazy_module import LazyModule
+from zoo.vision.family import ImageFamily
+from zoo.vision.training.config import Settings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from zoo.vision.export.freeze import State
 
 WIDTHS = (64, 128, 256, 512)
 EXPANSION = 4  # a block's output has so many times the channels of its 3x3
+
+# Keras numbers stages from 2, blocks from 1, and the layers of the shortcut 0.
+KERAS_BLOCK = re.compile(r"conv(\d)_block(\d+)_(\d)_(conv|bn)")
+KERAS_VARIABLES = ("weight", "bias", "running_mean", "running_var")  # of a convolution, or of a batch norm
 
 
 @dataclass(frozen=True)
@@ -37,21 +50,32 @@ FORMS = {
 }
 
 
-def build(arch: str, classes: int) -> ResNet:
+def build(arch: str, classes: int, width: float = 1.0) -> ResNet:
     """The untrained network: float32 [N,3,H,W], normalized as its data wants, to logits [N,classes].
 
-    arch: "resnet50" (v1.5), "resnet50-v1" or "resnet26d". State-dict names and outputs are those of torchvision's
-    resnet50 and timm's resnet50 and resnet26d. Raises RequestError for an unknown `arch`.
+    State-dict names and outputs are those of torchvision's resnet50 and timm's resnet50 and resnet26d.
+
+    Args:
+        arch: "resnet50" (v1.5), "resnet50-v1" or "resnet26d".
+        classes: Number of classes.
+        width: 1; these networks come in one width.
+
+    Raises:
+        RequestError: `arch` is unknown, or `width` is not 1.
     """
     if arch not in FORMS:
         raise RequestError(f"no ResNet {arch!r}; known: {', '.join(FORMS)}")
+    if width != 1:
+        raise RequestError(f"found the width {width:g} for {arch}, expected 1; leave it out")
     return ResNet(FORMS[arch], classes)
 
 
-class Bottleneck(nn.Module):
+class Bottleneck(LazyModule):
     """relu(f(x) + shortcut(x)), f = 1x1 to `width`, 3x3, 1x1 to EXPANSION * `width`, each normalized."""
 
     def __init__(self, form: Form, inputs: int, width: int, stride: int) -> None:
+        from torch import nn
+
         super().__init__()
         first, second = (stride, 1) if form.early_stride else (1, stride)
         outputs = EXPANSION * width
@@ -77,6 +101,8 @@ class Bottleneck(nn.Module):
 
 
 def _downsample(form: Form, inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    from torch import nn
+
     norm = nn.BatchNorm2d(outputs, form.epsilon)
     if not form.average_down:
         return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=form.bias), norm)
@@ -85,14 +111,18 @@ def _downsample(form: Form, inputs: int, outputs: int, stride: int) -> nn.Sequen
 
 
 def _stage(form: Form, inputs: int, width: int, blocks: int, stride: int) -> nn.Sequential:
+    from torch import nn
+
     first = Bottleneck(form, inputs, width, stride)
     return nn.Sequential(first, *(Bottleneck(form, EXPANSION * width, width, 1) for _ in range(blocks - 1)))
 
 
-class ResNet(nn.Module):
+class ResNet(LazyModule):
     """Stem, four stages of bottleneck blocks, global average pool, linear head."""
 
     def __init__(self, form: Form, classes: int) -> None:
+        from torch import nn
+
         super().__init__()
         self.conv1: nn.Module
         if form.deep_stem:
@@ -125,6 +155,8 @@ class ResNet(nn.Module):
 
     def _initialize(self) -> None:
         """He et al. 2015; every block starts as its shortcut (Goyal et al. 2017), the head near zero."""
+        from torch import nn
+
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -137,6 +169,53 @@ class ResNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Images float32 [n, 3, height, width], normalized -> logits float32 [n, classes]."""
+        import torch
+
         x = self.maxpool(self.act1(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(torch.flatten(self.avgpool(x), 1))  # type: ignore[no-any-return]
+
+
+def read_keras(file: Path) -> State:
+    """The weights of keras.applications.ResNet50 in a .weights.h5 file as Keras 3 writes it, under the names of
+    "resnet50-v1".
+
+    Keras keeps kernels as [height, width, inputs, outputs], torch as [outputs, inputs, height, width].
+    """
+    import h5py
+    import torch
+
+    state = {}
+    with h5py.File(file) as archive:
+        for layer in archive["layers"].values():
+            variables = layer["vars"]
+            name = _torch_path(str(variables.attrs["name"]))
+            for index, key in enumerate(KERAS_VARIABLES[: len(variables)]):
+                array = variables[str(index)][()]
+                state[f"{name}.{key}"] = torch.from_numpy(array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T)
+    return state
+
+
+def _torch_path(layer: str) -> str:
+    """The path in `ResNet` of a layer of Keras; its own name if it has no weights."""
+    if match := KERAS_BLOCK.fullmatch(layer):
+        stage, block, number, kind = match.groups()
+        inner = f"downsample.{('conv', 'bn').index(kind)}" if number == "0" else f"{kind}{number}"
+        return f"layer{int(stage) - 1}.{int(block) - 1}.{inner}"
+    return {"conv1_conv": "conv1", "conv1_bn": "bn1", "predictions": "fc"}.get(layer, layer)
+
+
+RESNET50 = ImageFamily(
+    name="resnet50",
+    title="ResNet-50: image classification",
+    build=build,
+    config=Settings(arch="resnet50"),
+    formats={"keras": read_keras},
+)
+RESNET26D = ImageFamily(
+    name="resnet26d",
+    title="ResNet-26d: image classification, half the work of ResNet-50",
+    build=build,
+    config=Settings(arch="resnet26d"),
+    formats={"keras": read_keras},
+)

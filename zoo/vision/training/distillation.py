@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import zoo
 from pipelines.compression.losses import fsp_loss, l2
 from pipelines.core.errors import RequestError
+from pipelines.models.family import network_of
 from pipelines.quantization.training.qat import distillation_loss
 from zoo.training.runs import require_task
 
@@ -42,10 +43,7 @@ def teacher_of(name: str, classes: Sequence[str]) -> tuple[nn.Module, dict[str, 
     of another task, or of other classes than those."""
     require_task(name, "images")
     folder = zoo.load(name)
-    if not folder.entry.network:
-        raise RequestError(f"found the teacher {name} of {folder.entry.name}, a family whose networks cannot be opened")
-    folder.ensure("fp32.onnx")
-    about, network = folder.entry.part("network")(folder.path)
+    about, network = network_of(folder)
     if (known := folder.card.details.get("classes")) != list(classes):
         told = f"{len(known)} classes" if isinstance(known, list) else f"{known} classes"
         raise RequestError(

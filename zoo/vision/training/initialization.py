@@ -75,8 +75,7 @@ def network(folder: Path, build: Callable[..., nn.Module]) -> tuple[dict[str, An
     try:
         classes = about["classes"]
         count = classes if isinstance(classes, int) else len(classes)
-        options = {"width": about["width"]} if about.get("width", 1) != 1 else {}
-        model = resize(build(about["arch"], count, **options), about.get("shapes", {}))
+        model = resize(build(about["arch"], count, about.get("width", 1)), about.get("shapes", {}))
     except (KeyError, TypeError) as error:
         raise RequestError(
             f"{folder} does not say what network it holds ({error!r}); train or download the model again"

@@ -11,7 +11,9 @@ from pipelines.compression import channels
 from pipelines.compression.search import TILE, Widths
 from pipelines.core.errors import RequestError
 from pipelines.core.files import replacing, write_json
-from pipelines.models.folder import SAMPLES, ModelFolder
+from pipelines.models.family import network_of
+from pipelines.models.folder import ModelFolder
+from pipelines.models.record import SAMPLES
 from zoo.training.runs import record_of, save_weights
 from zoo.vision.data.datasets import Images, LabelledImages, open_images, prepare
 from zoo.vision.inference import INPUT, OUTPUT
@@ -51,9 +53,8 @@ class PrunableImages:
         """like: another model opened with the same data, which is not read again."""
         import torch
 
-        folder.ensure("fp32.onnx")
         self.folder = folder
-        self.about, self.network = folder.entry.part("network")(folder.path)
+        self.about, self.network = network_of(folder)
         self.features: dict[str, Any] = self.about["features"]
         self.images: LabelledImages = (
             open_images(data, held_out=config.validation, seed=config.seed, on_error=on_error)
@@ -131,7 +132,7 @@ class PrunableImages:
             np.savez(temporary, image=self._some(self.images.train, KEPT)[0].numpy())
         before = record_of(self.folder.path)
         shapes = {**self.about.get("shapes", {}), **channels.shapes(network, self.network)}
-        named = {key: self.about[key] for key in ("arch", "width") if key in self.about}
+        named: dict[str, Any] = {key: self.about[key] for key in ("arch", "width") if key in self.about}
         record: dict[str, Any] = {key: before[key] for key in ("rows", "metrics", "config") if key in before}
         about = {**named, "shapes": shapes, "classes": self.classes, "features": self.features, **record}
         write_json(folder / "train.json", about)

@@ -19,7 +19,7 @@ from torch import fx, nn
 
 from pipelines.core.errors import RequestError
 from pipelines.data.preprocess import Preprocess
-from pipelines.models.folder import TRAINED
+from pipelines.models.record import TRAINED
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.quantization.training import qat
 from pipelines.quantization.training.qat import distillation_loss, freeze_ranges, weights

@@ -300,7 +300,7 @@ def _steps(config: Settings, images: Images) -> int:
 
 
 def fit(
-    build: Callable[[Settings, int], nn.Module],
+    build: Callable[[str, int, float], nn.Module],
     data: Any,
     output: str | Path,
     *,
@@ -312,7 +312,7 @@ def fit(
     """Train a classifier on labelled images (whatever `open_images` takes); returns {"top1", "top5", "loss"} on the
     held-out ones.
 
-    build: the untrained network for the settings (`arch` and `width` of them) and a number of classes, which takes
+    build: the untrained network for an architecture, a number of classes and a width, which takes
     normalized float32 [n, 3, size, size] and gives logits [n, classes]. `output` gets model.pt (the averaged weights),
     train.json (arch, classes, features: the preprocessing, config, metrics, ...), calibration.npz ({"image": uint8 [n,
     3, size, size]}, training images as the model sees them), history.json, curves.png, confusion.png, with config.qat
@@ -333,7 +333,7 @@ def fit(
         about: dict[str, Any] = about_of(Path(start_from)) if start_from is not None else {"features": PREPROCESSING}
         config = replace(config, **{name: about[name] for name in config.KEPT if name in about})
         torch.manual_seed(config.seed)
-        model = resize(build(config, len(images.classes)), about.get("shapes", {}))
+        model = resize(build(config.arch, len(images.classes), config.width), about.get("shapes", {}))
         start = fill_from(model, about, list(images.classes)) if start_from is not None else None
         features = dict(about["features"])
         large = images.train.pixels is None

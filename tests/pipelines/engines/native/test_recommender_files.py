@@ -19,7 +19,7 @@ from pipelines.engines.catalog import load
 from pipelines.engines.native import recommender_files
 from pipelines.graph import io
 from pipelines.kernels import program_file
-from pipelines.models.folder import NATIVE
+from pipelines.models.record import NATIVE
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.recommenders.lowering.lower import fold_program

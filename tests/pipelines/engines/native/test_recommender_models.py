@@ -25,8 +25,8 @@ from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.recommenders.from_graph import click_program
 from pipelines.kernels.recommenders.steps import Mixed
-from pipelines.models.folder import NATIVE
 from pipelines.models.pipeline import choose_engine
+from pipelines.models.record import NATIVE
 from pipelines.models.stages import build
 
 NAME = "wide-deep-criteo"

@@ -11,7 +11,7 @@ from pipelines.core.errors import RequestError
 from pipelines.engines.catalog import load
 from pipelines.engines.native.recommenders import CHUNK
 from pipelines.graph import io
-from pipelines.models.folder import NATIVE
+from pipelines.models.record import NATIVE
 
 COUNTS = (1, 2, 31, 32, 33, 127, 128, 129, 300, 512)
 

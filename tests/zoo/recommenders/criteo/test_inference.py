@@ -439,7 +439,7 @@ def test_a_benchmark_reads_its_rows_as_every_verb_does(trained: Path, rows: Path
 
 
 def test_finetuning_keeps_the_sizes_of_the_model(trained: Path, rows: Path, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="keeps the sizes"):
+    with pytest.raises(RequestError, match="fine-tuning keeps that of the model"):
         zoo.finetune(trained, str(rows), tmp_path / "tuned", settings={"hidden": "7,7"})
     assert not (tmp_path / "tuned").exists()
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="needs the train extra")
 from helpers.wide_deep_training import assert_same_weights, write_log  # noqa: E402
 
 from zoo.api import compression  # noqa: E402
-from zoo.recommenders.models.wide_deep import CRITEO_FINETUNE  # noqa: E402
+from zoo.recommenders.models.wide_deep import WIDE_DEEP  # noqa: E402
 from zoo.recommenders.training.distillation import Teacher  # noqa: E402
 from zoo.recommenders.training.pruning import PrunableLog  # noqa: E402
 
@@ -34,7 +34,7 @@ def start(tmp_path_factory, log):
 
 @pytest.fixture
 def model(start, log):
-    return PrunableLog(zoo.load(start), log, config=CRITEO_FINETUNE)
+    return PrunableLog(zoo.load(start), log, config=WIDE_DEEP.finetune_config())
 
 
 def held_out(model):

@@ -183,7 +183,9 @@ def test_a_hub_that_fails_on_the_way(monkeypatch):
 def test_without_the_datasets_library(monkeypatch):
     monkeypatch.delenv("ZOO_OFFLINE", raising=False)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(RequestError, match=r'pip install "int8-zoo\[train\]"'):
+    with pytest.raises(
+        RequestError, match=r"needs datasets, which is not installed; run: pip install 'int8-zoo\[train\]'"
+    ):
         read("someone/criteo")
 
 

@@ -25,10 +25,13 @@ from helpers.wide_deep_training import (  # noqa: E402
 
 from zoo.recommenders import criteo  # noqa: E402
 from zoo.recommenders.models import wide_deep as family  # noqa: E402
-from zoo.recommenders.models.wide_deep import CRITEO, CRITEO_FINETUNE, CriteoSettings, WideDeep, train  # noqa: E402
+from zoo.recommenders.models.deepfm import DEEPFM  # noqa: E402
+from zoo.recommenders.models.wide_deep import WIDE_DEEP, WIDE_DEEP_LOG, CriteoConfig, WideDeep, train  # noqa: E402
 from zoo.recommenders.training import train as training  # noqa: E402
 from zoo.recommenders.training.trainer import Trainer  # noqa: E402
 from zoo.training.runs import Processes  # noqa: E402
+
+CRITEO, CRITEO_FINETUNE = WIDE_DEEP.train_config(), WIDE_DEEP.finetune_config()
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +207,10 @@ def test_the_prior_pulls_the_whole_table(features, from_start):
 
 
 def test_the_prior_is_as_strong_for_few_rows(features):
-    few, log = (Trainer(WideDeep(features, each), each, 100, Processes()).strength for each in (TINY, family.LOG))
+    few, log = (
+        Trainer(WideDeep(features, each), each, 100, Processes()).strength
+        for each in (TINY, WIDE_DEEP_LOG.train_config())
+    )
     assert few[0] == 10.0 * 2 / 100 and log[0] == 10.0 * 2 / 100_000
 
 
@@ -279,7 +285,7 @@ def test_bad_rows_can_be_left_out(tmp_path, log):
 
 def test_settings_out_of_range_are_all_named():
     with pytest.raises(RequestError) as caught:
-        CriteoSettings(dropout=1.0, batch_size=0, hidden=(8, 0))
+        CriteoConfig(dropout=1.0, batch_size=0, hidden=(8, 0))
     assert all(name in str(caught.value) for name in ("dropout", "batch_size", "hidden"))
     assert "ema" not in str(caught.value)
 
@@ -312,12 +318,11 @@ def test_data_sets_train_like_files(tmp_path, log, trained):
 
 
 def test_a_schema_without_a_header_trains_a_family_of_any_log(tmp_path, log, features):
-    from zoo.deepfm.train import TRAIN
-    from zoo.deepfm.train import train as train_deepfm
-
     features.schema.save(tmp_path / "schema.json")
-    small = replace(TRAIN, embedding_size=4, hidden=(8,), epochs=2, l2_embeddings=(10.0,), held_out=0.25)
-    metrics = train_deepfm(log, tmp_path / "m", config=small, schema=tmp_path / "schema.json")
+    small = replace(
+        DEEPFM.train_config(), embedding_size=4, hidden=(8,), epochs=2, l2_embeddings=(10.0,), held_out=0.25
+    )
+    metrics = DEEPFM.train(log, tmp_path / "m", config=small, schema=tmp_path / "schema.json")
     assert metrics["auc"] > 0.55
     assert read_json(tmp_path / "m" / "train.json")["features"] == {"schema": read_json(tmp_path / "schema.json")}
 

@@ -16,21 +16,21 @@ from zoo.cli import app as cli
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 
-from zoo.dcn_v2.train import Settings as OfDCN  # noqa: E402
-from zoo.deepfm.train import Settings as OfDeepFM  # noqa: E402
-from zoo.dlrm.train import Settings as OfDLRM  # noqa: E402
 from zoo.recommenders.data.features import Features  # noqa: E402
 from zoo.recommenders.data.schema_inference import infer  # noqa: E402
 from zoo.recommenders.models.dcn_v2 import DCNv2  # noqa: E402
+from zoo.recommenders.models.dcn_v2 import DCNv2Config as OfDCN  # noqa: E402
 from zoo.recommenders.models.deepfm import DeepFM  # noqa: E402
+from zoo.recommenders.models.deepfm import DeepFMConfig as OfDeepFM  # noqa: E402
 from zoo.recommenders.models.dlrm import DLRM  # noqa: E402
+from zoo.recommenders.models.dlrm import DLRMConfig as OfDLRM  # noqa: E402
 from zoo.recommenders.models.two_tower import TwoTower  # noqa: E402
-from zoo.recommenders.models.wide_deep import Settings as OfWideDeep  # noqa: E402
+from zoo.recommenders.models.two_tower import TwoTowerConfig as OfTowers  # noqa: E402
 from zoo.recommenders.models.wide_deep import WideDeep  # noqa: E402
+from zoo.recommenders.models.wide_deep import WideDeepConfig as OfWideDeep  # noqa: E402
 from zoo.recommenders.training.pruning import PrunableLog  # noqa: E402
 from zoo.recommenders.training.pruning_groups import Units, importances  # noqa: E402
 from zoo.recommenders.training.trainer import Trainer  # noqa: E402
-from zoo.two_tower.train import Settings as OfTowers  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[4]
 FAMILIES = {
@@ -195,7 +195,7 @@ def test_what_cannot_begin_leaves_no_folder(start, log, tmp_path):
 
 
 def test_a_log_shorter_than_what_is_held_out(start, log):
-    from zoo.deepfm.train import Settings
+    from zoo.recommenders.models.deepfm import DeepFMConfig as Settings
 
     with pytest.raises(RequestError, match=r"found 1,500 rows, wanted more than the 2,000 to hold out"):
         PrunableLog(zoo.load(start), log, config=Settings(held_out=2000))

@@ -23,20 +23,20 @@ from pipelines.quantization.qdq.scales import activation_qparams
 torch = pytest.importorskip("torch", reason="needs the train extra")
 
 from pipelines.quantization.training import qat as shared  # noqa: E402
-from zoo.dcn_v2.train import Settings as OfDCN  # noqa: E402
-from zoo.deepfm.train import Settings as OfDeepFM  # noqa: E402
-from zoo.dlrm.train import Settings as OfDLRM  # noqa: E402
 from zoo.recommenders.export.freeze import network  # noqa: E402
 from zoo.recommenders.models.dcn_v2 import DCNv2  # noqa: E402
+from zoo.recommenders.models.dcn_v2 import DCNv2Config as OfDCN  # noqa: E402
 from zoo.recommenders.models.deepfm import DeepFM  # noqa: E402
+from zoo.recommenders.models.deepfm import DeepFMConfig as OfDeepFM  # noqa: E402
 from zoo.recommenders.models.dlrm import DLRM  # noqa: E402
+from zoo.recommenders.models.dlrm import DLRMConfig as OfDLRM  # noqa: E402
 from zoo.recommenders.models.two_tower import TwoTower  # noqa: E402
-from zoo.recommenders.models.wide_deep import Settings as OfWideDeep  # noqa: E402
+from zoo.recommenders.models.two_tower import TwoTowerConfig as OfTowers  # noqa: E402
 from zoo.recommenders.models.wide_deep import WideDeep  # noqa: E402
+from zoo.recommenders.models.wide_deep import WideDeepConfig as OfWideDeep  # noqa: E402
 from zoo.recommenders.training import qat  # noqa: E402
 from zoo.recommenders.training.trainer import Trainer  # noqa: E402
 from zoo.training.runs import QAT_RATE  # noqa: E402
-from zoo.two_tower.train import Settings as OfTowers  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[4]
 FAMILIES = {

@@ -18,19 +18,19 @@ from zoo.cli import app as cli
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 
-from zoo.deepfm.train import Settings  # noqa: E402
 from zoo.recommenders.data.features import Features  # noqa: E402
 from zoo.recommenders.data.logs import open_logs  # noqa: E402
 from zoo.recommenders.data.schema import Schema  # noqa: E402
 from zoo.recommenders.data.schema_inference import infer  # noqa: E402
 from zoo.recommenders.models.deepfm import DeepFM  # noqa: E402
+from zoo.recommenders.models.deepfm import DeepFMConfig as Settings  # noqa: E402
 from zoo.recommenders.models.two_tower import TwoTower  # noqa: E402
+from zoo.recommenders.models.two_tower import TwoTowerConfig as OfTowers  # noqa: E402
 from zoo.recommenders.training import rare_rows  # noqa: E402
 from zoo.recommenders.training.distillation import Source, Teacher  # noqa: E402
 from zoo.recommenders.training.pruning import PrunableLog  # noqa: E402
 from zoo.recommenders.training.row_store import Categories, Store  # noqa: E402
 from zoo.recommenders.training.trainer import Trainer  # noqa: E402
-from zoo.two_tower.train import Settings as OfTowers  # noqa: E402
 
 ROWS, HELD = 1000, 200
 SETTINGS = {"batch_size": "128", "held_out": "0.2", "l2_embeddings": "10"}

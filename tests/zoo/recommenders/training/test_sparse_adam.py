@@ -14,12 +14,12 @@ torch = pytest.importorskip("torch", reason="needs the train extra")
 lazy_rows = importlib.import_module("zoo.recommenders.training.sparse_adam")
 trainers = importlib.import_module("zoo.recommenders.training.trainer")
 training = importlib.import_module("zoo.recommenders.training.train")
-deepfm = importlib.import_module("zoo.deepfm.train")
+deepfm = importlib.import_module("zoo.recommenders.models.deepfm")
 torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parents[4]
 RATE, EMA, ROWS, SIZE = 2e-3, 0.99, 40, 4
-CONFIG = deepfm.Settings(
+CONFIG = deepfm.DeepFMConfig(
     hidden=(16, 8), embedding_size=8, epochs=3, batch_size=128, l2_embeddings=(10.0, 1000.0), patience=1
 )
 
@@ -122,7 +122,7 @@ def test_dense_and_lazy_tables_learn_the_same(log, tmp_path, monkeypatch):
 
 def in_processes(data: str, folder: str, *, resume: bool) -> None:
     trainers.LARGE = 0
-    config = deepfm.Settings(
+    config = deepfm.DeepFMConfig(
         hidden=(8,), embedding_size=4, epochs=3, batch_size=256, l2_embeddings=(10.0,), refit=False
     )
     training.train(deepfm.DeepFM, data, folder, config=config, resume=resume)

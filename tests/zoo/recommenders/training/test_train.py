@@ -16,7 +16,7 @@ from helpers.trainings import TwoProcesses
 import zoo
 from pipelines.core.errors import RequestError
 from pipelines.models import stages
-from pipelines.models.folder import NATIVE
+from pipelines.models.record import NATIVE
 from zoo.cli import app as cli
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
@@ -69,17 +69,8 @@ def network(folder):
     about = json.loads((folder / "train.json").read_text())
     features = Features.from_json(about["features"])
     entry = zoo.load(folder).entry
-    package = entry.train.rpartition(".train:")[0]
-    settings = importlib.import_module(f"{package}.train").Settings
-    config = settings(**{name: tuple(x) if isinstance(x, list) else x for name, x in about["config"].items()})
-    names = {
-        "wide-deep-log": "WideDeep",
-        "deepfm": "DeepFM",
-        "dcn-v2": "DCNv2",
-        "dlrm": "DLRM",
-        "two-tower": "TwoTower",
-    }
-    model = getattr(importlib.import_module(f"{package}.model"), names[entry.name])(features, config)
+    config = type(entry.config)(**{name: tuple(x) if isinstance(x, list) else x for name, x in about["config"].items()})
+    model = entry.build(features, config)
     model.load_state_dict(torch.load(folder / "model.pt", weights_only=True)["state_dict"])
     return model.eval(), features
 
@@ -211,7 +202,7 @@ def test_what_training_leaves(models, log):
 
 
 def config(**changes):
-    settings = importlib.import_module("zoo.deepfm.train").Settings
+    settings = importlib.import_module("zoo.recommenders.models.deepfm").DeepFMConfig
     small = settings(hidden=(8,), embedding_size=4, epochs=3, batch_size=256, patience=9)
     return replace(small, **changes)
 
@@ -274,7 +265,9 @@ def test_finetuning_goes_on_from_the_weights(models, log, tmp_path):
 
 
 def test_finetuning_keeps_the_sizes(models, log, tmp_path):
-    with pytest.raises(RequestError, match="found embedding_size 3, but fine-tuning keeps"):
+    with pytest.raises(
+        RequestError, match="found the setting embedding_size 3, but fine-tuning keeps that of the model"
+    ):
         zoo.finetune(models["deepfm"], str(log), tmp_path / "tuned", settings={"embedding_size": "3"})
 
 

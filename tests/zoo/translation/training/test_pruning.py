@@ -78,7 +78,7 @@ def test_what_matters_little_goes_first(opened):
 
 @pytest.mark.parametrize("engine", ["native", "onnxruntime"])
 def test_a_cut_model_is_one_like_any_other(opened, tmp_path, engine):
-    from zoo.api.training import write_trained_card
+    from zoo.api.training_settings import write_trained_card
 
     opened.save(halved(opened), tmp_path / "cut")
     write_trained_card(tmp_path / "cut", "transformer-mt", "for a test")

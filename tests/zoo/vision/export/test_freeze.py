@@ -20,9 +20,8 @@ from zoo.vision.export.rewrites import passes
 torch = pytest.importorskip("torch", reason="training needs the train extra")
 from helpers.published_networks import PREPROCESSING, build, normalized  # noqa: E402
 
-from zoo.mobilenet import freeze as mobilenet_freeze  # noqa: E402
-from zoo.resnet import freeze as resnet_freeze  # noqa: E402
 from zoo.vision.export.freeze import fill  # noqa: E402
+from zoo.vision.models import mobilenet, resnet  # noqa: E402
 from zoo.vision.models.mobilenet import build as build_mobilenet  # noqa: E402
 from zoo.vision.models.resnet import build as build_resnet  # noqa: E402
 
@@ -42,12 +41,12 @@ def trained(folder: Path, **changes: Any) -> Path:
 
 
 def test_a_trained_folder_freezes_to_the_same_bytes(tmp_path: Path) -> None:
-    said = mobilenet_freeze.freeze(trained(tmp_path))
+    said = mobilenet.MOBILENET_V1.freeze(trained(tmp_path))
     assert said["network"] == "mobilenet-v1" and said["parameters"] == sum(
         each.numel() for each in build_mobilenet("mobilenet-v1", 3, 0.25).parameters()
     )
     first = files.sha256(tmp_path / "fp32.onnx")
-    mobilenet_freeze.freeze(tmp_path)
+    mobilenet.MOBILENET_V1.freeze(tmp_path)
     assert files.sha256(tmp_path / "fp32.onnx") == first
     assert query.symbolic_shape(io.load(tmp_path / "fp32.onnx").graph.outputs[0]) == ["batch", 3]
 
@@ -55,7 +54,7 @@ def test_a_trained_folder_freezes_to_the_same_bytes(tmp_path: Path) -> None:
 def test_a_family_of_one_width_freezes_where_its_record_says_so(tmp_path: Path) -> None:
     trained(tmp_path, arch="resnet26d", width=1.0)
     torch.save({"state_dict": build_resnet("resnet26d", 3).state_dict()}, tmp_path / "model.pt")
-    assert resnet_freeze.freeze(tmp_path)["network"] == "resnet26d"
+    assert resnet.RESNET50.freeze(tmp_path)["network"] == "resnet26d"
 
 
 def published(folder: Path, file: str, **weights: Any) -> Path:
@@ -73,7 +72,7 @@ def test_published_weights_freeze_by_what_the_card_says(kind: str, tmp_path: Pat
         pytest.importorskip("safetensors.torch").save_file(state, tmp_path / "w.safetensors")
     else:
         torch.save(state, tmp_path / f"w.{kind}")
-    mobilenet_freeze.freeze(published(tmp_path, f"w.{kind}"))
+    mobilenet.MOBILENET_V1.freeze(published(tmp_path, f"w.{kind}"))
     found = io.load(tmp_path / "fp32.onnx").graph.initializers["features.18.0.weight"]
     assert np.array_equal(query.constant(found), state["features.18.0.weight"].numpy())
 
@@ -93,7 +92,7 @@ def test_the_road_starts_from_the_file_that_the_card_names(tmp_path: Path) -> No
 def test_what_does_not_freeze_says_why(tmp_path: Path) -> None:
     def refused(match: str) -> None:
         with pytest.raises(RequestError, match=match) as error:
-            mobilenet_freeze.freeze(tmp_path)
+            mobilenet.MOBILENET_V1.freeze(tmp_path)
         assert "\n" not in str(error.value)
         assert not (tmp_path / "fp32.onnx").exists()
 
@@ -144,7 +143,7 @@ def test_keras_names_and_layouts(tmp_path: Path) -> None:
             group.attrs["name"] = name
             for index, shape in enumerate(shapes):
                 group[str(index)] = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    state = resnet_freeze.read_keras(tmp_path / "w.h5")
+    state = resnet.read_keras(tmp_path / "w.h5")
     assert set(state) == {
         *(
             f"{name}.{key}"

@@ -27,11 +27,11 @@ torch = pytest.importorskip("torch", reason="needs the train extra")
 training = pytest.importorskip("zoo.vision.training.train", reason="needs the train extra")
 
 from pipelines.quantization.training.qat import Range  # noqa: E402
-from zoo.mobilenet.train import FINETUNE_V1  # noqa: E402
 from zoo.training.runs import QAT_RATE  # noqa: E402
 from zoo.vision.export.freeze import fill  # noqa: E402
 from zoo.vision.export.fx_export import export  # noqa: E402
 from zoo.vision.export.rewrites import passes  # noqa: E402
+from zoo.vision.models.mobilenet import MOBILENET_V1  # noqa: E402
 from zoo.vision.models.mobilenet import build as build_mobilenet  # noqa: E402
 from zoo.vision.models.resnet import build as build_resnet  # noqa: E402
 from zoo.vision.training import qat  # noqa: E402
@@ -132,7 +132,9 @@ def test_the_folder_is_one_like_any_other(tuned, start):
     weights, before = (torch.load(each / "model.pt", weights_only=True)["state_dict"] for each in (tuned, start))
     assert weights.keys() == before.keys() == build_mobilenet("mobilenet-v1", 3, 0.25).state_dict().keys()
     config = read_json(tuned / "train.json")["config"]
-    assert config["qat"] and config["learning_rate"] == pytest.approx(FINETUNE_V1.learning_rate * QAT_RATE)
+    assert config["qat"] and config["learning_rate"] == pytest.approx(
+        MOBILENET_V1.finetune_config().learning_rate * QAT_RATE
+    )
     recipe = zoo.load(tuned).recipe
     assert (recipe.observer, recipe.search, recipe.correct) == ("minmax", False, False)
     assert read_json(tuned / "history.json")[-1]["top1"] > 0.8
@@ -175,7 +177,7 @@ def test_resuming_changes_nothing(pictures, start, tmp_path):
     def network(settings, classes):
         return build_mobilenet(settings.arch, classes, settings.width)
 
-    config = replace(FINETUNE_V1, qat=True, epochs=2, batch_size=24, workers=0)
+    config = replace(MOBILENET_V1.finetune_config(), qat=True, epochs=2, batch_size=24, workers=0)
     training.fit(network, pictures, tmp_path / "whole", config=config, start_from=start)
 
     def fit(**more):
@@ -202,7 +204,7 @@ def test_what_cannot_be_done_is_said_in_one_line(pictures, start, tmp_path, monk
     with pytest.raises(RequestError, match="other classes"):
         zoo.finetune(start, others, tmp_path / "x", settings={"qat": "true", "distillation": "0.5"})
     with pytest.raises(RequestError, match="found 2 processes, wanted one"):
-        qat.settled(FINETUNE_V1, "digest", True, 2)
+        qat.settled(MOBILENET_V1.finetune_config(), "digest", True, 2)
 
 
 def test_new_classes_train_at_the_full_rate(start, tmp_path):
@@ -210,7 +212,10 @@ def test_new_classes_train_at_the_full_rate(start, tmp_path):
     zoo.finetune(
         start, others, tmp_path / "new", settings={"qat": "true", "epochs": "1", "batch_size": "16", "workers": "0"}
     )
-    assert read_json(tmp_path / "new" / "train.json")["config"]["learning_rate"] == FINETUNE_V1.learning_rate
+    assert (
+        read_json(tmp_path / "new" / "train.json")["config"]["learning_rate"]
+        == MOBILENET_V1.finetune_config().learning_rate
+    )
     zoo.build(tmp_path / "new")
     assert query.symbolic_shape(io.load(tmp_path / "new" / "int8.onnx").graph.outputs[0])[1] == 2
 
@@ -255,7 +260,7 @@ def test_every_network_rounds_what_its_int8_form_does(arch, channels):
 
 def test_channels_in_reverse_are_normalized_by_their_own_means():
     features = {**training.PREPROCESSING, "mean": [0.1, 0.2, 0.3], "std": [0.2, 0.3, 0.4], "channels": "BGR"}
-    trainer = training.Trainer(torch.nn.Linear(1, 1), FINETUNE_V1, features, training.Processes())
+    trainer = training.Trainer(torch.nn.Linear(1, 1), MOBILENET_V1.finetune_config(), features, training.Processes())
     pixels = photos(8, 2)
     found = trainer.logits(torch.nn.Identity(), torch.from_numpy(pixels), False)
     torch.testing.assert_close(found, normalized(pixels, features))

@@ -9,12 +9,12 @@ import pytest
 from helpers.trainings import broken_off, write_images
 
 import zoo
-import zoo.mobilenet
+import zoo.vision.models.mobilenet
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, write_json
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.api import compression
-from zoo.api.training import finetuned
+from zoo.api.training_settings import finetuned
 from zoo.cli import app as cli
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
@@ -22,8 +22,7 @@ pytest.importorskip("torch_pruning", reason="needs the train extra")
 training = pytest.importorskip("zoo.vision.training.train", reason="needs the train extra")
 
 from pipelines.compression import channels  # noqa: E402
-from zoo.mobilenet.train import FINETUNE_V1  # noqa: E402
-from zoo.vision.models.mobilenet import build  # noqa: E402
+from zoo.vision.models.mobilenet import MOBILENET_V1, build  # noqa: E402
 from zoo.vision.training.distillation import Teacher  # noqa: E402
 from zoo.vision.training.pruning import PrunableImages  # noqa: E402
 
@@ -53,7 +52,7 @@ def quickly_quantized():
     """Int8 without a search for ranges, which takes most of the time."""
     recipe = QuantRecipe(observer="minmax", correct=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(zoo.mobilenet, "MOBILENET_V1", dataclasses.replace(zoo.mobilenet.MOBILENET_V1, recipe=recipe))
+        patch.setattr(zoo.vision.models.mobilenet, "MOBILENET_V1", dataclasses.replace(MOBILENET_V1, recipe=recipe))
         yield
 
 
@@ -133,7 +132,7 @@ def test_a_speed_is_measured_on_this_machine(start, pictures, tmp_path, monkeypa
 
 
 def test_the_least_important_channels_go(start, pictures):
-    model = PrunableImages(zoo.load(start), pictures, config=FINETUNE_V1)
+    model = PrunableImages(zoo.load(start), pictures, config=MOBILENET_V1.finetune_config())
     name, width = next(iter(model.groups.items()))
     removed = model._removed({name: width - 4})[name]
     scores = channels.importances(
@@ -148,7 +147,7 @@ def test_the_least_important_channels_go(start, pictures):
 def test_features_and_flow_are_learned_through_adapters(start, pictures):
     """With features alone the loss falls towards the teacher's maps, whose channels are others."""
     torch.manual_seed(0)
-    config = training.replace(FINETUNE_V1, teacher="x", features=1.0, fsp=0.1, image_size=32)
+    config = training.replace(MOBILENET_V1.finetune_config(), teacher="x", features=1.0, fsp=0.1, image_size=32)
     features = training.PREPROCESSING | {"size": 32, "resize": 32}
     student, teacher = build("mobilenet-v1", 3, 0.25), build("mobilenet-v1", 3, 0.5)
     for _ in range(20):

@@ -16,8 +16,8 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, replacing, write_json
 from pipelines.graph import io as onnx_graph
 from pipelines.graph import query
-from pipelines.models.folder import SAMPLES
 from pipelines.models.hub import CARD
+from pipelines.models.record import SAMPLES
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.line_reader import read_lines

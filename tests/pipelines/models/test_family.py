@@ -1,18 +1,11 @@
 import dataclasses
-import sys
 
 import pytest
+from helpers.three_lines import ThreeLines, entry
 
 from pipelines.core.errors import RequestError
-from pipelines.models.entry import Entry, RunOption
+from pipelines.models.family import Family, Freezable, Lowerable, RunOption, Trainable
 from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
-
-PARTS = ("train", "settings", "finetune_settings", "freeze", "rewrites", "evaluate", "pipeline")
-
-
-def entry(**changes):
-    parts = dict.fromkeys(PARTS, "json:dumps")
-    return Entry(**({"name": "wide-deep", "title": "t", "task": "clicks", "checkpoint": "c.h5"} | parts | changes))
 
 
 def test_recipe_defaults_and_json():
@@ -56,16 +49,32 @@ def test_one_pattern_is_not_taken_for_its_letters():
 
 
 @pytest.mark.parametrize("name", ["Wide", "wide_deep", "", "-x", "a b"])
-def test_entry_names(name):
+def test_family_names(name):
     with pytest.raises(ValueError, match="must be lower-case words with hyphens"):
         entry(name=name)
 
 
-@pytest.mark.parametrize("part", ["native", "harness", "from_graph", "report_sections"])
-def test_parts_that_a_family_may_lack(part):
-    assert getattr(entry(), part) == ""
-    with pytest.raises(ValueError, match="wide-deep: 'json' is not 'module:attribute'"):
-        entry(**{part: "json"})
+def test_a_family_without_its_methods_is_refused():
+    with pytest.raises(TypeError, match="abstract method '?passes"):
+
+        class Half(ThreeLines):
+            passes = Family.passes
+
+        Half(name="half", title="t", task="none", checkpoint="c")
+
+
+def test_what_a_family_can_do_is_asked_of_protocols():
+    class Trained(ThreeLines, Trainable):
+        def train_config(self):
+            return QuantRecipe()
+
+        def train(self, data, output, **options):
+            return {}
+
+    made = Trained(name="made", title="t", task="none", checkpoint="c")
+    assert isinstance(made, Freezable) and isinstance(made, Trainable) and not isinstance(made, Lowerable)
+    assert not isinstance(entry(), Trainable)
+    assert made.finetune_config() == made.train_config() and not made.takes_schema and made.processes == ""
 
 
 def test_a_run_option_has_the_name_of_an_argument_and_a_kind_that_the_command_can_read():
@@ -75,31 +84,14 @@ def test_a_run_option_has_the_name_of_an_argument_and_a_kind_that_the_command_ca
             RunOption(name, kind, None, "so many.")
 
 
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("value", ["json", "json:dumps:x", ""])
-def test_entry_parts_are_module_and_attribute(part, value):
-    with pytest.raises(ValueError, match="wide-deep: .* is not 'module:attribute'"):
-        entry(**{part: value})
-
-
-def test_parts_are_imported_on_first_use(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "heavy_part.py").write_text("def train(): return 7")
-    found = entry(train="heavy_part:train")
-    assert "heavy_part" not in sys.modules
-    assert found.part("train")() == 7
-    del sys.modules["heavy_part"]
-
-
-def test_a_missing_library_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "needs_more.py").write_text("import no_such_library.inside")
-    with pytest.raises(
-        RequestError, match=r"train of wide-deep needs no_such_library, .*pip install 'int8-zoo\[train\]'"
+def test_a_missing_library_says_what_to_install():
+    with (
+        pytest.raises(RequestError, match=r"train of fake needs no_such_library, .*pip install 'int8-zoo\[train\]'"),
+        entry().needs("train"),
     ):
-        entry(train="needs_more:train").part("train")
+        import no_such_library.inside  # noqa: F401
 
 
 def test_a_bug_of_ours_is_not_taken_for_a_missing_library():
-    with pytest.raises(ModuleNotFoundError):
-        entry(train="pipelines.nothing:train").part("train")
+    with pytest.raises(ModuleNotFoundError), entry().needs("train"):
+        import pipelines.nothing  # noqa: F401

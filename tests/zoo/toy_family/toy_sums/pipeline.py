@@ -1,10 +1,28 @@
 """Rows of numbers to sums."""
 
+from pathlib import Path
+
 import numpy as np
 
+from pipelines.core.errors import RequestError
 from pipelines.data.tables import writing
 from pipelines.models.pipeline import GraphPipeline
-from toy_sums.data import COLUMNS, read
+
+
+def read(data):
+    """(numbers float32 [n, 8], labels float32 [n] or None) of a file, a list with it, or a list of lines: eight numbers,
+    tab separated, before them the label (their sum), where it is known.
+    """
+    if isinstance(data, list) and len(data) == 1 and "\t" not in data[0]:
+        data = data[0]
+    lines = Path(data).read_text().splitlines() if isinstance(data, str | Path) else data
+    try:
+        values = np.array([line.split("\t") for line in lines], np.float32)
+    except ValueError as error:
+        raise RequestError(f"found rows that are no 8 numbers: {error}") from error
+    if values.ndim != 2 or values.shape[1] not in (8, 9):
+        raise RequestError(f"found rows of the shape {values.shape}, expected 8 numbers in each")
+    return np.ascontiguousarray(values[:, -8:]), values[:, 0] if values.shape[1] == 9 else None
 
 
 class SumPipeline(GraphPipeline):
@@ -21,7 +39,7 @@ class SumPipeline(GraphPipeline):
     @property
     def input_ports(self):
         """dtype and shape of every graph input."""
-        return {"numbers": (np.dtype(np.float32), (None, COLUMNS))}
+        return {"numbers": (np.dtype(np.float32), (None, 8))}
 
     def run(self, inputs, output, on_error="raise", *, digits=2):
         """A file of rows to a file of sums, rounded to `digits` places."""
@@ -36,5 +54,5 @@ class SumPipeline(GraphPipeline):
 
     def example(self, count, data=None):
         """`count` raw rows for a benchmark."""
-        numbers = np.resize(read(data)[0], (count, COLUMNS)) if data else np.ones((count, COLUMNS))
+        numbers = np.resize(read(data)[0], (count, 8)) if data else np.ones((count, 8))
         return ["\t".join(map(str, row)) for row in numbers.tolist()]

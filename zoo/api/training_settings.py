@@ -1,0 +1,105 @@
+"""Settings of trainings given as text, families that train, and the cards of the folders that trainings leave."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import zoo
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json, write_json
+from pipelines.models.family import Family, Trainable
+from pipelines.models.folder import ModelFolder
+from pipelines.models.hub import CARD, Card, CardFile
+from zoo.training.kept_settings import require_kept
+from zoo.training.runs import is_first
+
+
+def require_trainable(family: Family) -> Trainable:
+    """Returns the family as one that trains models.
+
+    Raises:
+        RequestError: The family has no training; the message names the families of the task that have.
+    """
+    if isinstance(family, Trainable):
+        return family
+    able = [name for name, each in zoo.entries().items() if isinstance(each, Trainable) and each.task == family.task]
+    raise RequestError(f"a {family.name} is trained where it comes from; train one of {', '.join(sorted(able))}")
+
+
+def configured(family: str, defaults: Any, settings: Mapping[str, str]) -> Any:
+    """`defaults` of a family (a dataclass instance) with `settings`, given as text, converted to the types of the
+    defaults.
+    """
+    known = {each.name: getattr(defaults, each.name) for each in dataclasses.fields(defaults)}
+    if "qat" in settings and "qat" not in known:
+        raise RequestError(
+            f"{family} has no training with int8's rounding (--qat); these families do: {_qat_families()}"
+        )
+    if unknown := [name for name in settings if name not in known]:
+        raise RequestError(f"{family} has no training setting {', '.join(unknown)}; choose among {', '.join(known)}")
+    return dataclasses.replace(defaults, **{name: convert(name, text, known[name]) for name, text in settings.items()})
+
+
+def finetuned(folder: ModelFolder, settings: Mapping[str, str]) -> Any:
+    """`configured`, to go on from a model. Raises RequestError where another value is given of what a model keeps, the
+    settings `KEPT`.
+    """
+    entry, details = folder.entry, folder.card.details
+    defaults = require_trainable(entry).finetune_config()
+    config = configured(entry.name, defaults, settings)
+    own = {
+        **dataclasses.asdict(defaults),
+        **details.get("training", {}).get("config", {}),
+        **details.get("weights", {}),
+        **details.get("preprocessing", {}),
+    }
+    for name in getattr(defaults, "KEPT", ()):
+        if name in settings:
+            require_kept(name, getattr(config, name), own[name], folder.card.name)
+    return config
+
+
+def convert(name: str, text: str, like: Any) -> Any:
+    """The value that a setting's text is, of the type of `like`. Raises RequestError for text that is none such."""
+    try:
+        if isinstance(like, bool):
+            return {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}[text.lower()]
+        if isinstance(like, tuple):
+            return tuple(type(like[0])(each) for each in text.split(",") if each)
+        return type(like)(text)
+    except (KeyError, ValueError):
+        shown = ",".join(map(str, like)) if isinstance(like, tuple) else like
+        raise RequestError(f"setting {name} is {text!r}; wanted a value like {shown}") from None
+
+
+def _qat_families() -> str:
+    able = []
+    for name, entry in zoo.entries().items():
+        with contextlib.suppress(RequestError):  # a framework that is not installed
+            able += [name] if isinstance(entry, Trainable) and hasattr(entry.finetune_config(), "qat") else []
+    return ", ".join(able)
+
+
+def write_trained_card(folder: Path, entry: str, description: str) -> None:
+    """Write the card of a folder that a training left."""
+    if not is_first():
+        return
+    trained = read_json(folder / "train.json")
+    details = {
+        "preprocessing": trained["features"],
+        "training": {key: trained[key] for key in ("rows", "metrics", "config") if key in trained},
+        **{key: trained[key] for key in ("classes", "shapes") if key in trained},
+    }
+    write_card(folder, entry, description, details)
+
+
+def write_card(
+    folder: Path, entry: str, description: str, details: Mapping[str, Any], files: Sequence[CardFile] = ()
+) -> None:
+    """Write the card of a model folder, which is named after it."""
+    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in folder.resolve().name).lstrip("._-") or entry
+    write_json(folder / CARD, Card(name, entry, description, tuple(files), details).to_json())

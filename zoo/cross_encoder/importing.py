@@ -1,5 +1,0 @@
-"""Cross-encoders of Hugging Face."""
-
-from zoo.texts.importers.huggingface import importer
-
-IMPORTER = importer(scorer=True)

@@ -1,0 +1,135 @@
+"""What families of recommenders declare: the protocols of `pipelines.models.family`, implemented once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pipelines.models import family
+from pipelines.quantization.recipe import QuantRecipe
+from zoo.recommenders.training.config import TrainConfig, for_finetuning
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from torch import nn
+
+    from pipelines.models.hub import CardFile
+    from pipelines.models.pipeline import Pipeline
+    from pipelines.quantization.calibration.table import CalibrationTable
+    from pipelines.rewrites.driver import Rewrite
+    from zoo.recommenders.data.features import Features
+    from zoo.serving.handlers.base import Service
+
+SUMMARY = "{rows:,} rows, {clicks:,} clicks predicted, {rows_per_second:,.0f} rows/s, {precision} in {engine}"
+# Largest change of a probability by int8 on the calibration rows, so that it stays below 0.005 on other rows.
+ERROR_BOUND = 0.003
+RECIPE = QuantRecipe(observer="minmax", correct=False, bound=ERROR_BOUND)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankingFamily(family.Family, family.Lowerable, family.OnnxImportable, family.Servable):
+    """Recommenders on the columns of any log: evaluation, lowering, import and serving."""
+
+    command: ClassVar[str] = "zoo quantize RANKER.onnx --schema schema.json"
+    task: str = "clicks"
+    checkpoint: str = "model.pt"
+    recipe: QuantRecipe = RECIPE
+    files: tuple[str, ...] = ("sample.csv.gz",)
+    summary: str = SUMMARY
+
+    def pipeline(self) -> type[Pipeline]:
+        """See `Family`."""
+        from zoo.recommenders.log_pipeline import LogPipeline
+
+        return LogPipeline
+
+    def passes(self, preprocessing: Mapping[str, Any]) -> Sequence[Rewrite]:
+        """See `Family`."""
+        from zoo.recommenders.export.rewrites import passes
+
+        return passes(preprocessing)
+
+    def evaluate(self, pipelines: Mapping[str, Any], data: Any, on_error: str) -> dict[str, Any]:
+        """AUC, GAUC and LogLoss; see `zoo.recommenders.metrics.evaluate`."""
+        from zoo.recommenders.metrics import evaluate
+
+        return evaluate(pipelines, data, on_error)
+
+    def lower(
+        self, model: ir.Model, table: CalibrationTable, recipe: QuantRecipe
+    ) -> tuple[ir.Model | None, dict[str, Any]]:
+        """See `Lowerable` and `zoo.recommenders.lowering.lower.fold_program`."""
+        from zoo.recommenders.lowering.lower import fold_program
+
+        return fold_program(model, table, recipe)
+
+    def from_onnx(
+        self, path: Any, data: Any, output: Path, **options: Any
+    ) -> tuple[str, dict[str, Any], Sequence[CardFile]]:
+        """See `OnnxImportable` and `zoo.recommenders.importers.rankers.from_onnx`."""
+        with self.needs("from_onnx"):
+            from zoo.recommenders.importers.rankers import from_onnx
+        return from_onnx(path, data, output, **options)
+
+    def handler(self) -> type[Service]:
+        """See `Servable`."""
+        from zoo.serving.handlers.rows import Rows
+
+        return Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainableRankingFamily(
+    RankingFamily, family.Trainable, family.Freezable, family.Prunable, family.HasNetwork, family.Reported
+):
+    """Recommenders that are trained here.
+
+    Attributes:
+        build: Class of the untrained network; it takes the features of a log and the settings.
+        config: Default settings, an instance of the family's own class.
+    """
+
+    processes: ClassVar[str] = "torch"
+    takes_schema: ClassVar[bool] = True
+    build: Callable[[Features, Any], nn.Module]
+    config: TrainConfig
+
+    def train_config(self) -> TrainConfig:
+        """See `Trainable`."""
+        return self.config
+
+    def finetune_config(self) -> Any:
+        """See `Trainable`."""
+        return for_finetuning(self.config)
+
+    def train(self, data: Any, output: Path, **options: Any) -> dict[str, Any]:
+        """See `Trainable` and `zoo.recommenders.training.train.train`."""
+        with self.needs("train"):
+            from zoo.recommenders.training.train import train
+        return train(self.build, data, output, **options)
+
+    def freeze(self, folder: Path) -> dict[str, Any]:
+        """See `Freezable` and `zoo.recommenders.export.freeze.freeze`."""
+        with self.needs("freeze"):
+            from zoo.recommenders.export.freeze import freeze
+        return freeze(folder, self.build, type(self.config))
+
+    def network(self, folder: Path) -> tuple[dict[str, Any], nn.Module]:
+        """See `HasNetwork` and `zoo.recommenders.export.freeze.started`."""
+        with self.needs("network"):
+            from zoo.recommenders.export.freeze import started
+        return started(folder, self.build, type(self.config))
+
+    def prunable(self) -> type[Any]:
+        """See `Prunable`."""
+        with self.needs("prune"):
+            from zoo.recommenders.training.pruning import PrunableLog
+        return PrunableLog
+
+    def report_sections(self) -> family.ReportSections:
+        """See `Reported`."""
+        from zoo.recommenders import report_sections
+
+        return report_sections

@@ -1,0 +1,124 @@
+"""Model families and pretrained models: those of this package, and those of other packages.
+
+Another package adds families and models by entry points of its metadata: in the group `int8_zoo.families` a family's
+name = "module:FAMILY", in the group `int8_zoo.models` any name = "package", whose folder holds NAME/card.json and the
+files that ship.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipelines.models.family import Family
+    from pipelines.models.hub import Hub
+
+SHIPPED = Path(__file__).parent / "weights"
+FAMILIES, MODELS = "int8_zoo.families", "int8_zoo.models"  # groups of entry points
+BUILT_IN = {
+    "wide-deep": "zoo.recommenders.models.wide_deep:WIDE_DEEP",
+    "wide-deep-log": "zoo.recommenders.models.wide_deep:WIDE_DEEP_LOG",
+    "deepfm": "zoo.recommenders.models.deepfm:DEEPFM",
+    "dcn-v2": "zoo.recommenders.models.dcn_v2:DCN_V2",
+    "dlrm": "zoo.recommenders.models.dlrm:DLRM_FAMILY",
+    "two-tower": "zoo.recommenders.models.two_tower:TWO_TOWER",
+    "ranker": "zoo.recommenders.models.ranker:RANKER",
+    "resnet50": "zoo.vision.models.resnet:RESNET50",
+    "resnet26d": "zoo.vision.models.resnet:RESNET26D",
+    "mobilenet-v1": "zoo.vision.models.mobilenet:MOBILENET_V1",
+    "mobilenet-v2": "zoo.vision.models.mobilenet:MOBILENET_V2",
+    "sentence-encoder": "zoo.texts.models.sentence_encoder:SENTENCE_ENCODER",
+    "cross-encoder": "zoo.texts.models.cross_encoder:CROSS_ENCODER",
+    "transformer-mt": "zoo.translation.models.transformer_mt:TRANSFORMER_MT",
+}
+
+logger = logging.getLogger(__name__)
+
+
+def hub() -> Hub:
+    """The pretrained models: those that ship here, then those of other packages (`MODELS`)."""
+    from importlib.metadata import entry_points
+
+    from pipelines.models.hub import Hub
+
+    folders = [SHIPPED]
+    for point in entry_points(group=MODELS):
+        try:
+            spec = importlib.util.find_spec(point.value)
+        except Exception:  # whatever the import of another package raises
+            spec = None
+        if spec is None or not spec.submodule_search_locations:
+            logger.warning(
+                "the models %s are left out: there is no package %s; install it again", point.name, point.value
+            )
+            continue
+        folders += map(Path, spec.submodule_search_locations)
+    return Hub(*folders)
+
+
+def names() -> list[str]:
+    """The pretrained models."""
+    return hub().names()
+
+
+def locations() -> dict[str, str]:
+    """{family: "module:attribute"} of all families; built-in ones win."""
+    from importlib.metadata import entry_points  # which takes longer than all else that this module imports
+
+    return {point.name: point.value for point in entry_points(group=FAMILIES)} | BUILT_IN
+
+
+def entry(name: str) -> Family:
+    """Opens a family.
+
+    Args:
+        name: Name of the family, e.g. "wide-deep".
+
+    Raises:
+        RequestError: There is no such family, or the package of it is broken.
+    """
+    from pipelines.core.errors import RequestError, one_line
+    from pipelines.models.family import Family
+
+    known = BUILT_IN if name in BUILT_IN else locations()  # what is installed is looked through for others alone
+    if name not in known:
+        raise RequestError(f"unknown model family {name!r}; choose one of {', '.join(known)}")
+    try:
+        module, attribute = known[name].split(":")
+        found = getattr(importlib.import_module(module), attribute)
+        if not isinstance(found, Family) or found.name != name:
+            raise TypeError(f"it is no Family of the name {name}")
+    except Exception as error:  # whatever the import of another package raises
+        if name in BUILT_IN:
+            raise
+        raise RequestError(
+            f"the family {name} cannot be opened as {known[name]}: {one_line(error)}; repair or uninstall its package"
+        ) from error
+    return found
+
+
+def entries() -> dict[str, Family]:
+    """All families by name, without those that cannot be opened."""
+    from pipelines.core.errors import RequestError
+
+    found = {}
+    for name in locations():
+        try:
+            found[name] = entry(name)
+        except RequestError as error:
+            logger.info("%s", error)
+    return found
+
+
+def entry_of(model: str | Path) -> Family:
+    """The family of a model, by name or folder, whose files are neither fetched nor checked. Raises RequestError where
+    there is no such model.
+    """
+    from pipelines.models.hub import CARD, Card
+
+    card = Card.read(Path(model) / CARD) if Path(model).is_dir() else hub().card(str(model))
+    return entry(card.entry)

@@ -1,0 +1,115 @@
+"""What families of translation models declare: the protocols of `pipelines.models.family`, implemented once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pipelines.models import family
+from zoo.translation.training.config import FINETUNE, TrainingConfig
+
+if TYPE_CHECKING:
+    from pipelines.models.folder import ModelFolder
+    from pipelines.models.pipeline import Pipeline
+    from pipelines.rewrites.driver import Rewrite
+    from zoo.serving.handlers.base import Service
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationFamily(
+    family.Family,
+    family.Trainable,
+    family.Freezable,
+    family.Importable,
+    family.Prunable,
+    family.Shortlistable,
+    family.Servable,
+    family.Reported,
+):
+    """Encoder-decoder Transformers.
+
+    Attributes:
+        config: Default settings of a training.
+        finetuning: Default settings of fine-tuning: few steps at a low rate.
+    """
+
+    processes: ClassVar[str] = "torch"
+    task: str = "translation"
+    checkpoint: str = "model.pt"
+    files: tuple[str, ...] = ("vocabulary.model", "shortlist.npz")
+    summary: str = (
+        "{sentences:,} sentences, {skipped:,} left out, {sentences_per_second:,.0f} sentences/s, "
+        "{precision} in {engine}"
+    )
+    config: TrainingConfig = field(default_factory=TrainingConfig)
+    finetuning: TrainingConfig = FINETUNE
+
+    def pipeline(self) -> type[Pipeline]:
+        """See `Family`."""
+        from zoo.translation.inference import TranslationPipeline
+
+        return TranslationPipeline
+
+    def passes(self, preprocessing: Mapping[str, Any]) -> Sequence[Rewrite]:
+        """See `Family`."""
+        from zoo.translation.export.rewrites import passes
+
+        return passes(preprocessing)
+
+    def evaluate(self, pipelines: Mapping[str, Any], data: Any, on_error: str) -> dict[str, Any]:
+        """BLEU and chrF; see `zoo.translation.metrics.evaluate`."""
+        from zoo.translation.metrics import evaluate
+
+        return evaluate(pipelines, data, on_error)
+
+    def train_config(self) -> TrainingConfig:
+        """See `Trainable`."""
+        return self.config
+
+    def finetune_config(self) -> TrainingConfig:
+        """See `Trainable`."""
+        return self.finetuning
+
+    def train(self, data: Any, output: Path, **options: Any) -> dict[str, Any]:
+        """See `Trainable` and `zoo.translation.training.train.train`."""
+        with self.needs("train"):
+            from zoo.translation.training.train import train
+        return train(data, output, **options)
+
+    def freeze(self, folder: Path) -> dict[str, Any]:
+        """See `Freezable` and `zoo.translation.export.freeze.freeze`."""
+        with self.needs("freeze"):
+            from zoo.translation.export.freeze import freeze
+        return freeze(folder)
+
+    def importer(self) -> family.Importer:
+        """See `Importable` and `zoo.translation.importers`."""
+        from zoo.translation.importers import IMPORTER
+
+        return IMPORTER
+
+    def prunable(self) -> type[Any]:
+        """See `Prunable`."""
+        with self.needs("prune"):
+            from zoo.translation.training.pruning import PrunableText
+        return PrunableText
+
+    def shortlist(self, folder: ModelFolder, data: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """See `Shortlistable` and `zoo.translation.search.shortlist.for_model`."""
+        from zoo.translation.search.shortlist import for_model
+
+        return for_model(folder, data)
+
+    def handler(self) -> type[Service]:
+        """See `Servable`."""
+        from zoo.serving.handlers.translation import Sentences
+
+        return Sentences
+
+    def report_sections(self) -> family.ReportSections:
+        """See `Reported`."""
+        from zoo.translation import report_sections
+
+        return report_sections
