@@ -1,6 +1,4 @@
-"""Encoder-decoder Transformer in torch (Vaswani et al. 2017, "Attention Is All You Need"), with the variants of other
-toolkits' translation models.
-"""
+"""Encoder-decoder Transformer in torch (Vaswani et al. 2017), with the variants of other toolkits' models."""
 
 from __future__ import annotations
 
