@@ -379,7 +379,8 @@ class FixedForm(Protocol):
 class ReportSections(Protocol):
     """Renders the reports of a family's models.
 
-    It may also have these functions and constants: overview(name) -> {column: cell} for the overview of MODELS.md, OVERVIEW, the unit of these cells, and
+    It may also have these functions and constants:
+    overview(name) -> {column: cell} for the overview of MODELS.md, OVERVIEW, the unit of these cells, and
     benchmarks(names) -> Markdown for docs/benchmarks.md.
     """
 

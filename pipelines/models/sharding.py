@@ -43,7 +43,7 @@ class ShardableRows(Protocol):
         """Returns the log of a stream (`columns`, `delimiter`) if its first row alone has the columns, else None."""
 
     def label_in(self, lines: Iterable[bytes] = (), columns: Sequence[str] = ()) -> bool | None:
-        """Whether rows of these lines, or of a table with these columns, have a label; None if the first row is silent."""
+        """Whether rows of these lines, or of a table with these columns, have a label; None: not decided here."""
 
     def part_of_log(self, path: Path, delimiter: str, columns: Sequence[str]) -> Any:
         """Returns the input of `Pipeline.run` for rows without the line that has their columns.
