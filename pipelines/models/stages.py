@@ -45,8 +45,7 @@ if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model n
 
 logger = logging.getLogger(__name__)
 
-# Of what reads calibration tables and digests graphs. Bump it when either comes to another result for the same files;
-# tests/pipelines/models/test_table_version.py fails where that is forgotten.
+# Bump it when a table or a graph's digest changes for the same files (tests/pipelines/models/test_table_version.py).
 TABLE_VERSION = 1
 NATIVE_FORM = 2  # of what native.onnx holds: bump it when kernels read other steps, so that such files are made anew
 UNTOLD = "calibration.found.json"  # a table that was replaced, of which build.json told nothing
