@@ -192,6 +192,19 @@ def test_importing_zoo_and_the_command_loads_nothing_heavy() -> None:
     assert not loaded & HEAVY
 
 
+@pytest.mark.parametrize("package", ["pipelines.engines", "pipelines.quantization", "pipelines.rewrites"])
+def test_packages_load_their_public_names_at_first_use(package: str) -> None:
+    code = (
+        f"import sys, {package} as package; print(*sys.modules); "
+        "print(*(f'{name}:{getattr(package, name) is not None}' for name in package.__all__))"
+    )
+    modules, names = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert not {"numpy", "onnx", "onnx_ir", "onnxruntime", "openvino"} & {*modules.split()}
+    assert len(names.split()) > 5 and all(name.endswith(":True") for name in names.split())
+
+
 def test_the_version_is_one_wherever_it_stands() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert re.search(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1] == version

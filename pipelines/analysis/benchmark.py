@@ -207,7 +207,7 @@ def pinned(count: int, threads: int = 1) -> list[list[int]]:
     if count * threads > len(cores):
         most = f"--instances {len(cores) // threads}" if threads <= len(cores) else "--threads 1"
         raise RequestError(
-            f"found {len(cores)} core(s), wanted {count * threads} for {count} x {threads} thread(s); at most: {most}"
+            f"found {len(cores)} core(s), expected {count * threads} for {count} x {threads} thread(s); at most: {most}"
         )
     return [cores[index * threads : (index + 1) * threads] for index in range(count)]
 

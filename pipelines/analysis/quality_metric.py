@@ -87,7 +87,7 @@ class OutputMetric:
         self._arrays, self._labels, self._batch_size = arrays, labels, batch_size
         count = length(arrays)
         if labels is not None and len(labels) != count:
-            raise RequestError(f"found {len(labels)} labels for {count} samples; wanted one each")
+            raise RequestError(f"found {len(labels)} labels for {count} samples; expected one each")
         self.example: Batch = {name: array[:batch_size] for name, array in arrays.items()}
         self.name = "" if labels is not None else "agreement"
         self.digest = _digest(arrays if labels is None else {**arrays, "": labels})
@@ -183,18 +183,18 @@ def _metric(x: NDArray[Any], labels: NDArray[Any] | None) -> tuple[str, Callable
     if classes and labels.dtype.kind in "iu" and labels.ndim == 1:
         if not 0 <= labels.min() <= labels.max() < x.shape[1]:
             raise MetricError(
-                f"found labels {labels.min()} to {labels.max()}; wanted 0 to {x.shape[1] - 1}, for outputs "
+                f"found labels {labels.min()} to {labels.max()}; expected 0 to {x.shape[1] - 1}, for outputs "
                 f"{list(x.shape)}"
             )
         return "top1", lambda y: float((y.argmax(1) == labels).mean())
     found = f"labels {labels.dtype} {list(labels.shape)} for outputs {list(x.shape)}"
     wanted = "class numbers [n] for outputs [n, classes], or values like the output's"
     if labels.dtype.kind not in "biuf" or not np.isfinite(labels).all():
-        raise MetricError(f"found {found}, not all of them numbers; wanted {wanted}")
+        raise MetricError(f"found {found}, not all of them numbers; expected {wanted}")
     if labels.size == x.size == len(x) and set(np.unique(labels)) == {0, 1}:
         return "auc", lambda y: auc(labels.ravel().astype(np.float64), y.ravel().astype(np.float64))
     if labels.shape == x.shape or labels.size == x.size:
         truth = labels.reshape(x.shape).astype(np.float64)
         variance = float(((truth - truth.mean()) ** 2).sum()) or 1.0
         return "r2", lambda y: 1 - float(((y - truth) ** 2).sum()) / variance
-    raise MetricError(f"found {found}; wanted {wanted}")
+    raise MetricError(f"found {found}; expected {wanted}")

@@ -159,7 +159,7 @@ def by_ratio(order: Sequence[tuple[str, int]], now: Widths, whole: int, ratio: f
         widths[name] = width
     if (left := sum(widths.values())) > whole * (1 - ratio):
         raise RequestError(
-            f"found at most {1 - left / whole:.0%} of the channels to cut, wanted {ratio:.0%}; ask for less, or name "
+            f"found at most {1 - left / whole:.0%} of the channels to cut, expected {ratio:.0%}; ask for less, or name "
             "more layers"
         )
     return widths
@@ -188,7 +188,7 @@ def by_speed(
 
     low, high = 0, len(order)
     if (reached := speed(first(high))) < goal:
-        raise RequestError(f"found {reached:.2f}x with all cuts there are, wanted {goal:g}x; ask for less")
+        raise RequestError(f"found {reached:.2f}x with all cuts there are, expected {goal:g}x; ask for less")
     while high - low > max(1, len(order) // 100):
         middle = (low + high) // 2
         measured = speed(first(middle))

@@ -115,7 +115,7 @@ def goal(text: str) -> Goal:
     for part in text.split(","):
         name, value = _part(part.strip(), text)
         if name in found or (name != "rows" and found.keys() - {"rows"}):
-            raise RequestError(f"found the goal {text}, wanted one speed or one share of channels, and rows once")
+            raise RequestError(f"found the goal {text}, expected one speed or one share of channels, and rows once")
         found[name] = value
     return Goal(found.get("speed", 0.0), found.get("ratio", 0.0), int(found.get("rows", 0)))
 
@@ -125,18 +125,18 @@ def _part(part: str, text: str) -> tuple[str, float]:
     if match := re.fullmatch(r"(\d*\.?\d+)x", part):
         if float(match[1]) > 1:
             return "speed", float(match[1])
-        raise RequestError(f"found the goal {text}, wanted one above 1x: how many times as fast int8 is to be")
+        raise RequestError(f"found the goal {text}, expected one above 1x: how many times as fast int8 is to be")
     if match := re.fullmatch(r"ratio=(\d*\.?\d+)", part):
         if 0 < float(match[1]) < 1:
             return "ratio", float(match[1])
-        raise RequestError(f"found the goal {text}, wanted a ratio above 0, below 1: the share of channels to cut")
+        raise RequestError(f"found the goal {text}, expected a ratio above 0, below 1: the share of channels to cut")
     if match := re.fullmatch(r"rows=(\d{1,9})", part):
         if int(match[1]):
             return "rows", int(match[1])
-        raise RequestError(f"found the goal {text}, wanted rows of 1 or more: how often a value is seen to be kept")
+        raise RequestError(f"found the goal {text}, expected rows of 1 or more: how often a value is seen to be kept")
     raise RequestError(
-        f"found the goal {text!r}, wanted a speed as 1.5x, a share of channels as ratio=.3, or values seen so often as "
-        "rows=5"
+        f"found the goal {text!r}, expected a speed as 1.5x, a share of channels as ratio=.3, or values seen so "
+        "often as rows=5"
     )
 
 
@@ -195,7 +195,7 @@ class Strategy:
             first, last = each.get("from", 0), each.get("to", self.epochs)
             if not 0 <= first < last <= self.epochs:
                 raise RequestError(
-                    f"{self.source}: {each['kind']} is from epoch {first} to {last}, wanted a span within 0 to "
+                    f"{self.source}: {each['kind']} is from epoch {first} to {last}, expected a span within 0 to "
                     f"{self.epochs}"
                 )
             if each["kind"] == "prune":
@@ -207,7 +207,7 @@ class Strategy:
                     )
         kinds = [each["kind"] for each in self.strategies]
         if twice := {kind for kind in kinds if kinds.count(kind) > 1} & {"prune", "qat"}:
-            raise RequestError(f"{self.source}: found {min(twice)} twice, wanted it once")
+            raise RequestError(f"{self.source}: found {min(twice)} twice, expected it once")
         cuts, qat = self._cuts(), self._of("qat")
         if qat and cuts and max(cuts) > qat.get("from", 0):
             raise RequestError(
@@ -216,7 +216,7 @@ class Strategy:
             )
         spans = sorted((each.get("from", 0), each.get("to", self.epochs)) for each in self._all("distil"))
         if any(one[1] > other[0] for one, other in itertools.pairwise(spans)):
-            raise RequestError(f"{self.source}: found two teachers in one epoch, wanted one at a time")
+            raise RequestError(f"{self.source}: found two teachers in one epoch, expected one at a time")
 
     def _all(self, kind: str) -> list[Mapping[str, Any]]:
         return [each for each in self.strategies if each["kind"] == kind]
@@ -233,7 +233,7 @@ class Strategy:
         times = {"once": 1, "iterative": prune.get("times", 3), "during": last - first}[schedule]
         if times > last - first:
             raise RequestError(
-                f"{self.source}: prune cuts {times} times from epoch {first} to {last}, wanted at most once an epoch"
+                f"{self.source}: prune cuts {times} times from epoch {first} to {last}, expected at most once an epoch"
             )
         whole = goal(prune["goal"])
         how = {"importance": prune.get("importance", "taylor"), "layers": tuple(prune.get("layers", ()))}
@@ -298,7 +298,7 @@ def preset(
     quarter = epochs // 4
     cut, rest = (quarter if distil else 0), epochs - (max(1, quarter) if qat else 0)
     if qat and epochs < 2:
-        raise RequestError(f"found {epochs} epoch for prune and qat, wanted one for each; set --epochs 2 or more")
+        raise RequestError(f"found {epochs} epoch for prune and qat, expected one for each; set --epochs 2 or more")
     strategies: list[dict[str, Any]] = []
     if distil:
         strategies.append({"kind": "distil", "from": 0, "to": epochs, "teacher": teacher})

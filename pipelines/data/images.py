@@ -61,7 +61,7 @@ def decode(image: bytes | Location, *, smallest: int = 0, name: str = "") -> Pix
     name = name or (f"the image of {len(image)} bytes" if isinstance(image, bytes) else os.fspath(image))
     data = image if isinstance(image, bytes) else read(image)
     if not data:
-        raise RequestError(f"{name} is empty; wanted an image")
+        raise RequestError(f"{name} is empty; expected an image")
     pixels = _jpeg(data, name, smallest) if data.startswith(b"\xff\xd8") else None
     return _opened(data, name) if pixels is None else pixels
 
@@ -91,7 +91,7 @@ def prepare(
         pixels = np.repeat(image[:, :, None], 3, axis=2) if image.ndim == 2 else image
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
             raise RequestError(
-                f"found an array {image.dtype} {list(image.shape)}; wanted pixels uint8 [height, width, 3] or "
+                f"found an array {image.dtype} {list(image.shape)}; expected pixels uint8 [height, width, 3] or "
                 "[height, width]"
             )
         _check_size(pixels.shape[1], pixels.shape[0], "the array")
@@ -138,7 +138,7 @@ def listed(inputs: Location | Iterable[Location]) -> Iterator[Path]:
     """
     for location in [inputs] if isinstance(inputs, str | os.PathLike) else inputs:
         if not str(location):
-            raise RequestError("found an empty name, wanted an image or a folder of images")
+            raise RequestError("found an empty name, expected an image or a folder of images")
         path = Path(location)
         if str(location) == "-":
             yield from (Path(os.fsdecode(line)) for raw in sys.stdin.buffer if (line := raw.rstrip(b"\r\n")))
@@ -146,7 +146,7 @@ def listed(inputs: Location | Iterable[Location]) -> Iterator[Path]:
             images = _search(path)
             if not images:
                 raise RequestError(
-                    f"found no images in the folder {path}; wanted files with the suffixes {' '.join(SUFFIXES)}"
+                    f"found no images in the folder {path}; expected files with the suffixes {' '.join(SUFFIXES)}"
                 )
             yield from images
         else:
@@ -193,7 +193,7 @@ def labelled(folder: Location) -> Labelled:
         gap = next((i for i, row in enumerate(rows) if not all(row)), None if rows else 0)
         if gap is not None:
             raise RequestError(
-                f"{table}: row {gap + 1} has no file or no label; wanted the columns file,label and a row an image"
+                f"{table}: row {gap + 1} has no file or no label; expected the columns file,label and a row an image"
             )
         paths, labels = [folder / str(file) for file, _ in rows], [str(label).strip() for _, label in rows]
         if all(label.isdecimal() and len(label) < 19 for label in labels):
@@ -275,7 +275,7 @@ def _search(folder: Path) -> list[Path]:
 def _taken(inputs: Mapping[str, Port], size: int) -> tuple[str, np.dtype[Any], bool]:
     """Name and dtype of the one input, and whether its channels come last."""
     inputs_found = ", ".join(f"{name} {port.dtype} {list(port.shape)}" for name, port in inputs.items())
-    wanted = f"wanted one image, uint8 or float, [n, 3, {size}, {size}] or [n, {size}, {size}, 3]"
+    wanted = f"expected one image, uint8 or float, [n, 3, {size}, {size}] or [n, {size}, {size}, 3]"
     if len(inputs) == 1:
         ((name, port),) = inputs.items()
         for last in (False, True):
@@ -309,7 +309,7 @@ def read(path: Location, name: str = "") -> bytes:
     try:
         if not path.is_file():
             kind = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
-            raise RequestError(f"{name} {kind}; wanted an image")
+            raise RequestError(f"{name} {kind}; expected an image")
         if path.stat().st_size > MAX_BYTES:
             raise RequestError(f"{name} has {path.stat().st_size} bytes; images may have {MAX_BYTES}")
         return path.read_bytes()
@@ -369,7 +369,7 @@ def _loaded(image: Image.Image, name: str) -> Pixels:
         _check_size(*image.size, name)
         image.load()
         if image.mode == "F":
-            raise RequestError(f"{name} has floating point pixels; wanted integers")
+            raise RequestError(f"{name} has floating point pixels; expected integers")
         if image.mode.startswith("I"):  # 16 bits, which Pillow's convert would clip at 255
             grey = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
             pixels = np.repeat(grey[:, :, None], 3, axis=2)
@@ -409,7 +409,7 @@ def _reported(name: str) -> Iterator[None]:
         raise
     except UnidentifiedImageError as error:
         kinds = ", ".join(each for each in _FORMATS if each in Image.OPEN)
-        raise RequestError(f"{name} is no image, or of a kind that is not read here; wanted one of {kinds}") from error
+        raise RequestError(f"{name} is no image, or of an unsupported kind; expected one of {kinds}") from error
     except Exception as error:
         raise _broken(name, error) from error
 

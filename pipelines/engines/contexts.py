@@ -84,7 +84,7 @@ class Asynchronous:
         with _STARTING:
             if self._contexts is None:
                 if self.contexts < 0:
-                    raise RequestError(f"contexts is {self.contexts}; wanted 0 or more")
+                    raise RequestError(f"contexts is {self.contexts}; expected 0 or more")
                 count = self.contexts or max(1, machine.cores() // self.threads)
                 pool = ThreadPoolExecutor(count, thread_name_prefix="context")
                 self._contexts = pool, threading.BoundedSemaphore((1 + WAITING) * count), count

@@ -178,7 +178,7 @@ class OpenVinoSession(Asynchronous):
         count, *others = {len(array) for array in batch.values()} if self._batched else {0}
         if others:  # padding would hide it
             raise RequestError(
-                f"the inputs for {self.path} hold {count} and {others[0]} samples; wanted the same number in each"
+                f"the inputs for {self.path} hold {count} and {others[0]} samples; expected the same number in each"
             )
         size, requests = self._compile(count)
         padded = {name: array if size == count else _pad(array, size) for name, array in batch.items()}

@@ -212,7 +212,7 @@ def read_plan(path: str | Path) -> dict[str, Any]:
         with zipfile.ZipFile(path) as archive:
             plan: dict[str, Any] = json.loads(archive.read(CONTENTS))
         if plan["format"] != FORMAT:
-            raise ValueError(f"format {plan['format']!r}, wanted {FORMAT}")
+            raise ValueError(f"format {plan['format']!r}, expected {FORMAT}")
         _require_form(plan)
     except Exception as error:  # zipfile, zlib and json raise their own kinds for every sort of damage
         raise RequestError(

@@ -27,7 +27,7 @@ def require(what: str, name: str, found: Array, dtype: type, shape: tuple[int, .
     """
     if found.dtype != dtype or found.shape != shape:
         raise RequestError(
-            f"{what} has {name} {found.dtype} {list(found.shape)}; wanted {np.dtype(dtype)} {list(shape)}"
+            f"{what} has {name} {found.dtype} {list(found.shape)}; expected {np.dtype(dtype)} {list(shape)}"
         )
 
 

@@ -107,7 +107,7 @@ def load(path: str | Path, classes: Classes, version: int, outside: Path | None 
         first = -(-(8 + size) // PAGE) * PAGE
         header = json.loads(content[8 : 8 + size])
         if header["version"] != version:
-            raise ValueError(f"its version is {header['version']}, wanted {version}")
+            raise ValueError(f"its version is {header['version']}, expected {version}")
 
         def decoded(value: Any) -> Any:
             if isinstance(value, list):

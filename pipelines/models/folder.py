@@ -148,6 +148,6 @@ def open_folder(
     card = Card.read(path / CARD)
     if not isinstance(found := card.details.get("preprocessing", {}), dict):
         raise RequestError(
-            f"{path / CARD}: preprocessing is {found!r}; wanted an object; train or download the model again"
+            f"{path / CARD}: preprocessing is {found!r}; expected an object; train or download the model again"
         )
     return ModelFolder(path, card, entries(card.entry), fetch)

@@ -178,7 +178,7 @@ class Hub:
         known = self.names()
         if name not in known:
             if os.path.isfile(name):  # noqa: PTH113 (pathlib's raises for a name too long)
-                said = f"found the file {name}, wanted a model folder, or one of: {', '.join(known) or 'none'}"
+                said = f"found the file {name}, expected a model folder, or one of: {', '.join(known) or 'none'}"
                 takes = "; an ONNX file goes to zoo quantize, tune, benchmark, plan, info" * name.endswith(".onnx")
                 raise RequestError(said + takes)
             near = difflib.get_close_matches(name, known, n=1)

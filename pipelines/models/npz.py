@@ -63,7 +63,7 @@ def require_samples(path: str | Path, arrays: Batch) -> int:
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if not counts or len(set(counts.values())) > 1 or 0 in counts.values():
         raise RequestError(
-            f"{path} holds arrays of {counts or 'nothing'} samples; wanted one array per graph input, all with the "
+            f"{path} holds arrays of {counts or 'nothing'} samples; expected one array per graph input, all with the "
             "same number of samples"
         )
     return next(iter(counts.values()))

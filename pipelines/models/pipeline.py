@@ -288,11 +288,11 @@ class Pipeline(abc.ABC):
         """
         if wrong := [name for name, array in batch.items() if not isinstance(array, np.ndarray) or not array.ndim]:
             raise RequestError(
-                f"input {wrong[0]} is {type(batch[wrong[0]]).__name__}; wanted a numpy array, first axis = samples"
+                f"input {wrong[0]} is {type(batch[wrong[0]]).__name__}; expected a numpy array, first axis = samples"
             )
         counts = {name: len(array) for name, array in batch.items()}
         if len(set(counts.values())) != 1 or 0 in counts.values():
-            raise RequestError(f"inputs hold {counts or 'no'} samples; wanted the same number, at least 1, in each")
+            raise RequestError(f"inputs hold {counts or 'no'} samples; expected the same number, at least 1, in each")
         wanted = self.input_ports
         if set(batch) != set(wanted):
             raise RequestError(f"found inputs {', '.join(sorted(batch))}; the model takes {', '.join(wanted)}")
@@ -304,7 +304,7 @@ class Pipeline(abc.ABC):
                 or any(d is not None and d != n for d, n in zip(shape[1:], array.shape[1:], strict=True))
             ):
                 expected = f"{dtype} [n, {', '.join(map(str, shape[1:]))}]"
-                raise RequestError(f"input {name} is {array.dtype} {list(array.shape)}; wanted {expected}")
+                raise RequestError(f"input {name} is {array.dtype} {list(array.shape)}; expected {expected}")
         return next(iter(counts.values()))
 
     @property

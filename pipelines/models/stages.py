@@ -240,7 +240,7 @@ def derived(
     make: Callable[[Path, Path], object],
     suffix: str = ".onnx",
 ) -> Path:
-    """Returns a file derived from a file of the folder, see `pipelines.core.derived`.
+    """Returns the path of a file derived from a file of the folder, see `pipelines.core.derived`.
 
     It is written beside the source, or in the cache if the folder is not writable.
 
@@ -251,9 +251,6 @@ def derived(
         form: Version of `make`.
         make: Writes the result; takes the paths of source and result.
         suffix: Suffix of the derived file.
-
-    Returns:
-        The path.
     """
     return derived_file(folder.ensure(source), [folder.path], kind, form, make, suffix)
 
@@ -261,7 +258,7 @@ def derived(
 def derived_graph(
     folder: ModelFolder, source: str, kind: str, form: int | str, make: Callable[[ir.Model], ir.Model]
 ) -> Path:
-    """Returns a graph derived from a graph of the folder, with its weights in .onnx.data, which engines map.
+    """Returns the path of a graph derived from one of the folder, with weights in .onnx.data, which engines map.
 
     onnxruntime keeps a second copy of weights in the graph's own file.
 
@@ -271,9 +268,6 @@ def derived_graph(
         kind: Kind of the derived graph, part of its name.
         form: Version of `make`.
         make: Converts the model.
-
-    Returns:
-        The path.
     """
 
     def write(origin: Path, path: Path) -> None:
@@ -452,15 +446,12 @@ def _save_int8(folder: ModelFolder, model: ir.Model, report: QuantReport) -> dic
 
 
 def set_table(folder: ModelFolder, table: CalibrationTable, *, own_data: bool) -> Path:
-    """Writes a table as the folder's calibration.json.
+    """Writes a table as the folder's calibration.json and returns its path.
 
     Args:
         folder: Model folder.
         table: Calibration table.
         own_data: Whether it comes from samples outside the folder.
-
-    Returns:
-        The path.
     """
     with _locked(folder):
         _note(folder, {"calibration.json": {**_save_table(folder, table), "own_data": own_data}})

@@ -51,7 +51,7 @@ def test_tokens_are_checked_before_they_become_smaller_integers(translator, toke
 def test_ids_of_another_type(dtype, engine):
     pipeline = zoo.pipeline("wide-deep-criteo", engine=engine)
     batch = pipeline.preprocess(pipeline.example(4))
-    with pytest.raises(RequestError, match=r"input ids is .* wanted int32 \[n, 26\]"):
+    with pytest.raises(RequestError, match=r"input ids is .* expected int32 \[n, 26\]"):
         pipeline.predict({**batch, "ids": np.zeros(batch["ids"].shape, dtype)})
 
 

@@ -216,8 +216,8 @@ def test_samples_that_do_not_fit_the_graph(arguments, said, here, capsys):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ("far", "found labels 99 to 99; wanted 0 to 3"),
-        ("words", "not all of them numbers; wanted class numbers"),
+        ("far", "found labels 99 to 99; expected 0 to 3"),
+        ("words", "not all of them numbers; expected class numbers"),
         ("nan", "NaN or infinity on the evaluation samples"),
     ],
 )
@@ -310,7 +310,9 @@ def test_a_library_that_tries_again_says_nothing(caplog):
 @pytest.mark.parametrize("verb", ["build", "download", "freeze"])
 def test_a_file_where_a_model_is_wanted(verb, here, capsys):
     said = refused(capsys, verb, "../m.onnx")
-    assert "found the file ../m.onnx, wanted a model folder, or one of: minilm" in said and "zoo quantize, tune" in said
+    assert (
+        "found the file ../m.onnx, expected a model folder, or one of: minilm" in said and "zoo quantize, tune" in said
+    )
 
 
 def test_one_array_is_no_archive(here, capsys):

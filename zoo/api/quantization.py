@@ -450,18 +450,7 @@ class TaskMetric:
         return Predictor(self._kind.over(self._folder, path, engine, threads))
 
     def __call__(self, fp32: Predictor, int8: Predictor) -> QualityDrop:
-        """Evaluates both pipelines on all data.
-
-        Args:
-            fp32: Float pipeline.
-            int8: Int8 pipeline.
-
-        Returns:
-            The quality drop of `int8`.
-
-        Raises:
-            MetricError: The float model cannot be evaluated on the data.
-        """
+        """See `QualityMetric`; raises MetricError if the float model cannot be evaluated on the data."""
         pipelines = {"fp32": fp32.pipeline, "int8": int8.pipeline}
         evaluate = self._folder.entry.evaluate
         try:

@@ -121,7 +121,7 @@ class ImageSession(Asynchronous):
         if x is None or not fits or x.dtype != program.dtype:
             wanted = f"{program.input} {program.dtype} [{program.batch or 'n'}, {', '.join(map(str, program.shape))}]"
             given = {name: f"{np.asarray(each).dtype} {list(np.shape(each))}" for name, each in batch.items()}
-            raise BatchError(f"the native kernels cannot run {self.path} on {given}; wanted {wanted}")
+            raise BatchError(f"the native kernels cannot run {self.path} on {given}; expected {wanted}")
         try:
             found = self._network(contiguous(x), self.threads)
             if program.parts:

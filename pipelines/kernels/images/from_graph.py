@@ -78,10 +78,10 @@ class _Mapping(Walk):
         (self.given,), found = self.main.inputs, self.main.outputs[0]
         shape = query.dimensions(self.given)
         if shape is None or len(shape) != 4 or None in shape[1:]:
-            raise RequestError(f"the input {self.given.name} has the shape {shape}; wanted [n, C, H, W] of fixed sizes")
+            raise RequestError(f"the input {self.given.name} has shape {shape}; expected [n, C, H, W] of fixed sizes")
         self.shape: Shape = (int(shape[1] or 0), int(shape[2] or 0), int(shape[3] or 0))
         if self.given.dtype not in (ir.DataType.UINT8, ir.DataType.FLOAT):
-            raise RequestError(f"the input {self.given.name} is {self.given.dtype}; wanted uint8 or float32")
+            raise RequestError(f"the input {self.given.name} is {self.given.dtype}; expected uint8 or float32")
         self.floats = self.given.dtype == ir.DataType.FLOAT
         last = self.shape[2] <= 4 < self.shape[0]  # as few channels as images have
         self.values[self.given] = Input(last, last)

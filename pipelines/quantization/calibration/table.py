@@ -215,7 +215,7 @@ class CalibrationTable:
                     raise RequestError(
                         f"{path} gives tensor {name} the range {each.low!r} to {each.high!r} (observed "
                         f"{each.minimum!r} to "
-                        f"{each.maximum!r}); wanted finite numbers, low <= high; make another table with: zoo calibrate"
+                        f"{each.maximum!r}); expected finite numbers, low <= high; make another with: zoo calibrate"
                     )
             equalization, bias, smoothing = (
                 {name: tuple(map(float, each)) for name, each in value.get(key, {}).items()}

@@ -236,7 +236,7 @@ def test_more_instances_than_cores_are_refused(monkeypatch, capsys):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 3, 5, 4, 9})
     assert pinned(5) == [[3], [4], [5], [7], [9]] and pinned(2, 2) == [[3, 4], [5, 7]]
     with pytest.raises(
-        RequestError, match=r"found 5 core\(s\), wanted 6 for 3 x 2 thread\(s\); at most: --instances 2"
+        RequestError, match=r"found 5 core\(s\), expected 6 for 3 x 2 thread\(s\); at most: --instances 2"
     ):
         pinned(3, 2)
     with pytest.raises(RequestError, match="--threads 1"):
@@ -244,7 +244,9 @@ def test_more_instances_than_cores_are_refused(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.call(["benchmark", "wide-deep-criteo", "--instances", "6"])
     said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("zoo: found 5 core(s), wanted 6") and len(said.err.splitlines()) == 1
+    assert (
+        said.out == "" and said.err.startswith("zoo: found 5 core(s), expected 6") and len(said.err.splitlines()) == 1
+    )
 
 
 def test_a_model_that_does_not_load_gives_one_line_and_leaves_no_process(path, started):

@@ -68,14 +68,14 @@ def test_goals(text, found):
     "text", ["1x", ".5x", "ratio=0", "ratio=1", "ratio=1.5", "half", "", "1.5", "-2x", "rows=0", "rows=.5", "rows=3,"]
 )
 def test_a_goal_that_is_none_is_said_in_one_line(text):
-    with pytest.raises(RequestError, match="wanted") as error:
+    with pytest.raises(RequestError, match="expected") as error:
         goal(text)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["1.5x,ratio=.3", "rows=3,rows=3", "1.5x,2x"])
 def test_of_two_goals_that_are_one_it_is_said(text):
-    with pytest.raises(RequestError, match="wanted one speed or one share of channels, and rows once"):
+    with pytest.raises(RequestError, match="expected one speed or one share of channels, and rows once"):
         goal(text)
 
 
@@ -100,8 +100,8 @@ PRUNE = {"kind": "prune", "goal": "1.5x"}
         ({"epochs": 4, "strategies": [{"kind": "prune"}]}, "'goal' is a required property"),
         ({"epochs": 4, "strategies": [PRUNE | {"teacher": "x"}]}, "Additional properties"),
         ({"epochs": 4, "strategies": [PRUNE | {"importance": "luck"}]}, "'luck' is not one of"),
-        ({"epochs": 4, "strategies": [PRUNE | {"from": 3, "to": 9}]}, "wanted a span within 0 to 4"),
-        ({"epochs": 4, "strategies": [PRUNE | {"from": 3, "to": 3}]}, "wanted a span"),
+        ({"epochs": 4, "strategies": [PRUNE | {"from": 3, "to": 9}]}, "expected a span within 0 to 4"),
+        ({"epochs": 4, "strategies": [PRUNE | {"from": 3, "to": 3}]}, "expected a span"),
         ({"epochs": 4, "strategies": [PRUNE | {"goal": "1x"}]}, "above 1x"),
         ({"epochs": 4, "strategies": [PRUNE | {"goal": "rows=5", "times": 2}]}, "found times beside the goal rows=5"),
         ({"epochs": 4, "strategies": [PRUNE | {"schedule": "iterative", "times": 9}]}, "at most once an epoch"),

@@ -314,7 +314,7 @@ def test_prepare_writes_into_a_batch():
     "array", [np.zeros((4, 4, 3)), np.zeros((4, 4, 4), np.uint8), np.zeros((0, 4, 3), np.uint8), np.zeros(4, np.uint8)]
 )
 def test_prepare_refuses_other_arrays(array):
-    with pytest.raises(RequestError, match="wanted pixels uint8"):
+    with pytest.raises(RequestError, match="expected pixels uint8"):
         prepare(array, SPEC)
 
 
@@ -432,7 +432,9 @@ def test_batches_as_the_graph_takes_them(folder):
     ],
 )
 def test_graphs_that_take_no_such_image_are_refused(folder, inputs):
-    with pytest.raises(RequestError, match=r"the graph takes .*; wanted one image, uint8 or float, \[n, 3, 8, 8\] or"):
+    with pytest.raises(
+        RequestError, match=r"the graph takes .*; expected one image, uint8 or float, \[n, 3, 8, 8\] or"
+    ):
         next(batches(folder, SPEC, inputs))
 
 

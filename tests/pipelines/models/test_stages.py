@@ -261,7 +261,7 @@ def test_a_folder_is_opened_with_its_entry(folder):
 
 def test_preprocessing_that_is_no_object_is_named_with_its_card(folder):
     write_json(folder.path / "card.json", {**folder.card.to_json(), "preprocessing": [1]})
-    with pytest.raises(RequestError, match=r"card\.json: preprocessing is \[1\]; wanted an object"):
+    with pytest.raises(RequestError, match=r"card\.json: preprocessing is \[1\]; expected an object"):
         open_folder(folder.path, {"fake": entry()}.__getitem__)
 
 

@@ -138,7 +138,7 @@ def test_a_client_of_the_protocol_works_as_it_is(server: Server, model: Any, lin
                 )
                 np.testing.assert_array_equal(found.as_numpy("probability"), wanted)
                 assert found.get_response()["id"] == "mine"
-    with pytest.raises(client_of.InferenceServerException, match="wanted int32"):
+    with pytest.raises(client_of.InferenceServerException, match="expected int32"):
         client.infer(name, [*inputs[1:], _wrong(client_of)])
     client.close()
 

@@ -60,7 +60,7 @@ def test_a_pipeline_takes_what_people_have(opened: ImagePipeline, photos: Path) 
         ([], "found no images"),
         ([3], "found int; wanted a path"),
         (3, "found int; wanted a path"),
-        (np.zeros((4, 4, 2), np.uint8), r"\[4, 4, 2\]; wanted pixels"),
+        (np.zeros((4, 4, 2), np.uint8), r"\[4, 4, 2\]; expected pixels"),
     ],
 )
 def test_what_is_no_image_is_refused_in_one_line(opened: ImagePipeline, raw: Any, said: str) -> None:

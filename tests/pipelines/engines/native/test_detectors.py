@@ -129,7 +129,7 @@ def test_a_graph_of_so_many_samples_takes_them(tmp_path: Path) -> None:
     path = g.save(tmp_path / "m.onnx", SHAPE, out, batch=2)
     session = agree(path, 2)
     assert session.inputs["image"].shape == (2, *SHAPE)
-    with pytest.raises(BatchError, match=r"wanted image float32 \[2, 3, 12, 16\]"):
+    with pytest.raises(BatchError, match=r"expected image float32 \[2, 3, 12, 16\]"):
         session.run({"image": np.zeros((1, *SHAPE), np.float32)})
 
 

@@ -47,7 +47,7 @@ def test_its_packed_weights_are_kept_and_mapped(tmp_path: Path, monkeypatch: pyt
 
 def test_a_wrong_batch_and_a_graph_without_a_form_are_refused(tmp_path: Path) -> None:
     session = catalog.load(INT8, "native")
-    with pytest.raises(BatchError, match=r"wanted image uint8 \[n, 3, 64, 64\]"):
+    with pytest.raises(BatchError, match=r"expected image uint8 \[n, 3, 64, 64\]"):
         session.run({"image": np.zeros((1, 3, 32, 32), np.uint8)})
     half = INT8.with_name("fp16.onnx")
     with pytest.raises(RequestError, match=r"the operator image.float \(Cast\) has no form"):

@@ -33,7 +33,7 @@ def test_a_graph_without_the_operator_is_refused(tmp_path, text):
     one_line(error, "no ClickProgram operator", "native.onnx")
     with pytest.raises(RequestError) as error:  # of another name: it may be an image classifier
         load(path.rename(tmp_path / "int8.onnx"), "native")
-    one_line(error, "the input x has the shape", "wanted [n, C, H, W]")
+    one_line(error, "the input x has shape", "expected [n, C, H, W]")
 
 
 def test_engines_and_threads_are_checked(tmp_path):

@@ -95,7 +95,7 @@ def test_the_extension_itself_refuses_arrays_that_do_not_fit():
         ({"weight": np.zeros((0, 9), np.int8)}, "wanted [inputs, outputs]"),
         ({"weight": np.zeros((40, 9), np.uint8)}, "weight uint8"),
         ({"bias": np.zeros(9, np.int64)}, "bias int64"),
-        ({"scale": np.zeros(8, np.float32)}, "scale float32 [8]; wanted float32 [9]"),
+        ({"scale": np.zeros(8, np.float32)}, "scale float32 [8]; expected float32 [9]"),
         ({"zero_point": 256}, "zero point 256"),
         ({"low": -1}, "lower bound -1"),
         ({"bias": np.full(9, 2**31 - 1, np.int32)}, "overflow 32 bits"),

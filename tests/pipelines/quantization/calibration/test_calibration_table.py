@@ -66,7 +66,7 @@ def test_ranges_that_are_none(tmp_path, change):
     table = {"graph": "a", "observer": "kl", "samples": 1, "samples_digest": "d"}
     (tmp_path / "t.json").write_text(json.dumps(table | {"tensors": {"fine": good, "odd": good | change}}))
     with pytest.raises(
-        RequestError, match="^.*t.json gives tensor odd the range .*; wanted finite numbers, low <= high; .*$"
+        RequestError, match="^.*t.json gives tensor odd the range .*; expected finite numbers, low <= high; .*$"
     ):
         CalibrationTable.load(tmp_path / "t.json")
 
