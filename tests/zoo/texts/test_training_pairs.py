@@ -7,9 +7,10 @@ import pytest
 
 import zoo
 from pipelines.core.errors import RequestError
+from zoo.texts.training.config import TrainConfig
 
 train = pytest.importorskip("zoo.texts.training.train", reason="needs the train extra", exc_type=ImportError)
-read_pairs, Settings = train.read_pairs, train.Settings
+read_pairs = train.read_pairs
 
 
 def pairs(tmp_path, *labels: str):
@@ -67,7 +68,7 @@ def test_a_cosine_may_be_negative(tmp_path):
 
 
 def test_an_epoch_of_5000_pairs_leaves_checkpoints():
-    assert 5000 // Settings().batch_size >= 4 * Settings().checkpoint_steps
+    assert 5000 // TrainConfig().batch_size >= 4 * TrainConfig().checkpoint_steps
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,12 @@ from pipelines.quantization.calibration.calibrator import Calibrator
 from pipelines.quantization.qdq import embedding_tables
 from pipelines.quantization.qdq.scales import weight_qparams
 from pipelines.rewrites.driver import rewrite
-from zoo.translation import ENTRY
 from zoo.translation.data.parallel_text import END, START
 from zoo.translation.export.freeze import export
 from zoo.translation.export.rewrites import passes
 from zoo.translation.models.config import ModelConfig
 from zoo.translation.models.transformer import Transformer
+from zoo.translation.models.transformer_mt import TRANSFORMER_MT
 from zoo.translation.search.beam_search import beam_search, limit
 
 
@@ -66,7 +66,7 @@ def logits_of(model, source, target):
 
 def calibrated(model, path):
     """The model in int8, as it is saved at `path`."""
-    calibrator, rng = Calibrator(model, ENTRY.recipe), np.random.default_rng(0)
+    calibrator, rng = Calibrator(model, TRANSFORMER_MT.recipe), np.random.default_rng(0)
     calibrator.feed({"source": rng.integers(4, WORDS, (8, 7)), "target": rng.integers(4, WORDS, (8, 6))})
     calibrator.save(path)
     return io.load(path)

@@ -343,7 +343,7 @@ def test_finetuning_starts_from_a_model_and_keeps_its_preprocessing(tmp_path, tr
         np.testing.assert_allclose(found, array, atol=1e-6, err_msg=name)
     assert "start" in refusal(own, tmp_path / "still", config=still, resume=True)
     wider = replace(still, hidden=(9, 6))
-    assert "keeps the sizes" in refusal(own, tmp_path / "wider", config=wider, start_from=folder)
+    assert "fine-tuning keeps that of the model" in refusal(own, tmp_path / "wider", config=wider, start_from=folder)
 
 
 @pytest.mark.slow

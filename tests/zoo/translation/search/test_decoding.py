@@ -14,9 +14,9 @@ from pipelines.graph import edit, io, reference_session
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.quantizer import quantize
 from pipelines.rewrites.driver import rewrite
-from zoo.translation import ENTRY
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, padded
 from zoo.translation.export.rewrites import passes
+from zoo.translation.models.transformer_mt import TRANSFORMER_MT
 from zoo.translation.search.beam_search import beam_search, hypotheses, limit, naive_step
 from zoo.translation.search.kv_cache import cached_step, incremental_model
 from zoo.translation.search.loop_graph import search
@@ -67,7 +67,7 @@ def quantized_of(model):
     """The int8 form of a rewritten graph, by random sentences."""
     random = np.random.default_rng(2)
     samples = [{name: random.integers(END + 1, WORDS, (8, 7)) for name in ("source", "target")}]
-    return quantize(model, ENTRY.recipe, calibrate(model, samples, "minmax"))[0]
+    return quantize(model, TRANSFORMER_MT.recipe, calibrate(model, samples, "minmax"))[0]
 
 
 @pytest.fixture(scope="module", params=FORMS)

@@ -24,7 +24,7 @@ from zoo.translation.models.config import ARCHITECTURES, ModelConfig  # noqa: E4
 from zoo.translation.models.transformer import build, watching  # noqa: E402
 from zoo.translation.training import train as training  # noqa: E402
 from zoo.translation.training import weight_averaging  # noqa: E402
-from zoo.translation.training.config import TrainingConfig  # noqa: E402
+from zoo.translation.training.config import FINETUNE, TrainingConfig  # noqa: E402
 from zoo.translation.training.train import train  # noqa: E402
 from zoo.translation.training.trainer import Trainer  # noqa: E402
 
@@ -141,7 +141,7 @@ def test_training_stops_some_epochs_after_the_best(pairs, tmp_path, monkeypatch)
 def test_fine_tuning_keeps_vocabulary_and_network_and_starts_from_the_weights(quick, language, tmp_path):
     folder, _ = quick
     other = language.write(tmp_path / "other.tsv", 100, seed=9)
-    still = replace(training.FINETUNE, epochs=1, learning_rate=1e-9, dropout=0.0, precision="fp32")
+    still = replace(FINETUNE, epochs=1, learning_rate=1e-9, dropout=0.0, precision="fp32")
     train(other, tmp_path / "out", config=still, start_from=folder)
     assert (tmp_path / "out" / "vocabulary.model").read_bytes() == (folder / "vocabulary.model").read_bytes()
     assert read_json(tmp_path / "out" / "train.json")["features"] == read_json(folder / "train.json")["features"]
