@@ -1,7 +1,6 @@
-"""CSV to a model's inputs in one pass of native code, as `zoo.recommenders.data.features` encodes them, and as quickly
-as it goes.
+"""Native CSV reader: parses and encodes a log in one pass, with the results of `zoo.recommenders.data.features`.
 
-A block that the native parser declines goes through pyarrow, which alone reports faults.
+Blocks that the native parser declines go through pyarrow, which reports the faults.
 """
 
 from __future__ import annotations
@@ -126,9 +125,17 @@ class NativeReader:
 
     @classmethod
     def of(cls, features: Encoding, log: Log, names: Sequence[str], isa: str = "") -> NativeReader | None:
-        """The reader of a log; None where it is no CSV, has signs beyond ASCII as separators, holds row numbers, plain
-        numbers or lists that skip unknown values, or there is no native code. isa: of
-        `pipelines.kernels.extension.isas`, "" for the quickest.
+        """Creates the native reader of a log, if the log and its schema are supported.
+
+        Args:
+            features: Encoding of the columns.
+            log: Log to read.
+            names: Columns to read; all of them are in the log.
+            isa: Instruction set of the kernels, one of `pipelines.kernels.extension.isas`; "" for the fastest.
+
+        Returns:
+            The reader. None without native code, for logs that are not CSV, for separators outside ASCII, and for
+            schemas with the encodings "id" or "value" or with lists that skip unknown values.
         """
         native = extension.native()
         separators = [each.separator for each in features.schema.of("categories")]
@@ -147,10 +154,18 @@ class NativeReader:
     def batches(
         self, bad: Bad | None, seconds: defaultdict[str, float], rows: int
     ) -> Iterator[Parsed | pa.RecordBatch]:
-        """All rows in order, parsed and mostly `rows` at a time, or as `Log.batches` gives them where there may be a
-        fault.
+        """Reads all rows in order.
 
-        seconds["read"] counts the time in which the file gave its bytes.
+        Args:
+            bad: Called with every row that is left out, see `Log.batches`; None: the first such row raises.
+            seconds: "read" is increased by the seconds that reading the bytes of the file took.
+            rows: Rows of a parsed batch; some batches have fewer.
+
+        Returns:
+            Parsed batches; for blocks that may have a fault, text columns as from `Log.batches`.
+
+        Raises:
+            RequestError: The log cannot be read to its end, or a row has another number of columns and `bad` is None.
         """
 
         def read(front: int) -> tuple[NDArray[np.uint8], int]:

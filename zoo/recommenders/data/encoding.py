@@ -1,4 +1,4 @@
-"""Columns of a click log to a model's inputs, as the log's schema says."""
+"""Encodes text columns of a click log as the inputs of a model, according to the schema."""
 
 from __future__ import annotations
 
@@ -23,12 +23,16 @@ UNKNOWN = 0  # the id of a category that is none of its vocabulary
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """n rows, encoded.
+    """n encoded rows.
 
-    ids: int32 [n, columns], see `Field`. numbers: float32 [n, numbers]. scales: float32 [n, lists of mean pooling], 1 /
-    items, 0 for none. labels: float32 [n], 0 or 1; None where none were asked for. weights: float32 [n]. times: float64
-    [n], seconds since 1970, or the position where there is no timestamp. index: int64 [n], 0-based position of each row
-    in the whole input, rows left out counted.
+    Attributes:
+        ids: Table rows of the categories, int32 [n, columns], see `Field`.
+        numbers: Scaled numbers, float32 [n, numbers].
+        scales: 1 / number of items for every list with mean pooling, 0 for empty lists; float32 [n, lists].
+        labels: 0 or 1, float32 [n]; None if no labels were read.
+        weights: Sample weights, float32 [n].
+        times: Seconds since 1970, or the position of the row if there is no timestamp; float64 [n].
+        index: 0-based position of the row in the whole input, counting the rows left out; int64 [n].
     """
 
     ids: NDArray[np.int32]
@@ -60,13 +64,18 @@ class Rows:
 
 @dataclass(frozen=True)
 class Field:
-    """What one category, or list of categories, becomes: `width` columns of the ids from `start` on, and a table.
+    """Encoding of one category, or list of categories, as `width` columns of ids and one embedding table.
 
-    Ids of a table of `rows` rows: 0 an unknown value, from 1 on known values or hash buckets, the last one a missing
-    value. In a list the last one fills the places that the row has no items for, and its row of the table is zeros; of
-    max pooling they repeat the first item. Of the encoding "id" 0 stands for unknown and missing values alike, and is
-    no item of a list; nor is it of a list that skips unknown values. Of the encoding "hash-bucket" ids are hash buckets
-    from 0 on, none of which is unknown. scale: the column of `Rows.scales` for mean pooling, else -1.
+    Ids of a table of `rows` rows: 0 is an unknown value, 1 and above are known values or hash buckets, the last row is
+    a missing value. In a list the last row, which is zeros, pads the places without an item; with max pooling the first
+    item is repeated instead. The encoding "id" uses 0 for both unknown and missing values, which are not items of a
+    list. A list with `skip_unknown` has no unknown items either. The encoding "hash-bucket" has hash buckets from 0 on
+    and no row for unknown values.
+
+    Attributes:
+        column: Column of the schema.
+        start: First column of the ids.
+        scale: Column of `Rows.scales` for mean pooling, else -1.
     """
 
     column: Column
@@ -205,7 +214,15 @@ class Encoding:
         )
 
     def scaled(self, at: int, x: NDArray[np.float64]) -> Any:
-        """Values of the number `at` as `schema.ENCODINGS` says, NaN where missing: float64 [n] to [n]."""
+        """Scales the values of one number as `schema.ENCODINGS` defines.
+
+        Args:
+            at: Index of the number among `numbers`.
+            x: Values, float64 [n]; NaN where missing.
+
+        Returns:
+            Scaled values, float [n]; NaN where missing.
+        """
         encoding = self.numbers[at].encoding
         match encoding["type"]:
             case "value":
@@ -253,7 +270,15 @@ class Encoding:
         np.copyto(values[:, :count], self.fills, where=missing)
 
     def scaled_mixed(self, columns: NDArray[np.int64], x: NDArray[np.float64]) -> Any:
-        """The same of a value of the number `columns[i]` each, float64 [n] to [n]."""
+        """Scales values that belong to different numbers, see `scaled`.
+
+        Args:
+            columns: Index of the number of every value, int64 [n].
+            x: Values, float64 [n]; NaN where missing.
+
+        Returns:
+            Scaled values, float64 [n]; NaN where missing.
+        """
         found, known = np.empty_like(x), np.zeros(len(self.numbers), bool)
         for scale, which, low, high in self._by_logarithm:  # all columns of a kind at once
             known |= which
@@ -285,7 +310,15 @@ class Encoding:
         return [each for each in found if each[1].any()]
 
     def scaled_whole(self, start: int, stop: int) -> Floats:
-        """What the whole numbers from `start` to below `stop` become, float32 [numbers, stop - start]; made once."""
+        """Tabulates the scaled values of whole numbers. Tables are computed once.
+
+        Args:
+            start: First whole number.
+            stop: One more than the last whole number.
+
+        Returns:
+            Scaled values, float32 [numbers, stop - start].
+        """
         if (tables := self._tables.get((start, stop))) is None:
             x = np.arange(start, stop, dtype=np.float64)
             found = [self.scaled(at, x).astype(np.float32) for at in range(len(self.numbers))]
@@ -297,8 +330,15 @@ class Encoding:
         return {}
 
     def encode_columns(self, columns: Mapping[str, pa.Array], index: NDArray[np.int64], labelled: bool) -> Rows:
-        """n rows of text columns by name, null where missing, as are features whose column is not there. index: their
-        positions, int64 [n]. Labels and weights that are none are NaN.
+        """Encodes text columns.
+
+        Args:
+            columns: {column name: text array [n]}, null where missing. Absent features count as missing.
+            index: Positions of the rows in the input, int64 [n].
+            labelled: Whether to encode labels and weights.
+
+        Returns:
+            n rows. Labels and weights that are not numbers are NaN.
         """
         count, (width, numbers, lists) = len(index), self.shape
         absent = pa.nulls(count, pa.string())
@@ -380,8 +420,14 @@ def floats(texts: pa.Array) -> NDArray[np.float64]:
 
 
 def seconds_since_1970(texts: pa.Array, unit: str) -> NDArray[np.float64]:
-    """Timestamps, float64 [n]; those that are none as before all others. unit: "s", "ms", or "text" for ISO 8601, UTC
-    where it has no zone.
+    """Parses timestamps.
+
+    Args:
+        texts: Text array [n], null where missing.
+        unit: "s" or "ms" for numbers since 1970, "text" for ISO 8601 (UTC without a zone).
+
+    Returns:
+        Seconds since 1970, float64 [n]; -inf where the text is not a timestamp.
     """
     if unit != "text":
         return np.nan_to_num(floats(texts) / (1000 if unit == "ms" else 1), nan=-np.inf)

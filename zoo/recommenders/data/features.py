@@ -1,4 +1,7 @@
-"""Rows of a click log to a model's inputs, as its schema says: columns by name, in any order, in constant memory."""
+"""Feature preprocessing: encodes the rows of a click log as the inputs of a model, in constant memory.
+
+Columns are found by name, in any order.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from zoo.recommenders.data.schema import FEATURES, REGRESSION, Schema
 
 @dataclass(frozen=True)
 class Features(Encoding):
-    """The preprocessing that travels with a model: its schema, and what each column becomes."""
+    """Preprocessing of a model, saved with the model: its schema and the encoding of every column."""
 
     @classmethod
     def from_json(cls, preprocessing: Mapping[str, Any]) -> Features:
@@ -77,14 +80,28 @@ class Features(Encoding):
         tower: str = "",
         with_label: bool | None = None,
     ) -> Iterator[Rows]:
-        """Rows of a source, or of several in turn (see `open_logs`), `batch_rows` at a time, the last ones fewer.
+        """Reads and encodes rows. Columns are found by name; other columns are ignored.
 
-        Columns are found by name; others may stand beside them. labelled: read labels and weights, too. tower: read
-        the columns of this tower alone, those of the other as missing. A row with another number of columns, or (where
-        labelled) another label than 0 and 1 or a weight below 0, raises RequestError; with on_error "skip" it is left
-        out and counted in `errors`, unless nearly all of the first million rows are such. Values that are no number
-        count as missing. Raises RequestError as well where a column is missing, and where there is no row. Of a schema
-        without a header rows are read by `line_reader.read_lines`, which alone uses `with_label`.
+        In logs with a header, text in a numeric column counts as missing.
+
+        Args:
+            source: One source or a list of sources, see `open_logs`; without a header, see `line_reader.read_lines`.
+            on_error: "raise", or "skip" to leave out faulty rows. Faulty rows have another number of columns or, with
+                `labelled`, a label other than 0 and 1 or a negative weight.
+            errors: Counts the rows left out by "skip".
+            batch_rows: Rows of a batch; the last batch may have fewer.
+            seconds: "read" is increased by the seconds that the sources took.
+            labelled: Whether to read labels and weights.
+            tower: Read the columns of this tower only; columns of the other tower count as missing. "": all columns.
+            with_label: Whether rows without a header begin with a label; None: decided by the first row. Used only for
+                schemas without a header.
+
+        Returns:
+            Batches of encoded rows in input order.
+
+        Raises:
+            RequestError: A faulty row with on_error "raise"; with "skip", nearly all of the first million rows are
+                faulty; a column is missing, the input has no row, or `on_error` is unknown.
         """
         if on_error not in ("raise", "skip"):
             raise RequestError(f"found on_error {on_error!r}, wanted raise or skip")
@@ -113,7 +130,16 @@ class Features(Encoding):
             yield replace(rows, numbers=numbers)
 
     def require(self, log: Log, tower: str = "", labelled: bool = False) -> None:
-        """Raises RequestError for a log that lacks columns, of one tower or, where `tower` is empty, of all."""
+        """Checks that a log has the columns of the schema.
+
+        Args:
+            log: Log to check.
+            tower: Check the columns of this tower only; "": all feature columns.
+            labelled: Whether to check the label and the weight as well.
+
+        Raises:
+            RequestError: Columns are missing.
+        """
         wanted = [each.name for each in self.schema.of(*FEATURES) if tower in ("", each.tower)]
         wanted += [each.name for each in self.schema.of("label", "weight") if labelled]
         if missing := [name for name in wanted if name not in log.columns]:

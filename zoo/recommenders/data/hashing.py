@@ -25,10 +25,17 @@ _CHUNK = 1 << 16  # strings at a time: temporaries stay in the cache and memory 
 
 
 def fingerprint64(offsets: npt.NDArray[np.int32] | Ints, data: Bytes) -> Hashes:
-    """Hash n byte strings in Arrow's layout: string i is `data[offsets[i]:offsets[i + 1]]`.
+    """Hashes n byte strings in Arrow's layout: string i is `data[offsets[i]:offsets[i + 1]]`.
 
-    `offsets` is int32 or int64 [n + 1], ascending; `data` is uint8 [bytes], C-contiguous. Returns uint64 [n]. Raises
-    ValueError where the offsets do not fit the data.
+    Args:
+        offsets: int32 or int64 [n + 1], ascending.
+        data: uint8 [bytes], C-contiguous.
+
+    Returns:
+        Fingerprints, uint64 [n].
+
+    Raises:
+        ValueError: The offsets do not fit the data.
     """
     starts = np.asarray(offsets, np.int64)
     lengths = np.diff(starts)
@@ -38,10 +45,15 @@ def fingerprint64(offsets: npt.NDArray[np.int32] | Ints, data: Bytes) -> Hashes:
 
 
 def fingerprints(data: Bytes, starts: Ints, lengths: Ints) -> Hashes:
-    """Hash n byte strings anywhere in a buffer: string i is `data[starts[i]:starts[i] + lengths[i]]`.
+    """Hashes n byte strings of a buffer: string i is `data[starts[i]:starts[i] + lengths[i]]`.
 
-    `data` is uint8 [bytes], C-contiguous; `starts` and `lengths` are int64 [n], every string inside `data`. Returns
-    uint64 [n].
+    Args:
+        data: uint8 [bytes], C-contiguous.
+        starts: First byte of every string, int64 [n].
+        lengths: Bytes of every string, int64 [n]; all strings are inside `data`.
+
+    Returns:
+        Fingerprints, uint64 [n].
     """
     hashes = np.full(starts.shape, _K2)  # the hash of the empty string
     fetch = _Fetch(data)
@@ -59,11 +71,19 @@ def fingerprints(data: Bytes, starts: Ints, lengths: Ints) -> Hashes:
 
 
 def buckets_of(hashes: Hashes, buckets: int | Sequence[int]) -> npt.NDArray[np.int32]:
-    """Hash modulo `buckets` (1 to 2^31 - 1) as int32, in the shape of `hashes`.
+    """Reduces hashes modulo the number of buckets.
 
-    A sequence holds the buckets of each entry of the last axis. The empty string, a missing value, then has a bucket of
-    its own behind
-    them: it is known by its hash, which any other string has with a chance of 2^-64.
+    Args:
+        hashes: Fingerprints, uint64 of any shape.
+        buckets: Number of buckets, 1 to 2^31 - 1; or a sequence with the number for every entry of the last axis. With
+            a sequence the empty string (a missing value) has an extra bucket, the last one. It is recognized by its
+            hash, which any other string has with probability 2^-64.
+
+    Returns:
+        Buckets, int32 in the shape of `hashes`.
+
+    Raises:
+        ValueError: A number of buckets is out of range.
     """
     divisor = np.array(buckets, np.int64)
     if not ((divisor > 0) & (divisor < 2**31)).all():
@@ -74,16 +94,32 @@ def buckets_of(hashes: Hashes, buckets: int | Sequence[int]) -> npt.NDArray[np.i
 
 
 def per_field(buckets: int | Sequence[int], fields: int) -> list[int | Sequence[int]]:
-    """The buckets of each field, as `hash_buckets` takes them for its column."""
+    """Splits the numbers of buckets by field.
+
+    Args:
+        buckets: One number for all fields, or one per field.
+        fields: Number of fields.
+
+    Returns:
+        For every field, the `buckets` argument of `hash_buckets`.
+    """
     return [buckets] * fields if isinstance(buckets, int) else [(each,) for each in buckets]
 
 
 def hash_buckets(strings: Any, buckets: int | Sequence[int]) -> npt.NDArray[np.int32]:
-    """Bucket of every string: `tf.strings.to_hash_bucket_fast(strings, buckets)`; or, of a sequence of one, see
-    `buckets_of`.
+    """Hashes strings into buckets, as `tf.strings.to_hash_bucket_fast(strings, buckets)`.
 
-    `strings` is a pyarrow Array of type binary, string, large_binary or large_string; null counts as the empty string.
-    Returns int32 [n] in [0, buckets). Raises TypeError for another type.
+    Args:
+        strings: pyarrow array [n] of type binary, string, large_binary or large_string; null counts as the empty
+            string.
+        buckets: Number of buckets, or a sequence of one number, see `buckets_of`.
+
+    Returns:
+        Buckets, int32 [n].
+
+    Raises:
+        TypeError: The array has another type.
+        ValueError: The number of buckets is out of range.
     """
     large = pa.types.is_large_binary(strings.type) or pa.types.is_large_string(strings.type)
     if not (large or pa.types.is_binary(strings.type) or pa.types.is_string(strings.type)):
@@ -124,8 +160,14 @@ class _Fetch:
 
 
 def overlapping(data: Bytes, size: int) -> npt.NDArray[Any]:
-    """View of `data` (uint8 [n]) as little-endian unsigned integers of `size` bytes, one starting at every byte: [n -
-    size + 1].
+    """Views a buffer as overlapping little-endian unsigned integers, one starting at every byte.
+
+    Args:
+        data: uint8 [n].
+        size: Bytes of an integer: 1, 2, 4 or 8.
+
+    Returns:
+        View [n - size + 1] without a copy.
     """
     return np.ndarray((max(data.size - size + 1, 0),), f"<u{size}", data, strides=(1,))
 

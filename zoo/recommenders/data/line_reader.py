@@ -1,11 +1,11 @@
-"""Logs without a header: tab separated lines whose columns are known by their places, as Criteo's are.
+"""Reads logs without a header: tab-separated lines whose columns are identified by position, such as Criteo's.
 
-A row is an optional label, 0 or 1, then the columns of the schema, tab separated; an empty field is a missing value
-(Kaggle's Display Advertising Challenge, 2014). Every byte but tab and line feed may stand in a category. A row with
-another number of columns, another label, or text that is no number in a column of numbers is a fault.
+A row is an optional label, 0 or 1, followed by the columns of the schema. Empty fields are missing values (Kaggle
+Display Advertising Challenge, 2014). Categories may contain every byte except tab and line feed. Faulty rows have
+another number of columns, another label, or text in a numeric column.
 
-The native parser reads blocks of right rows. A block with a fault, and every block where there is no native parser,
-goes through numpy, which is the definition and alone reports faults. Line numbers are those of the file.
+The native parser reads blocks without faults. Blocks with a fault, and all blocks without native code, go through
+numpy, which defines the results and reports the faults. Line numbers refer to the file.
 """
 
 from __future__ import annotations
@@ -49,28 +49,27 @@ def read_lines(
     seconds: defaultdict[str, float] | None = None,
     with_label: bool | None = None,
 ) -> Iterator[Rows]:
-    """Read rows without a header as a stream, in input order and constant memory.
+    """Reads rows without a header as a stream, in input order and constant memory.
 
     Args:
-        encoding: What the columns become; its schema has the columns of a row in their order.
-        sources: One of, or a list of: a TSV file, plain or gzip (known by its content); a .parquet file; "-" for stdin;
-            a folder written by `datasets.save_to_disk` or a data set on the hub, "org/name", both optionally with
-            ":split" (columns of tables by `sources.choose_columns`); the bytes of a TSV file as io.BytesIO; an Arrow
-            table. Or a list of raw rows: each a tab separated str or bytes, or a sequence of values where None, NaN and
+        encoding: Encoding of the columns; its schema has the columns of a row in their order.
+        sources: One source or a list of sources: a TSV file, plain or gzip (detected by content); a .parquet file; "-"
+            for stdin; a folder written by `datasets.save_to_disk` or a data set on the hub, "org/name", both optionally
+            with ":split" (columns of tables by `sources.choose_columns`); the bytes of a TSV file as io.BytesIO; an
+            Arrow table. Or a list of raw rows: tab-separated str or bytes, or sequences of values where None, NaN and
             "" are missing.
-        batch_rows: Rows of a batch; the last one may have fewer.
-        errors: Counts faulty rows, which are left out; None: the first one raises.
-        seconds: "read" is increased by the seconds in which the sources gave their bytes or tables.
-        with_label: Whether rows begin with a label; None: decided by the first row's number of columns. It holds for
-            all rows.
+        batch_rows: Rows of a batch; the last batch may have fewer.
+        errors: Counts faulty rows, which are left out; None: the first faulty row raises.
+        seconds: "read" is increased by the seconds that the sources took.
+        with_label: Whether all rows begin with a label; None: decided by the number of columns of the first row.
 
     Returns:
-        Batches of rows; labels are None where rows have none.
+        Batches of rows; labels are None for rows without labels.
 
     Raises:
         RequestError: A faulty row, with file and line; input that is missing, empty, truncated, of another kind, or
-            without one complete row; with `errors`, nearly all of the first million rows are faulty.
-        ZooError: A hub fails while it is read.
+            without a complete row; with `errors`, nearly all of the first million rows are faulty.
+        ZooError: The hub fails while it is read.
     """
     if batch_rows < 1:
         raise RequestError(f"found {batch_rows} rows a batch, wanted at least 1")

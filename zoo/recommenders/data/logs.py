@@ -1,10 +1,12 @@
-"""Click logs as streams of named text columns: CSV and TSV with a header, JSON lines, Parquet; text also as .gz; data
-sets of the `datasets` library, on disk or on the hub; rows and tables in memory.
+"""Opens click logs as streams of named text columns.
 
-Every column comes as text, null where a value is missing, in batches of constant memory. pyarrow reads CSV (quotes by
-RFC 4180, UTF-8) and Parquet. A list in JSON lines or Parquet becomes text joined by `LIST`; an empty one is missing, as
-it is in CSV. Rows of the Criteo format (Kaggle 2014), which have no header, are told by their 39 or 40 columns; their
-names are `CRITEO`.
+Sources: CSV and TSV with a header, JSON lines and Parquet; text files plain or .gz; data sets of the `datasets`
+library, on disk or on the hub; rows and tables in memory.
+
+Columns come as text in batches of constant memory; missing values are null. pyarrow reads CSV (quotes by RFC 4180,
+UTF-8) and Parquet. Lists in JSON lines or Parquet become text joined by `LIST`; empty lists are missing values, as in
+CSV. Rows in the Criteo format (Kaggle 2014) have no header. They are recognized by their 39 or 40 columns, which get
+the names `CRITEO`.
 """
 
 from __future__ import annotations
@@ -52,9 +54,15 @@ Bad = Callable[[int, str, str], None]
 
 @dataclass(frozen=True)
 class Log:
-    """A source of rows. kind: "csv", "jsonl", "parquet", "saved" or "hub" (data sets) or "rows" (in memory). delimiter:
-    of "csv", one character. columns: their names. header: whether the first line is one. place: what is opened, where
-    that is not `path`.
+    """A source of rows.
+
+    Attributes:
+        path: Path of the file, or the name of the source in messages.
+        kind: "csv", "jsonl", "parquet", "saved" or "hub" (data sets), or "rows" (in memory).
+        delimiter: Delimiter of "csv", one character.
+        columns: Column names.
+        header: Whether the first line is a header.
+        place: Object to open if it is not `path`.
     """
 
     path: str | Path
@@ -65,10 +73,19 @@ class Log:
     place: Any = None
 
     def batches(self, columns: Sequence[str] | None = None, bad: Bad | None = None) -> Iterator[pa.RecordBatch]:
-        """All rows in order, every one of `columns` (None: all) as text, null where missing.
+        """Reads all rows in order as text columns.
 
-        bad: told of each row with another number of columns, which is left out. Raises RequestError for a source that
-        cannot be read to its end, and for such a row where `bad` is None.
+        Args:
+            columns: Names of the columns to read; None: all.
+            bad: Called with every row that has another number of columns, see `Bad`; the row is left out. None: the
+                first such row raises.
+
+        Returns:
+            Record batches of string columns, null where a value is missing.
+
+        Raises:
+            RequestError: The source cannot be read to its end, or a row has another number of columns and `bad` is
+                None.
         """
         chosen = self.columns if columns is None else tuple(columns)
         with self.reading():
@@ -98,12 +115,19 @@ class Log:
 
 
 def open_log(source: Any, delimiter: str | None = None) -> Log:
-    """The log in a file, by its content; in a folder of `datasets` or on the hub ("org/name", either with ":split"); on
-    stdin ("-"); or in memory: io.BytesIO with the bytes of CSV or JSON lines, a pyarrow table, a data frame, a list of
-    {column: value}. A log is itself.
+    """Opens a click log; detects its format by content.
 
-    delimiter: of CSV; None: the one that its header has most of. Raises RequestError where there is no such source, or
-    one whose columns have no names, or names that stand twice.
+    Args:
+        source: A file; a folder of `datasets` or a data set on the hub ("org/name"), both optionally with ":split"; "-"
+            for stdin; io.BytesIO with the bytes of CSV or JSON lines; a pyarrow table, a data frame, or a list of
+            {column: value}. A `Log` is returned as is.
+        delimiter: Delimiter of CSV; None: the most frequent candidate in the header.
+
+    Returns:
+        The log with its column names. No rows are read yet.
+
+    Raises:
+        RequestError: The source does not exist or cannot be read, or its columns are unnamed or have duplicate names.
     """
     if isinstance(source, Log):
         return source
@@ -281,8 +305,20 @@ def _object(path: str | Path, number: int, line: str) -> dict[str, Any]:
 def csv_batches(
     log: Log, source: Any, columns: Sequence[str], bad: Bad | None, before: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Records of CSV, see `Log.batches`. source: a stream; or, where `before` says how many records of the log came
-    earlier, its header counted, some bytes, which become one batch.
+    """Reads CSV records as text columns, see `Log.batches`.
+
+    Args:
+        log: Log of the records.
+        source: A stream; with `before`, bytes that become one batch.
+        columns: Names of the columns to read.
+        bad: Called with every row that has another number of columns; None: the first such row raises.
+        before: Number of records in front of `source`, including the header; None: `source` is the whole log.
+
+    Returns:
+        Record batches of string columns.
+
+    Raises:
+        pyarrow.ArrowInvalid: A record cannot be parsed. Its row number counts from the start of the log.
     """
     path, header, earlier = log.path, log.header and before is None, before or 0
 

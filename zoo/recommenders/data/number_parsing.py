@@ -1,4 +1,4 @@
-"""Numbers in text, parsed without a loop over the fields."""
+"""Parses numbers in text for all fields at once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,18 @@ _u64 = np.uint64
 
 
 def parse_numbers(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Fields `data[starts:ends]` (any shape) as float32, NaN where empty, and bool of the same shape, where the text is
-    no number that float32 holds.
+    """Parses the fields `data[starts:ends]`.
 
-    `PAD` stands in front of the data. Short integers are read all at once; what is longer or has a decimal point goes
-    one by one.
+    Integers of up to eight digits are parsed all at once; longer numbers and decimal fractions one by one.
+
+    Args:
+        data: Text, uint8 [bytes], beginning with `PAD`.
+        starts: First byte of every field, int64 of any shape.
+        ends: One past the last byte of every field, int64 in the same shape.
+
+    Returns:
+        Values, float32 in the shape of `starts`, NaN for empty fields; and bool in the same shape, true where the text
+        is not a number in the range of float32.
     """
     values, bad = _digits(data, starts, ends)
     others = np.nonzero(bad)

@@ -1,4 +1,4 @@
-"""What all readers of click logs share: rows left out, and the time that reading takes."""
+"""Shared parts of the log readers: rows left out, row positions and timing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ HOPELESS, BAD_SHARE = 1_000_000, 0.99  # rows left out, and the share of all row
 
 @dataclass
 class ErrorLog:
-    """Rows left out by `read_rows(on_error="skip")`: how many of each kind (columns, label, number), and the first few
-    messages.
+    """Counts rows that were left out, and keeps the first messages.
+
+    Attributes:
+        limit: Number of messages to keep.
+        counts: Rows per kind of fault ("columns", "label", "number", "weight").
+        messages: The first `limit` messages.
     """
 
     limit: int = 5
@@ -27,7 +31,12 @@ class ErrorLog:
     messages: list[str] = field(default_factory=list)
 
     def add(self, kind: str, message: str) -> None:
-        """Count one row."""
+        """Counts one row.
+
+        Args:
+            kind: Kind of fault: "columns", "label", "number" or "weight".
+            message: Description of the fault, with the place of the row.
+        """
         self.counts[kind] += 1
         if len(self.messages) < self.limit:
             self.messages.append(message)
@@ -76,7 +85,16 @@ class Positions:
 
 
 def timed(items: Iterable[Item], seconds: defaultdict[str, float], name: str) -> Iterator[Item]:
-    """The same items; `seconds[name]` counts the time in which they were made."""
+    """Measures the time that an iterator takes to produce its items.
+
+    Args:
+        items: Items to pass through.
+        seconds: `seconds[name]` is increased by the seconds.
+        name: Key of `seconds`.
+
+    Returns:
+        The same items.
+    """
     iterator = iter(items)
     while True:
         begin = time.perf_counter()

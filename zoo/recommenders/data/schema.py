@@ -1,6 +1,6 @@
-"""What the columns of a click log are: the schema that a person can read and edit, and that travels with a model.
+"""Schema of a click log: kind and encoding of every column. It can be edited as JSON and is saved with the model.
 
-The file is JSON of the form `JSON_SCHEMA` (JSON Schema, draft 2020-12): {"rows", "columns": [{"name", "kind", ...}]}.
+The file is described by `JSON_SCHEMA` (JSON Schema, draft 2020-12): {"rows", "columns": [{"name", "kind", ...}]}.
 """
 
 from __future__ import annotations
@@ -172,7 +172,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a log in its order. rows: that it was inferred from. header: whether the log names its columns."""
+    """The columns of a log in order.
+
+    Attributes:
+        columns: Columns with their kinds and encodings.
+        rows: Number of rows that the schema was inferred from.
+        header: Whether the log has a header with the column names.
+    """
 
     columns: tuple[Column, ...]
     rows: int = 0
@@ -199,7 +205,18 @@ class Schema:
 
     @classmethod
     def from_json(cls, value: Any, source: str = "the schema") -> Schema:
-        """The schema in plain JSON values. Raises RequestError that names all faults at once."""
+        """Creates a schema from JSON values.
+
+        Args:
+            value: Parsed JSON in the form of `JSON_SCHEMA`.
+            source: Name of the source in error messages.
+
+        Returns:
+            The schema.
+
+        Raises:
+            RequestError: The value is not a valid schema; the message lists all faults.
+        """
         if faults := _faults(value):
             raise RequestError(f"{source} has {len(faults)} fault{'s' * (len(faults) > 1)}: {'; '.join(faults)}")
         return cls(tuple(Column(**each) for each in value["columns"]), value.get("rows", 0), value.get("header", True))
@@ -219,7 +236,11 @@ class Schema:
 
     @classmethod
     def load(cls, path: str | Path) -> Schema:
-        """Read a schema. Raises RequestError for a missing or broken file, with all its faults."""
+        """Reads a schema file.
+
+        Raises:
+            RequestError: The file is missing or is not a valid schema; the message lists all faults.
+        """
         return cls.from_json(files.read_json(Path(path)), str(path))
 
 

@@ -1,4 +1,4 @@
-"""A click log's schema, inferred from one pass over its rows in constant memory."""
+"""Infers the schema of a click log in one pass over its rows and in constant memory."""
 
 from __future__ import annotations
 
@@ -49,11 +49,19 @@ _ISO = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?)?
 
 
 def infer(log: Log, label: str | None = None, on_error: str = "raise") -> Schema:
-    """The schema of a log: every column's kind, encoding and why, from one pass over all rows.
+    """Infers the kind and encoding of every column, with the reason, in one pass over all rows.
 
-    label: the column to predict; None: one of `LABELS` that holds 0 and 1. on_error: "skip" passes over the rows that
-    training leaves out, those of another width and those whose label is neither. Raises RequestError where there is no
-    such column, or no row.
+    Args:
+        log: Log to read.
+        label: Column to predict; None: a column named in `LABELS` that holds 0 and 1.
+        on_error: "skip" ignores the rows that training leaves out: rows with another number of columns, and labels
+            other than 0 and 1. "raise" raises at the first such row.
+
+    Returns:
+        The schema.
+
+    Raises:
+        RequestError: The log has no row, no such label column or no feature column, or has a faulty row with "raise".
     """
     skip = on_error == "skip"
     seen = {name: _Seen(name) for name in log.columns}

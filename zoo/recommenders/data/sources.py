@@ -1,6 +1,4 @@
-"""Where rows come from: text files plain or gzip, stdin, parquet, data sets on disk or on the hub; opened lazily and
-read as a stream.
-"""
+"""Opens sources of rows as streams: plain or gzip text files, stdin, Parquet, and data sets on disk or on the hub."""
 
 from __future__ import annotations
 
@@ -162,13 +160,34 @@ def _first_line(error: BaseException) -> str:
 
 
 def tables(name: str, kind: str, place: Any) -> Iterator[Any]:
-    """Arrow tables of a "parquet" file, a "saved" data set or one on the "hub", of some thousand rows each."""
+    """Reads a source as Arrow tables of some thousand rows.
+
+    Args:
+        name: Name of the source in error messages.
+        kind: "parquet" for a file, "saved" for a data set on disk, "hub" for a data set on the hub.
+        place: Location as returned by `find`.
+
+    Returns:
+        Arrow tables in order.
+
+    Raises:
+        RequestError: The source cannot be read or is empty.
+        ZooError: The hub fails while it is read.
+    """
     readers: dict[str, Callable[..., Iterator[Any]]] = {"parquet": _parquet, "saved": _saved, "hub": _hub}
     return readers[kind](name, *place)
 
 
 def criteo_columns(numeric: int, categorical: int) -> list[tuple[str, str]]:
-    """Kinds and names of so many numbers, I1, I2, ..., and categories, C1, C2, ..."""
+    """Lists kinds and names of the feature columns in the Criteo format.
+
+    Args:
+        numeric: Number of numeric columns, named I1, I2, ...
+        categorical: Number of categorical columns, named C1, C2, ...
+
+    Returns:
+        (kind, name) of every column in order.
+    """
     numbers = [("number", f"I{i}") for i in range(1, numeric + 1)]
     return numbers + [("category", f"C{i}") for i in range(1, categorical + 1)]
 
