@@ -1,4 +1,4 @@
-"""Where everything that a click model's program multiplies as int16 codes stands, and the steps that look it up."""
+"""Lays out the int16 codes that a program multiplies, and the lookup steps that fill them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a click model's float graph computes: fields, linear layers, sums, crosses, dot products.
+"""Expressions of the float graph of a click model: fields, linear layers, sums, crosses and dot products.
 
-`zoo.recommenders.lowering.graph_reader` reads a graph as such.
+`zoo.recommenders.lowering.graph_reader` builds them from a graph.
 """
 
 from __future__ import annotations
@@ -19,16 +19,23 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """A float value of `width` columns a sample."""
+    """A float value.
+
+    Attributes:
+        width: Columns of one sample.
+    """
 
     width: int
 
 
 @dataclass(frozen=True, eq=False)
 class Numbers(Expression):
-    """Columns of the input of numbers, times a factor each, float64 [width].
+    """Columns of the numeric input, each multiplied by a factor.
 
-    value: its name in the graph, where it is a vector of one number, else "".
+    Attributes:
+        columns: Columns of the input.
+        factor: Factors, float64 [width].
+        value: Name in the graph if it is a vector of one number, else "".
     """
 
     columns: list[int]
@@ -38,9 +45,15 @@ class Numbers(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Field(Expression):
-    """Rows of a table [rows, width] that `count` columns of the ids choose, pooled: "", "sum", "mean" or "max".
+    """Table rows that the ids of one field select, pooled.
 
-    mean: the column of `scales` that a sum is multiplied by. value: its name in the graph.
+    Attributes:
+        table: Embeddings [rows, width].
+        column: First column of the ids.
+        count: Number of columns of the ids.
+        pool: "", "sum", "mean" or "max".
+        mean: Column of `scales` that a sum is multiplied by.
+        value: Name in the graph.
     """
 
     table: Array
@@ -60,7 +73,15 @@ class Concat(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Linear(Expression):
-    """x weight + bias; float64 [inputs, width] and [width]. relu: the value after it is read, not the sum."""
+    """x weight + bias.
+
+    Attributes:
+        x: Input.
+        weight: float64 [inputs, width].
+        bias: float64 [width].
+        relu: Whether a ReLU follows.
+        value: Name in the graph; with `relu`, the name of the value after the ReLU.
+    """
 
     x: Expression
     weight: Array
@@ -83,7 +104,7 @@ class Leaky(Expression):
         return [self.x]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """See `Curved`."""
+        """Creates the step from the buffer of `x` to the buffer `out`, see `Curved`."""
         return steps.Leaky(sources[0], out, self.slope.astype(np.float32))
 
 
@@ -100,7 +121,7 @@ class Tanh(Expression):
         return [self.x]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """See `Curved`."""
+        """Creates the step from the buffer of `x` to the buffer `out`, see `Curved`."""
         return steps.Tanh(sources[0], out)
 
 
@@ -118,7 +139,7 @@ class Gated(Expression):
         return [self.x, self.gates]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """See `Curved`."""
+        """Creates the step from the buffers of `x` and the gates to the buffer `out`, see `Curved`."""
         return steps.Mixture(sources[0], sources[1], out)
 
 
@@ -136,7 +157,7 @@ class GatedSum(Expression):
         return [*self.vectors, self.gates]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """See `Curved`."""
+        """Creates the step from the buffers of experts and gates to the buffer `out`, see `Curved`."""
         return steps.GatedSum(tuple(sources[:-1]), sources[-1], out, is_relu(self.vectors[0]))
 
 
@@ -286,14 +307,31 @@ def parts_of(x: Expression) -> list[Expression]:
 
 
 def columns_of(x: Linear, count: int) -> list[Expression]:
-    """A layer as so many layers of neighbouring columns."""
+    """Splits a layer into layers of neighbouring columns.
+
+    Args:
+        x: Layer; its width is divisible by `count`.
+        count: Number of layers.
+
+    Returns:
+        Layers of width x.width / count in order.
+    """
     weights, biases = np.split(x.weight, count, axis=1), np.split(x.bias, count)
     slices = zip(weights, biases, strict=True)
     return [replace(x, width=x.width // count, weight=weight, bias=bias) for weight, bias in slices]
 
 
 def gated_sum(vectors: Sequence[Expression], gates: Linear, value: str) -> GatedSum | None:
-    """sum_e softmax(gates)_e x_e; None where the experts are no layers of one width, all or none behind a ReLU."""
+    """Creates sum_e softmax(gates)_e x_e.
+
+    Args:
+        vectors: Experts.
+        gates: Layer with one output per expert.
+        value: Name of the sum in the graph.
+
+    Returns:
+        The sum; None unless all experts are layers of one width, and all or none of them end in a ReLU.
+    """
     width = vectors[0].width
     alike = all(isinstance(x, Linear | Curved) and x.width == width for x in vectors)
     if not alike or len(vectors) != gates.width or len({is_relu(x) for x in vectors}) > 1:
@@ -307,7 +345,15 @@ def unshifted(x: Expression) -> tuple[Expression, Any]:
 
 
 def shifted(x: Expression, by: Any) -> Expression:
-    """x + by; by: a number, or float64 [width]."""
+    """Adds a constant.
+
+    Args:
+        x: Value.
+        by: A number or float64 [width].
+
+    Returns:
+        x + by.
+    """
     x, before = unshifted(x)
     total = np.broadcast_to(before + by, x.width)
     return Shifted(x.width, x, total) if total.any() else x
@@ -346,7 +392,15 @@ def below(x: Expression) -> Iterator[Expression]:
 
 
 def stacked(x: Expression | None, form: str = "stack") -> list[Expression] | None:
-    """The vectors of a value of this form."""
+    """Returns the vectors of a value.
+
+    Args:
+        x: Value.
+        form: Required `Vectors.form`.
+
+    Returns:
+        The vectors; None for other values and other forms.
+    """
     return x.vectors if isinstance(x, Vectors) and x.form == form else None
 
 
@@ -356,7 +410,16 @@ def square_of(x: Expression) -> Expression | None:
 
 
 def crossed_with(product: Times, state: Expression, name: str) -> Expression | None:
-    """x_0 u + x_l."""
+    """Recognizes a layer of a cross network, x_{l+1} = x_0 u_l + x_l (Wang et al. 2021, "DCN V2").
+
+    Args:
+        product: x_0 u_l.
+        state: x_l.
+        name: Name of x_{l+1} in the graph.
+
+    Returns:
+        x_{l+1}; None if the product is not of this form.
+    """
     x = state.x if isinstance(state, Crossed) else state
     changes = state.changes if isinstance(state, Crossed) else []
     for same, u in ((product.x, product.y), (product.y, product.x)):
@@ -366,7 +429,15 @@ def crossed_with(product: Times, state: Expression, name: str) -> Expression | N
 
 
 def times(x: Expression, y: Expression) -> Expression:
-    """x y, element by element."""
+    """Multiplies two values element by element.
+
+    Args:
+        x: First factor.
+        y: Second factor, of the same width.
+
+    Returns:
+        The product; for two stacks of vectors, the stack of products.
+    """
     a, b = stacked(x), stacked(y)
     if a and b and len(a) == len(b):
         return Vectors(x.width, [times(v, w) for v, w in zip(a, b, strict=True)])
@@ -374,7 +445,15 @@ def times(x: Expression, y: Expression) -> Expression:
 
 
 def scaled(x: Expression, factor: Array) -> Expression | None:
-    """x times a constant, float64 [1 or width]; None where that has no form."""
+    """Multiplies a value by a constant.
+
+    Args:
+        x: Value.
+        factor: float64 [1] or [width].
+
+    Returns:
+        The product; None if no expression represents it.
+    """
     if isinstance(x, Numbers) and factor.size in (1, x.width):
         return replace(x, factor=x.factor * factor)
     if isinstance(x, Linear) and not x.relu and factor.size in (1, x.width) and x.width > 1:
@@ -399,7 +478,15 @@ def total_of(x: Expression) -> Total | None:
 
 
 def sum_of_layers(x: Expression, value: str) -> Linear | None:
-    """A value of one column as one layer; value: its name. None where it is another sum."""
+    """Merges a sum of one column into one linear layer.
+
+    Args:
+        x: Value of one column.
+        value: Name of the layer in the graph.
+
+    Returns:
+        The layer; None if `x` has terms that are not linear layers.
+    """
     total = total_of(x)
     layers = [(layer_of(term), factor) for term, factor in total.terms] if total is not None else []
     known = [(each, factor) for each, factor in layers if each is not None and not each.relu]
@@ -411,7 +498,16 @@ def sum_of_layers(x: Expression, value: str) -> Linear | None:
 
 
 def added(x: Expression, y: Expression, sign: float) -> Expression | None:
-    """x + sign y, of one column each; None where they are no sums."""
+    """Adds two values of one column.
+
+    Args:
+        x: First value.
+        y: Second value.
+        sign: Factor of `y`.
+
+    Returns:
+        x + sign y; None if a value is not a sum.
+    """
     a, b = total_of(x), total_of(y)
     if a is None or b is None:
         return None

@@ -1,4 +1,4 @@
-"""A click model's float graph read by its structure, see `zoo.recommenders.lowering.expressions`."""
+"""Reads the float graph of a click model as the expressions of `zoo.recommenders.lowering.expressions`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real weights and tables as the integers of a click program."""
+"""Quantizes float weights and tables to the integers of a native program."""
 
 from __future__ import annotations
 
@@ -25,8 +25,15 @@ MOST = 2**31 * 0.99  # what sums of weights may reach, so that rounding them doe
 
 @dataclass(frozen=True, eq=False)
 class Integers:
-    """Weights of a `Mixed` step: rows of folded fields with the first of each, weights of codes, the scale of the sums,
-    what the rows leave out.
+    """Integer weights of a `Mixed` step.
+
+    Attributes:
+        table: Rows of the folded fields, int16 or uint8 [rows, N]; None if no field is folded.
+        offsets: First row of every folded field.
+        weight: Weights of the codes, int16 [codes, N].
+        scale: Scale of the sums, float64 [N].
+        centre: Constant that the rows leave out, float64 [N].
+        shift: Steps of rows and of weights differ by 2^shift.
     """
 
     table: Array | None
@@ -40,13 +47,25 @@ class Integers:
 def mixed_layer(
     matrix: Floats, folded: Sequence[tuple[Field, int]], weight: Floats, fine: Floats, wide: bool
 ) -> Integers:
-    """`matrix` [codes, N], what a code adds, and fields (with their first row of `weight` [inputs, N]) as integers.
+    """Quantizes linear layers that read codes and folded fields.
 
-    fine: [N], steps of a result below which nothing is gained. wide: rows as int16, else bytes. A column's rows are
-    products in float64 less the middle c_f of each field's, which makes their scale small: with e_f = E_f[id_f],
-    [e_1 .. e_F] W = sum_f (P_f[id_f] - c_f) + sum_f c_f, where P_f = E_f W_f. Steps of rows and of
-    weights differ by 2^shift in every column; a column whose weights then do not fit gets larger steps, and the shift
-    is that of least squared error. Raises RequestError for what is not finite.
+    A row of the folded table is the product of embedding and weight in float64, minus the middle c_f of the field's
+    products, which keeps its scale small. With e_f = E_f[id_f] and P_f = E_f W_f:
+    [e_1 .. e_F] W = sum_f (P_f[id_f] - c_f) + sum_f c_f. The steps of rows and of weights differ by 2^shift in every
+    column. Columns whose weights then do not fit get larger steps. The shift has the least squared error.
+
+    Args:
+        matrix: Weights of the codes in units of the result, float64 [codes, N].
+        folded: Folded fields, with the first row of `weight` of every field.
+        weight: Weights of the folded fields, float64 [inputs, N].
+        fine: Smallest useful step of every result, float64 [N].
+        wide: Whether rows are int16; else uint8.
+
+    Returns:
+        Integer rows and weights with their scales.
+
+    Raises:
+        RequestError: A table or weight is not finite.
     """
     largest, reach = np.abs(matrix).max(axis=0, initial=0), CODES * np.abs(matrix).sum(axis=0)
     if not folded:
@@ -82,13 +101,35 @@ def mixed_layer(
 
 
 def products(part: Field, weight: Floats) -> Iterator[tuple[int, Floats]]:
-    """(first row, block of rows of table x weight)."""
+    """Multiplies a table by weights in blocks of `BLOCK` rows.
+
+    Args:
+        part: Field of the table [rows, width].
+        weight: float64 [width, N].
+
+    Returns:
+        (first row, float64 product [block rows, N]) of every block.
+    """
     for start in range(0, len(part.table), BLOCK):
         yield start, part.table[start : start + BLOCK].astype(np.float64) @ weight
 
 
 def dense_layer(weight: Floats, bias: Floats, scale: float, unit: float, form: str) -> LinearLayer:
-    """A layer on a hidden one of this scale."""
+    """Quantizes a linear layer that reads a hidden layer in 8 bits.
+
+    Args:
+        weight: float64 [inputs, N].
+        bias: float64 [N].
+        scale: Scale of the inputs.
+        unit: Scale of the result.
+        form: Format of the result; "f4" is float32 without a ReLU.
+
+    Returns:
+        Layer with symmetric int8 weights per output channel and int32 biases.
+
+    Raises:
+        RequestError: The sums can overflow 32 bits.
+    """
     scales, codes = weight_qparams(weight.astype(np.float32), 1)
     factor = scales.astype(np.float64) * scale
     whole = np.rint(bias / factor)

@@ -1,5 +1,6 @@
-"""A click model of any family as one program for the native kernels: linear layers folded into tables where that pays,
-embeddings as int16 codes where not.
+"""Lowers the float graph of a click model to one program of the native kernels.
+
+Linear layers are folded into embedding tables where this saves time; other embeddings become int16 codes.
 """
 
 from __future__ import annotations
@@ -53,13 +54,25 @@ FLOAT = 1e-9  # the finest step of a result that stays float
 def fold_program(
     model: ir.Model, table: CalibrationTable, recipe: QuantRecipe
 ) -> tuple[ir.Model | None, dict[str, Any]]:
-    """The rewritten float model as one `ClickProgram`: (model, report), or (None, report) where it has an operator that
-    no program has, or the recipe keeps tables float.
+    """Lowers a rewritten float model to one `ClickProgram`.
 
-    Where the recipe keeps an operator float, which 8 bits are too coarse for, the program has none in bytes: all is in
-    int16 codes, rows of folded tables too. Reads Wide & Deep, DeepFM, DCN V2, DLRM and two-tower models by structure,
-    see `zoo.recommenders.lowering.graph_reader`. The report: {"fold": bool, "reason": one line, "layers": {hidden
-    value: `Decision`}, "refused": {operator: reason}}. On one machine the same inputs give the same bytes.
+    Supports the structures of Wide & Deep, DeepFM, DCN V2, DLRM and two-tower models, see
+    `zoo.recommenders.lowering.graph_reader`. If the recipe keeps an operator float because 8 bits are too coarse, the
+    program uses int16 codes throughout, also for the rows of folded tables. On one machine the same inputs give the
+    same bytes.
+
+    Args:
+        model: Float32 model after the rewrites. It is not changed.
+        table: Activation ranges, calibrated on this graph.
+        recipe: Operators to quantize, and whether to quantize tables.
+
+    Returns:
+        (model, report). The model is None if the graph has an unsupported operator or the recipe keeps tables float.
+        The report is {"fold": bool, "reason": one line, "layers": {hidden value: `Decision`}, "refused": {operator:
+        reason}}.
+
+    Raises:
+        RequestError: The table belongs to another graph.
     """
     table.require(model)
     found = model.clone()
@@ -296,8 +309,16 @@ class Compiler(Codes):
         return {x: self._made[x, form][0] for x, form in forms.items() if x.relu and (x, form) in self._made}
 
     def by_activity(self, program: ClickProgram, hidden: Mapping[Linear, int]) -> dict[Expression, Array]:
-        """Orders of the units of `hidden`, those first that are not zero in most of some random samples: zeros of
-        neighbours, which kernels pass over by twos and fours, come together.
+        """Sorts the units of hidden layers by how often they are nonzero, on random samples.
+
+        Neighbouring zeros can then be skipped by the kernels, which test two or four units at once.
+
+        Args:
+            program: Program with the layers in their original order.
+            hidden: Buffer slot of every hidden layer.
+
+        Returns:
+            Order of the units of every layer, int64 [width]; most active units first.
         """
         generator = np.random.default_rng(0)
         ids = generator.integers(0, np.maximum(program.rows, 1), (SAMPLES, program.rows.size), np.int32)

@@ -1,4 +1,4 @@
-"""How the parts of a click model's program are read, in which form each, and which fields' tables are folded."""
+"""Plans a native program: the number format in which every part is read, and the fields whose tables are folded."""
 
 from __future__ import annotations
 
