@@ -1,5 +1,6 @@
-"""How processes that train together exchange gradients: the options of torch's DistributedDataParallel (Li et al. 2020,
-"PyTorch Distributed"), and which are quickest on these machines, by timing.
+"""Gradient exchange of data-parallel training, and the search for its fastest options by timing.
+
+The options are those of torch's DistributedDataParallel (Li et al. 2020, "PyTorch Distributed").
 """
 
 from __future__ import annotations
@@ -47,11 +48,17 @@ LEAST = 0.02  # of a step's time, that is worth another way
 
 @dataclass(frozen=True)
 class Communication:
-    """Options of the exchange; those of torch's DistributedDataParallel by their own names.
+    """Options of the gradient exchange, named as in torch's DistributedDataParallel.
 
-    bucket_cap_mb: MB of gradients that are summed at once. hook: the type that gradients travel in ("": their own), or
-    powersgd: their approximation by rank 2 (Vogels et al. 2019), all at once, since gloo mixes up the sums of several
-    buckets; no search tries it, for no checkpoint keeps its remainder. threads: of gloo.
+    Attributes:
+        hook: Number format of the exchanged gradients: "" keeps theirs, "fp16" and "bf16" convert them, "powersgd"
+            approximates them with rank 2 (Vogels et al. 2019). PowerSGD exchanges all gradients in one bucket, because
+            gloo confuses the sums of several buckets. The search does not try it, because checkpoints do not keep its
+            error feedback.
+        bucket_cap_mb: MB of gradients that are summed at once.
+        threads: Threads of gloo.
+        gradient_as_bucket_view: Whether gradients are views of the buckets.
+        static_graph: Whether the graph is the same in all steps.
     """
 
     hook: str = ""
@@ -61,7 +68,15 @@ class Communication:
     static_graph: bool = False
 
     def wrap(self, model: nn.Module, group: Processes) -> DistributedDataParallel:
-        """The model, whose backward pass exchanges gradients so. To be called by all processes."""
+        """Wraps a model so that its backward pass exchanges gradients with these options. All processes must call it.
+
+        Args:
+            model: Model on the device of the group.
+            group: Processes that train together.
+
+        Returns:
+            The wrapped model.
+        """
         gloo = group.device.type == "cpu" and self.threads != Communication.threads
         wrapped = DistributedDataParallel(
             model,
@@ -82,7 +97,15 @@ class Communication:
 
 
 def exchanging(model: nn.Module, now: bool) -> contextlib.AbstractContextManager[None]:
-    """Backward passes under it exchange gradients, or where not `now` keep them for one that does."""
+    """Chooses whether backward passes exchange gradients, for gradient accumulation.
+
+    Args:
+        model: Model, wrapped or not.
+        now: True exchanges gradients; False accumulates them locally.
+
+    Returns:
+        Context manager for the backward passes.
+    """
     if now or not isinstance(model, DistributedDataParallel):
         return contextlib.nullcontext()
     return model.no_sync()
@@ -105,13 +128,21 @@ def tuned(
     about: str,
     whole: bool = True,
 ) -> dict[str, Any]:
-    """Find the quickest communication for a model on the machines that train it, or remember what was found there
-    before; all processes agree.
+    """Finds the fastest gradient exchange for a model on these machines; all processes agree on the result.
 
-    step: a forward and a backward pass of the model it is given. start: what is used unless another is quicker by more
-    than noise, timed in turns. about: what else a step's time depends on (batch, precision), for remembering. whole:
-    every step is exchanged, so that the graph is static. Returns {"communication": options, "speedup": step's time
-    before over after, "share": of a step's time before, after, that the exchange takes, "tried": every comparison}.
+    The result is cached by model, machines and options. Candidates are timed in turn with the current best.
+
+    Args:
+        model: Model to train.
+        group: Processes that train together.
+        step: Runs one forward and backward pass of the model that it is called with.
+        start: Options to keep unless other options are faster by more than noise.
+        about: Other properties that determine the time of a step (batch size, precision), for the cache key.
+        whole: Whether every step exchanges gradients, so that the graph is static.
+
+    Returns:
+        {"communication": options, "speedup": time of a step before / after, "share": fractions of the time of a step
+        before and after that the exchange takes, "tried": all comparisons}.
     """
     own = {"cpu": machine.fingerprint(), "host": platform.node(), "threads": torch.get_num_threads()}
     everyone: list[Any] = [None] * group.count
@@ -169,8 +200,19 @@ def compared(
     other: Communication,
     rounds: int,
 ) -> tuple[float, float]:
-    """(the time of a step with `one` over that with `other`, its noise: of the median, from the spread of both), in
-    turns on copies of the model; of the slowest process.
+    """Times two options in turn on copies of a model.
+
+    Args:
+        model: Model to train.
+        group: Processes that train together.
+        step: Runs one forward and backward pass.
+        one: First options.
+        other: Second options.
+        rounds: Timed steps of every option.
+
+    Returns:
+        (median time of a step with `one` / with `other`, standard error of this ratio from the spreads of both). Times
+        are those of the slowest process.
     """
     wrapped = [each.wrap(copy.deepcopy(model), group) for each in (one, other)]
     for each in wrapped:
@@ -185,7 +227,18 @@ def compared(
 def share(
     model: nn.Module, group: Processes, step: Callable[[nn.Module], None], way: Communication, rounds: int = ROUNDS
 ) -> float:
-    """The part of a step's time that the exchange takes: what is saved without it, in turns."""
+    """Measures the fraction of a step's time that the exchange takes: steps with and without exchange, in turn.
+
+    Args:
+        model: Model to train.
+        group: Processes that train together.
+        step: Runs one forward and backward pass.
+        way: Options of the exchange.
+        rounds: Timed pairs of steps.
+
+    Returns:
+        Fraction, 0 to 1.
+    """
     wrapped = replace(way, static_graph=False).wrap(copy.deepcopy(model), group)
     times = []
     for turn in range(WARM + rounds):
@@ -200,7 +253,16 @@ def share(
 
 
 def step_seconds(group: Processes, step: Callable[[nn.Module], None], model: nn.Module) -> float:
-    """Of one step, by the slowest process."""
+    """Times one step.
+
+    Args:
+        group: Processes that train together.
+        step: Runs one forward and backward pass.
+        model: Wrapped model.
+
+    Returns:
+        Seconds of the slowest process.
+    """
     distributed.barrier()
     start = time.perf_counter()
     step(model)

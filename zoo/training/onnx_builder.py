@@ -1,6 +1,6 @@
-"""A network in torch to ONNX: operators appended one by one, named by the path of their module.
+"""Builds ONNX graphs from torch modules: operators are appended one by one and named by the path of their module.
 
-Nothing of torch's own exporter takes part, so that a graph's digest depends on the network and its weights alone.
+torch's exporter is not used, so that the digest of a graph depends only on the network and its weights.
 """
 
 from __future__ import annotations
@@ -38,18 +38,48 @@ class Writer:
         self.taken = query.used_names(main)
 
     def weight(self, name: str, array: NDArray[Any]) -> ir.Value:
-        """An initializer, made at its first use."""
+        """Adds an initializer, or returns the existing one of this name.
+
+        Args:
+            name: Name of the initializer.
+            array: Values.
+
+        Returns:
+            Value of the initializer.
+        """
         found = self.main.initializers.get(name)
         return edit.initializer(self.main, name, array, self.taken) if found is None else found
 
     def add(self, op: str, inputs: Sequence[ir.Value | None], name: str, **attributes: Any) -> ir.Value:
-        """Append an operator; returns its result, float unless `dtype` says otherwise."""
+        """Appends an operator.
+
+        Args:
+            op: Operator type.
+            inputs: Inputs; None for an omitted optional input.
+            name: Name of the node and its output.
+            **attributes: Attributes of the operator, and `dtype`, the type of the output (default: float32).
+
+        Returns:
+            First output of the operator.
+        """
         node = edit.node(op, list(inputs), name, taken=self.taken, **{"dtype": ir.DataType.FLOAT, **attributes})
         self.main.append(node)
         return node.outputs[0]
 
     def layer(self, inputs: list[ir.Value], path: str, module: nn.Module) -> ir.Value:
-        """Append what `module` computes after training. Raises RequestError for a kind that is not known here."""
+        """Appends the inference form of a torch module.
+
+        Args:
+            inputs: Inputs of the module.
+            path: Path of the module in the network, the prefix of its names.
+            module: Identity, Dropout, Linear or ReLU.
+
+        Returns:
+            Output of the module.
+
+        Raises:
+            RequestError: The module is of another type.
+        """
         match type(module).__name__:
             case "Identity" | "Dropout":
                 return inputs[0]

@@ -1,5 +1,4 @@
-"""What trainings share: settings, data sets, the output folder, a checkpoint's run, learning curves; processes that
-torchrun started, torch's checkpoints."""
+"""Common parts of training runs: settings, data sets, output folders, checkpoints, curves and torchrun processes."""
 
 from __future__ import annotations
 
@@ -33,7 +32,15 @@ _CLAIMED: dict[Path, filelock.BaseFileLock] = {}  # output folders of this proce
 
 
 def require_free(output: Path, taught: bool = False) -> None:
-    """Raise RequestError unless `output` is new or an empty folder. taught: it may hold what a teacher said."""
+    """Checks that an output folder is new or empty.
+
+    Args:
+        output: Folder to train into.
+        taught: Whether the folder may contain cached distillation targets.
+
+    Raises:
+        RequestError: The folder is in use.
+    """
     if output.exists() and (not output.is_dir() or any(beside_taught(output) if taught else output.iterdir())):
         raise RequestError(
             f"found {output} in use, wanted a new or empty folder; choose another, or go on training there with "
@@ -48,10 +55,16 @@ def beside_taught(output: Path) -> list[Path]:
 
 
 def require_output(output: Path, state: str, resume: bool) -> None:
-    """Raise RequestError unless `output` holds the checkpoint `state` to resume from, or else is new or empty but for
-    what a teacher said, and can be written.
+    """Checks an output folder and locks it: no other process can train into it until this process ends.
 
-    From here on no other process may train there until this one ends.
+    Args:
+        output: Folder to train into.
+        state: Path of the checkpoint in the folder.
+        resume: True requires the checkpoint; False requires a new or empty folder, apart from cached distillation
+            targets.
+
+    Raises:
+        RequestError: The checkpoint is missing, or the folder is in use or not writable.
     """
     if resume and not (output / state).is_file():
         raise RequestError(f"found no {state} in {output} to resume from; train without --resume")
@@ -102,7 +115,16 @@ def record_of(folder: Path) -> dict[str, Any]:
 
 
 def require_qat(start: object, processes: int, precision: str = "fp32") -> None:
-    """Raise RequestError for what no quantization-aware training can do. start: None without a model to start from."""
+    """Checks the options of quantization-aware training.
+
+    Args:
+        start: Model to start from; None if there is none.
+        processes: Number of training processes.
+        precision: Training precision.
+
+    Raises:
+        RequestError: There is no model to start from, more than one process, or bf16 precision.
+    """
     if start is None:
         raise RequestError("found qat without a trained model to start from; run: zoo finetune MODEL --qat")
     if processes > 1:
@@ -116,7 +138,15 @@ def require_qat(start: object, processes: int, precision: str = "fp32") -> None:
 
 
 def require_task(teacher: str | Path, task: str) -> None:
-    """Raise RequestError unless a teacher, a model by its name or folder, is of a student's task."""
+    """Checks that a teacher has the task of its student.
+
+    Args:
+        teacher: Name or folder of the teacher model.
+        task: Task of the student.
+
+    Raises:
+        RequestError: The tasks differ.
+    """
     import zoo
 
     if (found := zoo.entry_of(teacher).task) != task:
@@ -124,8 +154,15 @@ def require_task(teacher: str | Path, task: str) -> None:
 
 
 def require_same_run(path: Path, kept: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-    """Raise RequestError, naming what differs, unless the checkpoint at `path` is of this run: {"config": settings,
-    "data", "start"}.
+    """Checks that a checkpoint belongs to a run.
+
+    Args:
+        path: Checkpoint, for the message.
+        kept: Run of the checkpoint: {"config": settings, "data", "start"}.
+        run: Current run, in the same form.
+
+    Raises:
+        RequestError: The runs differ; the message lists the differences.
     """
     before = kept["config"]
     different = [
@@ -155,8 +192,14 @@ PRECISION = Range("auto, fp32 or bf16", lambda value: value in ("auto", "fp32", 
 
 
 def require_settings(settings: Mapping[str, Any], ranges: Mapping[str, Range]) -> None:
-    """Raise RequestError that names all settings of a training that do not fit. Numbers without a range are `ABOVE_0`,
-    and all finite.
+    """Checks training settings against their ranges.
+
+    Args:
+        settings: {name: value}; all items of a tuple are checked.
+        ranges: {name: range}. Numbers without a range must be `ABOVE_0`. All numbers must be finite.
+
+    Raises:
+        RequestError: Settings are out of range; the message lists all of them.
     """
     wrong = []
     for name, value in settings.items():
@@ -180,7 +223,18 @@ def datasets() -> Any:
 
 
 def load_dataset(name: str, load: Callable[[Any], Any]) -> Any:
-    """What `load` makes of the datasets library. Raises RequestError where the data set `name` cannot be had."""
+    """Loads a data set with the `datasets` library.
+
+    Args:
+        name: Name of the data set, for the message.
+        load: Called with the library; returns the data set.
+
+    Returns:
+        Result of `load`.
+
+    Raises:
+        RequestError: The data set cannot be loaded.
+    """
     library = datasets()
     try:
         return load(library)
@@ -198,8 +252,15 @@ def plot_curves(
     axes: tuple[str, str],
     best: int | None = None,
 ) -> None:
-    """Draw lines over "epoch" as a PNG: {key of the history: (label, style)} to either scale. axes: their names. best:
-    an epoch to mark.
+    """Plots learning curves as a PNG, with two vertical axes.
+
+    Args:
+        path: PNG file.
+        history: Records of the epochs, each with the key "epoch".
+        left: {key of the records: (label, matplotlib style)} for the left axis.
+        right: The same for the right axis.
+        axes: Labels of the left and right axis.
+        best: Epoch to mark; None: no mark.
     """
     from matplotlib.figure import Figure  # without pyplot: no window system is asked for
     from matplotlib.ticker import MaxNLocator
@@ -289,8 +350,14 @@ def processes() -> Iterator[Processes]:
 
 
 def choose_precision(group: Processes, seconds: Callable[[bool], float]) -> str:
-    """ "fp32" or "bf16", in which this machine trains faster; all processes agree. seconds: of a step, in bf16 if
-    true.
+    """Chooses the faster training precision on this machine; all processes agree on it.
+
+    Args:
+        group: Processes that train together.
+        seconds: Measures the seconds of a step; called with True for bf16, False for fp32.
+
+    Returns:
+        "fp32" or "bf16".
     """
     import torch
 
@@ -303,8 +370,17 @@ def choose_precision(group: Processes, seconds: Callable[[bool], float]) -> str:
 
 
 def load_checkpoint(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Read torch's checkpoint of the run `run`. Raises RequestError where it is broken or another run's, naming what
-    differs.
+    """Reads a checkpoint of a run.
+
+    Args:
+        path: Checkpoint written by torch.
+        run: Current run, see `require_same_run`.
+
+    Returns:
+        Contents of the checkpoint, with tensors on the CPU.
+
+    Raises:
+        RequestError: The checkpoint is damaged or belongs to another run.
     """
     import torch
 
@@ -320,8 +396,13 @@ def load_checkpoint(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
-    """Write {"state_dict": `state`} as torch does; the same weights give the same bytes, which a file's own name, that
-    torch puts into it, would keep them from.
+    """Writes {"state_dict": state} in torch's format. Equal weights give equal bytes.
+
+    torch stores the name of the file in the archive; writing to a stream avoids this.
+
+    Args:
+        path: File to write.
+        state: {name: tensor}.
     """
     import torch
 
@@ -332,10 +413,17 @@ def save_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
 
 
 def fill(model: torch.nn.Module, state: Mapping[str, torch.Tensor], source: str | Path) -> None:
-    """Put the weights `state` into `model`. Raises RequestError that lists what is missing, unexpected or of another
-    shape.
+    """Loads weights into a model.
 
-    Counts of batches seen, which matter to training alone, may be there or not.
+    Counters of batch normalization (`num_batches_tracked`) are optional.
+
+    Args:
+        model: Model to fill, in place.
+        state: {name: tensor}.
+        source: Origin of the weights, for the message.
+
+    Raises:
+        RequestError: Weights are missing, unexpected or of another shape; the message lists them.
     """
     wanted = {name: each for name, each in model.state_dict().items() if not name.endswith("num_batches_tracked")}
     found = {name: each for name, each in state.items() if not name.endswith("num_batches_tracked")}

@@ -19,23 +19,16 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """A float value.
-
-    Attributes:
-        width: Columns of one sample.
-    """
+    """A float value of `width` columns a sample."""
 
     width: int
 
 
 @dataclass(frozen=True, eq=False)
 class Numbers(Expression):
-    """Columns of the numeric input, each multiplied by a factor.
+    """Columns of the numeric input, each multiplied by a factor; factors are float64 [width].
 
-    Attributes:
-        columns: Columns of the input.
-        factor: Factors, float64 [width].
-        value: Name in the graph if it is a vector of one number, else "".
+    value: name in the graph of a vector of one number, else "".
     """
 
     columns: list[int]
@@ -45,15 +38,9 @@ class Numbers(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Field(Expression):
-    """Table rows that the ids of one field select, pooled.
+    """Rows of a table [rows, width] that `count` columns of the ids choose, pooled: "", "sum", "mean" or "max".
 
-    Attributes:
-        table: Embeddings [rows, width].
-        column: First column of the ids.
-        count: Number of columns of the ids.
-        pool: "", "sum", "mean" or "max".
-        mean: Column of `scales` that a sum is multiplied by.
-        value: Name in the graph.
+    mean: the column of `scales` that a sum is multiplied by. value: its name in the graph.
     """
 
     table: Array
@@ -73,15 +60,7 @@ class Concat(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Linear(Expression):
-    """x weight + bias.
-
-    Attributes:
-        x: Input.
-        weight: float64 [inputs, width].
-        bias: float64 [width].
-        relu: Whether a ReLU follows.
-        value: Name in the graph; with `relu`, the name of the value after the ReLU.
-    """
+    """x weight + bias; float64 [inputs, width] and [width]. relu: the value after it is read, not the sum."""
 
     x: Expression
     weight: Array
