@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import logging
 import math
 import time
@@ -15,18 +13,16 @@ from typing import Any
 import onnx_ir as ir
 
 from pipelines.analysis import report, report_html
-from pipelines.analysis.quality_metric import MetricError, QualityDrop, QualityMetric
+from pipelines.analysis.quality_metric import QualityMetric
 from pipelines.analysis.summary import summarize
 from pipelines.analysis.tune import tune as search_recipes
-from pipelines.core import files, machine
+from pipelines.core import machine
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
-from pipelines.engines.stock import STOCK, available
 from pipelines.graph import io, reference_session
 from pipelines.models import npz, stages
 from pipelines.models.folder import ModelFolder
-from pipelines.models.pipeline import Predictor
 from pipelines.models.record import QUANTIZATION, SAMPLES, TRAINED
 from pipelines.quantization.algorithms.correction import SECONDS
 from pipelines.quantization.calibration.auto_calibration import auto_calibrate, hold_back
@@ -41,10 +37,9 @@ from pipelines.rewrites.driver import RewriteReport
 from pipelines.rewrites.shared import SHARED
 from zoo.api.models import run_stage
 from zoo.api.paths import Model, is_file, listed, open_model, require_report, required, spare, used
-from zoo.api.samples import Samples, quality_metric_of, raw_samples, read_once, samples_of
+from zoo.api.samples import Samples, TaskMetric, quality_metric_of, raw_samples, read_once, samples_of
 from zoo.api.training import import_ranker
 
-PERCENT = ("bleu", "chrf")  # metrics from 0 to 100
 logger = logging.getLogger(__name__)
 
 
@@ -410,61 +405,6 @@ def tune(
     if report_path is not None:
         result["report"] = str(report_path)
     return result | {"environment": machine.environment(threads=threads, batch_size=length(metric.example))}
-
-
-class TaskMetric:
-    """A zoo model's own metric on raw labelled data: the first metric that its `evaluate` returns.
-
-    BLEU and chrF have a scale of 0 to 100; their drop is divided by 100.
-
-    Args:
-        folder: The model.
-        data: Raw labelled data, as `evaluate` takes it.
-        samples: Batch of the graph's inputs; latency is measured on its first `batch_size` samples.
-        batch_size: Number of samples of `example`.
-
-    Attributes:
-        engines: Engines that the model may be tuned for on this machine.
-    """
-
-    def __init__(self, folder: ModelFolder, data: Any, samples: Batch, batch_size: int) -> None:
-        self._folder, self._data, self._kind = folder, data, folder.entry.pipeline()
-        self.engines = [name for name in self._kind.TUNED if name in available() or name not in STOCK]
-        ports = self.open(folder.ensure("rewritten.onnx"), self.engines[0], 1).pipeline.input_ports
-        self.name = ""
-        self.example: Batch = {name: samples[name][:batch_size] for name in ports}
-        digests = [files.sha256(path) if Path(str(path)).is_file() else str(path) for path in listed(data)]
-        self.digest = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
-
-    def open(self, path: Path, engine: str, threads: int) -> Predictor:
-        """Opens the model's pipeline over an ONNX file of its graph.
-
-        Args:
-            path: ONNX file.
-            engine: Name of the engine.
-            threads: Number of threads.
-
-        Returns:
-            The pipeline as a session.
-        """
-        return Predictor(self._kind.over(self._folder, path, engine, threads))
-
-    def __call__(self, fp32: Predictor, int8: Predictor) -> QualityDrop:
-        """See `QualityMetric`; raises MetricError if the float model cannot be evaluated on the data."""
-        pipelines = {"fp32": fp32.pipeline, "int8": int8.pipeline}
-        evaluate = self._folder.entry.evaluate
-        try:
-            metrics = evaluate(pipelines, self._data, "raise")["metrics"]
-        except RequestError:
-            try:
-                evaluate({"fp32": fp32.pipeline}, self._data, "raise")
-            except RequestError as error:  # the data are no use to the float model either
-                raise MetricError(str(error)) from error
-            raise
-        self.name = next(iter(metrics["fp32"]))
-        scores = {precision: float(values[self.name]) for precision, values in metrics.items()}
-        best = 100.0 if self.name in PERCENT else 1.0
-        return QualityDrop((scores["fp32"] - scores["int8"]) / best, None, scores)
 
 
 def rewritten(model: Model) -> tuple[ir.Model, RewriteReport]:

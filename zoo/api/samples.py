@@ -4,6 +4,7 @@ data.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -16,20 +17,23 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.analysis.quality_metric import FeedMetric, OutputMetric, QualityMetric
+from pipelines.analysis.quality_metric import FeedMetric, MetricError, OutputMetric, QualityDrop, QualityMetric
 from pipelines.core import files
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError
 from pipelines.data import images
 from pipelines.data.preprocess import Preprocess
 from pipelines.engines.session import Port
+from pipelines.engines.stock import STOCK, available
 from pipelines.graph import query
 from pipelines.models import npz
 from pipelines.models.folder import ModelFolder
+from pipelines.models.pipeline import Predictor
 from pipelines.models.record import SAMPLES
-from zoo.api.paths import Model
+from zoo.api.paths import Model, listed
 
 BATCH = 64  # samples read at once
+PERCENT = ("bleu", "chrf")  # metrics from 0 to 100
 LABEL = "label"  # the array of an evaluation .npz that is no input
 FIFTH = 5  # without calibration data every fifth evaluation sample is kept for calibration
 logger = logging.getLogger(__name__)
@@ -392,3 +396,58 @@ def examples_of(
             )
         ports[name] = [size or 0 for size in known[1:]], each.dtype.numpy()
     return [{name: np.zeros((size, *shape), dtype) for name, (shape, dtype) in ports.items()} for size in sizes]
+
+
+class TaskMetric:
+    """A zoo model's own metric on raw labelled data: the first metric that its `evaluate` returns.
+
+    BLEU and chrF have a scale of 0 to 100; their drop is divided by 100.
+
+    Args:
+        folder: The model.
+        data: Raw labelled data, as `evaluate` takes it.
+        samples: Batch of the graph's inputs; latency is measured on its first `batch_size` samples.
+        batch_size: Number of samples of `example`.
+
+    Attributes:
+        engines: Engines that the model may be tuned for on this machine.
+    """
+
+    def __init__(self, folder: ModelFolder, data: Any, samples: Batch, batch_size: int) -> None:
+        self._folder, self._data, self._kind = folder, data, folder.entry.pipeline()
+        self.engines = [name for name in self._kind.TUNED if name in available() or name not in STOCK]
+        ports = self.open(folder.ensure("rewritten.onnx"), self.engines[0], 1).pipeline.input_ports
+        self.name = ""
+        self.example: Batch = {name: samples[name][:batch_size] for name in ports}
+        digests = [files.sha256(path) if Path(str(path)).is_file() else str(path) for path in listed(data)]
+        self.digest = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+
+    def open(self, path: Path, engine: str, threads: int) -> Predictor:
+        """Opens the model's pipeline over an ONNX file of its graph.
+
+        Args:
+            path: ONNX file.
+            engine: Name of the engine.
+            threads: Number of threads.
+
+        Returns:
+            The pipeline as a session.
+        """
+        return Predictor(self._kind.over(self._folder, path, engine, threads))
+
+    def __call__(self, fp32: Predictor, int8: Predictor) -> QualityDrop:
+        """See `QualityMetric`; raises MetricError if the float model cannot be evaluated on the data."""
+        pipelines = {"fp32": fp32.pipeline, "int8": int8.pipeline}
+        evaluate = self._folder.entry.evaluate
+        try:
+            metrics = evaluate(pipelines, self._data, "raise")["metrics"]
+        except RequestError:
+            try:
+                evaluate({"fp32": fp32.pipeline}, self._data, "raise")
+            except RequestError as error:  # the data are no use to the float model either
+                raise MetricError(str(error)) from error
+            raise
+        self.name = next(iter(metrics["fp32"]))
+        scores = {precision: float(values[self.name]) for precision, values in metrics.items()}
+        best = 100.0 if self.name in PERCENT else 1.0
+        return QualityDrop((scores["fp32"] - scores["int8"]) / best, None, scores)

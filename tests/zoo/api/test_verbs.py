@@ -24,8 +24,7 @@ from pipelines.models.hub import Hub
 from pipelines.models.record import RECORD
 from pipelines.rewrites import driver
 from zoo import api
-from zoo.api.quantization import TaskMetric
-from zoo.api.samples import raw_samples
+from zoo.api.samples import TaskMetric, raw_samples
 from zoo.cli import app as cli
 
 TEXT = "(float[n,8] x) => (float[n,2] y) { h = MatMul(x, w) a = Add(h, b) r = Relu(a) y = MatMul(r, v) }"
