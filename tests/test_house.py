@@ -115,6 +115,8 @@ DOCUMENTED = (  # rooms and files whose public functions describe their argument
     "pipelines/models/transfer",
     "pipelines/quantization",
     "pipelines/rewrites",
+    "zoo/api",
+    "zoo/registry",
 )
 
 

@@ -63,11 +63,20 @@ __all__ = [
 
 
 def load(model: str | Path) -> ModelFolder:
-    """The folder of a pretrained model (by name; downloaded if need be) or of one that a verb wrote (by path).
+    """Opens the folder of a model.
 
-    The float graphs of a pretrained model are made from its float16 weights, the first time, where the cache can be
-    written; where neither package nor cache has these weights and the model ships as int8, they are fetched when a
-    stage needs them. Raises RequestError for an unknown name or a folder that holds no model.
+    A pretrained model is downloaded if it is not in the cache. Its float graphs are made from its float16 weights on
+    first use, if the cache is writable. If the model ships as int8 and its weights are not on the machine, they are
+    downloaded when a build stage needs them.
+
+    Args:
+        model: Name of a pretrained model, or path of a model folder.
+
+    Returns:
+        The model folder.
+
+    Raises:
+        RequestError: The name is unknown, or the folder holds no model.
     """
     from pipelines.core.errors import ZooError
     from pipelines.models.folder import open_folder
@@ -93,16 +102,39 @@ def load(model: str | Path) -> ModelFolder:
 def pipeline(
     model: str | Path, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int | None = None
 ) -> Pipeline:
-    """Open a model for use: raw input -> results, and `preprocess`, `predict`, `postprocess` for the parts (see
-    `pipelines.models.pipeline`).
+    """Opens a model for inference on raw input.
+
+    The pipeline is called with raw samples; its parts are `preprocess`, `predict` and `postprocess` (see
+    `pipelines.models.pipeline.Pipeline`).
+
+    Args:
+        model: Name of a pretrained model, or path of a model folder.
+        precision: "int8", "fp32", or "bf16" (the fp32 graph computed in bfloat16 by OpenVINO).
+        engine: "auto" (the fastest engine on this machine), "onnxruntime", "openvino" or "native".
+        threads: Number of intra-op threads.
+        batch_size: Samples of one inference; None for the default of the family.
+
+    Returns:
+        The pipeline of the model's family.
+
+    Raises:
+        RequestError: There is no such model, or the engine cannot run it in this precision.
     """
     folder = load(model)
     return folder.entry.pipeline()(folder, precision, engine, threads, batch_size)
 
 
 def open_plan(path: str | Path) -> PlannedSession:
-    """Open a plan file that `zoo plan` wrote; `run` takes batches of any size. See
-    `pipelines.engines.plan.open_plan`.
+    """Opens a plan file written by `zoo.plan`.
+
+    Args:
+        path: Path of the plan file.
+
+    Returns:
+        A session; `run` takes batches of any size (see `pipelines.engines.plan.open_plan`).
+
+    Raises:
+        RequestError: The file is no plan, or it must be rebuilt and its model is missing.
     """
     from pipelines.engines import catalog, plan
 

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 def hub() -> Hub:
-    """The pretrained models: those that ship here, then those of other packages (`MODELS`)."""
+    """Returns the pretrained models: the ones of this package, then the ones of other packages (`MODELS`)."""
     from importlib.metadata import entry_points
 
     from pipelines.models.hub import Hub
@@ -61,12 +61,12 @@ def hub() -> Hub:
 
 
 def names() -> list[str]:
-    """The pretrained models."""
+    """Returns the names of the pretrained models."""
     return hub().names()
 
 
 def locations() -> dict[str, str]:
-    """{family: "module:attribute"} of all families; built-in ones win."""
+    """Returns {family: "module:attribute"} of all families; built-in families take precedence."""
     from importlib.metadata import entry_points  # which takes longer than all else that this module imports
 
     return {point.name: point.value for point in entry_points(group=FAMILIES)} | BUILT_IN
@@ -102,7 +102,7 @@ def entry(name: str) -> Family:
 
 
 def entries() -> dict[str, Family]:
-    """All families by name, without those that cannot be opened."""
+    """Returns all families by name, without families that cannot be opened."""
     from pipelines.core.errors import RequestError
 
     found = {}
@@ -115,8 +115,13 @@ def entries() -> dict[str, Family]:
 
 
 def entry_of(model: str | Path) -> Family:
-    """The family of a model, by name or folder, whose files are neither fetched nor checked. Raises RequestError where
-    there is no such model.
+    """Returns the family of a model, without fetching or checking its files.
+
+    Args:
+        model: Name of a pretrained model, or path of a model folder.
+
+    Raises:
+        RequestError: There is no such model.
     """
     from pipelines.models.hub import CARD, Card
 

@@ -1,5 +1,7 @@
-"""The verbs of the `zoo` command as Python functions, by what a user does. A model is a NAME of the zoo or a folder
-that a verb wrote. A verb's module is imported on its first use: the others' imports take longer than a small run.
+"""Python API of the `zoo` command: one function for each command.
+
+A model is the NAME of a pretrained model or the path of a model folder. The module of a function is imported on first
+use, since some modules import frameworks that take seconds to load.
 """
 
 import importlib

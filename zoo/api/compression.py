@@ -1,4 +1,4 @@
-"""Fine-tuning by a strategy: each step cuts, trains on, and is built, judged and timed as int8; the best is left."""
+"""Pruning by a strategy: each step prunes, fine-tunes, evaluates and times the int8 model; the best step is kept."""
 
 from __future__ import annotations
 
@@ -42,9 +42,21 @@ SAMPLES = 16  # for the ranges of a model that is timed alone
 def plan(
     folder: ModelFolder, prune: str | None, strategy: Model | None, drop: float | None, settings: dict[str, str]
 ) -> Strategy:
-    """The strategy of a file, or of --prune with --teacher, --qat and --epochs, which are taken out of `settings`.
+    """Reads the strategy of a pruning run.
 
-    Raises RequestError for a file that is no strategy, for one beside those flags, and a teacher of another task.
+    Args:
+        folder: Model folder to prune.
+        prune: Pruning goal; the strategy is then built from `prune` and the settings teacher, qat and epochs.
+        strategy: JSON file of the strategy, or None.
+        drop: Maximum drop of the int8 metric; None for the one of the strategy.
+        settings: Training settings; teacher, qat and epochs are removed from it.
+
+    Returns:
+        The strategy.
+
+    Raises:
+        RequestError: The file is no strategy, it conflicts with other options, or the teacher has another task or other
+            classes.
     """
     given = {name: settings.pop(name) for name in ("teacher", "qat", "epochs") if name in settings}
     if strategy is not None:
@@ -79,12 +91,26 @@ def compress(
     resume: bool,
     on_error: str,
 ) -> dict[str, Any]:
-    """Run a strategy on a model; `output` becomes a model folder: of the steps within the drop the quickest, else the
-    best one.
+    """Runs a pruning strategy on a model and writes a model folder.
 
-    output/compression.json tells of every step its size, speed and metric; output/sensitivity.json how much each group
-    matters. Every step is a folder in output/checkpoint, from which `resume` goes on to the same bytes. Returns the
-    log. Raises RequestError for goals that cannot be reached, and as `zoo.train`.
+    The result is the fastest step within the allowed drop, or else the best step. output/compression.json lists size,
+    speed and metric of every step; output/sensitivity.json lists the sensitivity of every pruning group. Every step is
+    a folder in output/checkpoint; a resumed run gives the same bytes.
+
+    Args:
+        folder: Model folder to prune.
+        data: Training data.
+        output: Folder of the new model.
+        strategy: Schedule of distillation, pruning and quantization-aware training.
+        settings: Training settings {name: value as text}.
+        resume: Continue from the last finished step in `output`.
+        on_error: "raise" to stop at an invalid row, "skip" to leave it out.
+
+    Returns:
+        The log, as in output/compression.json.
+
+    Raises:
+        RequestError: The family cannot be pruned, a goal cannot be reached, or as `zoo.train`.
     """
     if not isinstance(folder.entry, Prunable):
         able = ", ".join(name for name, entry in zoo.entries().items() if isinstance(entry, Prunable))

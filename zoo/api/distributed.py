@@ -1,4 +1,4 @@
-"""The verbs of many processes and of Ray clusters: scoring in shards, training, serving, files of clusters."""
+"""Commands of several processes and of Ray clusters: sharded scoring, training, serving, cluster configuration."""
 
 from zoo.distributed.ray.manifests import cluster_yaml
 from zoo.distributed.ray.scoring import run_on_ray

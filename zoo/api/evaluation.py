@@ -1,4 +1,4 @@
-"""The verbs that measure: evaluate, benchmark, plan."""
+"""Commands that measure models: evaluate, benchmark, plan."""
 
 from __future__ import annotations
 
@@ -47,12 +47,25 @@ def evaluate(
     columns: Sequence[str] = (),
     on_error: str = "raise",
 ) -> dict[str, Any]:
-    """Quality of fp32 and int8 on the same labelled samples, int8 - fp32 with paired bootstrap intervals, and the
-    machine.
+    """Measures the quality of fp32 and int8 on the same labelled samples.
 
-    precisions: those compared with fp32, which is always measured. "difference" is of the first of them, what is said
-    of each further one stands under "others". The engine native has no fp32, which then runs in what "auto" chooses.
-    columns: of tables that hold texts and their label, see `zoo.texts.data.text_files.items`.
+    Args:
+        model: Name of a pretrained model, or path of a model folder.
+        data: Labelled raw input: a path, or a list of paths.
+        precisions: Precisions to compare with fp32, which is always measured.
+        engine: Inference engine. "native" has no fp32; fp32 then runs in the engine that "auto" selects.
+        threads: Number of intra-op threads.
+        batch_size: Samples of one inference; None for the default of the family.
+        columns: Columns of tables with texts and labels (see `zoo.texts.data.text_files.items`).
+        on_error: "raise" to stop at an invalid sample, "skip" to leave it out and count it.
+
+    Returns:
+        Report with "metrics" by precision, "difference" (int8 - fp32) with 95% paired bootstrap intervals, the number
+        of "samples", and the "environment". "difference" belongs to the first of `precisions`; differences of further
+        precisions are listed under "others".
+
+    Raises:
+        RequestError: Data or options are invalid, or `precisions` names fp32 alone.
     """
     folder = zoo.load(model)
     kind = folder.entry.pipeline()
@@ -93,24 +106,40 @@ def benchmark(
     min_top5: float | None = None,
     price_per_hour: float | None = None,
 ) -> dict[str, Any]:
-    """Throughput, latency, split and memory of every precision and engine, in turn in one run per batch size.
+    """Measures throughput, latency and memory of every precision and engine.
 
-    batch_sizes: the model's own (`Pipeline.BATCH_SIZE`) if None. engines: all that this machine and the model have if
-    none is named; native counts for int8 only, OpenVINO alone for bf16. instances: with 2 or more, so many processes
-    run at once, each pinned to `threads` cores of its own; results are of the model alone
-    (`pipelines.analysis.benchmark.instances`).
-    scenario: "single-stream" or "offline", for images: from the files in `data` to classes, in the engine "auto" if
-    none is named, after the accuracy; `zoo.vision.timed_evaluation.harness` says what the four after it are, and what
-    is
-    returned. A pipeline that calls its graph many times for a result (translation) is timed whole; its samples are
-    sentences.
+    Configurations run in turn, once per round, for each batch size. An ONNX file is timed as it is, beside `others`
+    with the same inputs, in the stock engines and, where supported, in the native kernels.
 
-    An ONNX file is timed as it is, beside `others` with the same inputs, such as its int8 form, in all stock engines,
-    and in native what that computes; why not the others stands under "failed". data is then an .npz of its inputs, or
-    images with `preprocess` (`zoo.api.samples.samples_of`); else they are random (batch size 1 unless named). Its
-    results
-    also have "bytes" of the file, and "speedup": its median throughput over that of `model` in the same engine, or in
-    its quickest one where native computes not that.
+    Args:
+        model: Name of a pretrained model, path of a model folder, or path of an .onnx file.
+        others: Further .onnx files with the same inputs, e.g. the int8 version of `model`.
+        data: Raw input of the batches; None for the model's sample. For an .onnx file: an .npz of its inputs, or images
+            with `preprocess` (see `zoo.api.samples.samples_of`); None for random values.
+        preprocess: JSON file with the image preprocessing of an .onnx file.
+        precisions: Precisions of a zoo model.
+        engines: Inference engines; None for all that the machine and the model support. "native" runs int8 only, bf16
+            runs in OpenVINO only.
+        batch_sizes: None for the default of the family (`Pipeline.BATCH_SIZE`), or 1 for an .onnx file.
+        threads: Number of intra-op threads of one instance.
+        rounds: Number of rounds.
+        instances: Number of concurrent processes, each pinned to `threads` cores. With 2 or more, only the model is
+            timed, without pre- and postprocessing (see `pipelines.analysis.benchmark.instances`).
+        scenario: "single-stream" or "offline" for image classifiers: measures from image files in `data` to classes,
+            after the accuracy (see `zoo.vision.timed_evaluation.harness`).
+        count: Number of images that a scenario times.
+        min_top1: Minimum top-1 accuracy, from 0 to 1, for a configuration to be timed.
+        min_top5: Minimum top-5 accuracy, from 0 to 1, for a configuration to be timed.
+        price_per_hour: Price of the machine; adds the cost of one million images.
+
+    Returns:
+        Report with "results", a list with "samples_per_second", "latency_ms" (p50, p95, p99), "split_ms" and
+        "memory_mb" of each configuration, and "environment". For .onnx files, "results" also have "bytes" and
+        "speedup": the throughput relative to `model` in the same engine, or in its fastest engine where the native
+        kernels cannot compute `model`. "failed" lists the engines that cannot run a file, with the reason.
+
+    Raises:
+        RequestError: Data or options are invalid.
     """
     if is_file(model):
         if scenario is not None:
@@ -272,7 +301,16 @@ def _random(batch: Batch) -> Batch:
 
 
 def configuration(folder: ModelFolder, precision: str, engine: str) -> Configuration:
-    """A file of the folder, or the whole pipeline where that computes its graph many times for a result."""
+    """Returns the benchmark configuration of a model.
+
+    Args:
+        folder: Model folder.
+        precision: Precision, e.g. "int8".
+        engine: Name of the engine.
+
+    Returns:
+        A graph file of the folder, or the whole pipeline if it runs its graph many times for one result (translation).
+    """
     if issubclass(folder.entry.pipeline(), GraphPipeline):
         return Configuration(engine, precision, graph_file(folder, precision, engine))
     return Configuration(engine, precision, folder.path, f"{__name__}:{WholePipeline.__name__}")
@@ -336,14 +374,28 @@ def plan(
     data: Model | None = None,
     preprocess: Model | None = None,
 ) -> dict[str, Any]:
-    """Time engines, precisions, threads and batch sizes on this machine and write a plan file
-    (`pipelines.engines.plan.build`, `open_plan`).
+    """Selects the fastest configuration on this machine and writes a plan file.
 
-    precisions: of a zoo model (int8 unless named; "bf16" is fp32 computed in bfloat16, where the CPU has that); an ONNX
-    file runs as it is, and in "bf16" if that is named. batch_sizes: a zoo model's own, 1 for a file unless named. data:
-    raw input; for a file .npz of the graph's inputs, or images with `preprocess` (`zoo.api.samples.samples_of`), else
-    zeros. output: by default MODEL.plan beside the file or in the model's folder. For a zoo model the choice among all
-    engines is also kept for engine="auto". Returns what the file says, and "path".
+    Engines, precisions, thread counts and batch sizes are timed. For a zoo model, the selection among all engines is
+    also stored for `engine="auto"`. `zoo.open_plan` opens the file.
+
+    Args:
+        model: Name of a pretrained model, path of a model folder, or path of an .onnx file.
+        output: Path of the plan file; None for MODEL.plan beside the .onnx file, or model.plan in the model's folder.
+        precisions: None for int8. "bf16" is fp32 computed in bfloat16, if the CPU supports it. An .onnx file runs as it
+            is, and also in "bf16" if named.
+        engines: Inference engines; None for all that the machine and the model support.
+        threads: Numbers of intra-op threads to try.
+        batch_sizes: None for the default of the family, or 1 for an .onnx file.
+        data: Raw input to time with; None for the model's sample. For an .onnx file: an .npz of its inputs, or images
+            with `preprocess` (see `zoo.api.samples.samples_of`); None for zeros.
+        preprocess: JSON file with the image preprocessing of an .onnx file.
+
+    Returns:
+        Contents of the plan file and its "path".
+
+    Raises:
+        RequestError: Data or options are invalid.
     """
     if min((*threads, *(batch_sizes or ())), default=0) < 1:
         raise RequestError(f"threads {list(threads)} and batch sizes {list(batch_sizes or ())} must all be 1 or more")

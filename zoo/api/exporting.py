@@ -1,4 +1,4 @@
-"""The verb that hands a model to another server: export."""
+"""Command that exports a model to another model server: export."""
 
 from __future__ import annotations
 
@@ -40,14 +40,25 @@ TRITON = {
 
 
 def export(model: Model, to: str, output: str | Path, *, precision: str = "int8", threads: int = 1) -> dict[str, Any]:
-    """Put a model into a repository of NVIDIA Triton ("triton") or the OpenVINO Model Server ("ovms").
+    """Exports a model to a model repository of NVIDIA Triton or the OpenVINO Model Server (OVMS).
 
-    output/NAME/VERSION/ holds the stock ONNX file; beside it config.pbtxt for Triton, or output/config.json for OVMS,
-    which keeps what else it names. VERSION is one more than the greatest there, or that one where it has the same file.
-    threads: intra-op threads, for Triton. Returns {"model", "to", "path", "version", "config"}.
+    Writes the ONNX file to output/NAME/VERSION/, with config.pbtxt beside it for Triton, or an entry in
+    output/config.json for OVMS. VERSION is the highest existing version plus one; if the highest version holds the same
+    file, it is reused.
 
-    Raises RequestError for another server or precision, a name that is none of a folder, and a config.json that is none
-    of OVMS.
+    Args:
+        model: Name of a pretrained model, or path of a model folder.
+        to: "triton" or "ovms".
+        output: Folder of the model repository. Its other contents are kept.
+        precision: "int8" or "fp32".
+        threads: Number of intra-op threads; written for Triton.
+
+    Returns:
+        {"model", "to", "path", "version", "config"}.
+
+    Raises:
+        RequestError: Server or precision is unknown, the model's name is no valid folder name, or config.json is no
+            OVMS configuration.
     """
     if to not in TO:
         raise RequestError(f"unknown server {to!r}; choose {' or '.join(TO)}")
@@ -82,10 +93,22 @@ def _version(folder: Path, source: Path) -> int:
 
 
 def triton(model: ir.Model, name: str, file: str, threads: int) -> str:
-    """A graph's config.pbtxt: a ModelConfig in protobuf's text format.
+    """Returns config.pbtxt of a graph: a ModelConfig in protobuf text format.
 
-    Where the first axis of every input and output is open it is Triton's batch, which gathers requests. Raises
-    RequestError for a tensor that Triton cannot hold.
+    If the first axis of every input and output is dynamic, it becomes Triton's batch axis, and dynamic batching is
+    enabled.
+
+    Args:
+        model: ONNX graph.
+        name: Name of the model in the repository.
+        file: Name of the model file.
+        threads: Number of intra-op threads.
+
+    Returns:
+        The text.
+
+    Raises:
+        RequestError: The shape or dtype of an input or output is not supported by Triton.
     """
     ports = {"input": list(model.graph.inputs), "output": list(model.graph.outputs)}
     shapes = {value.name: query.dimensions(value) for values in ports.values() for value in values}

@@ -1,4 +1,4 @@
-"""The verb that makes a model folder of another toolkit's model: import."""
+"""Command that imports a model of another toolkit: import."""
 
 from __future__ import annotations
 
@@ -20,11 +20,21 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def import_model(source: Model, output: Model | None, *, format: str | None = None, **options: Any) -> dict[str, Any]:
-    """A model of another toolkit -> a model folder with its frozen graph, fp32.onnx.
+    """Imports a model of another toolkit as a model folder with its frozen graph, fp32.onnx.
 
-    source: a folder, a file, or the hub id ORG/NAME of one, which is fetched. format: None to tell it by what is there.
-    options: those of the family (`Importer.options`), e.g. target_language. Raises RequestError with all that is wrong
-    with the model, before anything is written; nothing of it is executed.
+    All problems of the model are reported together, before anything is written. No code of the model is executed.
+
+    Args:
+        source: A folder, a file, or a hub id ORG/NAME, which is downloaded.
+        output: Folder of the new model.
+        format: Format of `source`; None to detect it.
+        **options: Options of the family's importer (`Importer.options`), e.g. `target_language`.
+
+    Returns:
+        {"model", "path", "family", "format", "parameters"} and the details of the importer.
+
+    Raises:
+        RequestError: The format or an option is unknown, or the model is not supported.
     """
     target = required(output, "an imported model")
     importers = [(entry, entry.importer()) for entry in zoo.entries().values() if isinstance(entry, Importable)]

@@ -1,4 +1,4 @@
-"""The verbs that find, make and use a model: info, download, run, build, doctor."""
+"""Commands that find, build and use a model: info, download, run, build, doctor."""
 
 from __future__ import annotations
 
@@ -26,9 +26,18 @@ logger = logging.getLogger(__name__)
 
 
 def info(model: Model) -> dict[str, Any]:
-    """What is known of a model: its card, the files of its folder, what the stages reported, how its operators run; of
-    an ONNX file its ports, operators and whether the native kernels compute it; of a plan what it chose, and why it
-    does not hold here, if so. Downloads nothing.
+    """Describes a model without downloading anything.
+
+    Args:
+        model: Name of a pretrained model, path of a model folder, an .onnx file or a plan file.
+
+    Returns:
+        Of a model: its card, files, build record, quantization report, and how its operators run in the native kernels.
+        Of an .onnx file: inputs, outputs, operators, and whether the native kernels support it. Of a plan file: its
+        selection, and "stale", the reason why it does not hold on this machine, or "no".
+
+    Raises:
+        RequestError: There is no such model, or a file of it is damaged.
     """
     if is_file(model) and (zipfile.is_zipfile(model) or Path(model).suffix == ".plan"):
         from pipelines.engines import plan
@@ -89,7 +98,17 @@ def _of_file(path: Path) -> dict[str, Any]:
 
 
 def download(model: str) -> Path:
-    """Fetch and verify every file of a pretrained model and make those that are built from them; returns its folder."""
+    """Downloads and verifies a pretrained model and builds its derived files.
+
+    Args:
+        model: Name of a pretrained model.
+
+    Returns:
+        Path of the model folder.
+
+    Raises:
+        RequestError: The name is unknown.
+    """
     folder = open_folder(zoo.hub().fetch(model), zoo.entry)
     stages.build(folder)
     return folder.path
@@ -107,10 +126,24 @@ def run(
     on_error: str | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Raw input of any size -> a file of results, in constant memory and input order; returns a summary.
+    """Runs a model on raw input of any size and writes the results in input order, in constant memory.
 
-    batch_size, on_error: the model's own (`Pipeline.BATCH_SIZE`, `Pipeline.ON_ERROR`) if None. more: the options of its
-    family (`Family.run_options`), e.g. beam, n_best and scores for translation. Raises RequestError for any others.
+    Args:
+        model: Name of a pretrained model, or path of a model folder.
+        inputs: Raw input: a path, a list of paths, or "-" for stdin.
+        output: Output file; "-" for stdout. Its suffix selects the format (.csv, .csv.gz, .jsonl, .parquet).
+        precision: "int8", "fp32" or "bf16".
+        engine: Inference engine; "auto" for the fastest on this machine.
+        threads: Number of intra-op threads.
+        batch_size: Samples of one inference; None for `Pipeline.BATCH_SIZE`.
+        on_error: "raise" to stop at invalid input, "skip" to leave it out and count it; None for `Pipeline.ON_ERROR`.
+        **more: Options of the family (`Family.run_options`), e.g. `beam`, `n_best` and `scores` for translation.
+
+    Returns:
+        Summary: "model", counts, seconds and engine.
+
+    Raises:
+        RequestError: The family has no such option, or input or output is unusable.
     """
     opened: Any = zoo.pipeline(model, precision, engine, threads, batch_size)
     name, known = opened.folder.card.name, {option.name for option in opened.folder.entry.run_options}
@@ -121,19 +154,31 @@ def run(
 
 
 def build(model: Model, *, force: bool = False) -> dict[str, Any]:
-    """Make every file of a model that is missing or stale; returns {"path", "stages": {file: "given" | "kept" |
-    "made"}}.
+    """Builds every missing or stale file of a model.
+
+    Args:
+        model: Name of a pretrained model, or path of a model folder.
+        force: Rebuild every file.
+
+    Returns:
+        {"model", "path", "stages": {file: "given" | "kept" | "made"}}.
+
+    Raises:
+        RequestError: There is no such model.
     """
     folder = zoo.load(model)
     return {"model": folder.card.name, "path": str(folder.path), "stages": stages.build(folder, force=force)}
 
 
 def doctor(speed: bool = False) -> dict[str, Any]:
-    """CPU, instruction sets and what they mean, versions, settings, cache, and a quick check of int8 against float in
-    every engine.
+    """Checks this machine: CPU, instruction sets, versions, settings, cache, and int8 accuracy of every engine.
 
-    speed: also what one core reaches with each instruction set, {"gmac_per_second": {isa: products of int8 in registers
-    alone, the limit of every layer}}.
+    Args:
+        speed: Also measure the peak int8 throughput of one core for each instruction set.
+
+    Returns:
+        Report of the checks. With `speed`, "speed" is {"gmac_per_second": {isa: 10^9 multiply-accumulates per second}},
+        measured in registers.
     """
     cache = settings.home()
     files = [each for each in cache.rglob("*") if each.is_file()] if cache.is_dir() else []
@@ -176,7 +221,15 @@ def _check_engine(name: str) -> str:
 
 
 def run_stage(model: Model, stage: str) -> dict[str, Any]:
-    """Build a model folder up to `stage` (a file of it) and return what the stage reported."""
+    """Builds a model folder up to a stage.
+
+    Args:
+        model: Name of a pretrained model, or path of a model folder.
+        stage: File that the stage writes, e.g. "rewritten.onnx".
+
+    Returns:
+        {"model", "path"} and the report of the stage.
+    """
     folder = zoo.load(model)
     folder.ensure(stage)
     return {"model": folder.card.name, "path": str(folder.path / stage), **folder.record.get(stage, {})}

@@ -1,4 +1,4 @@
-"""Paths that users give: which models and files they name, and where results may go."""
+"""Validation of user-given paths: models, input files and outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ Model = str | Path
 
 
 def open_model(model: Model, preprocess: Model | None) -> ModelFolder:
-    """`zoo.load`. Raises RequestError where the user brings a spec of images, which a zoo model has itself."""
+    """Opens a zoo model, which has its own preprocessing.
+
+    Args:
+        model: Name of a pretrained model, or path of a model folder.
+        preprocess: Must be None.
+
+    Raises:
+        RequestError: `preprocess` is given, or there is no such model.
+    """
     if preprocess is not None:
         raise RequestError(
             f"--preprocess describes the images of an ONNX file; {model} knows what it takes, leave the option out"
@@ -28,19 +36,21 @@ def open_model(model: Model, preprocess: Model | None) -> ModelFolder:
 
 
 def used(folder: ModelFolder) -> list[Path]:
-    """The files that a model folder lives on, which no output may replace."""
+    """Returns the files of a model folder that no output may replace."""
     built = (*STAGES, SAMPLES, RECORD, QUANTIZATION, folder.weights, CARD)
     return [folder.path / name for name in (*built, *(each.name for each in folder.card.files))]
 
 
 def listed(data: Any) -> Sequence[Any]:
-    """`data` as a list: itself, or a list of it alone."""
+    """Returns `data` if it is a list, else a list with it."""
     return data if isinstance(data, list | tuple) else [data]
 
 
 def is_file(model: Model) -> bool:
-    """Whether a verb is given an ONNX file, not a model of the zoo. Raises RequestError for an .onnx path where no file
-    is.
+    """Returns whether a model is given as a file, such as an .onnx file.
+
+    Raises:
+        RequestError: The path ends in .onnx, but there is no such file.
     """
     path = Path(model)
     if path.suffix == ".onnx" and not path.is_file():
@@ -52,9 +62,14 @@ def is_file(model: Model) -> bool:
 
 
 def spare(output: Model | None, *inputs: Any) -> None:
-    """Raise RequestError where `output` cannot be written, or is the same file as one of the inputs.
+    """Checks that an output can be written and replaces no input.
 
-    None and "-" (stdout) are no file; inputs that are no path are passed over.
+    Args:
+        output: Output path. None and "-" (stdout) always pass.
+        *inputs: Input paths; values that are no path are ignored.
+
+    Raises:
+        RequestError: The output cannot be written, or is the same file as an input.
     """
     if output is None or str(output) == "-":
         return
@@ -67,8 +82,16 @@ def spare(output: Model | None, *inputs: Any) -> None:
 
 
 def require_report(report_path: Model | None, output: Model, *inputs: Any, samples: bool = True) -> None:
-    """Raise RequestError for a report that could not be measured, for want of samples, or not be written beside the
-    model `output`.
+    """Checks that a quantization report can be measured and written.
+
+    Args:
+        report_path: Path of the report; None always passes.
+        output: Path of the int8 model.
+        *inputs: Input paths.
+        samples: Whether there are samples to measure on.
+
+    Raises:
+        RequestError: The format is unknown, there are no samples, or the path is used by another file.
     """
     if report_path is None:
         return
@@ -91,7 +114,15 @@ def _same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
 
 
 def required(output: Model | None, what: str = "an ONNX file") -> Path:
-    """`output` as a path. Raises RequestError where a user named none; what: what the result is of."""
+    """Returns an output as a path.
+
+    Args:
+        output: Path given by the user, or None.
+        what: The kind of result, for the message.
+
+    Raises:
+        RequestError: `output` is None.
+    """
     if output is None:
         raise RequestError(f"{what} needs a place for the result; give it with -o")
     return Path(output)

@@ -1,4 +1,4 @@
-"""The verbs from a float graph to int8: rewrite, calibrate, quantize, tune."""
+"""Commands from a float graph to int8: rewrite, calibrate, quantize, tune."""
 
 from __future__ import annotations
 
@@ -44,8 +44,18 @@ logger = logging.getLogger(__name__)
 
 
 def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:
-    """fp32.onnx -> rewritten.onnx with the model's passes; or any ONNX file -> `output` with the shared ones. Returns
-    what fired.
+    """Applies the graph rewrites.
+
+    Args:
+        model: Zoo model, whose own passes turn fp32.onnx into rewritten.onnx; or an .onnx file, which gets the shared
+            passes.
+        output: Path of the result; for an .onnx file only.
+
+    Returns:
+        Number of matches of each pass.
+
+    Raises:
+        RequestError: `output` is missing for an .onnx file, or given for a zoo model.
     """
     if not is_file(model):
         if output is not None:
@@ -102,18 +112,31 @@ def calibrate(
     columns: Sequence[str] = (),
     on_error: str = "raise",
 ) -> dict[str, Any]:
-    """Choose the ranges of a model's tensors on `data`: raw input for a zoo model (its training samples if None).
+    """Computes the activation ranges of a model on samples and writes them as a calibration table.
 
-    An ONNX file takes an .npz of its inputs, or a folder of images with `preprocess` (`zoo.api.samples.samples_of`). It
-    is
-    rewritten by the shared passes first, as `quantize` does. samples: how many of `data` to use, at least 1; None: all
-    for an ONNX file, else `Pipeline.CALIBRATION`.
-    max_memory: see `pipelines.quantization.calibration.calibrate.Observation`. correct, search: what else to find on
-    the samples,
-    see `QuantRecipe`; None: as the recipe has it. time_budget: seconds that the corrections may take, None for as many
-    as they need. columns: of tables of texts, see `zoo.texts.data.text_files.items`.
-    Writes calibration.json into the model's folder, or `output`; returns
-    {"observer", "samples", "path"}.
+    An .onnx file is rewritten by the shared passes first, as in `quantize`.
+
+    Args:
+        model: Zoo model, or path of an .onnx file.
+        data: Raw input of a zoo model; None for samples of its training data. For an .onnx file: an .npz of its inputs,
+            or a folder of images with `preprocess` (see `zoo.api.samples.samples_of`).
+        output: Path of the table; None for calibration.json in the model's folder.
+        observer: Range estimator: "auto", "minmax", "percentile", "mse" or "kl"; None for the one of the recipe.
+        correct: Also round weights adaptively and correct biases (see `QuantRecipe`); None as in the recipe.
+        search: Also search equalized channels, clipped weights and other ranges (see `QuantRecipe`); None as in the
+            recipe.
+        samples: Number of samples, at least 1; None for all of an .onnx file, or `Pipeline.CALIBRATION`.
+        max_memory: Memory limit for the model and the observed activations, in bytes or e.g. "128MB".
+        time_budget: Time limit of the corrections in seconds; None for no limit.
+        preprocess: JSON file with the image preprocessing of an .onnx file.
+        columns: Columns of tables of texts (see `zoo.texts.data.text_files.items`).
+        on_error: "raise" to stop at an invalid sample, "skip" to leave it out.
+
+    Returns:
+        {"observer", "samples", "path"}.
+
+    Raises:
+        RequestError: Data or options are invalid.
     """
     if samples is not None and samples < 1:
         raise RequestError(f"samples is {samples}; calibration needs at least 1")
@@ -192,22 +215,43 @@ def quantize(
     columns: Sequence[str] | None = None,
     output_node: str | None = None,
 ) -> dict[str, Any]:
-    """Quantize a zoo model by its recipe, or any ONNX file on `calibration_data` or by a calibration table.
+    """Quantizes a zoo model by its recipe, or any ONNX file, to int8.
 
-    schema: of a click log; `model` then is a ranker from elsewhere, calibration_data that log, and `output` becomes a
-    model folder of the family that the graph is one of. columns, output_node: see `zoo.freeze`.
+    An .onnx file is rewritten by the shared passes first; a table that `calibrate` made for the file fits. Options that
+    are None are taken from the recipe (`QuantRecipe`).
 
-    calibration_data, preprocess, on_error: see `zoo.api.samples.samples_of`. max_memory: of their calibration, see
-    `pipelines.quantization.calibration.calibrate.Observation`. time_budget: seconds that the corrections of an ONNX
-    file may take;
-    what they do not suffice for is left out, and a warning says so. None: as many as they need.
+    Args:
+        model: Zoo model, or path of an .onnx file.
+        output: Path of the int8 model; None for int8.onnx in the model's folder. With `schema`: folder of the new
+            model.
+        calibration_data: Samples for an .onnx file (see `zoo.api.samples.samples_of`). With `schema`: the log.
+        table: Calibration table of this graph, in place of `calibration_data`.
+        observer: Range estimator: "auto", "minmax", "percentile", "mse" or "kl".
+        keep_float: Regular expressions of operator names that stay float32; added to those of a zoo model.
+        reduced_range: 7-bit weights, for CPUs without VNNI.
+        float_tables: Keep embedding tables in float32.
+        dynamic: Regular expressions of Gemm and MatMul names with dynamic quantization; added to those of a zoo model.
+        symmetric: Use zero point 128 for signed activations.
+        correct: Round weights adaptively and correct biases.
+        search: Search equalized channels, clipped weights and other ranges.
+        max_memory: Memory limit of the calibration, in bytes or e.g. "128MB".
+        time_budget: Time limit in seconds of the corrections of an .onnx file; a warning names layers left uncorrected.
+            None for no limit.
+        preprocess: JSON file with the image preprocessing of an .onnx file.
+        on_error: "raise" to stop at an invalid sample, "skip" to leave it out.
+        report_path: Report of the error on the calibration samples, .json or .html (see
+            `pipelines.analysis.report.explain`).
+        schema: Schema of a log (see `zoo.schema`). `model` is then a third-party ranker in ONNX, and `output` becomes a
+            model folder of the detected family.
+        columns: With `schema`: columns of the inputs, see `zoo.freeze`.
+        output_node: With `schema`: name of the probability output, see `zoo.freeze`.
 
-    An ONNX file is rewritten by the shared passes first; a table that `calibrate` made for the file fits. The other
-    options are those of `QuantRecipe`; None: as the recipe has it; keep_float and dynamic add to what a zoo model has.
-    Writes int8.onnx into the model's folder, or `output`; returns the quantization report, and for a file that was
-    written to `output` its "summary" (`pipelines.analysis.summary.summarize`).
-    report_path: also measure the result on the calibration samples, and write what `pipelines.analysis.report.explain`
-    finds (.json or .html).
+    Returns:
+        Quantization report with "path" and "bytes". For a file written to `output`, also "summary" (see
+        `pipelines.analysis.summary.summarize`).
+
+    Raises:
+        RequestError: Data or options are invalid, or the table belongs to another graph.
     """
     if table is not None and calibration_data is not None:
         raise RequestError("give --table or --calibration-data, not both")
@@ -366,16 +410,32 @@ def tune(
     preprocess: Model | None = None,
     report_path: Model | None = None,
 ) -> dict[str, Any]:
-    """Searches the quickest recipe of a model that loses at most `max_drop`; see `pipelines.analysis.tune.tune`.
+    """Searches for the fastest quantization recipe with a bounded quality drop (see `pipelines.analysis.tune.tune`).
 
     For an ONNX file, both data are .npz files of the graph's inputs, or folders of images with `preprocess` (see
-    `samples_of`). Labels are an array `label`, labels.csv or one subfolder per class; see
-    `pipelines.analysis.quality_metric.OutputMetric` for the metric. Without `calibration_data`, every fifth evaluation
-    sample is used for calibration. For a zoo model, both are raw data; the metric is the model's own (`TaskMetric`),
-    and the default of `calibration_data` is the samples that training kept.
+    `zoo.api.samples.samples_of`). Labels are an array `label`, labels.csv, or one subfolder per class (see
+    `pipelines.analysis.quality_metric.OutputMetric`). For a zoo model, both are raw data, and the metric is the model's
+    own (`TaskMetric`).
+
+    Args:
+        model: Zoo model, or path of an .onnx file.
+        evaluation_data: Samples to evaluate on.
+        output: Path of the int8 .onnx file.
+        calibration_data: Samples to calibrate on; None for every fifth evaluation sample, or the samples kept by the
+            training of a zoo model.
+        max_drop: Maximum drop of the metric, as a share (0.005 is half a percentage point).
+        seconds: Time limit.
+        engine: Engine to evaluate and time in; "auto" for the fastest.
+        threads: Number of intra-op threads.
+        batch_size: Samples of one inference, also for the latency.
+        preprocess: JSON file with the image preprocessing of an .onnx file.
+        report_path: Report of the selected model, .json or .html.
+
+    Returns:
+        "path", "trials", "best", "met" (whether the drop is within `max_drop`), latencies, and "environment".
 
     Raises:
-        RequestError: The data or options are unusable.
+        RequestError: The data or options are invalid.
     """
     target = Path(output)
     require_report(report_path, target, model, *listed(evaluation_data), *listed(calibration_data))

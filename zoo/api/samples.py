@@ -1,6 +1,4 @@
-"""Samples for calibration and evaluation: of a user's ONNX file (.npz, folders of images), or of a zoo model's raw
-data.
-"""
+"""Samples for calibration and evaluation: arrays or images for an .onnx file, or raw data for a zoo model."""
 
 from __future__ import annotations
 
@@ -41,8 +39,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples in batches {graph input: array}, read anew at every iteration. total: how many, or how many there may
-    be.
+    """Batches of samples, read again at every iteration.
+
+    Attributes:
+        start: Opens an iterator over batches {graph input: array}.
+        total: Number of samples, or an upper bound.
     """
 
     start: Callable[[], Iterable[Batch]]
@@ -55,16 +56,25 @@ class Samples:
 def samples_of(
     model: ir.Model, data: Any, preprocess: Model | None = None, on_error: str = "raise", count: int | None = None
 ) -> Samples:
-    """The samples of an ONNX file's user: an .npz of the graph's inputs, several, a folder of them, or one of images.
+    """Opens samples for an ONNX graph.
 
-    An .npz holds samples along the first axis of its arrays. Where the graph's inputs share no such axis (a state
-    [2, batch, 128], a scalar), or each sample has a shape of its own, it is one feed, as the graph takes it, or such
-    feeds stacked along a first axis more: see `_feeds`.
+    An .npz holds samples along the first axis of its arrays. If the graph's inputs share no such axis (e.g. a state [2,
+    batch, 128], a scalar), or samples differ in shape, an .npz holds one feed, or feeds stacked along an additional
+    first axis (see `_feeds`). Images are read on demand, `BATCH` at a time or in the fixed batch size of the graph; an
+    incomplete last batch is dropped if the batch size is fixed.
 
-    preprocess: a JSON file (`pipelines.data.preprocess.Preprocess`) that says how an image becomes the graph's one
-    input. Images are read as they are needed, `BATCH` at a time or as many as the graph takes; a last batch that such a
-    graph cannot take is left out. on_error: "skip" passes over images that cannot be read, and logs which. count: so
-    many at most, evenly out of all. Raises RequestError for unusable data.
+    Args:
+        model: ONNX graph.
+        data: An .npz file, several, a folder of .npz files, or a folder of images.
+        preprocess: JSON file with the image preprocessing (`pipelines.data.preprocess.Preprocess`).
+        on_error: "raise" to stop at an unreadable image, "skip" to log it and leave it out.
+        count: Maximum number of samples, evenly spaced; None for all.
+
+    Returns:
+        The samples.
+
+    Raises:
+        RequestError: The data are unusable.
     """
     fixed = fixed_batch(model)
     if not is_image_folder(data):
@@ -283,7 +293,18 @@ def _evaluation(model: ir.Model, data: Any, preprocess: Model | None) -> tuple[l
 def quality_metric_of(
     model: ir.Model, evaluation: Any, calibration: Any, batch_size: int, preprocess: Model | None = None
 ) -> tuple[QualityMetric, Samples]:
-    """QualityMetric and calibration samples for an ONNX file."""
+    """Returns the quality metric and the calibration samples for an ONNX graph.
+
+    Args:
+        model: ONNX graph.
+        evaluation: Evaluation samples, as `samples_of` takes them, with labels if known.
+        calibration: Calibration samples; None for every fifth evaluation sample.
+        batch_size: Samples of one inference, if the graph fixes no batch size.
+        preprocess: JSON file with the image preprocessing.
+
+    Raises:
+        RequestError: The data are unusable.
+    """
     found, labels = _evaluation(model, evaluation, preprocess)
     if len(found) > 1 or not _batched(model):
         return _feed_metric(model, found, calibration)
@@ -336,7 +357,12 @@ def _whole_batches(arrays: Batch, size: int) -> dict[str, Any]:
 
 
 def read_once(path: Any, batch_size: int = 256) -> Samples:
-    """All of an .npz, read once."""
+    """Reads an .npz file into memory.
+
+    Args:
+        path: The .npz file.
+        batch_size: Samples of one batch.
+    """
     stream, total = npz.read_npz(path, batch_size)
     batches = list(stream)
     return Samples(lambda: batches, total)
@@ -350,10 +376,18 @@ def raw_samples(
     on_error: str = "raise",
     columns: Sequence[str] = (),
 ) -> Samples:
-    """Calibration samples of a zoo model: up to `count` of raw `data` (None: `Pipeline.CALIBRATION`), or all that its
-    training kept.
+    """Opens calibration samples of a zoo model.
 
-    option: by which a user gives data. columns: of tables of texts. Raises RequestError for none.
+    Args:
+        folder: Model folder.
+        data: Raw input; None for the samples kept by the training.
+        option: Name of the option for `data`, for the message.
+        count: Maximum number of samples; None for `Pipeline.CALIBRATION`.
+        on_error: "raise" to stop at an invalid sample, "skip" to leave it out.
+        columns: Columns of tables of texts.
+
+    Raises:
+        RequestError: There are no samples.
     """
     if data is None:
         if not (folder.path / SAMPLES).is_file():
@@ -371,9 +405,16 @@ def raw_samples(
 def examples_of(
     model: ir.Model, data: Model | None, sizes: Sequence[int], preprocess: Model | None = None
 ) -> list[Batch]:
-    """A batch of every size for an ONNX file: of the data (see `samples_of`), repeated where it is short, or of zeros.
+    """Returns one batch of each size for an ONNX graph.
 
-    Where its inputs share no axis of samples, the first feed of the data alone; where shapes differ, the first shape.
+    Args:
+        model: ONNX graph. If its inputs share no sample axis, there is one batch: the first feed of `data`.
+        data: Samples (see `samples_of`), repeated if there are too few; None for zeros.
+        sizes: Batch sizes, if the graph fixes none.
+        preprocess: JSON file with the image preprocessing.
+
+    Raises:
+        RequestError: The data are unusable, or an input of dynamic shape needs data.
     """
     inputs = {str(each.name): each for each in model.graph.inputs if each.name not in model.graph.initializers}
     fixed = fixed_batch(model)

@@ -1,4 +1,4 @@
-"""The verb that answers over the network: serve."""
+"""Command that serves models over HTTP: serve."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ LIBRARIES = ("granian", "orjson", "prometheus_client", "uvloop")
 
 
 def serve(models: Sequence[Model], **options: Any) -> None:
-    """Answer requests for some models over HTTP until SIGTERM or SIGINT; see docs/serve.md.
+    """Serves models over HTTP until SIGTERM or SIGINT; see docs/serve.md.
 
-    models: names or folders, MODEL@fp32 in that precision whatever `precision` says.
-    options: precision, engine, threads; workers: processes that compute, None for one for each so many `threads` of the
-    machine's cores; api_key_file, cors_origins, certfile, keyfile; and those of `zoo.serving.config.Settings`. Raises
-    RequestError for models, keys, certificates or an address that cannot be, or without the extra `serve`.
+    Args:
+        models: Names or folders. MODEL@fp32 serves a model in that precision.
+        **options: `precision`, `engine`, `threads`; `workers`: number of inference processes, None for cores / threads;
+            `api_key_file`, `cors_origins`, `certfile`, `keyfile`; and the fields of `zoo.serving.config.Settings`.
+
+    Raises:
+        RequestError: A model, key file, certificate or address is invalid, or the extra `serve` is not installed.
     """
     if missing := [name for name in LIBRARIES if importlib.util.find_spec(name) is None]:
         raise not_installed("serving", ", ".join(missing), "int8-zoo[serve]")

@@ -1,4 +1,4 @@
-"""The verbs that make a model's weights and its frozen graph: schema, train, finetune, freeze."""
+"""Commands that train or import a model: schema, train, finetune, freeze."""
 
 from __future__ import annotations
 
@@ -36,14 +36,21 @@ def schema(
     delimiter: str | None = None,
     on_error: str = "raise",
 ) -> dict[str, Any]:
-    """The schema of a click log, inferred from all its rows; written to `output` as JSON where one is given.
+    """Infers the schema of a click log from all its rows.
 
-    log: CSV or TSV with a header, JSON lines (plain or .gz) or Parquet. label: the column of 0 and 1 that is predicted;
-    None: one called label, click, clicked, target or y. on_error: "skip" passes over rows that training with it leaves
-    out. Returns {"schema": see `zoo.recommenders.data.schema.JSON_SCHEMA`,
-    "table": rows of text under `zoo.recommenders.data.schema.COLUMNS`, "path": of the file or None}. Raises
-    RequestError for a log
-    that cannot be read, or has no such label.
+    Args:
+        log: CSV or TSV with a header, JSON lines (plain or .gz), or Parquet.
+        output: Path of the schema as JSON; None to write no file.
+        label: Column to predict, with values 0 and 1; None for a column named label, click, clicked, target or y.
+        delimiter: Delimiter of CSV; None to detect it.
+        on_error: "raise" to stop at an invalid row, "skip" to leave it out, as in training.
+
+    Returns:
+        {"schema": JSON of `zoo.recommenders.data.schema.JSON_SCHEMA`, "table": rows of text with the columns
+        `zoo.recommenders.data.schema.COLUMNS`, "path": path of the file or None}.
+
+    Raises:
+        RequestError: The log cannot be read, or has no such label.
     """
     from zoo.recommenders.data.logs import open_log
     from zoo.recommenders.data.schema_inference import infer
@@ -67,11 +74,23 @@ def train(
     schema: Model | None = None,
     label: str | None = None,
 ) -> dict[str, Any]:
-    """Train a model family on own data; `output` becomes a model folder. settings: {name of a training setting: value
-    as text}.
+    """Trains a model family on own data and writes a model folder.
 
-    schema, label: of a click log, see `zoo.schema`; without one its columns are inferred. Returns the metrics. Raises
-    RequestError for unknown settings, unusable data, or an output folder that holds something else.
+    Args:
+        family: Name of the family, e.g. "deepfm".
+        data: Files, folders or hub ids of training data: one, or a list.
+        output: Folder of the new model.
+        settings: Training settings {name: value as text}.
+        resume: Continue from the last checkpoint in `output`.
+        on_error: "raise" to stop at an invalid row, "skip" to leave it out and count it.
+        schema: Schema of a click log (see `zoo.schema`); None to infer it.
+        label: Column of a click log to predict.
+
+    Returns:
+        Metrics on the held-out data, and counts.
+
+    Raises:
+        RequestError: A setting is unknown, the data are unusable, or `output` holds something else.
     """
     entry = trained_by(family, data, schema=schema, label=label)
     trainer = require_trainable(entry)
@@ -92,7 +111,16 @@ def train(
 
 
 def trained_by(family: str, data: Any, schema: Any = None, label: str | None = None, **_: Any) -> Family:
-    """The family that `train` takes for a name: the one for any log if the data is not of the family's fixed form."""
+    """Returns the family that `train` uses for a name.
+
+    Families with a built-in row format fall back to their schema-based variant for other logs.
+
+    Args:
+        family: Name of the family.
+        data: Training data.
+        schema: Schema of the log, or None.
+        label: Column to predict, or None.
+    """
     entry = zoo.entry(family)
     if isinstance(entry, FixedForm) and not entry.reads(data, schema, label):
         return zoo.entry(entry.log_family)
@@ -111,12 +139,29 @@ def finetune(
     strategy: Model | None = None,
     drop: float | None = None,
 ) -> dict[str, Any]:
-    """Go on training from a model's weights on own data; `output` becomes a model folder. See `train`.
+    """Fine-tunes a model on own data and writes a model folder.
 
-    The setting qat trains with the rounding of int8 (`pipelines.quantization.training.qat`); `build` then takes the
-    trained ranges.
-    prune: "1.5x", "ratio=.3" or "rows=5", see `pipelines.compression.strategy.goal`. strategy: a file that says what is
-    done when (`zoo.api.compression.compress`). drop: by how much int8's metric may fall in either.
+    With `prune` or `strategy`, the model is also pruned (see `zoo.api.compression.compress`). The setting `qat` enables
+    quantization-aware training (`pipelines.quantization.training.qat`); `build` then uses the trained ranges.
+
+    Args:
+        model: Name of a pretrained model, or path of a model folder.
+        data: Files, folders or hub ids of training data: one, or a list.
+        output: Folder of the new model.
+        settings: Training settings {name: value as text}.
+        resume: Continue from the last checkpoint in `output`.
+        on_error: "raise" to stop at an invalid row, "skip" to leave it out and count it.
+        prune: Pruning goal: "1.5x" (speedup), "ratio=.3" (share of channels) or "rows=5" (minimum frequency of
+            embedding rows); see `pipelines.compression.strategy.goal`.
+        strategy: JSON file with the schedule of distillation, pruning and quantization-aware training.
+        drop: Maximum drop of the int8 metric, with `prune` or `strategy`; None for the default of the family.
+
+    Returns:
+        Metrics on the held-out data, and counts; with `prune` or `strategy`, the log of the steps.
+
+    Raises:
+        RequestError: A setting or goal is invalid, the model cannot be trained, the data are unusable, or `output`
+            holds something else.
     """
     folder = zoo.load(model)
     if "from" in folder.card.details.get("weights", {}) and not isinstance(folder.entry, GraphImportable):
@@ -157,20 +202,31 @@ def freeze(
     shortlist: str | None = None,
     on_error: str = "raise",
 ) -> dict[str, Any]:
-    """Checkpoint -> frozen inference graph, fp32.onnx; returns node counts and sizes.
+    """Exports a checkpoint as a frozen inference graph, fp32.onnx, or imports a graph as an int8 model.
 
-    from_pb: a frozen TensorFlow graph from elsewhere (GraphDef, or a SavedModel's folder) of the family `model`;
-    `output` becomes its model folder, built up to int8, calibrated on the first rows of `data`. columns: names of the
-    columns of a row where they do not stand in their natural order. output_node: the node of the graph's result where
-    there are several. Raises RequestError for a graph that the family does not read, with all that is in its way.
+    Without `from_pb`, `from_onnx` and `shortlist`, the checkpoint of `model` is exported.
 
-    from_onnx: likewise an ONNX export of a ranker of another library, see `zoo.recommenders.importers.rankers.read`.
-    schema: of its
-    log. columns: those that feed its inputs, in order.
+    Args:
+        model: Zoo model; with `from_pb` or `from_onnx`: name of the family.
+        from_pb: Frozen TensorFlow graph (GraphDef) or SavedModel folder. `output` becomes its model folder, built up to
+            int8.
+        from_onnx: ONNX export of a third-party ranker (see `zoo.recommenders.importers.rankers.read`). `output` becomes
+            its model folder, built up to int8.
+        schema: With `from_onnx`: schema of the log (see `zoo.schema`).
+        data: With `from_pb` or `from_onnx`: rows of the log; the first rows calibrate.
+        output: Folder of the new model.
+        columns: With `from_pb`: column names of a row, if not in natural order. With `from_onnx`: columns of the
+            inputs, in order.
+        output_node: With `from_pb` or `from_onnx`: name of the probability output, if the graph has several outputs.
+        shortlist: For translation models: parallel text, or a Marian text shortlist, that limits the target vocabulary
+            of a sentence (see `zoo.translation.search.shortlist.of_data`). A model given by name needs `output`.
+        on_error: "raise" to stop at an invalid row, "skip" to leave it out.
 
-    shortlist: of a translation model: parallel text that tells which words the translation of a sentence may have, or a
-    text shortlist of Marian (`zoo.translation.search.shortlist.of_data`). It stays with the model, which is copied to
-    `output` where that is given, as it must be for one of the zoo's by its name.
+    Returns:
+        "model", "path", and node counts and sizes; for an imported graph also "stages" and the details of the import.
+
+    Raises:
+        RequestError: Options are invalid, or the family cannot read the graph; lists all unsupported parts.
     """
     if shortlist is not None:
         if any(each is not None for each in (from_pb, from_onnx, schema, data, columns, output_node)):
@@ -224,8 +280,23 @@ def import_ranker(
     output_node: str | None = None,
     on_error: str = "raise",
 ) -> ModelFolder:
-    """The model folder of an ONNX export of a ranker, up to fp32.onnx; see `freeze`. family: None to tell it by the
-    graph's structure.
+    """Imports an ONNX export of a third-party ranker as a model folder, up to fp32.onnx; see `freeze`.
+
+    Args:
+        path: ONNX file.
+        data: Rows of the log.
+        output: Folder of the new model.
+        schema: Schema of the log.
+        family: Name of the family; None to detect it from the structure of the graph.
+        columns: Columns of the inputs, in order; None to match by name.
+        output_node: Name of the probability output, if the graph has several outputs.
+        on_error: "raise" to stop at an invalid row, "skip" to leave it out.
+
+    Returns:
+        The model folder.
+
+    Raises:
+        RequestError: Options are invalid, or the family cannot read the graph.
     """
     able = {name: entry for name, entry in zoo.entries().items() if isinstance(entry, OnnxImportable)}
     if family is not None:

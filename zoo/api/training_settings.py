@@ -1,4 +1,4 @@
-"""Settings of trainings given as text, families that train, and the cards of the folders that trainings leave."""
+"""Training settings given as text, trainable families, and the cards of trained models."""
 
 from __future__ import annotations
 
@@ -31,8 +31,18 @@ def require_trainable(family: Family) -> Trainable:
 
 
 def configured(family: str, defaults: Any, settings: Mapping[str, str]) -> Any:
-    """`defaults` of a family (a dataclass instance) with `settings`, given as text, converted to the types of the
-    defaults.
+    """Applies settings given as text to the training configuration of a family.
+
+    Args:
+        family: Name of the family, for messages.
+        defaults: Configuration of the family (a dataclass instance).
+        settings: Training settings {name: value as text}.
+
+    Returns:
+        A copy of `defaults` with the settings, converted to the types of the defaults.
+
+    Raises:
+        RequestError: A setting is unknown, or its value has another type.
     """
     known = {each.name: getattr(defaults, each.name) for each in dataclasses.fields(defaults)}
     if "qat" in settings and "qat" not in known:
@@ -45,8 +55,17 @@ def configured(family: str, defaults: Any, settings: Mapping[str, str]) -> Any:
 
 
 def finetuned(folder: ModelFolder, settings: Mapping[str, str]) -> Any:
-    """`configured`, to go on from a model. Raises RequestError where another value is given of what a model keeps, the
-    settings `KEPT`.
+    """Applies settings given as text to the fine-tuning configuration of a model.
+
+    Args:
+        folder: Model folder to fine-tune.
+        settings: Training settings {name: value as text}.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        RequestError: A setting is invalid, or would change a setting that fine-tuning must keep (`KEPT`).
     """
     entry, details = folder.entry, folder.card.details
     defaults = require_trainable(entry).finetune_config()
@@ -64,7 +83,19 @@ def finetuned(folder: ModelFolder, settings: Mapping[str, str]) -> Any:
 
 
 def convert(name: str, text: str, like: Any) -> Any:
-    """The value that a setting's text is, of the type of `like`. Raises RequestError for text that is none such."""
+    """Converts the text of a setting to the type of its default.
+
+    Args:
+        name: Name of the setting, for messages.
+        text: Value as text; comma-separated for tuples.
+        like: Default value.
+
+    Returns:
+        The value, of the type of `like`.
+
+    Raises:
+        RequestError: The text is no value of this type.
+    """
     try:
         if isinstance(like, bool):
             return {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}[text.lower()]
@@ -85,7 +116,13 @@ def _qat_families() -> str:
 
 
 def write_trained_card(folder: Path, entry: str, description: str) -> None:
-    """Write the card of a folder that a training left."""
+    """Writes the card of a folder written by a training.
+
+    Args:
+        folder: Model folder with train.json.
+        entry: Name of the family.
+        description: Description of the model.
+    """
     if not is_first():
         return
     trained = read_json(folder / "train.json")
@@ -100,6 +137,14 @@ def write_trained_card(folder: Path, entry: str, description: str) -> None:
 def write_card(
     folder: Path, entry: str, description: str, details: Mapping[str, Any], files: Sequence[CardFile] = ()
 ) -> None:
-    """Write the card of a model folder, which is named after it."""
+    """Writes the card of a model folder; the model is named after the folder.
+
+    Args:
+        folder: Model folder.
+        entry: Name of the family.
+        description: Description of the model.
+        details: Details of the card: "preprocessing", "training", "weights", ...
+        files: Files that ship with the model.
+    """
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in folder.resolve().name).lstrip("._-") or entry
     write_json(folder / CARD, Card(name, entry, description, tuple(files), details).to_json())
