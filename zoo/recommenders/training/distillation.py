@@ -1,7 +1,7 @@
-"""What a recommender learns from another one: its probabilities, as labels.
+"""Knowledge distillation of recommenders: the probabilities of a teacher are mixed into the labels.
 
-The cross entropy is linear in its label, so to mix the losses of the click and of the teacher's probability is to mix
-the two labels (Hinton et al. 2015 at temperature 1).
+Cross entropy is linear in the label. Mixing the losses of click and teacher is therefore the same as mixing the two
+labels (Hinton et al. 2015, at temperature 1).
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ ORDER = ("label", "weight", "timestamp")  # the columns that say which rows are 
 
 @dataclass(frozen=True)
 class Source:
-    """The log that a student trains on, for a teacher to read by itself; on_error as in `Features.read`, folder: where
-    its rows are kept."""
+    """Training log of a student, for a teacher with another preprocessing.
+
+    Attributes:
+        data: Source of the log, as in `Features.read`.
+        on_error: As in `Features.read`.
+        folder: Folder next to which the encoded rows are stored.
+    """
 
     data: Any
     on_error: str
@@ -33,10 +38,18 @@ class Source:
 
 
 class Teacher:
-    """A recommender that reads the same log. weight: the share of a label that it gives.
+    """A recommender that provides labels for the training log of a student.
 
-    features: the student's preprocessing as JSON. One of another, such as a larger vocabulary, reads `source` itself,
-    once. Raises RequestError for a model of another task, or where it cannot read that.
+    A teacher with another preprocessing, such as a larger vocabulary, reads `source` itself, once.
+
+    Args:
+        name: Name or folder of the teacher model.
+        features: Preprocessing of the student as JSON.
+        weight: Share of the teacher in the labels, 0 to 1.
+        source: Training log; required for a teacher with another preprocessing.
+
+    Raises:
+        RequestError: The teacher has another task, or it has another preprocessing and cannot read the log.
     """
 
     def __init__(self, name: str, features: Mapping[str, Any], weight: float, source: Source | None = None) -> None:
@@ -52,8 +65,16 @@ class Teacher:
     def labels(
         self, batch: Mapping[str, NDArray[Any]], clicks: NDArray[Any], places: NDArray[np.int64] | None = None
     ) -> NDArray[np.float32]:
-        """Labels [n] between those of the log and what the teacher expects. batch: inputs of the student's graph.
-        places: of the rows in the time order, which a teacher of another preprocessing needs."""
+        """Mixes the labels of the log with the probabilities of the teacher.
+
+        Args:
+            batch: Inputs of the student's graph.
+            clicks: Labels of the log, [n].
+            places: Positions of the rows in time order, int64 [n]; required for a teacher with another preprocessing.
+
+        Returns:
+            (1 - weight) * clicks + weight * probabilities, float32 [n].
+        """
         wanted = self._expected(batch) if self._read is None else self._read[places]
         return ((1 - self.weight) * clicks + self.weight * wanted).astype(np.float32)
 

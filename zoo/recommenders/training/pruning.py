@@ -1,5 +1,4 @@
-"""A recommender of any click log opened with its rows, to be cut: units of hidden layers, columns of the embeddings,
-rows of their tables."""
+"""Structured pruning of recommenders: units of hidden layers, embedding columns, and low-frequency embedding rows."""
 
 from __future__ import annotations
 
@@ -36,9 +35,21 @@ AT_ONCE = 512  # rows
 
 
 class PrunableLog:
-    """See `pipelines.compression.search.Prunable`. The groups are named by the first layer whose width they are; units
-    of one group that belong to several layers or tables go in all of them. Raises RequestError for rows that cannot be
-    trained on.
+    """A trained recommender with the rows of its log, see `pipelines.compression.search.Prunable`.
+
+    A group has the name of the first layer whose width it determines. Units shared by several layers or tables are
+    removed from all of them.
+
+    Args:
+        folder: Model folder.
+        data: Labelled log, as in `Features.read`.
+        config: Training settings; `held_out` splits the rows.
+        importance: "taylor" or "activation", see `pruning_groups.importances`.
+        on_error: As in `Features.read`.
+        like: Another model opened with the same log. Its encoded rows are reused if the encodings are equal.
+
+    Raises:
+        RequestError: The rows cannot be used for training.
     """
 
     metric: ClassVar[str] = "auc"
@@ -113,13 +124,27 @@ class PrunableLog:
         return round(logloss(np.concatenate(labels), np.concatenate(scores)), 6)
 
     def save(self, widths: Widths, folder: Path) -> None:
-        """model.pt, train.json, schema.json and calibration.npz of the cut network."""
+        """Writes model.pt, train.json, schema.json and calibration.npz of the pruned network.
+
+        Args:
+            widths: {group: units to keep}.
+            folder: Folder to write to.
+        """
         self._save(self.features, *self._cut(widths), folder)
 
     def fewer_rows(self, least: int, folder: Path) -> dict[str, Any]:
-        """Leave the model in a folder, as `save` does, without the values that are seen fewer than `least` times in the
-        rows to train on. Returns {"least", "rows": [of all tables, before and after], "columns": {category: those of
-        its table}, "kept": categories that have no vocabulary}. See `zoo.recommenders.training.rare_rows`.
+        """Writes the model without low-frequency embedding rows, see `zoo.recommenders.training.rare_rows`.
+
+        Args:
+            least: Values that occur less often in the training rows are removed.
+            folder: Folder to write to, as in `save`.
+
+        Returns:
+            {"least", "rows": [rows of all tables before, after], "columns": {category: rows of its table before,
+            after}, "kept": categories without a vocabulary}.
+
+        Raises:
+            RequestError: No row can be removed.
         """
         from zoo.recommenders.training.row_store import Categories
 

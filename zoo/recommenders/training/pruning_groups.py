@@ -1,9 +1,8 @@
-"""Which entries of a recommender's weights are one unit and can only be cut together, how much each unit matters, and
-the network without some.
+"""Pruning groups of a recommender: coupled weights, their importance, and the network without some of them.
 
-Units are found in the traced network as torch-pruning does (Fang et al. 2023, "DepGraph: Towards Any Structural
-Pruning"), which knows no tables of categories: every column of every value has a number; what is added or multiplied
-entry by entry makes the numbers of both equal, and dot products those of the same column of all their vectors.
+Groups are found in the traced network as in torch-pruning (Fang et al. 2023, "DepGraph: Towards Any Structural
+Pruning"), extended to embedding tables. Every column of every value has a number. Elementwise operators equate the
+numbers of their operands; dot products equate the numbers of the same column in all their vectors.
 """
 
 from __future__ import annotations
@@ -30,13 +29,19 @@ Slot = tuple[str, int | None]  # a setting that is the width of a layer, and the
 
 
 class Units:
-    """The units of a network that was built of `features` and `config`; what of the settings is the width of which
-    layers, its class says in `widths`.
+    """Prunable units of a network built from `features` and `config`.
 
-    inputs, outputs: {path of a linear layer, or of tables: the unit of each of its columns}; of tables [fields, size].
-    groups: {path of its first layer: int64 [sets, width]}: of each set as many units are cut, but which ones is up to
-    it, as its width is that of all. count: of numbers. Raises RequestError, with the path, for a layer that is not
-    known here.
+    The class attribute `widths` of the network maps its settings to the layers whose widths they are.
+
+    Attributes:
+        inputs: {path of a linear layer or table: unit of every input column}.
+        outputs: {path of a linear layer or table: unit of every output column}; for tables [fields, size].
+        groups: {path of the first layer: units, int64 [sets, width]}. The same number of units is removed from every
+            set, because all sets have the same width; the units may differ.
+        count: Number of units.
+
+    Raises:
+        RequestError: The network has an unsupported layer; the message has its path.
     """
 
     def __init__(self, network: nn.Module, features: Features, config: Any) -> None:
@@ -133,7 +138,15 @@ class Units:
         return {name: found[name] for name in order if name in found}
 
     def config(self, config: Any, widths: Mapping[str, int]) -> Any:
-        """The settings of a network whose groups have these widths."""
+        """Returns the settings of the pruned network.
+
+        Args:
+            config: Settings of the network.
+            widths: {group: width}.
+
+        Returns:
+            Settings with these widths.
+        """
         for group, width in widths.items():
             name, at = self._slots[group]
             sizes = getattr(config, name)
@@ -141,7 +154,17 @@ class Units:
         return config
 
     def without(self, network: nn.Module, features: Features, config: Any, gone: Numbers) -> nn.Module:
-        """The network without the units `gone`, in evaluation. config: its settings."""
+        """Removes units from a network.
+
+        Args:
+            network: Network of these units.
+            features: Features of the network.
+            config: Settings of the pruned network.
+            gone: Units to remove, int64 [m].
+
+        Returns:
+            New network in evaluation mode.
+        """
         keep = ~np.isin(np.arange(self.count), gone)
 
         def part(module: Any, path: str, weight: Tensor) -> Tensor:
@@ -164,8 +187,17 @@ def _stacked(tables: list[Tensor]) -> Tensor:
 def rebuilt(
     network: nn.Module, features: Features, config: Any, part: Callable[[Any, str, Tensor], Tensor]
 ) -> nn.Module:
-    """A network of the same class, of other features or settings, in evaluation: its weights are what `part` makes of a
-    module, its path and its weight. What only training needs is as in a new one."""
+    """Creates a network of the same class with other features or settings, with weights computed from `network`.
+
+    Args:
+        network: Original network.
+        features: Features of the new network.
+        config: Settings of the new network.
+        part: Called with a module, its path and its weight; returns the new weight.
+
+    Returns:
+        New network in evaluation mode. Buffers used only in training are newly initialized.
+    """
     made = type(network)(features, config)
     state = dict(made.state_dict())
     for path, module in network.named_modules():
@@ -178,11 +210,19 @@ def rebuilt(
 def importances(
     network: nn.Module, units: Units, batches: Iterable[Mapping[str, Tensor]], kind: str
 ) -> NDArray[np.float64]:
-    """How much each unit matters, [units.count]. batches: rows as `zoo.recommenders.training.row_store.Store` gives
-    them.
+    """Computes the importance of every unit.
 
-    taylor: the sum over rows of (sum over the unit's columns of y dL/dy)^2, the first-order change of a row's loss
-    where the unit gives 0 (Molchanov et al. 2019). activation: the sum of |y|. y: what its layers and tables give.
+    "taylor": sum over rows of (sum over the unit's columns of y dL/dy)^2, the first-order change of a row's loss if the
+    unit outputs 0 (Molchanov et al. 2019). "activation": sum of |y|. y is the output of the unit's layers and tables.
+
+    Args:
+        network: Network of the units.
+        units: Units of the network.
+        batches: Rows from `zoo.recommenders.training.row_store.Store`.
+        kind: "taylor" or "activation".
+
+    Returns:
+        Importances, float64 [units.count].
     """
     import torch
     from torch.nn import functional

@@ -1,10 +1,10 @@
-"""Quantization-aware fine-tuning of recommenders: the network that is trained computes what the road's int8.onnx will.
+"""Quantization-aware fine-tuning of recommenders: the trained network computes the same as int8.onnx will.
 
-`pipelines.quantization.training.qat` says how. Tables are rounded with what is looked up in them, and a layer that
-reads
-embeddings and numbers is two, as `SplitNumbers` makes it; model.pt has the names of the family, and the trained ranges
-lie beside it. Layers that the family's recipe keeps float stay so, and those that read the log's numbers, which have no
-bound; the bound on probabilities is not looked at: it would take layers back that were trained.
+`pipelines.quantization.training.qat` describes the method. Embedding tables are fake-quantized together with the
+embeddings read from them. A layer that reads embeddings and numbers is split in two, as by `SplitNumbers`. model.pt
+keeps the names of the family; the trained ranges are stored next to it. Layers that the family's recipe keeps float
+stay float, as do layers that read numbers of the log, which are unbounded. The error bound on probabilities is not
+applied, because it would make trained layers float.
 """
 
 from __future__ import annotations
@@ -40,16 +40,25 @@ PARTS = ("embeddings", "numbers")  # of a split layer
 
 
 def settled(config: Any, start: Any, processes: int) -> Any:
-    """`config` as it is trained by. Raises RequestError for what quantization-aware training cannot do.
+    """Adapts training settings to quantization-aware training.
 
-    start: None without a model to start from.
+    Args:
+        config: Training settings.
+        start: Model to start from; None if there is none.
+        processes: Number of training processes.
+
+    Returns:
+        The settings with the learning rate multiplied by `QAT_RATE`.
+
+    Raises:
+        RequestError: There is no model to start from, or more than one process.
     """
     require_qat(start, processes)
     return replace(config, learning_rate=config.learning_rate * QAT_RATE)
 
 
 class Rounding:
-    """How students of a model folder's networks round: by its own recipe, from its own calibration table."""
+    """Fake quantization of the networks of a model folder, with its recipe and calibration table."""
 
     def __init__(self, folder: ModelFolder, features: Features) -> None:
         self.features, self.given = features, folder.own_recipe
@@ -64,7 +73,15 @@ class Rounding:
         return replace(self.given, keep_float=kept, **options)
 
     def rewritten(self, network: nn.Module, steps: fx.Graph | None = None) -> ir.Model:
-        """The graph that will be quantized."""
+        """Exports and rewrites the graph that will be quantized.
+
+        Args:
+            network: Float network.
+            steps: Trace of the network; receives the names of the tensors, see `export`. None: traced here.
+
+        Returns:
+            Float32 graph after the rewrites.
+        """
         model = export(network, self.features, steps)
         rewrite(model, self.passes(self.features.to_json()))
         return model
@@ -96,8 +113,13 @@ class Rounding:
         return student
 
     def save_ranges(self, student: nn.Module, folder: Path) -> None:
-        """Leave the trained ranges in a model folder, for `pipelines.models.stages` to take; those of tensors that
-        stay float are of its calibration samples.
+        """Saves the trained ranges in a model folder, where `pipelines.models.stages` finds them.
+
+        Ranges of tensors that stay float come from the calibration samples of the folder.
+
+        Args:
+            student: Fake-quantized network after training.
+            folder: Model folder.
         """
         self.network.load_state_dict(weights(student))
         model = self.rewritten(self.network)
@@ -111,7 +133,15 @@ class Rounding:
 
 
 def rounding(start_from: Any, features: Features) -> Rounding:
-    """That of the model that a training starts from."""
+    """Creates the fake quantization of a trained model.
+
+    Args:
+        start_from: Name or folder of the model that training starts from.
+        features: Features of the network.
+
+    Returns:
+        Its fake quantization.
+    """
     return Rounding(zoo.load(start_from), features)
 
 

@@ -1,4 +1,4 @@
-"""Rows of embedding tables that training data seldom ask for, taken out: their values become unknown ones."""
+"""Prunes low-frequency embedding rows: their values become unknown values."""
 
 from __future__ import annotations
 
@@ -29,10 +29,18 @@ LISTED = 100_000  # values of a hashed column that become a vocabulary, at most
 
 
 def listed(features: Features, data: Any, counts: Sequence[Ids], least: int) -> Features:
-    """The features with a vocabulary for each hashed column: of the values that the log holds `least` times or more.
+    """Replaces hashed categories by vocabularies of their frequent values.
 
-    Columns where these are more than `LISTED`, or no fewer than the buckets, stay hashed, and those without such a
-    value. counts: see `without`.
+    A column stays hashed if it has no frequent value, more than `LISTED`, or at least as many as buckets.
+
+    Args:
+        features: Features of the model.
+        data: Log, as in `open_logs`.
+        counts: Occurrences of every id of every field, int64 [rows of the table] each.
+        least: Occurrences from which a value is frequent.
+
+    Returns:
+        Features with the vocabularies.
     """
     seen = {
         field.name: count
@@ -73,13 +81,26 @@ def without(
     names: Features | None = None,
     named: Sequence[Ids] | None = None,
 ) -> tuple[Features, nn.Module]:
-    """The features and the network, in evaluation, without the values seen fewer than `least` times; of each vocabulary
-    the most frequent one stays.
+    """Removes values with fewer than `least` occurrences from features and network.
 
-    counts: of the ids of every field, int64 [rows]. names: `features` as `listed`, named: their counts; without them
-    hashed columns keep all rows, as those that hold row numbers do. A value that was hashed begins with its bucket's
-    row. What stood for unknown values begins as the mean of all that it stands for now, weighted by their counts; where
-    none of it was seen, it is as it was. Raises RequestError where no row goes.
+    The most frequent value of a vocabulary is always kept. A value that was hashed gets the row of its bucket. The row
+    of unknown values becomes the mean of all rows that it now represents, weighted by their occurrences; it is
+    unchanged if none of them occurred.
+
+    Args:
+        network: Network to prune. It is not changed.
+        features: Features of the network.
+        config: Settings of the network.
+        counts: Occurrences of every id of every field, int64 [rows of the table] each.
+        least: Occurrences from which a value is kept.
+        names: Features from `listed`; None: hashed columns keep all rows, as do columns of row numbers.
+        named: Occurrences in the encoding of `names`.
+
+    Returns:
+        Pruned features, and the pruned network in evaluation mode.
+
+    Raises:
+        RequestError: No row can be removed.
     """
     names, named = names or features, counts if named is None else named
     kept = {

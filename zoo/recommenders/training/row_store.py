@@ -1,4 +1,4 @@
-"""The rows that a recommender is trained on, in time order, and which of their categories are known."""
+"""Training rows of a recommender in time order, and the frequencies of their categories."""
 
 from __future__ import annotations
 
@@ -29,11 +29,21 @@ TIMES = {"text": "2024-01-31T12:00:00 or the like", "s": "seconds since 1970", "
 
 
 class Store:
-    """Labelled rows in time order, kept as records in a file without a name beside `folder`, which goes with the
-    process. digest: SHA-256 of all records. seen: names of the columns that held other than what a
-    missing value becomes.
+    """Labelled rows in time order, stored as records in an unnamed file next to `folder`, removed with the process.
 
-    Raises RequestError for data that cannot be trained on, ZooError where the disk is full.
+    Args:
+        features: Encoding of the rows.
+        data: Labelled log, as in `Features.read`.
+        on_error: As in `Features.read`.
+        folder: Folder next to which the rows are stored.
+
+    Attributes:
+        digest: SHA-256 of all records.
+        seen: Names of the columns with a value other than the encoding of a missing value.
+
+    Raises:
+        RequestError: The data cannot be used for training.
+        ZooError: The disk is full.
     """
 
     def __init__(self, features: Features, data: Any, on_error: str, folder: Path) -> None:
@@ -92,7 +102,15 @@ class Store:
         return len(self.order)
 
     def require_values(self, features: Features, data: Any) -> None:
-        """Raises RequestError where a column to predict from has no value in any row of `data`, which names them."""
+        """Checks that every feature column has a value in some row.
+
+        Args:
+            features: Encoding of the rows.
+            data: Log, as in `open_logs`.
+
+        Raises:
+            RequestError: Columns have no value; the message lists them.
+        """
         if not features.schema.header:
             return
         names = [each.name for each in features.schema.of(*FEATURES) if each.name not in self.seen]
@@ -127,15 +145,30 @@ class Store:
         return {name: torch.from_numpy(np.ascontiguousarray(records[name])) for name in self.record.names or ()}
 
     def parts(self, start: int, stop: int) -> Iterator[dict[str, torch.Tensor]]:
-        """Rows [start, stop) of the time order, `BATCH` at a time."""
+        """Reads rows in time order.
+
+        Args:
+            start: First row.
+            stop: One past the last row.
+
+        Returns:
+            Batches of `BATCH` rows: {name: tensor}, see `rows`.
+        """
         for begin in range(start, stop, BATCH):
             yield self.rows(np.arange(begin, min(begin + BATCH, stop)))
 
 
 class Categories:
-    """How often each id of each field occurs in the first `stop` rows, and what stands for the rare and the new.
+    """Frequencies of ids in the training rows, and the replacement of rare and new ids.
 
-    counts: of each field, int64 [rows of its table].
+    Args:
+        features: Encoding of the rows.
+        store: Rows.
+        stop: Number of training rows; they are the first rows of the store.
+        least: Occurrences below which an id is rare.
+
+    Attributes:
+        counts: Occurrences of every id of every field, int64 [rows of its table] each.
     """
 
     def __init__(self, features: Features, store: Store, stop: int, least: int) -> None:
@@ -180,8 +213,16 @@ class Categories:
         return shares.repeat_interleave(torch.tensor([each.width for each in self.fields], dtype=torch.long))
 
     def forget(self, ids: torch.Tensor, shares: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-        """`usual` ids, of each column that has an unknown category a share, drawn at random, unknown. shares: float32
-        [columns]."""
+        """Replaces a random share of the ids by unknown values, in columns that have an unknown category.
+
+        Args:
+            ids: Ids, integer [n, columns].
+            shares: Share of every column, float32 [columns], 0 to 1.
+            random: Random generator.
+
+        Returns:
+            Ids as from `usual`, with the drawn ids replaced, [n, columns].
+        """
         drawn = (torch.rand(ids.shape, generator=random) < shares) & self._replaced
         return torch.where(drawn & (ids != self._padding), UNKNOWN, self.usual(ids))
 

@@ -1,4 +1,4 @@
-"""Large tables in training: a step reads and writes the rows of its batch alone."""
+"""Sparse Adam for large embedding tables: a step reads and writes only the rows of its batch."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ PART = 1 << 16  # rows settled at once
 
 
 class LazyRows:
-    """A table trained by Adam of the rows of each batch, in time that does not grow with the table.
+    """Adam with row-wise lazy updates; the time of a step does not depend on the size of the table.
 
-    What dense steps would have done to a row since the last one that it was in is made up for in closed form when it is
-    in one again, and for all rows by `settle`: Adam's steps without a gradient, m beta1^j / sqrt(v beta2^j), are a
-    geometric series; the Gaussian prior shrinks the distance from where it pulls to by the factor
-    exp(-lr strength sum_j 1 / sqrt(v beta2^j)), its steps at Adam's rates; the running average takes the weight that
-    comes of it. Other than in dense steps the prior is no part of the moments.
+    Steps that a row missed are applied in closed form when the row occurs again, and to all rows by `settle`. Adam's
+    steps without a gradient, m beta1^j / sqrt(v beta2^j), are a geometric series. The Gaussian prior shrinks the
+    distance to its mean by the factor exp(-lr strength sum_j 1 / sqrt(v beta2^j)), its steps at Adam's rates. The
+    running average uses the resulting weight. Unlike in dense steps, the prior is not part of the moments.
 
-    weight: [rows, size]. strength: of the prior, see `Trainer`. ema: momentum of the average. padding: rows without a
-    gradient. `start`, where the prior pulls to, is a table or one number, `average` a table.
+    Args:
+        weight: Table [rows, size].
+        learning_rate: Learning rate.
+        strength: Strength of the prior, see `Trainer`.
+        ema: Momentum of the running average.
+        padding: Rows without a gradient.
     """
 
     def __init__(
@@ -49,7 +52,14 @@ class LazyRows:
 
     @torch.no_grad()
     def step(self, number: int, start: torch.Tensor, average: torch.Tensor, group: Processes) -> None:
-        """Step `number`, from 1 on, by the sum of the sparse gradients of all processes."""
+        """Applies one step with the sum of the sparse gradients of all processes.
+
+        Args:
+            number: Number of the step, from 1 on.
+            start: Mean of the prior, [rows, size] or a scalar.
+            average: Running average, [rows, size], updated in place.
+            group: Processes that train together.
+        """
         rows, values = self._gradient(group)
         self._rest(rows, number - 1, start, average)
         first = self.first[rows].lerp(values, 1 - BETA1)
@@ -64,7 +74,13 @@ class LazyRows:
 
     @torch.no_grad()
     def settle(self, number: int, start: torch.Tensor, average: torch.Tensor) -> None:
-        """Make up for all steps up to `number`, for all rows."""
+        """Applies all missed steps up to `number` to all rows.
+
+        Args:
+            number: Number of the last step.
+            start: Mean of the prior, [rows, size] or a scalar.
+            average: Running average, [rows, size], updated in place.
+        """
         for begin in range(0, len(self.weight), PART):
             self._rest(torch.arange(begin, min(begin + PART, len(self.weight))), number, start, average)
 

@@ -1,7 +1,6 @@
-"""Train a recommender in torch on any click log: early stopping on the log's last rows, then once more on all of them.
+"""Trains recommenders in torch on a click log: early stopping on the last rows, then once more on all rows.
 
-torch, because the tables of a log are its own: one parameter for all of them, whose rows a step reads, decays and
-averages in a few calls.
+All embedding tables of a log are one parameter; a step reads, decays and averages their rows in a few calls.
 """
 
 from __future__ import annotations
@@ -70,17 +69,30 @@ def train(
     schema: str | Path | Schema | None = None,
     label: str | None = None,
 ) -> dict[str, Any]:
-    """Train on the labelled rows of a log (see `Features.read`) in time order; returns {"auc", "logloss", "accuracy"}
-    on the held-out last ones.
+    """Trains on the labelled rows of a log in time order; the last rows are held out.
 
-    build: the untrained network of a log's features and the settings. schema: what the columns are; None: inferred,
-    with `label` as the column to predict. `output` gets model.pt (the averaged weights), schema.json, train.json (with
-    the features), learning_curve.png, calibration.npz (`CALIBRATION_ROWS` training rows, encoded) and, after every
-    epoch, checkpoint/state.pt, from which `resume` goes on to the same result. One seed gives the same weights on one
-    machine with one number of processes. `start_from` is a model folder whose weights, schema and sizes are taken over.
-    With `refit`, metrics and history are those of the search: the final model has seen the held-out rows. Under
-    torchrun every process calls this alike; batch_size is that of all together, and process 0 alone writes. Raises
-    RequestError for unusable data, an output folder in use, or a checkpoint of another run.
+    `output` gets model.pt (averaged weights), schema.json, train.json (with the features), learning_curve.png and
+    calibration.npz (`CALIBRATION_ROWS` encoded training rows). After every epoch it gets checkpoint/state.pt. A seed
+    gives the same weights on one machine with the same number of processes. Under torchrun all processes make the same
+    call; `batch_size` is the total over all processes, and process 0 writes the files.
+
+    Args:
+        build: Creates the untrained network from features and settings.
+        data: Labelled log, see `Features.read`.
+        output: Folder to train into.
+        config: Training settings. With `refit`, metrics and history are those of the search; the final model was also
+            trained on the held-out rows.
+        resume: Whether to continue from the checkpoint; the result is the same as without interruption.
+        start_from: Model folder whose weights, schema and sizes are the start; None: random weights.
+        on_error: "raise", or "skip" to leave out faulty rows.
+        schema: Schema or its file; None: inferred from the log.
+        label: Column to predict, for an inferred schema.
+
+    Returns:
+        {"auc", "logloss", "accuracy"} on the held-out rows.
+
+    Raises:
+        RequestError: The data cannot be used, the output folder is in use, or the checkpoint belongs to another run.
     """
     output, data = Path(output), spooled(data)
     with processes() as group:
@@ -193,7 +205,15 @@ def about_of(folder: Path) -> dict[str, Any]:
 
 
 def weights_of(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
-    """The weights of `model` out of the graph that `export` made of it; what only training needs stays as it is."""
+    """Reads the weights of a network from its exported graph.
+
+    Args:
+        model: Network; provides the values that are used only in training.
+        path: fp32.onnx of the network.
+
+    Returns:
+        State dict of the network.
+    """
     graph = io.load(path)
     edit.expand_fp16(graph)
     found = {name: each.const_value for name, each in graph.graph.initializers.items()}
@@ -203,7 +223,15 @@ def weights_of(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
 
 
 def state_of(model: nn.Module, arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A state dict of `model` with weights under the names that `export` gives them."""
+    """Converts exported weights to a state dict.
+
+    Args:
+        model: Network; provides the values that are used only in training.
+        arrays: {name of the initializer given by `export`: tensor}.
+
+    Returns:
+        State dict of the network.
+    """
     state = {name: each for name, each in model.state_dict().items() if not name.endswith((".weight", ".bias"))}
     for path_of, module in model.named_modules():
         if isinstance(module, Embeddings):
@@ -254,9 +282,16 @@ def _sizes(config: Any) -> list[str]:
 
 
 def shifted_logloss(labels: NDArray[Any], probabilities: NDArray[np.float64]) -> float:
-    """The LogLoss after all logits are shifted by one number, so that as many clicks are expected as there are.
+    """Computes the LogLoss after shifting all logits by a constant, so that expected and actual clicks are equal.
 
-    By how much clicks became more or fewer since training says nothing of a model. labels, probabilities: [n].
+    This ignores changes of the overall click rate since training.
+
+    Args:
+        labels: 0 or 1, [n].
+        probabilities: float64 [n].
+
+    Returns:
+        LogLoss in nats.
     """
     inside = np.clip(probabilities, EPSILON, 1 - EPSILON)
     logits = np.log(inside) - np.log1p(-inside)

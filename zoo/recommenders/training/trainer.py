@@ -1,4 +1,4 @@
-"""A recommender's recipe and its steps: the loss, the priors, the average of the weights."""
+"""Training recipe and optimization step of recommenders: loss, priors and weight averaging."""
 
 from __future__ import annotations
 
@@ -67,7 +67,15 @@ class Trainer:
         self.start = [each.detach().clone() for each in self.weights]
 
     def step(self, batch: Mapping[str, torch.Tensor], total: float) -> float:
-        """Train on this process's share of a batch whose weights sum to `total`; returns the sum of all its losses."""
+        """Trains on this process's share of a batch.
+
+        Args:
+            batch: Rows of this process: {"ids", "numbers", "scales", "label", "weight"}.
+            total: Sum of the sample weights of the whole batch.
+
+        Returns:
+            Sum of the weighted losses of all processes.
+        """
         self.model.train()
         losses = self.losses(batch)
         loss = (losses * batch["weight"]).sum()
@@ -139,7 +147,15 @@ class Trainer:
             weight.copy_(value)
 
     def predict(self, parts: Iterator[dict[str, torch.Tensor]], categories: Categories) -> tuple[Any, Any]:
-        """Probabilities and labels of rows, with the averaged weights, float64 [n]."""
+        """Predicts with the averaged weights.
+
+        Args:
+            parts: Batches of rows.
+            categories: Replacement of rare and new ids.
+
+        Returns:
+            Probabilities, float64 [n], and labels, float32 [n].
+        """
         scores, labels = [], []
         with self.averaged() as model:
             for part in parts:
