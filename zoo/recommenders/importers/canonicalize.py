@@ -1,9 +1,9 @@
-"""A ranker's graph from elsewhere, written again in the forms of `zoo.recommenders.export.fx_export`.
+"""Rewrites the graph of an imported ranker in the form of `zoo.recommenders.export.fx_export`.
 
-Every value of the old graph is followed as a layout: which entry of which new value each of its entries is. Reshapes,
-slices, transposes and concatenations then are index arithmetic and leave nothing behind; the other operators are
-written on what they read, joined in as few parts as may be. What depends on a single id is a table of that id's column,
-whatever the old graph computed it by: casts, masks, rows times masks.
+Every value of the imported graph is tracked as a layout: for each entry, the entry of a new value that it equals.
+Reshapes, slices, transposes and concatenations become index arithmetic and leave no operator. The other operators are
+written on their operands, joined from as few parts as possible. A value that depends on a single id becomes a table of
+that id's column, regardless of the original operators (casts, masks, rows times masks).
 """
 
 from __future__ import annotations

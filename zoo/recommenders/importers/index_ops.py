@@ -1,4 +1,4 @@
-"""Operators of a ranker's old graph that only move entries, as index arithmetic on its layouts."""
+"""Operators that only move entries (Transpose, GatherND, Slice), as index arithmetic on layouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from zoo.recommenders.importers.values import Array, Layout
 
 
 def transposed(x: Layout, perm: Sequence[int] | None) -> Layout:
-    """Transpose by `perm`, the batch among the axes; None: all turned round."""
+    """Transposes a layout.
+
+    Args:
+        x: Layout.
+        perm: Order of the axes, including the batch axis; None: reversed order.
+
+    Returns:
+        Transposed layout.
+    """
     rank = x.entries.ndim + 1
     order = list(range(rank))[::-1] if perm is None else [each % rank for each in perm]
     turned = [each - (each > x.batch) for each in order if each != x.batch]
@@ -19,7 +27,16 @@ def transposed(x: Layout, perm: Sequence[int] | None) -> Layout:
 
 
 def gathered(x: Layout, at: Array, batch_dims: int) -> Layout | None:
-    """GatherND of places on the first axes, which are not the batch."""
+    """Applies GatherND along the first axes.
+
+    Args:
+        x: Layout.
+        at: Constant indices, int64 [..., depth].
+        batch_dims: Attribute of the operator.
+
+    Returns:
+        Gathered layout; None if `batch_dims` is not 0 or the batch is among the gathered axes.
+    """
     depth = at.shape[-1]
     if batch_dims or x.batch < depth:
         return None
@@ -27,7 +44,15 @@ def gathered(x: Layout, at: Array, batch_dims: int) -> Layout | None:
 
 
 def sliced(x: Array, known: Sequence[Any]) -> Array | None:
-    """Slice by the constants among its inputs; None where these are not known, or it takes a part of the batch."""
+    """Applies Slice with constant inputs.
+
+    Args:
+        x: Entries of the value, without the batch.
+        known: starts, ends, axes and optionally steps; constants as arrays.
+
+    Returns:
+        Sliced entries; None if an input is not constant or the batch is sliced.
+    """
     if len(known) < 3 or any(not isinstance(each, np.ndarray) for each in known):
         return None
     starts, ends, axes, *rest = (each.ravel().tolist() for each in known)

@@ -1,4 +1,4 @@
-"""What a ranker's own inputs hold of the rows of a log."""
+"""Maps the inputs of an imported ranker to the encoded rows of a log."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Fed:
-    """What an old input holds, for each of its entries a sample: a column of the ids (`ids` is True) or of the numbers.
+    """Source of the entries of one input of the imported graph: a column of the ids or of the numbers.
 
-    columns: int64 [*shape], ids: bool [*shape], dtype: the input's.
+    Attributes:
+        columns: Column of every entry, int64 [*shape].
+        ids: Whether the column belongs to the ids, bool [*shape]; else to the numbers.
+        dtype: Type of the input.
     """
 
     columns: Array
@@ -37,7 +40,16 @@ def known_ids(field: Field) -> Array:
 
 
 def feeds(fed: Mapping[str, Fed], batch: Mapping[str, Array], features: Features) -> dict[str, Array]:
-    """The old inputs of rows as the features encode them."""
+    """Computes the inputs of the imported graph from encoded rows.
+
+    Args:
+        fed: {input name: source of its entries}.
+        batch: Encoded rows: {"ids": int32 [n, columns], "numbers": float32 [n, numbers]}.
+        features: Encoding of the rows.
+
+    Returns:
+        {input name: array [n, *shape]}.
+    """
     found = {}
     codes = {each.start + at: known_ids(each)[:, 0] for each in features.fields for at in range(each.width)}
     for name, each in fed.items():
@@ -51,7 +63,15 @@ def feeds(fed: Mapping[str, Fed], batch: Mapping[str, Array], features: Features
 
 
 def run(model: ir.Model, batch: Mapping[str, Array]) -> dict[str, Array]:
-    """All values of a graph, by name."""
+    """Runs a graph in the reference session and returns all its values.
+
+    Args:
+        model: Graph; it is not changed.
+        batch: {input name: array}.
+
+    Returns:
+        {value name: array}.
+    """
     watched = model.clone()
     known = {value.name for value in watched.graph.outputs}
     for node in watched.graph:

@@ -1,9 +1,8 @@
-"""Rankers that people have: ONNX exports of other libraries, with a schema of the log, to model folders.
+"""Imports third-party ONNX rankers, with a schema of their log, as model folders.
 
-An export takes a tensor a column (torch-rechub), or one matrix with all columns side by side (DeepCTR-Torch, FuxiCTR).
-Its graph is written again on the inputs of `Features` by `zoo.recommenders.importers.canonicalize`, its family told by
-its structure. What
-cannot be written again keeps its operators, behind new ones that give it the inputs it had.
+Exports have one tensor per column (torch-rechub), or one matrix with all columns (DeepCTR-Torch, FuxiCTR).
+`zoo.recommenders.importers.canonicalize` rewrites the graph on the inputs of `Features`; its structure determines the
+family. Graphs that cannot be rewritten keep their operators, behind new operators that compute their original inputs.
 """
 
 from __future__ import annotations
@@ -64,11 +63,16 @@ PLAIN = {  # the operators of the families
 
 @dataclass(frozen=True, eq=False)
 class Ranker:
-    """A ranker read: its graph on the inputs of `features`, and how far its results are from the export's.
+    """An imported ranker.
 
-    family: the entry that it is one of, else `GENERIC`. why: what tells so. calibration: rows as the features encode
-    them, but for those that have no item in a list whose maximum is taken: of none it is no value. difference: the
-    largest of the first rows, of probabilities. pools: how lists are read, see `Rewriter`.
+    Attributes:
+        model: Graph on the inputs of `features`.
+        features: Encoding of the rows.
+        family: Id of the family, or `GENERIC`.
+        why: Reason for the family.
+        calibration: Encoded rows, without rows that have an empty list with max pooling, whose maximum is undefined.
+        difference: Largest difference of probabilities to the original graph on the first rows.
+        pools: Pooling of the lists, see `Rewriter`.
     """
 
     model: ir.Model
@@ -89,11 +93,22 @@ def read(
     output_node: str | None = None,
     on_error: str = "raise",
 ) -> Ranker:
-    """Read an export by the schema of its log, and compare the two on the first `CALIBRATION_ROWS` rows of `data`.
+    """Reads an ONNX export with the schema of its log, and compares both graphs on the first `CALIBRATION_ROWS` rows.
 
-    columns: those that feed the graph's inputs in order, or the columns of its one matrix; None: inputs by their names,
-    a matrix in the schema's order. output_node: the probability, where there are several results. Raises RequestError
-    where columns, ids or rows do not fit, or the result is no probability.
+    Args:
+        path: ONNX export.
+        data: Rows of the log, as in `Features.read`.
+        schema: Schema file.
+        columns: Columns of the graph's inputs in order, or of its one matrix; None: inputs are found by name, and a
+            matrix has the order of the schema.
+        output_node: Name of the probability, for graphs with several outputs.
+        on_error: "raise", or "skip" to leave out faulty rows.
+
+    Returns:
+        The rewritten ranker.
+
+    Raises:
+        RequestError: Columns, ids or rows do not fit, or the output is not a probability.
     """
     model = io.load(path)
     driver.rewrite(model, [FoldConstants(), RemoveDeadBranches()])
@@ -132,10 +147,23 @@ def from_onnx(
     output_node: str | None = None,
     on_error: str = "raise",
 ) -> tuple[str, dict[str, Any], tuple[CardFile, ...]]:
-    """Make `output` a model folder of an export, but for its card: its family, the card's details and files.
+    """Creates a model folder from an ONNX export, except for its card.
 
-    See `read`. family: what it has to be; None for whatever it is. Raises RequestError for another one, and where the
-    folder is in use, before anything is written.
+    Args:
+        path: ONNX export.
+        data: Rows of the log, as in `Features.read`.
+        output: New or empty folder.
+        schema: Schema file.
+        family: Required family; None: any.
+        columns: Columns of the graph's inputs, see `read`.
+        output_node: Name of the probability, see `read`.
+        on_error: "raise", or "skip" to leave out faulty rows.
+
+    Returns:
+        (family, details of the card, files of the card).
+
+    Raises:
+        RequestError: The folder is in use, the graph belongs to another family, or `read` fails. Nothing is written.
     """
     output = Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -378,8 +406,16 @@ def _behind(model: ir.Model, features: Features, fed: dict[str, Fed], output: ir
 
 
 def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
-    """(family, what tells so, the features with towers) of a graph, by what it computes; `GENERIC` and why where it is
-    of none. The results that the family has besides, and the names that its recipe has, are given to the graph.
+    """Determines the family of a graph from its structure.
+
+    Adds the outputs and names of the family to the graph, in place.
+
+    Args:
+        model: Rewritten graph.
+        features: Encoding of the rows.
+
+    Returns:
+        (family, reason, features with towers); the family is `GENERIC` if no family matches.
     """
     strange = sorted({each.op_type for each in model.graph} - PLAIN)
     if strange:

@@ -1,4 +1,4 @@
-"""The values that a ranker's new graph is made of, and how they are written in the forms of `export.fx_export`."""
+"""Values of the rewritten graph of an imported ranker, written in the form of `export.fx_export`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,20 @@ OF_CODES: dict[str, Callable[..., Array]] = {  # what the tables of ids go throu
 
 @dataclass(eq=False)
 class Base:
-    """A value [batch, *shape] of the new graph, written when it is first read; `first`: the number of its first entry.
+    """A value [batch, *shape] of the new graph, written when it is first read.
 
-    table: of rows that one column of the ids chooses, [rows, width]; code: it follows from the ids alone, without
-    weights. pool: the list and the table whose rows are summed. count: the list whose items are counted, with something
-    tiny added or not. squares: below the root of a Euclidean norm. rows: what a sum of one row is of.
+    Attributes:
+        first: Number of its first entry.
+        shape: Shape of one sample.
+        make: Writes the value.
+        column: Column of the ids that selects rows of `table`, or -1.
+        table: Table [rows, width].
+        code: Whether the value follows from the ids alone, without weights.
+        pool: List and table whose rows are summed.
+        count: List whose items are counted, with or without an epsilon.
+        squares: Entries of the vector, for a squared Euclidean norm.
+        rows: Operand of a sum of one row.
+        value: Written value; None before.
     """
 
     first: int
@@ -66,16 +75,23 @@ class Base:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The entries of an old value, int64 without the batch, which is the old value's axis `batch`."""
+    """Origin of a value of the imported graph: for each entry, the number of an entry of the new graph.
+
+    Attributes:
+        entries: Entry numbers, int64, without the batch axis.
+        batch: Batch axis of the original value.
+    """
 
     entries: Array
     batch: int = 0
 
 
 class Writer:
-    """A new graph on the inputs of `features`, named by numbers of entries: each entry of each base has one.
+    """A new graph on the inputs of `features`; every entry of every base has a number.
 
-    opsets: versions of the operators, by domain.
+    Args:
+        features: Encoding of the rows.
+        opsets: Operator versions by domain.
     """
 
     def __init__(self, features: Features, opsets: dict[str, int]) -> None:
@@ -98,7 +114,16 @@ class Writer:
         self._values: dict[Any, ir.Value] = {}
 
     def base(self, shape: Sequence[int], make: Callable[[], ir.Value], **more: Any) -> Base:
-        """A new base."""
+        """Creates a base with the next free entry numbers.
+
+        Args:
+            shape: Shape of one sample.
+            make: Writes the value when it is first read.
+            **more: Further attributes of `Base`.
+
+        Returns:
+            The base.
+        """
         made = Base(self._next, tuple(shape), make, **more)
         self.bases.append(made)
         self._firsts.append(self._next)
@@ -119,7 +144,16 @@ class Writer:
         return next(each for each in self.features.fields if each.start <= column < each.start + each.width)
 
     def lookup(self, column: int, table: Array, code: bool) -> Base:
-        """Rows of `table`, [rows, width], that a column of the ids chooses."""
+        """Creates a base of the table rows that a column of the ids selects, or returns the existing base.
+
+        Args:
+            column: Column of the ids.
+            table: Table [rows, width].
+            code: Whether the value follows from the ids alone, without weights.
+
+        Returns:
+            Base of shape [width].
+        """
         key = column, id(table)
         if key not in self._lookups:
             self._kept.append(table)
@@ -178,20 +212,47 @@ class Writer:
     def node(
         self, op: str, inputs: Sequence[ir.Value | None], name: str, dtype: ir.DataType = FLOAT, **more: Any
     ) -> ir.Value:
-        """Append an operator; its result."""
+        """Appends an operator.
+
+        Args:
+            op: Operator type.
+            inputs: Inputs; None for an omitted optional input.
+            name: Name of the node and its output.
+            dtype: Type of the output.
+            **more: Attributes of the operator.
+
+        Returns:
+            First output of the operator.
+        """
         made = edit.node(op, list(inputs), name, dtype=dtype, taken=self.taken, **more)
         self.main.append(made)
         return made.outputs[0]
 
     def weight(self, array: Array, name: str) -> ir.Value:
-        """An initializer, the same for the same array."""
+        """Adds an initializer, or returns the existing initializer of the same array.
+
+        Args:
+            array: Values.
+            name: Name of a new initializer.
+
+        Returns:
+            Value of the initializer.
+        """
         small = array.size <= 8
         key = ("weight", array.tobytes(), array.shape, str(array.dtype)) if small else ("weight", id(array))
         self._kept.append(array)
         return self._once(key, lambda: edit.initializer(self.main, name, np.array(array, order="C"), self.taken))
 
     def written(self, entries: Array, name: str = "joined") -> ir.Value:
-        """The value of some entries, [batch, *shape], joined from bases in as few parts as may be."""
+        """Writes the value of some entries, joined from as few parts of bases as possible.
+
+        Args:
+            entries: Entry numbers, int64 [*shape].
+            name: Name of a joined value.
+
+        Returns:
+            Value [batch, *shape].
+        """
         flat, shape = entries.ravel(), entries.shape
         return self._once(("joined", flat.tobytes(), shape), lambda: self._join(flat, shape, name))
 

@@ -1,3 +1,1 @@
-"""Click models from elsewhere: a frozen graph of TensorFlow feature columns read, by rules for its operators, as
-lookups and layers.
-"""
+"""Imports TensorFlow graphs of feature columns as lookups and layers, with one rule per operator."""

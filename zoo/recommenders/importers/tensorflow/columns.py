@@ -103,11 +103,18 @@ def _frozen(folder: Path) -> GraphDef:
 
 
 def optimize(graph: GraphDef, output: str | None = None) -> Network:
-    """Read a frozen graph as a network; `output` names the node of the probability, which is found if there is only
-    one.
+    """Reads a frozen graph of feature columns as a network.
 
-    Raises RequestError where there is none or are several, or, all of them at once, for whatever in the graph has no
-    such reading.
+    Args:
+        graph: Frozen graph.
+        output: Node of the probability; None: the only Sigmoid or Softmax at the end.
+
+    Returns:
+        The network.
+
+    Raises:
+        RequestError: There is no such output node or several, or the graph has unsupported parts; the message lists all
+            of them.
     """
     reading = _Reading({node.name: node for node in graph.node})
     ends = _ends(graph) if output is None else [output]

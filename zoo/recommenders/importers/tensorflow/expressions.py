@@ -1,8 +1,8 @@
-"""The dense half of a Wide & Deep graph as expressions of hashed categories and numbers, and their ONNX graph.
+"""Dense part of a Wide & Deep graph as expressions of hashed categories and numbers, and their ONNX graph.
 
-A `Row` is what a model joins in front of its first layer: rows of tables and numbers. A `Sum` is linear in whatever it
-holds, so that biases, batch normalization and the normalization of numbers meet in its weights. An `Apply` is
-everything else: activations.
+A `Row` is the input of the first layer: table rows and numbers side by side. A `Sum` is linear in its operands, so that
+biases, batch normalization and the normalization of numbers are merged into its weights. An `Apply` is every other
+operator, such as an activation.
 """
 
 from __future__ import annotations
@@ -114,7 +114,15 @@ def as_sum(x: Dense) -> Sum:
 
 
 def add(a: Dense, b: Dense) -> Sum:
-    """a + b, of one width."""
+    """Adds two values of the same width.
+
+    Args:
+        a: First value.
+        b: Second value.
+
+    Returns:
+        a + b.
+    """
     x, y = as_sum(a), as_sum(b)
     return Sum(
         x.bias + y.bias, x.products + y.products, x.lookups + y.lookups, x.numbers + y.numbers, x.others + y.others
@@ -122,7 +130,16 @@ def add(a: Dense, b: Dense) -> Sum:
 
 
 def affine(x: Dense, factor: Array | float, shift: Array | float) -> Sum:
-    """x * factor + shift, by column."""
+    """Scales and shifts a value by column.
+
+    Args:
+        x: Value.
+        factor: Number or float64 [width].
+        shift: Number or float64 [width].
+
+    Returns:
+        x * factor + shift.
+    """
     s = as_sum(x)
     k = np.broadcast_to(np.asarray(factor, np.float64), (s.width,))
     lookups = s.lookups if (k == 1).all() else tuple(Lookup(each.field, _float32(each.table * k)) for each in s.lookups)
@@ -136,7 +153,15 @@ def affine(x: Dense, factor: Array | float, shift: Array | float) -> Sum:
 
 
 def multiply(x: Dense, weight: Array) -> Sum:
-    """x W, weight [x.width, m]: one-hot parts become rows of the weight."""
+    """Multiplies a value by a matrix. One-hot parts become rows of the matrix.
+
+    Args:
+        x: Value.
+        weight: Matrix [x.width, m].
+
+    Returns:
+        x W.
+    """
     weight = weight.astype(np.float64)
     zero = np.zeros(weight.shape[1])
     if isinstance(x, Row):
@@ -160,7 +185,18 @@ def multiply(x: Dense, weight: Array) -> Sum:
 
 
 def linear(s: Sum, matrix: Array) -> Sum:
-    """s M as one sum, all of its weights multiplied."""
+    """Multiplies a sum by a matrix and merges the matrix into its weights and tables.
+
+    Args:
+        s: Sum.
+        matrix: Matrix [s.width, m].
+
+    Returns:
+        s M.
+
+    Raises:
+        RequestError: A table would exceed `LARGEST` entries.
+    """
     if any(each.table.shape[0] * matrix.shape[1] > LARGEST for each in s.lookups):
         raise RequestError(f"its table would have over {LARGEST:,} entries")
     m = matrix.astype(np.float64)
@@ -172,8 +208,15 @@ def linear(s: Sum, matrix: Array) -> Sum:
 
 
 def elementwise(step: str, x: Row, constant: Array | None = None) -> Row:
-    """A transform of `zoo.recommenders.steps.STEPS` on every part: numbers note it, tables are computed. `constant` has
-    x.width entries.
+    """Applies a step of `zoo.recommenders.steps.STEPS` to every part: numbers record it, tables are computed.
+
+    Args:
+        step: Name of the step.
+        x: Row.
+        constant: Constants of the step, [x.width]; None for steps without one.
+
+    Returns:
+        Transformed row.
     """
     parts: list[Part] = []
     start = 0

@@ -1,4 +1,4 @@
-"""Frozen graphs, SavedModels and Keras models of feature columns to model folders of Wide & Deep."""
+"""Imports frozen graphs, SavedModels and Keras models of feature columns as Wide & Deep model folders."""
 
 from __future__ import annotations
 
@@ -109,8 +109,17 @@ def freeze_graph(folder: Path) -> dict[str, Any]:
 
 
 def network_to_onnx(network: Network, features: Features) -> ir.Model:
-    """A network as the ONNX model of rows that `features` encodes. Raises RequestError where they are another
-    network's.
+    """Converts a network to an ONNX model on encoded rows.
+
+    Args:
+        network: Network read by `columns.optimize`.
+        features: Encoding of the rows.
+
+    Returns:
+        ONNX model.
+
+    Raises:
+        RequestError: The features belong to another network.
     """
     known = {(each.log_name, _steps(each)): each for each in features.numbers}
     found: dict[Column, LogColumn] = {}

@@ -1,4 +1,4 @@
-"""Rules for where the features of a feature column graph begin: its inputs, and what it parses out of examples.
+"""Rules for the inputs of a feature column graph, and for the parsing of tf.train.Example.
 
 See `zoo.recommenders.importers.tensorflow.rules`.
 """
@@ -50,7 +50,15 @@ NUMBERS = ("float", "double", "half", "int32", "int64")
 
 
 def type_of(node: Node, name: str) -> str:
-    """The name of a dtype attribute, e.g. float."""
+    """Reads a dtype attribute.
+
+    Args:
+        node: Node.
+        name: Name of the attribute.
+
+    Returns:
+        Name of the type, e.g. "float".
+    """
     return _type_name(node.attr[name].type)
 
 

@@ -1,4 +1,4 @@
-"""Which columns of a log are which features of a TensorFlow graph: its preprocessing, as a schema."""
+"""Maps the columns of a log to the features of a TensorFlow graph, as a schema."""
 
 from __future__ import annotations
 
@@ -67,10 +67,18 @@ def fitted(features: Features, rows: Rows) -> Features:
 def ordered(
     numeric: Sequence[str], categorical: Sequence[str], columns: Sequence[str] | None
 ) -> tuple[list[str], list[str]]:
-    """Names of numbers and categories in the order of a row: that of `columns`, of the whole row, or their natural one
-    (I2 before I10).
+    """Orders the names of numbers and categories as in a row.
 
-    Raises RequestError that names all columns that are missing, unknown, named twice or out of place.
+    Args:
+        numeric: Names of the numbers.
+        categorical: Names of the categories.
+        columns: Columns of a whole row in order; None: natural order (I2 before I10).
+
+    Returns:
+        (numbers, categories) in order.
+
+    Raises:
+        RequestError: Columns are missing, unknown, duplicate or out of order; the message lists all of them.
     """
     if columns is None:
         return sorted(numeric, key=natural), sorted(categorical, key=natural)

@@ -1,7 +1,7 @@
-"""Rules for the operators of a feature column graph in front of its layers: here hashing and embedding
-lookups, beside it inputs and shapes.
+"""Rules for the operators between inputs and layers of a feature column graph: hashing and embedding lookups.
 
-See `zoo.recommenders.importers.tensorflow.columns`. A rule refuses (`RuleRefused`) what it does not know to be so.
+Rules for inputs and shapes are in `input_rules` and `shape_rules`. See `zoo.recommenders.importers.tensorflow.columns`.
+A rule raises `RuleRefused` for every form that it does not support.
 """
 
 from __future__ import annotations
@@ -65,7 +65,16 @@ REASONS = {  # what is known of operators that have no rule
 
 
 def evaluate(node: Node, inputs: Sequence[Any], source: Source) -> tuple[Any, ...]:
-    """The outputs of a node for those of its inputs; `Refused` where they have no meaning."""
+    """Evaluates the outputs of a node by the rule of its operator.
+
+    Args:
+        node: Node of the graph.
+        inputs: Meanings of its inputs.
+        source: Features found so far, extended by the rule.
+
+    Returns:
+        Meanings of its outputs; `Refused` with the reasons if an input is refused or no rule applies.
+    """
     if reasons := dict.fromkeys(reason for each in inputs if isinstance(each, Refused) for reason in each.reasons):
         return (Refused(tuple(reasons)),) * OUTPUTS
     try:

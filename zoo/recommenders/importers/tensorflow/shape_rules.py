@@ -1,4 +1,4 @@
-"""Rules for what moves the values of a feature column graph without changing them: shapes, slices, casts, constants.
+"""Rules for operators that move the values of a feature column graph: shapes, slices, casts and constants.
 
 See `zoo.recommenders.importers.tensorflow.rules`.
 """

@@ -1,9 +1,7 @@
-"""Meanings of the tensors of a feature column graph, and what the rules for operators share.
+"""Meanings of the tensors of a feature column graph, and helpers shared by the rules for operators.
 
-A tensor is an array where it is constant (a shape may hold `BATCH`), an expression of
-`zoo.recommenders.importers.tensorflow.expressions` where it is float [n, width], and a `LookupStage` on the way from a
-text to
-its embedding.
+A constant tensor is an array (shapes may contain `BATCH`). A tensor float [n, width] is an expression of
+`zoo.recommenders.importers.tensorflow.expressions`. A tensor between a text and its embedding is a `LookupStage`.
 """
 
 from __future__ import annotations
@@ -157,13 +155,29 @@ def kind_of(value: Any) -> str:
 
 
 def require(held: Any, why: str = "it is not used as a column of one value a row") -> None:
-    """Raise RuleRefused unless `held`."""
+    """Refuses the operator unless a condition holds.
+
+    Args:
+        held: Condition.
+        why: Reason for the refusal.
+
+    Raises:
+        RuleRefused: The condition does not hold.
+    """
     if not held:
         refuse(why)
 
 
 def is_stage(value: Any, kind: str) -> bool:
-    """Whether a tensor is the lookup stage of that kind."""
+    """Tells whether a tensor is a lookup stage of a kind.
+
+    Args:
+        value: Meaning of the tensor.
+        kind: Kind of the stage.
+
+    Returns:
+        Whether it is.
+    """
     return isinstance(value, LookupStage) and value.kind == kind
 
 
@@ -178,7 +192,15 @@ def as_dense(value: Any) -> Dense:
 
 
 def axis_of(value: Any, rank: int) -> int:
-    """A constant axis, from 0 on."""
+    """Normalizes a constant axis.
+
+    Args:
+        value: Scalar, may be negative.
+        rank: Rank of the tensor.
+
+    Returns:
+        Axis counted from 0.
+    """
     axis = int(np.asarray(value).item())
     return axis + rank if axis < 0 else axis
 
