@@ -1,5 +1,4 @@
-"""Click logs with columns of their own: reading them by name (`logs`), what their columns are (`schema`, `infer`),
-training on them, cutting what was trained, and rankers from ONNX files of others.
+"""Recommenders: click logs (`data`), training, pruning, import of third-party rankers, lowering and inference.
 
-The families of recommenders share it; it imports `pipelines`, no family.
+All families of recommenders share this package; it imports `pipelines` and no family.
 """

@@ -1,6 +1,6 @@
-"""Criteo's rows (Kaggle 2014) as a schema: the built-in one, and the preprocessing of models of version 0.2.0.
+"""Schema of Criteo's rows (Kaggle 2014): the built-in schema, and the preprocessing of models of version 0.2.0.
 
-A row is a label, 13 numbers and 26 categories, tab separated, an empty field where a value is missing.
+A row is a label, 13 numbers and 26 categories, separated by tabs. Empty fields are missing values.
 """
 
 from __future__ import annotations
@@ -27,13 +27,32 @@ MAPPED = "farmhash fingerprint64 mod buckets, missing = buckets"  # of one that 
 
 
 def category(name: str, buckets: int, missing_row: bool = False) -> Column:
-    """A category hashed as TensorFlow hashes it."""
+    """Creates a category that is hashed as in TensorFlow.
+
+    Args:
+        name: Name of the column.
+        buckets: Number of hash buckets.
+        missing_row: Whether missing values have a separate table row.
+
+    Returns:
+        Column of the schema.
+    """
     own = {"missing_row": True} if missing_row else {}
     return Column(name, "category", encoding={"type": "hash-bucket", "buckets": buckets, **own})
 
 
 def logarithm(name: str, low: float, high: float, fill: float = 0.0) -> Column:
-    """A number x as (log1p(max(x, 0)) - low) / (high - low), clipped to 0 to 1."""
+    """Creates a number x that is encoded as (log1p(max(x, 0)) - low) / (high - low), clipped to 0 to 1.
+
+    Args:
+        name: Name of the column.
+        low: Lower bound of the logarithm.
+        high: Upper bound of the logarithm.
+        fill: Encoding of a missing value.
+
+    Returns:
+        Column of the schema.
+    """
     return Column(name, "number", encoding={"type": "log1p-min-max", "low": low, "high": high, "fill": fill})
 
 

@@ -1,4 +1,4 @@
-"""Rows of a click log to click probabilities: what the pipelines of all recommenders share."""
+"""Pipeline of click models, shared by all recommenders: rows of a log to click probabilities."""
 
 from __future__ import annotations
 
@@ -62,12 +62,19 @@ class ClickPipeline(GraphPipeline):
         seconds: defaultdict[str, float] | None = None,
         labelled: bool = False,
     ) -> Iterator[Any]:
-        """Read rows as this model wants them, as a stream of `batch_rows` at a time, in constant memory.
+        """Reads and encodes rows as a stream in constant memory.
 
-        Each part has a length, is cut and concatenated in order, and has labels float32 [n] or None and index int64
-        [n], 0-based positions in the input. With on_error "skip" bad rows are left out and counted in `errors`.
-        seconds["read"] counts the time in which sources gave their bytes or tables. labelled: rows without a label, or
-        with another than 0 and 1, are faults.
+        Args:
+            inputs: Source of the rows.
+            on_error: "raise", or "skip" to leave out faulty rows.
+            errors: Counts the rows left out.
+            batch_rows: Rows of a batch; the last batch may have fewer.
+            seconds: "read" is increased by the seconds that the sources took.
+            labelled: Whether labels are required; rows without a label 0 or 1 are then faulty.
+
+        Returns:
+            Batches with a length, slicing and concatenation, and with labels, float32 [n] or None, and index, int64
+            [n], the 0-based positions in the input.
         """
 
     @abc.abstractmethod
@@ -83,8 +90,14 @@ class ClickPipeline(GraphPipeline):
         return None
 
     def label_in(self, lines: Iterable[bytes] = (), columns: Sequence[str] = ()) -> bool | None:
-        """Whether the rows of a text of these lines, or of a table with these columns, have a label; None where that
-        is not told, or where a model does not hold all rows to what the first one has.
+        """Tells whether rows begin with a label. Give either lines or column names.
+
+        Args:
+            lines: Lines of a text file.
+            columns: Column names of a table.
+
+        Returns:
+            Whether there is a label; None if this is unknown, or if the model decides it for every row.
         """
         return None
 
@@ -163,16 +176,26 @@ class ClickPipeline(GraphPipeline):
         return np.asarray(self.predict(self.encode(rows))["probability"].reshape(-1))
 
     def run(self, inputs: Any, output: str | Path, on_error: str = "raise") -> dict[str, Any]:
-        """Score rows of any number in constant memory; writes columns row (0-based position in the input) and
-        probability, in input order.
+        """Scores any number of rows in constant memory.
 
-        `threads` threads score, each with a session of one thread of its own, while the caller's thread reads, parses
-        and writes; on a single CPU, where that gains nothing, the caller's thread does everything.
+        Writes the columns row (0-based position in the input) and probability, in input order. `threads` threads score,
+        each with a single-threaded session, while the calling thread reads, parses and writes. On a single CPU the
+        calling thread does everything.
 
-        Returns {"rows", "clicks" (rows with probability >= 0.5), "expected_clicks" (sum of the probabilities),
-        "skipped", "seconds", "rows_per_second", "model_samples_per_second", "split_us", "engine", "precision"}.
-        split_us: microseconds a row spent to "read" (get bytes or tables), "parse" (split, hash, normalize), in the
-        "model" (per thread) and to "write", and the "wall" clock's; these overlap, so they do not add up to it.
+        Args:
+            inputs: Source of the rows.
+            output: File to write.
+            on_error: "raise", or "skip" to leave out faulty rows.
+
+        Returns:
+            {"rows", "clicks" (rows with probability >= 0.5), "expected_clicks" (sum of the probabilities), "skipped",
+            "seconds", "rows_per_second", "model_samples_per_second", "split_us", "engine", "precision"}. split_us has
+            the microseconds per row spent to "read" (bytes or tables), "parse" (split, hash, normalize), in the "model"
+            (per thread), to "write", and of the "wall" clock. The parts overlap, so their sum exceeds the wall clock
+            time.
+
+        Raises:
+            RequestError: A row is faulty with "raise", or the input has no usable row.
         """
         errors = ErrorLog()
         count = clicks = 0
@@ -261,7 +284,16 @@ class ClickPipeline(GraphPipeline):
         return scorer
 
     def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
-        """The first `count` rows of `data` as model inputs, to calibrate on."""
+        """Reads the inputs for calibration.
+
+        Args:
+            data: Source of the rows.
+            count: Number of rows; the first rows are used.
+            on_error: "raise", or "skip" to leave out faulty rows.
+
+        Returns:
+            {input name: array [count, ...]}.
+        """
         errors = ErrorLog()
         parts: list[Any] = []
         for rows in self.rows(data, on_error, errors):

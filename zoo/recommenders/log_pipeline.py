@@ -1,4 +1,4 @@
-"""Rows of any click log to click probabilities, by the schema that the model was trained with."""
+"""Pipeline of models with a schema: rows of any click log to click probabilities."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LogPipeline(ClickPipeline):
         seconds: defaultdict[str, float] | None = None,
         labelled: bool = False,
     ) -> Iterator[Rows]:
-        """Rows as this model wants them, see `Features.read`."""
+        """Reads and encodes rows, see `ClickPipeline.rows` and `Features.read`."""
         options: dict[str, Any] = {"on_error": on_error, "errors": errors, "batch_rows": batch_rows, "seconds": seconds}
         return self.features.read(inputs, labelled=labelled, with_label=self.with_label, **options)
 
@@ -88,7 +88,15 @@ class LogPipeline(ClickPipeline):
         return log if log.kind == "jsonl" or not log.header else None
 
     def label_in(self, lines: Iterable[bytes] = (), columns: Sequence[str] = ()) -> bool | None:
-        """Of rows without a header: by the first line that has as many columns as a row may have, or by the names."""
+        """Tells whether rows without a header begin with a label; None for logs with a header.
+
+        Args:
+            lines: Lines of a text file; the first line with a possible number of columns decides.
+            columns: Column names of a table.
+
+        Returns:
+            Whether there is a label, or None.
+        """
         if not self.headerless:
             return None
         kinds = [(each.kind, each.name) for each in self.features.raw.schema.columns if each.kind != "label"]
@@ -108,13 +116,17 @@ class LogPipeline(ClickPipeline):
         return dict(self.features.inputs)
 
     def example(self, count: int, data: str | Path | None = None) -> list[Any]:
-        """`count` raw rows for a benchmark, of a log or the sample that ships, repeated if need be.
+        """Reads raw rows for a benchmark; rows repeat if the log has fewer.
+
+        Args:
+            count: Number of rows.
+            data: Log; None: the sample shipped with the model.
 
         Returns:
-            Rows as {column: text}; without a header tab separated lines.
+            Rows as {column: text}; tab-separated lines without a header.
 
         Raises:
-            RequestError: There are none.
+            RequestError: There is no sample or no row.
         """
         place = data or self.path / SAMPLES[self.headerless]
         if data is None and not Path(place).is_file():

@@ -1,4 +1,4 @@
-"""Quality of a click model: AUC, LogLoss and accuracy, and what int8 changes of them."""
+"""Quality metrics of click models: AUC, LogLoss, accuracy and calibration error, and their changes by quantization."""
 
 from __future__ import annotations
 
@@ -33,9 +33,18 @@ logger = logging.getLogger(__name__)
 
 
 def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
-    """`compare_clicks` of all precisions on the same labelled rows, with the keys samples, clicks and skipped.
+    """Compares all precisions on the same labelled rows, see `compare_clicks`.
 
-    Raises RequestError for rows without labels, and as `read_rows`.
+    Args:
+        pipelines: {precision: pipeline}; "fp32" is the reference.
+        data: Labelled rows.
+        on_error: "raise", or "skip" to leave out faulty rows.
+
+    Returns:
+        Result of `compare_clicks`, with the keys samples, clicks and skipped.
+
+    Raises:
+        RequestError: Rows have no label, or a row is faulty with "raise".
     """
     errors = ErrorLog()
     labels: list[NDArray[np.float32]] = []
@@ -56,7 +65,15 @@ def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = 
 
 
 def logloss(labels: Floats, probabilities: Floats) -> float:
-    """Mean of -(y ln p + (1 - y) ln(1 - p)), in nats."""
+    """Computes the mean of -(y ln p + (1 - y) ln(1 - p)).
+
+    Args:
+        labels: y, 0 or 1, [n].
+        probabilities: p, [n].
+
+    Returns:
+        LogLoss in nats.
+    """
     return float(_losses(labels, probabilities).mean())
 
 
@@ -67,8 +84,14 @@ def _losses(labels: Floats, probabilities: Floats) -> Floats:
 
 
 def click_metrics(labels: Floats, probabilities: Floats) -> dict[str, float]:
-    """{"auc", "logloss", "accuracy", "calibration_error"} of click probabilities [n] against labels [n] of 0 / 1;
-    accuracy at the threshold 0.5.
+    """Computes the metrics of click probabilities.
+
+    Args:
+        labels: 0 or 1, [n].
+        probabilities: [n].
+
+    Returns:
+        {"auc", "logloss", "accuracy" (at the threshold 0.5), "calibration_error"}.
     """
     return {
         "auc": auc(labels, probabilities),
@@ -79,8 +102,16 @@ def click_metrics(labels: Floats, probabilities: Floats) -> dict[str, float]:
 
 
 def calibration_error(labels: Floats, probabilities: Floats) -> float:
-    """The expected calibration error (Naeini et al. 2015): rows in `BINS` bins of one size by their probability, the
-    mean over rows of |clicks - probability| of its bin's means.
+    """Computes the expected calibration error (Naeini et al. 2015).
+
+    Rows are sorted by probability into `BINS` bins of equal size.
+
+    Args:
+        labels: 0 or 1, [n].
+        probabilities: [n].
+
+    Returns:
+        Mean over rows of |mean label - mean probability| of the row's bin.
     """
     order = np.argsort(probabilities, kind="stable")
     apart = labels.astype(np.float64) - probabilities.astype(np.float64)
@@ -90,14 +121,22 @@ def calibration_error(labels: Floats, probabilities: Floats) -> float:
 
 
 def compare_clicks(labels: Floats, outputs: Mapping[str, Floats], seed: int = 0) -> dict[str, Any]:
-    """Metrics of several precisions on the same rows, outputs = {"fp32": probabilities [n], "int8": ..., ...}, and each
-    against fp32.
+    """Compares the metrics of several precisions on the same rows with those of fp32.
 
-    Returns {"metrics": per precision, "difference": int8 - fp32 of every metric, and max_probability = the largest
-    |p_int8 - p_fp32|, mean_probability = the mean of that, agreement = share of rows on the same side of 0.5;
-    "interval": 95% paired bootstrap intervals of the differences (Efron and Tibshirani 1993: rows are drawn with
-    replacement, both precisions see the same draw)}, and of any further precision the last two under "others". Raises
-    RequestError for no rows or only one class, ZooError for NaN.
+    Args:
+        labels: 0 or 1, [n].
+        outputs: {"fp32": probabilities [n], "int8": ..., ...}.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        {"metrics": per precision, "difference": int8 - fp32 of every metric, max_probability = largest |p_int8 -
+        p_fp32|, mean_probability = its mean, agreement = share of rows on the same side of 0.5; "interval": 95% paired
+        bootstrap intervals of the differences (Efron and Tibshirani 1993), with the same draw of rows for both
+        precisions}. Further precisions have both under "others".
+
+    Raises:
+        RequestError: There are no rows, or only one class.
+        ZooError: A probability is NaN or infinite.
     """
     if len(labels) == 0 or labels.min() == labels.max():
         what = "no rows" if len(labels) == 0 else f"only rows with label {int(labels[0])}"

@@ -1,4 +1,4 @@
-"""Recommenders in MODELS.md and docs/benchmarks.md, rendered from report files."""
+"""Sections on recommenders in MODELS.md and docs/benchmarks.md, rendered from report files."""
 
 from __future__ import annotations
 

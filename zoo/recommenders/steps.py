@@ -1,4 +1,4 @@
-"""Numbers through steps in float32, as TensorFlow computes them: the encoding "steps"."""
+"""Encoding "steps": transforms numbers in float32 steps, as TensorFlow computes them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,15 @@ def stepped(encoding: Mapping[str, Any], x: Array) -> Floats:
 
 
 def scaled(encoding: Mapping[str, Any], x: Array) -> Floats:
-    """Encodes raw numbers: `stepped`, then (x - minimum) / (maximum - minimum), or by 1 where both are equal."""
+    """Encodes raw numbers: `stepped`, then (x - minimum) / (maximum - minimum), or / 1 if both are equal.
+
+    Args:
+        encoding: Encoding of the schema: {"steps", "minimum", "maximum", "fill"}.
+        x: Raw numbers, float [n].
+
+    Returns:
+        Encoded numbers, float32 [n].
+    """
     low, high = encoding["minimum"], encoding["maximum"]
     span = high - low if high > low else 1.0
     return np.asarray((stepped(encoding, x) - np.float32(low)) / np.float32(span))

@@ -1,4 +1,4 @@
-"""A trained recommender to fp32.onnx: the same way for all families."""
+"""Exports a trained recommender of any family to fp32.onnx."""
 
 from __future__ import annotations
 
@@ -21,17 +21,35 @@ from zoo.training.runs import fill
 
 
 def freeze(folder: str | Path, build: Callable[[Features, Any], nn.Module], settings: type[Any]) -> dict[str, Any]:
-    """Write fp32.onnx (see `export`) from model.pt and train.json. Returns the parameters, operators and bytes.
+    """Writes fp32.onnx (see `export`) from model.pt and train.json. Equal weights give equal bytes.
 
-    settings: the dataclass of the family's settings. The same weights give the same bytes. Raises RequestError where a
-    file is missing or broken, or does not fit the network.
+    Args:
+        folder: Model folder.
+        build: Creates the network from features and settings.
+        settings: Dataclass of the family's settings.
+
+    Returns:
+        {"parameters", "operators": {type: count}, "bytes": {file: bytes}}.
+
+    Raises:
+        RequestError: A file is missing or damaged, or does not fit the network.
     """
     folder = Path(folder)
     return written(*network(folder, build, settings), folder, MODEL)
 
 
 def written(model: nn.Module, features: Features, folder: Path, checkpoint: str) -> dict[str, Any]:
-    """Write fp32.onnx of a network; returns as `freeze` does."""
+    """Writes fp32.onnx of a network.
+
+    Args:
+        model: Network in evaluation mode.
+        features: Features of the network.
+        folder: Folder to write to.
+        checkpoint: Name of the file with the weights, for its size.
+
+    Returns:
+        As `freeze`.
+    """
     own = getattr(model, "exported", None)
     exported = export(model, features) if own is None else own()
     path = io.save(exported, folder / "fp32.onnx")
@@ -45,7 +63,19 @@ def written(model: nn.Module, features: Features, folder: Path, checkpoint: str)
 def network(
     folder: Path, build: Callable[[Features, Any], nn.Module], settings: type[Any]
 ) -> tuple[nn.Module, Features]:
-    """The trained network of a folder, in evaluation, and what its log is; see `freeze`."""
+    """Loads the trained network of a folder.
+
+    Args:
+        folder: Folder with model.pt and train.json.
+        build: Creates the network from features and settings.
+        settings: Dataclass of the family's settings.
+
+    Returns:
+        Network in evaluation mode, and its features.
+
+    Raises:
+        RequestError: A file is missing or damaged, or does not fit the network.
+    """
     about = read_json(folder / "train.json")
     try:
         config = configured(settings, about["config"])
@@ -61,7 +91,15 @@ def network(
 
 
 def configured(settings: type[Any], config: Mapping[str, Any]) -> Any:
-    """The settings that a model was trained with; those that the family does not have any more are left out."""
+    """Restores the settings that a model was trained with. Settings that the family no longer has are ignored.
+
+    Args:
+        settings: Dataclass of the family's settings.
+        config: {name: plain value}.
+
+    Returns:
+        Instance of `settings`.
+    """
     known = {each.name for each in fields(settings)}
     return settings(**from_plain({name: value for name, value in config.items() if name in known}))
 
@@ -69,8 +107,16 @@ def configured(settings: type[Any], config: Mapping[str, Any]) -> Any:
 def started(
     folder: Path, build: Callable[[Features, Any], nn.Module], settings: type[Any]
 ) -> tuple[dict[str, Any], nn.Module]:
-    """({"features": the preprocessing, "config": the settings}, the trained network in evaluation) of a folder with
-    fp32.onnx, trained here or shipped without its checkpoint."""
+    """Loads the network of a folder with fp32.onnx, with or without its checkpoint.
+
+    Args:
+        folder: Model folder.
+        build: Creates the network from features and settings.
+        settings: Dataclass of the family's settings.
+
+    Returns:
+        ({"features": preprocessing, "config": settings}, trained network in evaluation mode).
+    """
     about = about_of(folder)
     config = configured(settings, about["config"])
     model = build(Features.from_json(about["features"]), config)

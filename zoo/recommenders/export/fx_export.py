@@ -1,4 +1,4 @@
-"""A recommender in torch to ONNX: traced by torch.fx, a table a field, every layer named after its module's path."""
+"""Exports recommenders from torch to ONNX: traced by torch.fx, one table per field, layers named by module path."""
 
 from __future__ import annotations
 
@@ -33,11 +33,21 @@ def trace(model: nn.Module) -> fx.Graph:
 
 
 def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) -> ir.Model:
-    """`model` as it computes after training: the inputs of `features` -> `probability` float32 [batch, 1], the sigmoid
-    of its first result; further results under the names that `model.outputs` gives them. steps: its `trace`, of which
-    each step's meta then has the name of its result (`TENSOR`).
+    """Exports the inference graph of a network.
 
-    Raises RequestError, with the path, for a module or function that is not known here.
+    The graph has the inputs of `features` and the output `probability`, float32 [batch, 1]: the sigmoid of the
+    network's first result. Further results have the names in `model.outputs`.
+
+    Args:
+        model: Network.
+        features: Features of the network.
+        steps: Trace of the network; the meta of every node gets the name of its result (`TENSOR`). None: traced here.
+
+    Returns:
+        Float32 ONNX model.
+
+    Raises:
+        RequestError: A module or function is not supported; the message has its path.
     """
     from torch import fx
 

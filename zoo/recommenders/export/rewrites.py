@@ -1,4 +1,4 @@
-"""Graph rewrites of Wide & Deep: the lookups of all fields become one."""
+"""Graph rewrites of Wide & Deep: merges the lookups of all fields into one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers get a linear layer of their own, and with it scales of their own."""
+"""Graph rewrite: numbers get a separate linear layer, with separate quantization scales."""
 
 from __future__ import annotations
 

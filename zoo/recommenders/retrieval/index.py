@@ -1,4 +1,4 @@
-"""The items of a two-tower model, and the best of them for a user: exactly, in int8, or by an index of FAISS."""
+"""Item index of a two-tower model: exact int8 search, or an index of FAISS."""
 
 from __future__ import annotations
 
@@ -19,8 +19,15 @@ class ItemIndex:
         self.codes = quantized(vectors)
 
     def top(self, users: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The `count` best items of every user, best first, the lower index before among equals: indices int64 and
-        scores float32, both [users, count]. users: float32 [n, size], of length 1.
+        """Finds the best items of every user by exact search in int8.
+
+        Args:
+            users: L2-normalized user embeddings, float32 [n, size].
+            count: Number of items per user.
+
+        Returns:
+            Item indices, int64 [n, count], and scores (cosines), float32 [n, count]; best first, equal scores by lower
+            index.
         """
         queries = quantized(users)
         native = extension.native()
@@ -50,7 +57,15 @@ class FaissIndex:
             raise RequestError(f"faiss makes no index {kind!r} of {len(vectors)} items: {one_line(error)}") from error
 
     def top(self, users: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """As `ItemIndex.top`; where fewer are found, index -1 and the score -inf stand in the last places."""
+        """Finds the best items of every user, see `ItemIndex.top`.
+
+        Args:
+            users: L2-normalized user embeddings, float32 [n, size].
+            count: Number of items per user.
+
+        Returns:
+            As `ItemIndex.top`; missing items have the index -1 and the score -inf.
+        """
         scores, best = self._index.search(np.ascontiguousarray(users), count)
         return best, np.where(best < 0, np.float32(-np.inf), scores)
 
@@ -63,8 +78,16 @@ def quantized(vectors: NDArray[np.float32]) -> NDArray[np.int8]:
 def top_k(
     queries: NDArray[np.int8], items: NDArray[np.int8], count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """The reference of the native search: int8 [n, size] and [items, size] -> indices int64 and products int32, both
-    [n, count], by falling product, then rising index. Exact in float32 up to a size of 1,040.
+    """Reference of the native search. Exact in float32 up to a size of 1,040.
+
+    Args:
+        queries: int8 [n, size].
+        items: int8 [items, size].
+        count: Number of items per query.
+
+    Returns:
+        Item indices, int64 [n, count], and dot products, int32 [n, count]; largest first, equal products by lower
+        index.
     """
     table = items.T.astype(np.float32)
     step = max(1, BLOCK // max(len(items), 1))

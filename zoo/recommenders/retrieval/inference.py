@@ -1,4 +1,4 @@
-"""Rows of any click log to click probabilities, or users to the items that suit them best."""
+"""Two-tower pipeline: click probabilities of rows, or the best items of users."""
 
 from __future__ import annotations
 
@@ -36,10 +36,24 @@ class TwoTowerPipeline(LogPipeline):
         top: int = 10,
         faiss: str | None = None,
     ) -> dict[str, Any]:
-        """Score rows; or, given `items` (a log with the items' columns), write row, rank, item and score of the `top`
-        best items for every row of `inputs`, which needs the users' columns alone. Items are named by the column that
-        tells them apart; the score is the cosine of the vectors, in int8. All are compared, unless `faiss` names a kind
-        of index (see `FaissIndex`), which may find fewer.
+        """Scores rows; with `items`, writes row, rank, item and score of the best items of every user.
+
+        The score is the cosine of the embeddings in int8. The search is exact without `faiss`; an index of FAISS may
+        find fewer items.
+
+        Args:
+            inputs: Rows, as in `Features.read`; with `items`, only the columns of users are needed.
+            output: File to write.
+            on_error: "raise", or "skip" to leave out faulty rows.
+            items: Log with the columns of items; an item is identified by its key column.
+            top: Number of items per user.
+            faiss: Kind of FAISS index, see `FaissIndex`; None: exact search.
+
+        Returns:
+            Summary of the run: counts, seconds and throughput.
+
+        Raises:
+            RequestError: An option or a row does not fit.
         """
         if items is None:
             if faiss is not None:
@@ -88,12 +102,29 @@ class TwoTowerPipeline(LogPipeline):
         return self.features.key
 
     def vectors(self, rows: Rows, tower: str) -> NDArray[np.float32]:
-        """The vectors of the rows' users or items, float32 [n, tower_size], of length 1."""
+        """Computes the embeddings of users or items.
+
+        Args:
+            rows: Encoded rows.
+            tower: "user" or "item".
+
+        Returns:
+            L2-normalized embeddings, float32 [n, tower_size].
+        """
         return np.asarray(self.predict(self.encode(rows))[tower])
 
     def index(self, items: Any, faiss: str | None = None) -> tuple[list[str], ItemIndex | FaissIndex]:
-        """The different items of a log, by the column that tells them apart, in order of their first row: names, and
-        their vectors.
+        """Builds the index of the distinct items of a log.
+
+        Args:
+            items: Log with the columns of items.
+            faiss: Kind of FAISS index; None: exact search.
+
+        Returns:
+            Item names in order of their first row, and their index.
+
+        Raises:
+            RequestError: The log has no item.
         """
         key = self.key
         names: dict[str, None] = {}

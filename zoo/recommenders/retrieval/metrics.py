@@ -1,4 +1,4 @@
-"""Quality of a two-tower model: of the clicks that it predicts, and of the items that it finds."""
+"""Quality metrics of two-tower models: click metrics, recall and NDCG."""
 
 from __future__ import annotations
 
@@ -19,13 +19,23 @@ BLOCK = 4096  # rows at a time
 
 
 def evaluate(pipelines: Mapping[str, TwoTowerPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
-    """`zoo.recommenders.metrics.evaluate`, and of every precision recall@10, recall@50 and ndcg@10: where the item of
-    each
-    clicked row stands among all different items of the data, ranked for the row's user.
+    """Evaluates click metrics, recall@10, recall@50 and ndcg@10 of every precision.
 
-    A row has one relevant item, so that recall@k is the share of rows whose item is among the first k, and NDCG@k the
-    mean of 1 / log2(1 + rank), 0 beyond k (Järvelin and Kekäläinen 2002). Vectors of the int8 model are compared in
-    int8, as its index does.
+    The item of every clicked row is ranked among all distinct items of the data for the user of the row. A row has one
+    relevant item: recall@k is the share of rows whose item is among the first k. NDCG@k is the mean of 1 / log2(1 +
+    rank), 0 beyond k (Järvelin and Kekäläinen 2002). Embeddings of the int8 model are compared in int8, as in its
+    index.
+
+    Args:
+        pipelines: {precision: pipeline}.
+        data: Labelled rows, as in `Features.read`.
+        on_error: "raise", or "skip" to leave out faulty rows.
+
+    Returns:
+        As `zoo.recommenders.metrics.evaluate`, with the further metrics.
+
+    Raises:
+        RequestError: Rows have no label, or a row is faulty with "raise".
     """
     found = clicks.evaluate(pipelines, data, on_error)
     for name, each in pipelines.items():
