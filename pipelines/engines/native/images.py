@@ -109,7 +109,7 @@ class ImageSession(Asynchronous):
             self._network = given.open()
             self._rest = OnnxRuntimeSession(path, threads, given.rest.tobytes()) if given.rest.size else None
             self._ends = np.cumsum([math.prod(shape) for _, shape in given.parts]).tolist()
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._damaged(error) from error
         self.inputs = {given.input: Port(np.dtype(given.dtype), (given.batch or None, *given.shape))}
 

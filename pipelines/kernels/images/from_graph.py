@@ -7,6 +7,7 @@ Resize. The float remainder is a `Rest`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,21 +18,8 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import query
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.fuse import drop_unread, fuse_sums, renumbered
-from pipelines.kernels.images.operators import windows
-from pipelines.kernels.images.program import (
-    ENDINGS,
-    Addition,
-    AveragePool,
-    Convolution,
-    Dequantize,
-    GlobalAverage,
-    ImageProgram,
-    Lookup,
-    MaxPool,
-    Product,
-    Shape,
-    Sum,
-)
+from pipelines.kernels.images.operators import ceil_mode_pads, windows
+from pipelines.kernels.images.program import ENDINGS, ImageProgram
 from pipelines.kernels.images.qdq import (
     evaluated,
     given,
@@ -41,8 +29,20 @@ from pipelines.kernels.images.qdq import (
     quantized,
     refused,
 )
-from pipelines.kernels.images.reference import product
 from pipelines.kernels.images.rest import Rest
+from pipelines.kernels.images.steps import (
+    Addition,
+    AveragePool,
+    Convolution,
+    Dequantize,
+    GlobalAverage,
+    Lookup,
+    MaxPool,
+    Product,
+    Shape,
+    Sum,
+)
+from pipelines.kernels.images.steps.elementwise import product
 from pipelines.kernels.images.walk import Bytes, Input, Pending, Walk
 
 FUNCTIONS = {
@@ -122,10 +122,10 @@ class _Mapping(Walk):
     def _map(self, node: ir.Node) -> None:
         if node.domain not in ("", "ai.onnx"):
             raise refused(node, f"of {node.domain} has no form in the image kernels")
-        handler = getattr(self, f"_{node.op_type.lower()}", None)
+        rule = RULES.get(node.op_type)
         try:
-            if handler is not None and not self._is_function(node):
-                handler(node)
+            if rule is not None and not self._is_function(node):
+                rule(self, node)
             elif node.op_type in FUNCTIONS:
                 self._function(node)
             else:
@@ -303,7 +303,7 @@ class _Mapping(Walk):
         if node.attributes.get_int("ceil_mode", 0) != 0:
             if node.attributes.get_int("count_include_pad", 0) != 0:
                 raise refused(node, "counts pads, and has a ceil mode")
-            pads = _up_to_the_last_window(shape, kernel, strides, pads)
+            pads = ceil_mode_pads(shape, kernel, strides, pads)
         return kernel, strides, pads, windows(shape, kernel, strides, pads)
 
     def _maxpool(self, node: ir.Node) -> None:
@@ -386,9 +386,10 @@ class _Mapping(Walk):
         self.values[node.outputs[0]] = replace(found, low=least, high=most)
 
     def _mul(self, node: ir.Node) -> None:
-        """Maps a product of two functions of one tensor, such as x sigmoid(x), or of a tensor with one pixel.
+        """Maps a product: a table where both factors are functions of one tensor, such as x sigmoid(x).
 
-        The latter is squeeze-and-excitation.
+        Otherwise a `Product` of two tensors of one shape (attention maps) or of a tensor with one pixel
+        (squeeze-and-excitation).
         """
         a, b = self._read(node, 0), self._read(node, 1)
         if self.tensors[a.tensor][:2] == (1, 1):
@@ -456,15 +457,30 @@ class _Mapping(Walk):
         self.values[node.outputs[0]] = Pending(emit, last=found.last, flat=found.flat, curve=curve)
 
 
-def _up_to_the_last_window(
-    shape: Shape, kernel: tuple[int, ...], strides: tuple[int, ...], pads: tuple[int, ...]
-) -> tuple[int, ...]:
-    """The pads of a pool in ceil mode, so that its last windows are whole: they begin in the tensor, or before it."""
-    found = list(pads)
-    for axis in range(2):
-        covered = shape[axis] + pads[axis] + pads[axis + 2]
-        count = -(-(covered - kernel[axis]) // strides[axis]) + 1
-        if (count - 1) * strides[axis] >= shape[axis] + pads[axis]:
-            count -= 1
-        found[axis + 2] += max((count - 1) * strides[axis] + kernel[axis] - covered, 0)
-    return tuple(found)
+# by ONNX operator; an operator without a rule is a function of single values, or stays float
+RULES: dict[str, Callable[[_Mapping, ir.Node], None]] = {
+    "Add": _Mapping._add,
+    "AveragePool": _Mapping._averagepool,
+    "Clip": _Mapping._clip,
+    "Concat": _Mapping._concat,
+    "Conv": _Mapping._conv,
+    "DequantizeLinear": _Mapping._dequantizelinear,
+    "Dropout": _Mapping._identity,
+    "Flatten": _Mapping._flatten,
+    "Gemm": _Mapping._gemm,
+    "GlobalAveragePool": _Mapping._globalaveragepool,
+    "Identity": _Mapping._identity,
+    "MatMul": _Mapping._matmul,
+    "MaxPool": _Mapping._maxpool,
+    "Mul": _Mapping._mul,
+    "Pad": _Mapping._pad,
+    "QuantizeLinear": _Mapping._quantizelinear,
+    "ReduceMean": _Mapping._reducemean,
+    "Relu": _Mapping._relu,
+    "Reshape": _Mapping._reshape,
+    "Resize": _Mapping._resize,
+    "Slice": _Mapping._slice,
+    "Split": _Mapping._split,
+    "Squeeze": _Mapping._squeeze,
+    "Transpose": _Mapping._transpose,
+}

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipelines.kernels.images.program import Addition, Concatenation, Convolution, Pixels, Product, Shape, Step
+from pipelines.kernels.images.steps import Addition, Concatenation, Convolution, Shape, Step
 
 
 def drop_unread(steps: list[Step]) -> None:
     """Removes steps whose results no step reads, in place."""
     for at in range(len(steps) - 1, 0, -1):
         out = getattr(steps[at], "out", -1)
-        if out >= 0 and not any(out in _reads(each) for each in steps[at:]):
+        if out >= 0 and not any(out in each.reads() for each in steps[at:]):
             del steps[at]
 
 
@@ -25,7 +25,7 @@ def fuse_sums(steps: list[Step]) -> None:
     readers: dict[int, int] = {}
     writers: dict[int, int] = {}
     for at, step in enumerate(steps):
-        for tensor in _reads(step):
+        for tensor in step.reads():
             readers[tensor] = readers.get(tensor, 0) + 1
         writers[getattr(step, "out", -1)] = at
     for addition in [each for each in steps if isinstance(each, Addition)]:
@@ -64,16 +64,3 @@ def renumbered(tensors: Sequence[Shape], steps: Sequence[Step]) -> tuple[tuple[S
             fields["xs"] = tuple(order[x] for x in step.xs)
         found.append(replace(step, **fields))  # type: ignore[type-var]
     return tuple(tensors[old] for old, new in order.items() if new >= 0), tuple(found)
-
-
-def _reads(step: Step) -> tuple[int, ...]:
-    match step:
-        case Addition():
-            return step.a, step.b
-        case Product():
-            return step.x, step.gate
-        case Concatenation():
-            return step.xs
-        case Pixels():
-            return ()
-    return (step.x,)  # type: ignore[attr-defined]

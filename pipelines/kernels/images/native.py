@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.kernels.arrays import Array, contiguous
+from pipelines.kernels.arrays import contiguous
 from pipelines.kernels.extension import required
 from pipelines.kernels.images.operators import Resize
-from pipelines.kernels.images.program import (
-    Addition,
-    AveragePool,
-    Concatenation,
-    Convolution,
-    Dequantize,
-    GlobalAverage,
-    ImageProgram,
-    Lookup,
-    MaxPool,
-    Pixels,
-    Product,
-    Resampling,
-    Selection,
-    Sum,
-)
+from pipelines.kernels.images.program import ImageProgram
+from pipelines.kernels.images.steps import STEPS, Packing, Pixels
+
+if TYPE_CHECKING:
+    from pipelines.kernels._native import ImageNetwork
 
 
 def resize(image: Any, resizing: Resize, out: Any, isa: str = "") -> None:
@@ -58,6 +48,22 @@ def product_limit(isa: str = "") -> float:
         RequestError: The kernels are missing.
     """
     return float(required().product_limit(isa)) / 1e9
+
+
+def _tensor(network: ImageNetwork, height: int, width: int, channels: int, pitch: int) -> None:
+    network.tensor(height, width, channels, pitch)
+
+
+def _finish(network: ImageNetwork, results: int) -> None:
+    network.finish(results)
+
+
+# what a call of a packed program does; files name it
+ADD: dict[str, Callable[..., None]] = {
+    "tensor": _tensor,
+    "finish": _finish,
+    **{method: step.add_to for method, step in STEPS.items()},
+}
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ class PackedProgram:
         """
         network = required().ImageNetwork(self.isa)
         for method, arguments in self.calls:
-            getattr(network, method)(*arguments)
+            ADD[method](network, *arguments)
         return network
 
 
@@ -130,44 +136,8 @@ def pack(program: ImageProgram, isa: str = "") -> PackedProgram:
     calls: list[tuple[str, tuple[Any, ...]]] = [
         ("tensor", (*shape, pitch)) for shape, pitch in zip(program.tensors, pitches, strict=True)
     ]
-    for step in program.steps:
-        match step:
-            case Pixels():
-                channels = program.shape[2 if step.last else 0]
-                floats = program.dtype == "float32"
-                scale = (step.last, floats, step.scale, step.zero)
-                calls.append(("pixels", (step.out, channels, list(step.fills), *scale)))
-            case Convolution():
-                layer: list[Array] = [np.ascontiguousarray(each) for each in (step.weight, step.bias, step.scale)]
-                pitch = pitches[step.x]
-                packed = module.pack_convolution(*layer, step.groups, pitch, step.dilations[1] > 1, isa)
-                geometry = (tuple(step.weight.shape), step.groups, pitch, step.strides, step.pads, step.dilations)
-                bytes_of = (step.zero, step.low, step.high)
-                sums = (_sum(step.sum) if step.sum else None, step.other, step.other_first)
-                calls.append(("convolution", (step.x, step.out, packed, *geometry, step.fill, bytes_of, *sums)))
-            case Addition():
-                calls.append(("addition", (step.a, step.b, step.out, _sum(step.sum))))
-            case Product():
-                scales = (step.x_scale, step.gate_scale, step.scale)
-                numbers = (step.x_zero, step.gate_zero, *scales, step.zero, step.low, step.high)
-                calls.append(("product", (step.x, step.gate, step.out, numbers)))
-            case MaxPool():
-                calls.append(("max_pool", (step.x, step.out, step.kernel, step.strides, step.pads)))
-            case AveragePool():
-                values = (step.x_scale, step.x_zero, step.scale, float(step.zero), step.padded)
-                calls.append(("average_pool", (step.x, step.out, step.kernel, step.strides, step.pads, *values)))
-            case GlobalAverage():
-                calls.append(("global_average", (step.x, step.out, step.x_zero, step.scale, step.zero)))
-            case Lookup():
-                calls.append(("lookup", (step.x, step.out, np.ascontiguousarray(step.table))))
-            case Concatenation():
-                calls.append(("concatenation", (list(step.xs), step.out)))
-            case Selection():
-                calls.append(("selection", (step.x, step.out, list(step.channels))))
-            case Resampling():
-                calls.append(("resampling", (step.x, step.out, list(step.rows), list(step.columns))))
-            case Dequantize():
-                calls.append(("dequantize", (step.x, step.scale, step.zero, step.last)))
+    packing = Packing(program, isa, pitches)
+    calls += [(step.method, step.packed(packing)) for step in program.steps]
     calls.append(("finish", (program.results,)))
     return PackedProgram(
         isa,
@@ -182,7 +152,3 @@ def pack(program: ImageProgram, isa: str = "") -> PackedProgram:
         program.batch,
         tuple(calls),
     )
-
-
-def _sum(of: Sum) -> tuple[float, float, float, int, int]:
-    return of.a_ratio, of.b_ratio, of.fixed, of.low, of.high

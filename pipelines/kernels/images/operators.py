@@ -70,3 +70,24 @@ def windows(
         for axis in range(2)
     ]
     return counts[0], counts[1]
+
+
+def ceil_mode_pads(
+    shape: Sequence[int], kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int]
+) -> tuple[int, ...]:
+    """Returns the pads of a pool in ceil mode, so that the last windows are whole and begin in the tensor or before it.
+
+    Args:
+        shape: (height, width, ...) of the tensor.
+        kernel: (height, width) of a window.
+        strides: Steps along height and width.
+        pads: Padding at top, left, bottom and right.
+    """
+    found = list(pads)
+    for axis in range(2):
+        covered = shape[axis] + pads[axis] + pads[axis + 2]
+        count = -(-(covered - kernel[axis]) // strides[axis]) + 1
+        if (count - 1) * strides[axis] >= shape[axis] + pads[axis]:
+            count -= 1
+        found[axis + 2] += max((count - 1) * strides[axis] + kernel[axis] - covered, 0)
+    return tuple(found)

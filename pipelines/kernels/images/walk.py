@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
-from pipelines.kernels.images.program import Concatenation, Lookup, Pixels, Resampling, Selection, Shape, Step
 from pipelines.kernels.images.qdq import computed, given, input_at, qparams, quantized, refused
+from pipelines.kernels.images.steps import Concatenation, Lookup, Pixels, Resampling, Selection, Shape, Step
 
 
 @dataclass(frozen=True)
@@ -218,8 +218,6 @@ class Walk:
 
     def _identity(self, node: ir.Node) -> None:
         self.values[node.outputs[0]] = self.values[given(node)]
-
-    _dropout = _identity
 
     def _flatten(self, node: ir.Node) -> None:
         if node.attributes.get_int("axis", 1) != 1:

@@ -38,7 +38,8 @@ from pipelines.engines.catalog import load
 from pipelines.graph import io
 from pipelines.kernels.images.from_graph import image_program
 from pipelines.kernels.images.native import pack, product_limit
-from pipelines.kernels.images.program import Convolution, ImageProgram
+from pipelines.kernels.images.program import ImageProgram
+from pipelines.kernels.images.steps import Convolution
 from scripts.peers import harness, processes
 from scripts.peers.quantization.vision import photo_folder
 from scripts.peers.vision import images

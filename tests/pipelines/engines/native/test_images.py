@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,3 +55,10 @@ def test_a_wrong_batch_and_a_graph_without_a_form_are_refused(tmp_path: Path) ->
         catalog.load(half, "native")
     assert "reason" in images.form(half)
     assert images.form(INT8)["steps"]["Convolution"] == 28
+
+
+def test_a_packed_program_of_an_unknown_step_is_named_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = replace(images.packed(INT8), calls=(("absent", ()),))
+    monkeypatch.setattr(images, "packed", lambda _: packed)
+    with pytest.raises(RequestError, match=r"damaged: .*absent"):
+        images.ImageSession(INT8, 1)

@@ -15,7 +15,7 @@ from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.images import native, reference
 from pipelines.kernels.images.from_graph import image_program
-from pipelines.kernels.images.program import Addition, AveragePool, Convolution, Lookup, Product, Selection
+from pipelines.kernels.images.steps import Addition, AveragePool, Convolution, Lookup, Product, Selection
 
 WEIGHTS = Path(zoo.__file__).parent / "weights"
 

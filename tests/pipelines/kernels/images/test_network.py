@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 from pipelines.kernels.images import native, reference
-from pipelines.kernels.images.program import (
+from pipelines.kernels.images.operators import windows
+from pipelines.kernels.images.program import ImageProgram
+from pipelines.kernels.images.steps import (
     Addition,
     AveragePool,
     Concatenation,
     Convolution,
     Dequantize,
     GlobalAverage,
-    ImageProgram,
     Lookup,
     MaxPool,
     Pixels,
     Resampling,
     Selection,
     Sum,
-    windows,
 )
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels: {extension.missing()}")

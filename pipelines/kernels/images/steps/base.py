@@ -1,0 +1,144 @@
+"""What a step of an image program is, and what steps share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from pipelines.kernels.arrays import Array
+
+if TYPE_CHECKING:
+    from pipelines.kernels._native import ImageNetwork
+    from pipelines.kernels.images.program import ImageProgram
+
+LARGEST = 2**16  # of a height, width or number of channels
+Shape = tuple[int, int, int]  # height, width, channels
+
+
+@dataclass(eq=False)
+class Run:
+    """A program while it computes one sample in numpy.
+
+    Attributes:
+        x: The sample, of the program's shape and dtype.
+        tensors: uint8 [height, width, channels] of the tensors written so far.
+        results: float32 [k] of the steps that end the program.
+    """
+
+    x: Array
+    tensors: dict[int, Array] = field(default_factory=dict)
+    results: list[Array] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """A program while it is packed for one instruction set.
+
+    Attributes:
+        program: The program.
+        isa: Instruction set.
+        pitches: Bytes of a pixel of each tensor.
+    """
+
+    program: ImageProgram
+    isa: str
+    pitches: Sequence[int]
+
+
+class Step(ABC):
+    """One operator of an image program: a frozen dataclass whose attributes are its parameters and tensors.
+
+    Attributes:
+        method: Name of its method of `Network` in network.h and `ImageNetwork` in Python; files of packed programs
+            name the step by it.
+    """
+
+    method: ClassVar[str]
+
+    @abstractmethod
+    def check(self, program: ImageProgram, written: set[int]) -> None:
+        """Checks that the step fits its program.
+
+        Args:
+            program: The program.
+            written: Numbers of the tensors that hold values; those that the step writes are added.
+
+        Raises:
+            RequestError: The step does not fit.
+        """
+
+    @abstractmethod
+    def reads(self) -> tuple[int, ...]:
+        """Returns the numbers of the tensors that the step reads."""
+
+    @abstractmethod
+    def compute(self, run: Run) -> None:
+        """Computes the step in numpy: the definition of the bits of its kernels.
+
+        Args:
+            run: Tensors, to which the step's are added.
+        """
+
+    @abstractmethod
+    def packed(self, packing: Packing) -> tuple[Any, ...]:
+        """Returns the arguments of `add_to`, in a form that a file can hold.
+
+        Args:
+            packing: The program and what its tensors take.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def add_to(network: ImageNetwork, *arguments: Any, **options: Any) -> None:
+        """Adds the step to a native network.
+
+        Args:
+            network: The network.
+            arguments: Arguments of `packed`.
+            options: None; subclasses name their arguments.
+        """
+
+
+def fits(step: object, right: bool) -> None:
+    """Checks a condition of a step.
+
+    Args:
+        step: The step, for the error message.
+        right: The condition.
+
+    Raises:
+        RequestError: The condition is False.
+    """
+    if not right:
+        raise RequestError(f"the sizes or values of {type(step).__name__} do not fit its tensors or the program")
+
+
+def bytes_fit(step: object, *values: int) -> None:
+    """Checks that values are bytes.
+
+    Args:
+        step: The step, for the error message.
+        values: Zero points, bounds or fills.
+
+    Raises:
+        RequestError: A value is outside 0 to 255.
+    """
+    if not all(0 <= value <= 255 for value in values):
+        raise RequestError(f"{type(step).__name__} has zero points, bounds or fills outside 0 to 255")
+
+
+def clipped(values: Array, low: int = 0, high: int = 255) -> NDArray[np.uint8]:
+    """Returns rounded values as bytes.
+
+    Args:
+        values: Whole numbers, of any float or integer dtype.
+        low: Lower bound.
+        high: Upper bound.
+    """
+    return np.minimum(np.maximum(values, low), high).astype(np.uint8)

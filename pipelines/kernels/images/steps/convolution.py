@@ -1,0 +1,156 @@
+"""Convolutions and fully connected layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from pipelines.kernels.arrays import Array, require
+from pipelines.kernels.extension import required
+from pipelines.kernels.images.operators import windows
+from pipelines.kernels.images.steps.base import LARGEST, Packing, Run, Step, bytes_fit, clipped, fits
+from pipelines.kernels.images.steps.elementwise import PackedSum, Sum
+
+if TYPE_CHECKING:
+    from pipelines.kernels._native import ImageNetwork
+    from pipelines.kernels.images.program import ImageProgram
+
+
+@dataclass(frozen=True, eq=False)
+class Convolution(Step):
+    """A convolution or, over a window as large as its tensor, a fully connected layer.
+
+        acc[y, x, o] = bias_o + sum_{i, j, k} padded[y sy + i dy, x sx + j dx, g(o) + k] weight[o, i, j, k]
+
+    The tensor `out` gets `requantized(acc)`. If it is -1, the program's result is float32(acc) scale, flat. Integers
+    cannot overflow: 255 sum |weight| + |bias| < 2^31 is checked.
+
+    Attributes:
+        pads: Rows and columns of the byte `fill` at top, left, bottom and right.
+        weight: int8 [O, kh, kw, C / groups].
+        bias: int32 [O], with the input's zero point.
+        scale: float32 [O]: s_x s_w / s_y, or s_x s_w.
+        sum: If set, the result is the sum of the requantized bytes and the tensor `other`, which is a if `other_first`.
+    """
+
+    x: int
+    out: int
+    weight: Array
+    bias: Array
+    scale: Array
+    strides: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilations: tuple[int, int] = (1, 1)
+    groups: int = 1
+    fill: int = 0
+    zero: int = 0
+    low: int = 0
+    high: int = 255
+    sum: Sum | None = None
+    other: int = -1
+    other_first: bool = False
+    method: ClassVar[str] = "convolution"
+
+    def check(self, program: ImageProgram, written: set[int]) -> None:
+        """See `Step`."""
+        shape = program.read(self, self.x, written)
+        require("Convolution", "weight", self.weight, np.int8, (*self.weight.shape[:4], *[1] * (4 - self.weight.ndim)))
+        outputs, *kernel, inputs = self.weight.shape
+        require("Convolution", "bias", self.bias, np.int32, (outputs,))
+        require("Convolution", "scale", self.scale, np.float32, (outputs,))
+        fits(self, self.groups >= 1 and self.weight.size > 0 and outputs % self.groups == 0)
+        fits(self, inputs * self.groups == shape[2] and min(*self.strides, *self.dilations) >= 1)
+        fits(self, min(self.pads) >= 0 and max(*self.pads, *kernel, *self.strides, *self.dilations) <= LARGEST)
+        found = (*windows(shape, kernel, self.strides, self.pads, self.dilations), outputs)
+        fits(self, min(found) >= 1)
+        bytes_fit(self, self.fill, self.zero, self.low, self.high)
+        if self.out < 0:
+            fits(
+                self,
+                self.sum is None and program.steps[-1] is self and program.results == found[0] * found[1] * outputs,
+            )
+        else:
+            if self.sum is not None:
+                self.sum.check(self)
+                fits(self, program.read(self, self.other, written) == found)
+            fits(self, program.write(self, self.out, written) == found)
+        reach = 255 * np.abs(self.weight.astype(np.int64)).sum(axis=(1, 2, 3)) + np.abs(self.bias.astype(np.int64))
+        results = np.abs(self.scale.astype(np.float64)) * reach
+        if reach.max() >= 2**31 or not (results.max() < 2**30 or (self.out < 0 and np.isfinite(results).all())):
+            raise RequestError("a convolution can overflow 32 bits")
+
+    def reads(self) -> tuple[int, ...]:
+        """See `Step`."""
+        return (self.x,) if self.sum is None else (self.x, self.other)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        real = _convolved(self, run.tensors[self.x]).astype(np.float32) * self.scale
+        if self.out < 0:
+            run.results.append(real.ravel())
+            return
+        bytes_of = clipped(np.rint(real) + self.zero, self.low, self.high)
+        if self.sum is not None:
+            other = run.tensors[self.other]
+            bytes_of = self.sum.of(*((other, bytes_of) if self.other_first else (bytes_of, other)))
+        run.tensors[self.out] = bytes_of
+
+    def packed(self, packing: Packing) -> tuple[Any, ...]:
+        """See `Step`."""
+        layer = [np.ascontiguousarray(array) for array in (self.weight, self.bias, self.scale)]
+        pitch = packing.pitches[self.x]
+        packed = required().pack_convolution(*layer, self.groups, pitch, self.dilations[1] > 1, packing.isa)
+        geometry = (tuple(self.weight.shape), self.groups, pitch, self.strides, self.pads, self.dilations)
+        bytes_of = (self.zero, self.low, self.high)
+        sums = (self.sum.packed() if self.sum else None, self.other, self.other_first)
+        return (self.x, self.out, packed, *geometry, self.fill, bytes_of, *sums)
+
+    @staticmethod
+    def add_to(
+        network: ImageNetwork,
+        x: int,
+        out: int,
+        packed: Array,
+        weight: Sequence[int],
+        groups: int,
+        pitch: int,
+        strides: Sequence[int],
+        pads: Sequence[int],
+        dilations: Sequence[int],
+        fill: int,
+        bytes_of: Sequence[int],
+        total: PackedSum | None,
+        other: int,
+        other_first: bool,
+    ) -> None:
+        """See `Step`."""
+        network.convolution(
+            x, out, packed, weight, groups, pitch, strides, pads, dilations, fill, bytes_of, total, other, other_first
+        )
+
+
+def _convolved(step: Convolution, x: Array) -> NDArray[np.int64]:
+    """The sums of a convolution."""
+    outputs, *kernel, inputs = step.weight.shape
+    rows, columns = windows(x.shape, kernel, step.strides, step.pads, step.dilations)
+    sides = [(step.pads[0], step.pads[2]), (step.pads[1], step.pads[3])]
+    padded = np.full(
+        (*[n + sum(side) for n, side in zip(x.shape, sides, strict=False)], x.shape[2]), step.fill, np.int64
+    )
+    padded[sides[0][0] : sides[0][0] + x.shape[0], sides[1][0] : sides[1][0] + x.shape[1]] = x
+    total = np.broadcast_to(step.bias.astype(np.int64), (rows, columns, outputs)).copy()
+    each = outputs // step.groups
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            top, left = i * step.dilations[0], j * step.dilations[1]
+            taps = padded[top :: step.strides[0], left :: step.strides[1]][:rows, :columns]
+            for group in range(step.groups):
+                wanted = slice(group * each, (group + 1) * each)
+                part = taps[..., group * inputs : (group + 1) * inputs]
+                total[..., wanted] += part @ step.weight[wanted, i, j].astype(np.int64).T
+    return total

@@ -1,0 +1,221 @@
+"""Steps that begin and end a program, and those that move bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from pipelines.kernels.images.steps.base import Packing, Run, Step, bytes_fit, fits
+
+if TYPE_CHECKING:
+    from pipelines.kernels._native import ImageNetwork
+    from pipelines.kernels.images.program import ImageProgram
+
+
+@dataclass(frozen=True)
+class Pixels(Step):
+    """The graph's input [C, H, W], or [H, W, C] if `last`, as the tensor `out` [H, W, C + len(fills)].
+
+    uint8: the bytes. float32: clip(rint(x / scale) + zero, 0, 255), NaN as 0.
+
+    Attributes:
+        out: Tensor to write.
+        fills: Bytes of additional channels.
+        last: Whether channels are last.
+        scale: Scale of a float32 input.
+        zero: Zero point of a float32 input.
+    """
+
+    out: int
+    fills: tuple[int, ...] = ()
+    last: bool = False
+    scale: float = 0.0
+    zero: int = 0
+    method: ClassVar[str] = "pixels"
+
+    def check(self, program: ImageProgram, written: set[int]) -> None:
+        """See `Step`."""
+        channels, height, width = program.shape[-1:] + program.shape[:2] if self.last else program.shape
+        fits(self, program.write(self, self.out, written) == (height, width, channels + len(self.fills)))
+        bytes_fit(self, *self.fills, self.zero)
+        fits(self, (program.dtype == "float32") == (self.scale > 0) and np.isfinite(self.scale))
+
+    def reads(self) -> tuple[int, ...]:
+        """See `Step`."""
+        return ()
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        pixels = run.x if self.last else run.x.transpose(1, 2, 0)
+        if run.x.dtype == np.float32:
+            with np.errstate(invalid="ignore", over="ignore"):
+                scaled = np.nan_to_num(np.rint(pixels / np.float32(self.scale)), nan=0) + self.zero
+            pixels = np.clip(scaled, 0, 255).astype(np.uint8)
+        fills = np.broadcast_to(np.array(self.fills, np.uint8), (*pixels.shape[:2], len(self.fills)))
+        run.tensors[self.out] = np.concatenate([pixels, fills], axis=2)
+
+    def packed(self, packing: Packing) -> tuple[Any, ...]:
+        """See `Step`."""
+        channels = packing.program.shape[2 if self.last else 0]
+        floats = packing.program.dtype == "float32"
+        return self.out, channels, list(self.fills), self.last, floats, self.scale, self.zero
+
+    @staticmethod
+    def add_to(
+        network: ImageNetwork,
+        out: int,
+        channels: int,
+        fills: Sequence[int],
+        last: bool,
+        floats: bool,
+        scale: float,
+        zero: int,
+    ) -> None:
+        """See `Step`."""
+        network.pixels(out, channels, fills, last, floats, scale, zero)
+
+
+@dataclass(frozen=True)
+class Concatenation(Step):
+    """The concatenated channels of `xs`."""
+
+    xs: tuple[int, ...]
+    out: int
+    method: ClassVar[str] = "concatenation"
+
+    def check(self, program: ImageProgram, written: set[int]) -> None:
+        """See `Step`."""
+        shapes = [program.read(self, x, written) for x in self.xs]
+        fits(self, bool(shapes) and len({shape[:2] for shape in shapes}) == 1)
+        whole = (*shapes[0][:2], sum(shape[2] for shape in shapes))
+        fits(self, program.write(self, self.out, written) == whole)
+
+    def reads(self) -> tuple[int, ...]:
+        """See `Step`."""
+        return self.xs
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        run.tensors[self.out] = np.concatenate([run.tensors[x] for x in self.xs], axis=2)
+
+    def packed(self, packing: Packing) -> tuple[Any, ...]:
+        """See `Step`."""
+        return list(self.xs), self.out
+
+    @staticmethod
+    def add_to(network: ImageNetwork, xs: Sequence[int], out: int) -> None:
+        """See `Step`."""
+        network.concatenation(xs, out)
+
+
+@dataclass(frozen=True)
+class Selection(Step):
+    """Selected channels of x, in the order of `channels`."""
+
+    x: int
+    out: int
+    channels: tuple[int, ...]
+    method: ClassVar[str] = "selection"
+
+    def check(self, program: ImageProgram, written: set[int]) -> None:
+        """See `Step`."""
+        shape = program.read(self, self.x, written)
+        fits(self, bool(self.channels) and min(self.channels) >= 0 and max(self.channels) < shape[2])
+        fits(self, program.write(self, self.out, written) == (*shape[:2], len(self.channels)))
+
+    def reads(self) -> tuple[int, ...]:
+        """See `Step`."""
+        return (self.x,)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        run.tensors[self.out] = run.tensors[self.x][..., self.channels]
+
+    def packed(self, packing: Packing) -> tuple[Any, ...]:
+        """See `Step`."""
+        return self.x, self.out, list(self.channels)
+
+    @staticmethod
+    def add_to(network: ImageNetwork, x: int, out: int, channels: Sequence[int]) -> None:
+        """See `Step`."""
+        network.selection(x, out, channels)
+
+
+@dataclass(frozen=True)
+class Resampling(Step):
+    """The pixels of x at `rows` and `columns`: nearest-neighbour resizing."""
+
+    x: int
+    out: int
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    method: ClassVar[str] = "resampling"
+
+    def check(self, program: ImageProgram, written: set[int]) -> None:
+        """See `Step`."""
+        height, width, channels = program.read(self, self.x, written)
+        for places, size in ((self.rows, height), (self.columns, width)):
+            fits(self, bool(places) and min(places) >= 0 and max(places) < size)
+        fits(self, program.write(self, self.out, written) == (len(self.rows), len(self.columns), channels))
+
+    def reads(self) -> tuple[int, ...]:
+        """See `Step`."""
+        return (self.x,)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        run.tensors[self.out] = run.tensors[self.x][list(self.rows)][:, list(self.columns)]
+
+    def packed(self, packing: Packing) -> tuple[Any, ...]:
+        """See `Step`."""
+        return self.x, self.out, list(self.rows), list(self.columns)
+
+    @staticmethod
+    def add_to(network: ImageNetwork, x: int, out: int, rows: Sequence[int], columns: Sequence[int]) -> None:
+        """See `Step`."""
+        network.resampling(x, out, rows, columns)
+
+
+@dataclass(frozen=True)
+class Dequantize(Step):
+    """Results: scale (x - zero) of the tensor, flat, in the order [C, H, W] or, if `last`, [H, W, C].
+
+    Several may end a program; their results are concatenated.
+    """
+
+    x: int
+    scale: float
+    zero: int
+    last: bool = False
+    method: ClassVar[str] = "dequantize"
+
+    def check(self, program: ImageProgram, written: set[int]) -> None:
+        """See `Step`."""
+        program.read(self, self.x, written)
+        behind = program.steps[program.steps.index(self) :]
+        fits(self, all(isinstance(each, Dequantize) for each in behind) and bool(np.isfinite(self.scale)))
+        if self is program.steps[-1]:
+            shapes = [program.tensors[each.x] for each in program.steps if isinstance(each, Dequantize)]
+            fits(self, program.results == sum(int(np.prod(shape)) for shape in shapes))
+        bytes_fit(self, self.zero)
+
+    def reads(self) -> tuple[int, ...]:
+        """See `Step`."""
+        return (self.x,)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        real = (run.tensors[self.x].astype(np.float32) - np.float32(self.zero)) * np.float32(self.scale)
+        run.results.append((real if self.last else real.transpose(2, 0, 1)).ravel())
+
+    def packed(self, packing: Packing) -> tuple[Any, ...]:
+        """See `Step`."""
+        return self.x, self.scale, self.zero, self.last
+
+    @staticmethod
+    def add_to(network: ImageNetwork, x: int, scale: float, zero: int, last: bool) -> None:
+        """See `Step`."""
+        network.dequantize(x, scale, zero, last)
