@@ -396,8 +396,10 @@ class _Mapping(Walk):
             a, b = b, a
         (base, of_a), (other, of_b) = (self._function_of(each.tensor) for each in (a, b))
         same = base == other and (a.last, a.flat) == (b.last, b.flat)
-        if not same and (a.flat or b.flat or self.tensors[b.tensor] != (1, 1, self.tensors[a.tensor][2])):
-            raise refused(node, "multiplies neither functions of one tensor's single values nor a tensor with a pixel")
+        alike = self.tensors[a.tensor] == self.tensors[b.tensor] and (a.last, a.flat) == (b.last, b.flat)
+        gated = not (a.flat or b.flat) and self.tensors[b.tensor] == (1, 1, self.tensors[a.tensor][2])
+        if not (same or alike or gated):
+            raise refused(node, "multiplies tensors of different shapes, of which none is a pixel")
         assert a.scale is not None
         assert b.scale is not None
         a_scale, b_scale = a.scale, b.scale

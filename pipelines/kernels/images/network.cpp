@@ -262,11 +262,14 @@ void Network::addition(int64_t a, int64_t b, int64_t out, const ByteSum &sum) {
 void Network::product(int64_t x, int64_t gate, int64_t out, const ByteProduct &product) {
     require(at(known(x, true)).height == at(known(out, false)).height && at(x).width == at(out).width, "a product");
     require(at(x).channels == at(out).channels && at(known(gate, true)).channels == at(x).channels, "a product");
-    require(at(gate).height == 1 && at(gate).width == 1, "a product");
+    const bool pixel = at(gate).height == 1 && at(gate).width == 1;
+    require(pixel || (at(gate).height == at(x).height && at(gate).width == at(x).width), "a product");
     step(out, {x, gate}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const bool joined = !pixel && at(x).pitch == at(out).pitch && at(gate).pitch == at(out).pitch;
         for (int64_t y = begin; y < end; ++y)
-            for (int64_t column = 0; column < at(out).width; ++column)
-                isa_.images->product(product, s.pixel(at(x), y, column), s.pixel(at(gate), 0, 0), s.pixel(at(out), y, column), at(out).channels);
+            for (int64_t column = 0; column < (joined ? 1 : at(out).width); ++column)
+                isa_.images->product(product, s.pixel(at(x), y, column), pixel ? s.pixel(at(gate), 0, 0) : s.pixel(at(gate), y, column),
+                                     s.pixel(at(out), y, column), joined ? at(out).width * at(out).pitch : at(out).channels);
     });
 }
 

@@ -103,7 +103,7 @@ class Addition(Step):
 
 @dataclass(frozen=True)
 class Product(Step):
-    """Every pixel of x times the pixel of `gate`, as onnxruntime computes it.
+    """x times `gate`, a tensor of the same shape or one pixel for all, as onnxruntime's QLinearMul computes it.
 
         clip(rint(float32(a b) ((x_scale gate_scale) / scale) + zero), 0, 255)                     without bounds
         clip(rint((float32(a) x_scale) (float32(b) gate_scale) / scale) + zero, low, high)         with a Relu or Clip
@@ -127,7 +127,7 @@ class Product(Step):
     def check(self, program: ImageProgram, written: set[int]) -> None:
         """See `Step`."""
         shape = program.read(self, self.x, written)
-        fits(self, program.read(self, self.gate, written) == (1, 1, shape[2]))
+        fits(self, program.read(self, self.gate, written) in (shape, (1, 1, shape[2])))
         fits(self, program.write(self, self.out, written) == shape)
         scales = np.array([self.x_scale, self.gate_scale, self.scale], np.float32)
         fits(self, bool(np.isfinite(scales).all() and (scales > 0).all()))

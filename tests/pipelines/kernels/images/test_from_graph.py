@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import pytest
 from helpers.qdq_graphs import Graph, drawn, results
 
@@ -128,6 +129,43 @@ def test_squeeze_and_excitation(channels: int, first: bool, tmp_path: Path) -> N
             assert np.array_equal(native_found.reshape(found.shape), found)
 
 
+ATTENTION = """
+<ir_version: 9, opset_import: ["": 17]>
+g (float[n, CHANNELS, 9, 7] image) => (float[n, c, h, w] y)
+<float xs = {0.04}, uint8 xz = {110}, float gs = {0.0039}, uint8 gz = {0}, float ys = {0.03}, uint8 yz = {20}>
+{
+  xq = QuantizeLinear(image, xs, xz)
+  x = DequantizeLinear(xq, xs, xz)
+  largest = MaxPool<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(x)
+  sigmoid = Sigmoid(largest)
+  aq = QuantizeLinear(sigmoid, gs, gz)
+  gate = DequantizeLinear(aq, gs, gz)
+  product = Mul(FACTORS)
+  bounded = FUNCTION(product)
+  yq = QuantizeLinear(bounded, ys, yz)
+  y = DequantizeLinear(yq, ys, yz)
+}"""
+
+
+@pytest.mark.parametrize("factors", ["x, gate", "gate, x"])
+@pytest.mark.parametrize("function", ["Identity", "Relu"])
+@pytest.mark.parametrize("channels", [3, 16, 35])
+def test_a_tensor_times_an_attention_map(channels: int, function: str, factors: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    text = ATTENTION.replace("CHANNELS", str(channels)).replace("FACTORS", factors).replace("FUNCTION", function)
+    path.write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    samples = np.random.default_rng(channels).normal(0, 2, (3, channels, 9, 7)).astype(np.float32)
+    program, wanted = image_program(io.load(path)), results(path, samples)
+    (product,) = [step for step in program.steps if isinstance(step, Product)]
+    assert program.tensors[product.gate] == program.tensors[product.x] and not program.rest
+    computed = np.stack([reference.run(program, sample).reshape(program.result_shape) for sample in samples])
+    assert np.array_equal(computed, wanted) and np.ptp(computed) > 1
+    for isa in extension.isas():
+        for threads in (1, 2):
+            native_results = native.pack(program, isa).open()(samples, threads)
+            assert np.array_equal(native_results.reshape(computed.shape), computed)
+
+
 @pytest.mark.skipif(not extension.isas(), reason="no native kernels")
 @pytest.mark.parametrize("name", ["mobilenet-v1-cifar10", "resnet26d-cifar10"])
 def test_a_shipped_network_has_the_bits_of_onnxruntime(name: str) -> None:
@@ -195,7 +233,7 @@ def _ceiling(g: Graph, x: str) -> str:
 
 
 def _product(g: Graph, x: str) -> str:
-    return g.add("Mul", [x, g.quantize(g.layer("Conv", x, (3, 3, 1, 1), 0.02), 0.1, 120)])
+    return g.add("Mul", [x, g.quantize(g.layer("Conv", x, (1, 3, 1, 1), 0.02), 0.1, 120)])
 
 
 def _other_transpose(g: Graph, x: str) -> str:
@@ -209,7 +247,7 @@ def _other_transpose(g: Graph, x: str) -> str:
         (_float_layer, "weights that are not symmetric int8"),
         (_unknown, "LRN.*has no form in the image kernels"),
         (_ceiling, "ceil mode"),
-        (_product, "neither functions of one tensor's single values nor"),
+        (_product, "multiplies tensors of different shapes"),
         (_other_transpose, "transposes to"),
     ],
 )
