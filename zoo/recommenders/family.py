@@ -1,4 +1,4 @@
-"""What families of recommenders declare: the protocols of `pipelines.models.family`, implemented once."""
+"""Families of recommenders: the protocols of `pipelines.models.family`, implemented once."""
 
 from __future__ import annotations
 

@@ -40,9 +40,10 @@ logger = logging.getLogger(__name__)
 
 
 class ClickPipeline(GraphPipeline):
-    """Scores rows of a click log; see `zoo.pipeline`. A subclass says how rows are read and encoded.
+    """Scores rows of a click log; see `zoo.pipeline`. Subclasses read and encode the rows.
 
-    with_label: whether rows have a label, where what came before them has told; None: the first of them tells.
+    Attributes:
+        with_label: Whether rows begin with a label; None: decided by the first row.
     """
 
     PARTS: ClassVar[str] = "rows"

@@ -22,7 +22,7 @@ OPSET = 18
 
 
 def path_of(node: fx.Node) -> str:
-    """What the result of a module or function is called in the graph."""
+    """Name of the result of a module or function in the graph."""
     if node.op == "call_module":
         return str(node.target)
     kind = getattr(node.target, "__name__", str(node.target))

@@ -49,7 +49,7 @@ def require_free(output: Path, taught: bool = False) -> None:
 
 
 def beside_taught(output: Path) -> list[Path]:
-    """All in a folder but what a teacher said there, and the folder `checkpoint` around it."""
+    """Contents of a folder, except cached distillation targets and the folder `checkpoint` around them."""
     found = (*output.iterdir(), *output.glob("checkpoint/*"))
     return [each for each in found if each != output / "checkpoint" and not each.match(TAUGHT)]
 
@@ -108,7 +108,7 @@ def checkpointed(output: Path) -> None:
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    """What the training of a model folder left of itself: train.json, of a published one what its card holds of it."""
+    """Training record of a model folder: train.json, or the record in the card of a published model."""
     trained = folder / "train.json"
     found: dict[str, Any] = read_json(trained) if trained.is_file() else read_json(folder / CARD).get("training", {})
     return found
@@ -283,7 +283,7 @@ def plot_curves(
 
 
 def is_first() -> bool:
-    """Whether this process writes: alone, or first of those that torchrun started (RANK)."""
+    """Whether this process writes files: the only process, or rank 0 under torchrun."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -298,14 +298,20 @@ def _cpu() -> torch.device:
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those that torchrun started, or alone."""
+    """The training processes under torchrun, or a single process.
+
+    Attributes:
+        rank: Rank of this process.
+        count: Number of processes.
+        device: Device of this process.
+    """
 
     rank: int = 0
     count: int = 1
     device: torch.device = field(default_factory=_cpu)
 
     def same(self, value: Any) -> Any:
-        """What process 0 says."""
+        """Broadcasts the value of process 0 to all processes."""
         from torch import distributed
 
         values = [value]
@@ -320,9 +326,9 @@ class Processes:
 
 @contextlib.contextmanager
 def processes() -> Iterator[Processes]:
-    """Join the processes that torchrun started (RANK and WORLD_SIZE are set): gloo between CPUs, nccl between GPUs.
+    """Joins the processes started by torchrun (RANK and WORLD_SIZE): gloo between CPUs, nccl between GPUs.
 
-    Those that have joined already, as Ray lets them, stay joined.
+    Process groups that already exist, as under Ray, are kept.
     """
     import torch
     from torch import distributed

@@ -170,10 +170,10 @@ class Field:
 
 @dataclass(frozen=True)
 class Encoding:
-    """What each column of a schema becomes.
+    """Encoding of the columns of a schema as the inputs of a model.
 
-    numbers: the columns of `Rows.numbers`, then, for those that had missing values when the schema was made and have no
-    fill, 1 where the value is missing; the value itself is then 0.
+    The columns of `Rows.numbers` are the numbers, followed by missing-value indicators (1 where missing). A number has
+    an indicator if the log of the schema had missing values and its encoding has no fill; a missing value is then 0.
     """
 
     schema: Schema
@@ -196,12 +196,12 @@ class Encoding:
 
     @cached_property
     def gaps(self) -> tuple[int, ...]:
-        """Which of the numbers have a column that says whether they are missing."""
+        """Indices of the numbers that have a missing-value indicator."""
         return tuple(i for i, each in enumerate(self.numbers) if each.missing and "fill" not in each.encoding)
 
     @cached_property
     def fills(self) -> Floats:
-        """What a missing value of each number becomes, float32 [numbers]."""
+        """Encoding of a missing value of every number, float32 [numbers]."""
         return np.array([_fill(each.encoding) for each in self.numbers], np.float32)
 
     @cached_property

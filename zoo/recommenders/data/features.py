@@ -54,7 +54,7 @@ class Features(Encoding):
 
     @cached_property
     def inputs(self) -> dict[str, tuple[np.dtype[Any], tuple[int | None, ...]]]:
-        """Name, dtype and shape of a model's inputs; those without a column are none."""
+        """Name, dtype and shape of the model's inputs; inputs without columns are omitted."""
         names = {"ids": np.int32, "numbers": np.float32, "scales": np.float32}
         sizes = zip(names.items(), self.shape, strict=True)
         return {name: (np.dtype(kind), (None, width)) for (name, kind), width in sizes if width}

@@ -154,7 +154,7 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
 
 
 def open_logs(source: Any) -> list[Log]:
-    """The log of a source, or those of a list of several; see `open_log`."""
+    """Opens one source or a list of sources, see `open_log`."""
     several = isinstance(source, list | tuple) and source and not isinstance(source[0], dict)
     return [open_log(each) for each in (source if several else [source])]
 

@@ -160,11 +160,11 @@ class Column:
 
     @property
     def log_name(self) -> str:
-        """The name of the log's column that it is read from."""
+        """Name of the column in the log."""
         return self.source or self.name
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; what does not apply is left out."""
+        """Plain JSON values, without empty fields."""
         return {
             key: value for key, value in asdict(self).items() if value or key in ("name", "kind", "distinct", "missing")
         }
@@ -185,7 +185,7 @@ class Schema:
     header: bool = True
 
     def of(self, *kinds: str) -> tuple[Column, ...]:
-        """The columns of these kinds, in order."""
+        """Columns of these kinds, in order."""
         return tuple(each for each in self.columns if each.kind in kinds)
 
     def likely(self) -> dict[str, str]:
@@ -199,7 +199,7 @@ class Schema:
         return row
 
     def to_json(self) -> dict[str, Any]:
-        """The form of `JSON_SCHEMA`."""
+        """Plain JSON values in the form of `JSON_SCHEMA`."""
         header = {} if self.header else {"header": False}
         return {"rows": self.rows, **header, "columns": [each.to_json() for each in self.columns]}
 
@@ -222,7 +222,7 @@ class Schema:
         return cls(tuple(Column(**each) for each in value["columns"]), value.get("rows", 0), value.get("header", True))
 
     def table(self) -> list[list[str]]:
-        """A row of text for every column of the log, under `COLUMNS`."""
+        """Table for display: one row of text per column, with the header `COLUMNS`."""
         return [
             [each.name, each.kind, f"{each.distinct:,}", f"{each.missing:,}", _told(each), each.why]
             for each in self.columns

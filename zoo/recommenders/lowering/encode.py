@@ -19,9 +19,13 @@ Key = tuple[int, int, str, int]  # column, count, pooling, mean of a field
 
 
 class Codes(Plan):
-    """A plan laid out: `slots` and the first `steps` of its program.
+    """A plan with the `slots` and first `steps` of its program.
 
-    x: the buffer of the codes. Raises RequestError for what has no form.
+    Attributes:
+        x: Buffer of the codes.
+
+    Raises:
+        RequestError: An expression is not supported.
     """
 
     def __init__(self, reader: Reader, table: CalibrationTable, caches: Mapping[str, int], coarse: bool = True) -> None:

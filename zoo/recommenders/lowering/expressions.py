@@ -319,7 +319,7 @@ def gated_sum(vectors: Sequence[Expression], gates: Linear, value: str) -> Gated
 
 
 def unshifted(x: Expression) -> tuple[Expression, Any]:
-    """x without what is added to it, and that."""
+    """Splits x into the value and the constant that is added to it."""
     return (x.x, x.by) if isinstance(x, Shifted) else (x, 0.0)
 
 

@@ -56,10 +56,16 @@ VIEWS = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast")
 
 @dataclass
 class Reader:
-    """The expressions behind values of a graph, each read once.
+    """Reads values of a graph as expressions, each value once.
 
-    ids, numbers, scales: the graph inputs, by their place in it; None until one is met. Raises RequestError, naming the
-    operator, for what it does not know.
+    Attributes:
+        ids: Graph input of the ids; None until it is used.
+        numbers: Graph input of the numbers; None until it is used.
+        scales: Graph input of the scales; None until it is used.
+        nodes: Nodes read so far.
+
+    Raises:
+        RequestError: An operator is not supported; the message has its name.
     """
 
     ids: ir.Value | None = None

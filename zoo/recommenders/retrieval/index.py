@@ -12,10 +12,10 @@ BLOCK = 1 << 22  # scores computed at once without native kernels
 
 
 class ItemIndex:
-    """int8 vectors of length 1, searched exhaustively: scores are exact dot products of the int8 codes."""
+    """Exhaustive search over L2-normalized int8 embeddings; scores are exact dot products of the codes."""
 
     def __init__(self, vectors: NDArray[np.float32]) -> None:
-        """vectors: float32 [items, size], of length 1."""
+        """Quantizes L2-normalized item embeddings, float32 [items, size]."""
         self.codes = quantized(vectors)
 
     def top(self, users: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -39,13 +39,17 @@ class ItemIndex:
 
 
 class FaissIndex:
-    """Vectors of length 1 in an index of FAISS (Douze et al. 2024), which looks at some of them alone: for many
-    millions.
-    """
+    """Approximate search by a FAISS index (Douze et al. 2024), for many millions of L2-normalized embeddings."""
 
     def __init__(self, vectors: NDArray[np.float32], kind: str) -> None:
-        """vectors: float32 [items, size], of length 1. kind: what `faiss.index_factory` takes, as HNSW32. Raises
-        RequestError for another, and where faiss is not installed.
+        """Builds the index.
+
+        Args:
+            vectors: L2-normalized item embeddings, float32 [items, size].
+            kind: Argument of `faiss.index_factory`, such as HNSW32.
+
+        Raises:
+            RequestError: The kind is unknown, or faiss is not installed.
         """
         with requires(f"an index {kind}", "faiss-cpu"):
             import faiss

@@ -66,7 +66,7 @@ class Rounding:
         self.table = CalibrationTable.load(folder.ensure("calibration.json"))
 
     def recipe(self, model: ir.Model) -> QuantRecipe:
-        """By which the rewritten graph is quantized."""
+        """Recipe that quantizes the rewritten graph."""
         opened = tuple(re.escape(name) for name in open_layers(model))
         kept = tuple(dict.fromkeys((*self.given.keep_float, *opened)))
         options: Any = {"observer": "minmax", "search": False, "correct": False, "bound": 0.0}

@@ -145,7 +145,7 @@ def sizes(features: Features) -> dict[str, int]:
 
 
 def fixed(features: Features) -> list[str]:
-    """The categories whose rows stay, whatever is seen of them: those without a vocabulary."""
+    """Names of the categories without a vocabulary, which keep all rows."""
     return [each.name for each in features.fields if each.column.encoding["type"] != "vocabulary"]
 
 

@@ -128,8 +128,16 @@ class Store:
             )
 
     def split(self, held_out: float) -> int:
-        """How many rows are before those that are held out, a count or a share below 1, the last of the time order.
-        Raises RequestError where that is none, or all.
+        """Splits off the last rows of the time order.
+
+        Args:
+            held_out: Number of rows, or their share if below 1.
+
+        Returns:
+            Number of rows before the held-out rows.
+
+        Raises:
+            RequestError: No row or all rows would be held out.
         """
         held = round(held_out if held_out >= 1 else held_out * len(self))
         if not 0 < held < len(self):
@@ -198,7 +206,7 @@ class Categories:
         self._replaced = torch.from_numpy(np.concatenate([np.zeros(0, bool), *replaced]))
 
     def usual(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids with the unknown category for those that are not known."""
+        """Replaces rare and new ids by the unknown category, [n, columns]."""
         return torch.where(self._all[ids + self._offsets], ids, UNKNOWN)
 
     def new(self, parts: Iterator[dict[str, torch.Tensor]]) -> torch.Tensor:

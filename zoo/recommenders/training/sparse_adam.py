@@ -43,7 +43,7 @@ class LazyRows:
         self.settled = torch.zeros(len(weight), dtype=torch.int64)  # the step that a row is made up to
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint must hold."""
+        """State for a checkpoint."""
         return {"first": self.first, "second": self.second, "settled": self.settled}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:

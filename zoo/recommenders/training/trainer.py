@@ -63,7 +63,7 @@ class Trainer:
         self.steps = 0
 
     def hold(self) -> None:
-        """Pull towards the weights as they are now, not towards 0 (L2-SP, Li et al. 2018)."""
+        """Sets the means of the priors to the current weights, instead of 0 (L2-SP, Li et al. 2018)."""
         self.start = [each.detach().clone() for each in self.weights]
 
     def step(self, batch: Mapping[str, torch.Tensor], total: float) -> float:
@@ -128,12 +128,12 @@ class Trainer:
             self._set(own)
 
     def kept(self) -> list[torch.Tensor]:
-        """What is left of a training that ends here: the averaged weights, and the ranges of int8 that are trained."""
+        """Copies of the averaged weights and of the trained int8 ranges."""
         return [each.clone() for each in (*self.average, *self._ranges())]
 
     @torch.no_grad()
     def take(self, kept: Sequence[torch.Tensor]) -> None:
-        """Go back to what `kept` gave."""
+        """Restores the values returned by `kept`."""
         self.average = [each.clone() for each in kept[: len(self.average)]]
         for own, each in zip(self._ranges(), kept[len(self.average) :], strict=True):
             own.copy_(each)
@@ -165,12 +165,12 @@ class Trainer:
         return np.concatenate(scores), np.concatenate(labels)
 
     def settle(self) -> None:
-        """Make up for what happened to the rows of large tables since they were in a batch."""
+        """Applies all missed steps to the rows of large tables."""
         for place, rows in self.lazy.items():
             rows.settle(self.steps, self.start[place], self.average[place])
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold."""
+        """State for a checkpoint."""
         self.settle()
         optimizer = self.optimizer.state_dict()
         return {

@@ -32,11 +32,15 @@ ALWAYS = frozenset({"Const", "Placeholder", "NoOp", "Assert"})
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """What a graph computes: the logit of a click, from hashed categories and numbers.
+    """Network of a graph: the logit of a click, computed from hashed categories and numbers.
 
-    fields: the number of hash buckets of each category. numbers: the numeric features. nodes: how many the graph has,
-    how many of them the probability needs ("used"), and how many of those compute ("operators": no constants, no
-    inputs).
+    Attributes:
+        logit: Expression of the logit.
+        output: Name of the probability.
+        fields: {category: number of hash buckets}.
+        numbers: Numeric features.
+        nodes: Number of nodes of the graph, of nodes that the probability needs ("used"), and of these without
+            constants and inputs ("operators").
     """
 
     logit: Dense
@@ -52,10 +56,16 @@ class Network:
 
 
 def read_graph(path: str | Path) -> GraphDef:
-    """The graph in a frozen GraphDef, or in a SavedModel's folder, whose variables become constants and whose functions
-    are inlined.
+    """Reads a frozen GraphDef, or the folder of a SavedModel, with variables as constants and functions inlined.
 
-    Raises RequestError where there is neither.
+    Args:
+        path: File or folder.
+
+    Returns:
+        The graph.
+
+    Raises:
+        RequestError: The path holds neither.
     """
     import tensorflow as tf
 

@@ -71,10 +71,10 @@ class Apply:
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """sum x W over `products` + rows of tables + numbers times their weights [width] + others times their factors
-    [width] + bias [width].
+    """A linear combination: sum x W over `products` + `lookups` + `numbers` w + `others` w + bias.
 
-    Weights are float64 until they are written.
+    Weights of `products` are matrices; weights of `numbers` and `others` are vectors [width]. All are float64 until the
+    graph is written.
     """
 
     bias: Array
