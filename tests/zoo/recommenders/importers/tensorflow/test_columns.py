@@ -154,9 +154,9 @@ def test_shared_embeddings_wide_numbers_and_the_two_class_output() -> None:
     graph = graph_of(build)
     known, model = converted(graph)
     assert [each.name for each in known.numbers] == ["m_1", "m_2", "m_3"]
-    rows = some_rows(64, "ab", known.numeric_columns)
+    rows = some_rows(64, "ab", [each.name for each in known.numbers])
     feed = feed_of(rows)
-    feed["m"] = np.concatenate([feed.pop(name) for name in known.numeric_columns], axis=1)
+    feed["m"] = np.concatenate([feed.pop(name) for name in [each.name for each in known.numbers]], axis=1)
     for output in (PROBABILITY, "head/predictions/probabilities"):
         before = run(graph, feed, output)
         assert np.abs(scores(model, known, raw(rows, known)) - before[:, -1:]).max() < TOLERANCE
