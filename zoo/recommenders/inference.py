@@ -120,7 +120,7 @@ class ClickPipeline(GraphPipeline):
         return {"rows": 0, "clicks": 0, "expected_clicks": 0.0, "skipped": left_out, "seconds": 0.0}
 
     def count_rows(self, inputs: Any, **options: Any) -> int:
-        """How many rows an input holds, those that would be left out counted."""
+        """Number of rows of an input, including rows that would be left out."""
         errors = ErrorLog()
         try:
             return sum(len(rows) for rows in self.rows(inputs, "skip", errors)) + errors.total
@@ -275,7 +275,7 @@ class ClickPipeline(GraphPipeline):
         return scorers
 
     def _alone(self, like: Session | None = None) -> ClickPipeline:
-        """This pipeline with a session of one thread; like: one whose choice of engines it takes over."""
+        """This pipeline with a single-threaded session; `like`: pipeline whose choice of engines is reused."""
         scorer = copy.copy(self)
         scorer.threads = 1
         if isinstance(like, QuickestSession):

@@ -152,7 +152,7 @@ def compare_clicks(labels: Floats, outputs: Mapping[str, Floats], seed: int = 0)
 
 
 def _compare_probabilities(labels: Floats, a: Floats, b: Floats, seed: int) -> dict[str, Any]:
-    """What b changes of a, both [n]; see `compare_clicks`."""
+    """Differences of b to a, both [n]; see `compare_clicks`."""
     before, after = click_metrics(labels, a), click_metrics(labels, b)
     moved = np.abs(a - b)
     difference = {key: after[key] - before[key] for key in before} | {

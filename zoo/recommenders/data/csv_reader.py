@@ -78,7 +78,7 @@ class Room:
         return self._scratch
 
     def add(self, arrays: Any) -> Iterator[Parsed]:
-        """Take what the parser made of a piece, given `free`; gives whole batches."""
+        """Adds the rows that the parser wrote into `free`; yields full batches."""
         count, ids, numbers, scales, *others, places, columns, values = arrays
         encoded = self._scratch if ids is None else [ids, numbers, scales]  # or in memory of their own
         begin, width = 0, self.shape[1]
@@ -169,7 +169,7 @@ class NativeReader:
         """
 
         def read(front: int) -> tuple[NDArray[np.uint8], int]:
-            """A buffer and the end of what was read into it, behind room for `front` bytes."""
+            """Reads a piece of the file behind `front` free bytes; returns the buffer and the end of the data."""
             begin = time.perf_counter()
             step = min(PIECE, logs.BLOCK)
             if len(buffers[0]) < front + step + PAD + 1:
@@ -220,7 +220,7 @@ class NativeReader:
             yield from room.rest()
 
     def _again(self, bad: Bad | None, rows: int, kept: int) -> Iterator[pa.RecordBatch]:
-        """The rest of the log by `Log.batches`, behind its first `rows`, of which `kept` were given."""
+        """Reads the rest of the log by `Log.batches`, after its first `rows` rows, of which `kept` were returned."""
 
         def later(row: int, kind: str, message: str) -> None:
             assert bad is not None
@@ -321,7 +321,7 @@ def scale_left(encoding: Encoding, parsed: Parsed, left: Left) -> None:
 
 
 def _linear(encoding: Any) -> tuple[float, float]:
-    """What is subtracted, and then divided by, of encodings that are no more; 0 and 1 of others."""
+    """Offset and divisor of linear encodings; 0 and 1 for other encodings."""
     if encoding["type"] == "standard":
         return encoding["mean"], encoding["deviation"]
     if encoding["type"] == "min-max":

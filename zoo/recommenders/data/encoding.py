@@ -294,7 +294,7 @@ class Encoding:
 
     @cached_property
     def _by_logarithm(self) -> list[tuple[Callable[..., Any], NDArray[np.bool_], NDArray[Any], NDArray[Any]]]:
-        """Of the encodings log1p and log1p-min-max what scales, which numbers have it, and its two bounds of each."""
+        """Scaling function, mask of the numbers and both bounds, for the encodings log1p and log1p-min-max."""
         encodings = [each.encoding for each in self.numbers]
         log1ps, scaled = ([each["type"] == kind for each in encodings] for kind in ("log1p", "log1p-min-max"))
         low = np.array([each.get("minimum", 0) for each in encodings], np.float64)
@@ -375,7 +375,7 @@ def _log1p(x: NDArray[np.float64], low: Any, most: Any) -> Any:
 
 
 def _fill(encoding: Mapping[str, Any]) -> float:
-    """What a missing number becomes."""
+    """Encoding of a missing number."""
     if encoding["type"] == "steps":
         return float(scaled(encoding, np.array([np.nan]))[0])
     return float(encoding.get("fill", 0))
@@ -408,7 +408,7 @@ def log1p_min_max(numbers: NDArray[np.floating[Any]], low: Any, high: Any) -> Fl
 
 
 def floats(texts: pa.Array) -> NDArray[np.float64]:
-    """Texts as numbers, float64 [n]; NaN for null, for what is no number, and for infinity."""
+    """Parses texts as numbers, float64 [n]; NaN for null, for text that is not a number, and for infinity."""
     try:
         found = texts.cast(pa.float64())
     except pa.ArrowInvalid:

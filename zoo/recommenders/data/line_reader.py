@@ -234,7 +234,7 @@ class _Reader:
         return self._parsers[labelled]
 
     def all(self, pieces: Iterable[Rows]) -> Iterator[Rows]:
-        """The same rows, and those that wait behind them."""
+        """Yields the same rows, then the buffered rows."""
         yield from pieces
         yield from self.waiting()
 
@@ -243,7 +243,7 @@ class _Reader:
         yield from map(self._placed, self.room.rest())
 
     def _placed(self, parsed: Parsed) -> Rows:
-        """Rows behind those given."""
+        """Yields the next rows with their positions."""
         count = len(parsed.ids)
         index = np.arange(self.given, self.given + count)
         self.given += count

@@ -100,7 +100,7 @@ class Log:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Makes a RequestError of what goes wrong inside."""
+        """Converts errors of the readers to RequestError."""
         try:
             yield
         except (pa.ArrowException, EOFError, OSError, ValueError, zlib.error) as error:
@@ -359,7 +359,7 @@ def csv_batches(
 
 
 def _json_batches(log: Log, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """Columns that the first line names; others of later lines are passed over, those that lack are null."""
+    """Reads the columns of the first line; further keys are ignored, missing keys are null."""
     path = log.path
     with _text(io.BytesIO(log.place) if isinstance(log.place, bytes) else Path(path)) as file:
         lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())

@@ -293,7 +293,7 @@ def _faults(value: Any) -> list[str]:
 
 
 def _faults_without_header(columns: list[dict[str, Any]]) -> list[str]:
-    """What a log without a header cannot have."""
+    """Faults of a schema without a header."""
     faults = [
         f"column {each['name']}: found the kind {each['kind']}, expected {', '.join(POSITIONAL)} without a header"
         for each in columns

@@ -112,7 +112,7 @@ class _Distinct:
 
 
 class _Seen:
-    """What one pass sees of a column."""
+    """Statistics of a column, collected in one pass."""
 
     def __init__(self, name: str) -> None:
         self.name, self.count, self.missing = name, 0, 0
@@ -247,7 +247,7 @@ def _column(seen: _Seen, is_label: bool) -> Column:
 
 
 def _only(kind: str, columns: Sequence[Column], likely: Callable[[Column], Any]) -> list[Column]:
-    """The columns with the likeliest of a kind alone, which may stand once in a schema; the others are ignored."""
+    """Keeps the best column of a kind that may occur once in a schema; the others are ignored."""
     found = [each for each in columns if each.kind == kind]
     if len(found) < 2:
         return list(columns)

@@ -89,7 +89,7 @@ def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) 
 
 
 class _Writer(Writer):
-    """What recommenders are made of."""
+    """Modules and functions of recommenders."""
 
     def __init__(self, main: ir.Graph, inputs: dict[str, ir.Value]) -> None:
         super().__init__(main)

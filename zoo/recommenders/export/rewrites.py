@@ -41,7 +41,7 @@ INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)  # what Gather takes
 
 @dataclass(frozen=True)
 class FieldLookup:
-    """A lookup whose indices are one column of a 2-D input: row ids[:, column] of table."""
+    """A lookup by one column of a 2-D input: row ids[:, column] of table."""
 
     value: ir.Value
     lookup: query.Lookup

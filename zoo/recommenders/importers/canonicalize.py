@@ -47,7 +47,7 @@ class Rewriter(Writer):
         self.layouts: dict[ir.Value, Layout | Array | None] = {}  # None: sizes, which differ from batch to batch
 
     def rewrite(self, output: ir.Value) -> ir.Model:
-        """The new model, whose result is `probability` [batch, 1]. Raises RequestError for what has no layout."""
+        """The new model with the output `probability` [batch, 1]. Raises RequestError for values without a layout."""
         codes = {field.start: known_ids(field) for field in self.features.fields}
         self._kept += list(codes.values())
         numbers = None
@@ -111,7 +111,7 @@ class Rewriter(Writer):
         return self._constants[value] if value in self._constants else self.layouts.get(value)
 
     def _constant(self, value: ir.Value) -> Array | None:
-        """What does not depend on the rows: as an array, if it is the same in batches of any size."""
+        """Array of a value that does not depend on the rows, if it is the same for all batch sizes."""
         a, b = (run[str(value.name)] for run in self.runs)
         if a.shape == b.shape:
             return a if np.array_equal(a, b) else None

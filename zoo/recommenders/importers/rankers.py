@@ -201,7 +201,7 @@ def _output(model: ir.Model, name: str | None, path: str | Path) -> ir.Value:
 
 
 def _mean(column: Column) -> Column:
-    """A list, as rankers read it: what they do not know is no item."""
+    """List encoding of rankers: unknown values are not items."""
     if column.kind != "categories":
         return column
     skip = {"skip_unknown": True} if column.encoding["type"] == "vocabulary" else {}
@@ -209,7 +209,7 @@ def _mean(column: Column) -> Column:
 
 
 def _used(schema: Schema, names: Iterable[str]) -> Schema:
-    """The schema of what the ranker reads: other features are ignored, no number says that it was missing."""
+    """Schema of the ranker's features: other features are ignored, and numbers have no missing-value indicator."""
     wanted = set(names)
     columns = []
     for each in schema.columns:
@@ -245,7 +245,7 @@ def _is_matrix(model: ir.Model) -> bool:
 
 
 def _fed(model: ir.Model, features: Features, names: Sequence[str], path: str | Path) -> dict[str, Fed]:
-    """What each input holds. Raises RequestError where that does not fit its shape or type."""
+    """Source of every input. Raises RequestError if it does not fit the shape or type of the input."""
     fields = {each.name: each for each in features.fields}
     numbers = {each.name: at for at, each in enumerate(features.numbers)}
     spans = [
@@ -343,7 +343,7 @@ def _difference(model: ir.Model, rows: dict[str, Array], truth: Array) -> float:
 
 
 def _unread_scales(model: ir.Model, features: Features) -> set[str]:
-    """The lists whose column of `scales` the graph does not read."""
+    """Lists with a column of `scales` that the graph does not read."""
     read = set()
     for value in model.graph.inputs:
         if value.name == "scales":

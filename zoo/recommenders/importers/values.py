@@ -191,7 +191,7 @@ class Writer:
         return table if table.dtype == np.float32 else self._cast_table(table, np.dtype(np.float32))
 
     def _derived(self, op: str, tables: Sequence[Array], compute: Callable[..., Array], *more: Any) -> Array:
-        """What is computed from tables, once for the same tables."""
+        """Returns a table computed from tables, once for the same tables."""
         key = op, *(id(each) for each in tables), *more
         if key not in self._tables:
             self._kept += tables
@@ -382,7 +382,7 @@ class Writer:
         return self.base(table.shape[1:], make, pool=pool, count=field if counts else None)
 
     def _items(self, entries: Array) -> Field | None:
-        """The list whose items one number counts."""
+        """List whose items are counted by a number."""
         return self.of(entries.ravel()[0]).count if np.unique(entries).size == 1 else None
 
     def _mean(self, total: Array, count: Array) -> Array | None:
@@ -469,7 +469,7 @@ class Writer:
 
 
 def _filled(op: Callable[..., Array], arguments: Sequence[Any]) -> Callable[..., Array]:
-    """`op` with those of its arguments that are not None."""
+    """Calls `op` with the arguments that are not None."""
 
     def compute(*tables: Array) -> Array:
         left = iter(tables)

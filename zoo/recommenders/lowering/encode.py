@@ -90,7 +90,7 @@ class Codes(Plan):
         return sum(alone.issuperset(fields) for fields in keys.values())
 
     def _ordered_pieces(self) -> list[Expression]:
-        """Layers before what is computed of them."""
+        """Layers first, then the values computed from them."""
         return sorted(self.pieces, key=lambda each: isinstance(each, Dots))
 
     def _gather(self, column: int, count: int, pool: str, mean: int, fields: list[Field]) -> None:

@@ -384,7 +384,7 @@ def stacked(x: Expression | None, form: str = "stack") -> list[Expression] | Non
 
 
 def square_of(x: Expression) -> Expression | None:
-    """What a value is the square of."""
+    """Operand of a square."""
     return x.x if isinstance(x, Times) and x.x is x.y else None
 
 

@@ -208,7 +208,7 @@ class Reader:
     _split = _slice
 
     def _is_scales(self, value: ir.Value) -> bool:
-        """Whether a column only multiplies what was summed over a list."""
+        """Whether a column of scales only multiplies the sum over a list."""
         users = [use.node for use in value.uses()]
         return all(each.op_type == "Mul" and any(_is_sum(other) for other in each.inputs) for each in users)
 

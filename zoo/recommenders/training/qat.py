@@ -87,7 +87,7 @@ class Rounding:
         return model
 
     def prepare(self, network: nn.Module) -> fx.GraphModule:
-        """A copy of `network` to train, which takes what it takes and gives what it gives."""
+        """Fake-quantized copy of `network` to train, with the same inputs and outputs."""
         self.network, model = network, self.rewritten(network)
 
         def traced(copied: nn.Module) -> fx.GraphModule:
@@ -211,5 +211,5 @@ def _tensors(traced: fx.GraphModule, model: ir.Model) -> dict[str, int]:
 
 
 def _results(model: ir.Model) -> set[str]:
-    """Names of what the operators of a graph give."""
+    """Names of the operator outputs of a graph."""
     return {str(value.name) for node in model.graph for value in node.outputs}

@@ -108,7 +108,7 @@ class LazyRows:
         return to + (weight - to) * torch.exp(-self.strength * rate)
 
     def _rest(self, rows: torch.Tensor, number: int, start: torch.Tensor, average: torch.Tensor) -> None:
-        """Make up for the steps of these rows up to `number`, none of which they were in."""
+        """Applies the missed steps of these rows up to `number`."""
         rows = rows[self.settled[rows] < number]
         if not len(rows):
             return

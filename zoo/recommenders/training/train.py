@@ -277,7 +277,7 @@ def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on
 
 
 def _sizes(config: Any) -> list[str]:
-    """The settings that a model's weights are bound to: those that the shared recipe does not have, and two of it."""
+    """Settings that determine the shapes of the weights: those of the family, and two of the shared recipe."""
     return ["embedding_size", "hidden", *(asdict(config).keys() - asdict(TrainConfig()).keys())]
 
 

@@ -192,5 +192,5 @@ class Trainer:
 
 
 def _first(found: Any) -> Any:
-    """The logits of what a model gives."""
+    """First result of a model."""
     return found[0] if isinstance(found, tuple) else found

@@ -168,7 +168,7 @@ def optimize(graph: GraphDef, output: str | None = None) -> Network:
 
 
 def logit(value: Any) -> Dense | None:
-    """What a probability is the sigmoid of; None where the value is none of one column."""
+    """Operand of the sigmoid of a probability; None unless the value has one column."""
     value = flat(value)
     if isinstance(value, Pair):
         return value.logit

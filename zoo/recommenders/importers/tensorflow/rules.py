@@ -107,7 +107,7 @@ def _not_equal(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _where(node: Node, inputs: list[Any], source: Source) -> Any:
-    """Where: the indices of the rows that hold a text, or of the valid ids among those."""
+    """Where: indices of the rows with a text, or of the valid ids among them."""
     (step,) = inputs
     return step.to({"present": "entries", "valid": "all"}.get(step.kind) or refuse(unknown(inputs)))
 
@@ -167,7 +167,7 @@ def _fill_empty_rows(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _unique(node: Node, inputs: list[Any], source: Source) -> Any:
-    """Unique: each bucket once, and where it stands among those."""
+    """Unique: the distinct buckets, and their index for every row."""
     require(is_stage(inputs[0], "filled"), unknown(inputs))
     return inputs[0].to("unique"), inputs[0].to("positions")
 

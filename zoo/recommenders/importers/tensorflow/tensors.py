@@ -52,7 +52,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Feature:
-    """A numeric feature: what each of its entries is where it is missing."""
+    """A numeric feature, with the default of every entry."""
 
     fill: tuple[float, ...]
 
@@ -144,7 +144,7 @@ def unknown(inputs: Sequence[Any]) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """What a tensor is, in words."""
+    """Description of a tensor for messages."""
     if isinstance(value, LookupStage):
         return f"the {value.kind} of {value.field}"
     if isinstance(value, Row) and len(value.parts) == 1 and isinstance(value.parts[0], Column):
@@ -187,7 +187,7 @@ def same(*steps: LookupStage) -> bool:
 
 
 def as_dense(value: Any) -> Dense:
-    """The tensor where it is an expression; refuses others."""
+    """The tensor as an expression; refuses other tensors."""
     return value if isinstance(value, Row | Sum | Apply) else refuse(unknown([value]))
 
 
@@ -206,5 +206,5 @@ def axis_of(value: Any, rank: int) -> int:
 
 
 def array_of(value: Any) -> Array:
-    """What numpy computed of shapes and constants, as an array, scalars too."""
+    """Result of numpy on shapes and constants, as an array; scalars too."""
     return value if isinstance(value, np.ndarray) else np.array(value, object if isinstance(value, Batch) else None)
