@@ -116,6 +116,7 @@ DOCUMENTED = (  # rooms and files whose public functions describe their argument
     "pipelines/quantization",
     "pipelines/rewrites",
     "zoo/api",
+    "zoo/distributed",
     "zoo/registry",
 )
 

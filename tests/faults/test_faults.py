@@ -388,4 +388,4 @@ def test_the_bare_command_prints_its_help(capsys):
     with pytest.raises(SystemExit) as end:
         cli.call([])
     out, err = capsys.readouterr()
-    assert end.value.code == 2 and "Use a model:\n  list" in out + err
+    assert end.value.code == 2 and "Use models:\n  list" in out + err

@@ -1,1 +1,1 @@
-"""The commands of `zoo`, by what a user does: options, and what is printed; `zoo.api` does the work."""
+"""Command line interface: options and output of the `zoo` commands, which are implemented in `zoo.api`."""

@@ -1,4 +1,4 @@
-"""The `zoo` command: its verbs by topic, and one line on stderr with an exit code where one fails."""
+"""The `zoo` command group. A failing command prints one line on stderr and sets the exit code."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from zoo.cli import clusters, evaluation, inference, models, quantization, train
 from zoo.cli.output import INTERRUPTED, fail
 
 TOPICS: dict[str, tuple[click.Command, ...]] = {
-    "Use a model": (models.list_models, models.info, models.download, inference.run, inference.serve, inference.export),
-    "Make one": (training.schema, training.train, training.finetune, training.freeze, training.import_model),
-    "Make it int8": (
+    "Use models": (models.list_models, models.info, models.download, inference.run, inference.serve, inference.export),
+    "Create models": (training.schema, training.train, training.finetune, training.freeze, training.import_model),
+    "Quantize models": (
         quantization.quantize,
         quantization.tune,
         quantization.calibrate,
         quantization.rewrite,
         models.build,
     ),
-    "Measure": (evaluation.evaluate, evaluation.benchmark, evaluation.plan, models.doctor),
+    "Measure models": (evaluation.evaluate, evaluation.benchmark, evaluation.plan, models.doctor),
     "Clusters": (clusters.cluster,),
 }
 
 
 class Verbs(click.Group):
-    """A group whose help lists its commands by topic and wraps what they do, instead of cutting it."""
+    """Command group whose help lists the commands by topic, with untruncated descriptions."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands with their whole short help."""
+        """Writes the commands with their full short help."""
         for topic, commands in TOPICS.items():
             with formatter.section(topic):
                 formatter.write_dl([(str(each.name), each.get_short_help_str(limit=1000)) for each in commands])
 
 
 class Once(logging.Filter):
-    """Lets each message through once."""
+    """Filter that passes each message once."""
 
     def __init__(self) -> None:
         super().__init__()
         self._seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the message is new."""
+        """Returns whether the message is new."""
         text = record.getMessage()
         new = text not in self._seen
         self._seen.add(text)
@@ -55,17 +55,17 @@ class Once(logging.Filter):
 
 
 class _Plain(logging.Formatter):
-    """Lines in which nothing of a model or a file speaks to the terminal."""
+    """Formatter that removes terminal control characters of model and file names."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See logging."""
+        """Returns the formatted record without control characters."""
         return plain(super().format(record))
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="int8-zoo", prog_name="zoo")
 def cli() -> None:
-    """Optimized INT8 models for CPUs. MODEL is a name from `zoo list` or a folder that a verb wrote."""
+    """Optimized INT8 models for CPUs. MODEL is a name from `zoo list` or a model folder."""
 
 
 for _commands in TOPICS.values():
@@ -93,7 +93,11 @@ def main() -> None:
 
 
 def call(arguments: Sequence[str]) -> None:
-    """Run the command with these arguments; SystemExit with the exit code, and one line on stderr, where it fails."""
+    """Runs the command with arguments.
+
+    Raises:
+        SystemExit: The command failed; its message is on stderr.
+    """
     try:
         cli(list(arguments), prog_name="zoo", standalone_mode=False)
     except getattr(click.exceptions, "NoArgsIsHelpError", ()) as error:  # click 8.2 and later

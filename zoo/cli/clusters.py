@@ -1,4 +1,4 @@
-"""The commands about clusters."""
+"""Commands for Ray clusters."""
 
 from __future__ import annotations
 
@@ -12,27 +12,33 @@ from zoo.cli.output import show
 
 @click.group()
 def cluster() -> None:
-    """Clusters of machines, which Ray runs."""
+    """Configure Ray clusters."""
 
 
 @cluster.command("yaml")
 @click.option("--cloud", required=True, type=click.Choice(["aws", "gcp", "azure", "kuberay", "local"]))
-@click.option("-o", "--output", required=True, help="The file.")
-@click.option("--workers", default=2, show_default=True, help="Nodes beside the head.")
-@click.option("--instance", default=None, help="Kind of machine of the workers. [default: one with AVX512-VNNI]")
-@click.option("--name", default="int8-zoo", show_default=True, help="Of the cluster.")
-@click.option("--region", default=None, help="[default: us-west-2, us-west1, westus2]")
-@click.option("--project", default=None, help="Google Cloud: the project's id.")
-@click.option("--hosts", type=Words(), default=(), help="local: addresses of own machines, the head first.")
-@click.option("--user", default="ubuntu", show_default=True, help="Who comes in by SSH.")
-@click.option("--cores", default=8, show_default=True, help="kuberay: of a worker.")
-@click.option("--claim", default=None, help="kuberay: a volume claim that all have at /shared.")
-@click.option("--package", default=None, help="What pip installs. [default: this version, with ray and train]")
-@click.option("--command", default=None, help="What to run there; kuberay: as a RayJob, which ends the cluster.")
-@click.option("--spot", is_flag=True, help="Workers that the cloud may take back.")
+@click.option("-o", "--output", required=True, help="Output file.")
+@click.option("--workers", default=2, show_default=True, help="Number of worker nodes.")
+@click.option("--instance", default=None, help="Instance type of the workers. [default: one with AVX512-VNNI]")
+@click.option("--name", default="int8-zoo", show_default=True, help="Cluster name.")
+@click.option("--region", default=None, help="Cloud region. [default: us-west-2, us-west1, westus2]")
+@click.option("--project", default=None, help="Google Cloud: project id.")
+@click.option("--hosts", type=Words(), default=(), help="local: addresses of the machines, head node first.")
+@click.option("--user", default="ubuntu", show_default=True, help="SSH user.")
+@click.option("--cores", default=8, show_default=True, help="kuberay: cores per worker.")
+@click.option("--claim", default=None, help="kuberay: persistent volume claim mounted at /shared on every pod.")
+@click.option(
+    "--package", default=None, help="Package that pip installs. [default: this version, with the extras ray and train]"
+)
+@click.option(
+    "--command",
+    default=None,
+    help="Command to run on the cluster; kuberay: as a RayJob, which then deletes the cluster.",
+)
+@click.option("--spot", is_flag=True, help="Use spot (preemptible) workers.")
 @as_json
 def cluster_yaml(as_json: bool, **options: Any) -> None:
-    """Write the file with which ray up or kubectl brings a cluster up."""
+    """Write a cluster configuration for `ray up` or kubectl."""
     from zoo import api
 
     show(api.cluster_yaml(options.pop("cloud"), options.pop("output"), **options), as_json)

@@ -1,4 +1,4 @@
-"""The commands that measure: evaluate, benchmark, plan."""
+"""Commands that measure models: evaluate, benchmark, plan."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ batch_sizes = click.option(
     "batch_sizes",
     type=Numbers(),
     default=None,
-    help="[default: 512 rows, 4 images, 32 sentences or texts; 1 for an .onnx file]",
+    help="Batch sizes. [default: 512 rows, 4 images, 32 sentences or texts; 1 for an .onnx file]",
 )
 
 
 @click.command()
 @click.argument("model")
-@click.option("--data", multiple=True, required=True, help="Labelled input; may be repeated.")
+@click.option("--data", multiple=True, required=True, help="Labelled input; repeatable.")
 @click.option(
     "--precision",
     "precisions",
     type=Words(),
     default="fp32,int8",
     show_default=True,
-    help="What is compared with fp32.",
+    help="Precisions to compare with fp32.",
 )
 @together(columns, engine, threads, batch_size, on_error, as_json)
 def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Quality of fp32 and int8 (or bf16) on the same samples, and their difference."""
+    """Compare the quality of fp32 and int8 (or bf16) on the same samples."""
     from zoo import api
 
     report = api.evaluate(model, list(data), **options)
@@ -73,42 +73,50 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
 @click.option(
     "--data",
     default=None,
-    help="Raw input to take the batches from; .npz or images for an .onnx file. [default: the model's sample; random]",
+    help="Raw input of the batches; .npz or images for an .onnx file. [default: the model's sample; random values]",
 )
-@click.option("--precision", "precisions", type=Words(), default="fp32,int8", show_default=True, help="Of a zoo model.")
 @click.option(
-    "--engine", "engines", type=Words(), default=None, help="[default: all that the machine and the model have]"
+    "--precision", "precisions", type=Words(), default="fp32,int8", show_default=True, help="Precisions of a zoo model."
+)
+@click.option(
+    "--engine",
+    "engines",
+    type=Words(),
+    default=None,
+    help="Inference engines. [default: all that the machine and the model support]",
 )
 @batch_sizes
-@click.option("--rounds", default=15, show_default=True, help="Turns of every configuration.")
+@click.option(
+    "--rounds", default=15, show_default=True, help="Number of rounds; every configuration runs once per round."
+)
 @click.option(
     "--instances",
     default=1,
     show_default=True,
-    help="Processes that run at once, each pinned to --threads cores of its own.",
+    help="Number of concurrent processes, each pinned to --threads cores.",
 )
 @click.option(
     "--scenario",
     type=click.Choice(["single-stream", "offline"]),
     default=None,
     help=(
-        "From the image files of --data to classes, after the accuracy: one by one, and as a stream; or "
-        "as a stream alone."
+        "Measure from image files of --data to classes, after the accuracy: single-stream (latency and throughput) "
+        "or offline (throughput only)."
     ),
 )
-@click.option("--count", default=1000, show_default=True, help="Images that a scenario times.")
+@click.option("--count", default=1000, show_default=True, help="Number of images that a scenario times.")
+@click.option("--min-top1", type=Share(), default=None, help="Minimum top-1 accuracy for a configuration to be timed.")
 @click.option(
-    "--min-top1", type=Share(), default=None, help="Time nothing where the share of right first classes is less."
+    "--min-top5", type=Share(), default=None, help="Minimum top-5 accuracy for a configuration to be timed, e.g. 0.93."
 )
 @click.option(
-    "--min-top5", type=Share(), default=None, help="The same of the right class among the first five, e.g. 0.93."
+    "--price-per-hour", type=float, default=None, help="Price of the machine; adds the cost per million images."
 )
-@click.option("--price-per-hour", type=float, default=None, help="Of the machine; adds the cost of a million images.")
 @together(preprocess, threads, as_json)
 def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Throughput, latency and memory of MODEL: engines and precisions in turn in one run.
+    """Measure throughput, latency and memory of MODEL in every engine and precision.
 
-    MODEL may be an .onnx file, timed beside others with the same inputs, such as its int8 form.
+    MODEL may be an .onnx file, compared with further files of the same inputs, such as its int8 version.
     """
     from zoo import api
 
@@ -179,26 +187,32 @@ def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any
     "-o",
     "--output",
     default=None,
-    help="Where the plan goes. [default: MODEL.plan, or model.plan in the model's folder]",
+    help="Plan file. [default: MODEL.plan, or model.plan in the model's folder]",
 )
 @click.option(
     "--data",
     default=None,
-    help="What to time with: raw input; .npz or images for an .onnx file. [default: the model's sample; zeros]",
+    help="Raw input to time with; .npz or images for an .onnx file. [default: the model's sample; zeros]",
 )
 @click.option(
-    "--precision", "precisions", type=Words(), default=None, help="fp32, int8, bf16. [default: int8; a file as it is]"
+    "--precision",
+    "precisions",
+    type=Words(),
+    default=None,
+    help="Precisions to try: fp32, int8, bf16. [default: int8; an .onnx file as it is]",
 )
 @click.option(
-    "--engine", "engines", type=Words(), default=None, help="[default: all that the machine and the model have]"
+    "--engine",
+    "engines",
+    type=Words(),
+    default=None,
+    help="Inference engines. [default: all that the machine and the model support]",
 )
-@click.option("--threads", type=Numbers(), default="1", show_default=True, help="Threads of the engine.")
+@click.option("--threads", type=Numbers(), default="1", show_default=True, help="Numbers of intra-op threads to try.")
 @batch_sizes
 @together(preprocess, as_json)
 def plan(model: str, output: str | None, as_json: bool, **options: Any) -> None:
-    """Time engines, precisions, threads and batch sizes for MODEL or an .onnx file; write the quickest, compiled, into
-    a plan file.
-    """
+    """Time engines, precisions, threads and batch sizes of MODEL or an .onnx file; write the fastest to a plan file."""
     from zoo import api
 
     report = api.plan(model, output, **options)

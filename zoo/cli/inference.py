@@ -1,4 +1,4 @@
-"""The commands that compute with a model: run, serve; and export."""
+"""Commands that run a model: run, serve, export."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Run(click.Command):
     """`zoo run`, with the options that the families declare (`Family.run_options`)."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The command's own options, those of the families before the shared ones, --help."""
+        """Returns the options of the command, with the options of the families before the shared options."""
         own = super().get_params(ctx)
         at = next(i for i, option in enumerate(own) if option.name == "precision")
         if "zoo.run" not in ctx.meta:  # asked for several times in one call
@@ -28,7 +28,7 @@ class Run(click.Command):
 
     @staticmethod
     def _of_families() -> list[click.Parameter]:
-        """The options of all families; one of the same name and kind in several is one, with the help of each."""
+        """The options of all families; options of the same name and type are merged, with the help of each family."""
         options: dict[str, click.Option] = {}
         for name, entry in zoo.entries().items():
             for option in entry.run_options:
@@ -46,7 +46,7 @@ class Run(click.Command):
 
 
 class Named(str):
-    """A name on the command line: what names no file is no text, but families may ask for strings."""
+    """Input given on the command line: a path, never raw text."""
 
     def __fspath__(self) -> str:
         return str(self)
@@ -59,39 +59,40 @@ class Named(str):
     "-o",
     "--output",
     default="-",
-    help="Where results go: .csv, .csv.gz, .jsonl or .parquet; translations: or text. "
-    "[default: stdout: CSV, text; images: a table]",
+    help="Output file: .csv, .csv.gz, .jsonl or .parquet; for translation also text. "
+    "[default: stdout: CSV or text; images: a table]",
 )
 @click.option(
     "--on-error",
     type=click.Choice(["raise", "skip"]),
     default=None,
-    help="Stop at bad input, or leave it out and count it. [default: raise; images and sentences: skip]",
+    help="Stop at invalid input, or leave it out and count it. [default: raise; images and sentences: skip]",
 )
 @click.option(
     "--shard",
     default=None,
     metavar="I/N",
-    help="Score the I-th of N shares of the input, which may be patterns and URLs; -o is a folder for the N together.",
+    help="Score shard I of N; inputs may be glob patterns and URLs, -o is the folder that all shards share.",
 )
 @click.option(
     "--format",
     default=None,
     metavar="SUFFIX",
-    help="With --shard or --on: .csv, .csv.gz, .jsonl or .parquet. [default: .parquet; text]",
+    help="With --shard or --on: output format .csv, .csv.gz, .jsonl or .parquet. [default: .parquet; text]",
+)
+@click.option("--on", type=click.Choice(["ray"]), default=None, help="Score on a Ray cluster, with single-core actors.")
+@click.option("--address", default=None, help="With --on ray: cluster address, or auto. [default: a local cluster]")
+@click.option(
+    "--workers", type=int, default=None, help="With --on ray: number of actors. [default: the cluster's cores]"
 )
 @click.option(
-    "--on", type=click.Choice(["ray"]), default=None, help="Score on a Ray cluster, by actors of one core each."
+    "--check", is_flag=True, help="Check that all shards in the folder MODEL are complete, and print their totals."
 )
-@click.option("--address", default=None, help="With --on ray: the cluster's, or auto. [default: one of this machine]")
-@click.option(
-    "--workers", type=int, default=None, help="With --on ray: how many actors. [default: the cluster's cores]"
-)
-@click.option("--check", is_flag=True, help="Say whether all shards of the folder MODEL are there, and their sums.")
 @together(precision, engine, threads, batch_size, as_json)
 def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **options: Any) -> None:
-    """Score raw INPUT with MODEL: files of rows or sentences, or images and folders; - or no input reads stdin (of
-    images: paths).
+    """Run MODEL on raw INPUT: files of rows or sentences, or images and folders.
+
+    Without INPUT, or with -, stdin is read (image models: paths).
     """
     from zoo import api
 
@@ -128,12 +129,12 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
 
 @click.command()
 @click.argument("model")
-@click.option("--to", required=True, type=click.Choice(["triton", "ovms"]), help="The server whose repository it is.")
-@click.option("-o", "--output", required=True, help="The repository, a folder; what else it holds stays.")
+@click.option("--to", required=True, type=click.Choice(["triton", "ovms"]), help="Target model server.")
+@click.option("-o", "--output", required=True, help="Folder of the model repository; its other contents are kept.")
 @together(precision, threads)
 @as_json
 def export(model: str, as_json: bool, **options: Any) -> None:
-    """Put MODEL into a model repository of NVIDIA Triton or the OpenVINO Model Server."""
+    """Export MODEL to a model repository of NVIDIA Triton or the OpenVINO Model Server."""
     from zoo import api
 
     report = api.export(model, **options)
@@ -142,33 +143,42 @@ def export(model: str, as_json: bool, **options: Any) -> None:
 
 @click.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; 0.0.0.0 is every one.")
-@click.option("--port", default=8000, show_default=True, help="0: any that is free.")
-@click.option("--workers", type=int, default=None, help="Processes that compute. [default: cores / threads]")
-@click.option("--max-batch", default=64, show_default=True, help="Requests that are computed together, at most.")
-@click.option("--queue", default=256, show_default=True, help="Requests that may wait; 429 to those beyond.")
-@click.option("--deadline", type=Duration(), default="30s", show_default=True, help="Of a request without timeout-ms.")
-@click.option("--read-timeout", type=Duration(), default="20s", show_default=True, help="In which a body must come.")
-@click.option("--grace", type=Duration(), default="30s", show_default=True, help="For what is on its way at the end.")
-@click.option("--max-body", default=64 << 20, show_default=True, help="Bytes of a request.")
-@click.option("--api-key-file", default=None, help="Keys, one a line; without one of them: 401.")
-@click.option("--cors-origin", "cors_origins", multiple=True, help="Whose pages may ask; may be repeated.")
-@click.option("--certfile", default=None, help="Certificate for TLS, PEM.")
-@click.option("--keyfile", default=None, help="Its key, PEM.")
-@click.option("--access-log", is_flag=True, help="A JSON line a request on stdout.")
-@click.option("--watch", is_flag=True, help="Switch to a folder's new int8.onnx when there is one.")
-@click.option("--on", type=click.Choice(["ray"]), default=None, help="Serve on a Ray cluster, by Ray Serve.")
-@click.option("--address", default=None, help="With --on ray: the cluster's, or auto. [default: one of this machine]")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind; 0.0.0.0 for all interfaces.")
+@click.option("--port", default=8000, show_default=True, help="Port; 0 for any free port.")
+@click.option("--workers", type=int, default=None, help="Inference processes. [default: cores / threads]")
+@click.option("--max-batch", default=64, show_default=True, help="Maximum dynamic batch size, in requests.")
+@click.option("--queue", default=256, show_default=True, help="Maximum number of queued requests; status 429 beyond.")
+@click.option("--deadline", type=Duration(), default="30s", show_default=True, help="Default request timeout.")
+@click.option(
+    "--read-timeout", type=Duration(), default="20s", show_default=True, help="Timeout for receiving a request body."
+)
+@click.option("--grace", type=Duration(), default="30s", show_default=True, help="Graceful shutdown timeout.")
+@click.option("--max-body", default=64 << 20, show_default=True, help="Maximum request size in bytes.")
+@click.option(
+    "--api-key-file", default=None, help="File of API keys, one per line; requests without a valid key get status 401."
+)
+@click.option("--cors-origin", "cors_origins", multiple=True, help="Allowed CORS origin; repeatable.")
+@click.option("--certfile", default=None, help="TLS certificate, PEM.")
+@click.option("--keyfile", default=None, help="TLS private key, PEM.")
+@click.option("--access-log", is_flag=True, help="Access log on stdout, one JSON line per request.")
+@click.option("--watch", is_flag=True, help="Reload a model when int8.onnx in its folder changes.")
+@click.option("--on", type=click.Choice(["ray"]), default=None, help="Serve on a Ray cluster with Ray Serve.")
+@click.option("--address", default=None, help="With --on ray: cluster address, or auto. [default: a local cluster]")
 @click.option(
     "--replicas",
     default=None,
     metavar="N|MIN:MAX",
-    help="With --on ray: as many, or as requests want. [default: 1:cores]",
+    help="With --on ray: number of replicas, fixed or autoscaled. [default: 1:cores]",
 )
-@click.option("--max-models", type=int, default=None, help="With --on ray: open in a replica at once. [default: all]")
+@click.option(
+    "--max-models",
+    type=int,
+    default=None,
+    help="With --on ray: maximum number of open models per replica. [default: all]",
+)
 @together(precision, engine, threads)
 def serve(models: tuple[str, ...], **options: Any) -> None:
-    """Answer over HTTP with each MODEL, until SIGTERM or Ctrl-C: raw input, or tensors (Open Inference Protocol)."""
+    """Serve MODELs over HTTP until SIGTERM or Ctrl-C: raw input, or tensors (Open Inference Protocol)."""
     from zoo import api
 
     on, cluster = options.pop("on"), {name: options.pop(name) for name in ("address", "replicas", "max_models")}

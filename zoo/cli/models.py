@@ -1,4 +1,4 @@
-"""The commands that list, fetch, build and describe models."""
+"""Commands that list, download, build and describe models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zoo.cli.output import emit, show, table, tree
 @click.command("list")
 @as_json
 def list_models(as_json: bool) -> None:
-    """The pretrained models."""
+    """List the pretrained models."""
     hub = zoo.hub()
     cards = [hub.card(name) for name in hub.names()]
     models = [{"name": card.name, "entry": card.entry, "description": card.description} for card in cards]
@@ -23,8 +23,8 @@ def list_models(as_json: bool) -> None:
 @click.argument("model")
 @as_json
 def info(model: str, as_json: bool) -> None:
-    """What is known of MODEL: card, files, how it was built and quantized; of an .onnx file, whether the native kernels
-    run it; of a plan, what was timed and chosen, and whether it holds here.
+    """Describe MODEL: card, files, build record and quantization report; native support of an .onnx file; timings and
+    selection of a plan file, and whether it is valid on this machine.
     """
     from zoo import api
 
@@ -36,7 +36,7 @@ def info(model: str, as_json: bool) -> None:
 @click.argument("model")
 @as_json
 def download(model: str, as_json: bool) -> None:
-    """Fetch and verify the files of MODEL."""
+    """Download and verify the files of MODEL."""
     from zoo import api
 
     path = str(api.download(model))
@@ -45,10 +45,10 @@ def download(model: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("model")
-@click.option("--force", is_flag=True, help="Make every file anew.")
+@click.option("--force", is_flag=True, help="Rebuild every file.")
 @as_json
 def build(model: str, force: bool, as_json: bool) -> None:
-    """Make every file of MODEL that is missing or stale, up to int8.onnx."""
+    """Build missing or stale files of MODEL, up to int8.onnx."""
     from zoo import api
 
     show(api.build(model, force=force), as_json)
@@ -56,11 +56,11 @@ def build(model: str, force: bool, as_json: bool) -> None:
 
 @click.command()
 @click.option(
-    "--speed", is_flag=True, help="Also how many int8 products a core makes in registers, the limit of layers."
+    "--speed", is_flag=True, help="Also measure the peak int8 throughput of one core for each instruction set."
 )
 @as_json
 def doctor(speed: bool, as_json: bool) -> None:
-    """What this machine can do: CPU, VNNI, versions, cache, and a check of int8 against float."""
+    """Check this machine: CPU, VNNI, versions, cache, and the int8 accuracy of every engine."""
     from zoo import api
 
     show(api.doctor(speed), as_json)

@@ -1,4 +1,4 @@
-"""Options that several verbs of the `zoo` command share, and the types of their values."""
+"""Options shared by several commands, and the types of their values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Numbers(click.ParamType[Any]):
-    """A comma list of whole numbers."""
+    """Comma-separated integers."""
 
     name = "N,N"
 
@@ -25,7 +25,7 @@ class Numbers(click.ParamType[Any]):
 
 
 class Words(click.ParamType[Any]):
-    """A comma list of names."""
+    """Comma-separated names."""
 
     name = "NAME,NAME"
 
@@ -38,7 +38,7 @@ class Words(click.ParamType[Any]):
 
 
 class Share(click.ParamType[Any]):
-    """A share: "0.5%" or 0.005."""
+    """A fraction: "0.5%" or 0.005."""
 
     name = "SHARE"
 
@@ -52,7 +52,7 @@ class Share(click.ParamType[Any]):
 
 
 class Duration(click.ParamType[Any]):
-    """Seconds: "90s", "20m", "1.5h", or a number."""
+    """A duration in seconds: "90s", "20m", "1.5h", or a number."""
 
     name = "TIME"
 
@@ -71,7 +71,7 @@ class Duration(click.ParamType[Any]):
 
 
 def together(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
-    """Several options as one decorator, in this order."""
+    """Combines options into one decorator, in this order."""
 
     def add(function: Function) -> Function:
         for option in reversed(options):
@@ -86,117 +86,118 @@ precision = click.option(
     "--precision",
     default="int8",
     show_default=True,
-    help="fp32, int8, or bf16: fp32 computed in bfloat16 by openvino, where the CPU can.",
+    help="fp32, int8, or bf16 (fp32 computed in bfloat16 by OpenVINO, if the CPU supports it).",
 )
 engine = click.option(
     "--engine",
     default="auto",
     show_default=True,
-    help="auto (the quickest on this machine), onnxruntime, openvino or native.",
+    help="auto (the fastest on this machine), onnxruntime, openvino or native.",
 )
 threads = click.option(
-    "--threads", default=1, show_default=True, help="Threads of the engine; `run` scores so many blocks at once."
+    "--threads",
+    default=1,
+    show_default=True,
+    help="Number of intra-op threads; `run` also scores this many blocks concurrently.",
 )
 batch_size = click.option(
     "--batch-size",
     type=int,
     default=None,
-    help="Samples the model sees at once. [default: 512 rows, 4 images, 32 sentences]",
+    help="Batch size. [default: 512 rows, 4 images, 32 sentences]",
 )
 on_error = click.option(
     "--on-error",
     type=click.Choice(["raise", "skip"]),
     default="raise",
     show_default=True,
-    help="Stop at a bad row, or leave it out and count it.",
+    help="Stop at an invalid row, or leave it out and count it.",
 )
 columns = click.option(
     "--column",
     "columns",
     type=Words(),
     default=(),
-    help="Encoders of texts: of a table, those of the texts and the label, e.g. query,text,label. [default: by name]",
+    help="Text encoders: columns of texts and label in a table, e.g. query,text,label. [default: by name]",
 )
 observer = click.option(
     "--observer",
     default=None,
-    help="How ranges are chosen: auto, minmax, percentile, mse or kl. [default: the recipe's]",
+    help="Range estimator: auto, minmax, percentile, mse or kl. [default: the recipe's]",
 )
 max_memory = click.option(
     "--max-memory",
     default="128MB",
     show_default=True,
-    help="What the model and the activations observed at once may take in calibration.",
+    help="Memory limit of the calibration: model and observed activations.",
 )
 time_budget = click.option(
     "--time-budget",
     type=Duration(),
     default="5m",
     show_default=True,
-    help="What correcting the layers of an .onnx file may take; those that it does not suffice for go without.",
+    help="Time limit of the weight and bias correction of an .onnx file; remaining layers are not corrected.",
 )
 preprocess = click.option(
     "--preprocess",
     default=None,
     metavar="FILE",
-    help="JSON that says how an image becomes the .onnx file's input; for folders of images.",
+    help="JSON file with the image preprocessing of an .onnx file; for folders of images.",
 )
 correct = click.option(
     "--correct/--no-correct",
     default=None,
-    help="Round weights so that their errors cancel on the samples, take shifts out of the biases. [default: yes]",
+    help="Adaptive weight rounding and bias correction. [default: yes]",
 )
 search = click.option(
     "--search/--no-search",
     default=None,
-    help="Also try equalized channels, clipped weights and other ranges, keep what the outputs lose least by; "
-    "takes minutes.",
+    help="Also try channel equalization, weight clipping and other ranges, and keep the candidate with the highest "
+    "output SQNR; takes minutes.",
 )
 training = together(
     click.option(
         "--data",
         multiple=True,
         required=True,
-        help="Files, a folder written by datasets, or a hub id; may be repeated.",
+        help="Files, a folder written by datasets, or a hub id; repeatable.",
     ),
-    click.option("-o", "--output", required=True, help="Folder for the trained model."),
-    click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the output folder."),
-    click.option("--seed", type=int, default=None, help="Seed of everything random."),
-    click.option("--epochs", type=int, default=None),
-    click.option("--batch-size", type=int, default=None),
-    click.option("--learning-rate", type=float, default=None),
+    click.option("-o", "--output", required=True, help="Folder of the trained model."),
+    click.option("--resume", is_flag=True, help="Resume from the last checkpoint in the output folder."),
+    click.option("--seed", type=int, default=None, help="Random seed."),
+    click.option("--epochs", type=int, default=None, help="Number of epochs."),
+    click.option("--batch-size", type=int, default=None, help="Training batch size."),
+    click.option("--learning-rate", type=float, default=None, help="Learning rate."),
     click.option(
         "--teacher",
         default=None,
-        help="A model of the same task to learn from: its translations, soft labels or probabilities.",
+        help="Teacher model of the same task for knowledge distillation.",
     ),
     click.option(
         "--set",
         "settings",
         multiple=True,
         metavar="NAME=VALUE",
-        help="Any other setting of the model's recipe; may be repeated.",
+        help="Any other training setting; repeatable.",
     ),
     click.option(
         "--tune-communication",
         is_flag=True,
-        help="Time first how processes exchange gradients fastest here; remembered. Translation, images.",
+        help="Benchmark gradient exchange first and use the fastest setting; cached. Translation and images.",
     ),
-    click.option("--on", type=click.Choice(["ray"]), default=None, help="Train on a Ray cluster, in processes."),
-    click.option(
-        "--address", default=None, help="With --on ray: the cluster's, or auto. [default: one of this machine]"
-    ),
+    click.option("--on", type=click.Choice(["ray"]), default=None, help="Train on a Ray cluster."),
+    click.option("--address", default=None, help="With --on ray: cluster address, or auto. [default: a local cluster]"),
     click.option(
         "--workers",
         default=None,
         metavar="N|MIN:MAX",
-        help="With --on ray: processes; of MIN to MAX what there is.",
+        help="With --on ray: number of processes; MIN:MAX takes what is available.",
     ),
-    click.option("--cores", type=int, default=None, help="With --on ray: of each worker. [default: 1]"),
+    click.option("--cores", type=int, default=None, help="With --on ray: cores per worker. [default: 1]"),
     click.option(
         "--storage",
         default=None,
-        help="With --on ray: a folder that all nodes see, or a URL, for checkpoints. [default: beside the output]",
+        help="With --on ray: shared folder or URL for checkpoints. [default: beside the output]",
     ),
     on_error,
     as_json,

@@ -1,4 +1,4 @@
-"""What commands print: tables, trees, JSON, and the one line of what failed."""
+"""Output of commands: tables, trees, JSON, and error messages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 def show(report: Mapping[str, Any], as_json: bool) -> None:
-    """A report: as JSON, or as a tree."""
+    """Prints a report as JSON, or as a tree."""
     emit(report, as_json, lambda: tree(report))
 
 
 def emit(report: Any, as_json: bool, show: Callable[[], Any]) -> None:
-    """A report: as JSON on stdout, or by `show`."""
+    """Prints a report.
+
+    Args:
+        report: Report of JSON types.
+        as_json: Print JSON on stdout.
+        show: Prints the report for people, if not `as_json`.
+    """
     if as_json:
         click.echo(json.dumps(report, indent=2, ensure_ascii=False))
     else:
@@ -28,7 +34,12 @@ def emit(report: Any, as_json: bool, show: Callable[[], Any]) -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Rows of text under their columns."""
+    """Prints a table.
+
+    Args:
+        columns: Headers.
+        rows: Cells of every row.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -39,7 +50,12 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def tree(value: Mapping[str, Any], depth: int = 0) -> None:
-    """Names and values, nested ones indented."""
+    """Prints names and values, nested values indented.
+
+    Args:
+        value: The values by name.
+        depth: Level of indentation.
+    """
     for key, each in value.items():
         if isinstance(each, Mapping) and each:
             click.echo(f"{'  ' * depth}{key}:")
@@ -50,32 +66,42 @@ def tree(value: Mapping[str, Any], depth: int = 0) -> None:
 
 
 def left_out(report: Mapping[str, Any]) -> None:
-    """Say what was not timed, and why."""
+    """Prints the configurations that were not timed, with the reason."""
     for problem in report["failed"]:
         click.echo(f"left out: {problem}", err=True)
 
 
 def percent(share: float | None) -> str:
-    """A share in percent; "" for none."""
+    """Formats a fraction in percent; "" for None."""
     return "" if share is None else f"{100 * share:.3f}%"
 
 
 def count(value: int | None) -> str:
-    """A count with commas; "" for none."""
+    """Formats a count with thousands separators; "" for None."""
     return "" if value is None else f"{value:,}"
 
 
 def number(value: float | None, digits: int) -> str:
-    """A number with so many digits behind the point; "" for none."""
+    """Formats a number; "" for None.
+
+    Args:
+        value: The number.
+        digits: Number of decimal places.
+    """
     return "" if value is None else f"{value:.{digits}f}"
 
 
 def interval(bounds: Sequence[float] | None) -> str:
-    """A confidence interval; "" for none."""
+    """Formats a confidence interval; "" for None."""
     return f"[{bounds[0]:+.6f}, {bounds[1]:+.6f}]" if bounds else ""
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """End the process with one line on stderr."""
+    """Exits with one line on stderr.
+
+    Args:
+        message: Error message.
+        code: Exit code.
+    """
     click.echo(plain(f"zoo: {' '.join(message.split())}"), err=True)
     sys.exit(code)

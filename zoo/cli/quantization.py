@@ -1,4 +1,4 @@
-"""The commands that make an int8 model: rewrite, calibrate, quantize, tune."""
+"""Commands that build an int8 model: rewrite, calibrate, quantize, tune."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COSTLIEST = 10  # float operators that quantize names
 
 @click.command()
 @click.argument("model")
-@click.option("-o", "--output", default=None, help="Where the result goes, for an .onnx file.")
+@click.option("-o", "--output", default=None, help="Output file, for an .onnx file.")
 @as_json
 def rewrite(model: str, output: str | None, as_json: bool) -> None:
     """Apply the graph rewrites to MODEL, or the shared ones to an .onnx file."""
@@ -47,76 +47,80 @@ def rewrite(model: str, output: str | None, as_json: bool) -> None:
     "--calibration-data",
     "data",
     multiple=True,
-    help="Raw input; .npz, may be repeated, a folder of them or of images for an .onnx file. [default: samples kept by "
-    "training]",
+    help="Raw input; for an .onnx file: .npz files (repeatable), a folder of .npz files, or a folder of images. "
+    "[default: samples kept by training]",
 )
 @click.option(
-    "-o", "--output", default=None, help="Where the table goes. [default: calibration.json of the model's folder]"
+    "-o", "--output", default=None, help="Calibration table. [default: calibration.json in the model's folder]"
 )
 @click.option(
     "--samples",
     type=int,
     default=None,
-    help="How many samples to use. [default: all for an .onnx file; 256 images, 4096 rows, 256 sentences]",
+    help="Number of samples. [default: all for an .onnx file; 256 images, 4096 rows, 256 sentences]",
 )
 @max_memory
 @together(columns, observer, correct, search, preprocess, on_error, as_json)
 def calibrate(model: str, data: tuple[str, ...], output: str | None, as_json: bool, **options: Any) -> None:
-    """Choose the activation ranges of MODEL or of an .onnx file."""
+    """Calibrate the activation ranges of MODEL or of an .onnx file."""
     from zoo import api
 
     show(api.calibrate(model, one_or_list(data), output, **options), as_json)
 
 
 def one_or_list(values: tuple[str, ...]) -> str | list[str] | None:
-    """What an option that may be repeated gives: None, its one value, or all."""
+    """Returns the value of a repeatable option: None, a single value, or a list."""
     return list(values) if len(values) > 1 else values[0] if values else None
 
 
 @click.command()
 @click.argument("model")
-@click.option(
-    "-o", "--output", default=None, help="Where the int8 model goes. [default: int8.onnx of the model's folder]"
-)
+@click.option("-o", "--output", default=None, help="Int8 model. [default: int8.onnx in the model's folder]")
 @click.option(
     "--calibration-data",
     "--data",
     "calibration_data",
     multiple=True,
-    help="For an .onnx file: .npz with one array per graph input, may be repeated; a folder of them; or of images. "
-    "With --schema: the log.",
+    help="For an .onnx file: .npz files with one array per graph input (repeatable), a folder of .npz files, or a "
+    "folder of images. With --schema: the log.",
 )
 @click.option(
     "--schema",
     default=None,
-    help="What a click log's columns are (zoo schema): the .onnx file is a ranker of it, made a model folder -o.",
+    help="Schema of a click log (zoo schema): imports the .onnx file as a ranker of this log; -o is its model folder.",
 )
 @click.option(
     "--columns",
     type=Words(),
     default=None,
-    help="With --schema: those that feed the inputs, in order. [default: by name; of one matrix: the schema's order]",
+    help="With --schema: columns of the inputs, in order. [default: by name; for a single matrix: the schema's order]",
 )
 @click.option(
-    "--output-node", default=None, metavar="NAME", help="With --schema: the probability, where there are several."
+    "--output-node",
+    default=None,
+    metavar="NAME",
+    help="With --schema: name of the probability output, if the graph has several outputs.",
 )
-@click.option("--table", default=None, help="A calibration table made before.")
-@click.option(
-    "--keep-float", multiple=True, metavar="REGEX", help="Operators that stay float, by name; may be repeated."
-)
+@click.option("--table", default=None, help="Existing calibration table.")
+@click.option("--keep-float", multiple=True, metavar="REGEX", help="Names of operators that stay float; repeatable.")
 @click.option("--reduced-range", is_flag=True, help="7-bit weights, for CPUs without VNNI.")
-@click.option("--float-tables", is_flag=True, help="Keep embedding tables float.")
+@click.option("--float-tables", is_flag=True, help="Keep embedding tables in float.")
 @click.option(
     "--dynamic",
     multiple=True,
     metavar="REGEX",
-    help="Gemm and MatMul whose input is quantized at run time (onnxruntime's strength).",
+    help="Names of Gemm and MatMul with dynamic quantization (fast in onnxruntime); repeatable.",
 )
-@click.option("--symmetric", is_flag=True, help="Zero point 128 for activations with negatives.")
+@click.option("--symmetric", is_flag=True, help="Use zero point 128 for signed activations.")
 @click.option(
-    "--report", "report_path", default=None, help="Also measure the result and write a report, .html or .json."
+    "--report", "report_path", default=None, help="Also write a report of the quantization error, .html or .json."
 )
-@click.option("--all", "show_all", is_flag=True, help="List every operator, not their types and the costliest alone.")
+@click.option(
+    "--all",
+    "show_all",
+    is_flag=True,
+    help="List every operator instead of counts by type and the most expensive float operators.",
+)
 @together(max_memory, time_budget, preprocess, observer, correct, search, on_error, as_json)
 def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **options: Any) -> None:
     """Quantize MODEL or an .onnx file to int8."""
@@ -164,21 +168,23 @@ def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **op
 @click.option(
     "--calibration-data",
     multiple=True,
-    help="The same, unlabelled. [default: every fifth evaluation sample; a zoo model's own samples]",
+    help="Unlabelled samples for calibration. [default: every fifth evaluation sample; a zoo model's own samples]",
 )
-@click.option("--max-drop", type=Share(), default="0.5%", show_default=True, help="What the metric may lose.")
-@click.option("--time-budget", "seconds", type=Duration(), default="20m", show_default=True, help="When to stop.")
-@click.option("-o", "--output", required=True, help="Where the int8 model goes; the log of all trials lies beside it.")
-@click.option("--report", "report_path", default=None, help="Also write a report of the model found, .html or .json.")
+@click.option("--max-drop", type=Share(), default="0.5%", show_default=True, help="Maximum drop of the metric.")
 @click.option(
-    "--batch-size", default=1, show_default=True, help="Samples the model sees at once, also for the latency."
+    "--time-budget", "seconds", type=Duration(), default="20m", show_default=True, help="Time limit of the search."
 )
+@click.option("-o", "--output", required=True, help="Int8 model; the log of all trials is written beside it.")
+@click.option(
+    "--report", "report_path", default=None, help="Also write a report of the selected model, .html or .json."
+)
+@click.option("--batch-size", default=1, show_default=True, help="Batch size, also for the latency.")
 @click.option(
     "--engine",
     default="auto",
     show_default=True,
-    help="What models are judged and timed in: auto (the quickest), onnxruntime, openvino, or native of the models "
-    "that have it.",
+    help="Engine for evaluation and timing: auto (the fastest), onnxruntime, openvino, or native if the model "
+    "supports it.",
 )
 @together(preprocess, threads, as_json)
 def tune(
@@ -189,7 +195,7 @@ def tune(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Search for the quickest int8 form of MODEL or of an .onnx file that loses no more than allowed."""
+    """Search for the fastest int8 version of MODEL or of an .onnx file within a maximum quality drop."""
     from zoo import api
 
     calibrating = one_or_list(calibration_data)

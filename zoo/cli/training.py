@@ -1,4 +1,4 @@
-"""The commands that make a float model: train, finetune, freeze, import; and schema."""
+"""Commands that create a float model: train, finetune, freeze, import, schema."""
 
 from __future__ import annotations
 
@@ -19,19 +19,23 @@ NAMED = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # settings
 
 @click.command()
 @click.argument("family")
-@click.option("--schema", default=None, help="A click log's columns (zoo schema), or criteo. [default: inferred]")
-@click.option("--label", default=None, help="A click log's column to predict. [default: click, label, ...]")
+@click.option(
+    "--schema", default=None, help="Click logs: schema of the columns (zoo schema), or criteo. [default: inferred]"
+)
+@click.option(
+    "--label", default=None, help="Click logs: column to predict. [default: label, click, clicked, target or y]"
+)
 @click.option(
     "--held-out",
     type=float,
     default=None,
-    help="How many of a click log's last rows are held out: a count, or a share. [default: 0.1]",
+    help="Click logs: last rows to hold out, as a count or a fraction. [default: 0.1]",
 )
 @training
 def train(family: str, as_json: bool, held_out: float | None, **options: Any) -> None:
     """Train a model FAMILY (e.g. wide-deep) on own data.
 
-    Several processes share the work under torchrun.
+    Supports distributed training under torchrun.
     """
     from zoo import api
 
@@ -45,28 +49,28 @@ def train(family: str, as_json: bool, held_out: float | None, **options: Any) ->
 @click.option(
     "--qat",
     is_flag=True,
-    help="Train with the rounding of int8, at a tenth of the learning rate, and keep the ranges found so: translation, "
-    "click models of any log, and image classifiers, best of the classes that MODEL has (--set distillation=0.5 also "
-    "learns from MODEL as it is in float).",
+    help="Quantization-aware training, at a tenth of the learning rate; trained ranges are kept. For translation, "
+    "recommenders and image classifiers, preferably of the same classes (--set distillation=0.5 also distills from "
+    "the float MODEL).",
 )
 @click.option(
     "--prune",
     default=None,
     metavar="GOAL",
-    help="Cut channels, and train on: until int8 is so many times as fast on this machine (1.5x), or a share of them "
-    "(ratio=.3); of click models also rows of embeddings whose values are seen less often (rows=5; 1.5x,rows=5).",
+    help="Structured pruning: int8 speedup on this machine (1.5x) or share of channels (ratio=.3); recommenders also "
+    "prune embedding rows of values that occur less often (rows=5; 1.5x,rows=5).",
 )
 @click.option(
     "--strategy",
     default=None,
     metavar="FILE",
-    help="JSON that says from which epoch to which a teacher is listened to, channels are cut, int8 is trained for.",
+    help="JSON file with the schedule of distillation, pruning and quantization-aware training.",
 )
 @click.option(
     "--drop",
     type=float,
     default=None,
-    help="With --prune or --strategy: how much of its metric int8 may lose. [default: .005 top-1, .001 AUC, .3 BLEU]",
+    help="With --prune or --strategy: maximum drop of the int8 metric. [default: .005 top-1, .001 AUC, .3 BLEU]",
 )
 @together(columns)
 @training
@@ -80,7 +84,7 @@ def finetune(
     drop: float | None,
     **options: Any,
 ) -> None:
-    """Go on training MODEL on own data; or make it smaller, by --prune or a --strategy."""
+    """Fine-tune MODEL on own data, or compress it with --prune or --strategy."""
     from zoo import api
 
     given = {"prune": prune, "strategy": strategy, "drop": drop}
@@ -101,41 +105,47 @@ def finetune(
     "--from-pb",
     default=None,
     metavar="GRAPH",
-    help="A frozen TensorFlow graph (.pb) or a SavedModel; MODEL is its family: wide-deep.",
+    help="Frozen TensorFlow graph (.pb) or SavedModel; MODEL is its family: wide-deep.",
 )
 @click.option(
     "--from-onnx",
     default=None,
     metavar="RANKER",
-    help="An ONNX export of a click model (torch-rechub, DeepCTR-Torch, FuxiCTR, ...); MODEL is its family: deepfm, "
+    help="ONNX export of a ranker (torch-rechub, DeepCTR-Torch, FuxiCTR, ...); MODEL is its family: deepfm, "
     "dcn-v2, dlrm, two-tower, wide-deep, or ranker for any.",
 )
-@click.option("--schema", default=None, help="With --from-onnx: what the log's columns are (zoo schema).")
-@click.option("--data", multiple=True, help="With --from-...: rows of the log; the first 4,096 calibrate.")
-@click.option("-o", "--output", default=None, help="With --from-... and --shortlist: folder for the model.")
+@click.option("--schema", default=None, help="With --from-onnx: schema of the log (zoo schema).")
+@click.option(
+    "--data", multiple=True, help="With --from-...: rows of the log; the first 4,096 are used for calibration."
+)
+@click.option("-o", "--output", default=None, help="With --from-... and --shortlist: folder of the new model.")
 @click.option(
     "--columns",
     type=Words(),
     default=None,
-    help="With --from-pb: a row's columns by their names in the graph. [default: I2 before I10] With --from-onnx: "
-    "those that feed its inputs, in order. [default: by name; of one matrix: the schema's order]",
+    help="With --from-pb: column names of a row, as in the graph. [default: natural order] With --from-onnx: columns "
+    "of the inputs, in order. [default: by name; for a single matrix: the schema's order]",
 )
 @click.option(
-    "--output-node", default=None, metavar="NAME", help="With --from-...: the probability, where there are several."
+    "--output-node",
+    default=None,
+    metavar="NAME",
+    help="With --from-...: name of the probability output, if there are several outputs.",
 )
 @click.option(
     "--shortlist",
     default=None,
     metavar="DATA",
-    help="Translation: as zoo import's, or a text one of Marian (lex.s2t); with -o for a copy of MODEL.",
+    help="Translation: parallel text, as in zoo import, or a Marian shortlist (lex.s2t); -o writes a copy of MODEL.",
 )
 @together(on_error, as_json)
 def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Turn the checkpoint of MODEL into fp32.onnx; or a graph from elsewhere into an int8 model.
+    """Export the checkpoint of MODEL as fp32.onnx, or import a third-party graph as an int8 model.
 
-    Such a graph is one made of tf.feature_column, or a ranker in ONNX with a schema of its log. Rows of the former are
-    tab separated: label (0 or 1; optional), the numbers, the categories; one value a column, empty where missing. A
-    missing number counts as what the graph's ParseExample says, else 0; a missing category looks nothing up.
+    Supported graphs are TensorFlow graphs of tf.feature_column, and rankers in ONNX with a schema of their log. Rows
+    for TensorFlow graphs are tab-separated: label (0 or 1; optional), numeric columns, categorical columns; missing
+    values are empty. A missing number takes the default of the graph's ParseExample, or 0; a missing category is not
+    looked up.
     """
     from zoo import api
 
@@ -144,32 +154,32 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
 
 @click.command("import")
 @click.argument("source")
-@click.option("-o", "--output", default=None, help="Folder for the model.")
-@click.option("--format", default=None, metavar="NAME", help="What SOURCE is. [default: told by what is in it]")
-@click.option("--source-language", default=None, help="Translation: that of the text, where the model has several.")
-@click.option("--target-language", default=None, help="Translation: the one to translate into.")
+@click.option("-o", "--output", default=None, help="Folder of the new model.")
+@click.option("--format", default=None, metavar="NAME", help="Format of SOURCE. [default: detected]")
+@click.option("--source-language", default=None, help="Translation: source language of a multilingual model.")
+@click.option("--target-language", default=None, help="Translation: target language of a multilingual model.")
 @click.option(
     "--shortlist",
     default=None,
     metavar="DATA",
-    help="Translation: parallel text (SOURCE,TARGET or a file of source TAB target) of which to learn which words the "
-    "translation of a sentence may have: the quicker, the larger the vocabulary.",
+    help="Translation: parallel text (SOURCE,TARGET or a file of source TAB target) to build a lexical shortlist of; "
+    "the speedup grows with the vocabulary.",
 )
-@click.option("--pooling", default=None, help="Sentence encoders whose folder tells none: mean, cls or max.")
+@click.option("--pooling", default=None, help="Sentence encoders without a pooling configuration: mean, cls or max.")
 @click.option(
     "--normalize",
     is_flag=True,
     default=None,
-    help="Sentence encoders whose folder does not say so: vectors of length 1.",
+    help="Sentence encoders without a normalization layer: L2-normalize embeddings.",
 )
 @as_json
 def import_model(source: str, output: str | None, as_json: bool, **options: Any) -> None:
-    """Turn a model of another toolkit into a model folder.
+    """Import a model of another toolkit as a model folder.
 
     SOURCE is a folder of transformers (MarianMTModel, M2M-100 and NLLB, mBART, BART; a sentence encoder or
-    cross-encoder of BERT, RoBERTa, XLM-R, DistilBERT, MPNet) or its hub id ORG/NAME, which is fetched, a model of
-    Marian or Firefox (.npz, .bin), or a folder of CTranslate2. All that is wrong with it is said at once, before
-    anything is written; nothing of it is executed.
+    cross-encoder of BERT, RoBERTa, XLM-R, DistilBERT, MPNet) or its hub id ORG/NAME, which is downloaded, a
+    model of Marian or Firefox (.npz, .bin), or a folder of CTranslate2. All problems are reported together, before
+    anything is written. No code of the model is executed.
     """
     from zoo import api
 
@@ -178,12 +188,12 @@ def import_model(source: str, output: str | None, as_json: bool, **options: Any)
 
 @click.command()
 @click.argument("log")
-@click.option("-o", "--output", default=None, help="Where the schema goes, as JSON; else it is only shown.")
-@click.option("--label", default=None, metavar="COLUMN", help="What is predicted: a column of 0 and 1.")
-@click.option("--delimiter", default=None, metavar="CHARACTER", help="Between the columns of CSV. [default: found]")
+@click.option("-o", "--output", default=None, help="JSON file of the schema. [default: only print it]")
+@click.option("--label", default=None, metavar="COLUMN", help="Column to predict, of values 0 and 1.")
+@click.option("--delimiter", default=None, metavar="CHARACTER", help="Delimiter of CSV. [default: detected]")
 @together(on_error, as_json)
 def schema(log: str, output: str | None, as_json: bool, **options: Any) -> None:
-    """What the columns of a click LOG are: numbers, categories, lists, the label, how each is encoded, and why.
+    """Infer the schema of a click LOG: type and encoding of every column, with the reason.
 
     LOG is CSV or TSV with a header, JSON lines (also .gz) or Parquet. The JSON that -o writes can be edited.
     """

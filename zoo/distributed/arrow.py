@@ -59,7 +59,15 @@ class ArrowScorer:
 
 
 def arrow_scorer(model: str | Path, precision: str = "int8", engine: str = "auto", threads: int = 1) -> ArrowScorer:
-    """A function from Arrow rows (table, record batch, iterator of these) to the same with a column `probability`;
-    see `ArrowScorer`.
+    """Returns a scorer of Arrow data; see `ArrowScorer`.
+
+    The scorer takes a table, a record batch or an iterator of record batches, and returns the same with a column
+    `probability`.
+
+    Args:
+        model: Name of a pretrained model, or path of a model folder.
+        precision: "int8", "fp32" or "bf16".
+        engine: Inference engine.
+        threads: Number of intra-op threads.
     """
     return ArrowScorer(model, precision, engine, threads)

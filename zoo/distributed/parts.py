@@ -66,11 +66,20 @@ class Part:
 
 
 def cut(pipeline: Pipeline, inputs: Sequence[str], options: Mapping[str, Any]) -> list[Part]:
-    """The parts of `inputs` (see `places.expand`) as the model of this pipeline takes them: images by their number,
-    rows of text and of Parquet where they are large, every other file whole.
+    """Splits the input into parts: fixed numbers of images, blocks of rows of large files, or whole files.
 
-    options: those of `Pipeline.run`. Text that has rows is read once. Raises RequestError for what cannot be read, and
-    where there is nothing to score.
+    A text file with rows is read once.
+
+    Args:
+        pipeline: Pipeline of the model.
+        inputs: Paths, glob patterns, folders or URLs (see `zoo.distributed.remote_files.expand`).
+        options: Options of `Pipeline.run`.
+
+    Returns:
+        The parts, in input order.
+
+    Raises:
+        RequestError: An input cannot be read, or there is nothing to score.
     """
     if pipeline.PARTS == "files":
         images = [image for each in inputs for image in _images(each)]
@@ -177,8 +186,14 @@ def _of_parquet(pipeline: ShardableRows, place: str, stream: Any) -> list[tuple[
 
 @contextmanager
 def reading(pipeline: Pipeline, part: Part) -> Iterator[Any]:
-    """The input of `Pipeline.run` for a part; copies are removed at the end of the block. Raises RequestError where all
-    of its images are gone.
+    """Opens the input of `Pipeline.run` for a part; local copies are removed at the end of the block.
+
+    Args:
+        pipeline: Pipeline of the model.
+        part: Part of the input.
+
+    Raises:
+        RequestError: All images of the part are missing.
     """
     with tempfile.TemporaryDirectory(prefix="zoo-part-") as folder:
         copy = Path(folder) / Path(part.place).name

@@ -113,7 +113,15 @@ def identity(place: str) -> dict[str, Any]:
 
 
 def copy(place: str, target: Path, head: int = 0, begin: int = 0, end: int | None = None) -> Path:
-    """The first `head` bytes of a file and those from `begin` to below `end`, as the file `target`."""
+    """Copies the first bytes of a file and a range of bytes to a local file.
+
+    Args:
+        place: Path or URL of the source.
+        target: Local file to write.
+        head: Number of bytes to copy from the beginning.
+        begin: Start of the range, in bytes.
+        end: End of the range, in bytes, exclusive.
+    """
     with opened(place) as stream, target.open("wb") as file:
         file.write(stream.read(head))
         stream.seek(begin)

@@ -1,5 +1,6 @@
-"""Scoring in shards: n processes anywhere, each every n-th part of the input, with a file of results and a manifest
-for every part; what is done is not done again, and the results together are those of one process.
+"""Sharded scoring: every n-th part of the input per process, with a result file and a manifest for each part.
+
+Finished parts are skipped; the results of all shards together equal the results of one process.
 """
 
 from __future__ import annotations
@@ -154,11 +155,20 @@ class Work:
 def run_shard(
     model: str | Path, inputs: Sequence[str], output: str | Path, shard: str = "1/1", **options: Any
 ) -> dict[str, Any]:
-    """Score a shard of the input: its parts' results go to OUTPUT/part-NNNNN.*, and a manifest of each beside it.
+    """Scores one shard of the input. Writes output/part-NNNNN.* and a manifest for each part.
 
-    inputs: paths, patterns, folders or URLs. shard: "i/n"; the n processes need the same folder, or copies of it that
-    are put together. options: see `Work`. Returns the sums of its parts' summaries, with "parts" and "kept", those that
-    were done before.
+    Args:
+        model: Name of a pretrained model, or path of a model folder.
+        inputs: Paths, glob patterns, folders or URLs.
+        output: Folder of all shards, or copies of it that are merged afterwards.
+        shard: "I/N", with I from 1 to N.
+        **options: Options of `Work`.
+
+    Returns:
+        Totals of the summaries, "parts" and "kept" (parts scored before).
+
+    Raises:
+        RequestError: An option is invalid, or the folder holds another run.
     """
     own = Shard.parse(shard)
     work = Work(model, inputs, output, **options)
@@ -169,8 +179,17 @@ def run_shard(
 
 
 def check(output: str | Path) -> dict[str, Any]:
-    """Whether all parts of a run in shards are there and whole; returns the sums of their summaries, with "parts" and
-    "files", in the order of the input. Raises RequestError where there is no run, ZooError where parts are missing.
+    """Checks that all parts of a sharded run are complete.
+
+    Args:
+        output: Folder of the shards.
+
+    Returns:
+        Totals of the summaries, "parts", and "files" in input order.
+
+    Raises:
+        RequestError: The folder holds no sharded run.
+        ZooError: Parts are missing or damaged.
     """
     folder = Path(output)
     if not (folder / PLAN).is_file():

@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 
 def app(models: Sequence[str | Path] | str | Path, **options: Any) -> Application:
-    """The models as an ASGI application, to mount under any HTTP server or in Ray Serve; the process that runs it
-    computes.
+    """Returns an ASGI application that runs models in its own process, for any HTTP server or Ray Serve.
 
-    options: as those of `zoo.serve`, but for host, port, certificates and watch. Raises RequestError for what cannot
-    be; a model that cannot be opened shows at the first request or when the application starts.
+    Args:
+        models: Names or folders: one, or several.
+        **options: Options of `zoo.serve`, except host, port, certificates and watch.
+
+    Raises:
+        RequestError: An option is invalid. A model that cannot be opened fails at startup or at the first request.
     """
     from zoo.serving.http.asgi import Application
     from zoo.serving.workers.model_loader import told

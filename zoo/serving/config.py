@@ -1,4 +1,4 @@
-"""What a server is told, checked before anything starts."""
+"""Configuration of a server, validated before it starts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,28 @@ from pipelines.core.errors import RequestError
 
 @dataclass(frozen=True)
 class Settings:
-    """How a server answers; see `zoo serve --help`. Raises RequestError for what cannot be.
+    """Configuration of a server; see `zoo serve --help`.
 
-    deadline: seconds that a request may take unless it says otherwise. read_timeout: seconds that a client may take to
-    send one. grace: seconds in which requests on their way are answered at the end. max_body: bytes of a request.
+    Attributes:
+        host: Address to bind.
+        port: Port; 0 for any free port.
+        threads: Number of intra-op threads of a worker.
+        workers: Number of inference processes.
+        max_batch: Maximum dynamic batch size, in requests.
+        queue: Maximum number of queued requests.
+        deadline: Default request timeout, in seconds.
+        read_timeout: Timeout for receiving a request, in seconds.
+        grace: Graceful shutdown timeout, in seconds.
+        max_body: Maximum request size, in bytes.
+        api_keys: SHA-256 digests of the API keys; empty for no authentication.
+        certfile: TLS certificate, PEM.
+        keyfile: TLS private key, PEM.
+        origins: Allowed CORS origins.
+        access_log: Write an access log on stdout.
+        watch: Reload models when int8.onnx in their folders changes.
+
+    Raises:
+        RequestError: A value is invalid.
     """
 
     host: str = "127.0.0.1"
@@ -101,7 +119,15 @@ def _require_certificate(certfile: Path, keyfile: Path) -> None:
 
 
 def names(models: Sequence[str], found: Sequence[str]) -> list[str]:
-    """What clients call the models. Raises RequestError where two have one name."""
+    """Returns the public names of models.
+
+    Args:
+        models: Models as given by the user.
+        found: Their names.
+
+    Raises:
+        RequestError: Two models have the same name.
+    """
     for name in found:
         if found.count(name) > 1:
             given = [model for model, each in zip(models, found, strict=True) if each == name]

@@ -53,7 +53,15 @@ class Series:
         self.stages = [Histogram(SECONDS) for _ in STAGES]
 
     def add(self, status: int, seconds: float, split: Iterable[float], samples: int, together: int) -> None:
-        """Count a request."""
+        """Counts a request.
+
+        Args:
+            status: HTTP status.
+            seconds: Total latency.
+            split: Seconds of every stage, in the order of `STAGES`.
+            samples: Number of samples; 0 if the request failed.
+            together: Number of samples in its batch.
+        """
         self.statuses[status] += 1
         self.seconds.add(seconds)
         if samples:
@@ -78,7 +86,12 @@ class Metrics:
         self._registry.register(self)
 
     def series(self, model: str, verb: str) -> Series:
-        """The figures of a model and verb."""
+        """Returns the figures of a model and verb.
+
+        Args:
+            model: Public name of the model.
+            verb: "run" or "infer".
+        """
         found = self._series.get((model, verb))
         if found is None:
             found = self._series[model, verb] = Series()

@@ -19,9 +19,18 @@ def library() -> Any:
 
 
 def connect(address: str | None = None, cores: int | None = None) -> Any:
-    """The module ray, connected to the cluster at `address` ("auto": the one that RAY_ADDRESS or this machine names);
-    None: one of this machine alone, of `cores` cores, which ends with the process. Raises RequestError where there is
-    none.
+    """Connects to a Ray cluster.
+
+    Args:
+        address: Cluster address; "auto" for the one of RAY_ADDRESS or of this machine; None for a local cluster, which
+            ends with the process.
+        cores: Number of cores of a local cluster; None for all.
+
+    Returns:
+        The module `ray`.
+
+    Raises:
+        RequestError: There is no cluster at the address, or Ray is not installed.
     """
     ray = library()
     if not ray.is_initialized():
@@ -38,7 +47,12 @@ def connect(address: str | None = None, cores: int | None = None) -> Any:
 
 @contextlib.contextmanager
 def connected(address: str | None = None, cores: int | None = None) -> Iterator[Any]:
-    """`connect` for a time: a connection made here ends here, and with it a cluster of this machine alone."""
+    """Connects to a Ray cluster for the duration of a block; a local cluster ends with it.
+
+    Args:
+        address: See `connect`.
+        cores: See `connect`.
+    """
     before = library().is_initialized()
     try:
         yield connect(address, cores)
@@ -48,7 +62,15 @@ def connected(address: str | None = None, cores: int | None = None) -> Iterator[
 
 
 def counts_of(text: str | int, what: str) -> int | tuple[int, int]:
-    """ "4" -> 4; "2:8" -> (2, 8), as many as there are. Raises RequestError for what is neither, naming `what`."""
+    """Parses a count, "4" -> 4, or a range of counts, "2:8" -> (2, 8).
+
+    Args:
+        text: Text of the count.
+        what: Name of the option, for the message.
+
+    Raises:
+        RequestError: The text is neither.
+    """
     least, colon, most = str(text).partition(":")
     try:
         found = int(least), int(most) if colon else int(least)

@@ -56,14 +56,29 @@ def cluster_yaml(
     command: str | None = None,
     spot: bool = False,
 ) -> dict[str, Any]:
-    """Write the file of a cluster of a head and `workers` nodes; returns {"path", "cloud", "workers"} and the commands
-    "start", "run" and "stop".
+    """Writes the configuration of a Ray cluster: a head node and worker nodes.
 
-    instance: the workers' kind of machine, by default one with AVX512-VNNI. project: of Google Cloud. hosts: the
-    addresses of own machines, the head first. cores: of a pod of KubeRay. claim: a volume claim that its pods have at
-    /shared. package: what pip installs on every node, by default this version with the extras ray and train. command:
-    what to run there: KubeRay does so by itself, and ends the cluster after it. spot: machines that the cloud may take
-    back. Raises RequestError for what cannot be.
+    Args:
+        cloud: "aws", "gcp", "azure", "kuberay" or "local".
+        output: Path of the YAML file.
+        workers: Number of worker nodes.
+        instance: Instance type of the workers; None for one with AVX512-VNNI.
+        name: Cluster name.
+        region: Cloud region; None for the default of the cloud.
+        project: Google Cloud: project id.
+        hosts: local: addresses of the machines, head node first.
+        user: SSH user.
+        cores: kuberay: cores per pod.
+        claim: kuberay: persistent volume claim mounted at /shared on every pod.
+        package: Package that pip installs on every node; None for this version with the extras ray and train.
+        command: Command to run on the cluster. KubeRay runs it as a RayJob and then deletes the cluster.
+        spot: Use spot (preemptible) workers.
+
+    Returns:
+        {"path", "cloud", "workers"} and the shell commands "start", "run" and "stop".
+
+    Raises:
+        RequestError: An option is invalid.
     """
     if cloud not in CLOUDS:
         raise RequestError(f"found the cloud {cloud}, wanted {', '.join(CLOUDS)}")

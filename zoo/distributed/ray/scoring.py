@@ -58,11 +58,22 @@ def run_on_ray(
     workers: int | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Score all parts of the input with `workers` actors of one core each (None: as many as the cluster has cores).
+    """Scores all parts of the input on a Ray cluster, with single-core actors.
 
-    output: a folder that every node sees under this path, as the input and, where it is no name of the zoo, the model.
-    options: see `zoo.distributed.shards.Work`. Returns the sums of the summaries, with "parts", "kept", "workers" and
-    "lost", how many times an actor was. Raises ZooError where a part was lost more often than `TRIES`.
+    Args:
+        model: Name of a pretrained model, or path of a model folder that every node sees.
+        inputs: Paths, glob patterns, folders or URLs that every node sees.
+        output: Folder of the results, at the same path on every node.
+        address: Cluster address or "auto"; None for a local cluster.
+        workers: Number of actors; None for the cores of the cluster.
+        **options: Options of `zoo.distributed.shards.Work`.
+
+    Returns:
+        Totals of the summaries, "parts", "kept" (parts scored before), "workers" and "lost" (failures of actors).
+
+    Raises:
+        RequestError: An option is invalid.
+        ZooError: A part failed more than `TRIES` times.
     """
     if workers is not None and workers < 1:
         raise RequestError(f"found {workers} workers, wanted 1 or more")

@@ -122,11 +122,19 @@ def serve_on_ray(
     port: int = 8000,
     **options: Any,
 ) -> None:
-    """`zoo.serve` on a Ray cluster until SIGTERM or SIGINT.
+    """Serves models on a Ray cluster until SIGTERM or SIGINT; see `zoo.serve`.
 
-    replicas: how many, or "least:most", which follow the requests; by default one for each `threads` cores of the
-    cluster, at most, and one at least. host: that Ray Serve's proxy listens at on every node. Raises RequestError for
-    what cannot be.
+    Args:
+        models: Names or folders.
+        address: Cluster address or "auto"; None for a local cluster.
+        replicas: Number of replicas, or "MIN:MAX" to autoscale; None for 1 to cores / `threads`.
+        max_models: Maximum number of open models per replica; 0 for all.
+        host: Address that the proxy of Ray Serve binds on every node.
+        port: Port of the proxy.
+        **options: Options of `zoo.serve`.
+
+    Raises:
+        RequestError: An option is invalid.
     """
     threads = int(options.get("threads", 1))
     machine.require_threads(threads)

@@ -47,13 +47,26 @@ def train_on_ray(
     resume: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """`zoo.train` or `zoo.finetune` (verb: its name) by several processes on a Ray cluster, with the result of as many
-    under torchrun.
+    """Trains on a Ray cluster, with the same result as the same number of processes under torchrun.
 
-    workers: how many, or "least:most", of `cores` each. storage: a folder that all nodes see, or a URL of fsspec, for
-    checkpoints while it trains; by default a folder beside the output. resume: go on from those there. data, and what
-    options name, are found under the same names on all nodes. Returns the metrics. Raises RequestError for what cannot
-    be, ZooError where training fails or workers are lost again and again.
+    Args:
+        verb: "train" or "finetune".
+        model: Name of the family ("train"), or model name or folder ("finetune").
+        data: Training data, at the same path on all nodes.
+        output: Folder of the new model.
+        workers: Number of processes, or "MIN:MAX" to take what is available.
+        cores: Cores per worker.
+        address: Cluster address or "auto"; None for a local cluster.
+        storage: Shared folder or fsspec URL for checkpoints; None for a folder beside `output`.
+        resume: Continue from the checkpoints in `storage`.
+        **options: Options of `zoo.train` or `zoo.finetune`.
+
+    Returns:
+        Metrics on the held-out data, and counts.
+
+    Raises:
+        RequestError: An option is invalid, or the family has no distributed training.
+        ZooError: The training fails, or workers are lost repeatedly.
     """
     from zoo.api.training import trained_by
     from zoo.api.training_settings import require_trainable

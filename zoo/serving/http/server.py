@@ -32,7 +32,16 @@ logger = logging.getLogger(__name__)
 
 
 def serve(settings: Settings, openings: Sequence[Opening]) -> None:
-    """Serve until SIGTERM or SIGINT. Raises RequestError or ZooError where it cannot begin."""
+    """Serves until SIGTERM or SIGINT.
+
+    Args:
+        settings: Configuration of the server.
+        openings: Models to serve.
+
+    Raises:
+        RequestError: The server cannot start with this configuration.
+        ZooError: A model cannot be opened.
+    """
     settings = replace(settings, port=_free_port(settings.host, settings.port))
     if not settings.local and not settings.api_keys:
         logger.warning("everyone who reaches %s may use it: there is no --api-key-file", settings.url)

@@ -27,9 +27,14 @@ KINDS = (JSON, LINES, CSV, ARROW)
 
 
 def chosen(accept: str, kinds: Sequence[str] = KINDS) -> str:
-    """The kind of answer that an Accept header asks for: of those it likes as much, the first of ours.
+    """Selects the media type of a response. Of equally weighted types, the first of `kinds` is selected.
 
-    Raises RequestError where it takes none of them.
+    Args:
+        accept: Accept header (RFC 9110, 12.5.1).
+        kinds: Supported media types.
+
+    Raises:
+        RequestError: The header accepts none of the types.
     """
     if accept in ("", "*/*", kinds[0]):
         return kinds[0]
@@ -65,7 +70,15 @@ def fault(text: str) -> bytes:
 
 
 def encoded(columns: Columns, kind: str) -> bytes:
-    """A table, its columns arrays or lists in which None is no value, as bytes of the kind."""
+    """Encodes a table.
+
+    Args:
+        columns: Arrays or lists by column name; None in a list is a missing value.
+        kind: Media type of the result.
+
+    Returns:
+        The encoded table.
+    """
     if kind == ARROW:
         return _arrow(columns)
     if kind == CSV:

@@ -1,6 +1,6 @@
-"""The front's side of the workers: who is idle gets a request at once, what waits goes together.
+"""Least-loaded dispatch of requests to workers, with dynamic batching of queued requests.
 
-Everything here runs in the front's event loop.
+All code of this module runs in the event loop of the router.
 """
 
 from __future__ import annotations
@@ -90,7 +90,12 @@ class Link(asyncio.Protocol):
         self.dispatcher.lost(self)
 
     def send(self, pending: Sequence[Pending], streams: bool) -> None:
-        """Give the worker some requests for one model."""
+        """Sends requests for one model to the worker.
+
+        Args:
+            pending: The requests.
+            streams: Whether their handler streams results.
+        """
         now = time.perf_counter()
         for each in pending:
             each.link, each.sent, each.streams = self, now, streams
@@ -172,7 +177,12 @@ class Dispatcher:
         return any(link.ready and not link.retiring for link in self.links)
 
     def joined(self, link: Link, models: list[dict[str, Any]]) -> None:
-        """A worker has opened its models."""
+        """Registers a worker that has opened its models.
+
+        Args:
+            link: The worker.
+            models: Descriptions of its models.
+        """
         self.models = {each["name"]: each for each in models}
         self._opened, self._failures = max(self._opened, link.generation), 0
         for old in self.links:
@@ -184,7 +194,13 @@ class Dispatcher:
         self._pull(link)
 
     def broken(self, link: Link, text: str, code: int) -> None:
-        """A worker could not open its models."""
+        """Handles a worker that could not open its models.
+
+        Args:
+            link: The worker.
+            text: Error message.
+            code: Exit code of the error.
+        """
         if link.generation <= self._opened:  # others could: it ends now, and is replaced
             logger.warning("a worker cannot open the models: %s", text)
             return
@@ -233,7 +249,19 @@ class Dispatcher:
     # -------------------------------------------------------------------------------------------------------- requests
 
     def submit(self, model: str, job: Job, answered: Callable[[Answer], None]) -> Pending:
-        """Give a request to an idle worker, or let it wait. Raises Full where too many wait."""
+        """Sends a request to an idle worker, or queues it.
+
+        Args:
+            model: Public name of the model.
+            job: The request.
+            answered: Called with every piece of the response.
+
+        Returns:
+            The pending request.
+
+        Raises:
+            Full: The queue is full.
+        """
         self._number += 1
         pending = Pending(model, job._replace(number=self._number), answered)
         streams = self._streams(model)
@@ -278,7 +306,12 @@ class Dispatcher:
                 self.waiting -= 1
 
     def finish(self, pending: Pending, answer: Answer) -> None:
-        """Hand on the last piece of an answer."""
+        """Delivers the last piece of a response.
+
+        Args:
+            pending: The request.
+            answer: The last piece.
+        """
         pending.answer(answer)
         if answer.last:
             self._forget(pending)
@@ -289,7 +322,12 @@ class Dispatcher:
             self._idle.set()
 
     def answered(self, link: Link, found: list[Answer]) -> None:
-        """A worker has answered."""
+        """Delivers responses of a worker.
+
+        Args:
+            link: The worker.
+            found: The responses.
+        """
         for answer in found:
             pending = link.take(answer.number) if answer.last else link.working.get(answer.number)
             if pending is not None:

@@ -69,7 +69,13 @@ def told(error: Exception) -> str:
 
 
 def work(channel: socket.socket, openings: Mapping[str, Opening], cpus: set[int]) -> None:
-    """The life of a forked worker process, pinned to some processors."""
+    """Runs a forked worker process.
+
+    Args:
+        channel: Channel to the router.
+        openings: Models by public name.
+        cpus: CPUs to pin the process to.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front ends workers, by closing their channels
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if cpus:
