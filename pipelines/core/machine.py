@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ NO_VNNI = (
     "no VNNI: int8 gains little speed, and OpenVINO sums its products in pairs of 16 bits, which can saturate and "
     "cost accuracy; "
     "quantize with --reduced-range, use onnxruntime, or --precision fp32"
+)
+
+
+AVX2_KERNELS = (
+    "VNNI of 256 bits (AVX-VNNI): onnxruntime and OpenVINO use it; the native kernels run in AVX2, exact but slower "
+    "than with AVX512-VNNI"
 )
 
 
@@ -53,6 +60,17 @@ def cpu() -> dict[str, Any]:
 def has_vnni() -> bool:
     """Whether the CPU multiplies uint8 by int8 into 32-bit sums (AVX512-VNNI or AVX-VNNI)."""
     return any(flag in cpu()["flags"] for flag in ("avx512_vnni", "avx_vnni"))
+
+
+def advice(kernels: Sequence[str]) -> str:
+    """What the instruction sets of this CPU mean for int8 models, in one line.
+
+    Args:
+        kernels: The instruction sets of the native kernels that run here, quickest first; none without kernels.
+    """
+    if not has_vnni():
+        return NO_VNNI
+    return AVX2_KERNELS if kernels and kernels[0] not in ("amx", "avx512") else VNNI
 
 
 def has_bf16() -> bool:

@@ -187,7 +187,7 @@ def doctor(speed: bool = False) -> dict[str, Any]:
         "isa": machine.cpu()["flags"],
         "cores": machine.cores(),
         "vnni": machine.has_vnni(),
-        "advice": machine.VNNI if machine.has_vnni() else machine.NO_VNNI,
+        "advice": machine.advice(extension.isas()),
         "versions": machine.versions(),
         "engines": {
             name: _check_engine(name) if name in available() else "not installed (pip install 'int8-zoo[openvino]')"

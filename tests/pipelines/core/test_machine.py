@@ -115,3 +115,19 @@ def test_no_commit_outside_a_checkout(tmp_path, monkeypatch):
     (tmp_path / ".git").write_text("broken")
     machine.commit.cache_clear()
     assert machine.commit() is None
+
+
+@pytest.mark.parametrize(
+    ("vnni", "kernels", "said"),
+    [
+        (True, ["avx512", "avx2", "portable"], machine.VNNI),
+        (True, ["amx", "avx512", "avx2", "portable"], machine.VNNI),
+        (True, [], machine.VNNI),
+        (True, ["avx2", "portable"], machine.AVX2_KERNELS),
+        (True, ["portable"], machine.AVX2_KERNELS),
+        (False, ["avx2", "portable"], machine.NO_VNNI),
+    ],
+)
+def test_advice_is_of_what_the_kernels_take(monkeypatch, vnni, kernels, said):
+    monkeypatch.setattr(machine, "has_vnni", lambda: vnni)
+    assert machine.advice(kernels) == said
