@@ -133,18 +133,31 @@ class ClickPipeline(GraphPipeline):
         """The largest id of each column of `ids`."""
 
     def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
-        """Rows -> {"ids": int32 [n, columns], "numbers": float32 [n, numbers], ...}; a label in the rows is left out.
+        """Encodes rows, all in memory at once; `run` streams. Labels in the rows are ignored.
 
-        raw: whatever `rows` takes. All of it in memory at once; `run` streams.
+        Args:
+            raw: Source of the rows, as in `rows`.
+
+        Returns:
+            {"ids": int32 [n, columns], "numbers": float32 [n, numbers], ...}.
         """
         parts = list(self.rows(raw))
         return self.encode(type(parts[0]).concatenate(parts))
 
     def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """{"ids": int32 [n, columns], ...} -> {"probability": float32 [n, 1], ...}.
+        """Computes click probabilities.
 
-        Raises RequestError for an id that is no row of its table. In int8, numbers outside the range that they had in
-        training count as its nearer end; for NaN, which no row gives, engines differ.
+        In int8, numbers outside their training range are clipped to it. Results for NaN, which no row produces, differ
+        between engines.
+
+        Args:
+            batch: {"ids": int32 [n, columns], ...}, see `preprocess`.
+
+        Returns:
+            {"probability": float32 [n, 1], ...}.
+
+        Raises:
+            RequestError: An id exceeds its table.
         """
         if self.engine != "native":
             self._check_ids(batch)

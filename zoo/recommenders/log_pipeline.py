@@ -28,8 +28,8 @@ SAMPLES = ("sample.csv.gz", "sample.tsv.gz")  # rows that ship with a model; tho
 class LogPipeline(ClickPipeline):
     """Scores rows of a log; see `zoo.pipeline`.
 
-    Raw rows: whatever `zoo.recommenders.data.logs.open_log` takes, or several; of a schema without a header whatever
-    `zoo.recommenders.data.line_reader.read_lines` takes.
+    Rows are sources of `zoo.recommenders.data.logs.open_log`, or a list of them. With a schema without a header they
+    are sources of `zoo.recommenders.data.line_reader.read_lines`.
     """
 
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
@@ -63,9 +63,10 @@ class LogPipeline(ClickPipeline):
         return self.features.encode(rows)
 
     def text_form(self, stream: Any) -> TextForm:
-        """CSV by its header; objects of JSON, or rows without a header, by lines.
+        """Form of a text: CSV by its header; JSON objects, or rows without a header, by lines.
 
-        Raises RequestError where there is no row.
+        Raises:
+            RequestError: The text has no row.
         """
         if self.headerless:
             if not stream.read(1):
@@ -79,9 +80,7 @@ class LogPipeline(ClickPipeline):
         )
 
     def told_by_first(self, stream: Any) -> Log | None:
-        """JSON's first object names the columns: others are passed over. Criteo's first row says whether all have a
-        label.
-        """
+        """Reads properties of all rows from the first one: the keys of JSON, or whether Criteo's rows have a label."""
         if self.headerless:
             return None
         log = open_log(io.BytesIO(stream.readline()))

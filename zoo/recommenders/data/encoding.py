@@ -142,9 +142,14 @@ class Field:
         return found
 
     def items(self, texts: pa.Array) -> tuple[NDArray[np.int32], Floats]:
-        """Ids of lists, int32 [n, width], the last `width` items of each in order, and 1 / items, float32 [n].
+        """Encodes lists of items. Spaces around items are ignored, as are items without text.
 
-        Spaces around an item do not count, an item without text is none.
+        Args:
+            texts: Text array [n], null where missing.
+
+        Returns:
+            Ids of the last `width` items of every list in order, int32 [n, width], and 1 / number of items, float32
+            [n].
         """
         lists = pc.split_pattern(texts, self.column.separator)
         counts = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)

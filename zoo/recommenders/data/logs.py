@@ -190,9 +190,7 @@ def _by_head(path: str | Path, line: str, delimiter: str, names: tuple[str, ...]
 
 
 def is_criteo(source: Any) -> bool:
-    """Whether a source is not a log with named columns but rows of the Criteo format, as Wide & Deep's own reader takes
-    them; one that cannot be opened is.
-    """
+    """Whether a source has rows in the Criteo format instead of named columns; also true if it cannot be opened."""
     if isinstance(source, list | tuple) and source:
         return is_criteo(source[0]) if isinstance(source[0], str | Path) else not isinstance(source[0], dict)
     try:

@@ -53,9 +53,11 @@ class ErrorLog:
 
 
 class Positions:
-    """0-based positions of the rows of one log in the whole input, rows left out counted.
+    """0-based positions of the rows of one log in the whole input, counting the rows left out.
 
-    start: that of the log's first row. end: that behind the last row, of those known.
+    Attributes:
+        start: Position of the log's first row.
+        end: One past the position of the last row so far.
     """
 
     def __init__(self, start: int) -> None:

@@ -150,9 +150,7 @@ class FuseParallelSum(Rewrite):
 
 
 def field_lookup(value: ir.Value | None) -> FieldLookup | None:
-    """`value` as a lookup by one column of a 2-D integer input, taken by Slice, Gather or Split and squeezed; None
-    where it is none.
-    """
+    """Recognizes a lookup by one column of a 2-D integer input, from Slice, Gather or Split and squeezed; else None."""
     lookup = query.table_lookup(value)
     if value is None or lookup is None:
         return None

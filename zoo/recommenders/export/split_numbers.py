@@ -10,14 +10,14 @@ from pipelines.rewrites.driver import Rewrite
 
 
 class SplitNumbers(Rewrite):
-    """[e; x] W + b = (e W_e + b) + x W_x, for the numbers x beside embeddings e.
+    """[e; x] W + b = (e W_e + b) + x W_x, for numbers x next to embeddings e.
 
-    Int8 gives what a layer reads one scale, and numbers reach ten times as far as embeddings: e would be left a few
-    levels. Scaling columns against rows (`EqualizeConcat`) only moves the error into the weights, whose scale an output
-    shares; two layers have two scales each. The second one has few rows and stays cheap.
+    An int8 input has one scale, and the range of numbers is ten times that of embeddings, which would leave e few
+    levels. Scaling columns against rows (`EqualizeConcat`) only moves the error into the weights, which share a scale
+    per output. Two layers have two scales each. The second layer has few rows and is cheap.
 
-    Fires for every Gemm that reads a Concat of the graph's input `numbers`, or of columns of it, and something else;
-    not for a Concat that has numbers alone, or for weights that are no constant matrix.
+    Fires for every Gemm with a constant weight matrix that reads a Concat of other values and of the graph input
+    `numbers` or some of its columns.
     """
 
     def rewrite(self, model: ir.Model) -> int:

@@ -111,10 +111,12 @@ def fold_program(
 
 
 class Compiler(Codes):
-    """Expressions to a `ClickProgram`. coarse: large layers and tables may be in bytes. orders: which unit of a hidden
-    layer stands where in its buffers, where they do not stand as they come.
+    """Compiles expressions to a `ClickProgram`. With `coarse`, large layers and tables may use bytes.
 
-    Raises RequestError for what it has no step for.
+    `orders` are the orders of the units of hidden layers in their buffers, where not the natural ones.
+
+    Raises:
+        RequestError: An expression has no step.
     """
 
     def __init__(

@@ -19,25 +19,36 @@ RANGES = {
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The training recipe of recommenders.
+    """Training recipe of recommenders.
 
-    embedding_size: columns of a table. hidden: outputs of the layers. held_out: how many of the last rows (by the
-    timestamp, where there is one) are held out, a count or a share below 1. min_delta: by how much their
-    LogLoss, of logits shifted to their share of clicks, must fall below the best one's to make an epoch the best.
-    patience: epochs without a new best that end the search. refit: train once more from the start on all rows, for as
-    many epochs as were best.
-    ema: momentum of the average of the weights over training steps; the average is what is evaluated and kept. l2_*:
-    weigh the squared distance of all entries of tables, of first-order weights and of layers from 0 (in fine-tuning:
-    from the starting weights) against the *sum* of the rows' losses, as a Gaussian prior does, so that they hold for
-    any number of rows; of several l2_embeddings the search tries one after the other while the held-out rows say that
-    it helps: the sparser the categories, the more. unknown: the least share of each column's categories that training
-    replaces by the unknown one, which stands for all that were rarer than min_count and for those to come; a column
-    with more new values than that among the held-out rows, such as users where new ones keep coming, has as many
-    replaced. qat: fine-tune with the rounding of int8 (`zoo.recommenders.training.qat`), whose ranges the model then
-    keeps: in one
-    process, at a tenth of the learning rate. teacher: a model whose probabilities are the share `distillation` of each
-    label (`zoo.recommenders.training.distillation`).
-    Raises RequestError for values out of range.
+    Attributes:
+        embedding_size: Columns of an embedding table.
+        hidden: Widths of the hidden layers.
+        held_out: Number of held-out rows, or their share if below 1; they are the last rows by timestamp or position.
+        min_delta: Decrease of the held-out LogLoss, after matching the click rate, that makes an epoch the best.
+        patience: Epochs without a new best before early stopping.
+        refit: Train again from the start on all rows, for the best number of epochs.
+        ema: Momentum of the weight average over training steps; the averaged weights are evaluated and saved.
+        l2_embeddings: Strengths of the Gaussian prior of embedding tables, relative to the sum of the rows' losses. Its
+            mean is 0, or the initial weights in fine-tuning. Of several strengths the search tries one after the other
+            while the held-out LogLoss improves; sparser categories need larger ones.
+        l2_scalars: The same for first-order weights; one strength.
+        l2_layers: The same for linear layers; one strength.
+        min_count: Occurrences below which a category counts as unknown.
+        epochs: Maximum number of epochs.
+        batch_size: Rows of a batch, over all processes.
+        learning_rate: Learning rate of Adam.
+        dropout: Dropout probability of the hidden layers.
+        seed: Seed of weights, order and dropout.
+        unknown: Minimum share of the categories of every column that training replaces by the unknown category. A
+            column with a larger share of new values among the held-out rows uses that share.
+        qat: Quantization-aware fine-tuning (`zoo.recommenders.training.qat`), in one process and at a tenth of the
+            learning rate; the model keeps the trained ranges.
+        teacher: Teacher model for knowledge distillation.
+        distillation: Share of the teacher's probability in a label (`zoo.recommenders.training.distillation`).
+
+    Raises:
+        RequestError: A value is out of range.
     """
 
     embedding_size: int = 16

@@ -22,11 +22,19 @@ LARGE = 2**17  # rows of tables beyond which a step changes those of its batch a
 
 
 class Trainer:
-    """A model in training on `rows` rows, its optimizer and the running average of its weights: all that a checkpoint
-    holds. With several processes each takes a share of every batch, and all apply the same sum of gradients.
+    """A model in training with its optimizer and weight average.
 
-    Of tables of more than `LARGE` rows a step changes the rows of its batch alone, see `LazyRows`; of others all. lazy:
-    the large ones, by their place among the weights.
+    With several processes every process takes a share of each batch, and all apply the same sum of gradients. In tables
+    of more than `LARGE` rows a step changes only the rows of its batch, see `LazyRows`.
+
+    Args:
+        model: Network to train.
+        config: Training recipe.
+        rows: Number of training rows, which scales the priors.
+        group: Processes that train together.
+
+    Attributes:
+        lazy: {index among the weights: large table}.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig, rows: int, group: Processes) -> None:

@@ -35,8 +35,12 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """Row id of `table`, float32 [buckets + 1, d], the last one that of a missing value; one_hot: the table is the
-    identity.
+    """A row of a table selected by an id.
+
+    Attributes:
+        field: Category of the id.
+        table: float32 [buckets + 1, d]; the last row is for missing values.
+        one_hot: Whether the table is the identity.
     """
 
     field: str
@@ -238,10 +242,10 @@ def _float32(array: Array) -> Array:
 
 
 class Emitter:
-    """Writes expressions as ONNX nodes. The graph's inputs: `ids` int32 [batch, fields], and `numbers` float32 [batch,
-    columns] if any.
+    """Writes expressions as ONNX nodes.
 
-    columns: the columns of `numbers`, and the range that [0, 1] of each stands for, which goes into the weights.
+    The inputs are `ids`, int32 [batch, fields], and `numbers`, float32 [batch, columns], if any. The ranges of the
+    numbers, which arrive scaled to [0, 1], are merged into the weights.
     """
 
     def __init__(self, fields: Sequence[str], columns: Mapping[Column, tuple[float, float]]) -> None:
