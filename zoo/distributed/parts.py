@@ -1,4 +1,4 @@
-"""Inputs cut into parts: the same ones whoever cuts them, each to be scored alone, anywhere, in any order."""
+"""Deterministic splitting of inputs into parts that are scored independently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files here and behind URLs (s3://, gs://, hdfs://, memory://, ...), the latter by fsspec."""
+"""Local files, and files behind URLs (s3://, gs://, hdfs://, memory://, ...) by fsspec."""
 
 from __future__ import annotations
 

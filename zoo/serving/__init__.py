@@ -1,13 +1,13 @@
-"""Serving: the models of a zoo over HTTP (`zoo serve`), by the Open Inference Protocol and by the tasks' own road.
+"""Model server: the models of a zoo over HTTP (`zoo serve`), by the Open Inference Protocol and by task routes.
 
-    server    granian before a front, signals, `--watch`; asgi: the front for another HTTP server (`app`)
-    front     routes, keys, limits; exchange: requests and responses; wanted: what a client waits for, and how long
-    dispatch  queues, idle workers, what goes together; scheduling: how threads share their processors
-    keeper    opens the models and forks the workers; worker: bodies to arrays to answers by a service (`rows`,
-              `photos`, `sentences`, `texts`)
-    inference the protocol's bodies; answers: JSON, CSV, Arrow; metrics, openapi, static (the page)
+    http      server: granian, signals, `--watch`; asgi: the application for another HTTP server (`app`); router:
+              routes, keys, limits; http_types: requests and responses; request_context: timeouts and cancellation
+    workers   dispatcher: queues and dynamic batching; forkserver: opens the models and forks the workers; worker:
+              inference processes; cpu_scheduling: scheduling policy of the threads
+    handlers  from request bodies to arrays and from outputs to responses: rows, images, translations, texts
+    protocol  open_inference: the protocol's bodies; responses: JSON, CSV, Arrow; openapi: API description
 
-Nothing else imports this package; its libraries are the extra `serve`.
+No other package imports this one; its libraries are the extra `serve`.
 """
 
 from __future__ import annotations

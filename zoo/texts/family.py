@@ -1,4 +1,4 @@
-"""What families of text encoders declare: the protocols of `pipelines.models.family`, implemented once."""
+"""Protocols of `pipelines.models.family`, implemented for all text encoders."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TextFamily(
         return passes(preprocessing)
 
     def evaluate(self, pipelines: Mapping[str, Any], data: Any, on_error: str) -> dict[str, Any]:
-        """Spearman's correlation, or NDCG@10 and MRR@10; see `zoo.texts.metrics.evaluate`."""
+        """See `zoo.texts.metrics.evaluate`: Spearman's correlation, or NDCG@10 and MRR@10."""
         from zoo.texts.metrics import evaluate
 
         return evaluate(pipelines, data, on_error)

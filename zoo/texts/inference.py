@@ -1,4 +1,4 @@
-"""Texts to vectors, and pairs of texts to scores."""
+"""Inference of text encoders: embeddings of texts, and scores of text pairs."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class TextPipeline(Pipeline):
         self.columns = tuple(names)
 
     def items(self, data: Any, columns: Sequence[str] = ()) -> Iterator[text_files.Item]:
-        """The samples in files or lists; see `zoo.texts.data.text_files.items`."""
+        """See `zoo.texts.data.text_files.items`: the samples in files or lists."""
         return text_files.items(data, self.COUNT, columns or self.columns)
 
     def columns_of(self, column: str | None) -> list[str]:
@@ -161,12 +161,15 @@ class TextPipeline(Pipeline):
         return names
 
     def count_rows(self, inputs: Any, *, column: str | None = None, **options: Any) -> int:
-        """How many samples a file holds, those that are none counted."""
+        """See `Pipeline.count_rows`: the number of rows of a file, including invalid rows."""
         return sum(1 for _ in self.items([inputs], self.columns_of(column)))
 
     def tokenize(self, texts: Sequence[tuple[str, ...]], prompt: str | None = None) -> Tokens:
-        """The tokens of samples. prompt: put before each, or before the first text of a pair; None for the model's
-        own.
+        """Tokenizes samples.
+
+        Args:
+            texts: Texts, or pairs of texts.
+            prompt: Prefix of every text, or of the first text of a pair; None for the default prompt of the model.
         """
         before = self.prompt if prompt is None else prompt
         return self.tokenizer(
@@ -288,11 +291,20 @@ class TextPipeline(Pipeline):
     # ------------------------------------------------------------------------------------------------------ calibration
 
     def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
-        """Rows of `CALIBRATION_LENGTH` tokens of the first texts of `data`, up to `count` of them, as the graph's
-        inputs.
+        """Returns calibration rows without padding: texts with their special tokens are concatenated and cut into rows.
 
-        Texts stand one after the other in a row, each with its special tokens, so that nothing is padded: what a row of
-        padding holds would be observed, too, and most of a batch of short texts is that.
+        Padding is avoided because its activations would otherwise dominate the observed ranges of short texts.
+
+        Args:
+            data: Files of texts.
+            count: Maximum number of rows of `CALIBRATION_LENGTH` tokens.
+            on_error: "raise" to stop at the first invalid row, "skip" to leave it out.
+
+        Returns:
+            Inputs of the graph, int64 [rows, tokens].
+
+        Raises:
+            RequestError: There are no texts.
         """
         found = list(itertools.islice(self.items(data), 8 * count))
         self._note(found, text_files.Faults(), on_error)
@@ -302,7 +314,15 @@ class TextPipeline(Pipeline):
         return packed(self.tokenize(good), self._inputs, min(CALIBRATION_LENGTH, self.max_length), count)
 
     def example(self, count: int, data: Any = None) -> list[Any]:
-        """`count` samples, of `data` or else in English, repeated if need be."""
+        """Returns samples for a benchmark.
+
+        Args:
+            count: Number of samples; repeated if there are too few.
+            data: Files of texts; None for English examples.
+
+        Raises:
+            RequestError: The data hold no texts.
+        """
         some: list[Any] = [each if self.COUNT == 1 else (EXAMPLES[1], each) for each in EXAMPLES]
         if data is not None:
             read = itertools.islice((each for each in self.items(data) if not each.fault), count)
@@ -318,7 +338,17 @@ def default_prompt(features: Mapping[str, Any]) -> str:
 
 
 def packed(found: Tokens, inputs: Sequence[str], length: int, count: int) -> dict[str, NDArray[Any]]:
-    """Tokens of texts, one after the other, cut into at most `count` rows of `length`: the graph's inputs, int64."""
+    """Concatenates the tokens of texts and cuts them into rows.
+
+    Args:
+        found: Tokens of the texts.
+        inputs: Names of the graph's inputs.
+        length: Tokens per row.
+        count: Maximum number of rows.
+
+    Returns:
+        Inputs of the graph, int64 [rows, length].
+    """
     length = min(length, len(found.ids))
     rows = min(len(found.ids) // length, count)
     arrays = {IDS: found.ids, TYPES: found.types, MASK: np.ones_like(found.ids)}
@@ -346,16 +376,25 @@ class SentencePipeline(TextPipeline):
         output_dtype: str = "float32",
         prompt: str | None = None,
     ) -> dict[str, Any]:
-        """A vector for every text, in constant memory and input order, to .npy, .parquet or .jsonl, or as JSON lines to
-        stdout ("-"); see `zoo.texts.data.vector_files.writing`.
+        """Embeds texts in constant memory and input order.
 
-        inputs: text files, a text a line, tables with the column `column`, "-" for stdin, or a list of texts.
-        output_dtype: see `zoo.texts.data.vector_files.converted`. prompt: put before each text; the name of one that
-        the model's
-        card knows, or itself; None for the model's own. What is no text (not UTF-8, an empty line) is named on stderr
-        and becomes a row of zeros; on_error="raise" stops at the first. Texts over the limit are cut and counted.
-        Raises RequestError where there are none. Returns {"texts", "skipped", "cut", "seconds", "texts_per_second",
-        "tokens_per_second", "engine", "precision"}.
+        A row that is no text (invalid UTF-8, an empty line) is reported on stderr and becomes a row of zeros. Texts
+        over the token limit are truncated and counted.
+
+        Args:
+            inputs: Text files with one text per line, tables, "-" for stdin, or a list of texts.
+            output: .npy, .parquet or .jsonl file; "-" for JSON lines on stdout (see
+                `zoo.texts.data.vector_files.writing`).
+            on_error: "raise" to stop at the first invalid row, "skip" to write it as zeros.
+            column: Column of the texts in tables.
+            output_dtype: Dtype of the vectors (see `zoo.texts.data.vector_files.converted`).
+            prompt: Prefix of every text, or the name of a prompt of the model; None for the default prompt.
+
+        Returns:
+            {"texts", "skipped", "cut", "seconds", "texts_per_second", "tokens_per_second", "engine", "precision"}.
+
+        Raises:
+            RequestError: There are no valid texts.
         """
         self.output_dtype = vector_files.require(output_dtype)
         known = self.folder.preprocessing.get("prompts", {})
@@ -408,12 +447,22 @@ class RankingPipeline(TextPipeline):
         column: str | None = None,
         raw: bool = False,
     ) -> dict[str, Any]:
-        """Scores for every pair of texts, in constant memory and input order: a table with the columns row (from 1) and
-        score, or a score for each label.
+        """Scores pairs of texts in constant memory and input order.
 
-        inputs: text files, two texts a line with a TAB between, tables with the columns `column` ("query,text"), "-"
-        for stdin, or a list of pairs. output: .csv, .csv.gz, .jsonl or .parquet, "-" for CSV on stdout. The rest is as
-        in `SentencePipeline.run`; a row that is no pair has no scores (NaN).
+        Writes the columns row (from 1) and score, or one score per label. A row that is no pair has no scores (NaN).
+
+        Args:
+            inputs: Text files with TAB between the two texts, tables, "-" for stdin, or a list of pairs.
+            output: .csv, .csv.gz, .jsonl or .parquet file; "-" for CSV on stdout.
+            on_error: "raise" to stop at the first invalid row, "skip" to write it without scores.
+            column: Columns of the texts in tables, e.g. "query,text".
+            raw: Write logits instead of activated scores.
+
+        Returns:
+            Summary, as `SentencePipeline.run`.
+
+        Raises:
+            RequestError: The input is unusable.
         """
         columns = self.columns_of(column)
         chosen = copy.copy(self)  # for `raw` holds for this call alone

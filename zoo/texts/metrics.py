@@ -1,4 +1,4 @@
-"""Quality of vectors and of scores: Spearman on pairs, NDCG@10 and MRR on ranked lists, and what int8 changes."""
+"""Quality of text encoders: Spearman's correlation, NDCG@10 and MRR@10, and the difference between int8 and fp32."""
 
 from __future__ import annotations
 
@@ -34,7 +34,12 @@ def ranks(x: Floats) -> NDArray[np.float64]:
 
 
 def spearman(a: Floats, b: Floats) -> float:
-    """Spearman's rank correlation of two vectors; NaN where one is constant."""
+    """Computes Spearman's rank correlation; NaN if a vector is constant.
+
+    Args:
+        a: float [n].
+        b: float [n].
+    """
     x, y = ranks(a), ranks(b)
     x, y = x - x.mean(), y - y.mean()
     norm = float(np.sqrt((x @ x) * (y @ y)))
@@ -42,8 +47,15 @@ def spearman(a: Floats, b: Floats) -> float:
 
 
 def ndcg(scores: Floats, gains: Floats, cut: int = CUT) -> float:
-    """NDCG@cut of one query: gains of its texts, discounted by log2(1 + place) in the order of the scores (Järvelin and
-    Kekäläinen 2002); NaN where nothing is relevant.
+    """Computes NDCG of one query, with discount log2(1 + rank) (Järvelin and Kekäläinen 2002).
+
+    Args:
+        scores: Scores of the texts, float [n].
+        gains: Relevance labels of the texts, float [n].
+        cut: Number of top-ranked texts.
+
+    Returns:
+        NDCG@cut; NaN if no text is relevant.
     """
     discounts = 1 / np.log2(np.arange(2, cut + 2))
     best = np.sort(gains)[::-1][:cut]
@@ -53,13 +65,31 @@ def ndcg(scores: Floats, gains: Floats, cut: int = CUT) -> float:
 
 
 def reciprocal_rank(scores: Floats, gains: Floats, cut: int = CUT) -> float:
-    """1 / the place of the first relevant text, 0 where it is behind `cut`; NaN where nothing is relevant."""
+    """Computes the reciprocal rank of the first relevant text of one query.
+
+    Args:
+        scores: Scores of the texts, float [n].
+        gains: Relevance labels of the texts, float [n]; above 0 is relevant.
+        cut: Number of top-ranked texts.
+
+    Returns:
+        1 / rank; 0 if the rank is above `cut`; NaN if no text is relevant.
+    """
     places = np.flatnonzero(gains[np.argsort(-scores, kind="stable")] > 0)
     return float("nan") if not len(places) else float(places[0] < cut) / (places[0] + 1)
 
 
 def overlap(one: NDArray[np.float32], other: NDArray[np.float32], count: int = NEIGHBOURS) -> float:
-    """Share of the `count` most alike other texts that two matrices of similarities [n, n] have in common."""
+    """Computes the mean overlap of the nearest neighbours in two similarity matrices.
+
+    Args:
+        one: float32 [n, n].
+        other: float32 [n, n].
+        count: Number of nearest neighbours.
+
+    Returns:
+        Share from 0 to 1; NaN for fewer than two texts.
+    """
     count = min(count, len(one) - 1)
     if count < 1:
         return float("nan")
@@ -74,9 +104,18 @@ def overlap(one: NDArray[np.float32], other: NDArray[np.float32], count: int = N
 def read_pairs(
     pipeline: TextPipeline, data: Any, on_error: str
 ) -> tuple[list[tuple[str, str]], NDArray[np.float64], int]:
-    """(pairs of texts, their labels, rows that are none) of files with two texts and a number a row.
+    """Reads rows of two texts and a numeric label.
 
-    Raises RequestError where there are none, or, for on_error "raise", at the first row that is none.
+    Args:
+        pipeline: Pipeline of the model.
+        data: Files (see `zoo.texts.data.text_files.items`).
+        on_error: "raise" to stop at the first invalid row, "skip" to leave it out.
+
+    Returns:
+        Pairs of texts, labels float64 [n], and the number of invalid rows.
+
+    Raises:
+        RequestError: A row is invalid, or there are no valid rows.
     """
     pairs, labels, faults = [], [], text_files.Faults()
     for each in text_files.items(data, 2, pipeline.columns, extra=1):
@@ -99,13 +138,23 @@ def read_pairs(
 
 
 def evaluate(pipelines: Mapping[str, TextPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
-    """Every precision against fp32 on the same labelled pairs of texts.
+    """Compares several precisions with fp32 on the same labelled pairs of texts.
 
-    Two texts and their similarity give Spearman's correlation; where a first text stands in `RANKED` rows in the mean,
-    it is a query, the second ones are ranked: NDCG@10 and MRR@10, means over the queries with something relevant (a
-    label above 0). Returns {"samples", "skipped", "metrics", "difference", "interval", "others"} (`against_fp32`); of
-    vectors the difference has "cosine", the mean of each text's to that of fp32, and "overlap", of the 10 nearest among
-    the first `MOST` texts; "kept": the same overlap of quantized vectors with those of float32, by dtype.
+    The metric is Spearman's correlation of similarities. If a first text has `RANKED` rows on average, it is a query,
+    and the metrics are NDCG@10 and MRR@10, averaged over the queries with a relevant text (label above 0).
+
+    Args:
+        pipelines: Pipelines by precision, fp32 first.
+        data: Rows of two texts and a label (see `read_pairs`).
+        on_error: "raise" to stop at the first invalid row, "skip" to leave it out.
+
+    Returns:
+        {"samples", "skipped", "metrics", "difference", "interval", "others"} (see `against_fp32`). For embeddings,
+        "difference" has "cosine", the mean cosine similarity to fp32, and "overlap" of the 10 nearest neighbours among
+        the first `MOST` texts; "kept" is the same overlap for quantized embeddings, by dtype.
+
+    Raises:
+        RequestError: The data are unusable.
     """
     first = next(iter(pipelines.values()))
     pairs, labels, skipped = read_pairs(first, data, on_error)

@@ -1,4 +1,4 @@
-"""What families of image classifiers declare: the protocols of `pipelines.models.family`, implemented once."""
+"""Protocols of `pipelines.models.family`, implemented for all image classifiers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ImageFamily(
         return passes(preprocessing)
 
     def evaluate(self, pipelines: Mapping[str, Any], data: Any, on_error: str) -> dict[str, Any]:
-        """Top-1 and top-5 accuracy; see `zoo.vision.metrics.evaluate`."""
+        """See `zoo.vision.metrics.evaluate`: top-1 and top-5 accuracy."""
         from zoo.vision.metrics import evaluate
 
         return evaluate(pipelines, data, on_error)

@@ -1,4 +1,4 @@
-"""Photos to class names."""
+"""Inference of image classifiers: from image files to class names."""
 
 from __future__ import annotations
 
@@ -165,7 +165,15 @@ class ImagePipeline(GraphPipeline):
         return min(WORKERS, max(1, cores - self.threads)) if cores > 1 else 0
 
     def load(self, images: Sequence[Path | Item], on_error: str = "raise") -> Loaded:
-        """Decode a few images. Raises RequestError for the first that cannot be read, unless `on_error` is "skip"."""
+        """Decodes and preprocesses a few images.
+
+        Args:
+            images: Image files.
+            on_error: "raise" to stop at the first unreadable image, "skip" to report it in the result.
+
+        Raises:
+            RequestError: An image is unreadable.
+        """
         pixels = self._slots(len(images))
         faults: list[str] = []
         count, spent, start = 0, [0.0, 0.0], time.perf_counter()
@@ -185,25 +193,37 @@ class ImagePipeline(GraphPipeline):
         return Loaded([_name(image) for image in images], faults, pixels[:count], spent[0], spent[1])
 
     def stream(self, images: Iterable[Path | Item], on_error: str = "raise") -> Generator[Loaded, None, None]:
-        """Images in order, `batch_size` at a time, from `workers` threads that decode ahead; close it to end it
-        early.
+        """Decodes images in batches of `batch_size`, in order, with `workers` prefetching threads.
+
+        Args:
+            images: Image files.
+            on_error: See `load`.
+
+        Returns:
+            Generator of batches; close it to stop early.
         """
         left = iter(images)
         groups = iter(lambda: list(itertools.islice(left, self.batch_size)), [])
         return ordered_map(lambda some: self.load(some, on_error), groups, self.workers)
 
     def run(self, inputs: Any, output: str | Path, on_error: str = "skip") -> dict[str, Any]:
-        """Classify images (see `pipelines.data.images.listed`, or `Item`s) of any number in constant memory, in input
-        order.
+        """Classifies any number of images in constant memory and input order.
 
-        Writes the columns file, label, index, probability, label2, probability2, ... of the classes next in line, and
-        error: what is wrong with an image that cannot be read, of which the others are empty. `workers` threads decode
-        ahead while the caller's classifies.
+        Writes the columns file, label, index, probability, label2, probability2, ..., and error. The other columns of
+        an unreadable image are empty. `workers` threads decode ahead of the inference.
 
-        Returns {"images" (that were classified), "skipped", "seconds", "images_per_second", "split_ms", "engine",
-        "precision"}. split_ms: milliseconds an image spent to "decode", "preprocess" (both per thread), in the "model",
-        in "postprocess" with writing, and the "wall" clock's; these overlap where threads decode. Raises RequestError,
-        and makes no file, where not one image could be read (and they are no part of more).
+        Args:
+            inputs: Image files and folders (see `pipelines.data.images.listed`), or `Item`s.
+            output: Output file; "-" for stdout.
+            on_error: "raise" to stop at the first unreadable image, "skip" to write it with its error.
+
+        Returns:
+            {"images" (classified), "skipped", "seconds", "images_per_second", "split_ms", "engine", "precision"}.
+            "split_ms" has milliseconds per image of "decode", "preprocess" (both per thread), "model", "postprocess"
+            (with writing) and "wall"; with decoding threads, the stages overlap.
+
+        Raises:
+            RequestError: No image is readable; no file is written.
         """
         some = range(2, min(TOP, self.classes) + 1)
         more: dict[str, Any] = {
@@ -245,8 +265,18 @@ class ImagePipeline(GraphPipeline):
         }
 
     def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
-        """`count` images to calibrate on, or as many as there are: evenly out of `data`, of its training images where
-        it is split.
+        """Returns calibration images, evenly spaced in the data.
+
+        Args:
+            data: Images; if split, the training images are used.
+            count: Maximum number of images.
+            on_error: See `load`.
+
+        Returns:
+            {"image": uint8 [n, 3, size, size]}.
+
+        Raises:
+            RequestError: An image is unreadable, or there are no images.
         """
         images = pictures(data)
         count = min(count, len(images))
@@ -261,7 +291,15 @@ class ImagePipeline(GraphPipeline):
         return {INPUT: np.concatenate([batch.pixels for batch in loaded])}
 
     def example(self, count: int, data: Any = None) -> list[bytes]:
-        """The bytes of `count` image files for a benchmark, from `data` or else made up, repeated if need be."""
+        """Returns image files for a benchmark.
+
+        Args:
+            count: Number of files; repeated if there are too few.
+            data: Images; None for synthetic images.
+
+        Returns:
+            Contents of the files.
+        """
         if data is None:
             height, width = (
                 self.spec.size * 375 // 224,
@@ -281,7 +319,13 @@ class ImagePipeline(GraphPipeline):
 
 
 def photo(seed: int, width: int, height: int) -> bytes:
-    """A JPEG like a photo in size and detail, made of noise at several scales; the same for the same seed."""
+    """Generates a JPEG file of noise at several scales, similar in size and detail to a photograph.
+
+    Args:
+        seed: Random seed; the same seed gives the same bytes.
+        width: Width in pixels.
+        height: Height in pixels.
+    """
     rng = np.random.default_rng(seed)
     pixels = np.zeros((height, width, 3), np.float32)
     for cells, weight in ((3, 0.5), (12, 0.25), (48, 0.15), (192, 0.1)):
@@ -377,8 +421,16 @@ def _text(name: str) -> str:
 
 
 def report_faults(skipped: int, count: int, faults: Sequence[str], in_parts: bool = False) -> None:
-    """Warn which images could not be read. Raises RequestError where that is all of them (not of a part), or there were
-    none.
+    """Logs unreadable images.
+
+    Args:
+        skipped: Number of unreadable images.
+        count: Number of readable images.
+        faults: Messages of the first unreadable images.
+        in_parts: Whether the input is one part of a larger input, which may have no readable image.
+
+    Raises:
+        RequestError: No image is readable, or there are no images.
     """
     some = "; ".join(faults[:SHOWN]) + (f"; and {skipped - SHOWN} more" if skipped > SHOWN else "")
     if not count and skipped and not in_parts:

@@ -1,4 +1,4 @@
-"""Quality of an image classifier: top-1 and top-5 accuracy, and what int8 changes of them."""
+"""Quality of image classifiers: top-1 and top-5 accuracy, and the difference between int8 and fp32."""
 
 from __future__ import annotations
 
@@ -19,8 +19,18 @@ TOP = (1, 5)  # a prediction is right where the right class is among its first s
 
 
 def evaluate(pipelines: Mapping[str, ImagePipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
-    """`compare_classes` of all precisions on the same images (see `find_labelled`), with the keys samples and
-    skipped.
+    """Compares the accuracy of several precisions on the same images.
+
+    Args:
+        pipelines: Pipelines by precision, fp32 first.
+        data: Labelled images (see `find_labelled`).
+        on_error: "raise" to stop at the first unreadable image, "skip" to leave it out.
+
+    Returns:
+        Report of `compare_classes`, "samples" and "skipped".
+
+    Raises:
+        RequestError: The data are unusable.
     """
     images, labels = find_labelled(next(iter(pipelines.values())), data)
     ranked, skipped = rank_images(pipelines, images, labels, on_error)
@@ -28,12 +38,20 @@ def evaluate(pipelines: Mapping[str, ImagePipeline], data: Any, on_error: str = 
 
 
 def find_labelled(pipeline: ImagePipeline, data: Any) -> tuple[list[Item], NDArray[np.int64]]:
-    """The labelled images of `data` (see `zoo.vision.data.datasets.open_images`), those held out where it is split, and
-    the
-    indices of their classes, int64 [n].
+    """Finds the labelled images of a data set; if it is split, its held-out images.
 
-    A label is a name that the model knows, or the number of a class, counted without the background. Where the model
-    knows no names, as many labels as it has classes are these in sorted order. Raises RequestError for other labels.
+    A label is a class name of the model, or a class number not counting the background. If the model has no class names
+    and the data have as many labels as it has classes, labels are assigned in sorted order.
+
+    Args:
+        pipeline: Pipeline of the model.
+        data: Labelled images (see `zoo.vision.data.datasets.open_images`).
+
+    Returns:
+        The images, and their class indices, int64 [n].
+
+    Raises:
+        RequestError: A label is no class of the model.
     """
     items = find_images(data)
     chosen = next((name for name in HELD_OUT if name in {item.split for item in items}), None)
@@ -63,8 +81,16 @@ def find_labelled(pipeline: ImagePipeline, data: Any) -> tuple[list[Item], NDArr
 def rank_images(
     pipelines: Mapping[str, ImagePipeline], images: Sequence[Item], labels: NDArray[np.int64], on_error: str = "raise"
 ) -> tuple[dict[str, Ranked], int]:
-    """Top classes of every pipeline for labelled images, each decoded once; and how many images could not be read and
-    were skipped.
+    """Ranks the classes of labelled images in every pipeline. Every image is decoded once.
+
+    Args:
+        pipelines: Pipelines by precision.
+        images: The images.
+        labels: Class indices, int64 [n].
+        on_error: "raise" to stop at the first unreadable image, "skip" to leave it out.
+
+    Returns:
+        Ranks by precision, and the number of unreadable images.
     """
     parts: dict[str, list[Ranked]] = {name: [] for name in pipelines}
     faults: list[str] = []
@@ -94,8 +120,14 @@ class Ranked(NamedTuple):
 
 
 def rank(logits: Floats, labels: NDArray[np.int64]) -> Ranked:
-    """Logits [n, classes] and the right classes [n] -> `Ranked`; of equal logits the lower class comes first, as in
-    argmax. Raises ZooError for NaN.
+    """Ranks the correct classes by logit; among equal logits, the lower class index is first, as in argmax.
+
+    Args:
+        logits: float [n, classes].
+        labels: Correct classes, int64 [n].
+
+    Raises:
+        ZooError: A logit is not finite.
     """
     if not np.isfinite(logits).all():
         raise ZooError("the model computes NaN or infinite logits; check its weights and the input")
@@ -113,12 +145,19 @@ def class_metrics(ranked: Ranked) -> dict[str, float]:
 
 
 def compare_classes(outputs: Mapping[str, Ranked], seed: int = 0) -> dict[str, Any]:
-    """Metrics of several precisions on the same images, and each against fp32.
+    """Compares several precisions with fp32 on the same images.
 
-    Returns {"metrics": per precision, "difference": {"top1", "top5": int8 - fp32, "agreement": share of images that
-    both put into the same class}, "interval": 95% paired bootstrap intervals of these, see
-    `pipelines.analysis.metrics.interval`}, and of any further precision the last two under "others". Raises
-    RequestError for no images.
+    Args:
+        outputs: Ranks by precision, fp32 first.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        {"metrics": by precision, "difference": {"top1", "top5": int8 - fp32, "agreement": share of images with the same
+        top class}, "interval": 95% paired bootstrap intervals (see `pipelines.analysis.metrics.interval`)}; differences
+        of further precisions are listed under "others".
+
+    Raises:
+        RequestError: There are no images.
     """
     if not len(next(iter(outputs.values())).place):
         raise RequestError("found no images; accuracy needs some")

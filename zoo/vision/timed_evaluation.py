@@ -44,19 +44,27 @@ def harness(
     least: Mapping[str, float | None] | None = None,
     price_per_hour: float | None = None,
 ) -> dict[str, Any]:
-    """Accuracy of every pipeline on all of `data`, then times on `count` images, evenly out of it, the pipelines in
-    turn.
+    """Measures the accuracy of every pipeline on all images, then times the pipelines in turn on a subset.
 
-    data: images as `find_labelled` takes them; without labels, a folder or files, and there is no accuracy.
-    least: {"top1", "top5"}: what every pipeline must reach before any is timed.
-    scenario: "single-stream" times images one by one, then the stream; "offline" the stream alone.
+    Args:
+        pipelines: Pipelines to compare.
+        data: Images as in `find_labelled`; unlabelled images have no accuracy.
+        scenario: "single-stream" measures latency image by image and then throughput; "offline" measures throughput
+            only.
+        count: Number of images to time, evenly spaced in the data.
+        least: Minimum accuracy {"top1", "top5"} of every pipeline.
+        price_per_hour: Price of the machine per hour.
 
-    Returns {"scenario", "samples" (of the accuracy), "images" (of the times), "results": [{"engine", "precision",
-    "threads", "top1", "top5", "latency_ms": {"mean", "p50", "p90", "p99"} from the bytes of a file to its classes,
-    "split_ms": the mean of every step, "offline": {"images_per_second", "batch_size", "workers" (that decode),
-    "by_batch"}, "model_mb" (the file), "memory_mb" (see `pipelines.analysis.benchmark.memory_mb`, for a batch of one),
-    "cost_per_million": of images, in the unit of `price_per_hour`}]}. Raises ZooError for a pipeline below what is
-    wanted, RequestError for images that cannot be read, or missing labels where `least` asks.
+    Returns:
+        {"scenario", "samples" (of the accuracy), "images" (timed), "results": [{"engine", "precision", "threads",
+        "top1", "top5", "latency_ms": {"mean", "p50", "p90", "p99"} from the content of a file to its classes,
+        "split_ms": mean of every stage, "offline": {"images_per_second", "batch_size", "workers" (decoding threads),
+        "by_batch"}, "model_mb" (file), "memory_mb" (see `pipelines.analysis.benchmark.memory_mb`, batch size 1),
+        "cost_per_million" (images, in the unit of `price_per_hour`)}]}.
+
+    Raises:
+        ZooError: The accuracy of a pipeline is below `least`.
+        RequestError: An image is unreadable, or `least` is given without labels.
     """
     if scenario not in SCENARIOS:
         raise RequestError(f"unknown scenario {scenario!r}; choose {' or '.join(SCENARIOS)}")

@@ -1,4 +1,4 @@
-"""The library ray, and a cluster of it."""
+"""Connection to a Ray cluster."""
 
 from __future__ import annotations
 

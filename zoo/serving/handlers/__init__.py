@@ -1,1 +1,1 @@
-"""Request handlers, one a task: rows, images, translations and texts."""
+"""Request handlers of the tasks: rows, images, translations and texts."""

@@ -1,4 +1,4 @@
-"""Photos: the bytes of image files to the names of what is on them."""
+"""Image classification handler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of click logs: bodies go to the native reader as they come."""
+"""Recommender handler: rows of click logs, parsed by the native reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts to vectors, and pairs of texts to scores."""
+"""Text encoder handler: embeddings of texts, and scores of text pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The access log: a line of JSON a request on the standard output, written by a thread of its own."""
+"""Access log: one JSON line per request on stdout, written by its own thread."""
 
 from __future__ import annotations
 

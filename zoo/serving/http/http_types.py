@@ -1,4 +1,4 @@
-"""Requests and responses as the front and the HTTP servers before it know them."""
+"""Request and response types shared by the router and the HTTP servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client waits for: its body read, its answer, each within its time."""
+"""Context of a request: reading the body and waiting for the response, each with a timeout."""
 
 from __future__ import annotations
 

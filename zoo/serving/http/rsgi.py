@@ -1,4 +1,4 @@
-"""The front under granian: its Rust Server Gateway Interface."""
+"""Adapter of the router to granian's Rust Server Gateway Interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server on its port: granian's HTTP before the front, workers behind it, signals and files watched."""
+"""HTTP server on granian with worker processes, signal handling and file watching."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of the page at `/`, read once; no request ever names a path."""
+"""Files of the page at `/`, read once at startup; no request path reaches the file system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that were made smaller for their way: Content-Encoding."""
+"""Decompression of request bodies (Content-Encoding)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ LEAST = 1 << 10  # bytes, the first that are read of a member
 
 
 def expanded(body: bytes, most: int) -> bytes:
-    """What a gzip or deflate body holds, or its first `most` + 1 bytes where that is more.
+    """Decompresses a gzip or deflate body.
 
-    Raises ValueError for another body, and one that ends before or after its content.
+    Args:
+        body: Compressed body.
+        most: Maximum size of the result, in bytes.
+
+    Returns:
+        The content; only its first `most` + 1 bytes if it is larger.
+
+    Raises:
+        ValueError: The body is damaged, truncated, or followed by other bytes.
     """
     members = body.startswith(b"\x1f\x8b")  # gzip's, of which there may be several: RFC 1952, 2.2
     found, at, size = bytearray(), 0, LEAST

@@ -59,9 +59,17 @@ def tensor_type(dtype: np.dtype[Any]) -> str:
 
 
 def parse(body: bytes, header: int = -1) -> InferRequest:
-    """An inference request; header: what Inference-Header-Content-Length says, -1 without one.
+    """Parses an inference request of the Open Inference Protocol.
 
-    Raises RequestError for anything that is no such request, before any memory is taken for what it claims to hold.
+    Args:
+        body: Request body.
+        header: Value of Inference-Header-Content-Length; -1 without this header.
+
+    Returns:
+        The request.
+
+    Raises:
+        RequestError: The body is no valid request. Sizes are checked before memory is allocated.
     """
     if header > len(body):
         raise RequestError(f"Inference-Header-Content-Length is {header}, and the body has {len(body)} bytes")
@@ -95,9 +103,19 @@ def parse(body: bytes, header: int = -1) -> InferRequest:
 
 
 def encode(request: InferRequest, model: str, version: str, outputs: Mapping[str, NDArray[Any]]) -> tuple[bytes, int]:
-    """The answer to a request, and the length of the JSON in front of binary tensors, -1 without any.
+    """Encodes an inference response of the Open Inference Protocol.
 
-    Raises RequestError where an output is wanted that the model does not have.
+    Args:
+        request: The request.
+        model: Public name of the model.
+        version: Version of the model.
+        outputs: Outputs of the model by name.
+
+    Returns:
+        The body, and the length of its JSON header; -1 without binary tensors.
+
+    Raises:
+        RequestError: A requested output does not exist.
     """
     wanted = request.outputs or dict.fromkeys(outputs, request.binary)
     if unknown := [name for name in wanted if name not in outputs]:

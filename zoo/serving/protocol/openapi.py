@@ -1,4 +1,4 @@
-"""The description of the server's routes, as OpenAPI 3.1 and as a page."""
+"""API description of the server, as OpenAPI 3.1 and as an HTML page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of `:run` as clients want them: JSON, JSON lines, CSV, an Arrow stream, or plain text, by Accept."""
+"""Response formats of `:run`, selected by Accept: JSON, JSON lines, CSV, Arrow stream, or plain text."""
 
 from __future__ import annotations
 

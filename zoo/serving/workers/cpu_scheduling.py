@@ -1,4 +1,4 @@
-"""How the threads of a server share their processors."""
+"""Scheduling policy of the server's threads."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from pathlib import Path
 
 
 def unhurried(pid: int, so: bool) -> None:
-    """Let no thread of a process interrupt another one as soon as it has work (SCHED_BATCH), or as is usual.
+    """Sets the scheduling policy of all threads of a process: SCHED_BATCH, or SCHED_OTHER.
 
-    Unhurried threads find several requests when their turn comes, and the caches of who computes stay its own; beside
-    processes of others they wait longer. Where the system does not allow it nothing changes.
+    With SCHED_BATCH, a thread that wakes up does not preempt a running thread, so that it finds several requests per
+    wakeup and CPU caches stay warm; next to other processes it waits longer. Without permission, the policy is
+    unchanged.
+
+    Args:
+        pid: Process id.
+        so: Whether to use SCHED_BATCH.
     """
     policy = os.SCHED_BATCH if so else os.SCHED_OTHER
     with contextlib.suppress(OSError):

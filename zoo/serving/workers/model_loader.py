@@ -1,4 +1,4 @@
-"""How the models of a server are opened: native forms in the keeper, once for all workers; the rest in each worker."""
+"""Opens the models of a server: native models once in the fork server, shared by all workers; others in each worker."""
 
 from __future__ import annotations
 
@@ -78,7 +78,11 @@ def told(
     keyfile: str | Path | None = None,
     **settings: Any,
 ) -> tuple[list[Opening], Settings]:
-    """What a server is told by its options, checked: see `zoo.api.serving.serve`."""
+    """See `zoo.api.serving.serve`: validates the options of a server.
+
+    Returns:
+        The models to open, and the configuration.
+    """
     if not models:
         raise RequestError("found no model to serve; name at least one")
     machine.require_threads(threads)

@@ -1,4 +1,4 @@
-"""A worker: answers the jobs that come over its channel, in order, until the front is gone."""
+"""Worker process: answers the requests of its channel in order until the router closes it."""
 
 from __future__ import annotations
 

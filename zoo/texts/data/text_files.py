@@ -56,17 +56,30 @@ def suffix(name: str) -> str:
 
 
 def narrow(found: int, wanted: int) -> str:
-    """The fault of a row of too few columns, as it begins."""
+    """Returns the beginning of the message for a row with too few columns.
+
+    Args:
+        found: Number of columns of the row.
+        wanted: Expected number of columns.
+    """
     return f"has {found} columns, wanted {wanted}"
 
 
 def items(data: Any, count: int, columns: Sequence[str] = (), extra: int = 0) -> Iterator[Item]:
-    """The rows of files, of stdin ("-"), or of a list of texts or of tuples of them.
+    """Reads rows of texts.
 
-    count: texts of a row, 1 or 2, and of further columns `extra`, such as a score. columns: names of them, in order, or
-    of CSV without a header their places from 1 on; without them those that are called as such columns are (`COLUMNS`),
-    else the first ones that hold text. Raises RequestError for what is no file, a table without these columns, or a
-    list of something else.
+    Args:
+        data: Files, "-" for stdin, or a list of texts or tuples of texts.
+        count: Texts per row, 1 or 2.
+        columns: Names of the columns, in order, or positions from 1 in CSV without a header; default: columns with
+            usual names (`COLUMNS`), else the first columns of text.
+        extra: Further columns per row, e.g. a score.
+
+    Returns:
+        Iterator over the rows.
+
+    Raises:
+        RequestError: A file is missing, a table lacks the columns, or the list holds other values.
     """
     width = count + extra
     if isinstance(data, str | os.PathLike) or (isinstance(data, list | tuple) and _are_files(data, width)):

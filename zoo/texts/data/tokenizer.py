@@ -1,4 +1,4 @@
-"""Texts to tokens, by the tokenizer.json of a model."""
+"""Tokenization by the tokenizer.json of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors to files: .npy, .parquet or .jsonl, as floats or quantized."""
+"""Files of embeddings: .npy, .parquet or .jsonl, as floats or quantized."""
 
 from __future__ import annotations
 
@@ -29,11 +29,17 @@ def require(dtype: str) -> str:
 
 
 def converted(vectors: NDArray[np.float32], dtype: str) -> Array:
-    """Vectors float32 [n, w] as `dtype`.
+    """Converts vectors to another dtype.
 
-    int8: rint(127 x / max |x|) of each vector by itself, whose direction, and so every cosine, stays but for the
-    rounding; the length goes. binary: uint8 [n, ceil(w / 8)], a bit for each number, 1 where it is above 0, the first
-    number in the highest bit (numpy.packbits): vectors are compared by the Hamming distance.
+    int8: rint(127 x / max |x|) per vector, which preserves cosine similarity up to rounding, but not the norm. binary:
+    one bit per component, 1 if positive, most significant bit first (numpy.packbits), for Hamming distances.
+
+    Args:
+        vectors: float32 [n, w].
+        dtype: "float32", "float16", "int8" or "binary".
+
+    Returns:
+        [n, w] of the dtype; uint8 [n, ceil(w / 8)] for "binary".
     """
     if dtype == "float32":
         return vectors
@@ -49,8 +55,14 @@ def converted(vectors: NDArray[np.float32], dtype: str) -> Array:
 
 
 def similarities(vectors: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
-    """How alike all pairs of vectors are, float32 [n, n], as a search over `converted` ones would tell: cosine, or for
-    binary ones the share of equal bits.
+    """Computes all pairwise similarities of vectors converted to a dtype (see `converted`).
+
+    Args:
+        vectors: float32 [n, w].
+        dtype: "float32", "float16", "int8" or "binary".
+
+    Returns:
+        Cosine similarities, or shares of equal bits for "binary", float32 [n, n].
     """
     found = converted(vectors, dtype)
     if dtype == "binary":
@@ -64,10 +76,20 @@ def similarities(vectors: NDArray[np.float32], dtype: str) -> NDArray[np.float32
 
 @contextlib.contextmanager
 def writing(output: str | Path, width: int, dtype: str) -> Iterator[Write]:
-    """Yield `write(vectors as `converted`, numbers of their rows of input)`, which appends.
+    """Opens a file of vectors; it is created when the block ends without an error.
 
-    .npy holds a row for each row of input, in order; .parquet and .jsonl the columns row (from 1) and embedding; "-" is
-    JSON lines on stdout. The file appears when the block ends well. Raises RequestError for another format.
+    .npy holds one row per input row, in order; .parquet and .jsonl have the columns row (from 1) and embedding.
+
+    Args:
+        output: .npy, .parquet or .jsonl file; "-" for JSON lines on stdout.
+        width: Number of components.
+        dtype: Dtype of the vectors (see `converted`).
+
+    Yields:
+        `write(vectors, rows)`, which appends converted vectors with the numbers of their input rows.
+
+    Raises:
+        RequestError: The format is unknown.
     """
     name = str(output).lower()
     like = converted(np.zeros((1, width), np.float32), dtype)

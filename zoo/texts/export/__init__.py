@@ -1,1 +1,1 @@
-"""Weights to fp32.onnx, and the graph rewrites of BERT-shaped networks."""
+"""Export of BERT-shaped networks to fp32.onnx, and their graph rewrites."""

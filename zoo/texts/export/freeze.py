@@ -1,4 +1,4 @@
-"""Freeze a BERT-shaped network: its weights -> fp32.onnx, in the naive form that the rewrites start from."""
+"""Export of the weights of a BERT-shaped network to fp32.onnx, as a naive graph that the rewrites optimize."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Hugging Face folders to model folders."""
+"""Import of Hugging Face folders of text encoders as model folders."""

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face, as sentence-transformers and transformers write them, to model folders."""
+"""Import of Hugging Face folders, as written by sentence-transformers and transformers, as model folders."""
 
 from __future__ import annotations
 

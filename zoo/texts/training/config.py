@@ -1,4 +1,4 @@
-"""The settings of a fine-tuning of text encoders."""
+"""Fine-tuning configuration of text encoders."""
 
 from __future__ import annotations
 

@@ -50,13 +50,25 @@ def train(
     start_from: Path | None = None,
     on_error: str = "raise",
 ) -> dict[str, Any]:
-    """Train the model in the folder `start_from` on pairs into `output`; returns {"loss": mean of the last epoch}.
+    """Fine-tunes a text encoder on pairs of texts.
 
-    data: files of pairs, see `zoo.texts.data.text_files.items`: two texts, or two and a number (needed by a
-    cross-encoder)
-    that is divided by the largest one where that is above 1. Leaves model.safetensors under the names that transformers
-    reads, tokenizer.json, config.json, train.json and calibration.npz. Interrupted, it goes on from the last checkpoint
-    with `resume`, to the same weights. Raises RequestError for other data or settings, and without `start_from`.
+    Writes model.safetensors with the parameter names of transformers, tokenizer.json, config.json, train.json and
+    calibration.npz. A resumed run gives the same weights.
+
+    Args:
+        data: Files of two texts, or two texts and a number (required by cross-encoders; see
+            `zoo.texts.data.text_files.items`). Numbers are divided by their maximum if it is above 1.
+        output: Folder of the new model.
+        config: Training configuration.
+        resume: Continue from the last checkpoint in `output`.
+        start_from: Model folder to start from; required.
+        on_error: "raise" to stop at the first invalid row, "skip" to leave it out.
+
+    Returns:
+        {"loss": mean of the last epoch}.
+
+    Raises:
+        RequestError: Data or settings are invalid, or `start_from` is missing.
     """
     if start_from is None:
         raise RequestError(
@@ -91,12 +103,19 @@ def train(
 def read_pairs(
     data: Any, classes: int, on_error: str, columns: Sequence[str] = ()
 ) -> tuple[Pairs, np.ndarray[Any, np.dtype[np.float32]] | None]:
-    """(pairs, their labels from 0 on; None where the first pair has no third column).
+    """Reads training pairs.
 
-    classes: of a cross-encoder, which needs labels, and where it has several, each a class; else 0. columns: see
-    `zoo.texts.data.text_files.items`. Raises RequestError for a row that is no such pair, or, with on_error "skip",
-    where none
-    is.
+    Args:
+        data: Files of pairs.
+        classes: Number of outputs of a cross-encoder, which needs labels; 0 for sentence encoders.
+        on_error: "raise" to stop at the first invalid row, "skip" to leave it out.
+        columns: Columns of tables (see `zoo.texts.data.text_files.items`).
+
+    Returns:
+        The pairs, and their labels from 0, float32 [n]; None if the first pair has no label.
+
+    Raises:
+        RequestError: A row is invalid, or there are no valid rows.
     """
     for extra in (len(columns) - 2,) if len(columns) in (2, 3) else (1, 0):
         pairs: Pairs = []

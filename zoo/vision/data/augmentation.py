@@ -1,4 +1,4 @@
-"""Random changes of images in training: crops and flips, RandAugment and AugMix, on uint8 pixels by Pillow."""
+"""Data augmentation on uint8 pixels with Pillow: crops, flips, RandAugment and AugMix."""
 
 from __future__ import annotations
 
@@ -59,7 +59,17 @@ AUGMIX: tuple[Operation, ...] = (
 
 
 def randaugment(image: Image.Image, count: int, magnitude: float, random: np.random.Generator) -> Image.Image:
-    """`count` operations drawn with replacement, all of strength `magnitude` in 0..10 (Cubuk et al. 2020, N and M)."""
+    """Applies RandAugment (Cubuk et al. 2020, section 3).
+
+    Args:
+        image: RGB image.
+        count: Number of operations, drawn with replacement (N in the paper).
+        magnitude: Strength of every operation, from 0 to 10 (M in the paper).
+        random: Random generator.
+
+    Returns:
+        The augmented image.
+    """
     for _ in range(count):
         image = _apply(RANDAUGMENT, image, magnitude / STRONGEST, random)
     return image
@@ -68,8 +78,17 @@ def randaugment(image: Image.Image, count: int, magnitude: float, random: np.ran
 def augmix(
     image: Image.Image, random: np.random.Generator, severity: float = 3, width: int = 3, alpha: float = 1.0
 ) -> Pixels:
-    """A mixture of the image with `width` chains of one to three operations (Hendrycks et al. 2020, algorithm 1): uint8
-    [h, w, 3].
+    """Applies AugMix (Hendrycks et al. 2020, algorithm 1).
+
+    Args:
+        image: RGB image.
+        random: Random generator.
+        severity: Maximum strength of an operation, from 0 to 10.
+        width: Number of chains of one to three operations.
+        alpha: Parameter of the Dirichlet and Beta distributions of the mixing weights.
+
+    Returns:
+        Pixels, uint8 [h, w, 3].
     """
     weights, share = random.dirichlet([alpha] * width), random.beta(alpha, alpha)
     original = np.asarray(image, np.float32)
@@ -89,7 +108,15 @@ def _apply(
 
 
 def pad_and_crop(pixels: Pixels, random: np.random.Generator) -> Pixels:
-    """A window of the image's size, moved by up to an eighth of it; beyond the border the image is mirrored."""
+    """Crops a random window of the image's size from the image, padded by one eighth with its reflection.
+
+    Args:
+        pixels: uint8 [h, w, 3].
+        random: Random generator.
+
+    Returns:
+        Pixels, uint8 [h, w, 3].
+    """
     height, width = pixels.shape[:2]
     top, left = height // 8, width // 8
     padded = np.pad(pixels, ((top, top), (left, left), (0, 0)), mode="reflect")
@@ -98,8 +125,16 @@ def pad_and_crop(pixels: Pixels, random: np.random.Generator) -> Pixels:
 
 
 def resized_crop(image: Image.Image, size: int, random: np.random.Generator, least: float = 0.25) -> Image.Image:
-    """A window of `least` to all of the area and of sides 3:4 to 4:3 (Szegedy et al. 2015), resized to [size, size];
-    else the centre.
+    """Crops a random window with aspect ratio 3:4 to 4:3 and resizes it (Szegedy et al. 2015).
+
+    Args:
+        image: RGB image.
+        size: Height and width of the result, in pixels.
+        random: Random generator.
+        least: Minimum share of the image's area.
+
+    Returns:
+        Image of [size, size]; a center crop if no window fits in 10 draws.
     """
     for _ in range(10):
         area = image.width * image.height * random.uniform(least, 1)

@@ -1,4 +1,4 @@
-"""Labelled images from folders, archives and data sets, and the pixels that a network sees of an image."""
+"""Labelled images from folders, archives and data sets, and their preprocessing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,15 @@ class Images:
         return len(self.names)
 
     def image(self, index: int, scale_to: int = 0) -> Image.Image:
-        """One image; see `decode`. Raises ZooError where its file became unreadable since it was first looked at."""
+        """Decodes one image.
+
+        Args:
+            index: Index of the image.
+            scale_to: See `decode`.
+
+        Raises:
+            ZooError: The file became unreadable during the run.
+        """
         if self.pixels is not None:
             return Image.fromarray(self.pixels[index])
         try:
@@ -95,15 +103,24 @@ class LabelledImages:
 
 
 def open_images(data: Any, *, held_out: float = 0.1, seed: int = 0, on_error: str = "raise") -> LabelledImages:
-    """Find labelled images and look at each of them once.
+    """Opens a data set of labelled images and checks every image once.
 
-    data: a folder or a .tar(.gz) archive with a subfolder of images for every class, or with labels.csv (columns file
-    and label, others are ignored); either may hold such folders called train and test (or val, in any case), and then
-    no others. Or a folder that `datasets` wrote, or the hub id org/name of a data set. Files without an image's ending
-    are ignored. held_out: the share that is held out, by a hash of `seed` and the file's name, where the source has no
-    such split. on_error: "raise" stops at the first image that cannot be read, "skip" leaves it out. Images of one size
-    up to `SMALL` pixels are kept decoded while they fill less than `MEMORY`. Raises RequestError where there are no two
-    classes of images to train on, or an image that cannot be read.
+    Supported sources are a folder or .tar(.gz) archive with one subfolder per class or with labels.csv (columns file
+    and label), optionally split into train and test (or val); a folder written by `datasets`; or a hub id org/name.
+    Files without an image suffix are ignored. Images of one size up to `SMALL` pixels stay decoded in memory while they
+    take less than `MEMORY` bytes.
+
+    Args:
+        data: Path, or hub id.
+        held_out: Share of held-out images if the source has no split; selected by a hash of `seed` and the file's name.
+        seed: Seed of the split.
+        on_error: "raise" to stop at the first unreadable image, "skip" to leave it out.
+
+    Returns:
+        Training and held-out images.
+
+    Raises:
+        RequestError: There are fewer than two classes, or an image is unreadable.
     """
     if on_error not in ("raise", "skip"):
         raise RequestError(f"on_error is {on_error!r}; wanted raise or skip")
@@ -167,13 +184,24 @@ def one_source(data: Any) -> str:
 
 
 def decode(content: bytes, scale_to: int = 0) -> Image.Image:
-    """An image file's content as `pipelines.data.images.decode` reads it for serving; scale_to: its `smallest`."""
+    """Decodes an image file as `pipelines.data.images.decode` does for inference.
+
+    Args:
+        content: Content of the file.
+        scale_to: Minimum height and width after scaled decoding, in pixels; 0 for full size.
+    """
     return Image.fromarray(decode_pixels(content, smallest=scale_to))
 
 
 def prepare(image: Image.Image, features: dict[str, Any]) -> Pixels:
-    """uint8 [size, size, 3] as a model's preprocessing says, by `pipelines.data.images.prepare`: training sees the
-    pixels that serving sees.
+    """Preprocesses an image as `pipelines.data.images.prepare` does for inference.
+
+    Args:
+        image: RGB image.
+        features: Preprocessing of the model's card.
+
+    Returns:
+        Pixels, uint8 [size, size, 3].
     """
     return prepare_pixels(np.asarray(image), Preprocess.from_json(features)).transpose(1, 2, 0)
 

@@ -1,1 +1,1 @@
-"""Image classifiers to fp32.onnx, and their graph rewrites."""
+"""Export of image classifiers to fp32.onnx, and their graph rewrites."""

@@ -1,4 +1,4 @@
-"""Weights, trained here or published, to fp32.onnx: the same way for all image classifiers."""
+"""Export of trained or published weights to fp32.onnx, shared by all image classifiers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,21 @@ CHECKPOINT = "model.pt"
 def freeze(
     folder: str | Path, build: Callable[..., nn.Module], formats: Mapping[str, Callable[[Path], State]] | None = None
 ) -> dict[str, Any]:
-    """Write fp32.onnx (see `export`) from the weights in a model folder. Returns the network's name, its parameters,
-    operators and bytes.
+    """Writes fp32.onnx from the weights of a model folder (see `export`). The same weights give the same bytes.
 
-    A folder with train.json holds model.pt, trained here. Another one's card says in "weights" which file holds them
-    ("file"), how ("format": "torch", or one of `formats`: a function from the file to a state dict) and what network
-    they are for ("arch", "width"), and in "classes" how many it has. The same weights give the same bytes. Raises
-    RequestError where a file is missing or broken, or does not fit the network: with all that is wrong.
+    A folder with train.json holds model.pt of a training of this package. Otherwise the card names the weights ("file",
+    "format"), the architecture ("arch", "width") and the classes.
+
+    Args:
+        folder: Model folder.
+        build: Builds the network of (architecture, classes, width multiplier).
+        formats: Further weight formats: functions from the file to a state dict.
+
+    Returns:
+        Name of the network, and its numbers of parameters, operators and bytes.
+
+    Raises:
+        RequestError: A file is missing or damaged, or does not fit the network; lists all mismatches.
     """
     folder = Path(folder)
     try:

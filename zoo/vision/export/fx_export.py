@@ -1,4 +1,4 @@
-"""An image classifier in torch to ONNX: traced by torch.fx, every layer and value named after its module's path."""
+"""Export of a torch image classifier to ONNX by torch.fx; layers and values are named after module paths."""
 
 from __future__ import annotations
 
@@ -21,12 +21,20 @@ IMAGE, LOGITS = "image", "logits"
 
 
 def export(model: nn.Module, preprocess: Preprocess) -> ir.Model:
-    """`model` as it computes after training, from pixels on: `image` uint8 [batch,3,size,size] (RGB) -> `logits`
-    float32 [batch,classes].
+    """Exports an image classifier in inference mode to ONNX, by torch.fx.
 
-    The graph begins with (image / 255 - mean) / std, channels reversed first where the network sees BGR; resizing is
-    not part of it. Operators and values are called by the path of their module ("layer1.0.conv1"), weights as in the
-    state dict. Raises RequestError, with the path, for a module or function that is not known here.
+    The graph begins with (image / 255 - mean) / std, after reversing the channels for BGR networks; it has no resizing.
+    Operators and values are named by the path of their module ("layer1.0.conv1"), weights as in the state dict.
+
+    Args:
+        model: The network.
+        preprocess: Preprocessing of the network.
+
+    Returns:
+        Graph with `image` uint8 [batch, 3, size, size] (RGB) -> `logits` float32 [batch, classes].
+
+    Raises:
+        RequestError: A module or function is not supported; names its path.
     """
     from torch import fx
 

@@ -1,4 +1,4 @@
-"""The settings of the recipe that trains image classifiers (`zoo.vision.training.train`), and those of fine-tuning."""
+"""Training configuration of image classifiers (`zoo.vision.training.train`), and defaults of fine-tuning."""
 
 from __future__ import annotations
 
@@ -108,7 +108,12 @@ class Settings:
         return max(8, round(self.image_size * self.progressive[epoch * len(self.progressive) // first] / 8) * 8)
 
     def rate(self, step: float, epoch_steps: int) -> float:
-        """The learning rate at `step` of the whole training."""
+        """Returns the learning rate of a step: linear warmup, then linear decay to 0, scaled by batch_size / 256.
+
+        Args:
+            step: Step from the beginning of the training.
+            epoch_steps: Steps per epoch.
+        """
         total = self.epochs * epoch_steps
         warm = min(max(self.warmup_epochs * epoch_steps, WARMUP_STEPS), total / 3)
         share = min((step + 1) / warm, (total - step) / (total - warm + 1))  # both are 1 in step `warm` - 1

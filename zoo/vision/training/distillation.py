@@ -1,4 +1,4 @@
-"""What an image classifier learns from another one: soft labels, feature maps, the flow between them."""
+"""Knowledge distillation of image classifiers: soft labels, feature maps, and flow between feature maps (FSP)."""
 
 from __future__ import annotations
 
@@ -39,8 +39,18 @@ class Normalize:
 
 
 def teacher_of(name: str, classes: Sequence[str]) -> tuple[nn.Module, dict[str, Any]]:
-    """(the network of an image classifier by its name or folder, its preprocessing). Raises RequestError for a model
-    of another task, or of other classes than those."""
+    """Opens the teacher network of a distillation.
+
+    Args:
+        name: Name of a pretrained model, or path of a model folder.
+        classes: Classes of the student.
+
+    Returns:
+        The network, and its preprocessing.
+
+    Raises:
+        RequestError: The model has another task or other classes.
+    """
     require_task(name, "images")
     folder = zoo.load(name)
     about, network = network_of(folder)
@@ -96,8 +106,17 @@ class Teacher:
             self.adapters.append(nn.Identity() if same else nn.Conv2d(*sizes, 1, bias=False).to(device))
 
     def teach(self, loss: torch.Tensor, logits: torch.Tensor, x: torch.Tensor, bf16: bool) -> torch.Tensor:
-        """The student's loss on a batch, with what the teacher says of it. logits: the student's [n, classes]. x: uint8
-        [n, 3, size, size]."""
+        """Adds the distillation losses of a batch to the loss of the student.
+
+        Args:
+            loss: Loss of the student, scalar.
+            logits: Logits of the student, [n, classes].
+            x: Pixels, uint8 [n, 3, size, size].
+            bf16: Run the teacher in bfloat16.
+
+        Returns:
+            The total loss, scalar.
+        """
         import torch
         from torch.nn import functional
 

@@ -1,4 +1,4 @@
-"""The model that a training of an image classifier starts from."""
+"""Initialization of an image classifier from the weights of a model folder."""
 
 from __future__ import annotations
 
@@ -41,9 +41,17 @@ def about_of(folder: Path) -> dict[str, Any]:
 
 
 def fill_from(model: nn.Module, about: dict[str, Any], classes: Sequence[str] | int) -> str:
-    """Fill `model` with the weights of the folder that `about_of` looked at; returns their digest.
+    """Loads the weights of a model folder into a network.
 
-    The head, the network's last linear layer, is left as it is where that folder's classes are not `classes`.
+    The head (last linear layer) is not loaded if the classes differ.
+
+    Args:
+        model: The network.
+        about: Description of the folder (see `about_of`).
+        classes: Classes of the network, or their number.
+
+    Returns:
+        Digest of the weights.
     """
     import torch
     from torch import nn
@@ -69,8 +77,18 @@ def fill_from(model: nn.Module, about: dict[str, Any], classes: Sequence[str] | 
 
 
 def network(folder: Path, build: Callable[..., nn.Module]) -> tuple[dict[str, Any], nn.Module]:
-    """(what `about_of` tells, the trained network) of a folder. build: see `zoo.vision.export.freeze.freeze`. Raises
-    RequestError where it holds none."""
+    """Opens the trained network of a model folder.
+
+    Args:
+        folder: Model folder.
+        build: Builds the network (see `zoo.vision.export.freeze.freeze`).
+
+    Returns:
+        Description of the folder (see `about_of`), and the network in inference mode.
+
+    Raises:
+        RequestError: The folder holds no network.
+    """
     about = about_of(folder)
     try:
         classes = about["classes"]

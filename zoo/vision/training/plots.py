@@ -1,4 +1,4 @@
-"""A picture of a classifier: which class was taken for which."""
+"""Plot of the confusion matrix of a classifier."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from pipelines.core.files import replacing
 def plot_confusion(
     path: Path, classes: Sequence[str], labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64]
 ) -> None:
-    """How often each class (a row) was taken for each other, as shares of the row; named and numbered where there is
-    room.
+    """Plots a confusion matrix, with rows normalized to 1; classes and counts are printed for up to 20 classes.
+
+    Args:
+        path: Image file to write.
+        classes: Names of the classes.
+        labels: Correct classes, int64 [n].
+        predicted: Predicted classes, int64 [n].
     """
     from matplotlib.figure import Figure  # without pyplot: no window system is asked for
 

@@ -1,4 +1,4 @@
-"""An image classifier opened with its data, to be cut: channels of convolutions."""
+"""Channel pruning of image classifiers."""
 
 from __future__ import annotations
 
@@ -124,7 +124,12 @@ class PrunableImages:
         return round(total / len(labels), 6)
 
     def save(self, widths: Widths, folder: Path) -> None:
-        """model.pt, train.json and calibration.npz of the cut network."""
+        """Writes model.pt, train.json and calibration.npz of the pruned network.
+
+        Args:
+            widths: Channels of every pruning group.
+            folder: Model folder.
+        """
         network = self._cut(widths)
         folder.mkdir(parents=True, exist_ok=True)
         save_weights(folder / MODEL, network.state_dict())

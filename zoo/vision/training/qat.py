@@ -35,9 +35,16 @@ RECIPE = QuantRecipe(observer="minmax", correct=False)  # what was trained is ne
 
 
 def settled(config: Settings, start: Any, same_classes: bool, processes: int) -> Settings:
-    """`config` as it is trained by. Raises RequestError for what quantization-aware training cannot do.
+    """Returns the effective configuration of a quantization-aware training.
 
-    start: None without a model to start from. same_classes: whether that model's are those of the data.
+    Args:
+        config: Configuration given by the user.
+        start: Model to start from, or None.
+        same_classes: Whether this model has the classes of the data.
+        processes: Number of training processes.
+
+    Raises:
+        RequestError: Quantization-aware training does not support the configuration.
     """
     require_qat(start, processes, config.precision)
     if config.distilled and not config.teacher and not same_classes:
@@ -66,7 +73,13 @@ def prepare(network: nn.Module, features: Mapping[str, Any]) -> fx.GraphModule:
 
 
 def save_ranges(student: nn.Module, features: Mapping[str, Any], folder: Path) -> None:
-    """Leave the trained ranges in a model folder, for `pipelines.models.stages` to take."""
+    """Writes the trained ranges to a model folder; `pipelines.models.stages` uses them.
+
+    Args:
+        student: Trained network (see `prepare`).
+        features: Preprocessing (see `Preprocess`).
+        folder: Model folder.
+    """
     replace(qat.table(student, _example(features)), recipe=RECIPE.to_json()).save(folder / TRAINED)
 
 

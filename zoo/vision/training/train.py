@@ -1,4 +1,4 @@
-"""The recipe that trains and fine-tunes all image classifiers, in one process or, under torchrun, in several."""
+"""Training and fine-tuning of image classifiers, in one process or in several under torchrun."""
 
 from __future__ import annotations
 
