@@ -443,7 +443,8 @@ def test_a_shipped_model_is_translated_with_and_fine_tuned(translator, language,
     shipped = tmp_path / "weights" / "small"
     shipped.mkdir(parents=True)
     write_json(shipped / "card.json", {"name": "small", "entry": "transformer-mt", "description": "words", "files": {}})
-    monkeypatch.setattr(zoo, "SHIPPED", shipped.parent)
+    monkeypatch.setattr(zoo, "SHIPPED", shipped.parent)  # where it is shipped to
+    monkeypatch.setattr(zoo.registry, "SHIPPED", shipped.parent)  # where it is looked for
     spec = importlib.util.spec_from_file_location("ship_model", ROOT / "scripts" / "ship_model.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
