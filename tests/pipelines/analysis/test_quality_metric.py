@@ -45,7 +45,7 @@ def test_labels_that_do_not_fit():
     with pytest.raises(RequestError, match="found 3 labels for 4 samples"):
         OutputMetric({"x": np.zeros((4, 1), np.float32)}, np.zeros(3))
     measure = OutputMetric({"x": np.zeros((4, 1), np.float32)}, np.zeros((4, 3)))
-    with pytest.raises(RequestError, match=re.escape("found labels float64 [4, 3] for outputs [4, 2]; wanted")):
+    with pytest.raises(RequestError, match=re.escape("found labels float64 [4, 3] for outputs [4, 2]; expected")):
         measure(Constant(LOGITS), Constant(LOGITS))
 
 

@@ -15,7 +15,7 @@ import copy, json, os, sys, time
 from dataclasses import asdict
 import torch
 from torch import nn
-from zoo import communication
+from zoo.training import communication
 from zoo.training.communication import Communication
 from zoo.training.runs import processes
 

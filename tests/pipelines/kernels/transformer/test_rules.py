@@ -144,7 +144,7 @@ def test_shared_words_that_do_not_fit_are_refused(case, words):
     ("words", "why"),
     [
         ([END, 5, 4, 6, 7, 8, 9, 10], "not in order"),
-        ([END, 5, 6], "wanted at least 8"),
+        ([END, 5, 6], "expected at least 8"),
         ([4, 5, 6, 7, 8, 9, 10, 11], "may not end"),
         ([END, 5, 6, 7, 8, 9, 10, WORDS], "none of the vocabulary"),
     ],
