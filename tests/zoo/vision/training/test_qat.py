@@ -174,14 +174,11 @@ def test_post_training_quantization_is_had_by_asking_for_it(tuned, tmp_path):
 
 
 def test_resuming_changes_nothing(pictures, start, tmp_path):
-    def network(settings, classes):
-        return build_mobilenet(settings.arch, classes, settings.width)
-
     config = replace(MOBILENET_V1.finetune_config(), qat=True, epochs=2, batch_size=24, workers=0)
-    training.fit(network, pictures, tmp_path / "whole", config=config, start_from=start)
+    training.fit(build_mobilenet, pictures, tmp_path / "whole", config=config, start_from=start)
 
     def fit(**more):
-        training.fit(network, pictures, tmp_path / "parts", config=config, start_from=start, **more)
+        training.fit(build_mobilenet, pictures, tmp_path / "parts", config=config, start_from=start, **more)
 
     broken_off(training.Trainer, 4, fit)  # of 3 steps an epoch
     fit(resume=True)

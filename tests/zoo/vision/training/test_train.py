@@ -35,7 +35,7 @@ TINY = Settings(
 MADE = {"model.pt", "train.json", "calibration.npz", "history.json", "curves.png", "confusion.png", "checkpoint"}
 
 
-def build(settings, classes: int) -> nn.Module:
+def build(arch: str, classes: int, width: float = 1.0) -> nn.Module:
     """Two convolutions, one of them depthwise and strided, dropout and a head."""
     return nn.Sequential(
         *(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
@@ -81,7 +81,7 @@ def test_a_run_leaves_its_files_and_nothing_else(trained, pictures):
         assert samples.files == ["image"]
         assert samples["image"].shape == (72, 3, 16, 16)
         assert samples["image"].dtype == np.uint8
-    assert weights(folder).keys() == build(TINY, 3).state_dict().keys()
+    assert weights(folder).keys() == build(TINY.arch, 3).state_dict().keys()
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -95,7 +95,7 @@ def test_an_easy_task_is_learnt(trained):
 
 def test_the_kept_weights_are_those_that_were_measured(trained, pictures):
     folder, metrics = trained
-    record, model = read_json(folder / "train.json"), build(TINY, 3)
+    record, model = read_json(folder / "train.json"), build(TINY.arch, 3)
     model.load_state_dict(weights(folder))
     images = training.open_images(pictures).held_out
     pixels = np.stack([training.prepare(images.image(i), record["features"]) for i in range(len(images))])
@@ -138,7 +138,7 @@ def test_fine_tuning_keeps_the_network_and_renews_the_head(tmp_path, trained, pi
 def test_fine_tuning_from_another_network_is_refused(tmp_path, trained, pictures):
     with pytest.raises(RequestError, match="not those of this network"):
         fit(
-            lambda settings, classes: nn.Sequential(nn.Flatten(), nn.Linear(768, classes)),
+            lambda arch, classes, width: nn.Sequential(nn.Flatten(), nn.Linear(768, classes)),
             pictures,
             tmp_path / "x",
             config=TINY,
@@ -237,7 +237,7 @@ def test_the_rate_falls_in_the_shortest_training_too(epochs, epoch_steps):
 
 def test_a_step_is_limited():
     config = replace(TINY, clip=1e-3, momentum=0.0, weight_decay=0.0)
-    trainer = training.Trainer(build(config, 3), config, dict(training.PREPROCESSING), training.Processes())
+    trainer = training.Trainer(build(config.arch, 3), config, dict(training.PREPROCESSING), training.Processes())
     before = torch.cat([each.detach().clone().flatten() for each in trainer.model.parameters()])
     trainer.step(torch.randint(256, (8, 3, 16, 16), dtype=torch.uint8), torch.arange(8) % 3, 1, 1)
     moved = torch.cat([each.detach().flatten() for each in trainer.model.parameters()]) - before
@@ -245,7 +245,7 @@ def test_a_step_is_limited():
 
 
 def test_norms_and_biases_do_not_decay():
-    trainer = training.Trainer(build(TINY, 3), TINY, dict(training.PREPROCESSING), training.Processes())
+    trainer = training.Trainer(build(TINY.arch, 3), TINY, dict(training.PREPROCESSING), training.Processes())
     decayed, plain = trainer.optimizer.param_groups
     assert (decayed["weight_decay"], plain["weight_decay"]) == (TINY.weight_decay, 0.0)
     assert {each.ndim for each in plain["params"]} == {1}
@@ -277,7 +277,7 @@ def test_jensen_shannon_divergence():
 
 def test_timing_precisions_leaves_no_trace():
     trainer = training.Trainer(
-        build(TINY, 3), replace(TINY, precision="auto"), dict(training.PREPROCESSING), training.Processes()
+        build(TINY.arch, 3), replace(TINY, precision="auto"), dict(training.PREPROCESSING), training.Processes()
     )
     before = {name: each.clone() for name, each in trainer.model.state_dict().items()}
     assert trainer.choose(16, 4)["precision"] in ("fp32", "bf16")
