@@ -93,19 +93,6 @@ def buckets_of(hashes: Hashes, buckets: int | Sequence[int]) -> npt.NDArray[np.i
     return found if isinstance(buckets, int) else np.where(hashes == _K2, divisor.astype(np.int32), found)
 
 
-def per_field(buckets: int | Sequence[int], fields: int) -> list[int | Sequence[int]]:
-    """Splits the numbers of buckets by field.
-
-    Args:
-        buckets: One number for all fields, or one per field.
-        fields: Number of fields.
-
-    Returns:
-        For every field, the `buckets` argument of `hash_buckets`.
-    """
-    return [buckets] * fields if isinstance(buckets, int) else [(each,) for each in buckets]
-
-
 def hash_buckets(strings: Any, buckets: int | Sequence[int]) -> npt.NDArray[np.int32]:
     """Hashes strings into buckets, as `tf.strings.to_hash_bucket_fast(strings, buckets)`.
 
