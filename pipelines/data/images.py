@@ -275,7 +275,7 @@ def _search(folder: Path) -> list[Path]:
 def _taken(inputs: Mapping[str, Port], size: int) -> tuple[str, np.dtype[Any], bool]:
     """Name and dtype of the one input, and whether its channels come last."""
     inputs_found = ", ".join(f"{name} {port.dtype} {list(port.shape)}" for name, port in inputs.items())
-    wanted = f"expected one image, uint8 or float, [n, 3, {size}, {size}] or [n, {size}, {size}, 3]"
+    expected = f"expected one image, uint8 or float, [n, 3, {size}, {size}] or [n, {size}, {size}, 3]"
     if len(inputs) == 1:
         ((name, port),) = inputs.items()
         for last in (False, True):
@@ -285,7 +285,7 @@ def _taken(inputs: Mapping[str, Port], size: int) -> tuple[str, np.dtype[Any], b
                 # all open says nothing: either the channels are known, or the sides
                 if (channels == 3 and fits) or (channels is None and sides == [size, size]):
                     return name, port.dtype, last
-    raise RequestError(f"the graph takes {inputs_found or 'nothing'}; {wanted}")
+    raise RequestError(f"the graph takes {inputs_found or 'nothing'}; {expected}")
 
 
 # ------------------------------------------------------------------------------------------------------------ decoding

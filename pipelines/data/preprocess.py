@@ -66,9 +66,9 @@ class Preprocess:
                 isinstance(each, int | float) and math.isfinite(each) for each in values
             )
             if not numbers or len(values) != 3 or (name == "std" and min(values) <= 0):
-                wanted = "three numbers above 0" if name == "std" else "three numbers"
+                expected = "three numbers above 0" if name == "std" else "three numbers"
                 raise RequestError(
-                    f"preprocess: {name} is {values!r}; give {wanted}, for R, G and B of pixels in 0 to 1"
+                    f"preprocess: {name} is {values!r}; expected {expected}, for R, G and B of pixels in 0 to 1"
                 )
             object.__setattr__(self, name, tuple(float(each) for each in values))  # JSON has lists
 

@@ -157,7 +157,7 @@ class TextPipeline(Pipeline):
         """
         names = [] if not column else [column] if self.COUNT == 1 else [each.strip() for each in column.split(",")]
         if len(names) not in (0, self.COUNT):
-            raise RequestError(f"found {len(names)} columns in --column {column}; wanted two, such as query,text")
+            raise RequestError(f"found {len(names)} columns in --column {column}; expected two, such as query,text")
         return names
 
     def count_rows(self, inputs: Any, *, column: str | None = None, **options: Any) -> int:
@@ -196,12 +196,12 @@ class TextPipeline(Pipeline):
         self._check(batch)
         if len({array.shape for array in batch.values()}) > 1 or 0 in batch[IDS].shape:
             found = ", ".join(f"{name} {list(array.shape)}" for name, array in batch.items())
-            raise RequestError(f"found {found}; wanted one shape for all, of one token or more")
+            raise RequestError(f"found {found}; expected one shape for all, of one token or more")
         ids, given = batch[IDS], batch[MASK] != 0
         kinds = batch.get(TYPES, np.zeros_like(ids))
         for name, array, most in ((IDS, ids, self.form.vocabulary), (TYPES, kinds, max(self.form.types, 1))):
             if (wrong := array[(array < 0) | (array >= most)]).size:
-                raise RequestError(f"found {wrong[0]} in {name}, wanted 0 to {most - 1}")
+                raise RequestError(f"found {wrong[0]} in {name}, expected 0 to {most - 1}")
         if not given[:, 0].all() or (given[:, 1:] > given[:, :-1]).any():
             raise RequestError(f"{MASK} is not 1 for tokens, from the first on, and then 0")
         lengths = given.sum(axis=1)

@@ -124,7 +124,7 @@ def read_pairs(
             try:
                 label = float(each.texts[2])
             except ValueError:
-                fault = f"has the label {each.texts[2]!r:.40}, wanted a number"
+                fault = f"has the label {each.texts[2]!r:.40}, expected a number"
             fault = fault or ("" if np.isfinite(label) else "has a label that is no number")
         pipeline._note([each._replace(fault=fault)], faults, on_error)
         if not fault:
@@ -132,7 +132,8 @@ def read_pairs(
             labels.append(label)
     if not pairs:
         raise RequestError(
-            f"found no pairs in {text_files.named(data)}; wanted two texts and a number, such as: text TAB text TAB 4.2"
+            f"found no pairs in {text_files.named(data)}; "
+            "expected two texts and a number, such as: text TAB text TAB 4.2"
         )
     return pairs, np.array(labels), faults.total()
 
@@ -162,7 +163,7 @@ def evaluate(pipelines: Mapping[str, TextPipeline], data: Any, on_error: str = "
     ranked = len(pairs) >= RANKED * len(queries)
     if (labels.max() <= 0) if ranked else (len(pairs) < 2 or np.ptp(labels) == 0):
         raise RequestError(
-            f"found {len(pairs)} pairs, all with the label {labels[0]:g}; wanted "
+            f"found {len(pairs)} pairs, all with the label {labels[0]:g}; expected "
             + ("relevant texts among them, with a label above 0" if ranked else "pairs of different similarity")
         )
     if first.COUNT == 2:

@@ -291,7 +291,7 @@ def test_evaluation_compares_precisions(encoder, reranker, tmp_path):
         assert set(found["metrics"]["int8"]) == {"ndcg10", "mrr10"}
     assert zoo.evaluate(encoder, str(tmp_path / "ranked.tsv"))["metrics"]["fp32"]["mrr10"] == 1
     (tmp_path / "none.tsv").write_text("a\tb\tgood\n")
-    with pytest.raises(RequestError, match="'good', wanted a number"):
+    with pytest.raises(RequestError, match="'good', expected a number"):
         zoo.evaluate(encoder, str(tmp_path / "none.tsv"))
 
 
@@ -370,10 +370,10 @@ def test_pairs_come_from_columns_by_name(tmp_path):
 @pytest.mark.parametrize("label", [0, 3])
 def test_an_evaluation_that_says_nothing_is_refused(encoder, tmp_path, label):
     (tmp_path / "t.tsv").write_text("".join(f"{a}\t{b}\t{label}\n" for a, b in PAIRS))
-    with pytest.raises(RequestError, match="wanted pairs of different similarity"):
+    with pytest.raises(RequestError, match="expected pairs of different similarity"):
         zoo.evaluate(encoder, str(tmp_path / "t.tsv"))
     (tmp_path / "r.tsv").write_text("".join(f"{q}\t{d}\t0\n" for q in TEXTS[:3] for d in TEXTS))
-    with pytest.raises(RequestError, match="wanted relevant texts among them"):
+    with pytest.raises(RequestError, match="expected relevant texts among them"):
         zoo.evaluate(encoder, str(tmp_path / "r.tsv"))
 
 

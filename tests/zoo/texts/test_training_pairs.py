@@ -22,10 +22,10 @@ def pairs(tmp_path, *labels: str):
 @pytest.mark.parametrize(
     ("classes", "label", "told"),
     [
-        (2, "2", "pairs.tsv:3 has the label 2, wanted a whole number from 0 to 1"),
-        (2, ".7", "has the label 0.7, wanted a whole number"),
-        (1, "-3", "has the label -3, wanted a number of 0 or more"),
-        (0, "inf", "has the label inf, wanted a finite number"),
+        (2, "2", "pairs.tsv:3 has the label 2, expected a whole number from 0 to 1"),
+        (2, ".7", "has the label 0.7, expected a whole number"),
+        (1, "-3", "has the label -3, expected a number of 0 or more"),
+        (0, "inf", "has the label inf, expected a finite number"),
     ],
 )
 def test_labels_that_no_loss_takes_are_named(tmp_path, classes, label, told):
@@ -40,7 +40,7 @@ def test_labels_that_no_loss_takes_are_named(tmp_path, classes, label, told):
 def test_a_label_that_is_none_in_the_first_row_is_named(tmp_path, classes):
     """Pairs with labels are never taken for matching ones."""
     path = pairs(tmp_path, "gold", "1", "0")
-    with pytest.raises(RequestError, match="1 has the label 'gold', wanted a number"):
+    with pytest.raises(RequestError, match="1 has the label 'gold', expected a number"):
         read_pairs(path, classes, "raise")
     kept, labels = read_pairs(path, classes, "skip")
     assert len(kept) == 2 and labels.tolist() == [1, 0]

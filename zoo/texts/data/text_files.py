@@ -23,7 +23,7 @@ TEXTS = ("text", "sentence", "content", "body", "sentence1", "text1", "query", "
 OTHERS = ("sentence2", "text2", "passage", "document", "answer", "positive", "hypothesis", "text", "content", "body")
 LABELS = ("score", "label", "similarity", "relevance")
 COLUMNS = frozenset((*TEXTS, *OTHERS, *LABELS))
-WANTED = "wanted text, a line each, or .csv, .tsv, .jsonl (also .gz) or .parquet"
+EXPECTED = "expected text, a line each, or .csv, .tsv, .jsonl (also .gz) or .parquet"
 NOT_UTF8, EMPTY, NO_VALUE = "is not UTF-8", "is empty", "has no value"
 HALF = "holds half a surrogate pair"  # which no UTF-8 has: JSON's escapes can write it
 SHOWN = 5  # faults that are named
@@ -38,7 +38,7 @@ class Item(NamedTuple):
 
 
 class NoColumnsError(RequestError):
-    """A table has not the columns that are wanted."""
+    """A table lacks the requested columns."""
 
 
 class Faults(collections.Counter[str]):
@@ -55,14 +55,14 @@ def suffix(name: str) -> str:
     return Path(name.lower().removesuffix(".gz")).suffix
 
 
-def narrow(found: int, wanted: int) -> str:
+def narrow(found: int, expected: int) -> str:
     """Returns the beginning of the message for a row with too few columns.
 
     Args:
         found: Number of columns of the row.
-        wanted: Expected number of columns.
+        expected: Expected number of columns.
     """
-    return f"has {found} columns, wanted {wanted}"
+    return f"has {found} columns, expected {expected}"
 
 
 def items(data: Any, count: int, columns: Sequence[str] = (), extra: int = 0) -> Iterator[Item]:
@@ -87,11 +87,13 @@ def items(data: Any, count: int, columns: Sequence[str] = (), extra: int = 0) ->
             yield from _of_file(name, width, columns)
         return
     if isinstance(data, bytes) or not isinstance(data, Iterable):
-        raise RequestError(f"found {type(data).__name__}; wanted files, or a list of texts")
+        raise RequestError(f"found {type(data).__name__}; expected files, or a list of texts")
     for number, each in enumerate(data, 1):
         row = (each,) if isinstance(each, str) else tuple(each) if isinstance(each, list | tuple) else ()
         if len(row) < width or not all(isinstance(part, str) for part in row[:count]):
-            raise RequestError(f"text {number} is {each!r:.60}; wanted {'text' if width == 1 else f'{width} columns'}")
+            raise RequestError(
+                f"text {number} is {each!r:.60}; expected {'text' if width == 1 else f'{width} columns'}"
+            )
         yield _item(f"text {number}", [str(part) for part in row[:width]], count)
 
 
@@ -99,7 +101,7 @@ def _are_files(data: Sequence[Any], width: int) -> bool:
     """Whether a list is of files: paths, or strings that name some. Raises RequestError where only part of it is."""
     if any(isinstance(each, os.PathLike) for each in data):  # what does not exist is a fault of its own
         if other := [each for each in data if not isinstance(each, os.PathLike) and each != STDIN]:
-            raise RequestError(f"found files and {other[0]!r:.200} in one list; wanted files, or texts")
+            raise RequestError(f"found files and {other[0]!r:.200} in one list; expected files, or texts")
         return True
     strings = [each for each in data if isinstance(each, str)]
     if width > 1:  # a row of texts is no string
@@ -107,7 +109,7 @@ def _are_files(data: Sequence[Any], width: int) -> bool:
     found = [each for each in strings if each == STDIN or _is_file(each)]
     if found and len(found) < len(data):
         other = next(each for each in data if each not in found)
-        raise RequestError(f"found files and {other!r:.200}, which is none, in one list; wanted files, or texts")
+        raise RequestError(f"found files and {other!r:.200}, which is none, in one list; expected files, or texts")
     return bool(found)
 
 
@@ -130,11 +132,11 @@ def _item(where: str, texts: Sequence[str], count: int) -> Item:
 
 def _of_file(name: str, width: int, columns: Sequence[str]) -> Iterator[Item]:
     if name != STDIN and not _is_file(name):
-        raise RequestError(f"found no file {name}; {WANTED}")
+        raise RequestError(f"found no file {name}; {EXPECTED}")
     kind = suffix(name)
     if name == STDIN or kind not in TABLES:
         if columns:
-            raise RequestError(f"{name} is text, which has no columns; leave {', '.join(columns)} out, or {WANTED}")
+            raise RequestError(f"{name} is text, which has no columns; leave {', '.join(columns)} out, or {EXPECTED}")
         yield from _of_lines(name, width)
     elif kind == ".parquet":
         yield from _of_parquet(name, width, columns)
@@ -233,12 +235,12 @@ def _places(
     """Where in the header the columns stand. texts: those that hold text; None: all. Raises RequestError where they do
     not.
     """
-    wanted = list(columns) or _usual(header, width, header if texts is None else texts)
-    if len(wanted) != width or any(each not in header for each in wanted):
+    names = list(columns) or _usual(header, width, header if texts is None else texts)
+    if len(names) != width or any(each not in header for each in names):
         raise NoColumnsError(
             f"{name} has the columns {', '.join(header) or 'none'}; name {width} of them with --column"
         )
-    return [list(header).index(each) for each in wanted]
+    return [list(header).index(each) for each in names]
 
 
 def _usual(header: Sequence[str], width: int, texts: Sequence[str]) -> list[str]:
@@ -253,7 +255,7 @@ def _usual(header: Sequence[str], width: int, texts: Sequence[str]) -> list[str]
 
 
 def _of_json(name: str, width: int, columns: Sequence[str]) -> Iterator[Item]:
-    wanted: list[str] = list(columns)
+    names: list[str] = list(columns)
     for number, text in enumerate(read_lines(name), 1):
         where = f"{name}, line {number}"
         if text is None or not text.strip():
@@ -266,10 +268,10 @@ def _of_json(name: str, width: int, columns: Sequence[str]) -> Iterator[Item]:
         if not isinstance(row, dict):
             yield Item(where, ("",) * width, "is no JSON object")
             continue
-        if number == 1 or not wanted:
+        if number == 1 or not names:
             header, strings = list(row), [key for key, value in row.items() if isinstance(value, str)]
-            wanted = [header[at] for at in _places(name, header, columns, width, strings)]
-        values = [row.get(each) for each in wanted]
+            names = [header[at] for at in _places(name, header, columns, width, strings)]
+        values = [row.get(each) for each in names]
         yield _valued(where, values, width)
 
 
@@ -282,10 +284,10 @@ def _of_parquet(name: str, width: int, columns: Sequence[str]) -> Iterator[Item]
             header = file.schema_arrow.names
             kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary)
             strings = [each.name for each in file.schema_arrow if any(kind(each.type) for kind in kinds)]
-            wanted = [header[at] for at in _places(name, header, columns, width, strings)]
+            names = [header[at] for at in _places(name, header, columns, width, strings)]
             number = 0
-            for batch in file.iter_batches(batch_size=1024, columns=list(dict.fromkeys(wanted))):
-                rows = [batch.column(each).to_pylist() for each in wanted]
+            for batch in file.iter_batches(batch_size=1024, columns=list(dict.fromkeys(names))):
+                rows = [batch.column(each).to_pylist() for each in names]
                 for values in zip(*rows, strict=True):
                     number += 1
                     yield _valued(f"{name}, row {number}", list(values), width)
@@ -298,5 +300,5 @@ def _valued(where: str, values: Sequence[Any], width: int) -> Item:
     if any(each is None for each in values):
         return Item(where, ("",) * width, NO_VALUE)
     if wrong := next((each for each in values[:2] if not isinstance(each, str | int | float)), None):
-        return Item(where, ("",) * width, f"holds {type(wrong).__name__}, wanted text")
+        return Item(where, ("",) * width, f"holds {type(wrong).__name__}, expected text")
     return _item(where, [str(each) for each in values], min(width, 2))

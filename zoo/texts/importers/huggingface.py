@@ -138,7 +138,7 @@ def features_of(
         return next((config[key] for key in keys if config.get(key) is not None), default)
 
     if config.get("position_embedding_type", "absolute") != "absolute":
-        raise RequestError(f"its positions are {config['position_embedding_type']}; wanted absolute ones")
+        raise RequestError(f"its positions are {config['position_embedding_type']}; expected absolute ones")
     activation = str(number("hidden_act", "activation", default="gelu"))
     if activation not in ACTIVATIONS:
         raise RequestError(f"its activation is {activation}; known are {', '.join(ACTIVATIONS)}")
@@ -216,7 +216,7 @@ def _pooling(path: Path, modules: list[tuple[str, str]], told: str, prompted: bo
     if prompted and about.get("include_prompt") is False:
         raise RequestError(
             f"its pooling leaves prompts out (include_prompt in {folder}/{CONFIG}), and it has prompts ({SAID}); "
-            "wanted a pooling of all tokens, or no prompts"
+            "expected a pooling of all tokens, or no prompts"
         )
     if told:
         return told, normalize
@@ -228,7 +228,7 @@ def _pooling(path: Path, modules: list[tuple[str, str]], told: str, prompted: bo
     modes = [mode] if mode else [key.removeprefix("pooling_mode_") for key, each in about.items() if each is True]
     found = [MODES.get(str(each), str(each)) for each in modes if each != "include_prompt"]
     if len(found) != 1 or found[0] not in POOLINGS:
-        raise RequestError(f"its pooling is {' and '.join(found) or 'none'}; wanted one of {', '.join(POOLINGS)}")
+        raise RequestError(f"its pooling is {' and '.join(found) or 'none'}; expected one of {', '.join(POOLINGS)}")
     return found[0], normalize
 
 

@@ -49,7 +49,7 @@ class Form:
             for key in ("layers", "width", "heads", "hidden", "vocabulary", "positions", "types")
         }
         if wrong := [key for key, each in sizes.items() if type(each) is not int or each < (key != "types")]:
-            raise RequestError(f"a network has {wrong[0]} {sizes[wrong[0]]!r}; wanted a whole number above 0")
+            raise RequestError(f"a network has {wrong[0]} {sizes[wrong[0]]!r}; expected a whole number above 0")
         if self.width % self.heads:
             raise RequestError(f"a network of width {self.width} cannot have {self.heads} heads")
         if self.activation not in ACTIVATIONS or self.pooling not in POOLINGS:

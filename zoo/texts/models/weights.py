@@ -127,7 +127,7 @@ def shared_names(form: Form, tensors: Mapping[str, Floats], source: Path) -> dic
         if array is None:
             faults.append(f"no {theirs}")
         elif array.shape != shape:
-            faults.append(f"{theirs} {list(array.shape)}, wanted {list(shape)}")
+            faults.append(f"{theirs} {list(array.shape)}, expected {list(shape)}")
         else:
             found[ours] = array
 

@@ -82,7 +82,7 @@ def train(
     columns = [each for each in config.columns.split(",") if each]
     pairs, labels = read_pairs(data, form.labels, on_error, columns)
     if len(pairs) < config.batch_size:
-        raise RequestError(f"found {len(pairs)} pairs, wanted at least the {config.batch_size} of a batch")
+        raise RequestError(f"found {len(pairs)} pairs, expected at least the {config.batch_size} of a batch")
     longest = min(config.max_length or features["max_length"], features["max_length"])
     tokenizer = Tokenizer(start_from / tokens.FILE, form.vocabulary, longest, bool(features.get("lower")))
     run = {
@@ -128,7 +128,7 @@ def read_pairs(
                     try:
                         labels.append(float(each.texts[2]))
                     except ValueError:
-                        fault = f"has the label {each.texts[2]!r:.40}, wanted a number"
+                        fault = f"has the label {each.texts[2]!r:.40}, expected a number"
                     else:
                         fault = _label_fault(labels[-1], classes)
                     if fault:
@@ -146,9 +146,9 @@ def read_pairs(
             if not extra or classes or columns:
                 raise
     if not pairs:
-        wanted = "two texts and a number" if classes else "two texts, or two and a number"
+        expected = "two texts and a number" if classes else "two texts, or two and a number"
         raise RequestError(
-            f"found no pairs in {text_files.named(data)}{f' ({first})' if first else ''}; wanted {wanted} a row"
+            f"found no pairs in {text_files.named(data)}{f' ({first})' if first else ''}; expected {expected} a row"
         )
     return pairs, np.array(labels, np.float32) if labels else None
 
@@ -156,10 +156,10 @@ def read_pairs(
 def _label_fault(label: float, classes: int) -> str:
     if classes > 1:
         whole = label.is_integer() and 0 <= label < classes
-        return "" if whole else f"has the label {label:g}, wanted a whole number from 0 to {classes - 1}"
+        return "" if whole else f"has the label {label:g}, expected a whole number from 0 to {classes - 1}"
     if classes and label < 0:
-        return f"has the label {label:g}, wanted a number of 0 or more"
-    return "" if math.isfinite(label) else f"has the label {label:g}, wanted a finite number"
+        return f"has the label {label:g}, expected a number of 0 or more"
+    return "" if math.isfinite(label) else f"has the label {label:g}, expected a finite number"
 
 
 def _digest(pairs: Pairs, labels: Any) -> str:

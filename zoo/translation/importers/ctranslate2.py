@@ -309,8 +309,8 @@ class _Reader:
         if found is None:
             self.faults.append(f"{name} is missing")
         elif found.shape != shape:
-            sizes, wanted = (" x ".join(map(str, each)) for each in (found.shape, shape))
-            self.faults.append(f"{name} is {sizes}, expected {wanted}")
+            sizes, expected = (" x ".join(map(str, each)) for each in (found.shape, shape))
+            self.faults.append(f"{name} is {sizes}, expected {expected}")
         elif not np.isfinite(found).all():
             self.faults.append(f"{name} holds NaN or infinity")
         else:

@@ -245,8 +245,8 @@ class _Reader(VocabularyFolder):
                 found: NDArray[np.float32] = tensors[name].detach().float().numpy()
                 fits = len(shape) == found.ndim and all(a in (-1, b) for a, b in zip(shape, found.shape, strict=True))
                 if not fits:
-                    wanted = " x ".join("?" if size < 0 else str(size) for size in shape)
-                    self.faults.append(f"{name} is {' x '.join(map(str, found.shape))}, expected {wanted}")
+                    expected = " x ".join("?" if size < 0 else str(size) for size in shape)
+                    self.faults.append(f"{name} is {' x '.join(map(str, found.shape))}, expected {expected}")
                     break
                 if not np.isfinite(found).all():
                     self.faults.append(f"{name} holds NaN or infinity")

@@ -133,12 +133,12 @@ class _Reader(Folder):
     def _form(self) -> tuple[ModelConfig, bool]:
         """The form, and whether layers normalize before. What is not supported becomes a fault by its option's name."""
         autoregression = self._option("transformer-decoder-autoreg", "self-attention")
-        wanted = dict(SUPPORTED)
+        supported = dict(SUPPORTED)
         if autoregression == "rnn":
-            wanted["dec-cell"] = ("ssru",)
+            supported["dec-cell"] = ("ssru",)
         if autoregression == "average-attention":
-            wanted |= SUPPORTED_AVERAGE
-        for name, values in wanted.items():
+            supported |= SUPPORTED_AVERAGE
+        for name, values in supported.items():
             found = self._option(name, values[0])
             if found not in values:
                 self.faults.append(f"{name}: {found} is not supported, expected {' or '.join(values)}")
@@ -290,8 +290,8 @@ class _Reader(Folder):
         while values.ndim > len(shape) and len(values) == 1:
             values = values[0]
         if values.shape != shape:
-            sizes, wanted = (" x ".join(map(str, each)) for each in (found.values.shape, shape))
-            self.faults.append(f"{name} is {sizes}, expected {wanted}")
+            sizes, expected = (" x ".join(map(str, each)) for each in (found.values.shape, shape))
+            self.faults.append(f"{name} is {sizes}, expected {expected}")
             return Tensor(np.zeros(shape, np.float32))
         if not np.isfinite(values).all():
             self.faults.append(f"{name} holds NaN or infinity")

@@ -182,8 +182,8 @@ def _keep(
         temporary.write_bytes(text.vocabulary.content)
     with replacing(output / STATE) as temporary:
         torch.save({**record, "history": list(history), **trainer.state()}, temporary)
-    wanted = {weights_after(output, epoch) for epochs in groups(history, config.average).values() for epoch in epochs}
-    for path in set((output / "checkpoint").glob("epoch-*.pt")) - wanted:
+    kept = {weights_after(output, epoch) for epochs in groups(history, config.average).values() for epoch in epochs}
+    for path in set((output / "checkpoint").glob("epoch-*.pt")) - kept:
         path.unlink()
 
 

@@ -185,12 +185,12 @@ class Trainer:
             kept = (labels.flatten() != PAD).nonzero()[:, 0]
             soft = F.cross_entropy(logits[kept].float(), taught[kept].float().softmax(1), reduction="sum")
             loss = (1 - self.config.soft) * loss + self.config.soft * soft
-            for own, wanted in zip(own_layers or (), layers or (), strict=True):
-                own, wanted = (each.flatten(0, 1)[kept].float() for each in (own, wanted))
-                loss = loss + self.config.hints * len(kept) * l2(own, wanted)
-            for own, wanted in zip(own_maps[::-1], maps[::-1], strict=False):
-                own, wanted = (each.float().mean(1).flatten(0, 1)[kept] for each in (own, wanted))
-                loss = loss + self.config.attention * len(kept) * l2(own, wanted)
+            for own, expected in zip(own_layers or (), layers or (), strict=True):
+                own, expected = (each.flatten(0, 1)[kept].float() for each in (own, expected))
+                loss = loss + self.config.hints * len(kept) * l2(own, expected)
+            for own, expected in zip(own_maps[::-1], maps[::-1], strict=False):
+                own, expected = (each.float().mean(1).flatten(0, 1)[kept] for each in (own, expected))
+                loss = loss + self.config.attention * len(kept) * l2(own, expected)
         return loss, plain, sum(len(pair[1]) for pair in pairs)
 
     def step(self, data: Corpus, batch: NDArray[np.int64], epoch_steps: int) -> tuple[float, int]:

@@ -17,14 +17,14 @@ RUNNING_MEAN = "expected a Scan of cell (t - 1) / t + value / t over the tokens,
 class GraphScans(GraphValues):
     """Finds the inputs of recurrent decoder layers."""
 
-    def scan_inputs(self, value: ir.Value, scan: ir.Node, cells: ir.Value, wanted: str) -> tuple[ir.Value, ir.Value]:
+    def scan_inputs(self, value: ir.Value, scan: ir.Node, cells: ir.Value, expected: str) -> tuple[ir.Value, ir.Value]:
         """Matches a Scan of cell_t = keep_t cell_(t-1) + added_t over the tokens, from zeros on.
 
         Args:
             value: The value that is mapped; refused for another Scan.
             scan: The operator.
             cells: Its output with all cells.
-            wanted: What the message says was expected.
+            expected: What the message says was expected.
 
         Returns:
             keep and added.
@@ -33,9 +33,9 @@ class GraphScans(GraphValues):
         axes = [scan.attributes.get_ints(f"scan_{side}_axes", [0]) for side in ("input", "output")]
         backward = [scan.attributes.get_ints(f"scan_{side}_directions", []) for side in ("input", "output")]
         if len(scan.inputs) != 3 or cells is not outputs[-1] or len(outputs) != 2 or {1} != {*axes[0], *axes[1]}:
-            self.refuse(value, wanted)
+            self.refuse(value, expected)
         if any(map(any, backward)) or self.evaluate(value, scan.inputs[0]).any():
-            self.refuse(value, wanted)
+            self.refuse(value, expected)
         cell, *scanned = body.inputs
         after = [self.skip_qdq(output) for output in body.outputs]
         orders = [
@@ -44,7 +44,7 @@ class GraphScans(GraphValues):
             if after[0] is after[1] and _is_sum_of_product(after[0], cell, scanned[kept], scanned[added])
         ]
         if len(orders) != 1:
-            self.refuse(value, wanted)
+            self.refuse(value, expected)
         keep, added = (self.skip_qdq(scan.inputs[1 + at]) for at in orders[0])
         return keep, added
 
@@ -106,10 +106,10 @@ class GraphScans(GraphValues):
                         return self.skip_qdq(source)
         self.refuse(value, RUNNING_MEAN)
 
-    def _is_by_position(self, value: ir.Value | None, wanted: Array) -> bool:
+    def _is_by_position(self, value: ir.Value | None, expected: Array) -> bool:
         """Whether `value` has these numbers for the first `PROBE` positions, a row of one column each."""
         rows = None if value is None or not self.depends_on_tokens_alone(value) else self.evaluate(value, value)
-        return rows is not None and rows.size == PROBE and np.allclose(rows.ravel(), wanted, rtol=1e-6)
+        return rows is not None and rows.size == PROBE and np.allclose(rows.ravel(), expected, rtol=1e-6)
 
     def gate_parts(self, value: ir.Value) -> tuple[ir.Value, LinearLayer] | None:
         """Matches a `Gate`.

@@ -279,26 +279,26 @@ class GraphValues:
             return self.constant(value) is not None
         return True
 
-    def evaluate(self, value: ir.Value, wanted: ir.Value | None, length: int = PROBE, token: int = 0) -> Array:
+    def evaluate(self, value: ir.Value, result: ir.Value | None, length: int = PROBE, token: int = 0) -> Array:
         """Computes a value for one sentence that repeats a token, in source and target alike.
 
         Args:
-            value: The value that is mapped; refused where `wanted` depends on more than the tokens.
-            wanted: The value to compute.
+            value: The value that is mapped; refused where `result` depends on more than the tokens.
+            result: The value to compute.
             length: Number of tokens.
             token: Selects the token.
 
         Returns:
             The array.
         """
-        assert wanted is not None
-        if (array := self.constant(wanted)) is not None:
+        assert result is not None
+        if (array := self.constant(result)) is not None:
             return array
         inputs = {value.name for value in self.model.graph.inputs}
         try:
-            part = edit.extract(self.model, [name for name in self.names if name in inputs], [str(wanted.name)])
+            part = edit.extract(self.model, [name for name in self.names if name in inputs], [str(result.name)])
         except RequestError:
-            self.refuse(value, f"{wanted.name} depends on more than the tokens")
+            self.refuse(value, f"{result.name} depends on more than the tokens")
         feed = {
             str(x.name): self.probe(str(x.name), length, token).astype(ir.DataType(x.dtype or 7).numpy())
             for x in part.graph.inputs
