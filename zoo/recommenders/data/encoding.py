@@ -195,6 +195,11 @@ class Encoding:
         return tuple(found)
 
     @cached_property
+    def line_parsers(self) -> dict[bool, Any]:
+        """Native parsers of rows without a header, by whether rows begin with a label; filled by `line_reader`."""
+        return {}
+
+    @cached_property
     def numbers(self) -> tuple[Column, ...]:
         """The columns of numbers."""
         return self.schema.of("number")

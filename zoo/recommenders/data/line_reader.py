@@ -140,7 +140,6 @@ class _Reader:
         self.labelled = labelled  # None: unknown before the first row
         self.seen = self.given = 0  # rows met, and those in front of the ones that wait in the room
         self.room = Room(batch_rows, encoding.shape, partial(scale_left, encoding))
-        self._parsers: dict[bool, Any] = {}
 
     @property
     def width(self) -> int:
@@ -221,7 +220,8 @@ class _Reader:
 
     def _parser(self, labelled: bool) -> Any:
         """The native parser of rows with or without a label; None where there is none."""
-        if labelled not in self._parsers:
+        parsers = self.encoding.line_parsers
+        if labelled not in parsers:
             native = extension.native()
             parser = None
             if native is not None:
@@ -230,8 +230,8 @@ class _Reader:
                     parser.real(0, "label")
                 if not add_columns(parser, self.encoding, {name: at + labelled for name, at in self.places.items()}):
                     parser = None
-            self._parsers[labelled] = parser
-        return self._parsers[labelled]
+            parsers[labelled] = parser
+        return parsers[labelled]
 
     def all(self, pieces: Iterable[Rows]) -> Iterator[Rows]:
         """Yields the same rows, then the buffered rows."""
