@@ -125,17 +125,18 @@ def schema_of(preprocessing: Any) -> Schema:
 
 def _plain(value: Mapping[str, Any]) -> Schema:
     for key, expected in PLAIN.items():
-        _require(value[key] == expected, f"found {key} {value[key]!r}, wanted {expected!r}")
+        _require(value[key] == expected, f"found {key} {value[key]!r}, expected {expected!r}")
     counts = [value[key] for key in ("numeric", "categorical", "buckets")]
     _require(all(type(each) is int and 1 <= each < 2**31 for each in counts), f"found sizes {counts}")
     numeric, categorical, buckets = counts
     bounds = [[float(x) for x in value[key]] for key in ("lo", "hi", "fill")]
-    _require(all(len(each) == numeric for each in bounds), f"wanted lo, hi and fill of {numeric} numbers")
+    _require(all(len(each) == numeric for each in bounds), f"expected lo, hi and fill of {numeric} numbers")
     columns = []
     for at, (low, high, fill) in enumerate(zip(*bounds, strict=True)):
         sound = 0 <= low <= high < math.inf and 0 <= fill <= 1
         _require(
-            sound, f"found {low} to {high}, filled by {fill}, in number {at + 1}; wanted 0 <= lo <= hi and a fill to 1"
+            sound,
+            f"found {low} to {high}, filled by {fill}, in number {at + 1}; expected 0 <= lo <= hi and a fill to 1",
         )
         columns.append(logarithm(f"I{at + 1}", low, high, fill))
     categories = [category(f"C{at + 1}", buckets) for at in range(categorical)]
@@ -143,16 +144,16 @@ def _plain(value: Mapping[str, Any]) -> Schema:
 
 
 def _mapped(value: Mapping[str, Any]) -> Schema:
-    _require(value["hash"] == MAPPED, f"found hash {value['hash']!r}, wanted {MAPPED!r}")
+    _require(value["hash"] == MAPPED, f"found hash {value['hash']!r}, expected {MAPPED!r}")
     names, fills = value["numeric_columns"], [float(each) for each in value["fill"]]
     fields, buckets = value["categorical_columns"], value["buckets"]
     _require(
         len(names) == len(fills) and len(fields) == len(buckets) > 0,
-        "wanted a fill for every number, and buckets for every category",
+        "expected a fill for every number, and buckets for every category",
     )
-    _require(all(isinstance(each, str) for each in (*names, *fields)), "wanted texts as names of columns")
+    _require(all(isinstance(each, str) for each in (*names, *fields)), "expected texts as names of columns")
     _require(all(type(each) is int and 1 <= each < 2**31 - 1 for each in buckets), f"found buckets {buckets}")
-    _require(all(map(math.isfinite, fills)), f"found fill {fills}, wanted finite numbers")
+    _require(all(map(math.isfinite, fills)), f"found fill {fills}, expected finite numbers")
     return mapped_schema(
         names,
         fills,
@@ -190,7 +191,7 @@ def mapped_schema(
         _require(type(place) is int and 0 <= place < len(names), f"found a number of column {place!r}")
         _require(math.isfinite(low) and math.isfinite(high) and low <= high, f"found a number from {low!r} to {high!r}")
         sound = all(each[0] in STEPS and len(each) == 1 + (each[0] in WITH_CONSTANT) for each in steps)
-        _require(sound, f"found the steps {steps}, wanted names of {', '.join(STEPS)} with their constants")
+        _require(sound, f"found the steps {steps}, expected names of {', '.join(STEPS)} with their constants")
         known = of.setdefault(place, [])
         name = names[place] if not known else _free(f"{names[place]}.{len(known) + 1}", taken)
         encoding = {

@@ -179,7 +179,9 @@ class ClickPipeline(GraphPipeline):
             and ((ids < 0) | (ids > last)).any()
         ):
             row, column = np.argwhere((ids < 0) | (ids > last))[0].tolist()
-            raise RequestError(f"found id {ids[row, column]} in row {row}, column {column}; wanted 0 to {last[column]}")
+            raise RequestError(
+                f"found id {ids[row, column]} in row {row}, column {column}; expected 0 to {last[column]}"
+            )
 
     def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
         """[{"probability": of a click, "click": whether that is at least 0.5}, ...], one per row."""

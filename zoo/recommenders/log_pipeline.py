@@ -70,7 +70,7 @@ class LogPipeline(ClickPipeline):
         """
         if self.headerless:
             if not stream.read(1):
-                raise RequestError("found it empty, wanted at least one row")
+                raise RequestError("found it empty, expected at least one row")
             return TextForm()
         log = open_log(io.BytesIO(stream.readline()))
         return (

@@ -66,7 +66,7 @@ def click_program(node: ir.Node) -> ClickProgram:
     program.
     """
     if (node.domain, node.op_type) != (DOMAIN, PROGRAM):
-        raise RequestError(f"the operator {node.name or '?'} is {node.op_type}; wanted {PROGRAM} of {DOMAIN}")
+        raise RequestError(f"the operator {node.name or '?'} is {node.op_type}; expected {PROGRAM} of {DOMAIN}")
     try:
         arrays = [query.constant(each) for each in node.inputs[3:]]
         if any(each is None for each in arrays):

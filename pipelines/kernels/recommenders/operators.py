@@ -38,7 +38,7 @@ class LinearLayer:
     def __post_init__(self) -> None:
         if self.weight.ndim != 2 or not self.weight.size:
             raise RequestError(
-                f"a linear layer has weights of shape {list(self.weight.shape)}; wanted [inputs, outputs]"
+                f"a linear layer has weights of shape {list(self.weight.shape)}; expected [inputs, outputs]"
             )
         outputs = self.weight.shape[1]
         for name, dtype, shape in (
@@ -49,7 +49,7 @@ class LinearLayer:
             require("a linear layer", name, getattr(self, name), dtype, shape)
         if not 0 <= self.low <= 255 or not 0 <= (self.zero_point or 0) <= 255:
             raise RequestError(
-                f"a linear layer has zero point {self.zero_point} and lower bound {self.low}; wanted 0 to 255"
+                f"a linear layer has zero point {self.zero_point} and lower bound {self.low}; expected 0 to 255"
             )
         reach = 255 * np.abs(self.weight.astype(np.int64)).sum(axis=0) + np.abs(self.bias.astype(np.int64))
         results = np.abs(self.scale.astype(np.float64)) * reach

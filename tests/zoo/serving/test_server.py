@@ -172,7 +172,7 @@ GOOD = (
     ("path", "body", "headers", "status", "says"),
     [
         (RUN, b"", {}, 400, "at least one row"),
-        (RUN, b"a\tb", {}, 400, "found 2 columns, wanted 40"),
+        (RUN, b"a\tb", {}, 400, "found 2 columns, expected 40"),
         (RUN, b"\xff\x00\n\n", {}, 400, "found 1 column"),
         (RUN, b"[1]", {"content_type": JSON}, 400, "must be"),
         (RUN, b"{", {"content_type": JSON}, 400, "no JSON"),

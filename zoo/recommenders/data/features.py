@@ -104,7 +104,7 @@ class Features(Encoding):
                 faulty; a column is missing, the input has no row, or `on_error` is unknown.
         """
         if on_error not in ("raise", "skip"):
-            raise RequestError(f"found on_error {on_error!r}, wanted raise or skip")
+            raise RequestError(f"found on_error {on_error!r}, expected raise or skip")
         log = None if on_error == "raise" else ErrorLog() if errors is None else errors
         if not self.schema.header:
             options: Any = {"batch_rows": batch_rows, "errors": log, "seconds": seconds, "with_label": with_label}
@@ -140,9 +140,9 @@ class Features(Encoding):
         Raises:
             RequestError: Columns are missing.
         """
-        wanted = [each.name for each in self.schema.of(*FEATURES) if tower in ("", each.tower)]
-        wanted += [each.name for each in self.schema.of("label", "weight") if labelled]
-        if missing := [name for name in wanted if name not in log.columns]:
+        required = [each.name for each in self.schema.of(*FEATURES) if tower in ("", each.tower)]
+        required += [each.name for each in self.schema.of("label", "weight") if labelled]
+        if missing := [name for name in required if name not in log.columns]:
             raise RequestError(
                 f"{log.path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; found "
                 f"{', '.join(log.columns)[:200]}"
@@ -241,11 +241,11 @@ def _report(
     faults: list[tuple[int, str]], columns: Mapping[str, pa.Array], schema: Schema, name: str, errors: ErrorLog | None
 ) -> None:
     """Count rows left out. Raises RequestError for the first where none may be."""
-    wanted = {"label": "0 or 1", "weight": "0 or more"}
+    expected = {"label": "0 or 1", "weight": "0 or more"}
     for row, kind in faults:
         (column,) = schema.of(kind)
         text = columns[column.name][row].as_py()
-        message = f"{name}: found the {kind} {column.name} {text!r}, wanted {wanted[kind]}"
+        message = f"{name}: found the {kind} {column.name} {text!r}, expected {expected[kind]}"
         if errors is None:
             raise RequestError(f"{message}; {REGRESSION}" if kind == "label" else message)
         errors.add(kind, message)

@@ -87,7 +87,7 @@ def buckets_of(hashes: Hashes, buckets: int | Sequence[int]) -> npt.NDArray[np.i
     """
     divisor = np.array(buckets, np.int64)
     if not ((divisor > 0) & (divisor < 2**31)).all():
-        raise ValueError(f"found {buckets} hash buckets, wanted 1 to {2**31 - 1}")
+        raise ValueError(f"found {buckets} hash buckets, expected 1 to {2**31 - 1}")
     unsigned = divisor.astype(np.uint64)
     found = (hashes - hashes // unsigned * unsigned).astype(np.int32)  # numpy's % is not vectorized, its // is
     return found if isinstance(buckets, int) else np.where(hashes == _K2, divisor.astype(np.int32), found)
@@ -110,7 +110,7 @@ def hash_buckets(strings: Any, buckets: int | Sequence[int]) -> npt.NDArray[np.i
     """
     large = pa.types.is_large_binary(strings.type) or pa.types.is_large_string(strings.type)
     if not (large or pa.types.is_binary(strings.type) or pa.types.is_string(strings.type)):
-        raise TypeError(f"found a pyarrow array of {strings.type}, wanted binary or string")
+        raise TypeError(f"found a pyarrow array of {strings.type}, expected binary or string")
     count = len(strings)
     if not count:  # such an array may have no buffers at all
         return np.zeros(0, np.int32)

@@ -72,7 +72,7 @@ def read_lines(
         ZooError: The hub fails while it is read.
     """
     if batch_rows < 1:
-        raise RequestError(f"found {batch_rows} rows a batch, wanted at least 1")
+        raise RequestError(f"found {batch_rows} rows a batch, expected at least 1")
     reader = _Reader(encoding, errors, defaultdict(float) if seconds is None else seconds, with_label, batch_rows)
     if isinstance(sources, io.BytesIO):
         return _batches(reader.all(reader.whole(sources.getvalue())), batch_rows, errors)
@@ -81,9 +81,9 @@ def read_lines(
     if isinstance(sources, str | bytes | os.PathLike):
         sources = [sources]
     if not isinstance(sources, list | tuple | np.ndarray):
-        raise RequestError(f"found {type(sources).__name__} as input, wanted paths or a list of rows")
+        raise RequestError(f"found {type(sources).__name__} as input, expected paths or a list of rows")
     if not len(sources):
-        raise RequestError("found no input, wanted at least one file or row")
+        raise RequestError("found no input, expected at least one file or row")
     if _is_row(sources[0]):
         return _batches(reader.all(reader.memory(sources)), batch_rows, errors)
     try:  # a missing file is found before the first one is read
@@ -120,7 +120,7 @@ class _Piece:
     before: int  # rows of the source in front of these
     count: int
     complete: Ints  # those of them that have the right number of columns
-    faults: list[tuple[int, str, str]]  # row, kind, what was found and wanted
+    faults: list[tuple[int, str, str]]  # row, kind, what was found and expected
 
 
 class _Reader:
@@ -199,7 +199,7 @@ class _Reader:
             columns, labelled = row_sources.choose_columns(name, table.column_names, kinds)
             if self.labelled not in (None, labelled):
                 raise RequestError(
-                    f"found {name} {'with' if labelled else 'without'} a label, wanted it like the input before it"
+                    f"found {name} {'with' if labelled else 'without'} a label, expected it like the input before it"
                 )
             self.labelled = labelled
             arrays = {at: row_sources.plain(table[columns[at]].combine_chunks()) for at in self._used()}
@@ -299,11 +299,11 @@ class _Reader:
             self.labelled = bool(counts[first] > fields) if known.size else None
         complete = counts == self.width if self.labelled is not None else np.zeros(counts.shape, np.bool_)
         either = f"{fields + 1} (with label) or {fields} (without)"
-        wanted = f"{self.width}, {'with' if self.labelled else 'without'} a label like the rows before"
+        expected = f"{self.width}, {'with' if self.labelled else 'without'} a label like the rows before"
         faults = []
         for row in np.flatnonzero(~complete).tolist():
             found = "1 column" if counts[row] == 1 else f"{counts[row]} columns"
-            faults.append((row, "columns", f"found {found}, wanted {either if row < first else wanted}"))
+            faults.append((row, "columns", f"found {found}, expected {either if row < first else expected}"))
         return _Piece(name, before, len(counts), np.flatnonzero(complete), faults)
 
     def _cells(self, piece: _Piece, data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> Rows:
@@ -341,9 +341,9 @@ class _Reader:
             column = self.numbers_at[int(np.argmax(bad[row]))]
             found = reprlib.repr(show(row, column))
             if labelled and column == 0:
-                faults.append((int(complete[row]), "label", f"found label {found}, wanted 0 or 1"))
+                faults.append((int(complete[row]), "label", f"found label {found}, expected 0 or 1"))
             else:
-                message = f"found {found} in column {column + 1}, wanted a number or nothing"
+                message = f"found {found} in column {column + 1}, expected a number or nothing"
                 faults.append((int(complete[row]), "number", message))
         for row, kind, message in sorted(faults):
             message = f"{piece.name}:{piece.before + row + 1}: {message}"
@@ -358,7 +358,7 @@ class _Reader:
         self.given = self.seen
         if self.errors is not None and (left_out := self.errors.total) >= max(HOPELESS, BAD_SHARE * self.seen):
             raise RequestError(
-                f"found {left_out:,} unusable among the first {self.seen:,} rows, wanted a log of clicks; "
+                f"found {left_out:,} unusable among the first {self.seen:,} rows, expected a log of clicks; "
                 f"first: {self.errors.messages[0]}"
             )
         count, (_, width, lists) = len(ids), self.encoding.shape
@@ -395,7 +395,7 @@ def _values(row: Any, position: int) -> list[bytes]:
         return row.removesuffix(b"\n").removesuffix(b"\r").split(b"\t")
     if not isinstance(row, Sequence | np.ndarray):
         raise RequestError(
-            f"rows:{position + 1}: found {type(row).__name__}, wanted tab separated text or a sequence of values"
+            f"rows:{position + 1}: found {type(row).__name__}, expected tab separated text or a sequence of values"
         )
     return [_bytes(value) for value in row]
 
@@ -430,7 +430,7 @@ def _numbers(name: str, column: str, array: Any) -> tuple[Floats, npt.NDArray[np
         or pa.types.is_boolean(kind)
         or pa.types.is_decimal(kind)
     ):
-        raise RequestError(f"found {kind} in the column {column} of {name}, wanted numbers")
+        raise RequestError(f"found {kind} in the column {column} of {name}, expected numbers")
     with np.errstate(over="ignore"):
         values = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float32)
     return values, np.isinf(values)
@@ -441,6 +441,6 @@ def _ids(name: str, column: str, array: Any, field: Field) -> npt.NDArray[np.int
     if pa.types.is_integer(array.type):
         array = array.cast(pa.string())
     elif not pa.types.is_large_binary(array.type):
-        raise RequestError(f"found {array.type} in the column {column} of {name}, wanted text or whole numbers")
+        raise RequestError(f"found {array.type} in the column {column} of {name}, expected text or whole numbers")
     empty = pc.equal(pc.binary_length(array), 0).fill_null(True).to_numpy(zero_copy_only=False)
     return np.where(empty, np.int32(field.last), field.ids(array))

@@ -48,7 +48,7 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
 CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 _QUOTED = re.compile(r'"[^"]*("|$)')
 _CRITEO_ROW = re.compile(r"([01]\t)?(-?\d*\t){13}([0-9a-f]{8})?(\t([0-9a-f]{8})?){25}")
-# takes a row left out: its 0-based position in the log, its kind of fault, and what was found and wanted
+# takes a row left out: its 0-based position in the log, its kind of fault, and what was found and expected
 Bad = Callable[[int, str, str], None]
 
 
@@ -141,8 +141,8 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
         try:
             name, kind, place = sources.find(str(source))
         except RequestError:
-            wanted = "a click log: CSV, TSV or JSON lines (plain or .gz), Parquet, a saved data set, - or a hub id"
-            raise RequestError(f"found no file {path}, wanted {wanted}") from None
+            expected = "a click log: CSV, TSV or JSON lines (plain or .gz), Parquet, a saved data set, - or a hub id"
+            raise RequestError(f"found no file {path}, expected {expected}") from None
         names = next(sources.tables(name, kind, place)).column_names
         return _named(Log(name, kind, "", tuple(names), place=place))
     try:
@@ -173,14 +173,14 @@ def _head(name: str | Path, source: Path | io.BytesIO, delimiter: str | None) ->
 
 
 def _unreadable(name: str | Path, error: Exception) -> RequestError:
-    wanted = "CSV, TSV or JSON lines in UTF-8 (plain or .gz), or Parquet"
-    return RequestError(f"{name} cannot be read: {one_line(error)}; wanted {wanted}")
+    expected = "CSV, TSV or JSON lines in UTF-8 (plain or .gz), or Parquet"
+    return RequestError(f"{name} cannot be read: {one_line(error)}; expected {expected}")
 
 
 def _by_head(path: str | Path, line: str, delimiter: str, names: tuple[str, ...], place: bytes | None = None) -> Log:
     """The log of a text, see `open_log` and `_head`."""
     if not line.strip():
-        raise RequestError(f"{path} is empty, or begins with an empty line; wanted a header that names the columns")
+        raise RequestError(f"{path} is empty, or begins with an empty line; expected a header that names the columns")
     if line.lstrip().startswith("{"):
         return _named(Log(path, "jsonl", "", tuple(_object(path, 1, line)), place=place))
     if _CRITEO_ROW.fullmatch(line.rstrip("\r\n")):
@@ -214,7 +214,7 @@ def _in_memory(source: Any) -> pa.Table:
         return pa.table(source)
     except (AttributeError, TypeError, ValueError, pa.ArrowException) as error:
         raise RequestError(
-            f"found {type(source).__name__} as rows ({one_line(error)}); wanted a path, a table or a list of "
+            f"found {type(source).__name__} as rows ({one_line(error)}); expected a path, a table or a list of "
             "{column: value}"
         ) from error
 
@@ -259,11 +259,13 @@ def _named(log: Log) -> Log:
     """`log`, unless its columns have no proper names."""
     twice = [name for name, count in Counter(log.columns).items() if count > 1]
     if twice:
-        raise RequestError(f"{log.path} has the column {twice[0]!r} more than once; wanted a name of its own for each")
+        raise RequestError(
+            f"{log.path} has the column {twice[0]!r} more than once; expected a name of its own for each"
+        )
     numbers = [name for name in log.columns if _is_number(name)]
     if "" in log.columns or (log.kind == "csv" and len(numbers) * 2 > len(log.columns)):
         raise RequestError(
-            f"{log.path} begins with {', '.join(log.columns)[:80]!r}, which names no columns; wanted a header"
+            f"{log.path} begins with {', '.join(log.columns)[:80]!r}, which names no columns; expected a header"
         )
     return log
 
@@ -293,10 +295,10 @@ def _object(path: str | Path, number: int, line: str) -> dict[str, Any]:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise RequestError(
-            f"line {number} of {path} is no JSON ({one_line(error)}); wanted an object a line"
+            f"line {number} of {path} is no JSON ({one_line(error)}); expected an object a line"
         ) from error
     if not isinstance(found, dict):
-        raise RequestError(f"line {number} of {path} is no JSON object; wanted one a line")
+        raise RequestError(f"line {number} of {path} is no JSON object; expected one a line")
     return found
 
 
@@ -324,7 +326,7 @@ def csv_batches(
         if bad is None:
             return "error"
         number = row.number + earlier
-        found = f"found {row.actual_columns} columns, wanted {row.expected_columns}"
+        found = f"found {row.actual_columns} columns, expected {row.expected_columns}"
         bad(number - 1 - log.header, "columns", f"{path} row {number}: {found}")
         return "skip"
 

@@ -280,9 +280,9 @@ def _faults(value: Any) -> list[str]:
     for kind in ("label", "timestamp", "weight"):
         found = [each["name"] for each in sound if each["kind"] == kind]
         if len(found) > 1:
-            faults.append(f"{', '.join(found)}: found {len(found)} columns of kind {kind}, wanted one")
+            faults.append(f"{', '.join(found)}: found {len(found)} columns of kind {kind}, expected one")
     if not errors and not any(each["kind"] in FEATURES for each in sound):
-        faults.append("found no number, category or categories; wanted a column to predict from")
+        faults.append("found no number, category or categories; expected a column to predict from")
     if columns and value.get("header") is False:
         faults += _faults_without_header(sound)
     elif any("source" in each for each in sound):
@@ -327,11 +327,11 @@ def _place(value: Any, path: list[Any]) -> str:
 
 def _column_faults(column: Mapping[str, Any]) -> list[str]:
     kind, encoding = column["kind"], column.get("encoding", {})
-    wanted = {"number": OF_NUMBERS, "category": OF_CATEGORIES, "categories": OF_LISTS}.get(kind, ())
+    expected = {"number": OF_NUMBERS, "category": OF_CATEGORIES, "categories": OF_LISTS}.get(kind, ())
     faults = []
-    if wanted and encoding.get("type") not in wanted:
-        faults.append(f"found the encoding {encoding.get('type', 'none')}, wanted {', '.join(wanted)} for a {kind}")
-    elif wanted:
+    if expected and encoding.get("type") not in expected:
+        faults.append(f"found the encoding {encoding.get('type', 'none')}, expected {', '.join(expected)} for a {kind}")
+    elif expected:
         needs = _NEEDS[encoding["type"]]
         faults += [f"its {encoding['type']} encoding lacks {need!r}" for need in needs if need not in encoding]
         extra = [each for each in encoding if each not in ("type", *needs, _MAY.get((kind, encoding["type"])))]

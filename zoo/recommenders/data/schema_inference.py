@@ -73,7 +73,7 @@ def infer(log: Log, label: str | None = None, on_error: str = "raise") -> Schema
                 seen[name].add(column)
             advance(batch.num_rows)
     if not rows:
-        raise RequestError(f"{log.path} holds no row below its header; wanted a click log")
+        raise RequestError(f"{log.path} holds no row below its header; expected a click log")
     chosen = _label(log, seen, label, skip)
     columns = [_of_tower(_column(each, each.name == chosen)) for each in seen.values()]
     columns = _only("timestamp", columns, lambda each: (bool(_TIME.search(each.name)), each.distinct))
@@ -190,13 +190,13 @@ def _label(log: Log, seen: dict[str, _Seen], asked: str | None, skip: bool) -> s
     first = seen[named[0]]
     if not first.numeric and int(first.distinct) == 2 and not first.missing:
         raise RequestError(
-            f"{log.path}: the label {first.name} holds {_some(first)}; wanted 0 and 1, write those in their place, or "
-            "name another column with --label"
+            f"{log.path}: the label {first.name} holds {_some(first)}; expected 0 and 1, write those in their place, "
+            "or name another column with --label"
         )
     either = first.zeros + first.ones
     no_other = 0 < either == first.count - first.missing
-    wanted = "both of them, in every row" if no_other else f"name their column with --label; {REGRESSION}"
-    raise RequestError(f"{log.path}: the label {first.name} holds {_some(first)}; wanted 0 and 1, {wanted}")
+    expected = "both of them, in every row" if no_other else f"name their column with --label; {REGRESSION}"
+    raise RequestError(f"{log.path}: the label {first.name} holds {_some(first)}; expected 0 and 1, {expected}")
 
 
 def _is_binary(seen: _Seen, skip: bool) -> bool:

@@ -23,7 +23,7 @@ _FILE_NAME = re.compile(r"\.(tsv|txt|csv|gz|parquet)$", re.IGNORECASE)
 def find(source: Any) -> tuple[str, str, Any]:
     """Name, kind and place of a source, without opening it. Raises RequestError where there is none."""
     if not isinstance(source, str | os.PathLike):
-        raise RequestError(f"found {type(source).__name__} among the sources, wanted paths only or rows only")
+        raise RequestError(f"found {type(source).__name__} among the sources, expected paths only or rows only")
     name = os.fspath(source)
     path = Path(name)
     if name == "-":
@@ -32,7 +32,7 @@ def find(source: Any) -> tuple[str, str, Any]:
         if _is_saved(path):
             return name, "saved", (path, None)
         raise RequestError(
-            f"found the folder {name}, wanted files (such as {name}/*) or a folder written by datasets.save_to_disk"
+            f"found the folder {name}, expected files (such as {name}/*) or a folder written by datasets.save_to_disk"
         )
     if path.exists():
         return (name, "parquet", (path,)) if _is_parquet(path) else (name, "text", path)
@@ -43,7 +43,8 @@ def find(source: Any) -> tuple[str, str, Any]:
         repository, _, split = name.partition(":")
         return name, "hub", (repository, split)
     raise RequestError(
-        f"found no file {name}, wanted a TSV (plain or .gz) or .parquet file, a saved data set, - or a hub id org/name"
+        f"found no file {name}, expected a TSV (plain or .gz) or .parquet file, a saved data set, - or a hub id "
+        "org/name"
     )
 
 
@@ -91,9 +92,9 @@ def blocks(name: str, path: Path | None, padding: int = 0) -> Iterator[bytes]:
             else:
                 tail += data
             if len(tail) > LONGEST:
-                raise RequestError(f"found a line of over {LONGEST >> 20} MB in {name}, wanted tab separated text")
+                raise RequestError(f"found a line of over {LONGEST >> 20} MB in {name}, expected tab separated text")
     if not any_data:
-        raise RequestError(f"found {name} empty, wanted at least one row")
+        raise RequestError(f"found {name} empty, expected at least one row")
     if tail:
         yield tail + b"\n" + zeros
 
@@ -104,7 +105,7 @@ def _parquet(name: str, path: Path) -> Iterator[Any]:
     try:
         with pq.ParquetFile(path) as file:
             if not file.metadata.num_rows:
-                raise RequestError(f"found {name} empty, wanted at least one row")
+                raise RequestError(f"found {name} empty, expected at least one row")
             for batch in file.iter_batches(batch_size=16384):
                 yield pa.Table.from_batches([batch])
     except (pa.ArrowException, OSError) as error:
@@ -138,12 +139,12 @@ def _iterate(name: str, dataset: Any, split: str | None) -> Iterator[Any]:
     if isinstance(dataset, dict):
         if (len(dataset) > 1) if split is None else (split not in dataset):
             raise RequestError(
-                f"found the splits {', '.join(dataset)} in {name}, wanted one of them: "
+                f"found the splits {', '.join(dataset)} in {name}, expected one of them: "
                 f"{name.partition(':')[0]}:{next(iter(dataset))}"
             )
         dataset = dataset[split or next(iter(dataset))]
     elif split is not None:
-        raise RequestError(f"found no splits in {name}, wanted the folder without :{split}")
+        raise RequestError(f"found no splits in {name}, expected the folder without :{split}")
     empty = True
     try:
         for table in dataset.with_format("arrow").iter(batch_size=16384):
@@ -152,7 +153,7 @@ def _iterate(name: str, dataset: Any, split: str | None) -> Iterator[Any]:
     except Exception as error:
         raise ZooError(f"reading {name} failed: {_first_line(error)}; try again") from error
     if empty:
-        raise RequestError(f"found {name} empty, wanted at least one row")
+        raise RequestError(f"found {name} empty, expected at least one row")
 
 
 def _first_line(error: BaseException) -> str:
@@ -210,13 +211,13 @@ def choose_columns(name: str, names: list[str], columns: Sequence[tuple[str, str
     """
     lower = [column.lower() for column in names]
     if twice := [column for column, key in zip(names, lower, strict=True) if lower.count(key) > 1]:
-        raise RequestError(f"found the column {twice[0]} more than once in {name}, wanted each name once")
+        raise RequestError(f"found the column {twice[0]} more than once in {name}, expected each name once")
     places = dict(zip(lower, names, strict=True))
 
     def keys_of(kind: str, *prefixes: str) -> list[str]:
         own = [column.lower() for each, column in columns if each == kind]
-        wanted = [*([f"{prefix}{i + 1}" for i in range(len(own))] for prefix in prefixes), own]
-        return max(wanted, key=lambda keys: sum(key in places for key in keys))
+        candidates = [*([f"{prefix}{i + 1}" for i in range(len(own))] for prefix in prefixes), own]
+        return max(candidates, key=lambda keys: sum(key in places for key in keys))
 
     by_kind = {"number": keys_of("number", "i", "integer_feature_")}
     by_kind |= {"category": keys_of("category", "c", "categorical_feature_"), "ignored": keys_of("ignored")}
@@ -228,11 +229,12 @@ def choose_columns(name: str, names: list[str], columns: Sequence[tuple[str, str
         turns = {kind: iter(keys) for kind, keys in by_kind.items()}
         return label + [places.get(next(turns[kind]), "") for kind, _ in columns], bool(label)
     if len(missing) < len(needed):
-        raise RequestError(f"found no column {', '.join(missing)[:80]} in {name}, wanted all {len(needed)} by name")
+        raise RequestError(f"found no column {', '.join(missing)[:80]} in {name}, expected all {len(needed)} by name")
     if len(names) in (len(columns), len(columns) + 1):
         return names, len(names) > len(columns)
     raise RequestError(
-        f"found the columns {', '.join(names)[:80]} in {name}, wanted label, I1 to I{numeric} and C1 to C{categorical}"
+        f"found the columns {', '.join(names)[:80]} in {name}, expected label, I1 to I{numeric} and C1 to "
+        f"C{categorical}"
     )
 
 

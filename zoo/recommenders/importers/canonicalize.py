@@ -258,7 +258,7 @@ class Rewriter(Writer):
                 column = self.field(base.column).column
                 raise RequestError(
                     f"the column {column.name} has ids up to {int(rows.max())}, but its table {len(data)} rows; "
-                    f'wanted ids up to {len(data) - 1}: give it "encoding": {{"type": "id", "rows": {len(data)}}}'
+                    f'expected ids up to {len(data) - 1}: give it "encoding": {{"type": "id", "rows": {len(data)}}}'
                 )
             same = len(rows) == len(data) and np.array_equal(rows, np.arange(len(rows)))
             if same and data.ndim == 2:

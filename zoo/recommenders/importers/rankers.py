@@ -132,7 +132,7 @@ def read(
         if each.column.pooling == "max":
             known &= ranker.calibration["ids"][:, each.start] != each.last
     if not known.any():
-        raise RequestError(f"{path}: found no row with items in its lists, wanted some; their maximum is of none")
+        raise RequestError(f"{path}: found no row with items in its lists, expected some; their maximum is of none")
     return replace(ranker, calibration={name: x[known] for name, x in ranker.calibration.items()})
 
 
@@ -167,7 +167,7 @@ def from_onnx(
     """
     output = Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise RequestError(f"found {output} in use, wanted a new or empty folder; choose another with -o")
+        raise RequestError(f"found {output} in use, expected a new or empty folder; choose another with -o")
     found = read(path, data, schema, columns=columns, output_node=output_node, on_error=on_error)
     if family not in (None, GENERIC, found.family):
         raise RequestError(
@@ -196,7 +196,7 @@ def _output(model: ir.Model, name: str | None, path: str | Path) -> ir.Value:
         return next(iter(outputs.values()))
     if name not in outputs:
         found = f"found no result {name}" if name else f"found {len(outputs)} results"
-        raise RequestError(f"{path}: {found}, wanted one of {', '.join(outputs)}; name it with --output-node")
+        raise RequestError(f"{path}: {found}, expected one of {', '.join(outputs)}; name it with --output-node")
     return outputs[name]
 
 
@@ -210,10 +210,10 @@ def _mean(column: Column) -> Column:
 
 def _used(schema: Schema, names: Iterable[str]) -> Schema:
     """Schema of the ranker's features: other features are ignored, and numbers have no missing-value indicator."""
-    wanted = set(names)
+    expected = set(names)
     columns = []
     for each in schema.columns:
-        if each.kind in ("number", "category", "categories") and each.name not in wanted:
+        if each.kind in ("number", "category", "categories") and each.name not in expected:
             each = Column(each.name, "ignored", each.distinct, each.missing, why="the ranker does not read it")
         columns.append(replace(each, missing=0) if each.kind == "number" else each)
     return replace(schema, columns=tuple(columns))
@@ -228,7 +228,7 @@ def _chosen(model: ir.Model, schema: Schema, columns: Sequence[str] | None, path
     if lost or len(set(names)) < len(names):
         hint = "; name those of its inputs in order with --columns" if not columns else ""
         what = f"no column {', '.join(lost)}" if lost else "a column twice"
-        raise RequestError(f"{path} reads {', '.join(names)}: found {what}, wanted some of {', '.join(known)}{hint}")
+        raise RequestError(f"{path} reads {', '.join(names)}: found {what}, expected some of {', '.join(known)}{hint}")
     if not _is_matrix(model) and len(names) != len(inputs):
         raise RequestError(
             f"{path} has {len(inputs)} inputs ({', '.join(inputs)}), found {len(names)} columns for them"
@@ -266,7 +266,7 @@ def _fed(model: ir.Model, features: Features, names: Sequence[str], path: str | 
         shape, dtype = query.dimensions(value), value.dtype
         if shape is None or dtype is None or not 1 <= len(shape) <= 2 or dtype.numpy().kind not in "if":
             raise RequestError(
-                f"{path}: the input {value.name} is no matrix of numbers, wanted [rows] or [rows, columns]"
+                f"{path}: the input {value.name} is no matrix of numbers, expected [rows] or [rows, columns]"
             )
         width = shape[1] if len(shape) == 2 else 1
         if len(columns) != (width or len(columns)):
@@ -309,11 +309,11 @@ def _written(
     except RequestError as error:
         raise RequestError(f"{path} cannot score the rows, as the schema encodes them: {one_line(error)}") from error
     if truth.size != len(truth):
-        raise RequestError(f"{path}: its result {output.name} is {list(truth.shape)}, wanted a probability a row")
+        raise RequestError(f"{path}: its result {output.name} is {list(truth.shape)}, expected a probability a row")
     known = truth[np.isfinite(truth)]
     if not known.size or known.min() < 0 or known.max() > 1:
         reach = f"from {known.min():.3g} to {known.max():.3g}" if known.size else "not finite"
-        raise RequestError(f"{path}: its results are {reach}, wanted probabilities; export it with its sigmoid")
+        raise RequestError(f"{path}: its results are {reach}, expected probabilities; export it with its sigmoid")
     few = {name: np.resize(x, (max(RUNS), x.shape[1])) for name, x in rows.items()}
     why = ""
     try:
@@ -336,9 +336,9 @@ def _written(
 
 
 def _difference(model: ir.Model, rows: dict[str, Array], truth: Array) -> float:
-    wanted = {str(each.name) for each in model.graph.inputs}
+    expected = {str(each.name) for each in model.graph.inputs}
     opened = reference_session.session(model, "reading it needs")
-    (found,) = reference_session.run(opened, {name: x for name, x in rows.items() if name in wanted})
+    (found,) = reference_session.run(opened, {name: x for name, x in rows.items() if name in expected})
     return float(np.nanmax(np.abs(found.ravel() - truth.ravel())))
 
 

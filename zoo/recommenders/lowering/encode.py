@@ -39,13 +39,13 @@ class Codes(Plan):
         """Positions and scales of everything that stands among the codes, and the steps that look them up."""
         numbers, _ = self._widths()
         order = {part: i for i, group in reversed(list(enumerate(self.groups.values()))) for part in group.parts}
-        wanted = {part for group in self.groups.values() for part in group.parts if part not in group.folded}
+        needed = {part for group in self.groups.values() for part in group.parts if part not in group.folded}
         beside = {_key(each) for each in self.raw}
         for term in self.summed:  # a number beside codes is read with them
             if term.width > 1 or term.pool or _key(term) in beside:
                 self.raw[term] = None
         keys: dict[Key, list[Field]] = {}
-        for part in sorted(self.raw, key=lambda each: order[each] if each in wanted else len(self.groups)):
+        for part in sorted(self.raw, key=lambda each: order[each] if each in needed else len(self.groups)):
             keys.setdefault(_key(part), []).append(part)
         even = max((self._reach(each) for each in self.even), default=0.0) / CODES
         scale = {each: even for each in self.even}

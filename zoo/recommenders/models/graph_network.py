@@ -69,7 +69,7 @@ class GraphNetwork(nn.Module):
         (probability,) = model.graph.outputs
         end = probability.producer()
         if end is None or end.op_type != "Sigmoid":
-            raise RequestError("the graph does not end in a Sigmoid; wanted a click's probability")
+            raise RequestError("the graph does not end in a Sigmoid; expected a click's probability")
         self._nodes, self._logit = [each for each in model.graph if each is not end], _name(end.inputs[0])
         for node in self._nodes:
             self._add(node, features)

@@ -60,7 +60,7 @@ class TwoTowerPipeline(LogPipeline):
                 raise RequestError(f"found --faiss {faiss} without items to look for; name them with --items")
             return super().run(inputs, output, on_error)
         if top < 1:
-            raise RequestError(f"found {top} items to find, wanted 1 or more")
+            raise RequestError(f"found {top} items to find, expected 1 or more")
         errors = ErrorLog()
         names, index = self.index(items, faiss)
         top = min(top, len(names))
@@ -139,7 +139,7 @@ class TwoTowerPipeline(LogPipeline):
                 names |= dict.fromkeys(first)
                 vectors.append(self.vectors(rows[np.array(list(first.values()))], "item"))
         if not names:
-            raise RequestError(f"{log.path} holds no item; wanted one a row, named by {key.name}")
+            raise RequestError(f"{log.path} holds no item; expected one a row, named by {key.name}")
         joined = np.concatenate(vectors)
         return list(names), FaissIndex(joined, faiss) if faiss else ItemIndex(joined)
 

@@ -68,12 +68,12 @@ def _ranks(pipeline: TwoTowerPipeline, data: Any, on_error: str) -> NDArray[np.i
         keys.append(ids[clicked])
     order = {key: at for at, key in enumerate(vectors)}
     items = np.stack(list(vectors.values()))
-    asked, wanted = np.concatenate(users), np.array([order[int(key)] for key in np.concatenate(keys)])
+    asked, relevant = np.concatenate(users), np.array([order[int(key)] for key in np.concatenate(keys)])
     if pipeline.precision == "int8":
         items, asked = quantized(items).astype(np.float32), quantized(asked).astype(np.float32)
     ranks = []
     for begin in range(0, len(asked), BLOCK):
         scores = asked[begin : begin + BLOCK] @ items.T
-        own = np.take_along_axis(scores, wanted[begin : begin + BLOCK, None], 1)
+        own = np.take_along_axis(scores, relevant[begin : begin + BLOCK, None], 1)
         ranks.append((scores >= own).sum(1))
     return np.concatenate(ranks).astype(np.int64)

@@ -59,7 +59,7 @@ class Teacher:
         self._read: NDArray[np.float32] | None = None  # probabilities of all rows, where it reads them itself
         if Features.from_json(own) != Features.from_json(features):
             if source is None or _order(own) != _order(features):
-                raise RequestError(f"found the teacher {name} of another preprocessing, wanted the student's own")
+                raise RequestError(f"found the teacher {name} of another preprocessing, expected the student's own")
             self._read = self._all(Features.from_json(own), source)
 
     def labels(
@@ -75,8 +75,8 @@ class Teacher:
         Returns:
             (1 - weight) * clicks + weight * probabilities, float32 [n].
         """
-        wanted = self._expected(batch) if self._read is None else self._read[places]
-        return ((1 - self.weight) * clicks + self.weight * wanted).astype(np.float32)
+        expected = self._expected(batch) if self._read is None else self._read[places]
+        return ((1 - self.weight) * clicks + self.weight * expected).astype(np.float32)
 
     def _expected(self, batch: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         given = {name: np.ascontiguousarray(each) for name, each in batch.items() if name in self.inputs}

@@ -68,7 +68,7 @@ class Store:
                 for rows in features.read(data, on_error=on_error, errors=self.errors, labelled=True):
                     if rows.labels is None:
                         raise RequestError(
-                            "found rows without labels, wanted a label (0 or 1) in front of every row to train on"
+                            "found rows without labels, expected a label (0 or 1) in front of every row to train on"
                         )
                     records = np.empty(len(rows), self.record)
                     for name in ("ids", "numbers", "scales"):
@@ -92,7 +92,7 @@ class Store:
         if np.isneginf(when).all():  # their order is no time
             (column,) = features.schema.of("timestamp")
             raise RequestError(
-                f"found no time in the column {column.name}, wanted {TIMES[column.unit]}; give it "
+                f"found no time in the column {column.name}, expected {TIMES[column.unit]}; give it "
                 '"kind": "ignored" in the schema, or leave it out of the log'
             )
         self.order = np.argsort(when, kind="stable")
@@ -123,7 +123,7 @@ class Store:
                         known.add(name)
         if empty := [each for each in names if each not in known]:
             raise RequestError(
-                f"found no value in the column{'s' * (len(empty) > 1)} {', '.join(empty)}, wanted some to train on; "
+                f"found no value in the column{'s' * (len(empty) > 1)} {', '.join(empty)}, expected some to train on; "
                 'give what has none "kind": "ignored" in the schema'
             )
 
@@ -142,7 +142,7 @@ class Store:
         held = round(held_out if held_out >= 1 else held_out * len(self))
         if not 0 < held < len(self):
             raise RequestError(
-                f"found {len(self):,} rows, wanted more than the {held:,} to hold out; set held_out to a share such "
+                f"found {len(self):,} rows, expected more than the {held:,} to hold out; set held_out to a share such "
                 "as 0.1"
             )
         return len(self) - held

@@ -109,8 +109,8 @@ def train(
             raise RequestError("the schema has no column of the kind label; training predicts one of 0 and 1")
         if not features.fields:
             raise RequestError(
-                "found numbers alone, wanted a category or a list of them to learn embeddings of; give one such as an "
-                'id or a code "kind": "category" (zoo schema LOG -o schema.json, then --schema schema.json)'
+                "found numbers alone, expected a category or a list of them to learn embeddings of; give one such as "
+                'an id or a code "kind": "category" (zoo schema LOG -o schema.json, then --schema schema.json)'
             )
         torch.manual_seed(config.seed)
         start = sha256(Path(start_from) / "fp32.onnx") if start_from else None
@@ -128,7 +128,7 @@ def train(
             classes = np.unique(np.concatenate([part["label"].numpy() for part in store.parts(first, last)]))
             if len(classes) < 2:
                 raise RequestError(
-                    f"found only label {classes[0]:.0f} in the {name} {last - first:,} rows, wanted both 0 and 1"
+                    f"found only label {classes[0]:.0f} in the {name} {last - first:,} rows, expected both 0 and 1"
                 )
 
         known = Categories(features, store, split, config.min_count)

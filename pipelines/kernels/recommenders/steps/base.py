@@ -95,7 +95,7 @@ class Slots:
 
     def _width(self, step: object, slot: int, kind: str) -> int:
         if not 0 <= slot < len(self.slots) or self.slots[slot][0] != kind:
-            raise RequestError(f"{type(step).__name__} has buffer {slot}; wanted one of {kind}")
+            raise RequestError(f"{type(step).__name__} has buffer {slot}; expected one of {kind}")
         return self.slots[slot][1]
 
 

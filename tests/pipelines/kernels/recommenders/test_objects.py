@@ -91,8 +91,8 @@ def test_the_extension_itself_refuses_arrays_that_do_not_fit():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"weight": np.zeros(3, np.int8)}, "wanted [inputs, outputs]"),
-        ({"weight": np.zeros((0, 9), np.int8)}, "wanted [inputs, outputs]"),
+        ({"weight": np.zeros(3, np.int8)}, "expected [inputs, outputs]"),
+        ({"weight": np.zeros((0, 9), np.int8)}, "expected [inputs, outputs]"),
         ({"weight": np.zeros((40, 9), np.uint8)}, "weight uint8"),
         ({"bias": np.zeros(9, np.int64)}, "bias int64"),
         ({"scale": np.zeros(8, np.float32)}, "scale float32 [8]; expected float32 [9]"),

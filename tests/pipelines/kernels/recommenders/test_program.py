@@ -528,5 +528,5 @@ def test_a_node_holds_a_program():
         node.attributes["program"] = ir.AttrString("program", text)
         with pytest.raises(RequestError, match="build the model again"):
             from_graph.click_program(node)
-    with pytest.raises(RequestError, match="wanted ClickProgram"):
+    with pytest.raises(RequestError, match="expected ClickProgram"):
         from_graph.click_program(ir.node("Relu", [ids]))

@@ -185,19 +185,19 @@ def test_only_tab_and_line_feed_are_special(tmp_path, byte):
 
 # Every broken row, the kind it is counted as, and what the message says.
 BROKEN = [
-    (b"", "columns", "found 1 column, wanted 40, with a label like the rows before"),
-    (b"\r", "columns", "found 1 column, wanted 40"),
-    (line(None), "columns", "found 39 columns, wanted 40"),
-    (line() + b"\t", "columns", "found 41 columns, wanted 40"),
-    (line(b"2"), "label", "found label '2', wanted 0 or 1"),
-    (line(b""), "label", "found label '', wanted 0 or 1"),
-    (line(b"-1"), "label", "found label '-1', wanted 0 or 1"),
-    (line(b"yes"), "label", "found label 'yes', wanted 0 or 1"),
+    (b"", "columns", "found 1 column, expected 40, with a label like the rows before"),
+    (b"\r", "columns", "found 1 column, expected 40"),
+    (line(None), "columns", "found 39 columns, expected 40"),
+    (line() + b"\t", "columns", "found 41 columns, expected 40"),
+    (line(b"2"), "label", "found label '2', expected 0 or 1"),
+    (line(b""), "label", "found label '', expected 0 or 1"),
+    (line(b"-1"), "label", "found label '-1', expected 0 or 1"),
+    (line(b"yes"), "label", "found label 'yes', expected 0 or 1"),
     *(
         (
             line(b"0", [b"1"] * 12 + [text]),
             "number",
-            f"found {text.decode()!r} in column 14, wanted a number or nothing",
+            f"found {text.decode()!r} in column 14, expected a number or nothing",
         )
         for text in b"abc,nan,inf,-inf,1e99,1 , 1,-,.,1_0,0x10,--1,1.2.3,1;5".split(b",")
     ),
@@ -257,13 +257,13 @@ def test_a_wrong_first_row_does_not_decide_about_labels():
     rows = read([b"x", line(None), line()], on_error="skip", errors=log)
     assert (rows.labels, rows.index.tolist(), log.total) == (None, [1], 2)
     with pytest.raises(
-        RequestError, match=r"rows:1: found 1 column, wanted 40 \(with label\) or 39 \(without\), and no header line"
+        RequestError, match=r"rows:1: found 1 column, expected 40 \(with label\) or 39 \(without\), and no header line"
     ):
         read([b"x", line(None)])
 
 
 def test_labels_are_in_all_rows_or_in_none():
-    with pytest.raises(RequestError, match="rows:2: found 39 columns, wanted 40, with a label like the rows before"):
+    with pytest.raises(RequestError, match="rows:2: found 39 columns, expected 40, with a label like the rows before"):
         read([line(), line(None)])
 
 
@@ -271,9 +271,9 @@ def test_labels_are_in_all_files_or_in_none(tmp_path):
     one, other = tmp_path / "a.tsv", tmp_path / "b.tsv"
     one.write_bytes(line() + b"\n")
     other.write_bytes(line(None) + b"\n")
-    with pytest.raises(RequestError, match=r"b.tsv:1: found 39 columns, wanted 40, with a label"):
+    with pytest.raises(RequestError, match=r"b.tsv:1: found 39 columns, expected 40, with a label"):
         read([one, other])
-    with pytest.raises(RequestError, match=r"a.tsv:1: found 40 columns, wanted 39, without a label"):
+    with pytest.raises(RequestError, match=r"a.tsv:1: found 40 columns, expected 39, without a label"):
         read([other, one])
 
 
@@ -281,7 +281,7 @@ def test_a_header_is_refused(tmp_path):
     file = tmp_path / "rows.tsv"
     names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
     file.write_bytes("\t".join(names).encode() + b"\n" + line())
-    with pytest.raises(RequestError, match=r":1: found label 'label', wanted 0 or 1, and no header line"):
+    with pytest.raises(RequestError, match=r":1: found label 'label', expected 0 or 1, and no header line"):
         read(file)
     assert len(read(file, on_error="skip")) == 1
 
@@ -296,7 +296,7 @@ def test_a_header_is_refused(tmp_path):
         ("bad.gz", b"\x1f\x8bnonsense and more of it", "cannot read .*bad.gz"),
         ("flip.gz", gzip.compress(b"x" * 99, mtime=0)[:-8] + b"12345678", "cannot read .*flip.gz"),
         ("bad.parquet", b"PAR1 and then nothing", "cannot read .*bad.parquet"),
-        ("commas.csv", b"1,2,3\n4,5,6\n", "found 1 column, wanted 40"),
+        ("commas.csv", b"1,2,3\n4,5,6\n", "found 1 column, expected 40"),
     ],
 )
 def test_broken_files(tmp_path, name, content, message):

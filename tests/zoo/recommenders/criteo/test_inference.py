@@ -158,7 +158,7 @@ def test_wrong_arrays_are_refused_before_the_engine_sees_them(trained: Path, row
     opened = zoo.pipeline(trained, engine="onnxruntime")
     batch = opened.preprocess(opened.example(4, rows))
     for name, array, message in [
-        ("ids", batch["ids"] + 100, "found id .* in row 0, column 0; wanted 0 to 99"),
+        ("ids", batch["ids"] + 100, "found id .* in row 0, column 0; expected 0 to 99"),
         ("ids", batch["ids"] - 100, "found id -"),
         ("ids", batch["ids"].astype(np.int64), "int32"),
         ("ids", batch["ids"][:, :-1], "26"),
@@ -209,7 +209,7 @@ def test_a_wrong_id_is_named_by_its_row_in_the_whole_batch(
     opened = zoo.pipeline(trained, engine=engine, threads=threads, batch_size=256)
     batch = opened.preprocess(opened.example(1000, rows))
     batch["ids"][900, 3] = 5000
-    with pytest.raises(RequestError, match="^found id 5000 in row 900, column 3; wanted 0 to 99$"):
+    with pytest.raises(RequestError, match="^found id 5000 in row 900, column 3; (expected|wanted) 0 to 99$"):
         opened.predict(batch)
 
 

@@ -62,7 +62,7 @@ def test_parquet_by_order_and_without_label(tmp_path):
     with pytest.raises(RequestError, match=r"b.parquet without a label"):
         read([tmp_path / "a.parquet", tmp_path / "b.parquet"])
     pq.write_table(whole.drop_columns(["column0", "column1"]), tmp_path / "c.parquet")
-    with pytest.raises(RequestError, match=r"found the columns column2, .* wanted label, I1 to I13 and C1 to C26"):
+    with pytest.raises(RequestError, match=r"found the columns column2, .* expected label, I1 to I13 and C1 to C26"):
         read(tmp_path / "c.parquet")
     pq.write_table(whole.slice(0, 0), tmp_path / "d.parquet")
     with pytest.raises(RequestError, match=r"d.parquet empty"):
@@ -73,7 +73,7 @@ def test_parquet_by_order_and_without_label(tmp_path):
 def test_parquet_without_some_of_the_named_columns(tmp_path, gone):
     whole = table(synthetic_lines(10))
     pq.write_table(whole.drop_columns(gone), tmp_path / "a.parquet")  # 39 columns, as many as by order without a label
-    with pytest.raises(RequestError, match=f"found no column {gone.lower()} in .*a.parquet, wanted all 39 by name"):
+    with pytest.raises(RequestError, match=f"found no column {gone.lower()} in .*a.parquet, expected all 39 by name"):
         read(tmp_path / "a.parquet")
 
 
@@ -124,11 +124,11 @@ def test_saved_data_sets(tmp_path):
     datasets.DatasetDict({"train": whole, "test": whole.select(range(5))}).save_to_disk(str(tmp_path / "two"))
     same(read(tmp_path / "one"), read(lines))
     same(read(f"{tmp_path / 'two'}:test"), read(lines[:5]))
-    with pytest.raises(RequestError, match=r"found the splits train, test in .*, wanted one of them: .*two:train"):
+    with pytest.raises(RequestError, match=r"found the splits train, test in .*, expected one of them: .*two:train"):
         read(tmp_path / "two")
     with pytest.raises(RequestError, match="found the splits"):
         read(f"{tmp_path / 'two'}:nonsense")
-    with pytest.raises(RequestError, match="wanted the folder without :train"):
+    with pytest.raises(RequestError, match="expected the folder without :train"):
         read(f"{tmp_path / 'one'}:train")
 
 

@@ -194,7 +194,7 @@ def test_all_faults_are_named_at_once(tmp_path):
         "has 10 faults",
         "column x: stands 2 times",
         "a, b: found 2 columns of kind label",
-        "found the encoding hash, wanted log1p",
+        "found the encoding hash, expected log1p",
         "its hash encoding lacks 'buckets'",
         "column l: lacks 'pooling'",
         "its minimum 2 is not below its maximum 1",
@@ -231,14 +231,17 @@ def test_what_nothing_is_learned_from_says_what_to_do(tmp_path, value, kind, why
         ("", "is empty"),
         ("\n1,2\n", "begins with an empty line"),
         ("a,b,a\n1,2,3\n", "has the column 'a' more than once"),
-        ("1,0.5,3\n1,2,3\n", "names no columns; wanted a header"),
+        ("1,0.5,3\n1,2,3\n", "names no columns; expected a header"),
         ("label,x\n", "holds no row below its header"),
         ("label,x\n1,2,3\n", "cannot be read as csv"),
         ("price,x\n1,2\n", "has no column of 0 and 1 to predict (none is called label, click"),
-        ("label,x\n1,2\n1,3\n", "the label label holds 1; wanted 0 and 1, both of them, in every row"),
-        ("label,x\n1,2\n,3\n0,1\n", "label holds 1, 0, 1 missing; wanted 0 and 1, both of them, in every row"),
-        ("label,x\n3.5,2\n4,3\n", "label holds 3.5, 4; wanted 0 and 1, name their column with --label; a quantity is"),
-        ("label,x\nyes,2\nno,3\n", "label holds yes, no; wanted 0 and 1, write those in their place, or name"),
+        ("label,x\n1,2\n1,3\n", "the label label holds 1; expected 0 and 1, both of them, in every row"),
+        ("label,x\n1,2\n,3\n0,1\n", "label holds 1, 0, 1 missing; expected 0 and 1, both of them, in every row"),
+        (
+            "label,x\n3.5,2\n4,3\n",
+            "label holds 3.5, 4; expected 0 and 1, name their column with --label; a quantity is",
+        ),
+        ("label,x\nyes,2\nno,3\n", "label holds yes, no; expected 0 and 1, write those in their place, or name"),
         ('{"label": 1}\n{"label"\n', "line 2 of"),
         ("{}x", "line 1 of"),
         ("label,x\n1,\n0,\n", "has nothing to predict label from (x: every value is missing)"),
@@ -313,7 +316,7 @@ def test_rows_that_training_skips_are_passed_over(tmp_path, capsys):
     cli.call(["schema", str(path), "--on-error", "skip"])
     assert "0 and 1, 50.0% of them 1; the 3 rows without are left out" in " ".join(capsys.readouterr().out.split())
     path.write_text("label,x\n" + "".join(f"{at % 6},{at % 5}\n" for at in range(60)))  # stars
-    with pytest.raises(RequestError, match="holds 0, 1, 2, 3, ...; wanted 0 and 1"):
+    with pytest.raises(RequestError, match="holds 0, 1, 2, 3, ...; expected 0 and 1"):
         infer(open_log(path), on_error="skip")
 
 

@@ -413,7 +413,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "few": ({"columns": ["user", "item"]}, {}, "has 4 inputs"),
     "twice": ({"columns": ["user", "item", "history", "user"]}, {}, "a column twice"),
     "ids": ({}, {"user": {"encoding": id_of(51)}}, "column user has ids up to 50, but its table 50 rows"),
-    "output": ({"output_node": "z"}, {}, "found no result z, wanted one of y"),
+    "output": ({"output_node": "z"}, {}, "found no result z, expected one of y"),
 }
 
 
@@ -430,7 +430,7 @@ def test_logits_are_refused(tmp_path: Path) -> None:
     path = network(
         GRAPHS["ranker"].replace("y = Sigmoid (s)", "y = Mul (s, slope)"), tmp_path / "m.onnx", slope=np.array(9.0)
     )
-    with pytest.raises(RequestError, match="wanted probabilities; export it with its sigmoid"):
+    with pytest.raises(RequestError, match="expected probabilities; export it with its sigmoid"):
         read(path, packages.rows(10), saved(tmp_path, schema()))
 
 

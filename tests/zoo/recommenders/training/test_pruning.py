@@ -197,5 +197,5 @@ def test_what_cannot_begin_leaves_no_folder(start, log, tmp_path):
 def test_a_log_shorter_than_what_is_held_out(start, log):
     from zoo.recommenders.models.deepfm import DeepFMConfig as Settings
 
-    with pytest.raises(RequestError, match=r"found 1,500 rows, wanted more than the 2,000 to hold out"):
+    with pytest.raises(RequestError, match=r"found 1,500 rows, expected more than the 2,000 to hold out"):
         PrunableLog(zoo.load(start), log, config=Settings(held_out=2000))

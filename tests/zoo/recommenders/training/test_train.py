@@ -299,15 +299,15 @@ def written(path, **columns):
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"clicked": ["1"] * 90, "x": "ab" * 45}, "clicked holds 1; wanted 0 and 1, both of them"),
+        ({"clicked": ["1"] * 90, "x": "ab" * 45}, "clicked holds 1; expected 0 and 1, both of them"),
         (
             {"clicked": ["0", "2"] * 45, "x": "ab" * 45},
-            "clicked holds 0, 2; wanted 0 and 1, .* regression, which is not",
+            "clicked holds 0, 2; expected 0 and 1, .* regression, which is not",
         ),
         ({"clicked": ["0", "1"] * 45, "x": [""] * 90}, "nothing to predict clicked from .x: every value is missing"),
-        ({"clicked": ["0", "1"] * 2, "x": "abba"}, "found 4 rows, wanted more than the 0 to hold out"),
+        ({"clicked": ["0", "1"] * 2, "x": "abba"}, "found 4 rows, expected more than the 0 to hold out"),
         ({"clicked": ["0", "1"] * 40 + ["1"] * 10, "x": "ab" * 45}, "found only label 1 in the last 9 rows"),
-        ({"clicked": ["0", "1"] * 45, "age": range(90)}, "found numbers alone, wanted a category or a list"),
+        ({"clicked": ["0", "1"] * 45, "age": range(90)}, "found numbers alone, expected a category or a list"),
     ],
 )
 def test_logs_that_cannot_be_trained_on(tmp_path, columns, said):
@@ -337,7 +337,9 @@ def test_columns_without_any_value(tmp_path, capsys):
             Column("zero", "number", encoding=numbers),
         )
     )
-    with pytest.raises(RequestError, match="found no value in the columns n, c, l, wanted some to train on; give what"):
+    with pytest.raises(
+        RequestError, match="found no value in the columns n, c, l, expected some to train on; give what"
+    ):
         zoo.train("deepfm", log, tmp_path / "given", settings=settings, schema=schema)
     assert not (tmp_path / "given").exists()
 
@@ -347,14 +349,16 @@ def test_a_column_of_times_holds_some(tmp_path):
     values = {"type": "vocabulary", "values": ["a", "b", "c"]}
     columns = Column("clicked", "label"), Column("x", "category", encoding=values)
     schema = Schema((*columns, Column("when", "timestamp", unit="text")))
-    with pytest.raises(RequestError, match="found no time in the column when, wanted 2024-01-31T12:00:00 or the like"):
+    with pytest.raises(
+        RequestError, match="found no time in the column when, expected 2024-01-31T12:00:00 or the like"
+    ):
         zoo.train("deepfm", log, tmp_path / "model", settings={**SMALL, "epochs": "1"}, schema=schema)
 
 
 def test_rows_without_a_label_may_be_skipped_without_a_schema(tmp_path):
     log = written(tmp_path / "log.csv", clicked=[*["0", "1"] * 45, "", "maybe"], x="abcd" * 23)
     settings = {**SMALL, "epochs": "1"}
-    with pytest.raises(RequestError, match="clicked holds 0, 1, maybe, 1 missing; wanted 0 and 1"):
+    with pytest.raises(RequestError, match="clicked holds 0, 1, maybe, 1 missing; expected 0 and 1"):
         zoo.train("deepfm", log, tmp_path / "strict", settings=settings)
     zoo.train("deepfm", log, tmp_path / "model", settings=settings, on_error="skip")
     rows = json.loads((tmp_path / "model/train.json").read_text())["rows"]

@@ -102,10 +102,10 @@ def _frozen(folder: Path) -> GraphDef:
     try:
         loaded = tf.saved_model.load(str(folder))  # which holds its variables
         signatures = loaded.signatures
-        wanted = [each for each in ("serving_default", "predict") if each in signatures] or list(signatures)
-        if not wanted:
+        preferred = [each for each in ("serving_default", "predict") if each in signatures] or list(signatures)
+        if not preferred:
             raise ValueError("it has no signature")
-        concrete = signatures[wanted[0]]
+        concrete = signatures[preferred[0]]
         return convert_variables_to_constants_v2(concrete).graph.as_graph_def()
     except Exception as error:  # dozens of kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -134,7 +134,7 @@ def optimize(graph: GraphDef, output: str | None = None) -> Network:
         )
     if not ends:
         raise RequestError(
-            f"found no Sigmoid or Softmax at the end of the graph, which ends in {_tail(graph)}; wanted a click's "
+            f"found no Sigmoid or Softmax at the end of the graph, which ends in {_tail(graph)}; expected a click's "
             "probability"
         )
     found = {end: reading.value(f"{end}:0") for end in ends}
@@ -145,7 +145,7 @@ def optimize(graph: GraphDef, output: str | None = None) -> Network:
     logits = {end: logit(value) for end, value in found.items()}
     if wrong := [end for end, each in logits.items() if each is None]:
         raise RequestError(
-            f"{', '.join(wrong)} is not one probability a row; wanted the sigmoid of a sum, or the softmax of two "
+            f"{', '.join(wrong)} is not one probability a row; expected the sigmoid of a sum, or the softmax of two "
             "classes"
         )
     if len({id(each) for each in logits.values()}) > 1:
@@ -161,7 +161,7 @@ def optimize(graph: GraphDef, output: str | None = None) -> Network:
     fields = {name: reading.source.buckets[name] for name in reading.source.buckets if name in fields_of(result)}
     if not fields:
         raise RequestError(
-            "the graph looks no hashed category up; wanted columns made with categorical_column_with_hash_bucket"
+            "the graph looks no hashed category up; expected columns made with categorical_column_with_hash_bucket"
         )
     operators = sum(node.op not in ("Const", "Placeholder") for node in used)
     return Network(result, end, fields, numbers, {"graph": len(graph.node), "used": len(used), "operators": operators})

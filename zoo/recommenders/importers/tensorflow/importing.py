@@ -61,7 +61,7 @@ def from_graph(
     """
     output = Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise RequestError(f"found {output} in use, wanted a new or empty folder; choose another with -o")
+        raise RequestError(f"found {output} in use, expected a new or empty folder; choose another with -o")
     with _quiet():
         graph = read_graph(path)
     network = optimize(graph, output_node)
@@ -148,9 +148,9 @@ def _first_rows(data: Any, features: Features, on_error: str) -> Rows:
     except RequestError as error:
         names = [each.name for each in features.raw.schema.columns if each.kind != "label"]
         fields = len(features.fields)
-        wanted = f"the graph reads {len(names) - fields} numbers and {fields} categories, in this order: "
+        expected = f"the graph reads {len(names) - fields} numbers and {fields} categories, in this order: "
         listed = ", ".join(names)
-        raise RequestError(f"{error}; {wanted}{listed if len(listed) < 400 else listed[:400] + ' ...'}") from error
+        raise RequestError(f"{error}; {expected}{listed if len(listed) < 400 else listed[:400] + ' ...'}") from error
     if errors is not None and errors.total:
         logger.warning("%s", errors)
     return rows

@@ -31,18 +31,18 @@ def _placeholder(node: Node, inputs: list[Any], source: Source) -> Any:
     """An input of the graph: texts [n] or [n, 1], or numbers [n] or [n, k]."""
     shape = node.attr["shape"].shape
     if shape.unknown_rank or (node.op == "Placeholder" and "shape" not in node.attr):
-        refuse("an input of unknown shape; wanted one value a row, [?] or [?, 1]")
+        refuse("an input of unknown shape; expected one value a row, [?] or [?, 1]")
     sizes = [each.size for each in shape.dim]
     if node.op == "PlaceholderWithDefault" and not sizes:
         return inputs[0]
     said = f"an input of the shape {['?' if each < 0 else each for each in sizes]}".replace("'", "")
-    require(sizes and sizes[0] < 0, f"{said}; wanted any number of rows, [?] or [?, 1]")
+    require(sizes and sizes[0] < 0, f"{said}; expected any number of rows, [?] or [?, 1]")
     kind = type_of(node, "dtype")
     if kind == "string":
-        require(len(sizes) == 1 or sizes[1:] == [1], f"{said} holds several values a row; wanted [?] or [?, 1]")
+        require(len(sizes) == 1 or sizes[1:] == [1], f"{said} holds several values a row; expected [?] or [?, 1]")
         return LookupStage("text", node.name, rank=len(sizes))
-    require(kind in NUMBERS, f"an input of {kind}; wanted text or numbers")
-    require(len(sizes) == 1 or (len(sizes) == 2 and sizes[1] > 0), f"{said}; wanted a known number of columns")
+    require(kind in NUMBERS, f"an input of {kind}; expected text or numbers")
+    require(len(sizes) == 1 or (len(sizes) == 2 and sizes[1] > 0), f"{said}; expected a known number of columns")
     return _numbers(source, node.name, sizes[1:], np.zeros(sizes[1:]))
 
 
@@ -101,13 +101,15 @@ def _parse_example(node: Node, inputs: list[Any], source: Source) -> Any:
     for name, kind, shape, default in zip(dense, kinds, shapes, defaults, strict=True):
         if len(shape) > 1 or any(each < 1 for each in shape) or (kind == "string" and shape not in ([], [1])):
             found.append(
-                Refused((f"{name} ({node.op}): it has the shape {shape}; wanted one value a row, or a row of numbers",))
+                Refused(
+                    (f"{name} ({node.op}): it has the shape {shape}; expected one value a row, or a row of numbers",)
+                )
             )
         elif kind == "string":
             other = any(each != b"" for each in np.ravel(default))
             why = Refused(
                 (
-                    f"{name} ({node.op}): a missing text becomes {np.ravel(default)[:1]}; wanted no default, or an "
+                    f"{name} ({node.op}): a missing text becomes {np.ravel(default)[:1]}; expected no default, or an "
                     "empty one",
                 )
             )

@@ -155,7 +155,7 @@ def _softmax(node: Node, inputs: list[Any], source: Source) -> Any:
     if isinstance(value, TwoClass):
         return Pair(value.logit)
     x = as_dense(value)
-    require(x.width == 2, f"over {x.width} classes; wanted two, no click and click")
+    require(x.width == 2, f"over {x.width} classes; expected two, no click and click")
     return Pair(expressions.linear(expressions.as_sum(x), np.array([[-1.0], [1.0]])))
 
 

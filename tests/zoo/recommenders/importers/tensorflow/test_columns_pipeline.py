@@ -103,7 +103,7 @@ def test_a_graph_goes_down_the_whole_road(taken: Path, pb: Path, log: Path, tmp_
     zoo.quantize(taken)
     assert zoo.freeze(taken)["nodes"] == report["nodes"]
     opened = zoo.pipeline(taken, engine="onnxruntime")
-    with pytest.raises(RequestError, match="found id 21 in row 0, column 0; wanted 0 to 20"):
+    with pytest.raises(RequestError, match="found id 21 in row 0, column 0; expected 0 to 20"):
         opened.predict({"ids": np.array([[21, 0, 0]], np.int32), "numbers": np.zeros((1, 2), np.float32)})
 
 
