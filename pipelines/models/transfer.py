@@ -14,7 +14,6 @@ from pathlib import Path
 from pipelines.core import files as disk
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
-from pipelines.core.settings import offline
 
 ATTEMPTS = 5  # failed requests in a row, none of which brought the file further, before a download is given up
 PATIENCE = 40.0  # seconds in which they may begin
@@ -26,40 +25,6 @@ FULL_DIGEST = 64  # digits
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 logger = logging.getLogger(__name__)
-
-
-def download(url: str, path: str | os.PathLike[str], *, size: int | None = None, sha256: str | None = None) -> Path:
-    """Downloads a URL unless the file is already there with the expected size and digest.
-
-    The body goes to a hidden partial file beside `path`, which is renamed after its check. Connection errors,
-    time-outs, 429, 5xx and short bodies are retried. A partial file of an earlier call is resumed (RFC 9110, 14: Range,
-    and 13.1.5: If-Range) if a digest or the server's strong ETag proves that it belongs to the file. Of two concurrent
-    processes, one downloads.
-
-    Args:
-        url: http(s) address.
-        path: File to write.
-        size: Expected size in bytes; None: not checked.
-        sha256: Expected digest in hexadecimal; None: not checked.
-
-    Returns:
-        The path.
-
-    Raises:
-        ZooError: The server fails, does not have the file or sends another (which is deleted), or the disk is full.
-        RequestError: ZOO_OFFLINE forbids the network, or the disk refuses to write.
-    """
-
-    def obtain(target: Path) -> None:
-        if offline():
-            raise RequestError(
-                f"{target} is missing and ZOO_OFFLINE forbids the network; run it without ZOO_OFFLINE to get it from "
-                f"{url}"
-            )
-        bring(url, target, size, sha256)
-
-    ensure(Path(path), size, sha256, obtain)
-    return Path(path)
 
 
 class _Transient(Exception):
@@ -98,6 +63,10 @@ class _Partial:
 
 def bring(url: str, target: Path, size: int | None, sha256: str | None) -> None:
     """Downloads and verifies a file.
+
+    The body goes to a hidden partial file beside `target`, which is renamed after its check. Connection errors,
+    time-outs, 429, 5xx and short bodies are retried. A partial file of an earlier call is resumed (RFC 9110, 14: Range,
+    and 13.1.5: If-Range) if a digest or the server's strong ETag proves that it belongs to the file.
 
     Args:
         url: http(s) address.

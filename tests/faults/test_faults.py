@@ -14,6 +14,7 @@ import filelock
 import numpy as np
 import onnx
 import pytest
+from helpers.model_server import download
 from onnx import helper, numpy_helper
 
 import zoo
@@ -293,7 +294,7 @@ def test_a_server_that_says_nothing_is_given_up(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         begun = time.monotonic()
         with pytest.raises(ZooError, match=r"timed out \(1 attempts\); run it again to go on"):
-            transfer.download(f"http://127.0.0.1:{silent.getsockname()[1]}/x", tmp_path / "x", size=3)
+            download(f"http://127.0.0.1:{silent.getsockname()[1]}/x", tmp_path / "x", size=3)
     assert time.monotonic() - begun < 5
 
 

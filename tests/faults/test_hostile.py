@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from helpers.model_server import download
 from onnx import helper, numpy_helper
 from PIL import Image
 
@@ -76,7 +77,7 @@ def test_a_server_that_never_ends_fills_no_disk(endless, tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
     target = tmp_path / "x"
     with pytest.raises(ZooError, match="size over 100000, expected 100000"):
-        transfer.download(f"http://127.0.0.1:{endless.server_port}/x", target, size=100_000, sha256="0" * 64)
+        download(f"http://127.0.0.1:{endless.server_port}/x", target, size=100_000, sha256="0" * 64)
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == []
 
 

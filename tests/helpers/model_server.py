@@ -1,11 +1,13 @@
 """A local http server that misbehaves on request, cards of what it serves, and the beginning of a download."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import random
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 from pipelines.models import transfer
 
@@ -96,6 +98,12 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.wfile.write(rest)
         self.close_connection = True
+
+
+def download(url, path, *, size=None, sha256=None):
+    """`path` with the file of `url`, as the hub obtains it."""
+    transfer.ensure(Path(path), size, sha256, functools.partial(transfer.bring, url, size=size, sha256=sha256))
+    return Path(path)
 
 
 def partial(target):

@@ -59,7 +59,6 @@ class Channels:
 def channel_statistics(
     model: ir.Model,
     samples: Iterable[Mapping[str, NDArray[Any]]],
-    total: int | None = None,
     linear: Mapping[str, int] | None = None,
 ) -> dict[str, Channels]:
     """Computes statistics of the values that `EqualizeChannels` needs, or of chosen values.
@@ -70,7 +69,6 @@ def channel_statistics(
     Args:
         model: Float model.
         samples: Batches, array [samples, ...] for every graph input; each runs as it is.
-        total: Number of samples, for the progress bar.
         linear: Number of channels of chosen values with channels on the last axis, by name, instead of the default
             values.
 
@@ -123,7 +121,7 @@ def channel_statistics(
         session = ort.InferenceSession(
             ir.to_proto(copy).SerializeToString(), reference_session.options(), providers=["CPUExecutionProvider"]
         )
-        with progress("observing channels", total) as advance:
+        with progress("observing channels") as advance:
             for batch in samples:
                 results = (
                     [each.reshape(*each.shape[:2]).astype(np.float64) for each in session.run(None, dict(batch))]

@@ -220,21 +220,6 @@ def errors(
     return mean_squares / max(total, 1)
 
 
-def error(histogram: Histogram, low: float, high: float, symmetric: bool = False) -> float:
-    """Computes the mean squared quantization error of one range, see `errors`.
-
-    Args:
-        histogram: Histogram of the tensor.
-        low: Lower end of the range.
-        high: Upper end of the range.
-        symmetric: Whether a range with negatives gets zero point 128.
-
-    Returns:
-        The error in squared units of the tensor.
-    """
-    return float(errors(*histogram.density(), histogram.count, low, high, symmetric))
-
-
 def minmax_range(histogram: Histogram, symmetric: bool = False) -> Range:
     """Returns the least and the greatest observed value.
 

@@ -2,14 +2,12 @@
 
 import gzip
 import socket
-from pathlib import Path
 
 import pytest
-from helpers.model_server import BODY, OTHER, SHA, digest, interrupt_after, partial, visible
+from helpers.model_server import BODY, OTHER, SHA, digest, download, interrupt_after, partial, visible
 
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.models import transfer
-from pipelines.models.transfer import download
 
 pytestmark = pytest.mark.usefixtures("own_network")
 
@@ -240,16 +238,6 @@ def test_a_wrong_file_at_the_target_is_replaced(server, target, caplog):
     assert str(target) in caplog.text and "deleted" in caplog.text
 
 
-def test_download_offline(server, target, monkeypatch):
-    monkeypatch.setenv("ZOO_OFFLINE", "1")
-    with pytest.raises(RequestError, match="ZOO_OFFLINE") as error:
-        download(f"{server.base}/model.bin", target, sha256=SHA)
-    assert server.asked == [] and str(target) in str(error.value)
-    target.write_bytes(BODY)
-    assert download(f"{server.base}/model.bin", target, sha256=SHA) == target
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_one_line(server, target):
     partial(target).symlink_to("/dev/full")
     with pytest.raises(ZooError, match="No space left on device") as error:

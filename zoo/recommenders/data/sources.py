@@ -179,20 +179,6 @@ def tables(name: str, kind: str, place: Any) -> Iterator[Any]:
     return readers[kind](name, *place)
 
 
-def criteo_columns(numeric: int, categorical: int) -> list[tuple[str, str]]:
-    """Lists kinds and names of the feature columns in the Criteo format.
-
-    Args:
-        numeric: Number of numeric columns, named I1, I2, ...
-        categorical: Number of categorical columns, named C1, C2, ...
-
-    Returns:
-        (kind, name) of every column in order.
-    """
-    numbers = [("number", f"I{i}") for i in range(1, numeric + 1)]
-    return numbers + [("category", f"C{i}") for i in range(1, categorical + 1)]
-
-
 def choose_columns(name: str, names: list[str], columns: Sequence[tuple[str, str]]) -> tuple[list[str], bool]:
     """Columns of a table in the order of a row.
 

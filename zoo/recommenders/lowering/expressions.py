@@ -351,11 +351,6 @@ def layer_of(x: Expression) -> Linear | None:
     return Linear(x.width, source, weight, np.zeros(x.width) + by, False, numbers.value)
 
 
-def vectors_of(x: Expression) -> list[Expression]:
-    """The vectors that stand side by side in `x`, or above each other."""
-    return stacked(x) or parts_of(x)
-
-
 def below(x: Expression) -> Iterator[Expression]:
     """`x` and all that it is computed from, each once."""
     waiting, met = [x], {x}

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import socket
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -36,13 +35,11 @@ class Full(Exception):
 class Pending:
     """A request on its way. answered: called with every piece of its answer, the last one with `last`."""
 
-    __slots__ = ("answered", "created", "done", "job", "link", "model", "sent", "started", "streams", "tries")
+    __slots__ = ("answered", "done", "job", "link", "model", "started", "streams", "tries")
 
     def __init__(self, model: str, job: Job, answered: Callable[[Answer], None]) -> None:
         self.model, self.job, self.answered = model, job, answered
         self.streams = False  # whether the worker that has it answers it by and by
-        self.created = time.perf_counter()
-        self.sent = 0.0
         self.link: Link | None = None
         self.tries = 0
         self.done = self.started = False  # started: a piece of the answer went out
@@ -96,9 +93,8 @@ class Link(asyncio.Protocol):
             pending: The requests.
             streams: Whether their handler streams results.
         """
-        now = time.perf_counter()
         for each in pending:
-            each.link, each.sent, each.streams = self, now, streams
+            each.link, each.streams = self, streams
             self.working[each.job.number] = each
             self.computing += not streams
         self._transport.write(packed((worker.JOBS, pending[0].model, [tuple(each.job) for each in pending])))

@@ -17,7 +17,6 @@ from pipelines.quantization.calibration.observers import (
     SUMMARY,
     Histogram,
     choose,
-    error,
     errors,
     kl_range,
     minmax_range,
@@ -285,13 +284,17 @@ def test_percentile_cuts_what_it_says():
     assert percentile_range(histogram(ones)) == (1, 1 + histogram(ones).width)  # exactly one in ten thousand may go
 
 
-# --- error, mse
+# --- errors, mse
 
 
 def quantized(x, low, high):
     """x through uint8 and back, by the quantizer's own parameters."""
     scale, zero = activation_qparams(TensorRange(low, high, low, high, 1))
     return (np.clip(np.rint(x / np.float64(scale)) + int(zero), 0, 255) - int(zero)) * np.float64(scale)
+
+
+def error(found, low, high):
+    return float(errors(*found.density(), found.count, low, high))
 
 
 def error_reference(found, low, high):
