@@ -20,7 +20,6 @@ import itertools
 import json
 import logging
 import math
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -303,8 +302,7 @@ class _Search:
         return path
 
     def _write(self, path: Path, settings: Settings, made: Made) -> None:
-        with files.replacing(self.output) as temporary:
-            shutil.copyfile(path, temporary)
+        files.copy_file(path, self.output)
         self.written = settings, made
 
     def leave_something(self) -> None:

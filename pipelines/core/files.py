@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -150,6 +151,36 @@ def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
         lock.release()
 
 
+def write_bytes(path: str | os.PathLike[str], content: bytes | memoryview) -> Path:
+    """Writes a file atomically.
+
+    Args:
+        path: Output path.
+        content: Content of the file.
+
+    Returns:
+        The path.
+    """
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+    return Path(path)
+
+
+def copy_file(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
+    """Copies the content of a file atomically.
+
+    Args:
+        source: File to copy.
+        path: Output path.
+
+    Returns:
+        The path.
+    """
+    with replacing(path) as temporary:
+        shutil.copyfile(source, temporary)
+    return Path(path)
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
     """Writes UTF-8 text atomically.
 
@@ -160,9 +191,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     Returns:
         The path.
     """
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    return Path(path)
+    return write_bytes(path, text.encode())
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> Path:

@@ -14,7 +14,7 @@ import onnx.inliner
 import onnx_ir as ir
 
 from pipelines.core.errors import RequestError, one_line
-from pipelines.core.files import mapped, replacing, require_place
+from pipelines.core.files import mapped, replacing, require_place, write_bytes
 from pipelines.graph import query
 
 PRODUCER = "int8-zoo"
@@ -202,8 +202,7 @@ def save(model: ir.Model, path: str | Path) -> Path:
     model.producer_version = None
     model.doc_string = None
     content = serialized(model)
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
+    write_bytes(path, content)
     return Path(path)
 
 

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -318,8 +317,7 @@ def _copy(source: Path, target: Path, file: CardFile) -> bool:
         return False
     if fault := fault_of(source, file.size, file.sha256):
         raise ZooError(f"{source} does not match: {fault}")
-    with disk.replacing(target) as temporary:
-        shutil.copyfile(source, temporary)
+    disk.copy_file(source, target)
     return True
 
 
@@ -328,8 +326,7 @@ def _ship(source: Path, target: Path) -> None:
     with one_line(target):
         wanted = source.read_bytes()
         if not target.is_file() or target.read_bytes() != wanted:
-            with disk.replacing(target) as temporary:
-                temporary.write_bytes(wanted)
+            disk.write_bytes(target, wanted)
 
 
 def _card_file(name: str, value: Any) -> CardFile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,19 @@ import numpy as np
 
 from pipelines.core.batches import Batch, cut
 from pipelines.core.errors import RequestError, one_line
+from pipelines.core.files import replacing
+
+
+def write_npz(path: str | Path, arrays: Mapping[str, Any], *, compressed: bool = False) -> None:
+    """Writes arrays to an .npz atomically.
+
+    Args:
+        path: Output path, ending in .npz.
+        arrays: {name: array}.
+        compressed: Whether to compress the arrays.
+    """
+    with replacing(path) as temporary:
+        (np.savez_compressed if compressed else np.savez)(temporary, **arrays)
 
 
 def read_npz(path: str | Path, batch_size: int = 256) -> tuple[Iterator[Batch], int]:

@@ -408,8 +408,7 @@ def _kept_unless_same(folder: ModelFolder) -> Iterator[None]:
         yield
         return
     before = path.read_bytes()
-    with files.replacing(aside) as temporary:
-        temporary.write_bytes(before)
+    files.write_bytes(aside, before)
     yield
     if path.read_bytes() == before:
         aside.unlink()

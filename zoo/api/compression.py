@@ -20,7 +20,7 @@ from pipelines.compression.strategy import Step, Strategy
 from pipelines.core.batches import Batch
 from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.core.files import read_json, replacing, require_place, write_json
+from pipelines.core.files import copy_file, read_json, require_place, write_json
 from pipelines.engines.timing import measure
 from pipelines.models import npz, stages
 from pipelines.models.family import Prunable
@@ -353,8 +353,7 @@ class _Run:
         """A folder up to int8, for its speed alone."""
         write_trained_card(place, self.start.entry.name, "for its speed alone")
         arrays = npz.read_arrays(place / FOLDER_SAMPLES)
-        with replacing(place / FOLDER_SAMPLES) as temporary:
-            np.savez(temporary, **{name: each[:SAMPLES] for name, each in arrays.items()})
+        npz.write_npz(place / FOLDER_SAMPLES, {name: each[:SAMPLES] for name, each in arrays.items()})
         folder = zoo.load(place)
         recipe = replace(self.start.own_recipe, observer="minmax", correct=False, search=False)
         stages.set_recipe(folder, recipe)
@@ -373,9 +372,9 @@ class _Run:
         source = self.output / WORK / best["step"]
         for path in sorted(source.iterdir()):
             if path.is_file() and not path.name.startswith("."):
-                shutil.copyfile(path, self.output / path.name)
+                copy_file(path, self.output / path.name)
         for cut in sorted((self.output / WORK).glob(f"*.cut/{SENSITIVITY}")):
-            shutil.copyfile(cut, self.output / SENSITIVITY)
+            copy_file(cut, self.output / SENSITIVITY)
         write_json(self.output / LOG, self.log)
         made = f"{self.start.card.name} made smaller by its user, step {best['step']}"
         write_trained_card(self.output, self.start.entry.name, made)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +77,7 @@ def export(model: Model, to: str, output: str | Path, *, precision: str = "int8"
     version = _version(repository / name, source)
     place = repository / name / str(version)
     place.mkdir(parents=True, exist_ok=True)
-    with files.replacing(place / source.name) as path:
-        shutil.copyfile(source, path)
+    files.copy_file(source, place / source.name)
     files.write_text(config, text)
     return {"model": name, "to": to, "path": str(place), "version": version, "config": str(config)}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import zoo
 from pipelines.core.errors import RequestError
-from pipelines.core.files import replacing, require_place, sha256
+from pipelines.core.files import require_place, sha256, write_bytes
 from pipelines.graph import io, query
 from pipelines.models import stages
 from pipelines.models.family import Family, FixedForm, GraphImportable, OnnxImportable, Shortlistable, Trainable
@@ -334,8 +334,7 @@ def _with_shortlist(model: Model, data: str, output: Model | None) -> Path:
     if output is not None:
         shutil.copytree(folder.path, target, ignore=shutil.ignore_patterns(CARD, *NOT_COPIED), dirs_exist_ok=True)
     for each, content in made.items():
-        with replacing(target / each) as temporary:
-            temporary.write_bytes(content)
+        write_bytes(target / each, content)
     files = {each.name: each for each in folder.card.files}
     files |= {each: CardFile(each, len(content), sha256(target / each), None) for each, content in made.items()}
     details = {**folder.card.details, "preprocessing": {**folder.preprocessing, **said}}

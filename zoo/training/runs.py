@@ -18,7 +18,7 @@ import filelock
 
 from pipelines.core import machine, settings
 from pipelines.core.errors import RequestError, one_line, requires
-from pipelines.core.files import read_json, replacing, require_place
+from pipelines.core.files import read_json, replacing, require_place, write_bytes
 from pipelines.models.hub import CARD
 
 if TYPE_CHECKING:
@@ -375,6 +375,19 @@ def choose_precision(group: Processes, seconds: Callable[[bool], float]) -> str:
     return str(group.same(min(times, key=times.__getitem__)))
 
 
+def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
+    """Writes a checkpoint atomically; see `load_checkpoint`.
+
+    Args:
+        path: File to write.
+        state: Contents, for torch.
+    """
+    import torch
+
+    with replacing(path) as temporary:
+        torch.save(state, temporary)
+
+
 def load_checkpoint(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
     """Reads a checkpoint of a run.
 
@@ -414,8 +427,7 @@ def save_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
 
     stream = io.BytesIO()
     torch.save({"state_dict": {name: each.detach().cpu().contiguous() for name, each in state.items()}}, stream)
-    with replacing(path) as temporary:
-        temporary.write_bytes(stream.getbuffer())
+    write_bytes(path, stream.getbuffer())
 
 
 def fill(model: torch.nn.Module, state: Mapping[str, torch.Tensor], source: str | Path) -> None:

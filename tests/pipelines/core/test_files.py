@@ -148,3 +148,13 @@ def test_sha256(tmp_path):
     body = os.urandom(300_000)
     (tmp_path / "x").write_bytes(body)
     assert files.sha256(tmp_path / "x") == hashlib.sha256(body).hexdigest()
+
+
+def test_bytes_and_copies_replace_a_file_whole(tmp_path):
+    first, second = tmp_path / "new" / "a.bin", tmp_path / "b.bin"
+    second.write_bytes(b"before")
+    assert files.write_bytes(first, b"\x00after") == first and files.copy_file(first, second) == second
+    assert second.read_bytes() == first.read_bytes() == b"\x00after"
+    with pytest.raises(FileNotFoundError, match="missing"):
+        files.copy_file(tmp_path / "missing", second)
+    assert second.read_bytes() == b"\x00after" and sorted(each.name for each in tmp_path.iterdir()) == ["b.bin", "new"]

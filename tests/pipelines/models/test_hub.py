@@ -190,7 +190,7 @@ def test_a_full_disk_is_no_fault_of_the_package(server, shipped, monkeypatch):
             errno.ENOSPC, os.strerror(errno.ENOSPC), source, None, target
         )  # as shutil does: the source comes first
 
-    monkeypatch.setattr(hub.shutil, "copyfile", full)
+    monkeypatch.setattr("pipelines.core.files.shutil.copyfile", full)
     with pytest.raises(ZooError, match="No space left on device; free space") as error:
         Hub(shipped).fetch("toy")
     target = Hub(shipped).folder("toy") / "model.bin"

@@ -7,12 +7,14 @@ import pytest
 from helpers.three_lines import samples
 
 from pipelines.core.errors import RequestError
-from pipelines.models.npz import read_npz
+from pipelines.models.npz import read_npz, write_npz
 
 
-def test_read_npz(tmp_path):
+@pytest.mark.parametrize("compressed", [False, True])
+def test_npz_written_and_read(tmp_path, compressed):
     x, i = samples(10), np.arange(10)
-    np.savez_compressed(tmp_path / "s.npz", x=x, i=i)
+    write_npz(tmp_path / "s.npz", {"x": x, "i": i}, compressed=compressed)
+    assert [each.name for each in tmp_path.iterdir()] == ["s.npz"]
     batches, total = read_npz(tmp_path / "s.npz", 4)
     batches = list(batches)
     assert total == 10 and [len(each["x"]) for each in batches] == [4, 4, 2]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RequestError, requires
-from pipelines.core.files import replacing
+from pipelines.core.files import write_text
 
 RAY = "2.60.0"
 PYTHON = "py312"
@@ -96,8 +96,7 @@ def cluster_yaml(
         found["provider"] = {"type": cloud, **_provider(cloud, name, workers, region, project, hosts)}
         found["auth"] = {"ssh_user": user}
     told = _commands(cloud, str(output), name, package, command)
-    with replacing(output) as temporary:
-        temporary.write_text(_text(found, told), encoding="utf-8")
+    write_text(output, _text(found, told))
     return {"path": str(output), "cloud": cloud, "workers": workers, **told}
 
 

@@ -7,7 +7,6 @@ family. Graphs that cannot be rewritten keep their operators, behind new operato
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,10 +16,11 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.core.errors import RequestError, one_line
-from pipelines.core.files import replacing, sha256
+from pipelines.core.files import copy_file, sha256
 from pipelines.graph import edit, io, query, reference_session
 from pipelines.graph.infer import infer_shapes
 from pipelines.models.hub import CardFile
+from pipelines.models.npz import write_npz
 from pipelines.models.record import SAMPLES
 from pipelines.rewrites import driver
 from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
@@ -176,10 +176,8 @@ def from_onnx(
     family = family or found.family
     output.mkdir(parents=True, exist_ok=True)
     io.save(found.model, output / "fp32.onnx")
-    with replacing(output / RANKER) as temporary:
-        shutil.copyfile(path, temporary)
-    with replacing(output / SAMPLES) as temporary:
-        np.savez(temporary, **found.calibration)  # type: ignore[arg-type]
+    copy_file(path, output / RANKER)
+    write_npz(output / SAMPLES, found.calibration)
     found.features.schema.save(output / "schema.json")
     details = {
         "preprocessing": found.features.to_json(),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipelines.core.errors import RequestError, one_line
+from pipelines.core.files import copy_file
 from pipelines.models import family
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.recommenders.criteo import BUCKETS, CATEGORICAL, NAME, NUMERIC
@@ -148,7 +148,7 @@ def train(data: Any, output: str | Path, *, config: WideDeepConfig, **options: A
         raise RequestError(f"{start} {IMPORTED}, and is not trained with int8's rounding; leave qat out")
     metrics = training.train(_imported(Path(start)), data, output, config=config, **options)
     if is_first():
-        shutil.copyfile(Path(start) / "fp32.onnx", Path(output) / GRAPH)
+        copy_file(Path(start) / "fp32.onnx", Path(output) / GRAPH)
     return metrics
 
 

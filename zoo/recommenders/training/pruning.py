@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.compression.search import TILE, Widths
-from pipelines.core.files import replacing, write_json
+from pipelines.core.files import write_json
 from pipelines.core.plain import to_plain
 from pipelines.models.family import network_of
 from pipelines.models.folder import ModelFolder
+from pipelines.models.npz import write_npz
 from pipelines.models.record import SAMPLES
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.metrics import click_metrics, logloss
@@ -164,8 +165,7 @@ class PrunableLog:
         folder.mkdir(parents=True, exist_ok=True)
         save_weights(folder / MODEL, network.state_dict())
         seen = self._read(features).rows(np.arange(max(0, self.split - KEPT), self.split))
-        with replacing(folder / SAMPLES) as temporary:
-            np.savez(temporary, **{name: seen[name].numpy() for name in features.inputs})  # type: ignore[arg-type]
+        write_npz(folder / SAMPLES, {name: seen[name].numpy() for name in features.inputs})
         features.schema.save(folder / "schema.json")
         before = record_of(self.folder.path)
         known = {key: before[key] for key in ("rows", "metrics") if key in before}

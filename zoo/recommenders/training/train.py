@@ -21,11 +21,12 @@ from torch import nn
 
 from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.core.files import read_json, replacing, sha256, write_json
+from pipelines.core.files import read_json, sha256, write_json
 from pipelines.core.plain import from_plain, to_plain
 from pipelines.core.progress import progress, silent
 from pipelines.graph import edit, io
 from pipelines.models.hub import CARD
+from pipelines.models.npz import write_npz
 from pipelines.quantization.training.qat import freeze_ranges
 from zoo.recommenders import criteo
 from zoo.recommenders.data.features import Features
@@ -47,6 +48,7 @@ from zoo.training.runs import (
     plot_curves,
     processes,
     require_output,
+    save_checkpoint,
     save_weights,
 )
 
@@ -403,8 +405,7 @@ def _fit(
             line += f"  held out {found['logloss']:.4f}  AUC {found['auc']:.4f}"
         state |= {"epoch": epoch, "trainer": trainer.state()}
         if group.rank == 0:
-            with replacing(output / STATE) as temporary:
-                torch.save(state, temporary)
+            save_checkpoint(output / STATE, state)
             console.print(line, highlight=False, soft_wrap=True)
         group.checkpointed(output)
     return trainer
@@ -430,8 +431,7 @@ def _write(
     if sort_neurons := getattr(trained, "sort_neurons", None):
         sort_neurons(rows)
     save_weights(output / MODEL, qat.weights(trained) if record["config"]["qat"] else trained.state_dict())
-    with replacing(output / "calibration.npz") as temporary:
-        np.savez(temporary, **samples)
+    write_npz(output / "calibration.npz", samples)
     features.schema.save(output / "schema.json")
     loss, auc = (
         {"train_logloss": ("training", "C0--"), "logloss": ("held out", "C0-")},

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RequestError, one_line, requires
-from pipelines.core.files import read_json, replacing, require_place, sha256, write_json
+from pipelines.core.files import copy_file, read_json, replacing, require_place, sha256, write_json
 from pipelines.models.family import Importer
 from pipelines.models.hub import CARD, CardFile
 from zoo.texts.data import tokenizer
@@ -111,8 +111,7 @@ def _write(
             convert(path / PICKLED, temporary)
         weights.shared_names(form, weights.read(temporary), path)  # raises for what does not fit
     for name in names[2:]:
-        with replacing(output / name) as temporary:
-            shutil.copyfile(path / name, temporary)
+        copy_file(path / name, output / name)
     files = [
         CardFile(name, (output / name).stat().st_size, sha256(output / name), None) for name in names if name != CARD
     ]

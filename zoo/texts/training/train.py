@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,10 @@ import torch
 import torch.nn.functional as F
 
 from pipelines.core.errors import RequestError, requires
-from pipelines.core.files import read_json, replacing, sha256, write_json
+from pipelines.core.files import copy_file, read_json, replacing, sha256, write_json
 from pipelines.core.progress import progress
 from pipelines.models.hub import CARD
+from pipelines.models.npz import write_npz
 from pipelines.models.record import SAMPLES
 from zoo.texts.data import text_files
 from zoo.texts.data import tokenizer as tokens
@@ -32,7 +32,7 @@ from zoo.texts.inference import CALIBRATION_LENGTH, default_prompt, packed
 from zoo.texts.models.config import IDS, MASK, TYPES, Form
 from zoo.texts.models.weights import FILE
 from zoo.texts.training.config import RANGES, TrainConfig
-from zoo.training.runs import load_checkpoint, require_output, require_settings
+from zoo.training.runs import load_checkpoint, require_output, require_settings, save_checkpoint
 
 STATE = "checkpoint/state.pt"
 KEPT = ("tokenizer.json", CONFIG)  # of the model that it starts from
@@ -207,8 +207,7 @@ class _Trainer:
             "done": self.done,
             "losses": self.losses,
         }
-        with replacing(path) as temporary:
-            torch.save(state, temporary)
+        save_checkpoint(path, state)
 
     def fit(self, pairs: Pairs, labels: Any, state: Path, run: dict[str, Any]) -> float:
         """All steps that are left; the mean loss of the last epoch."""
@@ -296,8 +295,7 @@ def _write(
     with replacing(output / FILE) as temporary:
         save_file(state, temporary, {"format": "pt"})
     for name in KEPT:
-        with replacing(output / name) as temporary:
-            shutil.copyfile(start_from / name, temporary)
+        copy_file(start_from / name, output / name)
     if not trainer.form.labels:
         write_modules(output, trainer.form, features)
     count, before = 8 * CALIBRATION_ROWS, default_prompt(features)
@@ -306,7 +304,6 @@ def _write(
         some = list(dict.fromkeys(before + text for pair in pairs for text in pair))
     inputs = (IDS, MASK, *([TYPES] if trainer.form.labels and trainer.form.types > 1 else []))
     rows = packed(trainer.tokenizer(some[:count]), inputs, CALIBRATION_LENGTH, CALIBRATION_ROWS)
-    with replacing(output / SAMPLES) as temporary:
-        np.savez_compressed(temporary, **rows)  # type: ignore[arg-type]
+    write_npz(output / SAMPLES, rows, compressed=True)
     about = {"features": features, "rows": len(pairs), "metrics": metrics, "config": dataclasses.asdict(config)}
     write_json(output / "train.json", about)

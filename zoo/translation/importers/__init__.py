@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RequestError, requires
-from pipelines.core.files import replacing, require_place, sha256, write_json
+from pipelines.core.files import require_place, sha256, write_bytes, write_json
 from pipelines.models.family import Importer
 from pipelines.models.hub import CARD, CardFile
 from pipelines.models.record import RANGES
@@ -98,8 +98,7 @@ def write(
     for name in (CARD, MODEL, *files):
         require_place(output / name)
     for name, content in files.items():
-        with replacing(output / name) as temporary:
-            temporary.write_bytes(content)
+        write_bytes(output / name, content)
     save_weights(output / MODEL, model.state_dict())
     about = {
         "features": features,

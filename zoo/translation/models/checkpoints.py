@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import numpy as np
 import zoo
 from pipelines.core.console import console
 from pipelines.core.errors import RequestError
-from pipelines.core.files import read_json, replacing
+from pipelines.core.files import copy_file, read_json
 from pipelines.graph import edit, io, query
 from pipelines.models.hub import CARD
 from zoo.training.runs import fill
@@ -67,8 +66,7 @@ def kept_of(folder: Path) -> dict[str, Any]:
 def copy_kept(kept: Mapping[str, Any], folder: Path, output: Path) -> None:
     """Copies the shortlist among `kept_of(folder)` to a new model folder, if there is one."""
     if (name := kept.get("shortlist")) is not None:
-        with replacing(output / name) as temporary:
-            shutil.copyfile(folder / name, temporary)
+        copy_file(folder / name, output / name)
 
 
 def require_own(folder: str | Path, about: dict[str, Any]) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 
 import zoo
 from pipelines.core import machine
-from pipelines.core.files import replacing, sha256, write_text
+from pipelines.core.files import sha256, write_text
 from pipelines.core.progress import progress
+from pipelines.models.npz import write_npz
 from zoo.training.runs import Processes
 from zoo.translation.data.parallel_text import Corpus, ParallelText, from_tokens
 from zoo.translation.data.synthesis import imitations
@@ -102,6 +103,5 @@ def _read(path: Path) -> Corpus:
 
 def _keep(found: Corpus, path: Path, made_of: str) -> None:
     path.with_name(OF).unlink(missing_ok=True)  # which is of other pairs, where a training began anew
-    with replacing(path) as temporary:
-        np.savez(temporary, **vars(found))
+    write_npz(path, vars(found))
     write_text(path.with_name(OF), made_of)

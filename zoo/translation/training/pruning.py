@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pipelines.compression.search import TILE, Widths
-from pipelines.core.files import replacing, write_json
+from pipelines.core.files import write_bytes, write_json
 from pipelines.models.folder import ModelFolder
+from pipelines.models.npz import write_npz
 from pipelines.models.record import SAMPLES
 from zoo.training.runs import fill, record_of, save_weights
 from zoo.translation.data.parallel_text import (
@@ -173,13 +174,11 @@ class PrunableText:
         network = self._cut(widths)
         folder.mkdir(parents=True, exist_ok=True)
         save_weights(folder / MODEL, network.state_dict())
-        with replacing(folder / VOCABULARY) as temporary:
-            temporary.write_bytes(self.text.vocabulary.content)
+        write_bytes(folder / VOCABULARY, self.text.vocabulary.content)
         asked = [self.text.train.pair(i)[0] for i in range(min(KEPT, len(self.text.train)))]
         said = [each[0].tokens for each in translate(network, asked)]
         samples: dict[str, Any] = decoder_samples(asked, said)
-        with replacing(folder / SAMPLES) as temporary:
-            np.savez(temporary, **samples)
+        write_npz(folder / SAMPLES, samples)
         features = {name: self.about[name] for name in ("arch", "pre_norm", "languages", "max_length")}
         if network.form != ARCHITECTURES[features["arch"]]:
             features["form"] = network.form.to_json()

@@ -16,8 +16,17 @@ from torch import distributed
 import zoo
 from pipelines.core.console import console
 from pipelines.core.errors import RequestError
-from pipelines.core.files import replacing, sha256, write_json
-from zoo.training.runs import fill, load_checkpoint, plot_curves, processes, require_output, save_weights
+from pipelines.core.files import sha256, write_bytes, write_json
+from pipelines.models.npz import write_npz
+from zoo.training.runs import (
+    fill,
+    load_checkpoint,
+    plot_curves,
+    processes,
+    require_output,
+    save_checkpoint,
+    save_weights,
+)
 from zoo.translation.data.parallel_text import (
     VOCABULARY,
     ParallelText,
@@ -176,12 +185,11 @@ def _keep(
         highlight=False,
         soft_wrap=True,
     )
-    with replacing(weights_after(output, last["epoch"])) as temporary:
-        torch.save({name: each.cpu() for name, each in trainer.model.state_dict().items()}, temporary)
-    with replacing(output / "checkpoint" / VOCABULARY) as temporary:
-        temporary.write_bytes(text.vocabulary.content)
-    with replacing(output / STATE) as temporary:
-        torch.save({**record, "history": list(history), **trainer.state()}, temporary)
+    save_checkpoint(
+        weights_after(output, last["epoch"]), {name: each.cpu() for name, each in trainer.model.state_dict().items()}
+    )
+    write_bytes(output / "checkpoint" / VOCABULARY, text.vocabulary.content)
+    save_checkpoint(output / STATE, {**record, "history": list(history), **trainer.state()})
     kept = {weights_after(output, epoch) for epochs in groups(history, config.average).values() for epoch in epochs}
     for path in set((output / "checkpoint").glob("epoch-*.pt")) - kept:
         path.unlink()
@@ -233,15 +241,13 @@ def _write(
 ) -> None:
     config = trainer.config
     save_weights(output / MODEL, qat.weights(trainer.model) if config.qat else trainer.model.state_dict())
-    with replacing(output / VOCABULARY) as temporary:
-        temporary.write_bytes(text.vocabulary.content)
+    write_bytes(output / VOCABULARY, text.vocabulary.content)
     count = min(CALIBRATION_SENTENCES, len(text.train))
     chosen = np.sort(np.random.default_rng(config.seed).choice(len(text.train), count, replace=False))
     asked = [text.train.pair(int(i))[0] for i in chosen]
     said = [each[0].tokens for each in translate(trainer.model, asked, bf16=trainer.bf16)]
     samples: dict[str, Any] = decoder_samples(asked, said)
-    with replacing(output / "calibration.npz") as temporary:
-        np.savez(temporary, **samples)
+    write_npz(output / "calibration.npz", samples)
     write_json(output / "history.json", list(history))
     left = {"train_loss": ("loss, training", "C0--"), "loss": ("loss, held out", "C0-")}
     best = groups(history, 1)["best"][0]

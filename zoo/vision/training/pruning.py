@@ -10,9 +10,10 @@ import numpy as np
 from pipelines.compression import channels
 from pipelines.compression.search import TILE, Widths
 from pipelines.core.errors import RequestError
-from pipelines.core.files import replacing, write_json
+from pipelines.core.files import write_json
 from pipelines.models.family import network_of
 from pipelines.models.folder import ModelFolder
+from pipelines.models.npz import write_npz
 from pipelines.models.record import SAMPLES
 from zoo.training.runs import record_of, save_weights
 from zoo.vision.data.datasets import Images, LabelledImages, open_images, prepare
@@ -133,8 +134,7 @@ class PrunableImages:
         network = self._cut(widths)
         folder.mkdir(parents=True, exist_ok=True)
         save_weights(folder / MODEL, network.state_dict())
-        with replacing(folder / SAMPLES) as temporary:
-            np.savez(temporary, image=self._some(self.images.train, KEPT)[0].numpy())
+        write_npz(folder / SAMPLES, {"image": self._some(self.images.train, KEPT)[0].numpy()})
         before = record_of(self.folder.path)
         shapes = {**self.about.get("shapes", {}), **channels.shapes(network, self.network)}
         named: dict[str, Any] = {key: self.about[key] for key in ("arch", "width") if key in self.about}

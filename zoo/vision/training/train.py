@@ -22,8 +22,9 @@ from torch.utils.data import DataLoader
 from pipelines.compression.channels import resize
 from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.core.files import replacing, sha256, write_json
+from pipelines.core.files import sha256, write_json
 from pipelines.core.progress import progress
+from pipelines.models.npz import write_npz
 from zoo.training.communication import Communication, exchanging, tuned
 from zoo.training.runs import (
     QAT_FROZEN,
@@ -33,6 +34,7 @@ from zoo.training.runs import (
     plot_curves,
     processes,
     require_output,
+    save_checkpoint,
     save_weights,
 )
 from zoo.vision.data.augmentation import Views
@@ -371,8 +373,7 @@ def fit(
             history.append(found | _metrics(logits, images.held_out.labels))
             if group.rank == 0:
                 console.print(_line(history, config), highlight=False, soft_wrap=True)
-                with replacing(output / STATE) as temporary:
-                    torch.save({"run": run, "history": history, "chosen": chosen, **trainer.state()}, temporary)
+                save_checkpoint(output / STATE, {"run": run, "history": history, "chosen": chosen, **trainer.state()})
             group.checkpointed(output)
         logits = trainer.predict(images.held_out, features, config.workers)
         metrics = _metrics(logits, images.held_out.labels)
@@ -450,8 +451,7 @@ def _write(
     count = min(CALIBRATION_IMAGES, len(images.train))
     chosen = np.sort(np.random.default_rng(config.seed).choice(len(images.train), count, replace=False))
     samples = np.stack([prepare(images.train.image(int(i)), features).transpose(2, 0, 1) for i in chosen])
-    with replacing(output / "calibration.npz") as temporary:
-        np.savez(temporary, image=samples)
+    write_npz(output / "calibration.npz", {"image": samples})
     write_json(output / "history.json", history)
     loss = {"train_loss": ("loss, training", "C0--"), "loss": ("loss, held out", "C0-")}
     top1 = {"train_top1": ("top-1, training", "C1--"), "top1": ("top-1, held out", "C1-")}

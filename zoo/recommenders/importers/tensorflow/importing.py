@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from pipelines.core.errors import RequestError
-from pipelines.core.files import read_json, replacing, write_json
+from pipelines.core.files import read_json, write_bytes, write_json
 from pipelines.graph import io as onnx_graph
 from pipelines.graph import query
 from pipelines.models.hub import CARD
+from pipelines.models.npz import write_npz
 from pipelines.models.record import SAMPLES
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
@@ -69,11 +69,9 @@ def from_graph(
     rows = _first_rows(data, features, on_error)
     features = fitted(features, rows)
     output.mkdir(parents=True, exist_ok=True)
-    with replacing(output / GRAPH) as temporary:
-        temporary.write_bytes(graph.SerializeToString(deterministic=True))
+    write_bytes(output / GRAPH, graph.SerializeToString(deterministic=True))
     samples: dict[str, Any] = features.encode(next(features.by_steps([rows])))
-    with replacing(output / SAMPLES) as temporary:
-        np.savez(temporary, **samples)
+    write_npz(output / SAMPLES, samples)
     return {
         "preprocessing": features.to_json(),
         "weights": {"file": GRAPH, "output": network.output, "from": Path(path).name},
