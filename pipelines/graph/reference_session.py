@@ -17,16 +17,22 @@ from pipelines.graph import query
 LARGEST = 64  # batch size that an exporter is expected to leave in a graph
 
 
-def options(quick: bool = False) -> ort.SessionOptions:
+def options(quick: bool = False, lean: bool = False, prepack: bool = True) -> ort.SessionOptions:
     """Returns session options with all optimizations off.
 
     Args:
         quick: Enable optimizations, for float graphs whose results alone count.
+        lean: Keep no memory beyond what is in use: neither arena nor memory patterns.
+        prepack: Copy weights into the layout of the kernels. False saves the memory of the copies.
     """
     settings = ort.SessionOptions()
     level = ort.GraphOptimizationLevel
     settings.graph_optimization_level = level.ORT_ENABLE_ALL if quick else level.ORT_DISABLE_ALL
     settings.log_severity_level = 4  # errors come as exceptions
+    if lean:
+        settings.enable_cpu_mem_arena = settings.enable_mem_pattern = False
+    if not prepack:
+        settings.add_session_config_entry("session.disable_prepacking", "1")
     # on a busy machine threads would wait for each other
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return settings

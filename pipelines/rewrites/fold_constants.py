@@ -72,7 +72,6 @@ class FoldConstants(Rewrite):
         opsets = [onnx.helper.make_opsetid("", model.opset_imports.get("", io.OPSET))]
         options = reference_session.options()
         options.intra_op_num_threads = 1
-        options.log_severity_level = 4
         try:
             lone = onnx.helper.make_model(body, opset_imports=opsets, ir_version=10).SerializeToString()
             (array,) = ort.InferenceSession(lone, options, providers=["CPUExecutionProvider"]).run(None, feeds)

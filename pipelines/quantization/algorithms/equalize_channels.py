@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from pipelines.core.batches import length
-from pipelines.core.errors import RequestError, one_line
+from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.graph import edit, query, reference_session
 from pipelines.graph.infer import infer_shapes
@@ -97,6 +96,8 @@ def channel_statistics(
         read, summed = [], []
         last = {value: (value, linear[str(value.name)]) for value in _values(copy.graph) if value.name in linear}
     values = list(dict.fromkeys((*read, *summed, *last)))
+    if not values:
+        return {}
     del copy.graph.outputs[:]
     for value in values:
         ends = []
@@ -117,25 +118,18 @@ def channel_statistics(
     copy.graph.sort()
     found: dict[str, Channels] = {}
     seen = dict.fromkeys(map(str, (value.name for value in values)), 0)
-    try:
-        session = ort.InferenceSession(
-            ir.to_proto(copy).SerializeToString(), reference_session.options(), providers=["CPUExecutionProvider"]
-        )
-        with progress("observing channels") as advance:
-            for batch in samples:
-                results = (
-                    [each.reshape(*each.shape[:2]).astype(np.float64) for each in session.run(None, dict(batch))]
-                    if values
-                    else []
-                )
-                for name, high, low, square in zip(seen, results[::3], results[1::3], results[2::3], strict=True):
-                    before = found.get(name) or Channels(*[np.zeros(high.shape[1])] * 3)
-                    least, most = np.minimum(before.low, -low.max(axis=0)), np.maximum(before.high, high.max(axis=0))
-                    found[name] = Channels(least, most, before.square + square.sum(axis=0))
-                    seen[name] += len(square)
-                advance(length(batch))
-    except Exception as error:  # onnxruntime raises its own kinds
-        raise RequestError(f"onnxruntime cannot run the model on these samples: {one_line(error)}") from error
+    session = reference_session.session(copy, "its equalization needs")
+    with progress("observing channels") as advance:
+        for batch in samples:
+            results = [
+                each.reshape(*each.shape[:2]).astype(np.float64) for each in reference_session.run(session, batch)
+            ]
+            for name, high, low, square in zip(seen, results[::3], results[1::3], results[2::3], strict=True):
+                before = found.get(name) or Channels(*[np.zeros(high.shape[1])] * 3)
+                least, most = np.minimum(before.low, -low.max(axis=0)), np.maximum(before.high, high.max(axis=0))
+                found[name] = Channels(least, most, before.square + square.sum(axis=0))
+                seen[name] += len(square)
+            advance(length(batch))
     return {name: Channels(each.low, each.high, each.square / seen[name]) for name, each in found.items()}
 
 

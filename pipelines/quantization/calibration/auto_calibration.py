@@ -116,9 +116,7 @@ class OutputSqnr:
 
 
 def _session(model: ir.Model) -> ort.InferenceSession:
-    options = reference_session.options()
-    options.add_session_config_entry("session.disable_prepacking", "1")  # which copies weights that layers share
-    options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # they keep more than is in use
+    options = reference_session.options(lean=True, prepack=False)
     return reference_session.session(before_softmax(model), "its evaluation needs", options)
 
 

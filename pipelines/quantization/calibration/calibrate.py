@@ -306,9 +306,7 @@ def _session(
         wanted = [each.outputs[0] for each in nodes]
     copy.graph.outputs[:] = wanted
     RemoveUnusedNodesPass()(copy)
-    options = reference_session.options()
-    options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # they keep more than is in use
-    options.add_session_config_entry("session.disable_prepacking", "1")  # a copy of the weights
+    options = reference_session.options(lean=True, prepack=False)
     used = [name for name in shared if name in copy.graph.initializers]
     options.add_external_initializers(used, [shared[name] for name in used])
     return reference_session.session(copy, "calibration needs", options)

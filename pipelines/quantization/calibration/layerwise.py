@@ -118,9 +118,7 @@ def subgraph_session(
         value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
     for value in (*part.graph.inputs, *part.graph.outputs):
         value.shape = None  # inference may have guessed
-    settings = reference_session.options(quick)
-    settings.enable_cpu_mem_arena = settings.enable_mem_pattern = False  # they keep more than is in use
-    return reference_session.session(part, "its correction needs", settings)
+    return reference_session.session(part, "its correction needs", reference_session.options(quick, lean=True))
 
 
 def values_read(node: ir.Node) -> Iterator[ir.Value]:
