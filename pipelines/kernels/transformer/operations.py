@@ -16,6 +16,7 @@ that all instruction sets and the numpy `reference` return the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,8 @@ from pipelines.kernels.arrays import Array, require
 
 LANES = 16  # the size of an attention head is a multiple of it
 MAX_WIDTH = 65536  # columns of a layer, at most
+MEMORY = -1  # the encoder's result among the registers
+ACTIVATIONS = ("swish", "gelu")
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,52 @@ class RowLinear:
         return int(self.weight.shape[1])
 
 
+class Checked:
+    """An operation that a program checks."""
+
+    def check(self, where: str, widths: Mapping[int, int]) -> int:
+        """Checks the arrays of the operation.
+
+        Args:
+            where: Name of the operation, for messages.
+            widths: Columns of the registers that hold a value, and of `MEMORY` in a decoder.
+
+        Returns:
+            Columns of the result.
+
+        Raises:
+            RequestError: An array does not fit, or the operation has no native kernel.
+        """
+        raise RequestError(f"{where} has no native kernel")
+
+
+def _require_finite(where: str, name: str, row: Array, width: int) -> None:
+    require(where, name, row, np.float32, (width,))
+    if not np.isfinite(row).all():
+        raise RequestError(f"{where} has a {name} that is not finite")
+
+
+def _layer_width(where: str, layer: RowLinear, given: int) -> int:
+    if layer.inputs != given:
+        raise RequestError(f"{where} takes {layer.inputs} columns and is given {given}")
+    return layer.outputs
+
+
+def _require_residual(where: str, residual: int | None, widths: Mapping[int, int], width: int) -> None:
+    if residual is not None and widths[residual] != width:
+        raise RequestError(f"{where} gives {width} columns, the residual has {widths[residual]}")
+
+
+def _attention_width(where: str, heads: int, width: int, merged: int) -> int:
+    """Columns of the result. merged: 3 where the input is [query | key | value]."""
+    result, rest = divmod(width, merged)
+    if rest or heads < 1 or result < heads or result % (LANES * heads):
+        raise RequestError(f"{where} has {heads} heads on {width} columns; a head has a multiple of {LANES}")
+    return result
+
+
 @dataclass(frozen=True, eq=False)
-class Embedding:
+class Embedding(Checked):
     """Token and position embedding: out = table[token] scale[token] + positions[position].
 
     Attributes:
@@ -116,9 +163,30 @@ class Embedding:
     positions: Array
     out: int
 
+    def check(self, where: str, widths: Mapping[int, int]) -> int:
+        """See `Checked`."""
+        if (
+            self.table.ndim != 2
+            or not self.table.size
+            or self.table.shape[1] > MAX_WIDTH
+            or self.positions.ndim != 2
+            or not len(self.positions)
+        ):
+            raise RequestError(
+                f"{where} has a table {list(self.table.shape)} and positions {list(self.positions.shape)}; expected "
+                "two axes"
+            )
+        count, width = self.table.shape
+        require(where, "table", self.table, np.int8, (count, width))
+        _require_finite(where, "scale", self.scale, count)
+        require(where, "positions", self.positions, np.float32, (len(self.positions), width))
+        if not np.isfinite(self.positions).all():
+            raise RequestError(f"{where} has positions that are not finite")
+        return int(width)
+
 
 @dataclass(frozen=True, eq=False)
-class LayerNorm:
+class LayerNorm(Checked):
     """Layer normalization (Ba et al. 2016): out = (x - mean) / sqrt(variance + epsilon) scale + bias over W columns.
 
     Attributes:
@@ -135,9 +203,18 @@ class LayerNorm:
     epsilon: float
     out: int
 
+    def check(self, where: str, widths: Mapping[int, int]) -> int:
+        """See `Checked`."""
+        width = widths[self.input]
+        _require_finite(where, "scale", self.scale, width)
+        _require_finite(where, "bias", self.bias, width)
+        if not 0 <= self.epsilon < np.inf:
+            raise RequestError(f"{where} has epsilon {self.epsilon}; expected 0 or more")
+        return width
+
 
 @dataclass(frozen=True, eq=False)
-class Linear:
+class Linear(Checked):
     """Fully connected layer: out = layer(input), then ReLU, then plus a residual.
 
     Attributes:
@@ -154,9 +231,15 @@ class Linear:
     relu: bool = False
     residual: int | None = None
 
+    def check(self, where: str, widths: Mapping[int, int]) -> int:
+        """See `Checked`."""
+        width = _layer_width(where, self.layer, widths[self.input])
+        _require_residual(where, self.residual, widths, width)
+        return width
+
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class Attention(Checked):
     """Multi-head self-attention of an encoder over all tokens of a sentence (Vaswani et al. 2017, section 3.2).
 
     In each head h, columns h W / heads to (h + 1) W / heads: sum_t softmax_t(q . k_t) v_t. The scale 1 / sqrt(size) is
@@ -172,9 +255,13 @@ class Attention:
     heads: int
     out: int
 
+    def check(self, where: str, widths: Mapping[int, int]) -> int:
+        """See `Checked`."""
+        return _attention_width(where, self.heads, widths[self.input], 3)
+
 
 @dataclass(frozen=True, eq=False)
-class QuantizedAttention:
+class QuantizedAttention(Checked):
     """`Attention` in integers, each head of a sentence by its own ranges.
 
         k~[t, j] = rint(k[t, j] / a_j), a_j = max_t |k[t, j]| / 127         v~, c_j of the values likewise
@@ -195,9 +282,17 @@ class QuantizedAttention:
     out: int
     bias: Array | None = None
 
+    def check(self, where: str, widths: Mapping[int, int]) -> int:
+        """See `Checked`."""
+        if self.bias is not None:
+            require(where, "bias", self.bias, np.float32, (self.heads, self.bias.shape[-1]))
+            if self.bias.shape[1] % 2 == 0 or not np.isfinite(self.bias).all():
+                raise RequestError(f"{where} has a bias that is not finite, or has no middle")
+        return _attention_width(where, self.heads, widths[self.input], 3)
+
 
 @dataclass(frozen=True, eq=False)
-class SelfAttention:
+class SelfAttention(Checked):
     """Causal multi-head self-attention of a decoder: `Attention` over the KV cache, to which the newest token is added.
 
     Attributes:
@@ -210,9 +305,13 @@ class SelfAttention:
     heads: int
     out: int
 
+    def check(self, where: str, widths: Mapping[int, int]) -> int:
+        """See `Checked`."""
+        return _attention_width(where, self.heads, widths[self.input], 3)
+
 
 @dataclass(frozen=True, eq=False)
-class Activation:
+class Activation(Checked):
     """Activation function: swish, x sigmoid(x), or gelu, x (1 + erf(x / sqrt 2)) / 2.
 
     Attributes:
@@ -225,9 +324,15 @@ class Activation:
     kind: str
     out: int
 
+    def check(self, where: str, widths: Mapping[int, int]) -> int:
+        """See `Checked`."""
+        if self.kind not in ACTIVATIONS:
+            raise RequestError(f"{where} computes {self.kind!r}; expected {' or '.join(ACTIVATIONS)}")
+        return widths[self.input]
+
 
 @dataclass(frozen=True, eq=False)
-class Scale:
+class Scale(Checked):
     """Multiplication by a constant row, such as smoothing before a linear layer.
 
     Attributes:
@@ -240,9 +345,14 @@ class Scale:
     factors: Array
     out: int
 
+    def check(self, where: str, widths: Mapping[int, int]) -> int:
+        """See `Checked`."""
+        _require_finite(where, "factors", self.factors, widths[self.input])
+        return widths[self.input]
+
 
 @dataclass(frozen=True, eq=False)
-class Recurrence:
+class Recurrence(Checked):
     """Simpler simple recurrent unit of a decoder (SSRU, Kim et al. 2019, section 3.1).
 
     keep = sigmoid(forget); cell = cell keep + (1 - keep) value, from zeros on; out = relu(cell), plus the residual.
@@ -257,9 +367,19 @@ class Recurrence:
     out: int
     residual: int | None = None
 
+    def check(self, where: str, widths: Mapping[int, int]) -> int:
+        """See `Checked`."""
+        width, rest = divmod(widths[self.input], 2)
+        if rest or width % LANES:
+            raise RequestError(
+                f"{where} has gates of {widths[self.input]} columns; expected twice a multiple of {LANES}"
+            )
+        _require_residual(where, self.residual, widths, width)
+        return width
+
 
 @dataclass(frozen=True, eq=False)
-class RunningMean:
+class RunningMean(Checked):
     """Mean of a register over all tokens so far (average attention, Zhang et al. 2018). No native kernel exists.
 
     Attributes:
@@ -272,7 +392,7 @@ class RunningMean:
 
 
 @dataclass(frozen=True, eq=False)
-class Gate:
+class Gate(Checked):
     """Gated value: out = sigmoid(gate) input, plus a residual. No native kernel exists.
 
     Attributes:
@@ -289,7 +409,7 @@ class Gate:
 
 
 @dataclass(frozen=True, eq=False)
-class Sum:
+class Sum(Checked):
     """Sum of two registers where no other operation adds the residual. No native kernel exists.
 
     Attributes:
@@ -304,7 +424,7 @@ class Sum:
 
 
 @dataclass(frozen=True, eq=False)
-class CrossAttention:
+class CrossAttention(Checked):
     """Multi-head cross-attention of a decoder over the source.
 
     Attributes:
@@ -319,9 +439,19 @@ class CrossAttention:
     heads: int
     out: int
 
+    def check(self, where: str, widths: Mapping[int, int]) -> int:
+        """See `Checked`."""
+        width = _attention_width(where, self.heads, widths[self.input], 1)
+        if (self.layer.inputs, self.layer.outputs) != (widths[MEMORY], 2 * width):
+            raise RequestError(
+                f"{where} makes keys and values of {self.layer.inputs} -> {self.layer.outputs} columns; expected "
+                f"{widths[MEMORY]} -> {2 * width}"
+            )
+        return width
+
 
 @dataclass(frozen=True, eq=False)
-class Vocabulary:
+class Vocabulary(Checked):
     """Vocabulary projection, the last operation of a decoder; only top-k and log-sum-exp of the logits are stored.
 
     Attributes:
@@ -331,6 +461,10 @@ class Vocabulary:
 
     input: int
     layer: RowLinear
+
+    def check(self, where: str, widths: Mapping[int, int]) -> int:
+        """See `Checked`."""
+        return _layer_width(where, self.layer, widths[self.input])
 
 
 Operation = (
@@ -349,4 +483,3 @@ Operation = (
     | CrossAttention
     | Vocabulary
 )
-ACTIVATIONS = ("swish", "gelu")

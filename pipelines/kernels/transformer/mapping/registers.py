@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipelines.kernels.transformer.operations import CrossAttention, Linear, Operation, StaticQParams, Vocabulary
-from pipelines.kernels.transformer.program import MEMORY
+from pipelines.kernels.transformer.operations import (
+    MEMORY,
+    CrossAttention,
+    Linear,
+    Operation,
+    StaticQParams,
+    Vocabulary,
+)
 
 
 def unify_qparams(operations: list[Operation]) -> list[Operation]:
