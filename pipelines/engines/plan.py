@@ -105,8 +105,7 @@ def build(
     """
     if not candidates:
         raise RequestError(f"none of the engines asked for computes this model; choose among {', '.join(available())}")
-    output = Path(output)
-    folder = output.resolve().parent
+    folder = Path(output).resolve().parent
     with files.replacing(output) as temporary:
         timings: list[dict[str, Any]] = []
         profiles: list[dict[str, Any]] = []
@@ -115,45 +114,21 @@ def build(
         samples_first = True
         with progress("timing batch sizes", len(batches)) as advance:
             for batch in sorted(batches, key=length):
-                size = length(batch)
-                sessions, rows = _open_all(candidates, batch, threads, opener, failed)
-                if not sessions:
-                    raise ZooError(f"no engine runs the model: {'; '.join(failed)}")
-                for row, milliseconds in zip(rows, measure(sessions, batch), strict=True):
-                    timings.append(
-                        row
-                        | {
-                            "milliseconds": round(milliseconds, 4),
-                            "samples_per_second": round(size / milliseconds * 1e3, 1),
-                        }
-                    )
-                best = min(timings[-len(rows) :], key=lambda row: row["milliseconds"])
-                chosen = sessions[timings[-len(rows) :].index(best)]
-                path = next(
-                    each.path
-                    for each in candidates
-                    if (each.engine, each.precision) == (best["engine"], best["precision"])
-                )
-                results = chosen.run(batch)
-                samples_first &= all(np.shape(array)[:1] == (size,) for array in results.values())
-                blobs.append(_compiled(chosen, batch))
-                profiles.append(
-                    {
-                        **best,
-                        "path": _relative(path, folder),
-                        "outputs": list(results),
-                        "compiled": len(blobs[-1]),
-                    }
-                )
+                rows, best, session = _timed(candidates, batch, threads, opener, failed)
+                results = session.run(batch)
+                samples_first &= all(np.shape(array)[:1] == (length(batch),) for array in results.values())
+                timings += rows
+                blobs.append(_compiled(session, batch))
+                path = _relative(_file_of(candidates, best), folder)
+                profiles.append({**best, "path": path, "outputs": list(results), "compiled": len(blobs[-1])})
                 advance(1)
+        paths = sorted({each.path for each in candidates})
         plan = {
             "format": FORMAT,
             "machine": machine.fingerprint(),
             "kernels": extension.isas(),
             "environment": machine.environment(),
-            "models": {
-                _relative(path, folder): files.identity(path) for path in sorted({each.path for each in candidates})
-            },
+            "models": {_relative(path, folder): files.identity(path) for path in paths},
             "samples_first": samples_first,
             "inputs": [
                 {name: [str(array.dtype), list(array.shape)] for name, array in batch.items()} for batch in batches
@@ -170,6 +145,27 @@ def build(
                 if blob:
                     archive.writestr(zipfile.ZipInfo(_member(profile)), blob)
     return plan
+
+
+def _timed(
+    candidates: Sequence[Candidate], batch: Batch, threads: Sequence[int], opener: Opener, failed: list[str]
+) -> tuple[list[dict[str, Any]], dict[str, Any], Session]:
+    """The timings of a batch, the quickest one and its session."""
+    sessions, rows = _open_all(candidates, batch, threads, opener, failed)
+    if not sessions:
+        raise ZooError(f"no engine runs the model: {'; '.join(failed)}")
+    size = length(batch)
+    for row, milliseconds in zip(rows, measure(sessions, batch), strict=True):
+        row["milliseconds"] = round(milliseconds, 4)
+        row["samples_per_second"] = round(size / milliseconds * 1e3, 1)
+    best, session = min(zip(rows, sessions, strict=True), key=lambda pair: float(pair[0]["milliseconds"]))
+    return rows, best, session
+
+
+def _file_of(candidates: Sequence[Candidate], timing: Mapping[str, Any]) -> Path:
+    return next(
+        each.path for each in candidates if (each.engine, each.precision) == (timing["engine"], timing["precision"])
+    )
 
 
 def open_plan(path: str | Path, opener: Opener) -> PlannedSession:
