@@ -100,57 +100,15 @@ def _dense_layers(first: ir.Node) -> tuple[Sequence[LinearLayer], bool] | None:
     Follows DequantizeLinear -> Gemm or MatMul with int8 weights -> (Relu) -> QuantizeLinear, again and again; the last
     layer gives one float, to which the operator's wide sum, if it has one, is added. None for any other graph.
     """
-    value, layers = first.outputs[0], []
+    value = first.outputs[0]
+    layers: list[LinearLayer] = []
     while (dequantize := _only(value, "DequantizeLinear")) is not None:
-        x_scale, x_zero = map(query.constant, dequantize.inputs[1:3])
-        dense = _only(dequantize.outputs[0], "Gemm") or _only(dequantize.outputs[0], "MatMul")
-        weight = None if dense is None else _symmetric(dense.inputs[1])
-        if (
-            dense is None
-            or weight is None
-            or x_scale is None
-            or x_zero is None
-            or x_scale.size != 1
-            or dense.inputs[0] is not dequantize.outputs[0]
-        ):
+        if (found := _dense_layer(dequantize)) is None:
             return None
-        if (
-            any(dense.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta"))
-            or dense.attributes.get_int("transA", 0) != 0
-        ):
-            return None
-        w, w_scale = weight
-        if dense.attributes.get_int("transB", 0) != 0:
-            w = w.T
-        bias = (
-            _symmetric(dense.inputs[2])
-            if len(dense.inputs) > 2
-            else (np.zeros(w.shape[1], np.int32), np.float64(x_scale) * w_scale)
-        )
-        if w.dtype != np.int8 or w_scale.size not in (1, w.shape[1]) or bias is None or bias[0].size != w.shape[1]:
-            return None
-        if not np.allclose(bias[1], np.float64(x_scale) * w_scale, rtol=1e-5, atol=0):  # not the scale of the sums
-            return None
-        b = bias[0].ravel().astype(np.int64) - int(x_zero) * w.astype(np.int64).sum(axis=0)
-        if np.abs(b).max() >= 2**31:
-            return None
-        scale = np.broadcast_to(np.float64(x_scale) * w_scale.astype(np.float64), w.shape[1])
-        value = dense.outputs[0]
-        relu = _only(value, "Relu")
-        last = _only(relu.outputs[0] if relu is not None else value, "QuantizeLinear")
-        y_scale, y_zero = (None, None) if last is None else (query.constant(each) for each in last.inputs[1:3])
-        try:
-            if last is None:
-                layers.append(LinearLayer(w, b.astype(np.int32), scale.astype(np.float32)))
-                break
-            if y_scale is None or y_zero is None or y_scale.size != 1 or y_zero.dtype != np.uint8:
-                return None
-            zero = int(y_zero.item())
-            scaled = (scale / np.float64(y_scale.item())).astype(np.float32)
-            layers.append(LinearLayer(w, b.astype(np.int32), scaled, zero, zero if relu is not None else 0))
-        except RequestError:  # beyond 32 bits
-            return None
-        value = last.outputs[0]
+        layer, value = found
+        layers.append(layer)
+        if layer.zero_point is None:
+            break
     if not layers or layers[-1].zero_point is not None or layers[-1].weight.shape[1] != 1:
         return None
     if len(first.outputs) > 1:
@@ -163,6 +121,54 @@ def _dense_layers(first: ir.Node) -> tuple[Sequence[LinearLayer], bool] | None:
         value = sigmoid.outputs[0]
     main = first.graph
     return (layers, sigmoid is not None) if isinstance(main, ir.Graph) and list(main.outputs) == [value] else None
+
+
+def _dense_layer(dequantize: ir.Node) -> tuple[LinearLayer, ir.Value] | None:
+    """The int8 layer that reads a DequantizeLinear, and its result: quantized, or float of the last layer."""
+    dense = _only(dequantize.outputs[0], "Gemm") or _only(dequantize.outputs[0], "MatMul")
+    if dense is None or dense.inputs[0] is not dequantize.outputs[0] or (found := _sums(dequantize, dense)) is None:
+        return None
+    weight, bias, scale = found
+    relu = _only(dense.outputs[0], "Relu")
+    last = _only((dense if relu is None else relu).outputs[0], "QuantizeLinear")
+    try:
+        if last is None:
+            return LinearLayer(weight, bias, scale.astype(np.float32)), dense.outputs[0]
+        y_scale, y_zero = map(query.constant, last.inputs[1:3])
+        if y_scale is None or y_zero is None or y_scale.size != 1 or y_zero.dtype != np.uint8:
+            return None
+        zero = int(y_zero.item())
+        scaled = (scale / np.float64(y_scale.item())).astype(np.float32)
+        return LinearLayer(weight, bias, scaled, zero, 0 if relu is None else zero), last.outputs[0]
+    except RequestError:  # beyond 32 bits
+        return None
+
+
+def _sums(
+    dequantize: ir.Node, dense: ir.Node
+) -> tuple[NDArray[np.int8], NDArray[np.int32], NDArray[np.float64]] | None:
+    """Weights [K, N] and bias [N] of a layer's integer sums over uint8 inputs, and the scale of the sums [N]."""
+    x_scale, x_zero = map(query.constant, dequantize.inputs[1:3])
+    weight = _symmetric(dense.inputs[1])
+    if weight is None or x_scale is None or x_zero is None or x_scale.size != 1:
+        return None
+    if any(dense.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta")):
+        return None
+    if dense.attributes.get_int("transA", 0) != 0:
+        return None
+    w, w_scale = weight
+    if dense.attributes.get_int("transB", 0) != 0:
+        w = w.T
+    scale = np.float64(x_scale) * w_scale.astype(np.float64)
+    bias = _symmetric(dense.inputs[2]) if len(dense.inputs) > 2 else (np.zeros(w.shape[1], np.int32), scale)
+    if w.dtype != np.int8 or w_scale.size not in (1, w.shape[1]) or bias is None or bias[0].size != w.shape[1]:
+        return None
+    if not np.allclose(bias[1], scale, rtol=1e-5, atol=0):  # not the scale of the sums
+        return None
+    b = bias[0].ravel().astype(np.int64) - int(x_zero) * w.astype(np.int64).sum(axis=0)
+    if np.abs(b).max() >= 2**31:
+        return None
+    return w, b.astype(np.int32), np.broadcast_to(scale, w.shape[1])
 
 
 def _only(value: ir.Value, kind: str) -> ir.Node | None:
