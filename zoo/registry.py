@@ -31,8 +31,8 @@ BUILT_IN = {
     "resnet26d": "zoo.vision.models.resnet:RESNET26D",
     "mobilenet-v1": "zoo.vision.models.mobilenet:MOBILENET_V1",
     "mobilenet-v2": "zoo.vision.models.mobilenet:MOBILENET_V2",
-    "sentence-encoder": "zoo.texts.models.sentence_encoder:SENTENCE_ENCODER",
-    "cross-encoder": "zoo.texts.models.cross_encoder:CROSS_ENCODER",
+    "sentence-encoder": "zoo.texts.family:SENTENCE_ENCODER",
+    "cross-encoder": "zoo.texts.family:CROSS_ENCODER",
     "transformer-mt": "zoo.translation.models.transformer_mt:TRANSFORMER_MT",
 }
 

@@ -56,7 +56,7 @@ def evaluate(
         engine: Inference engine. "native" has no fp32; fp32 then runs in the engine that "auto" selects.
         threads: Number of intra-op threads.
         batch_size: Samples of one inference; None for the default of the family.
-        columns: Columns of tables with texts and labels (see `zoo.texts.data.text_files.items`).
+        columns: Columns of tables with texts and labels (see `zoo.texts.data.text_files.read_rows`).
         on_error: "raise" to stop at an invalid sample, "skip" to leave it out and count it.
 
     Returns:

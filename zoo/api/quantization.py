@@ -129,7 +129,7 @@ def calibrate(
         max_memory: Memory limit for the model and the observed activations, in bytes or e.g. "128MB".
         time_budget: Time limit of the corrections in seconds; None for no limit.
         preprocess: JSON file with the image preprocessing of an .onnx file.
-        columns: Columns of tables of texts (see `zoo.texts.data.text_files.items`).
+        columns: Columns of tables of texts (see `zoo.texts.data.text_files.read_rows`).
         on_error: "raise" to stop at an invalid sample, "skip" to leave it out.
 
     Returns:

@@ -1,5 +1,5 @@
-"""What sentence encoders and cross-encoders share: BERT-shaped networks from the folders of Hugging Face to vectors.
+"""Text encoders: sentence encoders and cross-encoders of BERT's architecture.
 
-`form` says what a network is, `weights` reads it, `freeze` writes its graph; `tokens`, `reading`, `predict` and
-`vectors` lead from texts to files of results, `train` goes on training one, `metrics` judges them.
+`models` holds configuration and weights, `export` writes fp32.onnx, `importers` reads Hugging Face folders, `data`
+reads texts and tokenizes them, `inference` computes embeddings and scores, `training` fine-tunes, `metrics` evaluates.
 """

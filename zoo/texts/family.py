@@ -1,4 +1,4 @@
-"""Protocols of `pipelines.models.family`, implemented for all text encoders."""
+"""Families of text encoders: sentence encoders and cross-encoders."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.models import family
+from pipelines.models.family import RunOption
+from pipelines.quantization.recipe import QuantRecipe
 from zoo.texts.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -20,23 +22,23 @@ if TYPE_CHECKING:
 class TextFamily(
     family.Family, family.Trainable, family.Freezable, family.Importable, family.Servable, family.Reported
 ):
-    """Networks of BERT's shape from Hugging Face.
+    """BERT-shaped networks of Hugging Face.
 
     Attributes:
-        scores: Whether the models score pairs of texts; otherwise they embed texts.
+        cross_encoder: Whether models score pairs of texts; otherwise they embed texts.
         config: Default settings of fine-tuning.
     """
 
     checkpoint: str = "model.safetensors"
     files: tuple[str, ...] = ("tokenizer.json", "config.json")
-    scores: bool
+    cross_encoder: bool
     config: TrainConfig = field(default_factory=TrainConfig)
 
     def pipeline(self) -> type[Pipeline]:
         """See `Family`."""
         from zoo.texts.inference import RankingPipeline, SentencePipeline
 
-        return RankingPipeline if self.scores else SentencePipeline
+        return RankingPipeline if self.cross_encoder else SentencePipeline
 
     def passes(self, preprocessing: Mapping[str, Any]) -> Sequence[Rewrite]:
         """See `Family`."""
@@ -70,7 +72,7 @@ class TextFamily(
         """See `Importable` and `zoo.texts.importers.huggingface`."""
         from zoo.texts.importers.huggingface import importer
 
-        return importer(self.scores)
+        return importer(self.cross_encoder)
 
     def handler(self) -> type[Service]:
         """See `Servable`."""
@@ -83,3 +85,43 @@ class TextFamily(
         from zoo.texts import report_sections
 
         return report_sections
+
+
+# attention products, and a head that computes one row per pair, are too small to gain from int8
+ATTENTION, HEAD = r".*\.(products|found)", r"(dense|classifier)(\..*)?|scores"
+
+SENTENCE_ENCODER = TextFamily(  # Reimers and Gurevych 2019, "Sentence-BERT"
+    name="sentence-encoder",
+    title="Sentence encoder: texts to vectors, BERT, RoBERTa, DistilBERT or MPNet",
+    task="embedding",
+    cross_encoder=False,
+    recipe=QuantRecipe(keep_float=(ATTENTION,), smooth=True),
+    run_options=(
+        RunOption(
+            "column", str, None, "Column with the texts in CSV, TSV, JSON lines or Parquet. [default: text, ...]"
+        ),
+        RunOption("output_dtype", str, "float32", "Dtype of the vectors: float32, float16, int8 or binary."),
+        RunOption("prompt", str, None, "Prefix of every text, or the name of a prompt of the model, such as query."),
+    ),
+    summary=(
+        "{texts:,} texts, {skipped:,} left out, {cut:,} cut, {texts_per_second:,.0f} texts/s, {precision} in {engine}"
+    ),
+)
+
+CROSS_ENCODER = TextFamily(  # Nogueira and Cho 2019, "Passage Re-ranking with BERT"
+    name="cross-encoder",
+    title="Cross-encoder: pairs of texts to scores, BERT, RoBERTa, DistilBERT or MPNet",
+    task="ranking",
+    cross_encoder=True,
+    config=TrainConfig(max_length=0),
+    recipe=QuantRecipe(keep_float=(ATTENTION, HEAD), smooth=True),
+    run_options=(
+        RunOption(
+            "column", str, None, "Two columns of CSV, TSV, JSON lines or Parquet: query,text. [default: the first two]"
+        ),
+        RunOption("raw", bool, False, "Write logits instead of scores."),
+    ),
+    summary=(
+        "{texts:,} pairs, {skipped:,} left out, {cut:,} cut, {texts_per_second:,.0f} pairs/s, {precision} in {engine}"
+    ),
+)

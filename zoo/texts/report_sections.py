@@ -13,8 +13,8 @@ BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 MODELS = ROOT / "MODELS.md"
 PEERS = ROOT / "scripts" / "peers" / "reports"
 OVERVIEW = "texts/s of a stream of mixed lengths, sorted by length"
-OURS = ("zoo", "zoo-two-threads")
-BESIDE = """Same weights and texts, one thread and core, interleaved, medians, by `scripts/peers/texts.py`.
+OWN_ENGINES = ("zoo", "zoo-two-threads")
+PEER_LEGEND = """Same weights and texts, one thread and core, interleaved, medians, by `scripts/peers/texts.py`.
 
 - single: milliseconds per text.
 - unsorted, sorted: texts/s of a stream in batches of 32, in the given order and sorted by length. The native encoder
@@ -26,35 +26,47 @@ BESIDE = """Same weights and texts, one thread and core, interleaved, medians, b
 
 
 def overview(name: str) -> dict[str, str]:
-    """The model's cells in the overview table, by column; {} if nothing was measured."""
+    """Returns the cells of a model in the overview table.
+
+    Args:
+        name: Name of the model.
+
+    Returns:
+        Cell by column; {} without measurements.
+    """
     cells, measured = {}, reports(zoo.SHIPPED / name / "reports", "quality")
     if measured:
         metrics = newest(measured).content["metrics"]
-        spearman = " / ".join(f"{metrics[each]['spearman']:.4f}" for each in ("fp32", "int8"))
+        spearman = " / ".join(f"{metrics[precision]['spearman']:.4f}" for precision in ("fp32", "int8"))
         cells["Spearman, STS-B"] = spearman
-    if beside := reports(PEERS, "texts"):
-        cells |= {cpu_column(report): _speed_up(report) for report in beside}
-        sizes = newest(beside).content.get("bytes", {})
-        cells["MB"] = " / ".join(f"{sizes[each] / 1e6:.1f}" for each in sizes)
+    if peer_reports := reports(PEERS, "texts"):
+        cells |= {cpu_column(report): _speed_up(report) for report in peer_reports}
+        sizes = newest(peer_reports).content.get("bytes", {})
+        cells["MB"] = " / ".join(f"{size / 1e6:.1f}" for size in sizes.values())
     return cells
 
 
 def _speed_up(report: Report) -> str:
-    """The throughput of int8 on a stream of mixed lengths, and its ratio to float32 in stock engines."""
+    """Returns the throughput of int8 on a stream of mixed lengths, and its ratio to float32 in stock engines."""
     rate, peer, _ = _stream(report, "mixed", "onnxruntime-fp32", "fastembed")
     return f"{rate:,.0f} ({rate / peer:.2f}x)"
 
 
-def _stream(report: Report, load: str, *others: str) -> tuple[float, float, str]:
-    """(texts/s of the zoo in a stream sorted by length, texts/s and name of the best of `others`, of all if none)."""
-    (found,) = (each["results"]["sorted"] for each in report.content["loads"] if each["load"] == load)
-    rates = {name: each["median"] for name, each in found.items()}
-    best = max((each for each in rates if each in others or (not others and each not in OURS)), key=rates.__getitem__)
+def _stream(report: Report, load: str, *peers: str) -> tuple[float, float, str]:
+    """Returns texts/s of a sorted stream: of the zoo, and of the best of `peers` (default: all), with its name."""
+    (results,) = (entry["results"]["sorted"] for entry in report.content["loads"] if entry["load"] == load)
+    rates = {name: result["median"] for name, result in results.items()}
+    peers = peers or tuple(name for name in rates if name not in OWN_ENGINES)
+    best = max((name for name in rates if name in peers), key=rates.__getitem__)
     return rates["zoo"], rates[best], best
 
 
 def sections(name: str) -> str:
-    """The body of the model's section in MODELS.md."""
+    """Returns the body of a model's section in MODELS.md.
+
+    Args:
+        name: Name of the model.
+    """
     spec = Hub(zoo.SHIPPED).card(name).details["preprocessing"]
     lines = [
         f"- **Run:** `zoo run {name} texts.txt -o vectors.npy`",
@@ -73,31 +85,35 @@ def sections(name: str) -> str:
         f"- **Compressed vectors**, recall of the ten nearest texts: float16 {kept['float16']:.1%}, int8 "
         f"{kept['int8']:.1%}, binary {kept['binary']:.1%}",
     ]
-    for each in reports(PEERS, "texts"):
+    for peer_report in reports(PEERS, "texts"):
         parts = []
         for load in ("sentences", "paragraphs", "mixed"):
-            rate, peer, best = _stream(each, load)
+            rate, peer, best = _stream(peer_report, load)
             parts.append(f"{load} {rate:,.0f} texts/s, {rate / peer:.2f}x {best}")
-        lines.append(f"- **Speed**, sorted by length ({source(each, MODELS)}): {'; '.join(parts)}")
+        lines.append(f"- **Speed**, sorted by length ({source(peer_report, MODELS)}): {'; '.join(parts)}")
     return "\n".join([*lines, ""])
 
 
 def benchmarks(names: Sequence[str]) -> str:
-    """Text encoders in docs/benchmarks.md."""
-    found = [_beside(each) for each in reports(PEERS, "texts")]
-    return "\n".join(["## Sentence encoders\n", BESIDE, *found]) if found else ""
+    """Returns the section of text encoders in docs/benchmarks.md.
+
+    Args:
+        names: Names of the models.
+    """
+    tables = [_peer_tables(report) for report in reports(PEERS, "texts")]
+    return "\n".join(["## Sentence encoders\n", PEER_LEGEND, *tables]) if tables else ""
 
 
-def _beside(report: Report) -> str:
-    """One report of `scripts/peers/texts.py`."""
-    ways = report.content["ways"]
+def _peer_tables(report: Report) -> str:
+    """Renders a report of `scripts/peers/texts.py`."""
+    engines = report.content["ways"]
     columns = ["engine", "cosine", "resident MB"]
-    rows = [[name, f"{each['cosine']:.4f}", f"{each['memory_mb']:,.0f}"] for name, each in ways.items()]
+    rows = [[name, f"{engine['cosine']:.4f}", f"{engine['memory_mb']:,.0f}"] for name, engine in engines.items()]
     parts = [source(report, BENCHMARKS) + ".\n", table(columns, rows)]
     for load in report.content["loads"]:
         cells = [
-            [name, *(f"{found[name]['median']:.4g}" if name in found else "" for found in load["results"].values())]
-            for name in ways
+            [name, *(f"{result[name]['median']:.4g}" if name in result else "" for result in load["results"].values())]
+            for name in engines
         ]
         parts += [
             f"{load['load'].capitalize()}, {load['characters']} characters on average:\n",

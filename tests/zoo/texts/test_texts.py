@@ -64,7 +64,7 @@ def test_an_imported_model_computes_what_transformers_does(tmp_path, kind, label
     assert report["family"] == ("cross-encoder" if labels else "sentence-encoder")
     opened = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
     texts = PAIRS if labels else TEXTS
-    found = opened.of_texts(texts if labels else [(each,) for each in texts])
+    found = opened.compute_texts(texts if labels else [(each,) for each in texts])
     wanted = text_models.expected(model, texts, pooling, normalize)
     assert np.abs(found - wanted).max() < 1e-5 * max(np.abs(wanted).max(), 1)
 
@@ -75,17 +75,19 @@ def test_weights_of_half_precision_are_read_exactly(tmp_path, dtype):
 
     folder, model = folder_of(tmp_path)
     model.to(dtype).save_pretrained(folder)
-    found = weights.read(folder / weights.FILE)
+    found = weights.read_safetensors(folder / weights.FILE)
     for name, each in model.state_dict().items():
         assert np.array_equal(found[name], each.float().numpy()), name
 
 
 def test_int8_is_near_fp32_in_every_engine(encoder):
-    fp32 = zoo.pipeline(encoder, "fp32").of_texts([(each,) for each in TEXTS])
+    fp32 = zoo.pipeline(encoder, "fp32").compute_texts([(each,) for each in TEXTS])
     for engine in ("native", "onnxruntime", "openvino"):
         found = zoo.pipeline(encoder, "int8", engine)
         assert found.engine == engine
-        assert (fp32 * found.of_texts([(each,) for each in TEXTS])).sum(axis=1).min() > 0.9, engine  # of random weights
+        assert (fp32 * found.compute_texts([(each,) for each in TEXTS])).sum(axis=1).min() > 0.9, (
+            engine
+        )  # of random weights
 
 
 @pytest.mark.parametrize("labels", [1, 2])
@@ -97,8 +99,8 @@ def test_a_calibrated_reranker_of_any_kind_runs_natively(tmp_path, kind, labels)
     zoo.calibrate(tmp_path / "ours", str(tmp_path / "pairs.tsv"), samples=8)
     found = zoo.pipeline(tmp_path / "ours", "int8")
     assert found.engine == "native"
-    exact = zoo.pipeline(tmp_path / "ours", "fp32").of_texts(PAIRS)
-    assert np.abs(found.of_texts(PAIRS) - exact).max() < 0.1
+    exact = zoo.pipeline(tmp_path / "ours", "fp32").compute_texts(PAIRS)
+    assert np.abs(found.compute_texts(PAIRS) - exact).max() < 0.1
 
 
 @pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")
@@ -186,7 +188,7 @@ def test_columns_are_read_by_name(encoder, tmp_path, form):
         quoted = [[f'"{each}"' if "," in each and form == "csv" else each for each in row] for row in cells]
         path.write_text("\n".join(mark.join(row) for row in quoted))
     zoo.run(encoder, str(path), tmp_path / "v.npy", column="body")
-    wanted = zoo.pipeline(encoder).of_texts([(each,) for each in TEXTS])
+    wanted = zoo.pipeline(encoder).compute_texts([(each,) for each in TEXTS])
     assert np.array_equal(np.load(tmp_path / "v.npy"), wanted)
     with pytest.raises(RequestError, match="has the columns id, body; name 1 of them with --column"):
         zoo.run(encoder, str(path), tmp_path / "v.npy", column="text")
@@ -194,7 +196,7 @@ def test_columns_are_read_by_name(encoder, tmp_path, form):
 
 def test_vectors_in_every_format_and_dtype_are_the_same(encoder, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
-    exact = zoo.pipeline(encoder).of_texts([(each,) for each in TEXTS])
+    exact = zoo.pipeline(encoder).compute_texts([(each,) for each in TEXTS])
     for dtype in vector_files.DTYPES:
         found = []
         for form in vector_files.FORMATS:
@@ -209,8 +211,8 @@ def test_vectors_in_every_format_and_dtype_are_the_same(encoder, tmp_path):
             else:
                 found.append(np.array([json.loads(each)["embedding"] for each in path.read_text().splitlines()]))
         assert all(np.array_equal(each.astype(found[0].dtype), found[0]) for each in found[1:]), dtype
-        assert np.array_equal(found[0], vector_files.converted(exact, dtype))
-    assert np.array_equal(np.unpackbits(vector_files.converted(exact, "binary"), axis=1)[:, :32], exact > 0)
+        assert np.array_equal(found[0], vector_files.convert(exact, dtype))
+    assert np.array_equal(np.unpackbits(vector_files.convert(exact, "binary"), axis=1)[:, :32], exact > 0)
     with pytest.raises(RequestError, match="unknown dtype"):
         zoo.run(encoder, str(tmp_path / "texts.txt"), tmp_path / "v.npy", output_dtype="int4")
     with pytest.raises(RequestError, match="cannot tell the format"):
@@ -220,7 +222,7 @@ def test_vectors_in_every_format_and_dtype_are_the_same(encoder, tmp_path):
 def test_a_prompt_stands_before_each_text(encoder, tmp_path):
     (tmp_path / "texts.txt").write_text("cat\n")
     zoo.run(encoder, str(tmp_path / "texts.txt"), tmp_path / "v.npy", prompt="the ")
-    assert np.array_equal(np.load(tmp_path / "v.npy"), zoo.pipeline(encoder).of_texts([("the cat",)]))
+    assert np.array_equal(np.load(tmp_path / "v.npy"), zoo.pipeline(encoder).compute_texts([("the cat",)]))
 
 
 def test_a_default_prompt_stands_before_each_text_wherever_it_comes_in(tmp_path):
@@ -229,7 +231,7 @@ def test_a_default_prompt_stands_before_each_text_wherever_it_comes_in(tmp_path)
     zoo.import_model(folder, tmp_path / "ours")
     opened = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
     (tmp_path / "texts.txt").write_text("cat\n")
-    found = {"the cat": [opened(["cat"])[0]["embedding"], opened.of_texts([("cat",)])[0]]}
+    found = {"the cat": [opened(["cat"])[0]["embedding"], opened.compute_texts([("cat",)])[0]]}
     for prompt, text in (
         (None, "the cat"),
         ("passage", "a cat"),
@@ -306,8 +308,8 @@ def test_metrics_of_rankings_are_those_of_their_definitions():
 
 def test_pairs_whose_texts_are_queries_with_quotes_are_kept(tmp_path):
     (tmp_path / "pairs.tsv").write_text('5" disk\tthe "cat\t1\n')
-    (found,) = text_files.items(str(tmp_path / "pairs.tsv"), 2, extra=1)
-    assert found.texts == ('5" disk', 'the "cat', "1") and not found.fault
+    (found,) = text_files.read_rows(str(tmp_path / "pairs.tsv"), 2, extra=1)
+    assert found.texts == ('5" disk', 'the "cat', "1") and not found.error
 
 
 @pytest.mark.parametrize("scored", [False, True])
@@ -323,7 +325,7 @@ def test_fine_tuning_goes_on_after_an_interruption_to_the_same_weights(tmp_path,
     fit = training._Trainer._loss
 
     def failing(self, *arguments):
-        if self.done == 7:
+        if self.step == 7:
             raise KeyboardInterrupt
         return fit(self, *arguments)
 
@@ -336,9 +338,9 @@ def test_fine_tuning_goes_on_after_an_interruption_to_the_same_weights(tmp_path,
     assert weights[0] == weights[1] != weights[2]
     zoo.build(tmp_path / "cut")
     texts = PAIRS if scored else [("the cat",)]
-    found = zoo.pipeline(tmp_path / "cut", "fp32", "onnxruntime").of_texts(texts)
+    found = zoo.pipeline(tmp_path / "cut", "fp32", "onnxruntime").compute_texts(texts)
     zoo.import_model(tmp_path / "cut", tmp_path / "again")  # a folder as others write theirs
-    assert np.array_equal(zoo.pipeline(tmp_path / "again", "fp32", "onnxruntime").of_texts(texts), found)
+    assert np.array_equal(zoo.pipeline(tmp_path / "again", "fp32", "onnxruntime").compute_texts(texts), found)
 
 
 def test_pairs_come_from_columns_by_name(tmp_path):
@@ -420,7 +422,7 @@ def damaged(folder, what):
             modules = json.loads((folder / "modules.json").read_text())
             modules.append({"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"})
             (folder / "modules.json").write_text(json.dumps(modules))
-            return "its module Dense has no form here"
+            return "its module Dense is not supported"
     (folder / "config.json").write_text(json.dumps(config))
     return why
 
@@ -469,14 +471,14 @@ def test_a_folder_without_pooling_is_told_it(tmp_path):
     folder, model = folder_of(tmp_path)
     (folder / "1_Pooling" / "config.json").unlink()
     zoo.import_model(folder, tmp_path / "ours", pooling="cls")
-    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").of_texts([(each,) for each in TEXTS])
+    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(each,) for each in TEXTS])
     assert np.abs(found - text_models.expected(model, TEXTS, "cls")).max() < 1e-5
 
 
 def test_a_folder_that_says_nothing_of_length_is_told_it(tmp_path):
     folder, model = folder_of(tmp_path, normalize=False)
     zoo.import_model(folder, tmp_path / "ours", normalize=True)
-    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").of_texts([(each,) for each in TEXTS])
+    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(each,) for each in TEXTS])
     assert np.abs(found - text_models.expected(model, TEXTS, "mean", True)).max() < 1e-5
 
 

@@ -72,7 +72,7 @@ def test_an_epoch_of_5000_pairs_leaves_checkpoints():
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [("nomic_bert", "gated feed-forward"), ("electra", "electra has parts that no encoder here has")]
+    ("kind", "why"), [("nomic_bert", "gated feed-forward"), ("electra", "electra has unsupported parts")]
 )
 def test_encoders_without_a_network_here_are_refused_by_name(tmp_path, kind, why):
     (tmp_path / "model").mkdir()
@@ -84,7 +84,7 @@ def test_encoders_without_a_network_here_are_refused_by_name(tmp_path, kind, why
 
 
 def test_fine_tuning_keeps_prompts_and_observes_them_without_training_on_them(tmp_path, monkeypatch):
-    text_models = pytest.importorskip("text_models", reason="needs the test extra", exc_type=ImportError)
+    text_models = pytest.importorskip("helpers.text_models", reason="needs the test extra", exc_type=ImportError)
     begin, alone = (text_models.tokenizer().encode(each).ids[:2] for each in ("the", "a"))
     (tmp_path / "theirs").mkdir()
     text_models.write(tmp_path / "theirs")

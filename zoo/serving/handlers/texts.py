@@ -11,7 +11,7 @@ from pipelines.core.errors import RequestError
 from zoo.serving.handlers.base import Parsed, Service, json_of, lines_of
 from zoo.serving.protocol import responses
 from zoo.serving.workers.channel import Job
-from zoo.texts.inference import TextPipeline
+from zoo.texts.text_pipeline import TextPipeline
 
 EXAMPLES = 5  # texts that are shown to users
 MOST = 4096  # texts of one request
@@ -25,7 +25,7 @@ class Texts(Service):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        if self.pipeline.COUNT == 1:  # a vector is no field of CSV
+        if self.pipeline.TEXTS_PER_ROW == 1:  # a vector is no field of CSV
             self.written = (responses.JSON, responses.LINES, responses.ARROW)
 
     def text(self) -> str:
@@ -39,9 +39,9 @@ class Texts(Service):
         if not 1 <= len(found) <= MOST:
             raise RequestError(f"the body has {len(found)} texts; wanted 1 to {MOST}")
         for i, texts in enumerate(found, 1):
-            if len(texts) != self.pipeline.COUNT or not all(each.strip() for each in texts):
+            if len(texts) != self.pipeline.TEXTS_PER_ROW or not all(each.strip() for each in texts):
                 raise RequestError(f"text {i} is empty or no pair; wanted {self._wanted}")
-        return self.pipeline._padded(self.pipeline.tokenize(found)), None
+        return self.pipeline.tokenize(found).padded(self.pipeline.config.inputs), None
 
     def table(self, parsed: Parsed, out: Batch) -> responses.Columns:
         """Columns row, from 1 on, and embedding, or those of the scores, as `zoo run` writes them."""
@@ -51,11 +51,13 @@ class Texts(Service):
 
     @property
     def _wanted(self) -> str:
-        return '{"texts": [text, ...]}' if self.pipeline.COUNT == 1 else '{"texts": [[text, text], ...]}'
+        return '{"texts": [text, ...]}' if self.pipeline.TEXTS_PER_ROW == 1 else '{"texts": [[text, text], ...]}'
 
     def _texts(self, job: Job) -> list[tuple[str, ...]]:
         if job.kind != responses.JSON:
-            return [tuple(each.split("\t")) if self.pipeline.COUNT > 1 else (each,) for each in lines_of(job.body)]
+            return [
+                tuple(each.split("\t")) if self.pipeline.TEXTS_PER_ROW > 1 else (each,) for each in lines_of(job.body)
+            ]
         found = json_of(job.body, "texts")
         if not isinstance(found, list):
             raise RequestError(f"the body must be {self._wanted}")

@@ -1,1 +1,1 @@
-"""Texts and pairs of texts from files, tokenization, and files of embeddings."""
+"""Readers of texts and of text pairs, tokenization, and writers of embeddings."""

@@ -1,6 +1,6 @@
-"""Texts, and pairs of them, out of files: a text a line, or columns of CSV, TSV, JSON lines or Parquet by name.
+"""Readers of texts and of text pairs: text files, and columns of CSV, TSV, JSON lines or Parquet.
 
-Everything streams, in order; what is no text is an item of its own, with what is wrong with it.
+Rows stream in order; a row that is no text is returned with its error.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import csv
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,46 +17,70 @@ from typing import Any, NamedTuple
 from pipelines.core.errors import RequestError, one_line
 from pipelines.data.text_files import STDIN, read_lines
 
-TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
-# What columns of texts, of what they are compared with, and of labels are called: a header is known by one of them, and
-# where no column is named they are taken in this order.
-TEXTS = ("text", "sentence", "content", "body", "sentence1", "text1", "query", "question", "anchor", "premise", "title")
-OTHERS = ("sentence2", "text2", "passage", "document", "answer", "positive", "hypothesis", "text", "content", "body")
-LABELS = ("score", "label", "similarity", "relevance")
-COLUMNS = frozenset((*TEXTS, *OTHERS, *LABELS))
+TABLE_FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
+# Names of columns of texts, second texts and labels: a row with one of them is a header, and without column names the
+# first that exists is taken.
+TEXT_COLUMNS = (
+    "text",
+    "sentence",
+    "content",
+    "body",
+    "sentence1",
+    "text1",
+    "query",
+    "question",
+    "anchor",
+    "premise",
+    "title",
+)
+SECOND_TEXT_COLUMNS = (
+    "sentence2",
+    "text2",
+    "passage",
+    "document",
+    "answer",
+    "positive",
+    "hypothesis",
+    "text",
+    "content",
+    "body",
+)
+LABEL_COLUMNS = ("score", "label", "similarity", "relevance")
+COLUMNS = frozenset((*TEXT_COLUMNS, *SECOND_TEXT_COLUMNS, *LABEL_COLUMNS))
 EXPECTED = "expected text, a line each, or .csv, .tsv, .jsonl (also .gz) or .parquet"
 NOT_UTF8, EMPTY, NO_VALUE = "is not UTF-8", "is empty", "has no value"
-HALF = "holds half a surrogate pair"  # which no UTF-8 has: JSON's escapes can write it
-SHOWN = 5  # faults that are named
+SURROGATE = "holds half a surrogate pair"  # no UTF-8 has it, but JSON's escapes can write it
+MAX_WARNINGS = 5  # invalid rows that are logged one by one
 
 
-class Item(NamedTuple):
-    """One row of input: where it stands, the texts of its columns, and what is wrong with it, "" if nothing."""
+class Row(NamedTuple):
+    """One row of input.
 
-    where: str
+    Attributes:
+        location: File and line, for messages.
+        texts: Its columns.
+        error: Reason why it is invalid; "" if it is valid.
+    """
+
+    location: str
     texts: tuple[str, ...]
-    fault: str = ""
+    error: str = ""
 
 
-class NoColumnsError(RequestError):
+class MissingColumnsError(RequestError):
     """A table lacks the requested columns."""
 
 
-class Faults(collections.Counter[str]):
-    """How often each thing was wrong."""
+def describe(data: Any) -> str:
+    """Returns the names of the sources for a message.
 
-
-def named(data: Any) -> str:
-    """Sources as an error names them."""
+    Args:
+        data: A source or a list of sources.
+    """
     return ", ".join(map(str, data)) if isinstance(data, list | tuple) else str(data)
 
 
-def suffix(name: str) -> str:
-    """The kind of a file by its name, without .gz."""
-    return Path(name.lower().removesuffix(".gz")).suffix
-
-
-def narrow(found: int, expected: int) -> str:
+def too_few_columns(found: int, expected: int) -> str:
     """Returns the beginning of the message for a row with too few columns.
 
     Args:
@@ -65,7 +90,7 @@ def narrow(found: int, expected: int) -> str:
     return f"has {found} columns, expected {expected}"
 
 
-def items(data: Any, count: int, columns: Sequence[str] = (), extra: int = 0) -> Iterator[Item]:
+def read_rows(data: Any, count: int, columns: Sequence[str] = (), extra: int = 0) -> Iterator[Row]:
     """Reads rows of texts.
 
     Args:
@@ -84,7 +109,7 @@ def items(data: Any, count: int, columns: Sequence[str] = (), extra: int = 0) ->
     width = count + extra
     if isinstance(data, str | os.PathLike) or (isinstance(data, list | tuple) and _are_files(data, width)):
         for name in map(os.fspath, [data] if isinstance(data, str | os.PathLike) else data):
-            yield from _of_file(name, width, columns)
+            yield from _read_file(name, width, columns)
         return
     if isinstance(data, bytes) or not isinstance(data, Iterable):
         raise RequestError(f"found {type(data).__name__}; expected files, or a list of texts")
@@ -94,76 +119,97 @@ def items(data: Any, count: int, columns: Sequence[str] = (), extra: int = 0) ->
             raise RequestError(
                 f"text {number} is {each!r:.60}; expected {'text' if width == 1 else f'{width} columns'}"
             )
-        yield _item(f"text {number}", [str(part) for part in row[:width]], count)
+        yield _row(f"text {number}", [str(part) for part in row[:width]], count)
+
+
+def parse_label(row: Row) -> tuple[float, str]:
+    """Reads the label of a row, its last column.
+
+    Args:
+        row: A row of two texts and a label.
+
+    Returns:
+        The label, and the reason why the row is invalid; NaN and the reason for an invalid row.
+    """
+    if row.error:
+        return math.nan, row.error
+    try:
+        label = float(row.texts[-1])
+    except ValueError:
+        return math.nan, f"has the label {row.texts[-1]!r:.40}, expected a number"
+    return (label, "") if math.isfinite(label) else (math.nan, f"has the label {label:g}, expected a finite number")
 
 
 def _are_files(data: Sequence[Any], width: int) -> bool:
-    """Whether a list is of files: paths, or strings that name some. Raises RequestError where only part of it is."""
-    if any(isinstance(each, os.PathLike) for each in data):  # what does not exist is a fault of its own
+    """Returns whether a list holds files: paths, or names of files. Raises RequestError for a mixed list."""
+    if any(isinstance(each, os.PathLike) for each in data):  # missing files are reported later
         if other := [each for each in data if not isinstance(each, os.PathLike) and each != STDIN]:
             raise RequestError(f"found files and {other[0]!r:.200} in one list; expected files, or texts")
         return True
     strings = [each for each in data if isinstance(each, str)]
     if width > 1:  # a row of texts is no string
         return bool(data) and len(strings) == len(data)
-    found = [each for each in strings if each == STDIN or _is_file(each)]
+    found = [each for each in strings if each == STDIN or is_file(each)]
     if found and len(found) < len(data):
         other = next(each for each in data if each not in found)
         raise RequestError(f"found files and {other!r:.200}, which is none, in one list; expected files, or texts")
     return bool(found)
 
 
-def _is_file(name: str) -> bool:
+def is_file(name: str) -> bool:
+    """Returns whether a text is the path of a file.
+
+    Args:
+        name: Any text.
+    """
     try:
         return Path(name).is_file()
     except (OSError, ValueError):  # too long for a path, or with a zero in it: a text
         return False
 
 
-def _item(where: str, texts: Sequence[str], count: int) -> Item:
+def _row(location: str, texts: Sequence[str], count: int) -> Row:
     try:
         for each in texts:
             each.encode()
     except UnicodeEncodeError:
-        return Item(where, ("",) * len(texts), HALF)
+        return Row(location, ("",) * len(texts), SURROGATE)
     empty = any(not each.strip() for each in texts[:count])
-    return Item(where, tuple(texts), EMPTY if empty else "")
+    return Row(location, tuple(texts), EMPTY if empty else "")
 
 
-def _of_file(name: str, width: int, columns: Sequence[str]) -> Iterator[Item]:
-    if name != STDIN and not _is_file(name):
+def _read_file(name: str, width: int, columns: Sequence[str]) -> Iterator[Row]:
+    if name != STDIN and not is_file(name):
         raise RequestError(f"found no file {name}; {EXPECTED}")
-    kind = suffix(name)
-    if name == STDIN or kind not in TABLES:
+    kind = Path(name.lower().removesuffix(".gz")).suffix
+    if name == STDIN or kind not in TABLE_FORMATS:
         if columns:
             raise RequestError(f"{name} is text, which has no columns; leave {', '.join(columns)} out, or {EXPECTED}")
-        yield from _of_lines(name, width)
+        yield from _read_lines(name, width)
     elif kind == ".parquet":
-        yield from _of_parquet(name, width, columns)
+        yield from _read_parquet(name, width, columns)
     elif kind == ".jsonl":
-        yield from _of_json(name, width, columns)
+        yield from _read_jsonl(name, width, columns)
     else:
-        yield from _of_csv(name, width, columns, "\t" if kind == ".tsv" else ",")
+        yield from _read_csv(name, width, columns, "\t" if kind == ".tsv" else ",")
 
 
-def _of_lines(name: str, width: int) -> Iterator[Item]:
+def _read_lines(name: str, width: int) -> Iterator[Row]:
     for number, text in enumerate(read_lines(name), 1):
-        where = f"{'line' if name == STDIN else f'{name}, line'} {number}"
+        location = f"{'line' if name == STDIN else f'{name}, line'} {number}"
         parts = [] if text is None else text.split("\t") if width > 1 else [text]
         if text is None or len(parts) < width:
-            fault = NOT_UTF8 if text is None else f"{narrow(len(parts), width)} with a TAB between"
-            yield Item(where, ("",) * width, EMPTY if text == "" else fault)
+            reason = NOT_UTF8 if text is None else f"{too_few_columns(len(parts), width)} with a TAB between"
+            yield Row(location, ("",) * width, EMPTY if text == "" else reason)
         else:
-            yield _item(where, parts[:width], min(width, 2))
+            yield _row(location, parts[:width], min(width, 2))
 
 
-class _Rows:
-    """The lines of a table for csv.reader, which takes all that follows a quote that nothing closes: they can be read
-    anew.
-    """
+class _CsvLines:
+    """Lines of a table for csv.reader, which can rewind: an unclosed quote makes the reader consume all later lines."""
 
     def __init__(self, name: str) -> None:
-        self._lines, self._again = read_lines(name, "surrogateescape"), collections.deque[str]()
+        self._lines, self._rewound = read_lines(name, "surrogateescape"), collections.deque[str]()
         self.read: list[str] = []  # since the last row
         self.number = 0
 
@@ -171,111 +217,114 @@ class _Rows:
         return self
 
     def __next__(self) -> str:
-        text = self._again.popleft() if self._again else f"{next(self._lines)}\n"
+        text = self._rewound.popleft() if self._rewound else f"{next(self._lines)}\n"
         self.number += 1
         self.read.append(text)
         return text
 
-    def back(self) -> None:
-        """Only the first line that was read since the last row is no row: read the others again."""
-        self._again.extendleft(reversed(self.read[1:]))
+    def rewind(self) -> None:
+        """Moves back to the second line after the last row; the first one is invalid."""
+        self._rewound.extendleft(reversed(self.read[1:]))
         self.number -= len(self.read) - 1
 
 
-def _of_csv(name: str, width: int, columns: Sequence[str], delimiter: str) -> Iterator[Item]:
-    """Rows of CSV or TSV. The first is a header where it names `columns`, or, without these, one of `COLUMNS`."""
+def _read_csv(name: str, width: int, columns: Sequence[str], delimiter: str) -> Iterator[Row]:
+    """Reads CSV or TSV; the first row is a header if it has `columns`, or without them one of `COLUMNS`."""
     csv.field_size_limit(2**31 - 1)
-    lines, nothing = _Rows(name), ("",) * width
+    lines, blank = _CsvLines(name), ("",) * width
     rows = csv.reader(
         lines,
         delimiter=delimiter,
         quoting=csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL,
         strict=True,
     )
-    places: list[int] = []
+    indices: list[int] = []
     while True:
         lines.read.clear()
         try:
             row = next(rows, None)
         except csv.Error as error:
-            lines.back()
-            yield Item(f"{name}, line {lines.number}", nothing, f"is no row of CSV ({one_line(error)})")
+            lines.rewind()
+            yield Row(f"{name}, line {lines.number}", blank, f"is no row of CSV ({one_line(error)})")
             continue
         if row is None:
             return
-        where = f"{name}, line {lines.number}"
-        if not places:
+        location = f"{name}, line {lines.number}"
+        if not indices:
             header = [each.strip() for each in row]
-            by_place = bool(columns) and all(each.isdecimal() and each not in header for each in columns)
-            if not by_place and (columns or {each.lower() for each in header} & COLUMNS):
-                places = _places(name, header, columns, width)
+            by_index = bool(columns) and all(each.isdecimal() and each not in header for each in columns)
+            if not by_index and (columns or {each.lower() for each in header} & COLUMNS):
+                indices = _column_indices(name, header, columns, width)
                 continue
-            if by_place and (
+            if by_index and (
                 len(columns) != width or not 1 <= min(map(int, columns)) <= max(map(int, columns)) <= len(row)
             ):
-                raise NoColumnsError(f"{name} has {len(row)} columns; name {width} of them with --column, from 1 on")
-            if width == 1 < len(row) and not by_place:
-                raise RequestError(
-                    f"{name} has {len(row)} columns, none of which is called {', '.join(TEXTS[:3])} or the like; "
-                    "name one with --column, or say its place, such as --column 2"
+                raise MissingColumnsError(
+                    f"{name} has {len(row)} columns; name {width} of them with --column, from 1 on"
                 )
-            places = [int(each) - 1 for each in columns] if by_place else list(range(width))
-        if len(row) <= max(places):
-            fault = EMPTY if not any(row) else narrow(len(row), max(places) + 1)
-            yield Item(where, nothing, fault)
+            if width == 1 < len(row) and not by_index:
+                raise RequestError(
+                    f"{name} has {len(row)} columns, none of them named {', '.join(TEXT_COLUMNS[:3])} or the like; "
+                    "name one with --column, or give its number, such as --column 2"
+                )
+            indices = [int(each) - 1 for each in columns] if by_index else list(range(width))
+        if len(row) <= max(indices):
+            reason = EMPTY if not any(row) else too_few_columns(len(row), max(indices) + 1)
+            yield Row(location, blank, reason)
             continue
-        texts = [row[at] for at in places]
-        strange = any("\udc80" <= letter <= "\udcff" for each in texts for letter in each)
-        yield Item(where, nothing, NOT_UTF8) if strange else _item(where, texts, min(width, 2))
+        texts = [row[index] for index in indices]
+        invalid = any("\udc80" <= letter <= "\udcff" for each in texts for letter in each)
+        yield Row(location, blank, NOT_UTF8) if invalid else _row(location, texts, min(width, 2))
 
 
-def _places(
+def _column_indices(
     name: str, header: Sequence[str], columns: Sequence[str], width: int, texts: Sequence[str] | None = None
 ) -> list[int]:
-    """Where in the header the columns stand. texts: those that hold text; None: all. Raises RequestError where they do
-    not.
+    """Returns the indices of the columns in a header.
+
+    texts: Columns that hold text; None: all. Raises MissingColumnsError.
     """
-    names = list(columns) or _usual(header, width, header if texts is None else texts)
+    names = list(columns) or _default_columns(header, width, header if texts is None else texts)
     if len(names) != width or any(each not in header for each in names):
-        raise NoColumnsError(
+        raise MissingColumnsError(
             f"{name} has the columns {', '.join(header) or 'none'}; name {width} of them with --column"
         )
     return [list(header).index(each) for each in names]
 
 
-def _usual(header: Sequence[str], width: int, texts: Sequence[str]) -> list[str]:
-    """The columns that are meant where none is named."""
-    found: list[str] = []
-    for names in (TEXTS, OTHERS, LABELS)[:width]:
-        found += [each for name in names for each in header if each.lower() == name and each not in found][:1]
-    if len(found) == width:
-        return found
+def _default_columns(header: Sequence[str], width: int, texts: Sequence[str]) -> list[str]:
+    """Returns the columns to read when none is named."""
+    chosen: list[str] = []
+    for names in (TEXT_COLUMNS, SECOND_TEXT_COLUMNS, LABEL_COLUMNS)[:width]:
+        chosen += [key for name in names for key in header if key.lower() == name and key not in chosen][:1]
+    if len(chosen) == width:
+        return chosen
     first = list(texts[: min(width, 2)])
-    return first + [each for each in header if each not in first][: max(width - 2, 0)]
+    return first + [key for key in header if key not in first][: max(width - 2, 0)]
 
 
-def _of_json(name: str, width: int, columns: Sequence[str]) -> Iterator[Item]:
+def _read_jsonl(name: str, width: int, columns: Sequence[str]) -> Iterator[Row]:
     names: list[str] = list(columns)
     for number, text in enumerate(read_lines(name), 1):
-        where = f"{name}, line {number}"
+        location = f"{name}, line {number}"
         if text is None or not text.strip():
-            yield Item(where, ("",) * width, NOT_UTF8 if text is None else EMPTY)
+            yield Row(location, ("",) * width, NOT_UTF8 if text is None else EMPTY)
             continue
         try:
             row = json.loads(text)
         except ValueError:
             row = None
         if not isinstance(row, dict):
-            yield Item(where, ("",) * width, "is no JSON object")
+            yield Row(location, ("",) * width, "is no JSON object")
             continue
         if number == 1 or not names:
             header, strings = list(row), [key for key, value in row.items() if isinstance(value, str)]
-            names = [header[at] for at in _places(name, header, columns, width, strings)]
+            names = [header[index] for index in _column_indices(name, header, columns, width, strings)]
         values = [row.get(each) for each in names]
-        yield _valued(where, values, width)
+        yield _row_of_values(location, values, width)
 
 
-def _of_parquet(name: str, width: int, columns: Sequence[str]) -> Iterator[Item]:
+def _read_parquet(name: str, width: int, columns: Sequence[str]) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -284,21 +333,21 @@ def _of_parquet(name: str, width: int, columns: Sequence[str]) -> Iterator[Item]
             header = file.schema_arrow.names
             kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary)
             strings = [each.name for each in file.schema_arrow if any(kind(each.type) for kind in kinds)]
-            names = [header[at] for at in _places(name, header, columns, width, strings)]
+            names = [header[index] for index in _column_indices(name, header, columns, width, strings)]
             number = 0
             for batch in file.iter_batches(batch_size=1024, columns=list(dict.fromkeys(names))):
                 rows = [batch.column(each).to_pylist() for each in names]
                 for values in zip(*rows, strict=True):
                     number += 1
-                    yield _valued(f"{name}, row {number}", list(values), width)
+                    yield _row_of_values(f"{name}, row {number}", list(values), width)
     except (OSError, pa.ArrowException) as error:
         raise RequestError(f"cannot read {name}: {one_line(error)}") from error
 
 
-def _valued(where: str, values: Sequence[Any], width: int) -> Item:
-    """An item of values as tables have them."""
+def _row_of_values(location: str, values: Sequence[Any], width: int) -> Row:
+    """Returns the row of the values of a table."""
     if any(each is None for each in values):
-        return Item(where, ("",) * width, NO_VALUE)
+        return Row(location, ("",) * width, NO_VALUE)
     if wrong := next((each for each in values[:2] if not isinstance(each, str | int | float)), None):
-        return Item(where, ("",) * width, f"holds {type(wrong).__name__}, expected text")
-    return _item(where, [str(each) for each in values], min(width, 2))
+        return Row(location, ("",) * width, f"holds {type(wrong).__name__}, expected text")
+    return _row(location, [str(each) for each in values], min(width, 2))

@@ -10,33 +10,77 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError, one_line, requires
+from zoo.texts.models.config import IDS, MASK, TYPES
 
 FILE = "tokenizer.json"
-CHARACTERS = 100  # a token has fewer: what is behind so many for each token of a text is not looked at
-FEWEST = 0.97  # of the embeddings' rows, that a tokenizer's vocabulary has at least: some are padded to a round number
+MAX_TOKEN_CHARACTERS = 100  # a text is truncated to so many characters for each token of the limit
+MIN_COVERAGE = 0.97  # share of the embedding's rows with a token: some are padded to a round number
 Ints = NDArray[np.int32]
 
 
 class Tokens(NamedTuple):
-    """Texts as tokens: ids and types, int32 [n] of all texts one after the other; lengths, int64 [texts]; cut, bool
-    [texts]: whether a text was longer than the limit.
+    """Tokens of several texts, concatenated without padding.
+
+    Attributes:
+        ids: Token ids, int32 [tokens].
+        types: Token type ids, int32 [tokens].
+        lengths: Number of tokens of each text, int64 [texts].
+        truncated: Whether a text was truncated, bool [texts].
     """
 
     ids: Ints
     types: Ints
     lengths: NDArray[np.int64]
-    cut: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+
+    def padded(self, inputs: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+        """Pads the tokens to the longest text.
+
+        Args:
+            inputs: Names of the graph's inputs, among `IDS`, `MASK` and `TYPES`.
+
+        Returns:
+            Array by input name, int64 [texts, longest].
+        """
+        mask = np.arange(int(self.lengths.max(initial=1))) < self.lengths[:, None]
+        batch = {name: np.zeros(mask.shape, np.int64) for name in inputs}
+        for name, values in ((IDS, self.ids), (MASK, 1), (TYPES, self.types)):
+            if name in batch:
+                batch[name][mask] = values
+        return batch
+
+    def packed(self, inputs: Sequence[str], length: int, count: int) -> dict[str, NDArray[np.int64]]:
+        """Cuts the concatenated tokens into rows of equal length.
+
+        Args:
+            inputs: Names of the graph's inputs, among `IDS`, `MASK` and `TYPES`.
+            length: Tokens per row.
+            count: Maximum number of rows.
+
+        Returns:
+            Array by input name, int64 [rows, length].
+        """
+        length = min(length, len(self.ids))
+        rows = min(len(self.ids) // length, count)
+        arrays = {IDS: self.ids, TYPES: self.types, MASK: np.ones_like(self.ids)}
+        return {name: arrays[name][: rows * length].reshape(rows, length).astype(np.int64) for name in inputs}
 
 
 class Tokenizer:
-    """The tokenizer of a model; a call returns the `Tokens` of texts, or of pairs of texts.
+    """Tokenizer of a model; a call tokenizes texts or pairs of texts."""
 
-    vocabulary: rows of the model's embeddings. longest: tokens of a text, special ones included, at most. lower: texts
-    are lowered first; spaces at their ends stay: sentence-transformers stripped them once, 6.2 does not. Raises
-    RequestError where the file is broken, or of another model.
-    """
+    def __init__(self, path: Path, vocabulary: int, max_length: int, lower: bool = False) -> None:
+        """Opens a tokenizer.
 
-    def __init__(self, path: Path, vocabulary: int, longest: int, lower: bool = False) -> None:
+        Args:
+            path: The tokenizer.json.
+            vocabulary: Rows of the model's token embedding.
+            max_length: Maximum number of tokens of a text, special tokens included.
+            lower: Whether texts are lowercased first. Whitespace at their ends stays, as in sentence-transformers 6.2.
+
+        Raises:
+            RequestError: The file is damaged, or belongs to another model.
+        """
         with requires("tokenization", "int8-zoo[texts]"):
             import tokenizers
         try:
@@ -45,41 +89,39 @@ class Tokenizer:
             raise RequestError(f"cannot read {path} ({one_line(error)}); copy it from the model again") from error
         size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        if largest >= vocabulary or size < FEWEST * vocabulary:
+        if largest >= vocabulary or size < MIN_COVERAGE * vocabulary:
             raise RequestError(
                 f"{path} is of another model: it has {size:,} tokens, the largest {largest:,}, the model embeddings of "
                 f"{vocabulary:,}"
             )
-        self.longest, self._lower = longest, lower
+        self._lower, self._max_characters = lower, MAX_TOKEN_CHARACTERS * max_length + 1
         self._tokenizer.no_padding()
         try:
-            self._tokenizer.enable_truncation(longest)
-        except Exception as error:  # its special tokens alone are more
-            raise RequestError(f"{path} cannot cut texts to {longest} tokens ({one_line(error)})") from error
-
-    @property
-    def special(self) -> int:
-        """Tokens that an empty text has."""
-        return int(self._tokenizer.num_special_tokens_to_add(is_pair=False))
+            self._tokenizer.enable_truncation(max_length)
+        except Exception as error:  # there are more special tokens
+            raise RequestError(f"{path} cannot cut texts to {max_length} tokens ({one_line(error)})") from error
 
     def __call__(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Tokens:
-        """The tokens of texts, or of pairs of them, of which the longer one is cut first."""
-        found = self._tokenizer.encode_batch([self._trimmed(each) for each in texts])
-        lengths = np.array([len(each.ids) for each in found], np.int64)
-        flat: list[NDArray[Any]] = [
-            np.fromiter((i for each in found for i in each.ids), np.int32, int(lengths.sum())),
-            np.fromiter((i for each in found for i in each.type_ids), np.int32, int(lengths.sum())),
+        """Tokenizes texts, or pairs of texts, of which the longer text is truncated first."""
+        encodings = self._tokenizer.encode_batch([self._truncate(text) for text in texts])
+        lengths = np.array([len(encoding.ids) for encoding in encodings], np.int64)
+        count = int(lengths.sum())
+        ids: NDArray[Any] = np.fromiter((i for encoding in encodings for i in encoding.ids), np.int32, count)
+        types: NDArray[Any] = np.fromiter((i for encoding in encodings for i in encoding.type_ids), np.int32, count)
+        truncated = [
+            bool(encoding.overflowing) or self._is_truncated(text)
+            for encoding, text in zip(encodings, texts, strict=True)
         ]
-        longer = [bool(each.overflowing) or self._trims(text) for each, text in zip(found, texts, strict=True)]
-        cut = np.array(longer, np.bool_)
-        return Tokens(flat[0], flat[1], lengths, cut)
+        return Tokens(ids, types, lengths, np.array(truncated, np.bool_))
 
-    def _trims(self, text: str | Sequence[str]) -> bool:
+    def _is_truncated(self, text: str | Sequence[str]) -> bool:
+        """Returns whether `_truncate` drops more than whitespace."""
         parts = [text] if isinstance(text, str) else text
-        return any(each[CHARACTERS * self.longest + 1 :].strip() for each in parts)
+        return any(part[self._max_characters :].strip() for part in parts)
 
-    def _trimmed(self, text: str | tuple[str, str]) -> str | tuple[str, str]:
+    def _truncate(self, text: str | tuple[str, str]) -> str | tuple[str, str]:
+        """Truncates by characters, which bounds the time of a very long text."""
         if not isinstance(text, str):
-            return tuple(self._trimmed(each) for each in text)  # type: ignore[return-value]
-        text = text[: CHARACTERS * self.longest + 1]
+            return tuple(self._truncate(part) for part in text)  # type: ignore[return-value]
+        text = text[: self._max_characters]
         return text.lower() if self._lower else text

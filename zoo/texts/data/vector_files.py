@@ -21,14 +21,24 @@ Array = NDArray[Any]
 Write = Callable[[Array, NDArray[np.int64]], None]
 
 
-def require(dtype: str) -> str:
-    """`dtype`, one of `DTYPES`. Raises RequestError for another one."""
+def require_dtype(dtype: str) -> str:
+    """Checks a dtype of embeddings.
+
+    Args:
+        dtype: One of `DTYPES`.
+
+    Returns:
+        The dtype.
+
+    Raises:
+        RequestError: The dtype is unknown.
+    """
     if dtype not in DTYPES:
         raise RequestError(f"unknown dtype of the output {dtype!r}; choose {', '.join(DTYPES)}")
     return dtype
 
 
-def converted(vectors: NDArray[np.float32], dtype: str) -> Array:
+def convert(vectors: NDArray[np.float32], dtype: str) -> Array:
     """Converts vectors to another dtype.
 
     int8: rint(127 x / max |x|) per vector, which preserves cosine similarity up to rounding, but not the norm. binary:
@@ -55,7 +65,7 @@ def converted(vectors: NDArray[np.float32], dtype: str) -> Array:
 
 
 def similarities(vectors: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
-    """Computes all pairwise similarities of vectors converted to a dtype (see `converted`).
+    """Computes all pairwise similarities of vectors converted to a dtype (see `convert`).
 
     Args:
         vectors: float32 [n, w].
@@ -64,26 +74,26 @@ def similarities(vectors: NDArray[np.float32], dtype: str) -> NDArray[np.float32
     Returns:
         Cosine similarities, or shares of equal bits for "binary", float32 [n, n].
     """
-    found = converted(vectors, dtype)
+    values = convert(vectors, dtype)
     if dtype == "binary":
         signs = np.where(vectors > 0, np.float32(1), np.float32(-1))
         shares = (signs @ signs.T) / np.float32(2 * vectors.shape[1]) + np.float32(0.5)
         return np.asarray(shares, np.float32)
-    rows: NDArray[np.float32] = found.astype(np.float32)
+    rows: NDArray[np.float32] = values.astype(np.float32)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))
     return rows @ rows.T
 
 
 @contextlib.contextmanager
-def writing(output: str | Path, width: int, dtype: str) -> Iterator[Write]:
-    """Opens a file of vectors; it is created when the block ends without an error.
+def vector_writer(output: str | Path, width: int, dtype: str) -> Iterator[Write]:
+    """Context manager that writes a file of vectors, which appears if the block ends without an error.
 
     .npy holds one row per input row, in order; .parquet and .jsonl have the columns row (from 1) and embedding.
 
     Args:
         output: .npy, .parquet or .jsonl file; "-" for JSON lines on stdout.
         width: Number of components.
-        dtype: Dtype of the vectors (see `converted`).
+        dtype: Dtype of the vectors (see `convert`).
 
     Yields:
         `write(vectors, rows)`, which appends converted vectors with the numbers of their input rows.
@@ -92,7 +102,7 @@ def writing(output: str | Path, width: int, dtype: str) -> Iterator[Write]:
         RequestError: The format is unknown.
     """
     name = str(output).lower()
-    like = converted(np.zeros((1, width), np.float32), dtype)
+    sample = convert(np.zeros((1, width), np.float32), dtype)
     if str(output) == "-":
         yield lambda vectors, rows: print("".join(_json(vectors, rows)), end="", file=sys.stdout)
         return
@@ -110,10 +120,10 @@ def writing(output: str | Path, width: int, dtype: str) -> Iterator[Write]:
                     count += len(vectors)
                     file.write(np.ascontiguousarray(vectors).data)
 
-                _header(file, like, 0)
+                _header(file, sample, 0)
                 yield write
                 file.seek(0)
-                _header(file, like, count)  # as long as before: numpy leaves room for the count to grow
+                _header(file, sample, count)  # of the same length: numpy reserves space for the count
         elif name.endswith(".jsonl"):
             with temporary.open("w", encoding="utf-8") as lines:
                 yield lambda vectors, rows: lines.writelines(_json(vectors, rows))
@@ -121,7 +131,7 @@ def writing(output: str | Path, width: int, dtype: str) -> Iterator[Write]:
             import pyarrow as pa
             import pyarrow.parquet as parquet
 
-            kind = pa.list_(pa.from_numpy_dtype(like.dtype), like.shape[1])
+            kind = pa.list_(pa.from_numpy_dtype(sample.dtype), sample.shape[1])
             schema = pa.schema([("row", pa.int64()), ("embedding", kind)])
             with parquet.ParquetWriter(temporary, schema) as writer:
 
@@ -133,12 +143,18 @@ def writing(output: str | Path, width: int, dtype: str) -> Iterator[Write]:
                 yield append
 
 
-def _header(file: Any, like: Array, count: int) -> None:
-    about = {"descr": np.lib.format.dtype_to_descr(like.dtype), "fortran_order": False, "shape": (count, like.shape[1])}
-    np.lib.format.write_array_header_1_0(file, about)
+def _header(file: Any, sample: Array, count: int) -> None:
+    header = {
+        "descr": np.lib.format.dtype_to_descr(sample.dtype),
+        "fortran_order": False,
+        "shape": (count, sample.shape[1]),
+    }
+    np.lib.format.write_array_header_1_0(file, header)
 
 
 def _json(vectors: Array, rows: NDArray[np.int64]) -> Iterator[str]:
     for row, vector in zip(rows.tolist(), vectors, strict=True):
-        values = vector.astype(str).astype(np.float64) if vector.dtype.kind == "f" else vector  # the shortest number
+        values = (
+            vector.astype(str).astype(np.float64) if vector.dtype.kind == "f" else vector
+        )  # shortest decimal of a float32
         yield json.dumps({"row": row, "embedding": values.tolist()}) + "\n"

@@ -12,5 +12,9 @@ from pipelines.rewrites.shared import SHARED
 
 
 def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
-    """The passes from fp32.onnx to rewritten.onnx, in order: queries, keys and values become one layer."""
-    return [*(each() for each in SHARED if each is not MergeSiblings), FoldScale(), MergeSiblings(split=True)]
+    """Returns the rewrites from fp32.onnx to rewritten.onnx, in order; Q, K and V are merged into one layer.
+
+    Args:
+        preprocessing: Features of the card, which have no influence.
+    """
+    return [*(rewrite() for rewrite in SHARED if rewrite is not MergeSiblings), FoldScale(), MergeSiblings(split=True)]

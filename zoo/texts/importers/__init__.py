@@ -1,1 +1,1 @@
-"""Import of Hugging Face folders of text encoders as model folders."""
+"""Importer of sentence encoders and cross-encoders from Hugging Face folders."""

@@ -14,11 +14,11 @@ from pipelines.models.hub import CARD, CardFile
 from zoo.texts.data import tokenizer
 from zoo.texts.data.tokenizer import Tokenizer
 from zoo.texts.models import weights
-from zoo.texts.models.config import POOLINGS, Form
+from zoo.texts.models.config import POOLINGS, ModelConfig
 
 CONFIG, MODULES, PICKLED = "config.json", "modules.json", "pytorch_model.bin"
-SAID = "config_sentence_transformers.json"  # of the model as a whole: its prompts, a cross-encoder's activation
-KINDS = {  # model types of transformers
+SETTINGS = "config_sentence_transformers.json"  # prompts; activation of a cross-encoder
+ARCHITECTURES = {  # by model type of transformers
     "bert": "bert",
     "roberta": "roberta",
     "xlm-roberta": "roberta",
@@ -26,10 +26,10 @@ KINDS = {  # model types of transformers
     "distilbert": "distilbert",
     "mpnet": "mpnet",
 }
-UNFIT = {  # what an encoder has that no network here can
-    "modernbert": "rotary positions, layers whose tokens see their neighbours alone, and a gated feed-forward (GeGLU)",
+UNSUPPORTED = {  # unsupported parts of other encoders
+    "modernbert": "rotary positions, sliding-window attention, and a gated feed-forward (GeGLU)",
     "nomic_bert": "rotary positions and a gated feed-forward (SwiGLU)",
-    "deberta-v2": "attention that takes content and relative position apart",
+    "deberta-v2": "disentangled attention over content and relative position",
 }
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -39,20 +39,28 @@ ACTIVATIONS = {
     "silu": "swish",
 }
 PATTERNS = ("*.json", "*/config.json", "model.safetensors", PICKLED)
-IDENTITY, SIGMOID = "identity", "sigmoid"  # of a cross-encoder's scores
-MODES = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}  # in the keys of a pooling's config.json
+IDENTITY, SIGMOID = "identity", "sigmoid"  # activations of a cross-encoder
+POOLING_MODES = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}  # keys of a pooling's config.json
 
 
-def is_scorer(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of a network with a head of scores."""
-    return any(str(each).endswith("ForSequenceClassification") for each in config.get("architectures") or [])
+def is_cross_encoder(config: Mapping[str, Any]) -> bool:
+    """Returns whether a network has a classification head.
+
+    Args:
+        config: Content of its config.json.
+    """
+    return any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or [])
 
 
-def importer(scorer: bool) -> Importer:
-    """The importer of sentence encoders, or, for `scorer`, of cross-encoders."""
-    name = "cross-encoder" if scorer else "sentence-transformers"
-    kinds = ", ".join(KINDS)
-    what = f"a {'cross-encoder' if scorer else 'sentence encoder'} in a folder of Hugging Face ({kinds})"
+def importer(cross_encoder: bool) -> Importer:
+    """Returns the importer of a family.
+
+    Args:
+        cross_encoder: Whether to import cross-encoders; otherwise sentence encoders.
+    """
+    name = "cross-encoder" if cross_encoder else "sentence-transformers"
+    kind = "cross-encoder" if cross_encoder else "sentence encoder"
+    description = f"a {kind} in a folder of Hugging Face ({', '.join(ARCHITECTURES)})"
 
     def recognize(path: Path) -> str:
         if not (path / CONFIG).is_file():
@@ -60,56 +68,60 @@ def importer(scorer: bool) -> Importer:
         config = read_json(path / CONFIG)
         if not isinstance(config, dict) or not config.get("model_type"):
             return ""
-        known = config["model_type"] in {*KINDS, *UNFIT} or (path / MODULES).is_file() or is_scorer(config)
-        return name if known and is_scorer(config) == scorer else ""
+        known = (
+            config["model_type"] in {*ARCHITECTURES, *UNSUPPORTED}
+            or (path / MODULES).is_file()
+            or is_cross_encoder(config)
+        )
+        return name if known and is_cross_encoder(config) == cross_encoder else ""
 
     def write(
         path: Path, output: Path, *, format: str, pooling: str = "", normalize: bool = False
     ) -> tuple[dict[str, Any], list[CardFile]]:
-        return _write(path, output, scorer, pooling, normalize)
+        return _write(path, output, cross_encoder, pooling, normalize)
 
-    return Importer({name: what}, recognize, write, ("pooling", "normalize"), PATTERNS)
+    return Importer({name: description}, recognize, write, ("pooling", "normalize"), PATTERNS)
 
 
 def _write(
-    path: Path, output: Path, scorer: bool, pooling: str, normalize: bool
+    path: Path, output: Path, cross_encoder: bool, pooling: str, normalize: bool
 ) -> tuple[dict[str, Any], list[CardFile]]:
-    """The details of the card of the model in the folder `path`, and its files, copied to `output` as they are.
+    """Copies the files of a model to `output`; returns the details of its card and the files.
 
-    Raises RequestError with all that is wrong with it; nothing is written then.
+    Raises RequestError with all errors of the model; nothing is written then.
     """
     if output.resolve() == path.resolve():
         raise RequestError(f"found {output} as the folder of both models; choose another output")
     config = read_json(path / CONFIG)
-    faults: list[str] = []
+    errors: list[str] = []
     features: dict[str, Any] = {}
     try:
-        features = features_of(path, config, scorer, pooling, normalize)
+        features = read_features(path, config, cross_encoder, pooling, normalize)
     except RequestError as error:
-        faults.append(str(error))
+        errors.append(str(error))
     source = path / weights.FILE
     if not source.is_file() and not (path / PICKLED).is_file():
-        faults.append(f"there is no {weights.FILE}, nor {PICKLED}")
+        errors.append(f"there is no {weights.FILE}, nor {PICKLED}")
     if not (path / tokenizer.FILE).is_file():
-        faults.append(
+        errors.append(
             f"there is no {tokenizer.FILE}; transformers writes one: "
             "AutoTokenizer.from_pretrained(FOLDER, use_fast=True).save_pretrained(FOLDER)"
         )
-    if faults:
-        raise RequestError(f"cannot import {path}: {'; '.join(faults)}")
-    form = Form.from_json(features["form"])
-    Tokenizer(path / tokenizer.FILE, form.vocabulary, features["max_length"])  # raises where it is of another model
+    if errors:
+        raise RequestError(f"cannot import {path}: {'; '.join(errors)}")
+    model_config = ModelConfig.from_json(features["form"])
+    Tokenizer(path / tokenizer.FILE, model_config.vocabulary, features["max_length"])  # raises for another model's
     names = (CARD, weights.FILE, tokenizer.FILE, CONFIG)
     for name in names:
         require_place(output / name)
-    convert = None if source.is_file() else _converter()  # raises without torch, before there is a folder
+    convert = None if source.is_file() else _converter()  # raises without torch, before anything is written
     output.mkdir(parents=True, exist_ok=True)
     with replacing(output / weights.FILE) as temporary:
         if convert is None:
             shutil.copyfile(source, temporary)
         else:
             convert(path / PICKLED, temporary)
-        weights.shared_names(form, weights.read(temporary), path)  # raises for what does not fit
+        weights.load_weights(model_config, temporary, path)  # raises for another configuration
     for name in names[2:]:
         copy_file(path / name, output / name)
     files = [
@@ -118,42 +130,53 @@ def _write(
     return {"preprocessing": features, "weights": {"file": weights.FILE}}, files
 
 
-def features_of(
-    path: Path, config: Mapping[str, Any], scorer: bool, pooling: str = "", normalize: bool = False
+def read_features(
+    path: Path, config: Mapping[str, Any], cross_encoder: bool, pooling: str = "", normalize: bool = False
 ) -> dict[str, Any]:
-    """What a card says of the model in the folder `path`: form, max_length, lower, prompts, activation.
+    """Reads the features of a model for its card.
 
-    pooling, normalize: of a folder that tells none, and whether vectors get length 1 though it does not say so.
-    Raises RequestError for what no model here has.
+    Args:
+        path: Folder of the model.
+        config: Content of its config.json.
+        cross_encoder: Whether the network has a classification head.
+        pooling: Pooling of a folder without one, one of `POOLINGS`; "": that of the folder.
+        normalize: Whether embeddings are L2-normalized in any case.
+
+    Returns:
+        {"form", "max_length", "lower"}; for cross-encoders also "activation" and "names", with prompts also "prompts"
+        and "prompt".
+
+    Raises:
+        RequestError: The architecture, or a part of it, is not supported.
     """
     kind = str(config["model_type"])
-    if kind not in KINDS:
+    if kind not in ARCHITECTURES:
         raise RequestError(
-            f"{kind} has {UNFIT.get(kind, 'parts that no encoder here has')}; known are {', '.join(KINDS)}"
+            f"{kind} has {UNSUPPORTED.get(kind, 'unsupported parts')}; known are {', '.join(ARCHITECTURES)}"
         )
-    roberta = KINDS[kind] in ("roberta", "mpnet")
+    roberta = ARCHITECTURES[kind] in ("roberta", "mpnet")
 
     def number(*keys: str, default: Any = None) -> Any:
         return next((config[key] for key in keys if config.get(key) is not None), default)
 
     if config.get("position_embedding_type", "absolute") != "absolute":
-        raise RequestError(f"its positions are {config['position_embedding_type']}; expected absolute ones")
+        raise RequestError(f"its positions are {config['position_embedding_type']}; expected absolute positions")
     activation = str(number("hidden_act", "activation", default="gelu"))
     if activation not in ACTIVATIONS:
         raise RequestError(f"its activation is {activation}; known are {', '.join(ACTIVATIONS)}")
     modules = _modules(path)
-    about = _json(path / _folder(modules, "Transformer") / "sentence_bert_config.json")
-    said = _json(path / SAID)
-    named = said.get("prompts")
-    prompts = {str(key): str(each or "") for key, each in named.items()} if isinstance(named, dict) else {}
+    transformer = _json(path / _module_folder(modules, "Transformer") / "sentence_bert_config.json")
+    settings = _json(path / SETTINGS)
+    found = settings.get("prompts")
+    prompts = {str(key): str(text or "") for key, text in found.items()} if isinstance(found, dict) else {}
     labels = 0
-    if scorer:
+    if cross_encoder:
         labels = len(config.get("id2label") or {}) or int(number("num_labels", default=2))
-        pooled, unit = "cls", False
+        mode, normalized = "cls", False
     else:
-        pooled, unit = _pooling(path, modules, pooling, any(prompts.values()))
-    form = Form(
-        kind=KINDS[kind],
+        mode, normalized = _pooling(path, modules, pooling, any(prompts.values()))
+    model_config = ModelConfig(
+        kind=ARCHITECTURES[kind],
         layers=number("num_hidden_layers", "n_layers"),
         width=number("hidden_size", "dim"),
         heads=number("num_attention_heads", "n_heads"),
@@ -165,103 +188,110 @@ def features_of(
         activation=ACTIVATIONS[activation],
         epsilon=float(number("layer_norm_eps", default=1e-12)),
         buckets=number("relative_attention_num_buckets", default=32) if kind == "mpnet" else 0,
-        pooling=pooled,
-        normalize=unit or (normalize and not scorer),
+        pooling=mode,
+        normalize=normalized or (normalize and not cross_encoder),
         labels=labels,
     )
     features = {
-        "form": form.to_json(),
-        "max_length": _longest(path, form, about),
-        "lower": bool(about.get("do_lower_case", False)),
+        "form": model_config.to_json(),
+        "max_length": _max_length(path, model_config, transformer),
+        "lower": bool(transformer.get("do_lower_case", False)),
     }
-    if scorer:
-        features["activation"] = _activation(config, said, labels)
+    if cross_encoder:
+        features["activation"] = _activation(config, settings, labels)
         features["names"] = [
-            str(each) for _, each in sorted((config.get("id2label") or {}).items(), key=lambda x: int(x[0]))
+            str(label) for _, label in sorted((config.get("id2label") or {}).items(), key=lambda x: int(x[0]))
         ]
     if prompts:
-        features |= {"prompts": prompts, "prompt": str(said.get("default_prompt_name") or "")}
+        features |= {"prompts": prompts, "prompt": str(settings.get("default_prompt_name") or "")}
     return features
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A JSON object; {} where there is no file."""
-    found = read_json(path) if path.is_file() else {}
-    return found if isinstance(found, dict) else {}
+    """Reads a JSON object; {} for a missing file."""
+    content = read_json(path) if path.is_file() else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
-    """(kind, folder) of the modules of sentence-transformers; [] where it is no folder of that."""
-    found = read_json(path / MODULES) if (path / MODULES).is_file() else []
+    """Returns (type, folder) of the modules of a sentence-transformers folder; [] for other folders."""
+    modules = read_json(path / MODULES) if (path / MODULES).is_file() else []
     try:
-        return [(str(each["type"]).rsplit(".", 1)[-1], str(each["path"])) for each in found]
+        return [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in modules]
     except (KeyError, TypeError) as error:
         raise RequestError(f"{MODULES} is no list of modules ({error!r})") from error
 
 
-def _folder(modules: list[tuple[str, str]], kind: str) -> str:
-    return next((folder for each, folder in modules if each == kind), "")
+def _module_folder(modules: list[tuple[str, str]], kind: str) -> str:
+    return next((folder for name, folder in modules if name == kind), "")
 
 
-def _pooling(path: Path, modules: list[tuple[str, str]], told: str, prompted: bool) -> tuple[str, bool]:
-    """(pooling, whether vectors are normalized). told: "" to find it. prompted: whether the model has prompts."""
-    if told and told not in POOLINGS:
-        raise RequestError(f"pooling is {told!r}; choose {', '.join(POOLINGS)}")
+def _pooling(path: Path, modules: list[tuple[str, str]], option: str, has_prompts: bool) -> tuple[str, bool]:
+    """Returns the pooling, and whether embeddings are normalized. option: --pooling, or ""."""
+    if option and option not in POOLINGS:
+        raise RequestError(f"pooling is {option!r}; choose {', '.join(POOLINGS)}")
     if unknown := [kind for kind, _ in modules if kind not in ("Transformer", "Pooling", "Normalize")]:
-        raise RequestError(f"its module {unknown[0]} has no form here; known are Transformer, Pooling and Normalize")
+        raise RequestError(f"its module {unknown[0]} is not supported; known are Transformer, Pooling and Normalize")
     normalize = any(kind == "Normalize" for kind, _ in modules)
-    folder = _folder(modules, "Pooling") or "1_Pooling"
-    about = _json(path / folder / CONFIG)
-    if prompted and about.get("include_prompt") is False:
+    folder = _module_folder(modules, "Pooling") or "1_Pooling"
+    config = _json(path / folder / CONFIG)
+    if has_prompts and config.get("include_prompt") is False:
         raise RequestError(
-            f"its pooling leaves prompts out (include_prompt in {folder}/{CONFIG}), and it has prompts ({SAID}); "
+            f"its pooling leaves prompts out (include_prompt in {folder}/{CONFIG}), and it has prompts ({SETTINGS}); "
             "expected a pooling of all tokens, or no prompts"
         )
-    if told:
-        return told, normalize
-    if not about:
-        raise RequestError(
-            f"there is no {folder}/{CONFIG}, which says how a text's vector is made; say it with --pooling"
-        )
-    mode = about.get("pooling_mode")
-    modes = [mode] if mode else [key.removeprefix("pooling_mode_") for key, each in about.items() if each is True]
-    found = [MODES.get(str(each), str(each)) for each in modes if each != "include_prompt"]
+    if option:
+        return option, normalize
+    if not config:
+        raise RequestError(f"there is no {folder}/{CONFIG}, which says how tokens are pooled; name it with --pooling")
+    mode = config.get("pooling_mode")
+    modes = [mode] if mode else [key.removeprefix("pooling_mode_") for key, value in config.items() if value is True]
+    found = [POOLING_MODES.get(str(name), str(name)) for name in modes if name != "include_prompt"]
     if len(found) != 1 or found[0] not in POOLINGS:
         raise RequestError(f"its pooling is {' and '.join(found) or 'none'}; expected one of {', '.join(POOLINGS)}")
     return found[0], normalize
 
 
-def write_modules(folder: Path, form: Form, features: Mapping[str, Any]) -> None:
-    """What sentence-transformers, and an import, read beside the network: how a text's vector is made of it."""
-    kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if form.normalize else [])]
+def write_modules(folder: Path, config: ModelConfig, features: Mapping[str, Any]) -> None:
+    """Writes the files of sentence-transformers: modules, pooling, and prompts.
+
+    Args:
+        folder: Folder of the model.
+        config: Configuration of the network.
+        features: Features of its card.
+    """
+    kinds = [
+        ("", "Transformer"),
+        ("1_Pooling", "Pooling"),
+        *([("2_Normalize", "Normalize")] if config.normalize else []),
+    ]
     modules = [
-        {"idx": i, "name": str(i), "path": place, "type": f"sentence_transformers.models.{kind}"}
-        for i, (place, kind) in enumerate(kinds)
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds)
     ]
     (folder / "1_Pooling").mkdir(parents=True, exist_ok=True)
-    pooling: dict[str, Any] = {"word_embedding_dimension": form.width}
-    pooling |= {f"pooling_mode_{key}": form.pooling == mode for key, mode in MODES.items()}
+    pooling: dict[str, Any] = {"word_embedding_dimension": config.width}
+    pooling |= {f"pooling_mode_{key}": config.pooling == mode for key, mode in POOLING_MODES.items()}
     write_json(folder / "1_Pooling" / CONFIG, pooling)
-    about = {"max_seq_length": features["max_length"], "do_lower_case": bool(features.get("lower"))}
-    write_json(folder / "sentence_bert_config.json", about)
+    transformer = {"max_seq_length": features["max_length"], "do_lower_case": bool(features.get("lower"))}
+    write_json(folder / "sentence_bert_config.json", transformer)
     write_json(folder / MODULES, modules)
     if prompts := features.get("prompts"):
-        write_json(folder / SAID, {"prompts": prompts, "default_prompt_name": features.get("prompt") or None})
+        write_json(folder / SETTINGS, {"prompts": prompts, "default_prompt_name": features.get("prompt") or None})
 
 
-def _longest(path: Path, form: Form, about: Mapping[str, Any]) -> int:
-    """The most tokens of a text: what the folder says, within the positions that the network has."""
-    told = about.get("max_seq_length") or _json(path / "tokenizer_config.json").get("model_max_length") or form.longest
-    return min(form.longest, int(told))
+def _max_length(path: Path, config: ModelConfig, transformer: Mapping[str, Any]) -> int:
+    """Returns the maximum number of tokens of a text: that of the folder, at most the network's positions."""
+    tokenizer_config = _json(path / "tokenizer_config.json")
+    length = transformer.get("max_seq_length") or tokenizer_config.get("model_max_length") or config.max_tokens
+    return min(config.max_tokens, int(length))
 
 
-def _activation(config: Mapping[str, Any], said: Mapping[str, Any], labels: int) -> str:
-    """What becomes of the logits: what sentence-transformers' CrossEncoder would do. Raises RequestError for what has
-    no form here.
-    """
-    told = [said.get("activation_fn"), config.get("sentence_transformers", {}).get("activation_fn")]
-    told.append(config.get("sbert_ce_default_activation_function"))
-    name = next((str(each) for each in told if each), "")
+def _activation(config: Mapping[str, Any], settings: Mapping[str, Any], labels: int) -> str:
+    """Returns the activation of the logits, as sentence-transformers' CrossEncoder chooses it."""
+    names = [settings.get("activation_fn"), config.get("sentence_transformers", {}).get("activation_fn")]
+    names.append(config.get("sbert_ce_default_activation_function"))
+    name = next((str(name) for name in names if name), "")
     if not name:
         return SIGMOID if labels == 1 else IDENTITY
     kind = name.rpartition(".")[2].lower()
@@ -271,9 +301,7 @@ def _activation(config: Mapping[str, Any], said: Mapping[str, Any], labels: int)
 
 
 def _converter() -> Callable[[Path, Path], None]:
-    """What writes weights that torch pickled as safetensors; nothing in them is executed. Raises RequestError without
-    torch.
-    """
+    """Returns a function that converts pickled weights to safetensors; nothing in them is executed."""
     with requires(f"importing {PICKLED}", "int8-zoo[import]"):
         import torch
         from safetensors.torch import save_file
@@ -281,8 +309,8 @@ def _converter() -> Callable[[Path, Path], None]:
     def convert(path: Path, target: Path) -> None:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            save_file({name: each.contiguous().clone() for name, each in state.items()}, target)
-        except Exception as error:  # pickle's and torch's own kinds
+            save_file({name: tensor.contiguous().clone() for name, tensor in state.items()}, target)
+        except Exception as error:  # classes of pickle and torch
             raise RequestError(f"cannot read the weights in {path} ({one_line(error)}); copy them again") from error
 
     return convert

@@ -1,1 +1,1 @@
-"""BERT-shaped networks: configuration, weights and pipelines of sentence encoders and cross-encoders."""
+"""BERT-shaped networks: configuration, and weights under the names of several architectures."""

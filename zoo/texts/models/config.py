@@ -1,4 +1,4 @@
-"""What a BERT-shaped network is: its sizes, and what is made of the rows of its last layer."""
+"""Configuration of BERT-shaped networks: sizes, pooling, and the head of a cross-encoder."""
 
 from __future__ import annotations
 
@@ -9,22 +9,35 @@ from typing import Any
 
 from pipelines.core.errors import RequestError
 
-IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"  # inputs of the graph, as all exporters call them
-EMBEDDING, SCORES = "embedding", "scores"  # its output, of an encoder and of a cross-encoder
+IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"  # inputs of the graph, as in transformers
+EMBEDDING, SCORES = "embedding", "scores"  # output of a sentence encoder, and of a cross-encoder
 POOLINGS = ("mean", "cls", "max")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "swish")
 
 
 @dataclass(frozen=True)
-class Form:
-    """Post-LN Transformer encoder over tokens: BERT, RoBERTa, XLM-R, DistilBERT, MPNet.
+class ModelConfig:
+    """Configuration of a post-LN Transformer encoder: BERT, RoBERTa, XLM-R, DistilBERT, MPNet.
 
-    kind: whose names the weights bear, a key of `zoo.texts.models.weights.KINDS`. hidden: width between the linear
-    layers of
-    feed-forward. vocabulary, positions, types: rows of the embedding tables; first_position: the row of a text's first
-    token; types 0: none. buckets: of MPNet's relative positions, 0: none. pooling, normalize: of the last layer's rows
-    to one vector, and whether that gets length 1. labels: scores that a head makes of the first row instead, 0: none.
-    Raises RequestError where the numbers make no network.
+    Attributes:
+        kind: Architecture, a key of `zoo.texts.models.weights.ARCHITECTURES`.
+        layers: Number of layers.
+        width: Hidden size.
+        heads: Number of attention heads.
+        hidden: Units between the two linear layers of a feed-forward block.
+        vocabulary: Rows of the token embedding.
+        positions: Rows of the position embedding.
+        first_position: Row of a text's first token in the position embedding.
+        types: Rows of the token type embedding; 0: none.
+        activation: Activation of feed-forward blocks, one of `ACTIVATIONS`.
+        epsilon: Epsilon of layer normalization.
+        buckets: Buckets of MPNet's relative position bias; 0: none.
+        pooling: Pooling of the last layer to an embedding, one of `POOLINGS`.
+        normalize: Whether embeddings are L2-normalized.
+        labels: Outputs of a cross-encoder's classification head; 0: the network has no head.
+
+    Raises:
+        RequestError: A size is out of range, or activation or pooling is unknown.
     """
 
     kind: str
@@ -48,8 +61,8 @@ class Form:
             key: getattr(self, key)
             for key in ("layers", "width", "heads", "hidden", "vocabulary", "positions", "types")
         }
-        if wrong := [key for key, each in sizes.items() if type(each) is not int or each < (key != "types")]:
-            raise RequestError(f"a network has {wrong[0]} {sizes[wrong[0]]!r}; expected a whole number above 0")
+        if invalid := [key for key, size in sizes.items() if type(size) is not int or size < (key != "types")]:
+            raise RequestError(f"a network has {invalid[0]} {sizes[invalid[0]]!r}; expected a whole number above 0")
         if self.width % self.heads:
             raise RequestError(f"a network of width {self.width} cannot have {self.heads} heads")
         if self.activation not in ACTIVATIONS or self.pooling not in POOLINGS:
@@ -61,20 +74,38 @@ class Form:
             raise RequestError(f"a network has {self.positions} positions, the first token the {self.first_position}th")
 
     @property
-    def longest(self) -> int:
-        """The most tokens of a text."""
+    def max_tokens(self) -> int:
+        """Maximum number of tokens of a text, special tokens included."""
         return self.positions - self.first_position
 
+    @property
+    def output_size(self) -> int:
+        """Components of the output: labels of a cross-encoder, or the width of embeddings."""
+        return self.labels or self.width
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the graph's inputs, int64 [batch, tokens] each; only cross-encoders take token types."""
+        return (IDS, MASK, TYPES) if self.labels and self.types > 1 else (IDS, MASK)
+
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Returns plain JSON values; `from_json` reads them."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Form:
-        """What `to_json` made. Raises RequestError for anything else."""
+    def from_json(cls, value: Mapping[str, Any]) -> ModelConfig:
+        """Reads the result of `to_json`.
+
+        Args:
+            value: JSON object of a card.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            RequestError: A field is missing, unknown or out of range.
+        """
         try:
             return cls(**value)
         except TypeError as error:
-            raise RequestError(
-                f"the card does not say what network it is of ({error}); import the model again"
-            ) from error
+            raise RequestError(f"the card does not describe the network ({error}); import the model again") from error

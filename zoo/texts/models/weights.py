@@ -1,9 +1,10 @@
-"""The weights of a BERT-shaped network in a file of safetensors, under names that all kinds share.
+"""Weights of BERT-shaped networks in safetensors files, under names that all architectures share.
 
-    token, position, type, embedding_norm; of each layer: query, key, value, output, attention_norm, up, down, norm
-    relative: of MPNet; of the head of a cross-encoder: dense, classifier
+    token, position, type, embedding_norm
+    layers.N: query, key, value, output, attention_norm, up, down, norm
+    relative: MPNet's relative position bias; dense, classifier: head of a cross-encoder
 
-each a linear layer (`.weight` [outputs, inputs], `.bias`), a layer normalization or a table (`.weight`).
+Each is a linear layer (`.weight` [outputs, inputs], `.bias`), a layer normalization or an embedding (`.weight`).
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError, one_line, requires
-from zoo.texts.models.config import Form
+from zoo.texts.models.config import ModelConfig
 
 Floats = NDArray[np.float32]
 FILE = "model.safetensors"
-_TABLES = {
+_EMBEDDINGS = {
     "token": "embeddings.word_embeddings",
     "position": "embeddings.position_embeddings",
     "type": "embeddings.token_type_embeddings",
@@ -40,11 +41,14 @@ _BERT = {
 
 
 @dataclass(frozen=True)
-class Kind:
-    """The names that one kind of network gives its weights.
+class Architecture:
+    """Parameter names of an architecture in transformers.
 
-    layer: of the layers, a number in it; parts: {shared name: name in a layer}; head: {shared name: name}, outside the
-    network itself; activation: of the head, between its two layers.
+    Attributes:
+        layer: Prefix of a layer's parameters, a format string of its index.
+        parts: Name within a layer by shared name.
+        head: Full name of the head's layers by shared name.
+        activation: Activation between the two layers of the head, "tanh" or "relu".
     """
 
     layer: str
@@ -54,10 +58,10 @@ class Kind:
 
 
 _ROBERTA_HEAD = {"dense": "classifier.dense", "classifier": "classifier.out_proj"}
-KINDS = {
-    "bert": Kind("encoder.layer.{}", _BERT, {"dense": "bert.pooler.dense", "classifier": "classifier"}),
-    "roberta": Kind("encoder.layer.{}", _BERT, _ROBERTA_HEAD),
-    "distilbert": Kind(
+ARCHITECTURES = {
+    "bert": Architecture("encoder.layer.{}", _BERT, {"dense": "bert.pooler.dense", "classifier": "classifier"}),
+    "roberta": Architecture("encoder.layer.{}", _BERT, _ROBERTA_HEAD),
+    "distilbert": Architecture(
         "transformer.layer.{}",
         {
             "query": "attention.q_lin",
@@ -72,7 +76,7 @@ KINDS = {
         {"dense": "pre_classifier", "classifier": "classifier"},
         "relu",
     ),
-    "mpnet": Kind(
+    "mpnet": Architecture(
         "encoder.layer.{}",
         {
             **_BERT,
@@ -86,24 +90,34 @@ KINDS = {
     ),
 }
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
-_TOKENS = f"{_TABLES['token']}.weight"
+_TOKEN_WEIGHT = f"{_EMBEDDINGS['token']}.weight"
 
 
-def read(path: Path) -> dict[str, Floats]:
-    """The tensors of numbers in a file as float32. Raises RequestError where it is none."""
+def read_safetensors(path: Path) -> dict[str, Floats]:
+    """Reads the floating point tensors of a safetensors file.
+
+    Args:
+        path: File with float64, float32, float16 or bfloat16 tensors; tensors of other dtypes are ignored.
+
+    Returns:
+        Float32 tensor by name.
+
+    Raises:
+        RequestError: The file is damaged or of another format.
+    """
     with requires(path.name, "int8-zoo[texts]"):
         from safetensors import deserialize
     try:
         tensors: list[tuple[str, dict[str, Any]]] = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
-        return {name: _float32(each) for name, each in tensors if each["dtype"] in (*_DTYPES, "BF16")}
-    except Exception as error:  # the library's own kind, OSError, ValueError for a tensor that is not whole
+        return {name: _float32(tensor) for name, tensor in tensors if tensor["dtype"] in (*_DTYPES, "BF16")}
+    except Exception as error:  # the library's own class, OSError, or ValueError for a truncated tensor
         raise RequestError(
             f"cannot read the weights in {path} ({one_line(error)}); copy or download it again"
         ) from error
 
 
 def _float32(tensor: Mapping[str, Any]) -> Floats:
-    """A tensor's bytes as float32; numpy has no bfloat16, whose bits are a float32's upper half."""
+    """Converts a tensor to float32; numpy has no bfloat16, which is the upper half of a float32."""
     if tensor["dtype"] == "BF16":
         array = (np.frombuffer(tensor["data"], "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
     else:
@@ -111,53 +125,63 @@ def _float32(tensor: Mapping[str, Any]) -> Floats:
     return array.reshape(tensor["shape"])
 
 
-def shared_names(form: Form, tensors: Mapping[str, Floats], source: Path) -> dict[str, Floats]:
-    """The weights of `form` under the shared names. Raises RequestError with all that are missing or of another shape.
+def load_weights(config: ModelConfig, path: Path, source: Path | None = None) -> dict[str, Floats]:
+    """Reads the weights of a network under the shared names.
 
-    Names as old files have them (gamma, beta) are known; tensors that the network does not use are left out.
+    Old parameter names (gamma, beta) are translated; tensors that the network does not use are ignored.
+
+    Args:
+        config: Configuration of the network.
+        path: Safetensors file.
+        source: File or folder named in errors; default: `path`.
+
+    Returns:
+        Float32 array by shared name.
+
+    Raises:
+        RequestError: The file is unreadable, or weights are missing or have other shapes.
     """
-    kind = KINDS[form.kind]
-    tensors = {name.replace(".gamma", ".weight").replace(".beta", ".bias"): each for name, each in tensors.items()}
-    prefix = next((name.removesuffix(_TOKENS) for name in tensors if name.endswith(_TOKENS)), "")
-    found: dict[str, Floats] = {}
-    faults: list[str] = []
+    architecture = ARCHITECTURES[config.kind]
+    tensors = {
+        name.replace(".gamma", ".weight").replace(".beta", ".bias"): tensor
+        for name, tensor in read_safetensors(path).items()
+    }
+    prefix = next((name.removesuffix(_TOKEN_WEIGHT) for name in tensors if name.endswith(_TOKEN_WEIGHT)), "")
+    weights: dict[str, Floats] = {}
+    errors: list[str] = []
 
-    def take(ours: str, theirs: str, *shape: int) -> None:
-        array = tensors.get(theirs)
+    def take(shared: str, original: str, *shape: int) -> None:
+        array = tensors.get(original)
         if array is None:
-            faults.append(f"no {theirs}")
+            errors.append(f"no {original}")
         elif array.shape != shape:
-            faults.append(f"{theirs} {list(array.shape)}, expected {list(shape)}")
+            errors.append(f"{original} {list(array.shape)}, expected {list(shape)}")
         else:
-            found[ours] = array
+            weights[shared] = array
 
-    def layer(ours: str, theirs: str, outputs: int, inputs: int = 0) -> None:
-        take(f"{ours}.weight", f"{theirs}.weight", *((outputs, inputs) if inputs else (outputs,)))
-        take(f"{ours}.bias", f"{theirs}.bias", outputs)
+    def layer(shared: str, original: str, outputs: int, inputs: int = 0) -> None:
+        take(f"{shared}.weight", f"{original}.weight", *((outputs, inputs) if inputs else (outputs,)))
+        take(f"{shared}.bias", f"{original}.bias", outputs)
 
-    for name, rows in (("token", form.vocabulary), ("position", form.positions), ("type", form.types)):
+    for name, rows in (("token", config.vocabulary), ("position", config.positions), ("type", config.types)):
         if rows:
-            take(f"{name}.weight", f"{prefix}{_TABLES[name]}.weight", rows, form.width)
-    layer("embedding_norm", prefix + _TABLES["embedding_norm"], form.width)
-    inner = {"up": (form.hidden, form.width), "down": (form.width, form.hidden)}
-    for i in range(form.layers):
-        for ours, theirs in kind.parts.items():
-            sizes = (form.width,) if ours.endswith("norm") else inner.get(ours, (form.width, form.width))
-            layer(f"layers.{i}.{ours}", f"{prefix}{kind.layer.format(i)}.{theirs}", *sizes)
-    if form.buckets:
-        take("relative.weight", f"{prefix}encoder.relative_attention_bias.weight", form.buckets, form.heads)
-    if form.labels:
-        layer("dense", kind.head["dense"], form.width, form.width)
-        layer("classifier", kind.head["classifier"], form.labels, form.width)
-    if faults:
-        others = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
+            take(f"{name}.weight", f"{prefix}{_EMBEDDINGS[name]}.weight", rows, config.width)
+    layer("embedding_norm", prefix + _EMBEDDINGS["embedding_norm"], config.width)
+    feed_forward = {"up": (config.hidden, config.width), "down": (config.width, config.hidden)}
+    for i in range(config.layers):
+        for shared, original in architecture.parts.items():
+            square = (config.width, config.width)
+            sizes = (config.width,) if shared.endswith("norm") else feed_forward.get(shared, square)
+            layer(f"layers.{i}.{shared}", f"{prefix}{architecture.layer.format(i)}.{original}", *sizes)
+    if config.buckets:
+        take("relative.weight", f"{prefix}encoder.relative_attention_bias.weight", config.buckets, config.heads)
+    if config.labels:
+        layer("dense", architecture.head["dense"], config.width, config.width)
+        layer("classifier", architecture.head["classifier"], config.labels, config.width)
+    if errors:
+        more = f", and {len(errors) - 3} more" if len(errors) > 3 else ""
         raise RequestError(
-            f"{source} is not of the network that its configuration tells: {'; '.join(faults[:3])}{others}; copy both "
-            "from one model"
+            f"{source or path} does not match its configuration: {'; '.join(errors[:3])}{more}; copy both from one "
+            "model"
         )
-    return found
-
-
-def parameters(state: Mapping[str, Floats]) -> int:
-    """How many numbers the weights are."""
-    return sum(each.size for each in state.values())
+    return weights

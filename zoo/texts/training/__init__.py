@@ -1,1 +1,1 @@
-"""Training of sentence encoders and cross-encoders on pairs of texts."""
+"""Fine-tuning of sentence encoders and cross-encoders on pairs of texts."""

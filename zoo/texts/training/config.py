@@ -17,11 +17,19 @@ RANGES = {
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a training goes.
+    """Fine-tuning configuration.
 
-    warm_up: share of all steps in which the rate rises; then it falls to 0, both linearly. temperature: of the cosines
-    of in-batch negatives. max_length: tokens of a text, 0 for the model's own. checkpoint_steps: between two
-    checkpoints.
+    Attributes:
+        epochs: Number of epochs.
+        batch_size: Pairs per batch.
+        learning_rate: Peak learning rate.
+        weight_decay: Weight decay of matrices.
+        warm_up: Share of all steps with linear warm-up; the rate then decays linearly to 0.
+        temperature: Temperature of the cosines of in-batch negatives.
+        max_length: Maximum number of tokens of a text; 0: that of the model.
+        checkpoint_steps: Steps between two checkpoints.
+        columns: Columns of tables, separated by commas; "": the default columns.
+        seed: Seed of all random numbers.
     """
 
     epochs: int = 1

@@ -1,13 +1,14 @@
-"""Go on training an encoder of texts on own pairs.
+"""Fine-tuning of text encoders on pairs of texts.
 
-Two texts that belong together: each is told from the second texts of all other pairs of its batch by cosine over a
-temperature (Henderson et al. 2017; Gao et al. 2021, "SimCSE"). Two texts and a number: the cosine, or a cross-encoder's
-score, comes near it.
+Pairs without labels are trained with in-batch negatives: cross entropy over the cosines of a first text with all second
+texts of its batch, divided by a temperature (Henderson et al. 2017; Gao et al. 2021, "SimCSE"). Labels are targets of
+the cosine, or of a cross-encoder's score.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -24,20 +25,19 @@ from pipelines.core.progress import progress
 from pipelines.models.hub import CARD
 from pipelines.models.npz import write_npz
 from pipelines.models.record import SAMPLES
-from zoo.texts.data import text_files
-from zoo.texts.data import tokenizer as tokens
+from zoo.texts.data import text_files, tokenizer
 from zoo.texts.data.tokenizer import Tokenizer
 from zoo.texts.importers.huggingface import CONFIG, write_modules
-from zoo.texts.inference import CALIBRATION_LENGTH, default_prompt, packed
-from zoo.texts.models.config import IDS, MASK, TYPES, Form
+from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
 from zoo.texts.models.weights import FILE
+from zoo.texts.text_pipeline import CALIBRATION_LENGTH, default_prompt
 from zoo.texts.training.config import RANGES, TrainConfig
 from zoo.training.runs import load_checkpoint, require_output, require_settings, save_checkpoint
 
 STATE = "checkpoint/state.pt"
-KEPT = ("tokenizer.json", CONFIG)  # of the model that it starts from
+COPIED_FILES = (tokenizer.FILE, CONFIG)  # from the start model
 CALIBRATION_ROWS = 512
-CLIP = 1.0  # norm of a step's gradient, at most
+MAX_GRADIENT_NORM = 1.0
 Pairs = list[tuple[str, str]]
 
 
@@ -57,7 +57,7 @@ def train(
 
     Args:
         data: Files of two texts, or two texts and a number (required by cross-encoders; see
-            `zoo.texts.data.text_files.items`). Numbers are divided by their maximum if it is above 1.
+            `zoo.texts.data.text_files.read_rows`). Numbers are divided by their maximum if it is above 1.
         output: Folder of the new model.
         config: Training configuration.
         resume: Continue from the last checkpoint in `output`.
@@ -72,27 +72,28 @@ def train(
     """
     if start_from is None:
         raise RequestError(
-            "encoders of texts start from a trained one; run: zoo finetune minilm-l6 --data pairs.tsv -o DIR"
+            "text encoders are fine-tuned from a trained model; run: zoo finetune minilm-l6 --data pairs.tsv -o DIR"
         )
     require_settings(dataclasses.asdict(config), RANGES)
     output, start_from = Path(output), Path(start_from)
     require_output(output, STATE, resume)
     features = read_json(start_from / CARD)["preprocessing"]
-    form = Form.from_json(features["form"])
-    columns = [each for each in config.columns.split(",") if each]
-    pairs, labels = read_pairs(data, form.labels, on_error, columns)
+    model_config = ModelConfig.from_json(features["form"])
+    columns = [name for name in config.columns.split(",") if name]
+    pairs, labels = read_pairs(data, model_config.labels, on_error, columns)
     if len(pairs) < config.batch_size:
         raise RequestError(f"found {len(pairs)} pairs, expected at least the {config.batch_size} of a batch")
-    longest = min(config.max_length or features["max_length"], features["max_length"])
-    tokenizer = Tokenizer(start_from / tokens.FILE, form.vocabulary, longest, bool(features.get("lower")))
+    max_length = min(config.max_length or features["max_length"], features["max_length"])
+    path = start_from / tokenizer.FILE
+    tokenize = Tokenizer(path, model_config.vocabulary, max_length, bool(features.get("lower")))
     run = {
         "config": dataclasses.asdict(config),
         "data": _digest(pairs, labels),
         "start": sha256(start_from / FILE),
     }
     torch.manual_seed(config.seed)
-    model = _opened(start_from, bool(form.labels))
-    trainer = _Trainer(model, form, config, tokenizer, len(pairs) // config.batch_size * config.epochs)
+    model = _load_network(start_from, bool(model_config.labels))
+    trainer = _Trainer(model, model_config, config, tokenize, len(pairs) // config.batch_size * config.epochs)
     if resume:
         trainer.restore(load_checkpoint(output / STATE, run))
     loss = trainer.fit(pairs, labels, output / STATE, run)
@@ -109,7 +110,7 @@ def read_pairs(
         data: Files of pairs.
         classes: Number of outputs of a cross-encoder, which needs labels; 0 for sentence encoders.
         on_error: "raise" to stop at the first invalid row, "skip" to leave it out.
-        columns: Columns of tables (see `zoo.texts.data.text_files.items`).
+        columns: Columns of tables (see `zoo.texts.data.text_files.read_rows`).
 
     Returns:
         The pairs, and their labels from 0, float32 [n]; None if the first pair has no label.
@@ -122,81 +123,78 @@ def read_pairs(
         labels: list[float] = []
         first = ""
         try:
-            for each in text_files.items(data, 2, columns, extra):
-                fault = each.fault
-                if not fault and extra:
-                    try:
-                        labels.append(float(each.texts[2]))
-                    except ValueError:
-                        fault = f"has the label {each.texts[2]!r:.40}, expected a number"
-                    else:
-                        fault = _label_fault(labels[-1], classes)
-                    if fault:
-                        labels = labels[: len(pairs)]
-                if not fault:
-                    pairs.append((each.texts[0], each.texts[1]))
+            for row in text_files.read_rows(data, 2, columns, extra):
+                label, error = text_files.parse_label(row) if extra else (math.nan, row.error)
+                error = error or (_check_label(label, classes) if extra else "")
+                if not error:
+                    pairs.append((row.texts[0], row.texts[1]))
+                    labels.extend([label] * extra)
                     continue
-                first = first or f"{each.where} {fault}"
-                if extra and not (pairs or classes or columns) and fault.startswith(text_files.narrow(2, 3)):
-                    raise text_files.NoColumnsError(first)  # pairs without labels
+                first = first or f"{row.location} {error}"
+                is_narrow = error.startswith(text_files.too_few_columns(2, 3))
+                if extra and not (pairs or classes or columns) and is_narrow:
+                    raise text_files.MissingColumnsError(first)  # pairs without labels
                 if on_error == "raise":
                     raise RequestError(first)
             break
-        except text_files.NoColumnsError:
+        except text_files.MissingColumnsError:
             if not extra or classes or columns:
                 raise
     if not pairs:
         expected = "two texts and a number" if classes else "two texts, or two and a number"
         raise RequestError(
-            f"found no pairs in {text_files.named(data)}{f' ({first})' if first else ''}; expected {expected} a row"
+            f"found no pairs in {text_files.describe(data)}{f' ({first})' if first else ''}; expected {expected} a row"
         )
     return pairs, np.array(labels, np.float32) if labels else None
 
 
-def _label_fault(label: float, classes: int) -> str:
+def _check_label(label: float, classes: int) -> str:
+    """Returns the reason why a finite label is invalid; "" if it is valid."""
     if classes > 1:
-        whole = label.is_integer() and 0 <= label < classes
-        return "" if whole else f"has the label {label:g}, expected a whole number from 0 to {classes - 1}"
-    if classes and label < 0:
-        return f"has the label {label:g}, expected a number of 0 or more"
-    return "" if math.isfinite(label) else f"has the label {label:g}, expected a finite number"
+        is_class = label.is_integer() and 0 <= label < classes
+        return "" if is_class else f"has the label {label:g}, expected a whole number from 0 to {classes - 1}"
+    return f"has the label {label:g}, expected a number of 0 or more" if classes and label < 0 else ""
 
 
 def _digest(pairs: Pairs, labels: Any) -> str:
-    import hashlib
-
-    said = json.dumps([pairs, None if labels is None else labels.tolist()])
-    return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()
+    content = json.dumps([pairs, None if labels is None else labels.tolist()])
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _opened(folder: Path, scored: bool) -> torch.nn.Module:
-    """The network in a folder of transformers, with its dropout. Raises RequestError without that library."""
-    with requires("training encoders of texts", "int8-zoo[train]"):
+def _load_network(folder: Path, cross_encoder: bool) -> torch.nn.Module:
+    """Loads the network of a transformers folder, with its dropout. Raises RequestError without transformers."""
+    with requires("training text encoders", "int8-zoo[train]"):
         import transformers
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    kind = transformers.AutoModelForSequenceClassification if scored else transformers.AutoModel
-    model: torch.nn.Module = kind.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    loader = transformers.AutoModelForSequenceClassification if cross_encoder else transformers.AutoModel
+    model: torch.nn.Module = loader.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
     return model
 
 
 class _Trainer:
-    """A network in training, and its optimizer: all that a checkpoint holds."""
+    """Network, optimizer and progress of a training."""
 
     def __init__(
-        self, model: torch.nn.Module, form: Form, config: TrainConfig, tokenizer: Tokenizer, steps: int
+        self,
+        model: torch.nn.Module,
+        model_config: ModelConfig,
+        config: TrainConfig,
+        tokenizer: Tokenizer,
+        steps: int,
     ) -> None:
-        self.model, self.form, self.config, self.tokenizer, self.steps = model, form, config, tokenizer, steps
-        decayed = [each for each in model.parameters() if each.ndim > 1]
-        plain = [each for each in model.parameters() if each.ndim <= 1]
-        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        self.model, self.model_config, self.config = model, model_config, config
+        self.tokenizer, self.steps = tokenizer, steps
+        matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+        vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, config.learning_rate)
-        self.done, self.losses = 0, [0.0, 0.0]  # steps; sum and number of this epoch's losses
+        self.step, self.losses = 0, [0.0, 0.0]  # sum and number of the losses of this epoch
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restores a checkpoint."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.done, self.losses = state["done"], state["losses"]
+        self.step, self.losses = state["done"], state["losses"]
 
     def _save(self, path: Path, run: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -204,79 +202,75 @@ class _Trainer:
             "run": run,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "done": self.done,
+            "done": self.step,
             "losses": self.losses,
         }
         save_checkpoint(path, state)
 
     def fit(self, pairs: Pairs, labels: Any, state: Path, run: dict[str, Any]) -> float:
-        """All steps that are left; the mean loss of the last epoch."""
+        """Trains the remaining steps and returns the mean loss of the last epoch."""
         config = self.config
-        count = len(pairs) // config.batch_size  # of an epoch; a batch that is not whole is left out
+        batches = len(pairs) // config.batch_size  # of an epoch; an incomplete batch is dropped
         self.model.train()
         scale = 1.0 if labels is None else max(float(labels.max()), 1.0)
         with progress("training batches", self.steps) as advance:
-            advance(self.done)
-            while self.done < self.steps:
-                epoch, at = divmod(self.done, count)
-                if at == 0:
+            advance(self.step)
+            while self.step < self.steps:
+                epoch, batch = divmod(self.step, batches)
+                if batch == 0:
                     self.losses = [0.0, 0.0]
                 order = np.random.default_rng([config.seed, epoch]).permutation(len(pairs))
-                rows = order[at * config.batch_size : (at + 1) * config.batch_size]
-                torch.manual_seed(config.seed * 1_000_003 + self.done)  # of dropout: the same after a resumption
+                rows = order[batch * config.batch_size : (batch + 1) * config.batch_size]
+                torch.manual_seed(config.seed * 1_000_003 + self.step)  # dropout is the same in a resumed run
                 loss = self._loss([pairs[i] for i in rows], None if labels is None else labels[rows], scale)
                 for group in self.optimizer.param_groups:
                     group["lr"] = config.learning_rate * self._rate()
                 self.optimizer.zero_grad(set_to_none=True)
                 torch.autograd.backward(loss)
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT_NORM)
                 self.optimizer.step()
                 self.losses = [self.losses[0] + loss.item(), self.losses[1] + 1]
-                self.done += 1
+                self.step += 1
                 advance(1)
-                if self.done % config.checkpoint_steps == 0 or self.done == self.steps:
+                if self.step % config.checkpoint_steps == 0 or self.step == self.steps:
                     self._save(state, run)
         if not math.isfinite(self.losses[0]):
-            raise RequestError("the loss is no number any more; train with a lower learning rate")
+            raise RequestError("training diverged (the loss is not finite); train again with a lower learning_rate")
         return self.losses[0] / max(self.losses[1], 1)
 
     def _rate(self) -> float:
         warm = max(self.config.warm_up * self.steps, 1e-9)
-        return min((self.done + 1) / warm, (self.steps - self.done) / max(self.steps - warm, 1e-9), 1.0)
+        return min((self.step + 1) / warm, (self.steps - self.step) / max(self.steps - warm, 1e-9), 1.0)
 
     def _loss(self, pairs: Pairs, labels: Any, scale: float) -> torch.Tensor:
-        if self.form.labels:
+        if self.model_config.labels:
             logits = self.model(**self._inputs(pairs)).logits
-            if self.form.labels == 1:
+            if self.model_config.labels == 1:
                 return F.binary_cross_entropy_with_logits(logits[:, 0], torch.from_numpy(labels / np.float32(scale)))
             return F.cross_entropy(logits, torch.from_numpy(labels.astype(np.int64)))
-        one, other = (self._vectors([pair[side] for pair in pairs]) for side in (0, 1))
+        first, second = (self._embeddings([pair[side] for pair in pairs]) for side in (0, 1))
         if labels is not None:
-            return F.mse_loss((one * other).sum(1), torch.from_numpy(labels / np.float32(scale)))
-        return F.cross_entropy(one @ other.T / self.config.temperature, torch.arange(len(pairs)))
+            return F.mse_loss((first * second).sum(1), torch.from_numpy(labels / np.float32(scale)))
+        return F.cross_entropy(first @ second.T / self.config.temperature, torch.arange(len(pairs)))
 
-    def _vectors(self, texts: Sequence[str]) -> torch.Tensor:
-        """Vectors of length 1, [n, width]."""
+    def _embeddings(self, texts: Sequence[str]) -> torch.Tensor:
+        """Computes L2-normalized embeddings, float32 [n, width]."""
         inputs = self._inputs(texts)
-        hidden, given = self.model(**inputs).last_hidden_state, inputs[MASK][:, :, None].float()
-        match self.form.pooling:
+        hidden, mask = self.model(**inputs).last_hidden_state, inputs[MASK][:, :, None].float()
+        match self.model_config.pooling:
             case "cls":
                 pooled = hidden[:, 0]
             case "max":
-                pooled = (hidden - 1e9 * (1 - given)).max(1).values
+                pooled = (hidden - 1e9 * (1 - mask)).max(1).values
             case _:
-                pooled = (hidden * given).sum(1) / given.sum(1)
+                pooled = (hidden * mask).sum(1) / mask.sum(1)
         return F.normalize(pooled, dim=1)
 
     def _inputs(self, texts: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """What the network is fed, padded."""
-        found = self.tokenizer(texts)
-        given = np.arange(int(found.lengths.max())) < found.lengths[:, None]
-        arrays = {name: np.zeros(given.shape, np.int64) for name in (IDS, MASK, TYPES)}
-        arrays[IDS][given], arrays[MASK][given], arrays[TYPES][given] = found.ids, 1, found.types
-        if self.form.types < 2:
-            del arrays[TYPES]
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        """Tokenizes and pads texts or pairs for the network."""
+        names = (IDS, MASK, TYPES) if self.model_config.types > 1 else (IDS, MASK)
+        batch = self.tokenizer(texts).padded(names)
+        return {name: torch.from_numpy(array) for name, array in batch.items()}
 
 
 def _write(
@@ -288,22 +282,21 @@ def _write(
     metrics: dict[str, float],
     config: TrainConfig,
 ) -> None:
-    """The files of the trained model."""
+    """Writes the files of the trained model."""
     from safetensors.torch import save_file
 
-    state = {name: each.detach().clone().contiguous() for name, each in trainer.model.state_dict().items()}
+    state = {name: tensor.detach().clone().contiguous() for name, tensor in trainer.model.state_dict().items()}
     with replacing(output / FILE) as temporary:
         save_file(state, temporary, {"format": "pt"})
-    for name in KEPT:
+    for name in COPIED_FILES:
         copy_file(start_from / name, output / name)
-    if not trainer.form.labels:
-        write_modules(output, trainer.form, features)
-    count, before = 8 * CALIBRATION_ROWS, default_prompt(features)
-    some: Any = [(before + one, other) for one, other in pairs[:count]]
-    if not trainer.form.labels:
-        some = list(dict.fromkeys(before + text for pair in pairs for text in pair))
-    inputs = (IDS, MASK, *([TYPES] if trainer.form.labels and trainer.form.types > 1 else []))
-    rows = packed(trainer.tokenizer(some[:count]), inputs, CALIBRATION_LENGTH, CALIBRATION_ROWS)
+    count, prompt, model_config = 8 * CALIBRATION_ROWS, default_prompt(features), trainer.model_config
+    samples: Any = [(prompt + first, second) for first, second in pairs[:count]]
+    if not model_config.labels:
+        write_modules(output, model_config, features)
+        samples = list(dict.fromkeys(prompt + text for pair in pairs for text in pair))
+    tokens = trainer.tokenizer(samples[:count])
+    rows = tokens.packed(model_config.inputs, CALIBRATION_LENGTH, CALIBRATION_ROWS)
     write_npz(output / SAMPLES, rows, compressed=True)
-    about = {"features": features, "rows": len(pairs), "metrics": metrics, "config": dataclasses.asdict(config)}
-    write_json(output / "train.json", about)
+    record = {"features": features, "rows": len(pairs), "metrics": metrics, "config": dataclasses.asdict(config)}
+    write_json(output / "train.json", record)

@@ -17,7 +17,7 @@ ROWS = [
 
 
 def found(path, *arguments, **options):
-    return [each.texts for each in text_files.items(str(path), *arguments, **options) if not each.fault]
+    return [each.texts for each in text_files.read_rows(str(path), *arguments, **options) if not each.error]
 
 
 def table(path, rows):
@@ -33,7 +33,7 @@ def table(path, rows):
     return path
 
 
-@pytest.mark.parametrize("suffix", text_files.TABLES)
+@pytest.mark.parametrize("suffix", text_files.TABLE_FORMATS)
 def test_columns_that_are_not_named_are_those_called_like_it(tmp_path, suffix):
     path = table(tmp_path / f"t{suffix}", ROWS[:1])
     assert found(path, 1) == [("who?",)]
@@ -53,7 +53,7 @@ def test_or_the_first_that_hold_text(tmp_path, suffix):
 
 def test_csv_with_unknown_columns_is_not_guessed(tmp_path):
     path = table(tmp_path / "t.csv", [{"id": 7, "words": "the cat", "n": 2}])
-    with pytest.raises(RequestError, match="has 3 columns, none of which is called text, .*--column 2"):
+    with pytest.raises(RequestError, match="has 3 columns, none of them named text, .*--column 2"):
         found(path, 1)
     assert found(path, 1, ("words",)) == [("the cat",)]
     assert found(path, 1, ("2",)) == [("words",), ("the cat",)]
@@ -66,23 +66,23 @@ def test_csv_with_unknown_columns_is_not_guessed(tmp_path):
 def test_a_quote_that_nothing_closes_costs_its_row_alone(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text('text,n\n"one\nline",1\n"two,2\nthree,3\n"four",4\n"five""",5\n')
-    items = list(text_files.items(str(path), 1))
-    assert [(each.where.rpartition(" ")[2], each.texts[0]) for each in items if not each.fault] == [
+    items = list(text_files.read_rows(str(path), 1))
+    assert [(each.location.rpartition(" ")[2], each.texts[0]) for each in items if not each.error] == [
         ("3", "one\nline"),
         ("5", "three"),
         ("6", "four"),
         ("7", 'five"'),
     ]
-    (fault,) = [each for each in items if each.fault]
-    assert fault.where.endswith("line 4") and fault.fault.startswith("is no row of CSV")
+    (fault,) = [each for each in items if each.error]
+    assert fault.location.endswith("line 4") and fault.error.startswith("is no row of CSV")
 
 
 def test_many_quotes_that_nothing_closes(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("text\n" + 'a\n"b\n' * 50 + '"')
-    items = list(text_files.items(str(path), 1))
-    assert sum(not each.fault for each in items) + sum(bool(each.fault) for each in items) >= 50
-    assert any(each.fault for each in items)
+    items = list(text_files.read_rows(str(path), 1))
+    assert sum(not each.error for each in items) + sum(bool(each.error) for each in items) >= 50
+    assert any(each.error for each in items)
 
 
 @pytest.mark.parametrize("name", ["t.txt", "t.csv", "t.jsonl"])

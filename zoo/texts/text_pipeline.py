@@ -1,0 +1,383 @@
+"""Base class of the pipelines of text encoders: reading, tokenization, batches, and streaming of files."""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core import machine
+from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError
+from pipelines.core.progress import progress
+from pipelines.engines import catalog
+from pipelines.engines.native.texts import NativeTexts, store
+from pipelines.engines.session import BF16, Session
+from pipelines.kernels import extension
+from pipelines.kernels.transformer import program_file
+from pipelines.models.folder import ModelFolder
+from pipelines.models.pipeline import PRECISIONS, Pipeline
+from pipelines.models.stages import derived
+from zoo.texts.data import text_files, tokenizer
+from zoo.texts.data.tokenizer import Tokenizer, Tokens
+from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
+
+SORT_WINDOW = 16  # batches of a long file that are sorted by length together
+MAX_BATCH_TOKENS = 4096  # tokens of a padded batch of a stock engine
+CALIBRATION_LENGTH = 64  # tokens of a calibration row
+EXAMPLES = (
+    "The museum opens at nine and closes at five.",
+    "How do I reset the password of my account?",
+    "A man is playing a guitar on the street corner while people walk past him.",
+    "Shares fell for a third day as investors waited for the figures on inflation.",
+    "Fold the egg whites into the batter, pour it into the mould and bake it for forty minutes, until a knife comes "
+    "out clean.",
+    "Rain",
+)
+
+logger = logging.getLogger(__name__)
+Floats = NDArray[np.float32]
+Write = Callable[[Floats, NDArray[np.int64]], None]  # results [n, output_size], numbers of the input rows from 1 [n]
+
+
+class TextPipeline(Pipeline):
+    """Computes embeddings of texts, or scores of text pairs; see `zoo.pipeline`.
+
+    The engine "native" computes int8 in native code without padding; "auto" takes it where the kernels are built, else
+    onnxruntime, and for bf16 OpenVINO. A stock engine computes padded batches of at most `batch_size` texts.
+
+    Attributes:
+        OUTPUT: Output of the graph.
+        TEXTS_PER_ROW: 1 for texts, 2 for pairs.
+        INVALID: Value that fills the results of an invalid row.
+        columns: Columns of tables, see `read_columns`.
+        config: Configuration of the network.
+        max_length: Maximum number of tokens of a text.
+        tokenizer: Tokenizer of the model.
+        prompt: Default prefix of every text, or of the first text of a pair.
+    """
+
+    BATCH_SIZE: ClassVar[int] = 32
+    CALIBRATION: ClassVar[int] = 512
+    ON_ERROR: ClassVar[str] = "skip"
+    PARTS: ClassVar[str] = "texts"
+    OUTPUT: ClassVar[str]
+    TEXTS_PER_ROW: ClassVar[int]
+    INVALID: ClassVar[float] = 0.0
+    columns: Sequence[str] = ()
+
+    def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
+        features = folder.preprocessing
+        try:
+            self.config = ModelConfig.from_json(features["form"])
+            self.max_length = int(features["max_length"])
+        except KeyError as error:
+            raise RequestError(f"the card of {folder.card.name} lacks {error}; import the model again") from error
+        super().__init__(folder, *arguments, **options)
+        path = folder.verify(tokenizer.FILE)
+        self.tokenizer = Tokenizer(path, self.config.vocabulary, self.max_length, bool(features.get("lower")))
+        self.prompt = default_prompt(features)
+
+    def _open(self, engine: str, model: Path | None) -> None:
+        """Opens the native encoder, or a session of a stock engine."""
+        self._native: NativeTexts | None = None
+        self._engine = engine if engine != "auto" else "openvino" if self.precision == BF16 else "onnxruntime"
+        if engine == "native" or (engine == "auto" and self.precision == "int8" and model is None and extension.isas()):
+            try:
+                path = model
+                if model is None:
+                    source = PRECISIONS[self.precision]
+                    path = derived(self.folder, source, "native", program_file.VERSION, store, program_file.SUFFIX)
+                self._native = NativeTexts(path, self.threads)  # type: ignore[arg-type]
+                self._engine = "native"
+                machine.trim()
+                return
+            except RequestError as error:
+                if engine == "native":
+                    raise
+                if model is None:
+                    self.folder.ensure(PRECISIONS[self.precision])  # raises if the model itself is missing
+                logger.warning("%s; falling back to onnxruntime", error)
+        path = model or self.folder.ensure(PRECISIONS[self.precision])
+        self._session: Session = catalog.load(path, self._engine, self.threads, self.precision)
+
+    @property
+    def engine(self) -> str:
+        """The engine in use."""
+        return self._engine
+
+    @property
+    def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
+        """Token ids, attention mask and, for pairs, token types: int64 [n, longest]."""
+        return {name: (np.dtype(np.int64), (None, None)) for name in self.config.inputs}
+
+    # ------------------------------------------------------------------------------------------------------------ texts
+
+    def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
+        """Tokenizes and pads texts or pairs of texts.
+
+        Args:
+            raw: A text or pair, a list of them, or a file (see `zoo.texts.data.text_files.read_rows`).
+
+        Returns:
+            Array by graph input, int64 [n, longest].
+
+        Raises:
+            RequestError: There are no texts, or one is invalid; the message has its number.
+        """
+        rows = list(self.rows(self._as_list(raw)))
+        if not rows:
+            raise RequestError("found no texts; give at least one")
+        if invalid := next((row for row in rows if row.error), None):
+            raise RequestError(f"{invalid.location} {invalid.error}")
+        return self.tokenize([row.texts for row in rows]).padded(self.config.inputs)
+
+    def _as_list(self, raw: Any) -> Any:
+        """Wraps a single text or pair in a list."""
+        if isinstance(raw, str) and not text_files.is_file(raw):
+            return [raw]
+        is_pair = isinstance(raw, tuple) and self.TEXTS_PER_ROW == 2 and len(raw) == 2
+        return [raw] if is_pair and all(isinstance(text, str) for text in raw) else raw
+
+    def read_columns(self, names: Sequence[str]) -> None:
+        """See `Pipeline.read_columns`."""
+        self.columns = tuple(names)
+
+    def rows(self, data: Any, columns: Sequence[str] = ()) -> Iterator[text_files.Row]:
+        """Reads rows of texts.
+
+        Args:
+            data: See `zoo.texts.data.text_files.read_rows`.
+            columns: Columns of tables; default: those of `read_columns`.
+
+        Returns:
+            Iterator over the rows.
+        """
+        return text_files.read_rows(data, self.TEXTS_PER_ROW, columns or self.columns)
+
+    def parse_columns(self, option: str | None) -> list[str]:
+        """Splits the option --column into names.
+
+        Args:
+            option: A column, or two separated by a comma for pairs; None for the default columns.
+
+        Returns:
+            The names; [] for the default columns.
+
+        Raises:
+            RequestError: The number of names differs from the texts of a row.
+        """
+        names = (
+            [] if not option else [option] if self.TEXTS_PER_ROW == 1 else [name.strip() for name in option.split(",")]
+        )
+        if len(names) not in (0, self.TEXTS_PER_ROW):
+            raise RequestError(f"found {len(names)} columns in --column {option}; expected two, such as query,text")
+        return names
+
+    def count_rows(self, inputs: Any, *, column: str | None = None, **options: Any) -> int:
+        """See `Pipeline.count_rows`: the number of rows of a file, including invalid rows."""
+        return sum(1 for _ in self.rows([inputs], self.parse_columns(column)))
+
+    def tokenize(self, rows: Sequence[tuple[str, ...]], prompt: str | None = None) -> Tokens:
+        """Tokenizes rows of texts.
+
+        Args:
+            rows: Texts, or pairs of texts, as tuples.
+            prompt: Prefix of every text, or of the first text of a pair; None for the default prompt of the model.
+
+        Returns:
+            The tokens.
+        """
+        prefix = self.prompt if prompt is None else prompt
+        if self.TEXTS_PER_ROW == 1:
+            return self.tokenizer([prefix + texts[0] for texts in rows])
+        return self.tokenizer([(prefix + texts[0], texts[1]) for texts in rows])
+
+    # ---------------------------------------------------------------------------------------------------------- compute
+
+    def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """Computes embeddings, or logits of pairs.
+
+        Args:
+            batch: Array by graph input, int64 [n, tokens].
+
+        Returns:
+            {"embedding": float32 [n, width]}, or {"scores": float32 [n, labels]}.
+
+        Raises:
+            RequestError: Shapes differ, a token is out of range, or the mask is not 1 for tokens and then 0.
+        """
+        self._check(batch)
+        if len({array.shape for array in batch.values()}) > 1 or 0 in batch[IDS].shape:
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in batch.items())
+            raise RequestError(f"found {shapes}; expected one shape for all, of one token or more")
+        ids, mask = batch[IDS], batch[MASK] != 0
+        types = batch.get(TYPES, np.zeros_like(ids))
+        for name, array, size in ((IDS, ids, self.config.vocabulary), (TYPES, types, max(self.config.types, 1))):
+            if (invalid := array[(array < 0) | (array >= size)]).size:
+                raise RequestError(f"found {invalid[0]} in {name}, expected 0 to {size - 1}")
+        if not mask[:, 0].all() or (mask[:, 1:] > mask[:, :-1]).any():
+            raise RequestError(f"{MASK} is not 1 for tokens, from the first on, and then 0")
+        lengths = mask.sum(axis=1)
+        tokens = Tokens(ids[mask].astype(np.int32), types[mask].astype(np.int32), lengths, lengths < 0)
+        return {self.OUTPUT: self.compute(tokens)}
+
+    def compute(self, tokens: Tokens) -> Floats:
+        """Computes embeddings of texts, or logits of pairs.
+
+        Args:
+            tokens: Tokens of n texts or pairs.
+
+        Returns:
+            float32 [n, width], or [n, labels].
+        """
+        if self._native is not None:
+            return self._native.compute(tokens.ids, tokens.types, tokens.lengths)
+        lengths, ends = tokens.lengths, np.cumsum(tokens.lengths)
+        results = np.zeros((len(lengths), self.config.output_size), np.float32)
+        order = np.argsort(lengths, kind="stable")
+        start = 0
+        while start < len(order):
+            size = min(self.batch_size, len(order) - start)
+            while size > 1 and size * lengths[order[start + size - 1]] > MAX_BATCH_TOKENS:
+                size -= 1
+            rows = order[start : start + size]
+            indices = np.concatenate([np.arange(ends[i] - lengths[i], ends[i]) for i in rows])
+            part = Tokens(tokens.ids[indices], tokens.types[indices], lengths[rows], tokens.truncated[rows])
+            results[rows] = self._session.run(part.padded(self.config.inputs))[self.OUTPUT]
+            start += size
+        return results
+
+    def compute_texts(self, rows: Sequence[tuple[str, ...]]) -> Floats:
+        """Tokenizes and computes rows of texts with the default prompt.
+
+        Args:
+            rows: Texts, or pairs of texts, as tuples.
+
+        Returns:
+            float32 [n, width], or [n, labels], see `compute`.
+        """
+        window = SORT_WINDOW * self.batch_size
+        parts = [self.compute(self.tokenize(rows[i : i + window])) for i in range(0, len(rows), window)]
+        return np.concatenate(parts) if parts else np.zeros((0, self.config.output_size), np.float32)
+
+    # -------------------------------------------------------------------------------------------------------------- run
+
+    @abc.abstractmethod
+    def _writer(self, output: str | Path) -> AbstractContextManager[Write]:
+        """Context manager that writes results to a file."""
+
+    def _run(
+        self, inputs: Any, output: str | Path, on_error: str, columns: Sequence[str], prompt: str | None = None
+    ) -> dict[str, Any]:
+        """Writes a row of results for every row of input; invalid rows are filled with `INVALID`."""
+        names = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+        errors, started, count, truncated, size = Counter[str](), time.perf_counter(), 0, 0, 0
+        with self._writer(output) as write, progress("computing texts") as advance:
+            rows = self.rows(names, columns)
+            while window := list(itertools.islice(rows, SORT_WINDOW * self.batch_size)):
+                self._report_errors(window, errors, on_error)
+                valid = [i for i, row in enumerate(window) if not row.error]
+                results = np.full((len(window), self.config.output_size), self.INVALID, np.float32)
+                if valid:
+                    tokens = self.tokenize([window[i].texts for i in valid], prompt)
+                    results[valid] = self.compute(tokens)
+                    truncated, size = truncated + int(tokens.truncated.sum()), size + len(tokens.ids)
+                write(results, np.arange(1, len(window) + 1) + (self.first_row + count))
+                count += len(window)
+                advance(len(window))
+            if count == errors.total() and not self.in_parts:
+                raise RequestError(
+                    f"found no texts in {text_files.describe(names)}" + (f"; {count:,} rows are none" if count else "")
+                )
+        seconds = time.perf_counter() - started
+        if truncated:
+            logger.warning("%d of %d texts were truncated to %d tokens", truncated, count, self.max_length)
+        return {
+            "texts": count - errors.total(),
+            "skipped": errors.total(),
+            "cut": truncated,
+            "seconds": round(seconds, 3),
+            "texts_per_second": round((count - errors.total()) / seconds, 1),
+            "tokens_per_second": round(size / seconds, 1),
+            "engine": self.engine,
+            "precision": self.precision,
+        }
+
+    def _report_errors(self, rows: Sequence[text_files.Row], errors: Counter[str], on_error: str) -> None:
+        """Counts and logs invalid rows, or raises at the first one."""
+        for row in rows:
+            if row.error and on_error == "raise":
+                raise RequestError(f"{row.location} {row.error}")
+            if row.error:
+                errors[row.error] += 1
+                if errors.total() <= text_files.MAX_WARNINGS:
+                    filled = "zeros" if self.INVALID == 0 else "empty"
+                    logger.warning("%s %s; its row is %s", row.location, row.error, filled)
+
+    # ------------------------------------------------------------------------------------------------------ calibration
+
+    def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
+        """Returns calibration rows without padding: texts with their special tokens are concatenated and cut into rows.
+
+        Padding is avoided because its activations would otherwise dominate the observed ranges of short texts.
+
+        Args:
+            data: Files of texts.
+            count: Maximum number of rows of `CALIBRATION_LENGTH` tokens.
+            on_error: "raise" to stop at the first invalid row, "skip" to leave it out.
+
+        Returns:
+            Inputs of the graph, int64 [rows, tokens].
+
+        Raises:
+            RequestError: There are no texts.
+        """
+        rows = list(itertools.islice(self.rows(data), 8 * count))
+        self._report_errors(rows, Counter(), on_error)
+        texts = [row.texts for row in rows if not row.error]
+        if not texts:
+            raise RequestError(f"found no texts in {data}; calibration needs some")
+        return self.tokenize(texts).packed(self.config.inputs, min(CALIBRATION_LENGTH, self.max_length), count)
+
+    def example(self, count: int, data: Any = None) -> list[Any]:
+        """Returns texts or pairs for a benchmark.
+
+        Args:
+            count: Number of samples; repeated if there are too few.
+            data: Files of texts; None for English examples.
+
+        Returns:
+            Texts, or pairs of texts.
+
+        Raises:
+            RequestError: The data hold no texts.
+        """
+        samples: list[Any] = [text if self.TEXTS_PER_ROW == 1 else (EXAMPLES[1], text) for text in EXAMPLES]
+        if data is not None:
+            rows = itertools.islice((row for row in self.rows(data) if not row.error), count)
+            samples = [row.texts[0] if self.TEXTS_PER_ROW == 1 else row.texts for row in rows]
+            if not samples:
+                raise RequestError(f"found no texts in {data}")
+        return list(itertools.islice(itertools.cycle(samples), count))
+
+
+def default_prompt(features: Mapping[str, Any]) -> str:
+    """Returns the default prompt of a model.
+
+    Args:
+        features: Features of its card.
+
+    Returns:
+        Prefix of every text; "" for none.
+    """
+    return str(features.get("prompts", {}).get(features.get("prompt", ""), ""))
