@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--click-rate", type=float, default=0.22, help="mean of the label (default 0.22)")
     args = parser.parse_args()
     if args.rows < 1 or not 0 <= args.seed < _CALIBRATION or not 0 < args.click_rate < 1:
-        parser.error("wanted at least 1 row, a seed from 0 to 2^64 - 2 and a click rate between 0 and 1")
+        parser.error("expected at least 1 row, a seed from 0 to 2^64 - 2 and a click rate between 0 and 1")
     settings: dict[str, Any] = {"label": not args.no_label, "click_rate": args.click_rate}
     try:
         if args.output == "-":

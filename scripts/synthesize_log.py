@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=200)
     given = parser.parse_args()
     if min(given.rows, given.users, given.items) < 1:
-        sys.exit("wanted at least one row, one user and one item")
+        sys.exit("expected at least one row, one user and one item")
     write(given.output, given.rows, given.seed, given.users, given.items)
 
 

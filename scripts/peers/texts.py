@@ -284,8 +284,8 @@ def loads(texts: Sequence[str], tokenizer: Any, seed: int = 0) -> dict[str, list
     order = [texts[i] for i in rng.permutation(len(texts))]
     sentences, others, paragraphs = order[:SENTENCES], iter(order[SENTENCES:]), []
     while len(paragraphs) < STREAM:
-        wanted, parts, length = int(rng.integers(100, 300)), [], 2
-        while length < wanted:
+        least, parts, length = int(rng.integers(100, 300)), [], 2
+        while length < least:
             parts.append(next(others))
             length += len(tokenizer.encode(parts[-1], add_special_tokens=False).ids)
         paragraphs.append(" ".join(parts))

@@ -51,7 +51,7 @@ def test_script_output_is_the_same_everywhere(tmp_path, monkeypatch):
 def test_script_refuses_wrong_requests(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_bytes(b"")
     for arguments, message in (
-        (("-n", 0, "-o", tmp_path / "rows.tsv"), "wanted at least 1 row"),
+        (("-n", 0, "-o", tmp_path / "rows.tsv"), "expected at least 1 row"),
         (("-n", 5, "-o", tmp_path / "rows.tsv", "--seed", -1), "a seed from 0"),
         (("-n", 5, "-o", tmp_path / "rows.tsv", "--click-rate", 1.5), "a click rate"),
         (("-n", 5, "-o", tmp_path / "file" / "rows.tsv"), "cannot write"),

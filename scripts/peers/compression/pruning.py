@@ -94,7 +94,7 @@ class Task:
 
         images = open_images(self.images, held_out=0.1, seed=0, on_error="raise")
         if images.train.pixels is None:
-            raise RequestError(f"found large images in {self.images}, wanted small ones such as CIFAR-10's")
+            raise RequestError(f"found large images in {self.images}, expected small ones such as CIFAR-10's")
         found = {}
         for name, split in (("train", images.train), ("held_out", images.held_out)):
             pixels = np.stack([prepare(split.image(i), self.start[0]).transpose(2, 0, 1) for i in range(len(split))])
@@ -141,7 +141,7 @@ def network(model: str) -> tuple[dict[str, Any], nn.Module]:
     """(the preprocessing, the trained network) of an image classifier. Raises RequestError for another model."""
     folder = zoo.load(model)
     if folder.entry.task != "images":
-        raise RequestError(f"found {model} of {folder.entry.name}, wanted an image classifier")
+        raise RequestError(f"found {model} of {folder.entry.name}, expected an image classifier")
     about, found = network_of(folder)
     return about["features"], found
 
@@ -154,7 +154,7 @@ def make(peer: str, task: Task, place: Path) -> Made:
     if told.is_file():
         about = read_json(told)
         if about["task"] != task.to_json():
-            raise RequestError(f"found {place} of another task, wanted one of this; name another folder with --work")
+            raise RequestError(f"found {place} of another task, expected one of this; name another folder with --work")
         if "seconds" in about:
             return _made(peer, place, about)
     write_json(told, {"task": task.to_json()})

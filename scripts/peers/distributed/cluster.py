@@ -179,7 +179,7 @@ def by_ray_data(address: str, folder: str, out: str, *rows: str) -> None:
 def compare(count: int, folder: Path) -> dict[str, Any]:
     """All ways, one after the other."""
     if count < FILES:
-        raise RequestError(f"found {count} rows; wanted one a file or more")
+        raise RequestError(f"found {count} rows, expected one a file or more")
     model = zoo.load(MODEL)
     model.ensure("int8.onnx")
     rows = prepare(folder, count)
@@ -199,14 +199,14 @@ def compare(count: int, folder: Path) -> dict[str, Any]:
             naive = [*SELF, "--by-ray-data", address, model.path, scratch / "naive"]
             results["ray data, onnxruntime, a running cluster"] = timed([[*naive, *rows]])
         results["ray, two actors killed"] = on_ray(run, rows, scratch / "killed", (1 / 3, 2 / 3))
-        wanted = digests(one)
+        expected = digests(one)
         for way, place in (
             ("two shards", two),
             ("ray", scratch / "ray"),
             ("ray, a running cluster", scratch / "running"),
             ("ray, two actors killed", scratch / "killed"),
         ):
-            results[way]["equal"] = bool(wanted) and digests(place) == wanted
+            results[way]["equal"] = bool(expected) and digests(place) == expected
         for each in results.values():
             each |= {"rows": count, "rows_per_second": round(count / each["seconds"])}
     return {

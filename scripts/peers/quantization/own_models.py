@@ -46,13 +46,13 @@ def ranks(path: Path) -> dict[str, int]:
 
 def feeds(path: Path, samples: Path) -> list[Feed]:
     """The samples of an .npz as feeds of the graph, one sample each."""
-    wanted = ranks(path)
+    axes = ranks(path)
     with np.load(samples) as arrays:
-        columns = {name: arrays[name] for name in wanted}
+        columns = {name: arrays[name] for name in axes}
     count = min(map(len, columns.values()))
     return [
         {
-            name: np.asarray(array[at]) if array.ndim - 1 == wanted[name] else array[at : at + 1]
+            name: np.asarray(array[at]) if array.ndim - 1 == axes[name] else array[at : at + 1]
             for name, array in columns.items()
         }
         for at in range(count)
@@ -111,15 +111,15 @@ def _make(setting: str, work: Work, target: Path) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------------------- measuring
 
 
-def sqnr(wanted: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]) -> float:
+def sqnr(expected: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]) -> float:
     """In dB over all floating-point outputs and samples; each output is scaled to power 1, so that all count alike."""
     noise = []
-    for at, output in enumerate(wanted[0]):
+    for at, output in enumerate(expected[0]):
         if output.dtype.kind != "f":
             continue
-        signal = sum(float(np.square(each[at], dtype=np.float64).sum()) for each in wanted)
+        signal = sum(float(np.square(each[at], dtype=np.float64).sum()) for each in expected)
         error = sum(
-            float(np.square(a[at].astype(np.float64) - b[at]).sum()) for a, b in zip(wanted, found, strict=True)
+            float(np.square(a[at].astype(np.float64) - b[at]).sum()) for a, b in zip(expected, found, strict=True)
         )
         if signal:
             noise.append(error / signal)
@@ -127,7 +127,7 @@ def sqnr(wanted: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]) ->
     return round(-10 * float(np.log10(max(mean, 1e-20))), 2)
 
 
-def agreement(wanted: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]) -> dict[str, float]:
+def agreement(expected: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]) -> dict[str, float]:
     """Agreement of the first output.
 
     Returns:
@@ -135,7 +135,7 @@ def agreement(wanted: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]
         largest one, or on the same side of .5 where there is one value; "cosine": the mean cosine of the last axis}.
     """
     same, cosines = [], []
-    for a, b in ((a[0], b[0]) for a, b in zip(wanted, found, strict=True)):
+    for a, b in ((a[0], b[0]) for a, b in zip(expected, found, strict=True)):
         a, b = (each.reshape(-1, each.shape[-1]).astype(np.float64) for each in (np.atleast_1d(a), np.atleast_1d(b)))
         same.append(((a > 0.5) == (b > 0.5)).mean() if a.shape[1] == 1 else (a.argmax(1) == b.argmax(1)).mean())
         norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
@@ -143,12 +143,12 @@ def agreement(wanted: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]
     return {"agreement": round(100 * float(np.mean(same)), 2), "cosine": round(float(np.mean(cosines)), 5)}
 
 
-def accuracy(path: Path, engine: str, samples: Sequence[Feed], wanted: Sequence[Sequence[Array]]) -> dict[str, Any]:
+def accuracy(path: Path, engine: str, samples: Sequence[Feed], expected: Sequence[Sequence[Array]]) -> dict[str, Any]:
     """SQNR and agreement in one engine; its error where it fails."""
     try:
         run = RUNS[engine](path, machine.cores())
         found = [run(each) for each in samples]
-        return {"sqnr_db": sqnr(wanted, found), **agreement(wanted, found)}
+        return {"sqnr_db": sqnr(expected, found), **agreement(expected, found)}
     except Exception as error:  # any engine's own kinds
         return {"failed": harness.reason(error)}
 
@@ -166,14 +166,14 @@ def compare(
     """Everything measured of one model."""
     original = source / f"{name}.onnx"
     work = Work(original, folder / f"{name}-fp32.onnx", source / f"{name}.calib.npz")
-    tested, wanted = processes.in_process(_prepare, original, work.fp32, source / f"{name}.test.npz")
+    tested, expected = processes.in_process(_prepare, original, work.fp32, source / f"{name}.test.npz")
     core = {processes.last_core()}
 
     def build(setting: str, target: Path) -> dict[str, Any]:
         facts = processes.in_process(_make, setting, work, target, cores=core)
         path = settings.written(target)
         engines = ("openvino",) if path.suffix == ".xml" else tuple(RUNS)
-        judged = {engine: processes.in_process(accuracy, path, engine, tested, wanted) for engine in engines}
+        judged = {engine: processes.in_process(accuracy, path, engine, tested, expected) for engine in engines}
         return {"bytes": settings.size_of(path), "accuracy": judged, **facts}
 
     results, paths, left_out = settings.quantize_all(folder / name, chosen, build, advance)

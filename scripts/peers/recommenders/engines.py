@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,6 @@ import zoo
 from pipelines.models.family import network_of
 from scripts.peers import processes
 from scripts.peers.engines import onnx_runtime, open_vino, pytorch
-from scripts.peers.recommenders import wide_deep_networks as networks
 
 Array = NDArray[Any]
 Batch = dict[str, Array]
@@ -135,24 +134,15 @@ class DrawnInputs(Inputs):
     kinds = ("zipf", "uniform")
     autotune = True
 
-    def network(self) -> networks.Network:
-        """The weights."""
-        return networks.Network.read(self.fp32, self.fields)
+    @property
+    def weights(self) -> Path:
+        """The weights as TensorFlow gets them, see `save_weights`."""
+        return self.scratch / "weights.npz"
 
     def pool(self, kind: str, rows: int) -> Batch:
         """{"ids": int32 [rows, fields], "numbers": float32 [rows, numeric] in [0, 1)}."""
         numbers = np.random.default_rng(2).random((rows, self.numeric), dtype=np.float32)
         return {"ids": draw_ids(kind, rows, self.fields, self.buckets), "numbers": numbers}
-
-    def torch_network(self) -> Any:
-        """See `networks.torch_network`."""
-        return networks.torch_network(self.network())
-
-    def torch_inputs(self, batch: Batch) -> tuple[Any, ...]:
-        """See `Inputs.torch_inputs`."""
-        import torch
-
-        return torch.from_numpy(batch["ids"]), torch.from_numpy(batch["numbers"])
 
 
 # ------------------------------------------------------------------------------------------------------------- engines
@@ -217,13 +207,55 @@ def torch_int8(inputs: Inputs) -> Opened:
     return open_size
 
 
+def save_weights(inputs: DrawnInputs) -> None:
+    """Writes the weights of the network in torch as arrays: kernels [in, out], and the tables of all fields in one."""
+    from torch import nn
+
+    network = network_of(zoo.load(inputs.model))[1]
+    found = {
+        "table": network.embeddings.weight,
+        "wide": network.wide.weight,
+        "offsets": network.embeddings.offsets.int(),
+    }
+    for at, layer in enumerate(each for each in network.deep if isinstance(each, nn.Linear)):
+        found |= {f"kernel_{at}": layer.weight.T, f"bias_{at}": layer.bias}
+    np.savez(inputs.weights, **{name: np.ascontiguousarray(each.detach().numpy()) for name, each in found.items()})
+
+
+def tensorflow_network(weights: Mapping[str, Array]) -> Any:
+    """Returns Wide & Deep in TensorFlow with constant weights.
+
+    Args:
+        weights: The arrays of `save_weights`.
+
+    Returns:
+        A tf.function (ids int32 [n, fields], numbers float32 [n, m]) -> probability [n, 1].
+    """
+    import tensorflow as tf
+
+    last = sum(name.startswith("kernel_") for name in weights) - 1
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def wide_deep(ids: Any, numbers: Any) -> Any:
+        rows = ids + weights["offsets"]
+        embeddings = tf.gather(tf.constant(weights["table"]), rows)
+        x = tf.concat([tf.reshape(embeddings, [-1, embeddings.shape[1] * embeddings.shape[2]]), numbers], 1)
+        for at in range(last + 1):
+            x = tf.nn.bias_add(tf.matmul(x, weights[f"kernel_{at}"]), weights[f"bias_{at}"])
+            x = tf.nn.relu(x) if at < last else x
+        return tf.sigmoid(x + tf.reduce_sum(tf.gather(tf.constant(weights["wide"]), rows), 1))
+
+    return wide_deep
+
+
 def tensorflow_fp32(inputs: DrawnInputs) -> Opened:
     """TensorFlow with oneDNN, traced for each batch size by itself."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    function = networks.tensorflow_network(inputs.network())
+    with np.load(inputs.weights) as kept:
+        function = tensorflow_network(dict(kept))
 
     def open_size(size: int) -> Call:
         shapes = tf.TensorSpec([size, inputs.fields], tf.int32), tf.TensorSpec([size, inputs.numeric], tf.float32)

@@ -4,8 +4,8 @@ Every engine has a process of its own (TensorFlow, torch and OpenVINO disturb ea
 core. Only one of them works at a time: a round gives each a turn of 0.1 s. Batches come from a pool of 32,768 rows or
 64 batches, whichever is more, in order, so that no call finds the table rows of the last one in the cache by chance.
 One call is timed, from inputs to probabilities; torch and TensorFlow get their own tensors. Engines that read a graph
-get fp32.onnx as it was frozen; torch and TensorFlow get the same weights with the embedding tables of all fields in
-one, which is faster there than one lookup a field.
+get fp32.onnx as it was frozen; torch gets the network in torch, TensorFlow the same weights, both with the embedding
+tables of all fields in one, which is faster there than one lookup a field.
 
 Engines that quantize by themselves calibrate on 4,096 rows drawn like those they are timed on. This project's int8
 model keeps the ranges of its training data. Needs the `train` and `peers` extras; an engine that cannot be opened is
@@ -36,6 +36,7 @@ from scripts.peers.recommenders.engines import (
     Engine,
     Inputs,
     Turn,
+    save_weights,
 )
 
 
@@ -49,9 +50,7 @@ def drawn_inputs(model: str, scratch: Path) -> DrawnInputs:
     if folder.card.entry != "wide-deep":
         raise RequestError(f"{model} is a {folder.card.entry} model; expected a wide-deep one")
     features = folder.preprocessing
-    inputs = DrawnInputs(model, scratch, features["categorical"], features["buckets"], features["numeric"])
-    inputs.network()  # fails here, not once in every process
-    return inputs
+    return DrawnInputs(model, scratch, features["categorical"], features["buckets"], features["numeric"])
 
 
 def compare(
@@ -81,6 +80,8 @@ def compare(
     ratios: list[dict[str, Any]] = []
     if {"onnxruntime-int8", "openvino-qdq"} & set(engines):
         onnx_runtime.quantize_static(inputs.fp32, inputs.stock, inputs.samples())
+    if "tensorflow-fp32" in engines:
+        processes.in_process(save_weights, inputs)
     steps = [(size, kind) for size in sizes for kind in kinds]
     with processes.Workers(inputs.scratch) as workers, progress("rounds", len(steps) * rounds) as advance:
         for name in engines:

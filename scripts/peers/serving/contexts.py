@@ -43,7 +43,7 @@ def compare(name: str, rounds: int) -> dict[str, Any]:
         pipeline.folder, "int8", "native" if "native" in type(pipeline).engines(pipeline.folder) else "auto"
     )
     session: Any = load(path, "native" if path.name == "native.onnx" else "auto", 1)
-    wanted = [session.run(each) for each in batches]
+    expected = [session.run(each) for each in batches]
     engine, meter, rates, joules = session.engine, Meter(), {1: [], 2: []}, {1: [], 2: []}
     before = memory_mb("Pss")
     for number in range(rounds + 1):
@@ -55,7 +55,7 @@ def compare(name: str, rounds: int) -> dict[str, Any]:
                 rates[contexts].append(rate)
                 joules[contexts].append(0.0 if meter.fault else size * rate * SECONDS / (meter.joules() - used))
     found = list(session.map(batches))
-    for one, other in zip(wanted, found, strict=True):
+    for one, other in zip(expected, found, strict=True):
         assert all(np.array_equal(one[key], other[key]) for key in one), "contexts computed something else"
     power = (
         {"power": meter.fault}

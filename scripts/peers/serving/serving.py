@@ -96,7 +96,7 @@ def one_row() -> tuple[bytes, float]:
 
 def in_turn(servers: list[Server], environments: Path, rounds: int, seconds: float) -> list[dict[str, Any]]:
     """One row a request, 64 connections, then one; each server is started anew in every round."""
-    body, wanted = one_row()
+    body, expected = one_row()
     found: dict[str, list[dict[str, Any]]] = {each.name: [] for each in servers}
     faults: dict[str, str] = {}
     for _ in range(rounds):
@@ -111,7 +111,7 @@ def in_turn(servers: list[Server], environments: Path, rounds: int, seconds: flo
                     answer = json.loads(load.ask(live.port, INFER, JSON, body)[1])
                     memory = memory_of(live)
                     tables = {each["name"]: each["data"] for each in answer["outputs"]}
-                    gap = abs(tables["probability"][0] - wanted)
+                    gap = abs(tables["probability"][0] - expected)
                 found[server.name].append(
                     {**many, "lone": alone["p50"], "memory": memory, "gap": gap, "ready": live.ready, **live.stop}
                 )
@@ -297,9 +297,9 @@ def make(environments: Path, parts: Sequence[str]) -> None:
     """The environments of the servers of these parts: what is whole is kept, what pip cannot install is left out. This
     project is installed into those that it runs in.
     """
-    wanted = dict.fromkeys(each.environment for part in parts for each in SERVED.get(part, ()) if each.environment)
+    names = dict.fromkeys(each.environment for part in parts for each in SERVED.get(part, ()) if each.environment)
     free = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}  # they are not this project
-    for name in wanted:
+    for name in names:
         place = environments / name
         if (place / MADE).is_file():
             continue

@@ -48,7 +48,7 @@ class Question(NamedTuple):
     model: str
     body: bytes
     key: str
-    wanted: list[Any]
+    expected: list[Any]
 
     @property
     def address(self) -> tuple[str, str]:
@@ -60,7 +60,7 @@ class Question(NamedTuple):
         return load.message(*self.address, self.body, *headers, length=length)
 
     def right(self, answer: bytes) -> bool:
-        return [each[self.key] for each in json.loads(answer)["results"]] == self.wanted
+        return [each[self.key] for each in json.loads(answer)["results"]] == self.expected
 
 
 def questions() -> tuple[list[Question], list[Question], Question]:
@@ -71,8 +71,8 @@ def questions() -> tuple[list[Question], list[Question], Question]:
     for at in range(0, 400, 4):
         some = lines[at : at + 1 + at // 4 % 4]
         found = clicks.predict(clicks.preprocess(some))["probability"].ravel()
-        wanted = [float(str(each)) for each in found]
-        rows.append(Question(CLICKS, b"\n".join(some) + b"\n", "probability", wanted))
+        expected = [float(str(each)) for each in found]
+        rows.append(Question(CLICKS, b"\n".join(some) + b"\n", "probability", expected))
     texts = list(translation.example(200))
     sentences = [
         Question(TRANSLATION, each.encode(), "translation", [translation(each)[0]["translation"]]) for each in texts

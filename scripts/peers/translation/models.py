@@ -122,7 +122,7 @@ def copied(model: str, folder: Path, steps: int) -> None:
         found = zoo.load(model)
         if found.card.entry != "transformer-mt":
             raise RequestError(
-                f"{model} is a {found.card.entry} model; wanted a transformer-mt one, {', '.join(RANDOM)} or {FIREFOX}"
+                f"{model} is a {found.card.entry} model, expected transformer-mt, {', '.join(RANDOM)} or {FIREFOX}"
             )
         shutil.copytree(found.path, folder, ignore=shutil.ignore_patterns("checkpoint", "reports", ".build.lock"))
     zoo.build(folder)

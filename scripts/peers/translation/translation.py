@@ -82,7 +82,7 @@ class Engine:
         found = self.system.search(first)
         if self.case.steps and (wrong := {len(each) for each in self.system.tokens(found)} - {self.case.steps}):
             raise ZooError(
-                f"found translations of {', '.join(map(str, sorted(wrong)))} tokens, wanted {self.case.steps}"
+                f"found translations of {', '.join(map(str, sorted(wrong)))} tokens, expected {self.case.steps}"
             )
         processes.reset_peak()
         return [] if self.case.steps else self.system.write(found)
@@ -242,15 +242,15 @@ def measure(args: Any) -> dict[str, Any]:
     """Returns {"cases": [`compare`], "environment"}."""
     models, peers = args.models, args.peers
     harness.require_known("model", [each for each in models if not Path(each).is_dir()], [*WITHOUT_TEXT, *zoo.names()])
-    wanted = list(cases(models, args.tasks, args.batch_size, args.beam, args.steps))
-    if not wanted:
+    chosen = list(cases(models, args.tasks, args.batch_size, args.beam, args.steps))
+    if not chosen:
         raise RequestError("found nothing to do: random weights have only the task steps")
     text = test_set(args.sentences) if set(models) - set(WITHOUT_TEXT) else ([], [])
     about = f"multi30k {Path(TEST_SET).name}, the first {len(text[0])} sentences"
     data = {"test_set": about, "signatures": signatures()} if text[0] else {}
     facts = harness.environment(*PACKAGES, rounds=args.rounds, ctranslate2=isa() or "default", **data)
     prepared: dict[tuple[str, str], tuple[Work, dict[str, str]]] = {}
-    steps = len(wanted) * (len(peers) + args.rounds)
+    steps = len(chosen) * (len(peers) + args.rounds)
     with harness.folder(args.work) as scratch, progress("comparing", steps) as advance:
 
         def one(case: Case) -> dict[str, Any]:
@@ -264,4 +264,4 @@ def measure(args: Any) -> dict[str, Any]:
             found = compare(case, work, able, args.rounds, given, advance)
             return {**found, "left_out": left_out | found["left_out"]}
 
-        return harness.gather("cases", wanted, one, args.output, facts)
+        return harness.gather("cases", chosen, one, args.output, facts)

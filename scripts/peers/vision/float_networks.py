@@ -1,39 +1,57 @@
-"""The float networks that peers get, also in operators of torch and TensorFlow, and the usual way to prepare photos."""
+"""The float networks that peers get, also in operators of TensorFlow, and the usual way to prepare photos."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+import zoo
 from pipelines.data.preprocess import Preprocess
 from pipelines.graph import io as graph
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.shared import SHARED as PASSES
+from scripts.peers import harness, processes
 
 Array = NDArray[Any]
 NORMALIZED = "image.normalized"  # the value of fp32.onnx where the network begins
+CALIBRATE_EVERY = 5  # photos
 
 
-def crop(image: Image.Image, spec: Preprocess) -> Image.Image:
-    """Short side to `spec.resize`, then the middle of `spec.size` squared, sizes rounded as torchvision rounds them."""
+def photo_folder() -> Path:
+    """Returns the photos of the development data.
+
+    Raises:
+        RequestError: They are missing.
+    """
+    return harness.development_data("data/imagenet/nips17/labels.csv").parent
+
+
+def resize(image: Image.Image, spec: Preprocess) -> Image.Image:
+    """Brings the short side to `spec.resize`, sizes rounded as torchvision rounds them."""
     width, height = image.size
     short = min(width, height)
     size = spec.resize * width // short, spec.resize * height // short
-    left, top = (round((side - spec.size) / 2) for side in size)
-    resized = image.resize(size, Image.Resampling[spec.interpolation.upper()])
+    return image.resize(size, Image.Resampling[spec.interpolation.upper()])
+
+
+def crop(image: Image.Image, spec: Preprocess) -> Image.Image:
+    """Resizes an image and cuts out its centre, `spec.size` squared."""
+    resized = resize(image, spec)
+    left, top = (round((side - spec.size) / 2) for side in resized.size)
     return resized.crop((left, top, left + spec.size, top + spec.size))
 
 
 def normalize(pixels: Any, spec: Preprocess) -> Array:
-    """float32 [..., 3] of pixels R, G, B, in the network's order of channels; in as few steps as its own preprocessing
-    takes.
+    """Normalizes pixels R, G, B to float32 [..., 3] in the network's order of channels.
+
+    It takes as few steps as this project's own preprocessing.
     """
     mean, deviation = (255 * np.array(each, np.float32) for each in (spec.mean, spec.std))
     x = np.asarray(pixels, np.float32) - mean
@@ -43,15 +61,20 @@ def normalize(pixels: Any, spec: Preprocess) -> Array:
 
 
 def obvious(data: bytes, spec: Preprocess, *, last: bool = False) -> Array:
-    """The bytes of a JPEG to the network's input, float32 [1, 3, size, size], channels `last` if so wished."""
+    """Returns the bytes of a JPEG as the network's input, float32 [1, 3, size, size], or with channels `last`."""
     x = normalize(crop(Image.open(io.BytesIO(data)).convert("RGB"), spec), spec)
     return np.ascontiguousarray(x if last else x.transpose(2, 0, 1))[None]
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a process gets: the model, its float network, photos of calibration (uint8 [n, size, size, 3], .npy) and the
-    preprocessing.
+    """Input of the process of one peer.
+
+    Attributes:
+        model: Name of the model.
+        fp32: Its float network: the operators of fp32.onnx behind the normalization.
+        pixels: Photos of calibration, .npy of uint8 [n, size, size, 3].
+        spec: Its preprocessing.
     """
 
     model: str
@@ -64,14 +87,44 @@ class Work:
         """The float network, batch norms and pads folded."""
         return self.fp32.with_name("folded.onnx")
 
+    def batch(self, pixels: Array) -> dict[str, Array]:
+        """Returns pixels uint8 [n, size, size, 3] as the network's input."""
+        return {NORMALIZED: np.ascontiguousarray(normalize(pixels, self.spec).transpose(0, 3, 1, 2))}
+
     def batches(self, size: int = 1) -> list[dict[str, Array]]:
-        """The calibration samples, normalized."""
-        x = normalize(np.load(self.pixels), self.spec).transpose(0, 3, 1, 2)
-        return [{NORMALIZED: np.ascontiguousarray(x[at : at + size])} for at in range(0, len(x), size)]
+        """Returns the calibration samples in batches of `size`."""
+        pixels = np.load(self.pixels)
+        return [self.batch(pixels[at : at + size]) for at in range(0, len(pixels), size)]
+
+
+def prepare(name: str, folder: Path, photos: Sequence[Path]) -> Work:
+    """Writes a model's float networks and its photos of calibration.
+
+    Args:
+        name: Name of an image classifier.
+        folder: Folder of the files; made where it is missing.
+        photos: Photos of calibration.
+
+    Returns:
+        The input of the peers' processes.
+
+    Raises:
+        ZooError: The network cannot be built.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = Preprocess.from_json(zoo.load(name).preprocessing)
+    work = Work(name, folder / "fp32.onnx", folder / "calibration.npy", spec)
+    processes.on_one_core(_build, work, cores={processes.last_core()}, log=folder / "network.log")
+    np.save(work.pixels, np.stack([np.asarray(crop(Image.open(path).convert("RGB"), spec)) for path in photos]))
+    return work
+
+
+def _build(work: Work) -> None:
+    network(zoo.load(work.model).ensure("fp32.onnx"), work)
 
 
 def network(fp32: Path, work: Work) -> None:
-    """Write both float networks: those operators of an image classifier's fp32.onnx that follow its normalization."""
+    """Writes both float networks of an image classifier's fp32.onnx."""
     import onnx
 
     onnx.utils.extract_model(fp32, work.fp32, [NORMALIZED], ["logits"])
@@ -80,82 +133,9 @@ def network(fp32: Path, work: Work) -> None:
     graph.save(folded, work.folded)
 
 
-class Graph(NamedTuple):
-    """An ONNX graph of one input and one output: (operator, names of inputs, of the output, attributes) of its nodes,
-    in order.
-    """
-
-    nodes: list[tuple[str, list[str], str, dict[str, Any]]]
-    given: str
-    found: str
-    constants: dict[str, Array]
-
-    @staticmethod
-    def read(path: Path) -> Graph:
-        """The graph in a file."""
-        import onnx
-
-        graph = onnx.load(path).graph
-        options = [{each.name: onnx.helper.get_attribute_value(each) for each in node.attribute} for node in graph.node]
-        nodes = [
-            (node.op_type, list(node.input), node.output[0], each)
-            for node, each in zip(graph.node, options, strict=True)
-        ]
-        constants = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
-        return Graph(nodes, graph.input[0].name, graph.output[0].name, constants)
-
-    def evaluate(self, x: Any, constants: Mapping[str, Any], operators: Mapping[str, Callable[..., Any]]) -> Any:
-        """What it makes of x, by operators called with a node's inputs and attributes."""
-        values = {**constants, self.given: x}
-        for operator, inputs, output, options in self.nodes:
-            values[output] = operators[operator](*[values[name] for name in inputs], **options)
-        return values[self.found]
-
-
-def torch_network(path: Path) -> Any:
-    """A folded network as a torch module, float32 [n, 3, size, size] -> logits."""
-    import torch
-    from torch.nn import functional as F
-
-    def pad(x: Any, pads: Sequence[int]) -> tuple[Any, list[int]]:
-        top, left, bottom, right = pads
-        return (x, [top, left]) if (top, left) == (bottom, right) else (F.pad(x, (left, right, top, bottom)), [0, 0])
-
-    def convolve(x: Any, kernel: Any, bias: Any, *, strides: list[int], pads: list[int], group: int, **_: Any) -> Any:
-        x, padding = pad(x, pads)
-        return F.conv2d(x, kernel, bias, strides, padding, groups=group)
-
-    operators: dict[str, Callable[..., Any]] = {
-        "Conv": convolve,
-        "Clip": lambda x, low, high: F.hardtanh(x, low, high),
-        "Relu": F.relu,
-        "Add": lambda x, y: x + y,
-        "MaxPool": lambda x, *, kernel_shape, strides, pads, **_: F.max_pool2d(x, kernel_shape, strides, pads[:2]),
-        "GlobalAveragePool": lambda x: F.adaptive_avg_pool2d(x, 1),
-        "Flatten": lambda x, **_: torch.flatten(x, 1),
-        "Gemm": lambda x, kernel, bias, **_: F.linear(x, kernel, bias),
-    }
-
-    graph = Graph.read(path)
-    scalars = {name: float(value) for name, value in graph.constants.items() if not value.ndim}
-    own = {name: name.replace(".", "_") for name in graph.constants if name not in scalars}
-
-    class Network(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            for name, attribute in own.items():
-                self.register_buffer(attribute, torch.from_numpy(graph.constants[name].copy()))
-
-        def forward(self, x: Any) -> Any:
-            return graph.evaluate(
-                x, scalars | {name: getattr(self, attribute) for name, attribute in own.items()}, operators
-            )
-
-    return Network().eval()
-
-
 def tensorflow_network(path: Path) -> Callable[[Any], Any]:
-    """A folded network as a function of TensorFlow's, float32 [1, size, size, 3] -> logits."""
+    """Returns a folded network as a function of TensorFlow, float32 [1, size, size, 3] -> logits."""
+    import onnx
     import tensorflow as tf
 
     def pad(x: Any, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int]) -> tuple[Any, str]:
@@ -198,5 +178,14 @@ def tensorflow_network(path: Path) -> Callable[[Any], Any]:
         "Flatten": lambda x, **_: tf.reshape(x, [1, -1]),
         "Gemm": lambda x, kernel, bias, **_: tf.nn.bias_add(tf.matmul(x, kernel.T), bias),
     }
-    graph = Graph.read(path)
-    return lambda x: graph.evaluate(x, graph.constants, operators)
+    model = onnx.load(path).graph
+    constants = {each.name: onnx.numpy_helper.to_array(each) for each in model.initializer}
+
+    def evaluate(x: Any) -> Any:
+        values = {**constants, model.input[0].name: x}
+        for node in model.node:
+            options = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+            values[node.output[0]] = operators[node.op_type](*[values[name] for name in node.input], **options)
+        return values[model.output[0].name]
+
+    return evaluate

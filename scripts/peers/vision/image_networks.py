@@ -41,9 +41,8 @@ from pipelines.kernels.images.native import pack, product_limit
 from pipelines.kernels.images.program import ImageProgram
 from pipelines.kernels.images.steps import Convolution
 from scripts.peers import harness, processes
-from scripts.peers.quantization.vision import photo_folder
 from scripts.peers.vision import images
-from scripts.peers.vision.float_networks import Work, normalize
+from scripts.peers.vision.float_networks import Work, normalize, photo_folder
 
 Array = NDArray[Any]
 Call = Callable[[], Any]
@@ -193,9 +192,9 @@ def labels(work: Work, photos: Sequence[Path]) -> dict[str, int]:
     """On how many photos the native label is onnxruntime's: the same integers."""
     model = zoo.load(work.model)
     sessions = [load(model.ensure("int8.onnx"), engine, 1) for engine in ("native", "onnxruntime")]
-    wanted, equal = Preprocess.from_json(model.preprocessing), 0
+    spec, equal = Preprocess.from_json(model.preprocessing), 0
     for photo in photos:
-        x = prepare(decode(photo), wanted)[None]
+        x = prepare(decode(photo), spec)[None]
         first, second = (next(iter(each.run({next(iter(each.inputs)): x}).values())) for each in sessions)
         equal += int(first.argmax() == second.argmax())
     return {"photos": len(photos), "equal": equal}

@@ -4,8 +4,8 @@ Photos are those of the development data ($ZOO_SHARED, by default ../shared): ev
 calibrates the peers, the others are classified, one by one, from bytes in memory. This project's model is what
 `zoo.pipeline` opens: its calibration is shipped. A peer gets the float network in fp32.onnx from the normalized image
 on, and its photos the usual way: Pillow opens, converts to RGB and resizes, the middle is cut out, numpy normalizes and
-transposes. LiteRT and torch get it with batch norms folded, rebuilt of their own operators; LiteRT's takes and gives
-float32, which is its converter's default.
+transposes. torch gets the network in torch, LiteRT the graph with batch norms folded in TensorFlow's operators; its file
+takes and gives float32, which is its converter's default.
 
 Peers are quantized in processes of their own, as their documentation does it; then one process on one core, one thread,
 gives each `BLOCK` photos in turn. Milliseconds are of processor time; "core_share" is its share of the clock's: well
@@ -26,26 +26,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 import zoo
 from pipelines.core.errors import ZooError
 from pipelines.core.progress import progress
 from pipelines.data.images import labelled
 from pipelines.data.preprocess import Preprocess
+from pipelines.models.family import network_of
 from scripts.peers import harness, processes
 from scripts.peers.engines import onnx_runtime, open_vino, pytorch
 from scripts.peers.quantization import settings
-from scripts.peers.quantization.vision import CALIBRATE_EVERY, photo_folder
-from scripts.peers.vision.float_networks import (
-    NORMALIZED,
-    Work,
-    crop,
-    network,
-    obvious,
-    tensorflow_network,
-    torch_network,
-)
+from scripts.peers.vision import float_networks
+from scripts.peers.vision.float_networks import CALIBRATE_EVERY, NORMALIZED, Work, obvious, photo_folder
 
 Array = NDArray[Any]
 MODELS = ("mobilenet-v2-imagenet", "resnet50-imagenet", "mobilenet-v1-imagenet")
@@ -70,7 +62,8 @@ def build_torch(work: Work, target: Path) -> None:
 
     layout = torch.channels_last
     samples = [(torch.from_numpy(batch[NORMALIZED]).contiguous(memory_format=layout),) for batch in work.batches()]
-    converted = torch.export.export(pytorch.quantize(torch_network(work.folded), samples, strict=True), samples[0])
+    network = network_of(zoo.load(work.model))[1]
+    converted = torch.export.export(pytorch.quantize(network, samples, strict=True), samples[0])
     if not any("quantize" in str(node.target) for node in converted.graph.nodes):  # happens without strict export
         raise ZooError("torch's quantizer found nothing to quantize")
     path, options = str(target.with_suffix(".pt2")), {"freezing": True}
@@ -82,7 +75,7 @@ def build_litert(work: Work, target: Path) -> None:
     import tensorflow as tf
 
     spec = tf.TensorSpec([1, work.spec.size, work.spec.size, 3], tf.float32)
-    function = tf.function(tensorflow_network(work.folded), input_signature=[spec], autograph=False)
+    function = tf.function(float_networks.tensorflow_network(work.folded), input_signature=[spec], autograph=False)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([function.get_concrete_function()], function)
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     converter.representative_dataset = lambda: ([batch[NORMALIZED].transpose(0, 2, 3, 1)] for batch in work.batches())
@@ -175,10 +168,6 @@ SYSTEMS = {
 
 def target_of(work: Work, name: str) -> Path:
     return (work.fp32.parent / name).with_suffix(SYSTEMS[name].suffix)
-
-
-def _network(name: str, work: Work) -> None:
-    network(zoo.load(name).ensure("fp32.onnx"), work)
 
 
 def _build(name: str, work: Work) -> None:
@@ -288,13 +277,8 @@ def built(
         ZooError: The network cannot be built.
     """
     core, calibration = {processes.last_core()}, photos[::CALIBRATE_EVERY]
-    folder = scratch / f"{name}-{len(calibration)}"
-    folder.mkdir(parents=True, exist_ok=True)
+    work = float_networks.prepare(name, scratch / f"{name}-{len(calibration)}", calibration)
     limits: dict[str, Any] = {"cores": core, "seconds": BUILD_SECONDS}
-    spec = Preprocess.from_json(zoo.load(name).preprocessing)
-    work = Work(name, folder / "fp32.onnx", folder / "calibration.npy", spec)
-    processes.on_one_core(_network, name, work, log=folder / "network.log", **limits)
-    np.save(work.pixels, np.stack([np.asarray(crop(Image.open(path).convert("RGB"), spec)) for path in calibration]))
     seconds: dict[str, float] = {}
     left_out: dict[str, str] = {}
     for peer in peers:
@@ -302,7 +286,7 @@ def built(
         if SYSTEMS[peer].build is not None and not target.is_file():
             start = time.perf_counter()
             with harness.leave_out(peer, left_out):
-                processes.on_one_core(_build, peer, work, log=folder / f"{peer}.log", **limits)
+                processes.on_one_core(_build, peer, work, log=work.fp32.with_name(f"{peer}.log"), **limits)
                 seconds[peer] = round(time.perf_counter() - start, 1)
             if peer in left_out:
                 target.unlink(missing_ok=True)

@@ -33,8 +33,8 @@ def require_fields():
         assert paths, published
         found = set(fields(report, names))
         for path in paths:
-            wanted = set(fields(json.loads(path.read_text()), names)) - set(missing)
-            assert found >= wanted, (path.name, sorted(wanted - found))
-            assert found <= wanted | set(missing), (path.name, sorted(found - wanted))
+            expected = set(fields(json.loads(path.read_text()), names)) - set(missing)
+            assert found >= expected, (path.name, sorted(expected - found))
+            assert found <= expected | set(missing), (path.name, sorted(found - expected))
 
     return require

@@ -107,12 +107,12 @@ def test_torch_pruning_leaves_as_many_multiplications_and_what_onnxruntime_runs(
 def test_a_folder_of_another_task_is_refused(task, tmp_path):
     (tmp_path / "nncf").mkdir()
     write_json(tmp_path / "nncf" / pruning.ABOUT, {"task": {"before": "other"}})
-    with pytest.raises(RequestError, match="of another task, wanted one of this; name another folder with --work"):
+    with pytest.raises(RequestError, match="of another task, expected one of this; name another folder with --work"):
         pruning.make("nncf", task, tmp_path / "nncf")
 
 
 def test_a_model_that_is_no_image_classifier_is_refused():
-    with pytest.raises(RequestError, match="found shop-clicks of deepfm, wanted an image classifier"):
+    with pytest.raises(RequestError, match="found shop-clicks of deepfm, expected an image classifier"):
         pruning.network("shop-clicks")
 
 

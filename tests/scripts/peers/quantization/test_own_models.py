@@ -34,10 +34,10 @@ def test_a_sample_gets_the_batch_axis_that_it_lacks(folder):
 
 
 def test_every_output_counts_alike():
-    wanted = [[np.array([[100.0, 0.0]], np.float32), np.array([0.1], np.float32), np.array([3])]]
+    expected = [[np.array([[100.0, 0.0]], np.float32), np.array([0.1], np.float32), np.array([3])]]
     found = [[np.array([[100.0, 0.0]], np.float32), np.array([0.09], np.float32), np.array([4])]]
-    assert own_models.sqnr(wanted, found) == pytest.approx(-10 * np.log10(0.01 / 2), abs=0.01)
-    assert own_models.sqnr(wanted, wanted) == 200
+    assert own_models.sqnr(expected, found) == pytest.approx(-10 * np.log10(0.01 / 2), abs=0.01)
+    assert own_models.sqnr(expected, expected) == 200
 
 
 def test_agreement_is_of_classes_or_of_the_side_of_a_half():

@@ -15,10 +15,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import zoo
-from pipelines.core.errors import RequestError
 from scripts.peers import harness
 from scripts.peers.engines import onnx_runtime
-from scripts.peers.recommenders import engines, wide_deep, wide_deep_networks
+from scripts.peers.recommenders import engines, wide_deep
 
 PEERS = Path(harness.__file__).parent
 SCRIPT = [sys.executable, PEERS / "recommenders" / "pandas_script.py"]
@@ -84,13 +83,13 @@ def test_ids_are_buckets_of_every_field_and_come_again() -> None:
 
 def test_zipf_ids_have_the_frequencies_of_the_law_and_their_own_order_in_every_field() -> None:
     ids = engines.draw_ids("zipf", 200_000, 3, 1000)
-    wanted = np.arange(1, 1001) ** -1.1
-    wanted /= wanted.sum()
+    expected = np.arange(1, 1001) ** -1.1
+    expected /= expected.sum()
     tops = []
     for field in ids.T:
         counts = np.sort(np.bincount(field, minlength=1000))[::-1] / len(field)
-        assert np.allclose(counts[:10], wanted[:10], rtol=0.05)
-        assert np.isclose(counts[:100].sum(), wanted[:100].sum(), rtol=0.02)
+        assert np.allclose(counts[:10], expected[:10], rtol=0.05)
+        assert np.isclose(counts[:100].sum(), expected[:100].sum(), rtol=0.02)
         tops.append(int(np.bincount(field).argmax()))
     assert len(set(tops)) == 3
     again = engines.draw_ids("zipf", 200_000, 3, 1000, seed=5)
@@ -113,29 +112,36 @@ def test_a_pool_holds_many_different_batches(tmp_path: Path) -> None:
     assert all(each["numbers"].min() >= 0 and each["numbers"].max() <= 1 for each in batches)
 
 
-def test_the_torch_network_is_the_frozen_graph(
-    frozen: Path, batch: dict[str, np.ndarray], expected: np.ndarray
-) -> None:
-    torch = pytest.importorskip("torch", reason="needs the train extra")
-    network = wide_deep_networks.torch_network(wide_deep_networks.Network.read(frozen, FIELDS))
-    with torch.no_grad():
-        found = network(torch.from_numpy(batch["ids"]), torch.from_numpy(batch["numbers"])).numpy()
-    assert np.abs(found - expected).max() < 1e-6
-
-
 def test_the_tensorflow_network_is_the_frozen_graph(
     frozen: Path, batch: dict[str, np.ndarray], expected: np.ndarray
 ) -> None:
     pytest.importorskip("tensorflow", reason="needs the train extra")
-    found = wide_deep_networks.tensorflow_network(wide_deep_networks.Network.read(frozen, FIELDS))(
-        batch["ids"], batch["numbers"]
-    ).numpy()
+    graph = {each.name: numpy_helper.to_array(each) for each in onnx.load(frozen).graph.initializer}
+    fields = range(1, FIELDS + 1)
+    weights = {
+        "table": np.concatenate([graph[f"deep/C{field}/embeddings"] for field in fields]),
+        "wide": np.concatenate([graph[f"wide/C{field}/weights"] for field in fields]),
+        "offsets": np.arange(FIELDS, dtype=np.int32) * np.int32(BUCKETS),
+    }
+    for at, name in enumerate(("hidden_0", "hidden_1", "deep_logit")):
+        weights |= {f"kernel_{at}": graph[f"{name}/kernel"], f"bias_{at}": graph[f"{name}/bias"]}
+    found = engines.tensorflow_network(weights)(batch["ids"], batch["numbers"]).numpy()
     assert np.abs(found - expected).max() < 1e-6
 
 
-def test_a_graph_without_the_weights_of_the_model_is_refused(frozen: Path) -> None:
-    with pytest.raises(RequestError, match="deep/C4/embeddings"):
-        wide_deep_networks.Network.read(frozen, FIELDS + 1)
+def test_torch_and_tensorflow_get_the_weights_of_the_model(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs the train extra")
+    pytest.importorskip("tensorflow", reason="needs the train extra")
+    inputs = wide_deep.drawn_inputs(MODEL, tmp_path)
+    engines.save_weights(inputs)
+    pool = inputs.pool("uniform", 50)
+    exact = zoo.pipeline(MODEL, "fp32", "onnxruntime").predict(pool)["probability"]
+    with torch.no_grad():
+        in_torch = inputs.torch_network()(*inputs.torch_inputs(pool)).numpy()
+    with np.load(inputs.weights) as weights:
+        in_tensorflow = engines.tensorflow_network(dict(weights))(pool["ids"], pool["numbers"]).numpy()
+    assert np.abs(in_torch - exact).max() < 1e-6
+    assert np.abs(in_tensorflow - exact).max() < 1e-6
 
 
 def test_onnxruntimes_quantizer_writes_int8(frozen: Path, batch: dict[str, np.ndarray], tmp_path: Path) -> None:

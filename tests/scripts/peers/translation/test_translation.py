@@ -309,7 +309,7 @@ def test_a_report_is_on_disk_after_every_case(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_engines_in_processes_of_their_own_make_a_report(torch, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2", reason="needs the peers extra")
-    wanted = ["zoo-fp32", "ctranslate2-int8"]
+    expected = ["zoo-fp32", "ctranslate2-int8"]
     options = [
         "--tasks",
         "steps",
@@ -325,13 +325,13 @@ def test_engines_in_processes_of_their_own_make_a_report(torch, tmp_path: Path) 
         tmp_path / "report.json",
     ]
     done = subprocess.run(
-        [sys.executable, PEERS, "translation", "small", "--peers", ",".join(wanted), *options],
+        [sys.executable, PEERS, "translation", "small", "--peers", ",".join(expected), *options],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     (case,) = json.loads((tmp_path / "report.json").read_text())["cases"]
-    assert [each["engine"] for each in case["results"]] == wanted
+    assert [each["engine"] for each in case["results"]] == expected
     assert case["left_out"] == {}
     assert list(case["ratios"]) == ["zoo-fp32"]
     for each in case["results"]:
@@ -364,9 +364,9 @@ def test_all_forms_without_a_rewrite_translate_alike(
     names = [row.name for row in steps.rows(Forms(open_folder(folder, zoo.entry), precision))]
     assert len(names) == len(set(names)) == 14
     assert len(found) == 8
-    wanted = np.array(found[0][1])
+    expected = np.array(found[0][1])
     for which, tokens in found[1:]:
-        assert np.mean(np.array(tokens) == wanted) > (0.99 if precision == "fp32" else 0.6), (
+        assert np.mean(np.array(tokens) == expected) > (0.99 if precision == "fp32" else 0.6), (
             which
         )  # int8: ranges anew, biases rounded
 

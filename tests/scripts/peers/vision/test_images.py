@@ -121,13 +121,6 @@ def test_the_float_networks_are_the_frozen_graph_without_its_front(work, expecte
     assert [len(each[float_networks.NORMALIZED]) for each in work.batches()] == [1, 1, 1]
 
 
-def test_the_torch_network_is_the_frozen_graph(work, expected: np.ndarray) -> None:
-    torch = pytest.importorskip("torch", reason="needs the train extra")
-    (batch,) = work.batches(3)
-    found = float_networks.torch_network(work.folded)(torch.from_numpy(batch[float_networks.NORMALIZED])).numpy()
-    assert np.abs(found - expected).max() < 1e-4
-
-
 def test_the_tensorflow_network_is_the_frozen_graph(work, expected: np.ndarray) -> None:
     pytest.importorskip("tensorflow", reason="needs the train extra")
     run = float_networks.tensorflow_network(work.folded)
