@@ -4,8 +4,8 @@ Photos are those of the development data ($ZOO_SHARED, by default ../shared): ev
 calibrates the peers, the others are classified, one by one, from bytes in memory. This project's model is what
 `zoo.pipeline` opens: its calibration is shipped. A peer gets the float network in fp32.onnx from the normalized image
 on, and its photos the usual way: Pillow opens, converts to RGB and resizes, the middle is cut out, numpy normalizes and
-transposes. torch gets the network in torch, LiteRT the graph with batch norms folded in TensorFlow's operators; its file
-takes and gives float32, which is its converter's default.
+transposes. torch gets the network in torch, LiteRT that graph with batch norms folded, in operators of TensorFlow; its
+file takes and gives float32, which is its converter's default.
 
 Peers are quantized in processes of their own, as their documentation does it; then one process on one core, one thread,
 gives each `BLOCK` photos in turn. Milliseconds are of processor time; "core_share" is its share of the clock's: well
