@@ -5,7 +5,6 @@ All embedding tables of a log are one parameter; a step reads, decays and averag
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import time
@@ -16,43 +15,38 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from pipelines.core.console import console
-from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, sha256, write_json
 from pipelines.core.plain import from_plain, to_plain
-from pipelines.core.progress import progress, silent
 from pipelines.graph import edit, io
 from pipelines.models.hub import CARD
 from pipelines.models.npz import write_npz
-from pipelines.quantization.training.qat import freeze_ranges
 from zoo.recommenders import criteo
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_logs, spooled
 from zoo.recommenders.data.schema import Column, Schema
 from zoo.recommenders.data.schema_inference import infer
-from zoo.recommenders.metrics import EPSILON, click_metrics, logloss
 from zoo.recommenders.models.layers import Embeddings
 from zoo.recommenders.training import qat
 from zoo.recommenders.training.config import TrainConfig
 from zoo.recommenders.training.distillation import Source, Teacher
+from zoo.recommenders.training.fitting import STATE, Fitting, fresh_trial
 from zoo.recommenders.training.row_store import Categories, Store
 from zoo.recommenders.training.trainer import Trainer
 from zoo.training.kept_settings import require_kept
 from zoo.training.runs import (
-    QAT_FROZEN,
     fill,
     load_checkpoint,
     plot_curves,
     processes,
     require_output,
-    save_checkpoint,
     save_weights,
 )
 
-MODEL, STATE = "model.pt", "checkpoint/state.pt"
+MODEL = "model.pt"
 CALIBRATION_ROWS = 4096
 MOST_NEW = 0.9  # of a column's categories that training replaces: a column of new values alone teaches nothing
 
@@ -101,11 +95,7 @@ def train(
         require_output(output, STATE, resume)
         about = about_of(Path(start_from)) if start_from else {}
         if about:
-            sizes = from_plain({name: about["config"][name] for name in _sizes(config) if name in about["config"]})
-            for name, size in sizes.items():
-                if (given := getattr(config, name)) != getattr(type(config)(), name):
-                    require_kept(name, given, size)
-            config = replace(config, **sizes)
+            config = _with_sizes(config, about["config"])
         features = Features.from_json(about["features"]) if about else Features(_schema(data, schema, label, on_error))
         if not features.schema.of("label"):
             raise RequestError("the schema has no column of the kind label; training predicts one of 0 and 1")
@@ -126,13 +116,7 @@ def train(
         settings = to_plain(config)
         run = {"config": settings, "data": store.digest, "start": start}
         split = store.split(config.held_out)
-        for name, first, last in (("first", 0, split), ("last", split, len(store))):
-            classes = np.unique(np.concatenate([part["label"].numpy() for part in store.parts(first, last)]))
-            if len(classes) < 2:
-                raise RequestError(
-                    f"found only label {classes[0]:.0f} in the {name} {last - first:,} rows, expected both 0 and 1"
-                )
-
+        _require_both_labels(store, split)
         known = Categories(features, store, split, config.min_count)
         shares = known.new(store.parts(split, len(store))).clamp(config.unknown, MOST_NEW)
 
@@ -159,16 +143,15 @@ def train(
 
         saved = load_checkpoint(output / STATE, run) if resume else None
         beginning: dict[str, Any] = {"run": run, "phase": "search", "trial": 0, "winner": {}}
-        state: dict[str, Any] = saved or {**beginning, **_fresh_trial()}
+        state: dict[str, Any] = saved or {**beginning, **fresh_trial()}
         state.setdefault("began", time.time())
+        fitting = Fitting(output, store, features, config, fresh, shares, teacher)
         if state["phase"] == "search":
-            trainer = _search(state, output, store, split, features, config, fresh, shares, teacher)
+            trainer = fitting.search(state, split)
             if config.refit:
                 state |= {"phase": "refit", "epoch": 0, "trainer": None}
         if state["phase"] == "refit":
-            best = state["winner"]
-            to = len(store), best["epoch"]
-            trainer = _fit(state, output, store, *to, features, config, fresh, best["l2"], shares, teacher)
+            trainer = fitting.fit(state, len(store), state["winner"]["epoch"], state["winner"]["l2"])
         used = len(store) if config.refit else split
         metrics = {name: state["winner"][name] for name in ("auc", "logloss", "accuracy")}
         if group.rank == 0:
@@ -278,137 +261,28 @@ def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on
     return replace(found, columns=tuple(columns))
 
 
+def _require_both_labels(store: Store, split: int) -> None:
+    """Raises RequestError where the training rows or the held-out rows have only one label."""
+    for name, first, last in (("first", 0, split), ("last", split, len(store))):
+        classes = np.unique(np.concatenate([part["label"].numpy() for part in store.parts(first, last)]))
+        if len(classes) < 2:
+            raise RequestError(
+                f"found only label {classes[0]:.0f} in the {name} {last - first:,} rows, expected both 0 and 1"
+            )
+
+
+def _with_sizes(config: Any, kept: Mapping[str, Any]) -> Any:
+    """The settings with the sizes of the model that training starts from."""
+    sizes = from_plain({name: kept[name] for name in _sizes(config) if name in kept})
+    for name, size in sizes.items():
+        if (given := getattr(config, name)) != getattr(type(config)(), name):
+            require_kept(name, given, size)
+    return replace(config, **sizes)
+
+
 def _sizes(config: Any) -> list[str]:
     """Settings that determine the shapes of the weights: those of the family, and two of the shared recipe."""
     return ["embedding_size", "hidden", *(asdict(config).keys() - asdict(TrainConfig()).keys())]
-
-
-def shifted_logloss(labels: NDArray[Any], probabilities: NDArray[np.float64]) -> float:
-    """Computes the LogLoss after shifting all logits by a constant, so that expected and actual clicks are equal.
-
-    This ignores changes of the overall click rate since training.
-
-    Args:
-        labels: 0 or 1, [n].
-        probabilities: float64 [n].
-
-    Returns:
-        LogLoss in nats.
-    """
-    inside = np.clip(probabilities, EPSILON, 1 - EPSILON)
-    logits = np.log(inside) - np.log1p(-inside)
-    shift = 0.0
-    for _ in range(20):  # Newton's steps
-        p = 1 / (1 + np.exp(-(logits + shift)))
-        shift += float((labels - p).sum() / max((p * (1 - p)).sum(), EPSILON))
-    return logloss(labels, 1 / (1 + np.exp(-(logits + shift))))
-
-
-def _is_done(state: Mapping[str, Any], config: TrainConfig) -> bool:
-    """Whether a trial of the search has no new best any more, or is well behind an earlier trial."""
-    best, winner, epoch = state["best"], state["winner"], state["epoch"]
-    if not best:
-        return False
-    behind = winner and best["auc"] <= winner["auc"] and epoch >= 2 * winner["epoch"] + config.patience
-    return bool(behind) or epoch - best["epoch"] >= config.patience
-
-
-def _fresh_trial() -> dict[str, Any]:
-    return {"epoch": 0, "trainer": None, "best": {}, "history": []}
-
-
-def _search(
-    state: dict[str, Any],
-    output: Path,
-    store: Store,
-    split: int,
-    features: Features,
-    config: TrainConfig,
-    fresh: Callable[[int, float], Trainer],
-    shares: torch.Tensor,
-    teacher: Teacher | None,
-) -> Trainer:
-    """Try each of `l2_embeddings`, as long as it ranks better than the one before; the best is state["winner"].
-
-    A weaker prior is surer of itself, which a LogLoss takes amiss before it has lost any order: AUC compares trials.
-    """
-    while True:
-        l2 = config.l2_embeddings[state["trial"]]
-        trainer = _fit(state, output, store, split, config.epochs, features, config, fresh, l2, shares, teacher)
-        best, winner = state["best"], state["winner"]
-        better = not winner or best["auc"] > winner["auc"] + config.min_delta
-        if better:
-            kept = {"l2": l2, "weights": state["best_weights"], "history": state["history"]}
-            state["winner"] = {**best, **kept}
-        state["trial"] += 1
-        if not better or state["trial"] == len(config.l2_embeddings):
-            return trainer
-        state |= _fresh_trial()
-
-
-def _fit(
-    state: dict[str, Any],
-    output: Path,
-    store: Store,
-    rows: int,
-    epochs: int,
-    features: Features,
-    config: TrainConfig,
-    fresh: Callable[[int, float], Trainer],
-    l2: float,
-    shares: torch.Tensor,
-    teacher: Teacher | None,
-) -> Trainer:
-    """Train on the first `rows` rows up to epoch `epochs`; in the search, judge each by the rows after them, note the
-    best and stop early.
-    """
-    trainer = fresh(rows, l2)
-    search, group = state["phase"] == "search", trainer.group
-    categories = Categories(features, store, rows, config.min_count)
-    if state.get("trainer"):
-        trainer.restore(state["trainer"])
-    while state["epoch"] < epochs:
-        if search and _is_done(state, config):
-            break
-        epoch = state["epoch"] + 1
-        order = np.random.default_rng([config.seed, epoch]).permutation(rows)
-        random = torch.Generator().manual_seed(config.seed * 1000 + epoch)
-        torch.manual_seed(config.seed * 1000 + epoch + group.rank)  # for dropout
-        loss = seen = 0.0
-        shown = progress if group.rank == 0 else silent
-        with shown(f"{state['phase']}: epoch {epoch} of {epochs}", rows) as advance:
-            for begin in range(0, rows, config.batch_size):
-                places = order[begin : begin + config.batch_size]
-                batch = store.rows(places)
-                total = max(float(batch["weight"].sum()), 1e-12)
-                if teacher is not None:
-                    arrays = {name: each.numpy() for name, each in batch.items()}
-                    batch["label"] = torch.from_numpy(teacher.labels(arrays, arrays["label"], places))
-                batch["ids"] = categories.forget(batch["ids"], shares, random)
-                if config.qat and trainer.steps >= (1 - QAT_FROZEN) * epochs * math.ceil(rows / config.batch_size):
-                    freeze_ranges(trainer.model)
-                mine = slice(group.rank, None, group.count)
-                loss += trainer.step({name: each[mine] for name, each in batch.items()}, total)
-                seen += total
-                advance(len(batch["label"]))
-        if not math.isfinite(loss):
-            raise ZooError(f"training diverged in epoch {epoch}; train again with a lower learning_rate")
-        kind = f", l2_embeddings {l2:g}" if search and len(config.l2_embeddings) > 1 else ""
-        line = f"{state['phase']}{kind}: epoch {epoch}/{epochs}  loss {loss / seen:.4f}"
-        if search:
-            scores, labels = trainer.predict(store.parts(rows, len(store)), categories)
-            found = {**click_metrics(labels, scores), "shifted": shifted_logloss(labels, scores)}
-            state["history"].append({"epoch": epoch, "train_logloss": loss / seen, **found})
-            if not state["best"] or found["shifted"] < state["best"]["shifted"] - config.min_delta:
-                state["best"] = {"epoch": epoch, **found}
-                state["best_weights"] = trainer.kept()
-            line += f"  held out {found['logloss']:.4f}  AUC {found['auc']:.4f}"
-        state |= {"epoch": epoch, "trainer": trainer.state()}
-        if group.rank == 0:
-            save_checkpoint(output / STATE, state)
-            console.print(line, highlight=False, soft_wrap=True)
-        group.checkpointed(output)
-    return trainer
 
 
 def _write(

@@ -23,6 +23,7 @@ from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_log
 from zoo.recommenders.data.schema import Column, Schema
 from zoo.recommenders.data.schema_inference import infer
+from zoo.recommenders.training.fitting import shifted_logloss
 from zoo.recommenders.training.trainer import Trainer
 from zoo.training.runs import Processes
 
@@ -369,9 +370,9 @@ def test_a_trial_is_judged_by_logits_shifted_to_the_share_of_clicks():
     random = np.random.default_rng(0)
     logits = random.normal(0, 1, 4000)
     labels = (random.random(4000) < 1 / (1 + np.exp(-logits))).astype(np.float32)
-    wanted = training.shifted_logloss(labels, 1 / (1 + np.exp(-logits)))
-    assert training.shifted_logloss(labels, 1 / (1 + np.exp(-logits - 2))) == pytest.approx(wanted, abs=1e-6)
-    assert training.shifted_logloss(labels, 1 / (1 + np.exp(-3 * logits))) > wanted + 0.05  # too sure of itself
+    wanted = shifted_logloss(labels, 1 / (1 + np.exp(-logits)))
+    assert shifted_logloss(labels, 1 / (1 + np.exp(-logits - 2))) == pytest.approx(wanted, abs=1e-6)
+    assert shifted_logloss(labels, 1 / (1 + np.exp(-3 * logits))) > wanted + 0.05  # too sure of itself
 
 
 def test_two_towers_want_both_sides(tmp_path):

@@ -1,0 +1,178 @@
+"""Training of a recommender on the rows of a log: search of the prior with early stopping, and a refit on all rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pipelines.core.console import console
+from pipelines.core.errors import ZooError
+from pipelines.core.progress import progress, silent
+from pipelines.quantization.training.qat import freeze_ranges
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.metrics import EPSILON, click_metrics, logloss
+from zoo.recommenders.training.config import TrainConfig
+from zoo.recommenders.training.distillation import Teacher
+from zoo.recommenders.training.row_store import Categories, Store
+from zoo.recommenders.training.trainer import Trainer
+from zoo.training.runs import QAT_FROZEN, save_checkpoint
+
+STATE = "checkpoint/state.pt"
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """Trains networks on the rows of a log, with a checkpoint after every epoch.
+
+    Attributes:
+        output: Folder of the checkpoint.
+        store: Rows of the log.
+        features: Features of the networks.
+        config: Training recipe.
+        fresh: `fresh(rows, l2)` returns the trainer of a new network, for the number of training rows and the strength
+            of the prior of embedding tables.
+        shares: Share of the categories of every column that training replaces by the unknown category.
+        teacher: Teacher of a distillation, or None.
+    """
+
+    output: Path
+    store: Store
+    features: Features
+    config: TrainConfig
+    fresh: Callable[[int, float], Trainer]
+    shares: torch.Tensor
+    teacher: Teacher | None
+
+    def search(self, state: dict[str, Any], split: int) -> Trainer:
+        """Tries the strengths of `l2_embeddings` in order, while the AUC of the held-out rows improves.
+
+        A weaker prior makes extreme probabilities, which raise the LogLoss before the order of the rows suffers; so AUC
+        compares trials.
+
+        Args:
+            state: State of the training, updated in place; "winner" is the best trial.
+            split: Number of training rows; the rows after them are held out.
+
+        Returns:
+            The trainer of the last trial.
+        """
+        while True:
+            l2 = self.config.l2_embeddings[state["trial"]]
+            trainer = self.fit(state, split, self.config.epochs, l2)
+            best, winner = state["best"], state["winner"]
+            better = not winner or best["auc"] > winner["auc"] + self.config.min_delta
+            if better:
+                kept = {"l2": l2, "weights": state["best_weights"], "history": state["history"]}
+                state["winner"] = {**best, **kept}
+            state["trial"] += 1
+            if not better or state["trial"] == len(self.config.l2_embeddings):
+                return trainer
+            state |= fresh_trial()
+
+    def fit(self, state: dict[str, Any], rows: int, epochs: int, l2: float) -> Trainer:
+        """Trains on the first rows. The search evaluates every epoch on the rows after them and stops early.
+
+        Args:
+            state: State of the training, updated in place; in the search "best" is the best epoch.
+            rows: Number of training rows.
+            epochs: Maximum number of epochs.
+            l2: Strength of the prior of embedding tables.
+
+        Returns:
+            The trainer.
+        """
+        config, trainer = self.config, self.fresh(rows, l2)
+        search, group = state["phase"] == "search", trainer.group
+        categories = Categories(self.features, self.store, rows, config.min_count)
+        if state.get("trainer"):
+            trainer.restore(state["trainer"])
+        while state["epoch"] < epochs:
+            if search and _is_done(state, config):
+                break
+            epoch = state["epoch"] + 1
+            loss = self._epoch(trainer, categories, rows, epoch, epochs, state["phase"])
+            kind = f", l2_embeddings {l2:g}" if search and len(config.l2_embeddings) > 1 else ""
+            line = f"{state['phase']}{kind}: epoch {epoch}/{epochs}  loss {loss:.4f}"
+            if search:
+                scores, labels = trainer.predict(self.store.parts(rows, len(self.store)), categories)
+                found = {**click_metrics(labels, scores), "shifted": shifted_logloss(labels, scores)}
+                state["history"].append({"epoch": epoch, "train_logloss": loss, **found})
+                if not state["best"] or found["shifted"] < state["best"]["shifted"] - config.min_delta:
+                    state["best"] = {"epoch": epoch, **found}
+                    state["best_weights"] = trainer.kept()
+                line += f"  held out {found['logloss']:.4f}  AUC {found['auc']:.4f}"
+            state |= {"epoch": epoch, "trainer": trainer.state()}
+            if group.rank == 0:
+                save_checkpoint(self.output / STATE, state)
+                console.print(line, highlight=False, soft_wrap=True)
+            group.checkpointed(self.output)
+        return trainer
+
+    def _epoch(self, trainer: Trainer, categories: Categories, rows: int, epoch: int, epochs: int, phase: str) -> float:
+        """Trains on the first `rows` rows once, in random order; returns the mean loss."""
+        config, group = self.config, trainer.group
+        order = np.random.default_rng([config.seed, epoch]).permutation(rows)
+        random = torch.Generator().manual_seed(config.seed * 1000 + epoch)
+        torch.manual_seed(config.seed * 1000 + epoch + group.rank)  # for dropout
+        loss = seen = 0.0
+        shown = progress if group.rank == 0 else silent
+        with shown(f"{phase}: epoch {epoch} of {epochs}", rows) as advance:
+            for begin in range(0, rows, config.batch_size):
+                places = order[begin : begin + config.batch_size]
+                batch = self.store.rows(places)
+                total = max(float(batch["weight"].sum()), 1e-12)
+                if self.teacher is not None:
+                    arrays = {name: each.numpy() for name, each in batch.items()}
+                    batch["label"] = torch.from_numpy(self.teacher.labels(arrays, arrays["label"], places))
+                batch["ids"] = categories.forget(batch["ids"], self.shares, random)
+                if config.qat and trainer.steps >= (1 - QAT_FROZEN) * epochs * math.ceil(rows / config.batch_size):
+                    freeze_ranges(trainer.model)
+                mine = slice(group.rank, None, group.count)
+                loss += trainer.step({name: each[mine] for name, each in batch.items()}, total)
+                seen += total
+                advance(len(batch["label"]))
+        if not math.isfinite(loss):
+            raise ZooError(f"training diverged in epoch {epoch}; train again with a lower learning_rate")
+        return loss / seen
+
+
+def shifted_logloss(labels: NDArray[Any], probabilities: NDArray[np.float64]) -> float:
+    """Computes the LogLoss after shifting all logits by a constant, so that expected and actual clicks are equal.
+
+    This ignores changes of the overall click rate since training.
+
+    Args:
+        labels: 0 or 1, [n].
+        probabilities: float64 [n].
+
+    Returns:
+        LogLoss in nats.
+    """
+    inside = np.clip(probabilities, EPSILON, 1 - EPSILON)
+    logits = np.log(inside) - np.log1p(-inside)
+    shift = 0.0
+    for _ in range(20):  # Newton's steps
+        p = 1 / (1 + np.exp(-(logits + shift)))
+        shift += float((labels - p).sum() / max((p * (1 - p)).sum(), EPSILON))
+    return logloss(labels, 1 / (1 + np.exp(-(logits + shift))))
+
+
+def _is_done(state: Mapping[str, Any], config: TrainConfig) -> bool:
+    """Whether a trial of the search has no new best any more, or is well behind an earlier trial."""
+    best, winner, epoch = state["best"], state["winner"], state["epoch"]
+    if not best:
+        return False
+    behind = winner and best["auc"] <= winner["auc"] and epoch >= 2 * winner["epoch"] + config.patience
+    return bool(behind) or epoch - best["epoch"] >= config.patience
+
+
+def fresh_trial() -> dict[str, Any]:
+    """Returns the state before the first epoch of a trial."""
+    return {"epoch": 0, "trainer": None, "best": {}, "history": []}
