@@ -8,7 +8,6 @@ length counts. An int8 matrix q has float32 NAME_scale s of its rows, an int16 o
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from pipelines.core.errors import RequestError
 from zoo.translation.data.parallel_text import END, POSITIONS
 from zoo.translation.data.vocabularies import Framing
 from zoo.translation.importers.imported import Imported, Renumbering
+from zoo.translation.importers.model_reader import ModelReader, refuse_languages
 from zoo.translation.models.config import ModelConfig, sinusoids
 from zoo.translation.search.beam_search import Rules
 
@@ -63,11 +63,7 @@ def read(folder: Path, *, source_language: str = "", target_language: str = "") 
     Raises:
         RequestError: The model is not supported; the message lists every reason.
     """
-    for side, name in (("source", source_language), ("target", target_language)):
-        if name:
-            raise RequestError(
-                f"found --{side}-language {name}; a folder of CTranslate2 has no languages to choose from"
-            )
+    refuse_languages("a folder of CTranslate2", source_language, target_language)
     return _Reader(folder).read()
 
 
@@ -128,13 +124,13 @@ def tensors(content: bytes) -> tuple[str, dict[str, Array]]:
     return kind, found
 
 
-class _Reader:
+class _Reader(ModelReader):
     """Reads one folder, and gathers what is wrong with it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.faults = folder, list[str]()
+        super().__init__(folder)
         self.used: set[str] = set()
-        self.config = self._json(CONFIG, dict) or {}
+        self.config = self.read_json(CONFIG, dict)
         try:
             self.kind, self.tensors = tensors((folder / MODEL).read_bytes())
         except OSError as error:
@@ -149,12 +145,12 @@ class _Reader:
         vocabularies = self._vocabularies()
         form, pre_norm = self._form()
         if self.faults:
-            raise self._refusal()
+            raise self.refusal()
         form, state, renumbered, start = self._state(form, vocabularies)
         if left := sorted(name for name in self.tensors.keys() - self.used if not name.endswith(HARMLESS)):
             self.faults.append(f"found {', '.join(left[:5])}, which is not known here")
         if self.faults:
-            raise self._refusal()
+            raise self.refusal()
         source = renumbered[0]
         before = (
             [int(source.ours[vocabularies[0].index(self._token("bos_token"))])] if self._flag("add_source_bos") else []
@@ -174,24 +170,7 @@ class _Reader:
             about={"format": "ctranslate2", "architecture": self.kind, "start": start},
         )
 
-    def _refusal(self) -> RequestError:
-        return RequestError(f"{self.folder} cannot be imported: {'; '.join(dict.fromkeys(self.faults))}")
-
     # ------------------------------------------------------------------------------------------- configuration, pieces
-
-    def _json(self, name: str, kind: type) -> Any:
-        try:
-            found = json.loads((self.folder / name).read_text("utf-8"))
-        except OSError as error:
-            self.faults.append(f"cannot read {name} ({error.strerror or error})")
-            return None
-        except (ValueError, RecursionError) as error:
-            self.faults.append(f"{name} is not valid JSON ({error})")
-            return None
-        if not isinstance(found, kind):
-            self.faults.append(f"{name} holds no {kind.__name__}")
-            return None
-        return found
 
     def _flag(self, name: str) -> bool:
         return self.config.get(name) is True
@@ -206,7 +185,7 @@ class _Reader:
             names = [f"{which}_vocabulary.{suffix}" for which in (side, "shared") for suffix in ("json", "txt")]
             name = next((each for each in names if (self.folder / each).is_file()), names[0])
             if name.endswith(".json"):
-                pieces = self._json(name, list) or []
+                pieces = self.read_json(name, list)
             else:
                 pieces = (self.folder / name).read_text("utf-8", "replace").removesuffix("\n").split("\n")
             if not all(isinstance(each, str) for each in pieces):
@@ -305,17 +284,7 @@ class _Reader:
 
     def _array(self, name: str, *shape: int) -> Array:
         self.used.add(name)
-        found = self.tensors.get(name)
-        if found is None:
-            self.faults.append(f"{name} is missing")
-        elif found.shape != shape:
-            sizes, expected = (" x ".join(map(str, each)) for each in (found.shape, shape))
-            self.faults.append(f"{name} is {sizes}, expected {expected}")
-        elif not np.isfinite(found).all():
-            self.faults.append(f"{name} holds NaN or infinity")
-        else:
-            return found.astype(np.float32)
-        return np.zeros(shape, np.float32)
+        return self.fitted(name, self.tensors.get(name), shape)
 
     def _state(
         self, form: ModelConfig, vocabularies: Sequence[Sequence[str]]
@@ -342,7 +311,7 @@ class _Reader:
         if len(output) != len(target):
             self.faults.append(f"the output has {len(output)} rows, the target's table {len(target)}")
         if self.faults:
-            raise self._refusal()
+            raise self.refusal()
         numbered = [
             Renumbering(count, *(pieces.index(each) for each in special))
             for pieces, count in zip(vocabularies, rows, strict=False)

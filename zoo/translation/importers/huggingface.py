@@ -87,7 +87,7 @@ class _Reader(VocabularyFolder):
         """See `read`."""
         family = self._family()
         if family is None:
-            raise self._refusal()
+            raise self.refusal()
         form = self._form(family)
         sound = not self.faults
         nothing = Vocabulary("sentencepiece", [], {}, -1, "", set(), {})
@@ -99,11 +99,11 @@ class _Reader(VocabularyFolder):
         if tables is not None:
             self._fits(vocabulary, tables, end)
         if self.faults or tables is None:
-            raise self._refusal()
+            raise self.refusal()
         source, target = (Renumbering(len(each), vocabulary.unknown, end) for each in tables[:2])
         form, state = self._state(tensors, form, family, tables, (source, target), start)
         if self.faults:
-            raise self._refusal()
+            raise self.refusal()
         framing, pieces = vocabulary.framed(source, target, rules, self.languages)
         if framing.prefixed:
             rules = replace(rules, prefix=())
@@ -200,7 +200,7 @@ class _Reader(VocabularyFolder):
             if (self.path / name).is_file():
                 return self._tensors(name)
             if (self.path / f"{name}{INDEX}").is_file():
-                places = self._json(f"{name}{INDEX}").get("weight_map")
+                places = self.read_json(f"{name}{INDEX}", dict).get("weight_map")
                 if not isinstance(places, dict) or not all(
                     isinstance(each, str) and Path(each).name == each for each in places.values()
                 ):
@@ -240,20 +240,8 @@ class _Reader(VocabularyFolder):
         self, tensors: Mapping[str, torch.Tensor], names: Sequence[str], shape: tuple[int, ...]
     ) -> NDArray[np.float32]:
         """The first of these tensors that there is, float32. shape: -1 for any size."""
-        for name in names:
-            if name in tensors:
-                found: NDArray[np.float32] = tensors[name].detach().float().numpy()
-                fits = len(shape) == found.ndim and all(a in (-1, b) for a, b in zip(shape, found.shape, strict=True))
-                if not fits:
-                    expected = " x ".join("?" if size < 0 else str(size) for size in shape)
-                    self.faults.append(f"{name} is {' x '.join(map(str, found.shape))}, expected {expected}")
-                    break
-                if not np.isfinite(found).all():
-                    self.faults.append(f"{name} holds NaN or infinity")
-                return found
-        else:
-            self.faults.append(f"{names[0]} is missing")
-        return np.zeros([1] * len(shape), np.float32)
+        name = next((each for each in names if each in tensors), names[0])
+        return self.fitted(name, tensors[name].detach().float().numpy() if name in tensors else None, shape)
 
     def _tables(
         self, tensors: Mapping[str, torch.Tensor], form: ModelConfig

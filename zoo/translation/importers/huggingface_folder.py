@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pipelines.core.errors import RequestError, one_line
+from pipelines.core.errors import one_line
 from zoo.translation.data.parallel_text import END
-from zoo.translation.data.text_files import SHOWN
 from zoo.translation.importers.imported import Renumbering
+from zoo.translation.importers.model_reader import ModelReader
 from zoo.translation.search.beam_search import Rules
 
 if TYPE_CHECKING:
@@ -62,18 +61,18 @@ HARMLESS = (
 SUPPORTED = frozenset(HARMLESS.split())
 
 
-class Folder:
+class Folder(ModelReader):
     """The files of one folder, and what is wrong with them. languages: the chosen ones, of `SOURCE` and `TARGET`."""
 
     def __init__(self, path: Path, languages: Mapping[str, str]) -> None:
-        self.path, self.languages = path, languages
-        self.faults: list[str] = []
-        self.config = self._json(CONFIG)
-        own = self._json(GENERATION) if (path / GENERATION).is_file() else {}
+        super().__init__(path)
+        self.languages = languages
+        self.config = self.read_json(CONFIG, dict)
+        own = self.read_json(GENERATION, dict) if (path / GENERATION).is_file() else {}
         self.generation = own or {
             key: each for key, each in self.config.items() if key in SUPPORTED | UNSUPPORTED.keys()
         }
-        self.tokenizer = self._json(TOKENIZER) if (path / TOKENIZER).is_file() else {}
+        self.tokenizer = self.read_json(TOKENIZER, dict) if (path / TOKENIZER).is_file() else {}
 
     def _guarded(self, what: str, make: Callable[[], Made], otherwise: Made) -> Made:
         """What `make` makes; `otherwise`, with a fault, where a file holds values of other kinds than transformers
@@ -84,31 +83,6 @@ class Folder:
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             self.faults.append(f"{what} is not as transformers writes it ({one_line(error)})")
             return otherwise
-
-    def _refusal(self) -> RequestError:
-        faults = list(dict.fromkeys(self.faults))
-        more = [f"and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
-        return RequestError(f"{self.path} cannot be imported: {'; '.join([*faults[:SHOWN], *more])}")
-
-    def _json(self, name: str) -> dict[str, Any]:
-        try:
-            found = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except OSError as error:
-            self.faults.append(f"cannot read {name} ({error.strerror or error})")
-        except (ValueError, RecursionError) as error:
-            self.faults.append(f"{name} is not valid JSON ({error})")
-        else:
-            if isinstance(found, dict):
-                return found
-            self.faults.append(f"{name} holds no object")
-        return {}
-
-    def _bytes(self, name: str) -> bytes:
-        try:
-            return (self.path / name).read_bytes()
-        except OSError as error:
-            self.faults.append(f"cannot read {name} ({error.strerror or error})")
-            return b""
 
     def _whole(self, key: str, default: int | None = None) -> int:
         found = self.config.get(key, default)

@@ -62,7 +62,7 @@ class VocabularyFolder(Folder):
 
     def _numbered(self, name: str) -> list[str | None]:
         """A {piece: token} file as a list of pieces."""
-        return self._in_order(self._json(name), name)
+        return self._in_order(self.read_json(name, dict), name)
 
     def _in_order(self, found: Mapping[str, Any], name: str) -> list[str | None]:
         if not found or not all(isinstance(each, int) and 0 <= each < 1 << 24 for each in found.values()):
@@ -91,7 +91,7 @@ class VocabularyFolder(Folder):
         return Vocabulary(kind, source, files, unknown, special["eos"], hidden, languages, **more)
 
     def _of_marian(self) -> Vocabulary:
-        files = {name: self._bytes(name) for name in ("source.spm", "target.spm")}
+        files = {name: self.read_bytes(name) for name in ("source.spm", "target.spm")}
         source = self._numbered("vocab.json")
         target = self._numbered("target_vocab.json") if self.tokenizer.get("separate_vocabs") else source
         found = self._made("sentencepiece", source, files, target=target, spare=0)
@@ -103,14 +103,14 @@ class VocabularyFolder(Folder):
         pieces = self._numbered("vocab.json")
         codes = CODES.get(self.tokenizer.get("language_codes", "m2m100"), M2M100).split()
         pieces += [f"__{code}__" for code in codes]
-        found = self._made("sentencepiece", pieces, {PIECES: self._bytes(PIECES)})
+        found = self._made("sentencepiece", pieces, {PIECES: self.read_bytes(PIECES)})
         return self._of_languages(found, "M2M100Tokenizer")
 
     def _of_fairseq(self) -> Vocabulary:
         """Pieces of sentencepiece in the order of fairseq: four of its own first, then languages, at last the mask."""
         import sentencepiece
 
-        content = self._bytes(PIECES)
+        content = self.read_bytes(PIECES)
         try:
             model = sentencepiece.SentencePieceProcessor(model_proto=content)
         except RuntimeError:
@@ -118,7 +118,9 @@ class VocabularyFolder(Folder):
             return self._made("sentencepiece", [], {})
         pieces: list[str | None] = ["<s>", "<pad>", "</s>", "<unk>"]
         pieces += [model.id_to_piece(i) for i in range(3, len(model))]
-        extra = self._json("special_tokens_map.json") if (self.path / "special_tokens_map.json").is_file() else {}
+        extra = (
+            self.read_json("special_tokens_map.json", dict) if (self.path / "special_tokens_map.json").is_file() else {}
+        )
         codes = extra.get("additional_special_tokens") or self.tokenizer.get("additional_special_tokens") or []
         codes = [each.get("content") if isinstance(each, dict) else each for each in codes]
         if not codes:
@@ -127,16 +129,16 @@ class VocabularyFolder(Folder):
         return self._of_languages(found, self._tokenizer_class("MBart50Tokenizer"))
 
     def _of_tokenizers(self) -> Vocabulary:
-        fast = self._json(FAST)
+        fast = self.read_json(FAST, dict)
         model = fast.get("model", {})
         numbered = model.get("vocab", {}) if isinstance(model, dict) else {}
         if isinstance(numbered, list):  # of a unigram model: (piece, score)
             numbered = {each[0]: token for token, each in enumerate(numbered)}
         added = [each for each in fast.get("added_tokens", []) if isinstance(each, dict)]
         pieces = self._in_order({**numbered, **{each["content"]: each["id"] for each in added}}, FAST)
-        kind, files = "tokenizers", {FAST: self._bytes(FAST)}
+        kind, files = "tokenizers", {FAST: self.read_bytes(FAST)}
         if (self.path / PIECES).is_file():  # the same pieces, by the lighter library
-            kind, files = "sentencepiece", {PIECES: self._bytes(PIECES)}
+            kind, files = "sentencepiece", {PIECES: self.read_bytes(PIECES)}
         found = self._made(kind, pieces, files)
         found.hidden |= {each["content"] for each in added if each.get("special")}
         return self._of_languages(found, self._tokenizer_class("BartTokenizer"))

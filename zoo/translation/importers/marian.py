@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core.errors import RequestError
 from zoo.translation.data.parallel_text import POSITIONS, UNKNOWN
 from zoo.translation.data.vocabularies import Framing
 from zoo.translation.importers.imported import Imported, Renumbering
 from zoo.translation.importers.marian_file import Tensor, candidates, is_model
 from zoo.translation.importers.marian_folder import Folder, Vocabulary
+from zoo.translation.importers.model_reader import refuse_languages
 from zoo.translation.models.config import ModelConfig
 from zoo.translation.search.beam_search import Rules
 from zoo.translation.search.shortlist import MAGIC, SHORTLIST, Shortlist, read_binary, read_text
@@ -79,9 +79,7 @@ def read(path: Path, *, source_language: str = "", target_language: str = "") ->
     Raises:
         RequestError: The model is not supported; the message lists every reason.
     """
-    for side, name in (("source", source_language), ("target", target_language)):
-        if name:
-            raise RequestError(f"found --{side}-language {name}; a model of Marian has no languages to choose from")
+    refuse_languages("a model of Marian", source_language, target_language)
     return _Reader(path).read()
 
 
@@ -97,11 +95,11 @@ class _Reader(Folder):
     def read(self) -> Imported:
         """See `read`."""
         if not self.tensors or not self.options:
-            raise self._refusal()
+            raise self.refusal()
         vocabularies = self._vocabularies()
         form, pre_norm = self._form()
         if self.faults:
-            raise self._refusal()
+            raise self.refusal()
         state, renumbered, form = self._state(form, pre_norm, vocabularies)
         left = self.tensors.keys() - self.used - {name for name in self.tensors if name.endswith(ALPHA)}
         if left:
@@ -113,7 +111,7 @@ class _Reader(Folder):
         if shortlist := self._shortlist(vocabularies, renumbered):
             files[SHORTLIST] = shortlist.to_bytes()
         if self.faults:
-            raise self._refusal()
+            raise self.refusal()
         version = self._option("version").split(" ")[0]
         about = {"format": "marian", "architecture": self._option("type"), "version": version}
         return Imported(
@@ -283,19 +281,10 @@ class _Reader(Folder):
         """A tensor of this shape, which may stand in the file with further sizes of 1 before."""
         self.used.add(name)
         found = self.tensors.get(name)
-        if found is None:
-            self.faults.append(f"{name} is missing")
-            return Tensor(np.zeros(shape, np.float32))
-        values = found.values
-        while values.ndim > len(shape) and len(values) == 1:
+        values = None if found is None else found.values
+        while values is not None and values.ndim > len(shape) and len(values) == 1:
             values = values[0]
-        if values.shape != shape:
-            sizes, expected = (" x ".join(map(str, each)) for each in (found.values.shape, shape))
-            self.faults.append(f"{name} is {sizes}, expected {expected}")
-            return Tensor(np.zeros(shape, np.float32))
-        if not np.isfinite(values).all():
-            self.faults.append(f"{name} holds NaN or infinity")
-        return Tensor(values, found.multiplier)
+        return Tensor(self.fitted(name, values, shape), found.multiplier if found else 0.0)
 
     def _state(
         self, form: ModelConfig, pre_norm: bool, vocabularies: Sequence[Vocabulary]
@@ -308,12 +297,12 @@ class _Reader(Folder):
         if len(vocabularies) > len(tables):
             self.faults.append("found two vocabularies and one table of embeddings")
         if self.faults:
-            raise self._refusal()
+            raise self.refusal()
         for each, size in zip(vocabularies, sizes, strict=False):
             each.fit(size, self.faults)
         vocabularies = [vocabularies[0], vocabularies[-1]][: len(tables)]
         if self.faults:
-            raise self._refusal()
+            raise self.refusal()
         renumbered = [Renumbering(size, each.unknown, each.end) for each, size in zip(vocabularies, sizes, strict=True)]
         source, target = renumbered[0], renumbered[-1]
         found["embedding.weight"] = target.table(originals[-1].values)

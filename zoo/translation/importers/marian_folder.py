@@ -10,15 +10,14 @@ from typing import Any
 
 from pipelines.core.errors import RequestError, not_installed
 from zoo.translation.importers.marian_file import CONFIG, Tensor, candidates, is_model, tensors
+from zoo.translation.importers.model_reader import ModelReader
 
 
-class Folder:
+class Folder(ModelReader):
     """Files of a model, and their faults."""
 
     def __init__(self, path: Path) -> None:
-        self.folder = path if path.is_dir() else path.parent
-        self.faults: list[str] = []
-        self.path = path
+        super().__init__(path)
         self.decoding = self._decoding()
         self.file = path if path.is_file() else self._chosen()
         self.tensors: dict[str, Tensor] = {}
@@ -32,9 +31,6 @@ class Folder:
                 self.faults.append(f"found neither {CONFIG} in {self.file.name} nor {self.file.name}.yml")
             except RequestError as error:
                 self.faults.append(str(error))
-
-    def _refusal(self) -> RequestError:
-        return RequestError(f"{self.path} cannot be imported: {'; '.join(dict.fromkeys(self.faults))}")
 
     # ------------------------------------------------------------------------------------------------- configuration
 
@@ -128,10 +124,7 @@ class Folder:
 
     def _vocabulary(self, name: str, sides: Sequence[str]) -> Vocabulary:
         """The vocabulary in a file. sides: whose spm cuts text where it is YAML."""
-        try:
-            content = (self.folder / name).read_bytes()
-        except OSError as error:
-            self.faults.append(f"cannot read {name} ({error.strerror or error})")
+        if not (content := self.read_bytes(name)):
             return Vocabulary("", [], 0, 0, {})
         if name.endswith(".spm"):
             return self._of_sentencepiece(name, content)
