@@ -6,13 +6,9 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from pipelines.core import deadline
 from pipelines.core.errors import plain
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SECONDS = 30.0  # between lines
 
@@ -32,7 +28,7 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[[float
     if not sys.stderr.isatty():
         yield _checked(_lines(title, total))
         return
-    from rich.progress import (
+    from rich.progress import (  # importing rich takes longer than a first photo
         BarColumn,
         MofNCompleteColumn,
         Progress,
@@ -41,6 +37,8 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[[float
         TimeRemainingColumn,
     )
 
+    from pipelines.core.console import console
+
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -48,15 +46,9 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[[float
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=_console(), transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=total)
         yield _checked(lambda amount: bar.advance(task, amount))
-
-
-def _console() -> Console:
-    from pipelines.core.console import console  # importing rich takes longer than a first photo
-
-    return console
 
 
 def _checked(advance: Callable[[float], None]) -> Callable[[float], None]:
@@ -78,11 +70,13 @@ def _lines(title: str, total: float | None) -> Callable[[float], None]:
         nonlocal done, printed
         done += amount
         if (now := time.monotonic()) - printed >= SECONDS:
+            from pipelines.core.console import print_line  # with rich
+
             printed = now
             of = "" if total is None else f" of {total:,.0f}"
             left = (now - begin) * (total - done) / done if total is not None and done else 0
             about = f", about {left:.0f} s left" if left > 0 else ""
-            _console().print(f"{title}: {done:,.0f}{of}, {now - begin:.0f} s{about}", soft_wrap=True)
+            print_line(f"{title}: {done:,.0f}{of}, {now - begin:.0f} s{about}")
 
     return advance
 

@@ -18,7 +18,7 @@ from pipelines.compression import search
 from pipelines.compression import strategy as strategies
 from pipelines.compression.strategy import Step, Strategy
 from pipelines.core.batches import Batch
-from pipelines.core.console import console
+from pipelines.core.console import print_line
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import copy_file, read_json, require_place, write_json
 from pipelines.engines.timing import measure
@@ -255,7 +255,7 @@ class _Run:
                     shutil.rmtree(each)
                 else:
                     each.unlink()
-            console.print(f"step {step.name}: {step.epochs} epochs", highlight=False)
+            print_line(f"step {step.name}: {step.epochs} epochs")
             train = require_trainable(self.start.entry).train
             previous.ensure("fp32.onnx")
             train(self.data, place, config=config, resume=resume, start_from=previous.path, on_error=self.on_error)
@@ -290,11 +290,9 @@ class _Run:
             if "drop" in told
             else ""
         )
-        console.print(
+        print_line(
             f"{what}: int8 {metric} {told['metrics'][metric]:.4f}{fell}; {told['speed']:.2f}x, "
             f"{told['bytes'] / 1e6:.2f} MB",
-            highlight=False,
-            soft_wrap=True,
         )
 
     def _fewer_rows(self, previous: ModelFolder, step: Step, config: Any, place: Path) -> ModelFolder:
@@ -309,10 +307,8 @@ class _Run:
         before, after = found["rows"]
         kept = f"; those of {', '.join(found['kept'])} stay, which have no vocabulary" if found["kept"] else ""
         said = ", ".join(f"{name} {rows[0]:,} -> {rows[1]:,}" for name, rows in found["columns"].items())
-        console.print(
+        print_line(
             f"cut rows={found['least']}: {before - after:,} of {before:,} rows of tables ({said}){kept}",
-            highlight=False,
-            soft_wrap=True,
         )
         return zoo.load(place)
 
@@ -342,10 +338,9 @@ class _Run:
         model.save(made["widths"], place)
         write_trained_card(place, self.start.entry.name, f"{self.start.card.name}, cut and not trained since")
         left = sum(made["widths"].values())
-        console.print(
+        print_line(
             f"cut {made['goal']}: {self.log['channels'] - left:,} of {self.log['channels']:,} channels"
             + (f", {made['speed']:.2f}x before training" if "speed" in made else ""),
-            highlight=False,
         )
         return zoo.load(place)
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import zoo
-from pipelines.core.console import console
+from pipelines.core.console import print_line
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import progress
@@ -236,9 +236,7 @@ def train(
             group["lr"] = start
         with replacing(state) as temporary:
             torch.save(kept, temporary)
-        console.print(
-            f"{state.parent.name}: epoch {epoch + 1}/{task.epochs}  loss {total / steps:.4f}", highlight=False
-        )
+        print_line(f"{state.parent.name}: epoch {epoch + 1}/{task.epochs}  loss {total / steps:.4f}")
 
 
 def cosine(done: float) -> float:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.core import machine
-from pipelines.core.console import console
+from pipelines.core.console import print_line
 from pipelines.core.errors import RequestError
 from zoo.api.paths import Model
 from zoo.distributed.ray.connection import connect, counts_of, library
@@ -152,7 +152,7 @@ def serve_on_ray(
     serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "ERROR"})
     try:
         serve.run(application, name="zoo", route_prefix="/")
-        console.print(f"serving {', '.join(map(str, models))} at http://{host}:{port} by Ray Serve", highlight=False)
+        print_line(f"serving {', '.join(map(str, models))} at http://{host}:{port} by Ray Serve")
         ended.wait()
     finally:
         serve.shutdown()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import zoo
-from pipelines.core.console import console
+from pipelines.core.console import console, print_line
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.files import require_place
 from zoo.api.paths import Model
@@ -162,7 +162,7 @@ def _fitted(ray: Any, train: Any, trainer: Any, last: Any) -> Any:
             if losses >= TRIES:
                 raise ZooError(f"lost workers {losses} times without a new checkpoint: {reason}") from error
             at = "the last checkpoint" if now else "the beginning"
-            console.print(f"lost a worker ({reason}); going on from {at}", highlight=False, soft_wrap=True)
+            print_line(f"lost a worker ({reason}); going on from {at}")
         except train.TrainingFailedError as error:
             raise ZooError(f"training on Ray failed: {one_line(error)[:300]}") from error
 
@@ -207,7 +207,7 @@ def _heard(ray: Any) -> Iterator[Any]:
         while not over:
             over = ended.wait(1)
             for line in ray.get(listener.new.remote()):
-                console.print(line, highlight=False, soft_wrap=True)
+                print_line(line)
 
     thread = threading.Thread(target=say, daemon=True)
     thread.start()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipelines.core.console import console
+from pipelines.core.console import print_line
 from pipelines.core.errors import ZooError
 from pipelines.core.progress import progress, silent
 from pipelines.quantization.training.qat import freeze_ranges
@@ -111,7 +111,7 @@ class Fitting:
             state |= {"epoch": epoch, "trainer": trainer.state()}
             if group.rank == 0:
                 save_checkpoint(self.output / STATE, state)
-                console.print(line, highlight=False, soft_wrap=True)
+                print_line(line)
             group.checkpointed(self.output)
         return trainer
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipelines.core.console import console
+from pipelines.core.console import print_line
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, sha256, write_json
 from pipelines.core.plain import from_plain, to_plain
@@ -138,7 +138,7 @@ def train(
             if trainer.lazy and not told and group.rank == 0:
                 heights = ", ".join(f"{len(each.weight):,}" for each in trainer.lazy.values())
                 told.append(f"tables of {heights} rows: a step changes the rows of its batch alone")
-                console.print(told[0], highlight=False, soft_wrap=True)
+                print_line(told[0])
             return trainer
 
         saved = load_checkpoint(output / STATE, run) if resume else None
@@ -237,11 +237,9 @@ def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on
         held = ", ".join(each.name for each in found.of("timestamp")) or "their order"
         kinds = ", ".join(f"{len(found.of(kind))} {kind}" for kind in ("number", "category", "categories"))
         kinds += f"; ignored: {ignored}" if ignored else ""
-        console.print(
+        print_line(
             f"schema inferred from {found.rows:,} rows: predicts {labels} from {kinds}; the last rows by {held} are "
             "held out (zoo schema shows it, --schema takes an edited one)",
-            highlight=False,
-            soft_wrap=True,
         )
         return found
     built_in = str(schema) == criteo.NAME and not Path(criteo.NAME).exists()

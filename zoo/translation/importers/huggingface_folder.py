@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pipelines.core.errors import one_line
 from zoo.translation.data.parallel_text import END
 from zoo.translation.importers.imported import Renumbering
 from zoo.translation.importers.model_reader import ModelReader
 from zoo.translation.search.beam_search import Rules
-
-if TYPE_CHECKING:
-    pass
 
 Made = TypeVar("Made")
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"

@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.core.errors import RequestError, not_installed, one_line
 from zoo.translation.data.parallel_text import END
 from zoo.translation.data.vocabularies import SOURCE, TARGET, Framing
+from zoo.translation.importers.huggingface_folder import TOKENIZER, Folder
 from zoo.translation.importers.imported import Renumbering
 from zoo.translation.search.beam_search import Rules
-
-if TYPE_CHECKING:
-    pass
-from zoo.translation.importers.huggingface_folder import TOKENIZER, Folder
 
 FAST, PIECES = "tokenizer.json", "sentencepiece.bpe.model"
 SPARE = 128  # rows of a table, at most, that no token has

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import zoo
-from pipelines.core.console import console
+from pipelines.core.console import print_line
 from pipelines.core.errors import RequestError
 from pipelines.core.files import copy_file, read_json
 from pipelines.graph import edit, io, query
@@ -197,7 +197,7 @@ def inherit(model: Transformer, config: TrainingConfig) -> None:
             "take an arch with the same encoder"
         )
     model.load_state_dict(same, strict=False)
-    console.print(f"{len(same)} of {len(own)} weights begin as the teacher's", highlight=False, soft_wrap=True)
+    print_line(f"{len(same)} of {len(own)} weights begin as the teacher's")
 
 
 def _encoding(network: Transformer) -> tuple[Any, ...]:

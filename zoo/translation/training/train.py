@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 import zoo
-from pipelines.core.console import console
+from pipelines.core.console import print_line
 from pipelines.core.errors import RequestError
 from pipelines.core.files import sha256, write_bytes, write_json
 from pipelines.models.npz import write_npz
@@ -180,11 +180,7 @@ def _keep(
         f"epoch {last['epoch']}/{config.epochs}  train {last['train_loss']:.3f}  held out "
         f"{last['loss']:.3f}  BLEU {last['bleu']:.2f}"
     )
-    console.print(
-        f"{line}  {last['seconds']:.0f} s, {last['tokens'] / last['seconds']:,.0f} tokens/s",
-        highlight=False,
-        soft_wrap=True,
-    )
+    print_line(f"{line}  {last['seconds']:.0f} s, {last['tokens'] / last['seconds']:,.0f} tokens/s")
     save_checkpoint(
         weights_after(output, last["epoch"]), {name: each.cpu() for name, each in trainer.model.state_dict().items()}
     )

@@ -20,7 +20,7 @@ from torch import distributed, nn
 from torch.utils.data import DataLoader
 
 from pipelines.compression.channels import resize
-from pipelines.core.console import console
+from pipelines.core.console import print_line
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import sha256, write_json
 from pipelines.core.progress import progress
@@ -372,7 +372,7 @@ def fit(
             logits = trainer.predict(images.held_out, here, config.workers)
             history.append(found | _metrics(logits, images.held_out.labels))
             if group.rank == 0:
-                console.print(_line(history, config), highlight=False, soft_wrap=True)
+                print_line(_line(history, config))
                 save_checkpoint(output / STATE, {"run": run, "history": history, "chosen": chosen, **trainer.state()})
             group.checkpointed(output)
         logits = trainer.predict(images.held_out, features, config.workers)
