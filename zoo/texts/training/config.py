@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from zoo.training.runs import FROM_0, SEED, SHARE, Range
+from zoo.training.runs import FROM_0, SEED, SHARE, Range, require_settings
 
 RANGES = {
     "weight_decay": FROM_0,
@@ -30,6 +30,9 @@ class TrainConfig:
         checkpoint_steps: Steps between two checkpoints.
         columns: Columns of tables, separated by commas; "": the default columns.
         seed: Seed of all random numbers.
+
+    Raises:
+        RequestError: A value is out of range.
     """
 
     epochs: int = 1
@@ -42,3 +45,6 @@ class TrainConfig:
     checkpoint_steps: int = 25
     columns: str = ""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_settings(asdict(self), RANGES)

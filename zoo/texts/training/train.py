@@ -31,8 +31,8 @@ from zoo.texts.importers.huggingface import CONFIG, write_modules
 from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
 from zoo.texts.models.weights import FILE
 from zoo.texts.text_pipeline import CALIBRATION_LENGTH, default_prompt
-from zoo.texts.training.config import RANGES, TrainConfig
-from zoo.training.runs import load_checkpoint, require_output, require_settings, save_checkpoint
+from zoo.texts.training.config import TrainConfig
+from zoo.training.runs import load_checkpoint, require_output, save_checkpoint
 
 STATE = "checkpoint/state.pt"
 COPIED_FILES = (tokenizer.FILE, CONFIG)  # from the start model
@@ -74,7 +74,6 @@ def train(
         raise RequestError(
             "text encoders are fine-tuned from a trained model; run: zoo finetune minilm-l6 --data pairs.tsv -o DIR"
         )
-    require_settings(dataclasses.asdict(config), RANGES)
     output, start_from = Path(output), Path(start_from)
     require_output(output, STATE, resume)
     features = read_json(start_from / CARD)["preprocessing"]
