@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 import zoo
@@ -167,9 +168,7 @@ def benchmark(
         )
     kind = folder.entry.pipeline()
     batch_sizes = (kind.BATCH_SIZE,) if batch_sizes is None else batch_sizes
-    if min(batch_sizes, default=0) < 1 or min(rounds, threads, instances) < 1:
-        wrong = [f"batch sizes {list(batch_sizes)}", f"rounds {rounds}", f"threads {threads}"]
-        raise RequestError(f"{', '.join(wrong)} and instances {instances} must all be 1 or more")
+    _require_counts(batch_sizes, rounds, threads, instances)
     cores = pinned(instances, threads) if instances > 1 else []
     names = list(engines or kind.engines(folder))
     if set(names) == {"native"}:
@@ -210,9 +209,7 @@ def _benchmark_files(
     instances: int,
 ) -> dict[str, Any]:
     """ONNX files in turn, in stock engines and those that have such a form in the engine native; see `benchmark`."""
-    if min(*batch_sizes, rounds, threads, instances) < 1:
-        found = f"batch sizes {list(batch_sizes)}, rounds {rounds}, threads {threads} and instances {instances}"
-        raise RequestError(f"{found} must all be 1 or more")
+    _require_counts(batch_sizes, rounds, threads, instances)
     there = [*available(), *(["native"] if extension.isas() else [])]
     files = [Path(each) for each in paths if is_file(each) or _not_a_file(each)]
     names = list(dict.fromkeys(engines or there))
@@ -222,12 +219,7 @@ def _benchmark_files(
     machine.require_threads(threads)
     graphs = [io.load(each) for each in files]
     batches = examples_of(graphs[0], data, batch_sizes, preprocess)
-    ports = [{str(each.name): each.dtype for each in graph.graph.inputs} for graph in graphs]
-    for path, port in zip(paths, ports, strict=True):
-        if port != ports[0]:
-            wanted = ", ".join(f"{name} {dtype}" for name, dtype in ports[0].items())
-            found = ", ".join(f"{name} {dtype}" for name, dtype in port.items())
-            raise RequestError(f"{path} has the inputs {found}; wanted those of {paths[0]}, {wanted}")
+    _require_same_inputs(paths, graphs)
     labels = [Path(each).name for each in paths]
     labels = labels if len(set(labels)) == len(labels) else [str(each) for each in paths]
     pairs = list(zip(labels, files, strict=True))
@@ -246,15 +238,10 @@ def _benchmark_files(
     for batch in batches:
         example = batch if data is not None else _random(batch)
         if cores:
-            found_here = time_instances(configurations, example, length(example), cores, rounds)
+            rows = time_instances(configurations, example, length(example), cores, rounds)
         else:
-            found_here = time_configurations(configurations, example, threads, rounds)
-        first = {each["engine"]: each["samples_per_second"] for each in found_here if each["precision"] == labels[0]}
-        for each in found_here:
-            each["bytes"] = sizes[each["precision"]]
-            base = first.get(each["engine"], max(first.values(), default=None))
-            each["speedup"] = None if base is None else round(each["samples_per_second"] / base, 2)
-        results += found_here
+            rows = time_configurations(configurations, example, threads, rounds)
+        results += _with_speedups(rows, labels[0], sizes)
     environment = machine.environment(threads=threads, rounds=rounds, power=Meter().fault or "read")
     return {
         "model": labels[0],
@@ -263,6 +250,31 @@ def _benchmark_files(
         "failed": failed,
         "environment": environment,
     }
+
+
+def _require_counts(batch_sizes: Sequence[int], rounds: int, threads: int, instances: int) -> None:
+    if min(batch_sizes, default=0) < 1 or min(rounds, threads, instances) < 1:
+        found = f"batch sizes {list(batch_sizes)}, rounds {rounds}, threads {threads} and instances {instances}"
+        raise RequestError(f"{found} must all be 1 or more")
+
+
+def _require_same_inputs(paths: Sequence[Model], graphs: Sequence[ir.Model]) -> None:
+    ports = [{str(each.name): each.dtype for each in graph.graph.inputs} for graph in graphs]
+    for path, port in zip(paths, ports, strict=True):
+        if port != ports[0]:
+            expected = ", ".join(f"{name} {dtype}" for name, dtype in ports[0].items())
+            found = ", ".join(f"{name} {dtype}" for name, dtype in port.items())
+            raise RequestError(f"{path} has the inputs {found}; expected those of {paths[0]}, {expected}")
+
+
+def _with_speedups(rows: list[dict[str, Any]], model: str, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
+    """The rows of one batch size with "bytes" and "speedup", the throughput relative to `model`; see `benchmark`."""
+    first = {each["engine"]: each["samples_per_second"] for each in rows if each["precision"] == model}
+    for each in rows:
+        each["bytes"] = sizes[each["precision"]]
+        base = first.get(each["engine"], max(first.values(), default=None))
+        each["speedup"] = None if base is None else round(each["samples_per_second"] / base, 2)
+    return rows
 
 
 def _that_run(engines: Sequence[str], paths: Sequence[Model], batch: Batch, threads: int) -> list[str]:

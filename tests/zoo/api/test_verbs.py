@@ -83,7 +83,7 @@ def test_files_of_ones_own_are_timed_in_turn(here: Path, capsys: pytest.CaptureF
     [
         (["mlp.onnx", "none.onnx"], "no ONNX model at none.onnx"),
         (["mlp.onnx", "s.npz"], "s.npz"),
-        (["mlp.onnx", "other.onnx"], "other.onnx has the inputs z FLOAT; wanted those of mlp.onnx, x FLOAT"),
+        (["mlp.onnx", "other.onnx"], "other.onnx has the inputs z FLOAT; expected those of mlp.onnx, x FLOAT"),
         (["mlp.onnx", "--engine", "tpu"], "unknown or missing engine tpu"),
         (["mlp.onnx", "--batch-size", "0"], "must all be 1 or more"),
         (["mlp.onnx", "--scenario", "offline"], "leave out --scenario"),
