@@ -161,7 +161,7 @@ class _Reader(Folder):
         if width % heads or width % 2 or width < 4:
             self.faults.append(f"dim-emb {width} cannot be shared by transformer-heads {heads}")
         hidden, other = self._whole("transformer-dim-ffn", "2048"), self._whole("transformer-decoder-dim-ffn", "0", 0)
-        everywhere = self._flag("tied-embeddings-all")
+        everywhere = self.flag("tied-embeddings-all")
         form = ModelConfig(
             self._whole("enc-depth", "1"),
             self._whole("dec-depth", "1"),
@@ -173,8 +173,8 @@ class _Reader(Folder):
             autoregression=DECODERS.get(autoregression, "attention"),
             embedding_norm=embedded == "n",
             final_norm=top == "n",
-            shared_source=everywhere or self._flag("tied-embeddings-src"),
-            tied_output=everywhere or self._flag("tied-embeddings"),
+            shared_source=everywhere or self.flag("tied-embeddings-src"),
+            tied_output=everywhere or self.flag("tied-embeddings"),
             output_bias=True,
             epsilon=EPSILON,
         )
@@ -277,7 +277,7 @@ class _Reader(Folder):
 
     # ------------------------------------------------------------------------------------------------------- weights
 
-    def _tensor(self, name: str, *shape: int) -> Tensor:
+    def tensor(self, name: str, *shape: int) -> Tensor:
         """A tensor of this shape, which may stand in the file with further sizes of 1 before."""
         self.used.add(name)
         found = self.tensors.get(name)
@@ -293,7 +293,7 @@ class _Reader(Folder):
         width, found = form.width, {}
         tables = ["Wemb"] if form.shared_source else ["encoder_Wemb", "decoder_Wemb"]
         sizes = [len(self.tensors[name].values) if name in self.tensors else 1 for name in tables]
-        originals = [self._tensor(name, size, width) for name, size in zip(tables, sizes, strict=True)]
+        originals = [self.tensor(name, size, width) for name, size in zip(tables, sizes, strict=True)]
         if len(vocabularies) > len(tables):
             self.faults.append("found two vocabularies and one table of embeddings")
         if self.faults:
@@ -306,92 +306,46 @@ class _Reader(Folder):
         renumbered = [Renumbering(size, each.unknown, each.end) for each, size in zip(vocabularies, sizes, strict=True)]
         source, target = renumbered[0], renumbered[-1]
         found["embedding.weight"] = target.table(originals[-1].values)
-        self._quantized("embedding.weight", originals[-1], *([tables[-1], "none"] if form.tied_output else []))
+        self.note_quantized("embedding.weight", originals[-1], *([tables[-1], "none"] if form.tied_output else []))
         if not form.shared_source:
             found["source_embedding.weight"] = source.table(originals[0].values)
-            self._quantized("source_embedding.weight", originals[0])
+            self.note_quantized("source_embedding.weight", originals[0])
         out = "decoder_ff_logit_out"
         if not form.tied_output:
             if f"{out}_W" in self.tensors:
-                one = self._tensor(f"{out}_W", width, sizes[-1])
+                one = self.tensor(f"{out}_W", width, sizes[-1])
                 output = Tensor(one.values.T, one.multiplier)
             else:
-                output = self._tensor(f"{out}_Wt", sizes[-1], width)
+                output = self.tensor(f"{out}_Wt", sizes[-1], width)
             found["output_weight"] = target.table(output.values)
-            self._quantized("output_weight", output, f"{out}_Wt", f"{out}_W", "none")
-        omitted = self._flag("output-omit-bias")
+            self.note_quantized("output_weight", output, f"{out}_Wt", f"{out}_W", "none")
+        omitted = self.flag("output-omit-bias")
         found["output_bias"] = target.bias(
-            np.zeros(sizes[-1], np.float32) if omitted else self._tensor(f"{out}_b", sizes[-1]).values
+            np.zeros(sizes[-1], np.float32) if omitted else self.tensor(f"{out}_b", sizes[-1]).values
         )
+        return found | self._layers(form, pre_norm), tuple(renumbered), form
 
-        unbiased, plain = self._flag("transformer-no-bias"), self._flag("transformer-no-affine")
-
-        def linear(ours: str, prefix: str, suffix: str, rows: int, columns: int, bias: bool = True) -> None:
-            weight = self._tensor(f"{prefix}_W{suffix}", rows, columns)
-            found[f"{ours}.weight"] = weight.values.T
-            self._quantized(f"{ours}.weight", weight, f"{prefix}_W{suffix}")
-            if bias:
-                given = not unbiased or f"{prefix}_b{suffix}" in self.tensors
-                found[f"{ours}.bias"] = (
-                    self._tensor(f"{prefix}_b{suffix}", columns).values if given else np.zeros(columns, np.float32)
-                )
-
-        def norm(ours: str, prefix: str, suffix: str = "") -> None:
-            for part, theirs in (("weight", "scale"), ("bias", "bias")):
-                name = f"{prefix}_ln_{theirs}{suffix}"
-                given = name in self.tensors or not (plain or (unbiased and part == "bias"))
-                found[f"{ours}.{part}"] = (
-                    self._tensor(name, width).values if given else np.full(width, part == "weight", np.float32)
-                )
-
-        def around(ours: str, before: str, after: str) -> None:
-            norm(f"{ours}.norm", before if pre_norm else after, "_pre" if pre_norm else "")
-
-        def attention(ours: str, name: str, prefix: str) -> None:
-            for part, theirs in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
-                if part == "output" and self._flag("transformer-no-projection"):
-                    found[f"{ours}.{name}.output.weight"] = np.eye(width, dtype=np.float32)
-                    found[f"{ours}.{name}.output.bias"] = np.zeros(width, np.float32)
-                else:
-                    linear(f"{ours}.{name}.{part}", prefix, theirs, width, width)
-            around(f"{ours}.around_{name}", f"{prefix}_Wo", f"{prefix}_Wo")
-
-        def feed(ours: str, prefix: str, hidden: int) -> None:
-            linear(f"{ours}.feed.inner", prefix, "1", width, hidden)
-            linear(f"{ours}.feed.outer", prefix, "2", hidden, width)
-            around(f"{ours}.around_feed", f"{prefix}_ffn", f"{prefix}_ffn")
-
+    def _layers(self, form: ModelConfig, pre_norm: bool) -> dict[str, NDArray[np.float32]]:
+        """The part of the state dict that the layers of encoder and decoder are."""
+        layers = _Layers(self, form, pre_norm)
         for i in range(form.encoder):
-            attention(f"encoder.{i}", "attention", f"encoder_l{i + 1}_self")
-            feed(f"encoder.{i}", f"encoder_l{i + 1}_ffn", form.hidden)
+            layers.attention(f"encoder.{i}", "attention", f"encoder_l{i + 1}_self")
+            layers.feed(f"encoder.{i}", f"encoder_l{i + 1}_ffn", form.hidden)
         tied = self._listed(self.options, "transformer-tied-layers") or [str(i + 1) for i in range(form.decoder)]
         if len(tied) != form.decoder:
             self.faults.append(f"transformer-tied-layers has {len(tied)} layers, dec-depth is {form.decoder}")
         for i, layer in enumerate(tied[: form.decoder]):
-            ours, theirs = f"decoder.{i}", f"decoder_l{layer}"
-            if form.autoregression == "ssru":
-                linear(f"{ours}.attention.value", f"{theirs}_rnn", "", width, width, bias=False)
-                linear(f"{ours}.attention.forget", f"{theirs}_rnn", "f", width, width)
-                around(f"{ours}.around_attention", f"{theirs}_rnn", f"{theirs}_rnn_ffn")
-            elif form.autoregression == "average":
-                prefix = f"{theirs}_aan"
-                linear(f"{ours}.attention.inner", prefix, "1", width, form.average_hidden)
-                linear(f"{ours}.attention.outer", prefix, "2", form.average_hidden, width)
-                linear(f"{ours}.attention.input", prefix, "i", width, width)
-                linear(f"{ours}.attention.forget", prefix, "f", width, width)
-                around(f"{ours}.around_attention", f"{prefix}_ffn", f"{prefix}_ffn")
-            else:
-                attention(ours, "attention", f"{theirs}_self")
-            attention(ours, "cross", f"{theirs}_context")
-            feed(ours, f"{theirs}_ffn", form.decoder_hidden or form.hidden)
+            layers.autoregression(f"decoder.{i}", f"decoder_l{layer}")
+            layers.attention(f"decoder.{i}", "cross", f"decoder_l{layer}_context")
+            layers.feed(f"decoder.{i}", f"decoder_l{layer}_ffn", form.decoder_hidden or form.hidden)
         for side, other in (("encoder", "source"), ("decoder", "target")):
             if form.embedding_norm:
-                norm(f"{other}_norm", f"{side}_emb", "_pre")
+                layers.norm(f"{other}_norm", f"{side}_emb", "_pre")
             if form.final_norm:
-                norm(f"{side}_norm", f"{side}_top")
-        return found, tuple(renumbered), form
+                layers.norm(f"{side}_norm", f"{side}_top")
+        return layers.state
 
-    def _quantized(self, ours: str, weight: Tensor, *names: str) -> None:
+    def note_quantized(self, ours: str, weight: Tensor, *names: str) -> None:
         """Note a quantized weight, and the greatest magnitude of what it is multiplied with, where the file has that
         one's multiplier.
         """
@@ -400,3 +354,70 @@ class _Reader(Folder):
             alpha = next((each.values for name in names if (each := self.tensors.get(name + ALPHA))), np.zeros(1))
             if 0 < (multiplier := float(alpha.ravel()[0])) < np.inf:
                 self.magnitudes[ours] = 127 / multiplier
+
+
+class _Layers:
+    """State dict of layers, read under Marian's names.
+
+    Attributes:
+        state: {name in the zoo's network: array} of the layers read so far.
+    """
+
+    def __init__(self, reader: _Reader, form: ModelConfig, pre_norm: bool) -> None:
+        self.reader, self.form, self.pre_norm, self.width = reader, form, pre_norm, form.width
+        self.unbiased, self.plain = reader.flag("transformer-no-bias"), reader.flag("transformer-no-affine")
+        self.state: dict[str, NDArray[np.float32]] = {}
+
+    def linear(self, ours: str, prefix: str, suffix: str, rows: int, columns: int, bias: bool = True) -> None:
+        """Reads a linear layer with a weight [rows, columns]."""
+        weight = self.reader.tensor(f"{prefix}_W{suffix}", rows, columns)
+        self.state[f"{ours}.weight"] = weight.values.T
+        self.reader.note_quantized(f"{ours}.weight", weight, f"{prefix}_W{suffix}")
+        if bias:
+            name, default = f"{prefix}_b{suffix}", np.zeros(columns, np.float32)
+            given = not self.unbiased or name in self.reader.tensors
+            self.state[f"{ours}.bias"] = self.reader.tensor(name, columns).values if given else default
+
+    def norm(self, ours: str, prefix: str, suffix: str = "") -> None:
+        """Reads a layer normalization; what it leaves out is 1 and 0."""
+        for part, theirs in (("weight", "scale"), ("bias", "bias")):
+            name, default = f"{prefix}_ln_{theirs}{suffix}", np.full(self.width, part == "weight", np.float32)
+            given = name in self.reader.tensors or not (self.plain or (self.unbiased and part == "bias"))
+            self.state[f"{ours}.{part}"] = self.reader.tensor(name, self.width).values if given else default
+
+    def around(self, ours: str, before: str, after: str) -> None:
+        """Reads the normalization of a sublayer, before it (pre-LN) or after it."""
+        self.norm(f"{ours}.norm", before if self.pre_norm else after, "_pre" if self.pre_norm else "")
+
+    def attention(self, ours: str, name: str, prefix: str) -> None:
+        """Reads an attention sublayer; without projection the output layer is the identity."""
+        for part, theirs in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
+            if part == "output" and self.reader.flag("transformer-no-projection"):
+                self.state[f"{ours}.{name}.output.weight"] = np.eye(self.width, dtype=np.float32)
+                self.state[f"{ours}.{name}.output.bias"] = np.zeros(self.width, np.float32)
+            else:
+                self.linear(f"{ours}.{name}.{part}", prefix, theirs, self.width, self.width)
+        self.around(f"{ours}.around_{name}", f"{prefix}_Wo", f"{prefix}_Wo")
+
+    def feed(self, ours: str, prefix: str, hidden: int) -> None:
+        """Reads a feed-forward sublayer."""
+        self.linear(f"{ours}.feed.inner", prefix, "1", self.width, hidden)
+        self.linear(f"{ours}.feed.outer", prefix, "2", hidden, self.width)
+        self.around(f"{ours}.around_feed", f"{prefix}_ffn", f"{prefix}_ffn")
+
+    def autoregression(self, ours: str, theirs: str) -> None:
+        """Reads the first sublayer of a decoder layer: a recurrence, an average or self-attention."""
+        width, hidden = self.width, self.form.average_hidden
+        if self.form.autoregression == "ssru":
+            self.linear(f"{ours}.attention.value", f"{theirs}_rnn", "", width, width, bias=False)
+            self.linear(f"{ours}.attention.forget", f"{theirs}_rnn", "f", width, width)
+            self.around(f"{ours}.around_attention", f"{theirs}_rnn", f"{theirs}_rnn_ffn")
+        elif self.form.autoregression == "average":
+            prefix = f"{theirs}_aan"
+            self.linear(f"{ours}.attention.inner", prefix, "1", width, hidden)
+            self.linear(f"{ours}.attention.outer", prefix, "2", hidden, width)
+            self.linear(f"{ours}.attention.input", prefix, "i", width, width)
+            self.linear(f"{ours}.attention.forget", prefix, "f", width, width)
+            self.around(f"{ours}.around_attention", f"{prefix}_ffn", f"{prefix}_ffn")
+        else:
+            self.attention(ours, "attention", f"{theirs}_self")

@@ -92,7 +92,8 @@ class Folder(ModelReader):
         self.faults.append(f"{name} is {found or 'missing'}, expected a whole number from {least} on")
         return least
 
-    def _flag(self, name: str) -> bool:
+    def flag(self, name: str) -> bool:
+        """Whether an option is true."""
         return self._option(name, "false") == "true"
 
     # ---------------------------------------------------------------------------------------------------- vocabulary
