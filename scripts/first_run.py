@@ -1,6 +1,4 @@
-"""What `make run` does: score the sample that ships with Wide & Deep, fp32 and int8, and print what came out and how
-fast.
-"""
+"""Scores the sample that ships with Wide & Deep in fp32 and int8, and prints results and speed: `make run`."""
 
 from __future__ import annotations
 
@@ -18,6 +16,7 @@ SCORES = Path("scores.csv")
 
 
 def main() -> None:
+    """Scores the sample and prints the table."""
     sample = zoo.load(MODEL).path / "sample.tsv.gz"
     table = Table(
         "precision", "engine", "rows", "clicks predicted", "rows/s, file to file", "samples/s, model alone", box=None

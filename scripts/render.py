@@ -136,6 +136,7 @@ def model(name: str) -> str:
 
 
 def models_page() -> str:
+    """Returns MODELS.md."""
     parts = [recommenders(MODELS), *(model(name) for name in SHIPPED.names())]
     return "\n".join([MODELS_HEAD + overview(), *filter(None, parts)])
 
@@ -423,6 +424,7 @@ def smaller() -> str:
 
 
 def benchmarks_page() -> str:
+    """Returns docs/benchmarks.md."""
     parts = [module.benchmarks(names) for module, names in families().items() if hasattr(module, "benchmarks")]
     return "\n".join(
         filter(
@@ -463,6 +465,7 @@ def readme(text: str) -> str:
 
 
 def main() -> None:
+    """Writes the pages, or checks them."""
     pages = {MODELS: models_page(), BENCHMARKS: benchmarks_page(), README: readme(README.read_text())}
     pages[CHART] = chart.svg(chart.loads())
     if "--check" in sys.argv[1:]:

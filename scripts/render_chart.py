@@ -116,6 +116,7 @@ def serving() -> Iterator[Load]:
 
 
 def loads() -> list[Load]:
+    """Returns the loads of all tasks."""
     return [load for task in (clicks, translation, images, texts, serving) for load in task()]
 
 

@@ -63,6 +63,7 @@ PARTS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
+    """Runs the parts that the command line names, and renders the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all if none is named")
     parts = parser.parse_args().parts or list(PARTS)

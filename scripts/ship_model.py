@@ -33,8 +33,15 @@ SHIPPED_FILES = (HALF, "calibration.json", "int8.onnx", "quantization.json")
 
 
 def ship(trained: Path, name: str, into: Path | None = None) -> Card:
-    """Build in a scratch folder exactly as a user's machine would from the shipped float16 weights, then copy the
-    results.
+    """Builds a model from its float16 weights, as a user's machine does, and copies the files.
+
+    Args:
+        trained: Folder of the trained model.
+        name: Name of the shipped model.
+        into: Folder of models; zoo/weights if None.
+
+    Returns:
+        The card of the shipped model.
     """
     target = (into or zoo.SHIPPED) / name
     source = zoo.load(trained)

@@ -134,6 +134,7 @@ def write(file: BinaryIO, rows: int, seed: int, *, label: bool = True, click_rat
 
 
 def main() -> None:
+    """Parses the command line and writes the rows."""
     parser = argparse.ArgumentParser(description="Write synthetic rows in the Criteo format.")
     parser.add_argument("-n", "--rows", type=int, required=True, help="how many")
     parser.add_argument("-o", "--output", required=True, help="file; packed if it ends in .gz; - is stdout")

@@ -27,7 +27,6 @@ COMPARISONS = {
     "texts": "texts",
     "translation": "translation.translation",
     "translation-rewrites": "translation.rewrites",
-    "ctranslate2-export": "translation.ctranslate2_export",
     "contexts": "serving.contexts",
     "serving": "serving.serving",
     "soak": "serving.soak",

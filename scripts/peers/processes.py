@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,9 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,7 @@ ONE_THREAD = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # compiles in the process itself, no pool is left behind
 }
+LOOK_SECONDS = 0.05  # between looks at the memory of processes
 
 
 def last_core() -> int:
@@ -135,55 +137,47 @@ on_one_core = partial(in_process, environment=ONE_THREAD)  # with cores={last_co
 # ------------------------------------------------------------------------------------------- engines that take requests
 
 
-def _serve(
-    connection: Connection, make: Callable[[], Any], core: int, log: Path, environment: Mapping[str, str]
-) -> None:
-    """Makes an engine and answers (method, arguments) by (value, None) or (None, error message), until None comes."""
+_engine: Any = None  # of this process
+
+
+def _make_engine(make: Callable[[], Any], core: int, log: Path, environment: Mapping[str, str]) -> None:
+    global _engine
     _start({core}, log, 0, environment)
-    engine = make()
-    with contextlib.suppress(EOFError):
-        while (request := connection.recv()) is not None:
-            method, arguments = request
-            try:
-                connection.send((getattr(engine, method)(*arguments), None))
-            except Exception as error:  # every library raises its own kinds
-                connection.send((None, reason(error)))
+    _engine = make()
+
+
+def _ask_engine(method: str, arguments: Sequence[Any]) -> tuple[Any, str | None]:
+    """(value, None) or (None, error message): errors of libraries cannot always be pickled."""
+    try:
+        return getattr(_engine, method)(*arguments), None
+    except Exception as error:  # every library raises its own kinds
+        return None, reason(error)
 
 
 class Worker:
     """An engine in a process of its own, pinned to one core, with one thread."""
 
     def __init__(self, make: Callable[[], Any], core: int, log: Path, **environment: str) -> None:
-        spawned = multiprocessing.get_context("spawn")
-        self.connection, other_end = spawned.Pipe()
-        arguments = other_end, make, core, log, ONE_THREAD | environment
-        self.process = spawned.Process(target=_serve, args=arguments, daemon=True)
-        self.process.start()
-        other_end.close()
+        self.log, arguments = log, (make, core, log, ONE_THREAD | environment)
+        self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _make_engine, arguments)
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """The value of `engine.method(*arguments)`.
+        """Returns the value of `engine.method(*arguments)`.
 
         Raises:
             ZooError: The engine's error, or the end of its process.
         """
         try:
-            self.connection.send((method, arguments))
-            value, fault = self.connection.recv()
-        except (EOFError, OSError) as error:
-            self.process.join(5)
-            raise ZooError(f"its process ended with exit code {self.process.exitcode}") from error
+            value, fault = self.pool.submit(_ask_engine, method, arguments).result()
+        except BrokenProcessPool as error:
+            raise ZooError(f"its process ended; see {self.log}") from error
         if fault is not None:
             raise ZooError(fault)
         return value
 
     def close(self) -> None:
         """Ends the process."""
-        with contextlib.suppress(OSError):
-            self.connection.send(None)
-        self.process.join(10)
-        if self.process.is_alive():
-            self.process.kill()
+        self.pool.shutdown()
 
 
 class Workers:
@@ -225,26 +219,59 @@ class Workers:
 # ------------------------------------------------------------------------------------------------------ whole processes
 
 
-def timed(command: Sequence[Any]) -> tuple[float, float, float]:
-    """Runs a command to its end.
+class Run(NamedTuple):
+    """Commands that ran to their end.
 
-    Returns:
-        (seconds, seconds of processor time, peak resident memory in MB (10^6 bytes)).
+    Attributes:
+        output: Standard output of the first.
+        seconds: Seconds from the start of the first to the end of the last.
+        processor_seconds: Processor time of all.
+        peak_mb: Peak resident memory of the largest process, in MB (10^6 bytes).
+    """
+
+    output: str
+    seconds: float
+    processor_seconds: float
+    peak_mb: float
+
+
+def run(
+    *commands: Sequence[Any], environment: Mapping[str, str] | None = None, watch: Callable[[], None] = lambda: None
+) -> Run:
+    """Runs commands at once.
+
+    Memory is looked at 20 times a second: the usage of ended children starts from the memory of the process that forked
+    them.
+
+    Args:
+        commands: The commands.
+        environment: Environment variables beside those of this process.
+        watch: Called each time that the memory is looked at.
 
     Raises:
-        ZooError: It failed; with the last line of its errors.
+        ZooError: A command failed; with the last line of its errors.
     """
-    words = list(map(str, command))
-    with tempfile.TemporaryFile() as output:
+    used, peak = resource.getrusage(resource.RUSAGE_CHILDREN), 0.0
+    with contextlib.ExitStack() as stack:
+        files = [[stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)] for _ in commands]
         start = time.perf_counter()
-        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=output)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - start
-        process.returncode = os.waitstatus_to_exitcode(status)
-        output.seek(0)
-        if process.returncode:
-            raise ZooError(f"{' '.join(words)} failed: {(output.read().decode().splitlines() or ['no message'])[-1]}")
-    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6
+        running = [
+            subprocess.Popen([*map(str, command)], stdout=out, stderr=errors, env={**os.environ, **(environment or {})})
+            for command, (out, errors) in zip(commands, files, strict=True)
+        ]
+        while any(process.poll() is None for process in running):
+            peak = max(peak, *(memory_mb("VmHWM", process.pid) for process in running))
+            watch()
+            time.sleep(LOOK_SECONDS)
+        seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+        for file in itertools.chain(*files):
+            file.seek(0)
+        for process, (_, errors) in zip(running, files, strict=True):
+            if process.returncode:
+                last = (errors.read().splitlines() or [f"it ended with {process.returncode}"])[-1]
+                raise ZooError(f"{' '.join(map(str, process.args))} failed: {last}")  # type: ignore[arg-type]
+        processor = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
+        return Run(files[0][0].read(), seconds, processor, peak)
 
 
 def whole_processes(
@@ -266,18 +293,18 @@ def whole_processes(
     Raises:
         ZooError: A run fails.
     """
-    figures: dict[str, list[tuple[float, float, float]]] = {way: [] for way in ways}
+    figures: dict[str, list[Run]] = {way: [] for way in ways}
     scores: dict[str, Any] = {}
     with progress("runs", rounds * len(ways)) as advance:
         for _ in range(rounds):
             for way, command in ways.items():
-                figures[way].append(timed(["taskset", "-c", last_core(), *command]))
+                figures[way].append(run(["taskset", "-c", last_core(), *command]))
                 if way not in scores:
                     scores[way] = np.loadtxt(output, delimiter=",", skiprows=1, usecols=1, max_rows=min(rows.values()))
                 advance(1)
     first, results = next(iter(scores.values())), []
     for way, runs in figures.items():
-        seconds, processor, memory = zip(*runs, strict=True)
+        _, seconds, processor, memory = zip(*runs, strict=True)
         whole = median(seconds, 2)
         results.append(
             {

@@ -54,11 +54,12 @@ Batch = dict[str, Any]
 class Way:
     """An encoder in a process of its own.
 
-    `build` writes the files that `opened` reads; `opened` returns what computes a batch, `run` afterwards; `encode`
-    makes a batch of texts.
+    Attributes:
+        text_only: Whether it takes texts, not tokens.
+        run: Computes the vectors of a batch.
     """
 
-    text_only = False  # takes texts, not tokens
+    text_only = False
 
     def __init__(self, folder: Path, work: Path, texts: Sequence[str]) -> None:
         self.folder, self.work, self.texts = folder, work, texts
@@ -66,6 +67,7 @@ class Way:
 
     @functools.cached_property
     def tokenizer(self) -> Any:
+        """The tokenizer, which truncates and pads."""
         import tokenizers
 
         found = tokenizers.Tokenizer.from_file(str(self.folder / "tokenizer.json"))
@@ -74,15 +76,18 @@ class Way:
         return found
 
     def build(self) -> None:
-        pass
+        """Writes the files that `opened` reads."""
 
     def opened(self) -> Callable[[Batch], Any]:
+        """Returns the function that computes a batch."""
         raise NotImplementedError
 
     def open(self) -> None:
+        """Opens the files."""
         self.run = self.opened()
 
     def encode(self, texts: Sequence[str]) -> Any:
+        """Returns a batch of texts."""
         if self.text_only:
             return list(texts)
         found = self.tokenizer.encode_batch(list(texts))
@@ -90,7 +95,7 @@ class Way:
         return {"input_ids": np.array(ids, np.int64), "attention_mask": np.array(mask, np.int64)}
 
     def time(self, texts: Sequence[str], size: int, sort: bool, tokenize: bool) -> list[float]:
-        """Seconds of each batch; the sorting is not timed."""
+        """Returns the seconds of each batch; the sorting is not timed."""
         ordered = sorted(texts, key=len) if sort else list(texts)
         batches = [ordered[at : at + size] for at in range(0, len(texts), size)]
         made = [None if tokenize else self.encode(batch) for batch in batches]
@@ -102,17 +107,17 @@ class Way:
         return seconds
 
     def vectors(self, texts: Sequence[str]) -> Any:
-        """L2-normalized embeddings, float32 [n, width]."""
+        """Returns L2-normalized embeddings, float32 [n, width]."""
         batches = (texts[at : at + BATCH] for at in range(0, len(texts), BATCH))
         found = np.concatenate([np.asarray(self.run(self.encode(batch))) for batch in batches])
         return found / np.linalg.norm(found, axis=1, keepdims=True)
 
     def memory(self) -> float:
-        """Resident memory in MB."""
+        """Returns the resident memory in MB."""
         return processes.memory_mb("VmRSS")
 
     def samples(self) -> list[Batch]:
-        """Calibration samples, each for itself."""
+        """Returns the calibration samples, one a batch."""
         return [self.encode([text]) for text in self.texts[:CALIBRATION]]
 
 
@@ -124,6 +129,7 @@ class Zoo(Way):
         self.threads = threads
 
     def opened(self) -> Callable[[Batch], Any]:
+        """See `Way`."""
         if self.threads > 1:
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
         opened: Any = zoo.pipeline(MODEL, "int8", "native", threads=self.threads)
@@ -131,6 +137,7 @@ class Zoo(Way):
         return opened.compute  # type: ignore[no-any-return]
 
     def build(self) -> None:
+        """See `Way`."""
         self.opened()
 
 
@@ -142,6 +149,7 @@ class OnnxRuntime(Way):
         self.source, self.path = self.work / "fp32.onnx", self.work / f"{kind}.onnx"
 
     def build(self) -> None:
+        """See `Way`."""
         if self.path.stem == "dynamic":
             onnx_runtime.quantize_dynamic(self.source, self.path)
         elif self.path.stem == "static":
@@ -149,6 +157,7 @@ class OnnxRuntime(Way):
             onnx_runtime.quantize_static(self.source, self.path, self.samples(), **plain)
 
     def opened(self) -> Callable[[Batch], Any]:
+        """See `Way`."""
         session = onnx_runtime.session(self.path)
         return lambda batch: session.run(None, batch)[0]
 
@@ -157,6 +166,7 @@ class OpenVino(Way):
     """fp32.onnx, quantized by NNCF."""
 
     def build(self) -> None:
+        """See `Way`."""
         import nncf
         import openvino as ov
 
@@ -165,6 +175,7 @@ class OpenVino(Way):
         open_vino.save(made, self.work / "nncf.xml")
 
     def opened(self) -> Callable[[Batch], Any]:
+        """See `Way`."""
         import openvino as ov
 
         settings = {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"}
@@ -189,11 +200,13 @@ class SentenceTransformers(Way):
         return place
 
     def model(self, **options: Any) -> Any:
+        """Returns the model opened by the library."""
         from sentence_transformers import SentenceTransformer
 
         return SentenceTransformer(str(self.place), device="cpu", backend=self.backend, model_kwargs=options)
 
     def build(self) -> None:
+        """See `Way`."""
         if self.backend == "onnx":
             from sentence_transformers import export_dynamic_quantized_onnx_model
 
@@ -212,6 +225,7 @@ class SentenceTransformers(Way):
             export_static_quantized_openvino_model(model, config, str(self.place), column_name="text", **dataset)
 
     def opened(self) -> Callable[[Batch], Any]:
+        """See `Way`."""
         import torch
 
         pytorch.use_one_thread()
@@ -238,6 +252,7 @@ class FastEmbed(Way):
     text_only = True
 
     def build(self) -> None:
+        """See `Way`."""
         place = self.work / "fastembed"
         place.mkdir(exist_ok=True)
         part = edit.extract(io.load(self.work / "fp32.onnx"), ["input_ids", "attention_mask"], ["hidden"])
@@ -246,6 +261,7 @@ class FastEmbed(Way):
             (place / each.name).write_bytes(each.read_bytes())
 
     def opened(self) -> Callable[[Batch], Any]:
+        """See `Way`."""
         from fastembed import TextEmbedding
 
         name = "sentence-transformers/all-MiniLM-L6-v2"

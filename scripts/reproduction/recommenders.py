@@ -172,7 +172,7 @@ def epoch(source: Path, data: str) -> None:
     environment["versions"] |= found["versions"]
     kept = {key: found[key] for key in ("rows", "trained_rows", "seconds", "metrics", "seed")}
     config = {key: found["config"][key] for key in ("hidden", "buckets", "embedding_size", "batch_size")}
-    measured |= {"load_average": os.getloadavg(), "memory": "VmHWM of the process, looked at 5 times a second"}
+    measured |= {"load_average": os.getloadavg(), "memory": "VmHWM of the process, looked at 20 times a second"}
     about = {"data": data, "environment": environment}
     report(f"training-{cpu_slug()}", {"model": MODEL, **kept, **config, **measured, **about})
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import zoo
 from pipelines.core import files, machine
-from pipelines.core.errors import ZooError
+from scripts.peers import processes
 from scripts.peers.harness import ROOT
-from scripts.peers.processes import memory_mb
 
 MODEL = "wide-deep-criteo"
 ROUNDS = 9
@@ -83,8 +80,8 @@ def synthesize(kind: str, *words: Words) -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / f"synthesize_{kind}.py", *map(str, words)], check=True)
 
 
-def watched(command: list[str], more: dict[str, str] | None = None) -> tuple[str, dict[str, float]]:
-    """Runs a process with further environment variables, and looks at its memory.
+def watched(command: list[str], environment: dict[str, str] | None = None) -> tuple[str, dict[str, float]]:
+    """Runs a command with further environment variables.
 
     Returns:
         (its output, its seconds, its seconds of processor time and its peak resident memory).
@@ -92,21 +89,11 @@ def watched(command: list[str], more: dict[str, str] | None = None) -> tuple[str
     Raises:
         ZooError: It fails.
     """
-    start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | (more or {}))
-    peak = 0.0  # not from the usage of ended children, which starts from the memory of the process that forked them
-    while process.poll() is None:
-        peak = max(peak, memory_mb("VmHWM", process.pid))
-        time.sleep(0.2)
-    out = process.communicate()[0]
-    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if process.returncode:
-        raise ZooError(f"{' '.join(command)} ended with {process.returncode}")
-    processor = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
-    return out, {
-        "process_seconds": round(seconds, 2),
-        "processor_seconds": round(processor, 2),
-        "peak_memory_mb": round(peak, 1),
+    found = processes.run(command, environment=environment)
+    return found.output, {
+        "process_seconds": round(found.seconds, 2),
+        "processor_seconds": round(found.processor_seconds, 2),
+        "peak_memory_mb": round(found.peak_mb, 1),
     }
 
 

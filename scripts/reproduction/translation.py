@@ -84,8 +84,9 @@ def threads() -> None:
 
 
 def students() -> None:
-    """Translation models that ship and the teacher each was trained by, in native code, int8, each with its own beam:
-    Multi30k's test set from text to text, in turn, one pinned thread.
+    """Students and their teachers in native code, int8, each with its own beam, in turn, one pinned thread.
+
+    Multi30k's test set, from text to text.
     """
     source, target = test_set()
     texts, references = (lines_of(each) for each in (source, target))
@@ -122,8 +123,9 @@ def steps() -> None:
 
 
 def bleu() -> None:
-    """fp32 and int8, in onnxruntime and native code, of every translation model that ships on Multi30k's test set, with
-    its own beam; cards.
+    """fp32 and int8 of every translation model on Multi30k's test set, with its own beam; cards.
+
+    int8 also in native code.
     """
     source, target = test_set()
     for name in translators():

@@ -90,6 +90,7 @@ class OwnBatch:
         self.session, self.batch = session, batch
 
     def run(self, _: Any) -> Any:
+        """Runs the batch, whatever is passed."""
         return self.session.run(self.batch)
 
 

@@ -48,9 +48,14 @@ ABOUT, STATE = "about.json", "state.pt"
 
 @dataclass(frozen=True)
 class Task:
-    """What a peer is to do. before, after: models by name or folder, of which it takes the first and makes it as small
-    as the second; images: raw data that `zoo train` takes; epochs: of training, two at least, of all images or, unless
-    0, of `most` others each.
+    """Task of a peer: make one model as small as another.
+
+    Attributes:
+        before: Model to make smaller, by name or folder.
+        after: Model of the size to reach, by name or folder.
+        images: Raw data that `zoo train` takes.
+        epochs: Training epochs, two at least.
+        most: Images of an epoch, others in each; 0 for all.
     """
 
     before: str
@@ -86,8 +91,11 @@ class Task:
 
     @cached_property
     def data(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """{"train", "held_out": (pixels uint8 [n, 3, size, size], labels int64 [n])}. Raises RequestError for large
-        images."""
+        """The images: {"train", "held_out": (pixels uint8 [n, 3, size, size], labels int64 [n])}.
+
+        Raises:
+            RequestError: The images are large.
+        """
         import torch
 
         from zoo.vision.data.datasets import open_images, prepare
@@ -124,7 +132,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Made:
-    """Files of a peer, before and after, and what was done. engine: what runs them."""
+    """Files of a peer.
+
+    Attributes:
+        engine: Engine that runs the files.
+        before: The int8 model before pruning.
+        after: The int8 model after pruning and training.
+        about: Facts of the training for the report.
+    """
 
     engine: str
     before: Path
@@ -138,7 +153,11 @@ class Made:
 
 
 def network(model: str) -> tuple[dict[str, Any], nn.Module]:
-    """(the preprocessing, the trained network) of an image classifier. Raises RequestError for another model."""
+    """Returns the preprocessing and the trained network of an image classifier.
+
+    Raises:
+        RequestError: The model is of another task.
+    """
     folder = zoo.load(model)
     if folder.entry.task != "images":
         raise RequestError(f"found {model} of {folder.entry.name}, expected an image classifier")
@@ -147,8 +166,19 @@ def network(model: str) -> tuple[dict[str, Any], nn.Module]:
 
 
 def make(peer: str, task: Task, place: Path) -> Made:
-    """What a peer made of a task, in the folder `place`; a training that was interrupted there goes on. Raises
-    RequestError where that is of another task, and what the peer's libraries raise."""
+    """Makes the files of a peer; a training that was interrupted in the same folder goes on.
+
+    Args:
+        peer: Name of the peer.
+        task: The task.
+        place: Folder of the files.
+
+    Returns:
+        The files.
+
+    Raises:
+        RequestError: The folder is of another task.
+    """
     place.mkdir(parents=True, exist_ok=True)
     told = place / ABOUT
     if told.is_file():
@@ -173,8 +203,10 @@ def _made(peer: str, place: Path, about: dict[str, Any]) -> Made:
 
 
 def batches(task: Task, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Normalized training images, `task.seen` of them, cut out of a border of `PADDING`, every other one mirrored, and
-    their labels."""
+    """Yields `task.seen` normalized training images and their labels in batches.
+
+    Images are cut out of a border of `PADDING`, every other one mirrored.
+    """
     import torch
     from torch.nn import functional
 
@@ -202,9 +234,16 @@ def train(
     rate: Callable[[float], float] = lambda done: 1.0,
     before: Callable[[int], None] = lambda epoch: None,
 ) -> None:
-    """Train from epoch span[0] to span[1] by cross entropy, from the state that is kept after every one, if any.
+    """Trains a network by cross entropy, from the state that is kept after every epoch, if there is one.
 
-    rate: of the learning rate, by the share of the training done. before: told of each epoch that begins.
+    Args:
+        student: The network; changed in place.
+        task: The task.
+        span: First epoch, and the one after the last.
+        state: File of the state.
+        optimizer: The optimizer of the network.
+        rate: Factor of the learning rate by the share of the training done.
+        before: Called with the number of each epoch that begins.
     """
     import torch
     from torch.nn import functional
@@ -240,7 +279,7 @@ def train(
 
 
 def cosine(done: float) -> float:
-    """From 1 to 0."""
+    """Returns the factor of a cosine schedule, from 1 to 0."""
     return (1 + math.cos(math.pi * done)) / 2
 
 
@@ -351,7 +390,13 @@ def _converted(student: nn.Module, task: Task, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Peer:
-    """What makes before and after, what runs them, and the suffix of their files."""
+    """A peer.
+
+    Attributes:
+        make: Writes both models into a folder; returns facts for the report.
+        engine: Engine that runs the models.
+        suffix: Suffix of the files.
+    """
 
     make: Callable[[Task, Path], Mapping[str, Any]]
     engine: str

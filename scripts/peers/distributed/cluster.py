@@ -25,8 +25,7 @@ import numpy as np
 import zoo
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError, ZooError
-from scripts.peers import harness
-from scripts.peers.processes import memory_mb
+from scripts.peers import harness, processes
 from scripts.peers.recommenders import pandas_script
 from scripts.peers.recommenders.runs import synthesize
 
@@ -36,7 +35,7 @@ LOOK = 0.5  # seconds between looks at the actors, which cost time that the acto
 
 
 def prepare(folder: Path, count: int) -> list[str]:
-    """The files of rows."""
+    """Returns the files of rows; those that a former run left are used again."""
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
@@ -56,7 +55,7 @@ def prepare(folder: Path, count: int) -> list[str]:
 
 
 def named(start: bytes) -> list[int]:
-    """The processes whose command begins so."""
+    """Returns the processes whose command line begins with `start`."""
     found = []
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -67,26 +66,14 @@ def named(start: bytes) -> list[int]:
     return found
 
 
-def timed(commands: Sequence[Sequence[Any]], watch: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """{"seconds", "memory_mb": of the largest process started here} of commands that run at once."""
-    start, most = time.perf_counter(), 0.0
-    running = [
-        subprocess.Popen([*map(str, each)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        for each in commands
-    ]
-    while any(each.poll() is None for each in running):
-        most = max(most, *(memory_mb("VmHWM", each.pid) for each in running))
-        watch()
-        time.sleep(0.05)
-    seconds = time.perf_counter() - start
-    for each in running:
-        if each.returncode:
-            raise ZooError(f"{' '.join(each.args[:6])} failed: {each.communicate()[1][-300:]}")
-    return {"seconds": round(seconds, 2), "memory_mb": round(most)}
+def timed(*commands: Sequence[Any], watch: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Runs commands at once; returns {"seconds", "memory_mb": peak of the largest process started here}."""
+    found = processes.run(*commands, watch=watch)
+    return {"seconds": round(found.seconds, 2), "memory_mb": round(found.peak_mb)}
 
 
 def digests(folder: Path) -> list[str]:
-    """Of the results of all parts."""
+    """Returns the digests of the results of all parts."""
     return [files.sha256(each) for each in sorted(folder.glob("part-*.parquet"))]
 
 
@@ -102,7 +89,7 @@ cluster.shutdown()
 
 @contextlib.contextmanager
 def cluster() -> Iterator[str]:
-    """The address of a cluster that runs meanwhile."""
+    """Runs a cluster of Ray meanwhile; yields its address."""
     command = [sys.executable, "-c", HELD, str(WORKERS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as held:
         assert held.stdin is not None and held.stdout is not None
@@ -116,7 +103,21 @@ def cluster() -> Iterator[str]:
 def on_ray(
     run: list[Any], rows: list[str], out: Path, kills: Sequence[float] = (), address: str | None = None
 ) -> dict[str, Any]:
-    """`timed`, with "worker_mb"; actors are killed when these shares of the parts are done. address: of the cluster."""
+    """Scores rows on Ray.
+
+    Args:
+        run: Command of `zoo run` and the model.
+        rows: The files.
+        out: Folder of the results.
+        kills: An actor is killed when each of these shares of the parts is done.
+        address: Address of a running cluster; None for one of its own.
+
+    Returns:
+        The fields of `timed`, "worker_mb" and "killed".
+
+    Raises:
+        ZooError: The run fails, or ends before its actors are killed.
+    """
     workers: dict[int, float] = {}
     waiting = list(kills)
     looked = 0.0
@@ -127,7 +128,7 @@ def on_ray(
             return
         looked = time.monotonic()
         found = named(b"ray::Scorer")
-        workers.update((pid, max(workers.get(pid, 0.0), memory_mb("VmHWM", pid))) for pid in found)
+        workers.update((pid, max(workers.get(pid, 0.0), processes.memory_mb("VmHWM", pid))) for pid in found)
         done = (
             len(list(out.glob("part-*.json"))) / max(len(json.loads((out / "plan.json").read_text())["parts"]), 1)
             if (out / "plan.json").is_file()
@@ -138,14 +139,14 @@ def on_ray(
             waiting.pop(0)
 
     where = [] if address is None else ["--address", address]
-    found = timed([[*run, *rows, "-o", out, "--on", "ray", "--workers", str(WORKERS), *where]], watch)
+    found = timed([*run, *rows, "-o", out, "--on", "ray", "--workers", str(WORKERS), *where], watch=watch)
     if waiting:
         raise ZooError("the run ended before its actors were killed")
     return {**found, "worker_mb": round(max(workers.values())), "killed": len(kills)}
 
 
 class PandasScorer:
-    """The code one writes for `map_batches`."""
+    """Scores chunks of rows by pandas and onnxruntime, for `map_batches`."""
 
     def __init__(self, folder: str) -> None:
         preprocessing = json.loads((Path(folder) / "card.json").read_text())["preprocessing"]
@@ -153,6 +154,7 @@ class PandasScorer:
         self.form = pandas_script.SchemaColumns(preprocessing, factorize=True)
 
     def __call__(self, chunk: Any) -> Any:
+        """Returns the probabilities of a chunk of rows."""
         for each in self.form.columns:
             chunk[each["name"]] = chunk[each["name"]].astype(float if each["kind"] == "number" else "string")
         chunk["probability"] = pandas_script.probabilities(self.session, self.form.encode(chunk))
@@ -160,7 +162,7 @@ class PandasScorer:
 
 
 def by_ray_data(address: str, folder: str, out: str, *rows: str) -> None:
-    """Ray Data as its documents show it."""
+    """Scores rows by Ray Data as its documentation shows it."""
     import ray
 
     ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": str(harness.ROOT)}})
@@ -188,16 +190,16 @@ def compare(count: int, folder: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=folder) as name:
         scratch = Path(name)
         one, two = scratch / "one", scratch / "two"
-        results["one process"] = timed([["taskset", "-c", "0", *run, *rows, "-o", one, "--shard", "1/1"]])
+        results["one process"] = timed(["taskset", "-c", "0", *run, *rows, "-o", one, "--shard", "1/1"])
         shards = [
             ["taskset", "-c", str(i), *run, *rows, "-o", two, "--shard", f"{i + 1}/{WORKERS}"] for i in range(WORKERS)
         ]
-        results["two shards"] = timed(shards)
+        results["two shards"] = timed(*shards)
         results["ray"] = on_ray(run, rows, scratch / "ray")
         with cluster() as address:
             results["ray, a running cluster"] = on_ray(run, rows, scratch / "running", address=address)
             naive = [*SELF, "--by-ray-data", address, model.path, scratch / "naive"]
-            results["ray data, onnxruntime, a running cluster"] = timed([[*naive, *rows]])
+            results["ray data, onnxruntime, a running cluster"] = timed([*naive, *rows])
         results["ray, two actors killed"] = on_ray(run, rows, scratch / "killed", (1 / 3, 2 / 3))
         expected = digests(one)
         for way, place in (

@@ -43,8 +43,17 @@ SEARCH, LIMIT = 60.0, 900  # seconds of a search, and of a pair of processes
 
 @contextlib.contextmanager
 def link(rate: float, delay: float) -> Iterator[list[str]]:
-    """Two network namespaces with a link of `rate` bytes/s between them, each way; their names. Raises RequestError
-    where this user or system may not make them.
+    """Links two network namespaces meanwhile.
+
+    Args:
+        rate: Bytes/s, each way.
+        delay: Seconds, each way.
+
+    Yields:
+        Names of the namespaces.
+
+    Raises:
+        RequestError: This user or system may not make them.
     """
     names = [f"zoo-{os.getpid()}-{i}" for i in (1, 2)]
     relay = None
@@ -84,7 +93,7 @@ def _run(command: list[str]) -> None:
 
 
 def _relayed(names: list[str], rate: float, delay: float) -> multiprocessing.Process:
-    """A device in each namespace whose packets a process carries to the other."""
+    """Makes a device in each namespace and starts a process that carries packets between them."""
     tun_set, flags = 0x400454CA, 0x0001 | 0x1000  # TUNSETIFF, IFF_TUN | IFF_NO_PI of linux/if_tun.h
     devices = []
     try:
@@ -136,7 +145,7 @@ def _carry(devices: list[int], rate: float, delay: float) -> None:
 
 
 def work(name: str) -> None:
-    """What each of the two processes does; the first prints one line of JSON."""
+    """Trains on noise in one of two processes; the first prints one line of JSON."""
     import torch
     from torch import nn
 
@@ -179,7 +188,7 @@ def work(name: str) -> None:
 
 
 def pair(name: str, spaces: list[str], folder: Path) -> dict[str, Any]:
-    """Two processes, one in each namespace, each on a core; what the first says."""
+    """Runs two processes, one in each namespace, each on a core; returns the report of the first."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     processes = []
     for rank, space in enumerate(spaces):
@@ -207,9 +216,13 @@ def pair(name: str, spaces: list[str], folder: Path) -> dict[str, Any]:
 
 
 def scaled(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """On paper, for more machines, each with the same batch: its own step is what is left without the exchange; each
-    sends and receives 2 (n - 1) / n of the gradients (a ring's), at the rate that two machines had here, and as much of
-    that lies beside the backward pass as here. Default, and as tuned.
+    """Estimates the efficiency of more machines, each with the same batch.
+
+    A machine's own step is the time without the exchange. In a ring of n machines, each sends and receives
+    2 (n - 1) / n of the gradients, here at the rate of two machines; the same share overlaps with the backward pass.
+
+    Returns:
+        [{"machines", "default", "tuned"}].
     """
     lines = []
     ways = [(found["seconds"], found["share"][0]), (found["seconds"] / found["speedup"], found["share"][1])]
@@ -223,7 +236,7 @@ def scaled(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def compare(name: str) -> dict[str, Any]:
-    """One model over all links."""
+    """Measures one model over all links."""
     results = []
     for title, (rate, delay) in LINKS.items():
         with link(rate, delay) as spaces, tempfile.TemporaryDirectory() as folder:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def use_one_thread() -> None:
-    """torch computes in one thread of this process, without gradients."""
+    """Limits torch to one thread of this process, without gradients."""
     import torch
 
     torch.set_num_threads(1)

@@ -32,7 +32,7 @@ def conv(inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> nn.Sequ
 
 
 class C2f(nn.Module):
-    """Half of the channels through `count` bottlenecks, all of them joined."""
+    """Passes half of the channels through `count` bottlenecks and concatenates all results."""
 
     def __init__(self, inputs: int, outputs: int, count: int = 1, shortcut: bool = True) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class C2f(nn.Module):
         self.inner = nn.ModuleList(nn.Sequential(conv(half, half, 3), conv(half, half, 3)) for _ in range(count))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, inputs, h, w] -> [n, outputs, h, w]"""
+        """Returns [n, outputs, h, w] of [n, inputs, h, w]."""
         parts = list(self.first(x).chunk(2, 1))
         for each in self.inner:
             parts.append(parts[-1] + each(parts[-1]) if self.shortcut else each(parts[-1]))
@@ -50,7 +50,7 @@ class C2f(nn.Module):
 
 
 class SPPF(nn.Module):
-    """Three pools one after the other, joined."""
+    """Concatenates an input and three max pools in a row."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class SPPF(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, channels, h, w] -> the same"""
+        """Returns [n, channels, h, w] of the same."""
         parts = [self.first(x)]
         for _ in range(3):
             parts.append(self.pool(parts[-1]))
@@ -97,7 +97,7 @@ class Detector(nn.Module):
         return nn.Sequential(conv(inputs, width, 3), conv(width, width, 3), nn.Conv2d(width, outputs, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 [n, 3, SIZE, SIZE] -> [n, 4 + CLASSES, places]: centre, size and scores"""
+        """Returns centres, sizes and scores [n, 4 + CLASSES, places] of float32 [n, 3, SIZE, SIZE]."""
         high = self.stem(x)
         middle = self.middle(high)
         deep = self.deep(middle)
@@ -123,12 +123,12 @@ class Segmentation(nn.Module):
         self.classes = nn.Conv2d(64, 5, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 [n, 3, SIZE, SIZE] -> [n, 5, SIZE, SIZE]"""
+        """Returns [n, 5, SIZE, SIZE] of float32 [n, 3, SIZE, SIZE]."""
         return nn.functional.interpolate(self.classes(self.layers(x)), scale_factor=8, mode="bilinear")
 
 
 def drawn(network: nn.Module) -> nn.Module:
-    """The network with statistics and scales of its batch norms as training leaves them: none at 0 and 1."""
+    """Draws statistics and scales of the batch norms, so that none is at 0 and 1."""
     for each in network.modules():
         if isinstance(each, nn.BatchNorm2d):
             assert each.running_mean is not None and each.running_var is not None

@@ -40,12 +40,12 @@ PACKAGES = ("nncf", "onnx")
 
 
 def ranks(path: Path) -> dict[str, int]:
-    """Of the graph's inputs, in order."""
+    """Returns the ranks of the graph's inputs, in order."""
     return {str(each.name): len(each.shape or ()) for each in io.load(path).graph.inputs}
 
 
 def feeds(path: Path, samples: Path) -> list[Feed]:
-    """The samples of an .npz as feeds of the graph, one sample each."""
+    """Returns the samples of an .npz as feeds of the graph, one sample each."""
     axes = ranks(path)
     with np.load(samples) as arrays:
         columns = {name: arrays[name] for name in axes}
@@ -61,7 +61,7 @@ def feeds(path: Path, samples: Path) -> list[Feed]:
 
 @dataclass(frozen=True)
 class Work:
-    """What the process of one setting gets; `fp32` is brought to `OPSET` for the peers."""
+    """Input of the process of one setting; `fp32` is brought to `OPSET` for the peers."""
 
     original: Path
     fp32: Path
@@ -112,7 +112,7 @@ def _make(setting: str, work: Work, target: Path) -> dict[str, Any]:
 
 
 def sqnr(expected: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]) -> float:
-    """In dB over all floating-point outputs and samples; each output is scaled to power 1, so that all count alike."""
+    """Returns the SQNR in dB over all floating-point outputs and samples; each output is scaled to power 1."""
     noise = []
     for at, output in enumerate(expected[0]):
         if output.dtype.kind != "f":
@@ -144,7 +144,7 @@ def agreement(expected: Sequence[Sequence[Array]], found: Sequence[Sequence[Arra
 
 
 def accuracy(path: Path, engine: str, samples: Sequence[Feed], expected: Sequence[Sequence[Array]]) -> dict[str, Any]:
-    """SQNR and agreement in one engine; its error where it fails."""
+    """Returns SQNR and agreement in one engine; its error where it fails."""
     try:
         run = RUNS[engine](path, machine.cores())
         found = [run(each) for each in samples]
@@ -197,8 +197,11 @@ COLUMNS = (
 
 
 def rows(report: Mapping[str, Any]) -> list[list[str]]:
-    """Rows of `COLUMNS`: SQNR in onnxruntime and OpenVINO, agreement and cosine (in onnxruntime where it runs the
-    file), milliseconds in all engines, seconds and MB of quantizing; settings that are left out come last.
+    """Returns the rows of the table of a report.
+
+    Returns:
+        Cells of `COLUMNS`: SQNR in onnxruntime and OpenVINO, agreement and cosine (in onnxruntime where it runs the
+        file), milliseconds in all engines, seconds and MB of quantizing; settings that are left out come last.
     """
     found = []
     for model in report["models"]:

@@ -21,7 +21,7 @@ Run = Callable[[Batch], list[Array]]  # a batch -> the outputs in the order of t
 
 
 class Work(Protocol):
-    """What the process of one setting gets."""
+    """Input of the process of one setting."""
 
     @property
     def fp32(self) -> Path:
@@ -35,7 +35,7 @@ Quantize = Callable[[Any, Path], dict[str, Any]]  # (work, target without suffix
 
 
 def onnxruntime_static(method: str, **options: Any) -> Quantize:
-    """onnxruntime's quantize_static, as its documentation recommends it."""
+    """Returns the quantize_static of onnxruntime, as its documentation recommends it."""
 
     def make(work: Work, target: Path) -> dict[str, Any]:
         batches = work.batches(1)
@@ -46,13 +46,13 @@ def onnxruntime_static(method: str, **options: Any) -> Quantize:
 
 
 def onnxruntime_dynamic(work: Work, target: Path) -> dict[str, Any]:
-    """onnxruntime's quantize_dynamic."""
+    """Quantizes by the quantize_dynamic of onnxruntime."""
     onnx_runtime.quantize_dynamic(work.fp32, target.with_suffix(".onnx"))
     return {}
 
 
 def nncf(**options: Any) -> Quantize:
-    """NNCF's quantizer of the model as OpenVINO converts it; "preset" and "model_type" by name."""
+    """Returns NNCF's quantizer of the model as OpenVINO converts it; "preset" and "model_type" by name."""
 
     def make(work: Work, target: Path) -> dict[str, Any]:
         open_vino.save(
@@ -64,7 +64,7 @@ def nncf(**options: Any) -> Quantize:
 
 
 def nncf_onnx(**options: Any) -> Quantize:
-    """NNCF's quantizer of the ONNX file itself."""
+    """Returns NNCF's quantizer of the ONNX file itself."""
 
     def make(work: Work, target: Path) -> dict[str, Any]:
         import nncf as library  # type: ignore[import-untyped]
@@ -80,7 +80,7 @@ def nncf_onnx(**options: Any) -> Quantize:
 
 
 def enumerated(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of `nncf.quantize`, with names in place of its enumerations."""
+    """Returns options of `nncf.quantize`, names replaced by members of its enumerations."""
     import nncf as library
 
     kinds = {"preset": library.QuantizationPreset, "model_type": library.ModelType}

@@ -1,7 +1,7 @@
 """Image networks quantized by this project, onnxruntime and NNCF: accuracy on photos, and speed.
 
 Weights are those of the models that ship, photos those of the development data: every fifth photo of
-data/imagenet/nips17 calibrates, the rest tests, in its centre crop and in `VIEWS` - 1 other views: mirrored, and at the
+data/imagenet/nips17 calibrates, the rest tests, in its centre crop and in four other views: mirrored, and at three
 corners. All settings are post-training only, calibrate on the same photos and get the same float file: fp32.onnx from
 the normalized image on.
 
@@ -41,14 +41,13 @@ from scripts.peers.vision import float_networks
 from scripts.peers.vision.float_networks import CALIBRATE_EVERY, Work, crop, photo_folder, resize
 
 CHUNK = 10  # photos of a batch of calibration
-VIEWS = 5  # of a photo that tests
 MODELS = ("resnet50-imagenet", "mobilenet-v1-imagenet", "mobilenet-v2-imagenet")
 ENGINES = ("onnxruntime", "openvino")
 PACKAGES = ("nncf", "pillow", "torch")
 
 
 def views(path: Path, spec: Preprocess) -> Array:
-    """The centre crop of a photo, the same mirrored, and three corners, uint8 [VIEWS, size, size, 3]."""
+    """The centre crop of a photo, the same mirrored, and three corners, uint8 [5, size, size, 3]."""
     photo = Image.open(path).convert("RGB")
     middle, whole = np.asarray(crop(photo, spec)), resize(photo, spec)
     right, bottom = whole.width - spec.size, whole.height - spec.size
@@ -101,7 +100,7 @@ def _make(setting: str, work: Work, target: Path) -> dict[str, Any]:
 
 
 def outputs(path: Path, engine: str, work: Work, pixels: Array) -> Array:
-    """Logits of every view by itself, float32 [n, VIEWS, 1000]; a class for background is left out."""
+    """Logits of every view by itself, float32 [n, 5, 1000]; a class for background is left out."""
     run = settings.RUNS[engine](path, machine.cores(), [1, 3, work.spec.size, work.spec.size])
     found = np.concatenate([run(work.batch(view[None]))[0] for photo in pixels for view in photo])
     return found[:, -1000:].reshape(*pixels.shape[:2], -1)

@@ -120,7 +120,7 @@ def compare(shape: str, folder: Path, count: int, rounds: int, advance: harness.
             for way, taken in seconds.items()
         ],
         "over": {other: harness.ratio(seconds[other], seconds[READER], 2)},
-        "peak_memory_mb": [round(processes.timed([*run, path])[2], 1) for path in (quarter, log)],
+        "peak_memory_mb": [round(processes.run([*run, path]).peak_mb, 1) for path in (quarter, log)],
     }
 
 

@@ -1,4 +1,4 @@
-"""Requests at a rate, by clients or one by one; as a script the same work in a process, without a server:
+"""Requests at a rate, by clients or one by one; as a script the same work in a process, without a server.
 
 python scripts/peers/serving/load.py run|alone|translate MODEL FILE
 """
@@ -21,14 +21,18 @@ import zoo
 
 
 def message(path: str, kind: str, body: bytes, *headers: str, length: int | None = None) -> bytes:
-    """A request as it goes over the wire; `length` is stated in place of the body's."""
+    """Returns the bytes of an HTTP request; `length` is stated in place of the body's."""
     size = len(body) if length is None else length
     head = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Type: {kind}", *headers, f"Content-Length: {size}"]
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
 def ask(port: int, path: str, kind: str, body: bytes) -> tuple[int, bytes]:
-    """Status and body of one request's answer. Raises OSError where there is none."""
+    """Returns status and body of the response to one request.
+
+    Raises:
+        OSError: There is no response.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         connection.request("POST", path, body, {"content-type": kind})
@@ -41,7 +45,7 @@ def ask(port: int, path: str, kind: str, body: bytes) -> tuple[int, bytes]:
 
 
 def status(port: int, path: str, kind: str, body: bytes) -> int:
-    """The status of one request's answer, 0 where there is none."""
+    """Returns the status of the response to one request, 0 where there is none."""
     try:
         return ask(port, path, kind, body)[0]
     except OSError:
@@ -49,7 +53,7 @@ def status(port: int, path: str, kind: str, body: bytes) -> int:
 
 
 async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, bytes]:
-    """Status and body of the answer to a request."""
+    """Sends a request; returns status and body of the response."""
     writer.write(request)
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     at = head.index(b"content-length:") + 15
@@ -79,8 +83,22 @@ def at_rate(
     accept: str = "*/*",
     even: bool = True,
 ) -> dict[str, float]:
-    """{"rate", "p50", "p99" (ms)} of requests that start by the clock, whether the earlier are answered or not: times
-    count from when each was to start. even: at equal distances, else at those of a Poisson process.
+    """Sends requests by the clock, whether earlier ones are answered or not.
+
+    Args:
+        port: Port of the server.
+        path: Path of the requests.
+        kind: Content type of the requests.
+        body: Body of each request.
+        rate: Requests/s.
+        connections: A quarter of the open connections.
+        seconds: Duration.
+        core: Core of the clients.
+        accept: Content type of the responses.
+        even: Requests start at equal distances; else at those of a Poisson process.
+
+    Returns:
+        {"rate", "p50", "p99"}: responses/s, and milliseconds from the time when each request was due.
     """
     count = int(rate * seconds)
     apart = np.full(count, 1 / rate) if even else np.random.default_rng(1).exponential(1 / rate, count)
@@ -115,7 +133,20 @@ def at_rate(
 def clients(
     port: int, path: str, kind: str, bodies: list[bytes], count: int, seconds: float, core: int
 ) -> dict[str, float]:
-    """{"rate", "p50", "p99" (ms)} of some clients that each ask again as soon as they are answered."""
+    """Runs `count` clients that each send the next request as soon as the last is answered.
+
+    Args:
+        port: Port of the server.
+        path: Path of the requests.
+        kind: Content type of the requests.
+        bodies: Bodies; client i begins with the i-th and takes every `count`-th.
+        count: Number of clients.
+        seconds: Duration.
+        core: Core of the clients.
+
+    Returns:
+        {"rate", "p50", "p99"}: responses/s, and milliseconds.
+    """
     requests, found = [message(path, kind, each) for each in bodies], []
 
     async def client(first: int, end: float) -> None:
@@ -138,7 +169,7 @@ def clients(
 
 
 def alone(port: int, path: str, kind: str, body: bytes, seconds: float, core: int) -> float:
-    """The median milliseconds of requests one after the other on one connection."""
+    """Returns the median milliseconds of requests one after the other on one connection."""
     os.sched_setaffinity(0, {core})
     request, found, end = message(path, kind, body), [], time.perf_counter() + seconds
     with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -161,7 +192,7 @@ def _whole(answer: bytes) -> bool:
 
 
 def photo() -> bytes:
-    """A JPEG of 299 x 299: smooth colours with noise."""
+    """Returns a JPEG of 299 x 299 pixels: smooth colours with noise."""
     import io
 
     from PIL import Image
@@ -187,6 +218,7 @@ def _median_ms(call: Any, count: int = 300) -> float:
 
 
 def main() -> None:
+    """Measures what the arguments name, and prints the figures."""
     verb, name, file = sys.argv[1:]
     engine = "native" if name != "mobilenet-v2-imagenet" else "auto"
     model = zoo.pipeline(name, engine=engine, threads=1)

@@ -60,7 +60,14 @@ class Server:
 
 @dataclass
 class Running:
-    """A server that answers. ready: seconds from its start to its first answer. stop: how it ended, afterwards."""
+    """A running server.
+
+    Attributes:
+        port: Port of the server.
+        ready: Seconds from the start to the first response.
+        process: First process of the server.
+        stop: Effect of SIGTERM, afterwards: {"exit", "seconds", "left"}.
+    """
 
     port: int
     ready: float
@@ -127,6 +134,7 @@ def _stop(process: subprocess.Popen[bytes], grace: float) -> dict[str, Any]:
 
 
 def free_port() -> int:
+    """Returns a port that no process listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -135,7 +143,23 @@ def free_port() -> int:
 def wrk(
     port: int, path: str, kind: str, body: bytes, connections: int, seconds: float, accept: str = "*/*"
 ) -> dict[str, Any]:
-    """{"rate" (answers with 200 a second), "p50", "p99" (ms), "failed"} of a load as quick as answers come."""
+    """Loads a server by wrk.
+
+    Args:
+        port: Port of the server.
+        path: Path of the requests.
+        kind: Content type of the requests.
+        body: Body of each request.
+        connections: Number of connections; each sends the next request as soon as the last is answered.
+        seconds: Duration.
+        accept: Content type of the responses.
+
+    Returns:
+        {"rate": responses with status 200 per second, "p50", "p99": milliseconds, "failed"}.
+
+    Raises:
+        ZooError: The server does not answer under load.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         file, script = Path(scratch) / "body", Path(scratch) / "post.lua"
         file.write_bytes(body)

@@ -83,7 +83,7 @@ SERVED = {"layers": LAYERS, "peers": PEERS}  # part: servers
 
 
 def one_row() -> tuple[bytes, float]:
-    """A request of the protocol with one row, and its probability by onnxruntime."""
+    """Returns a request of the protocol with one row, and its probability by onnxruntime."""
     model = zoo.pipeline(CLICKS, engine="onnxruntime", threads=1)
     batch = model.preprocess(model.example(1))
     kinds = {"int32": "INT32", "float32": "FP32"}
@@ -95,7 +95,7 @@ def one_row() -> tuple[bytes, float]:
 
 
 def in_turn(servers: list[Server], environments: Path, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """One row a request, 64 connections, then one; each server is started anew in every round."""
+    """Measures one row a request on 64 connections, then on one; servers are restarted in every round."""
     body, expected = one_row()
     found: dict[str, list[dict[str, Any]]] = {each.name: [] for each in servers}
     faults: dict[str, str] = {}
@@ -146,7 +146,7 @@ def _summed(server: Server, rounds: list[dict[str, Any]], environments: Path) ->
 
 
 def memory_of(live: Running) -> float:
-    """Memory (PSS) of all processes of a server, in MB."""
+    """Returns the memory (PSS) of all processes of a server, in MB."""
     return sum(memory_mb("Pss", pid) for pid in session_members(live.process.pid))
 
 
@@ -174,8 +174,9 @@ def _asked(server: Server, environments: Path) -> dict[str, Any]:
 
 
 def rows(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
-    """500 rows a request as TSV, answered in CSV, beside what `zoo run` scores in a process and writes so; the tail at
-    70% of that load, at equal distances as wrk2 has it, and at those of a Poisson process.
+    """Measures 500 rows a request, TSV to CSV, beside `zoo run` in a process.
+
+    The tail is that at 70% of the greatest load, of requests at equal distances and of a Poisson process.
     """
     model = zoo.pipeline(CLICKS, engine="native", threads=1)
     lines = model.example(2000)
@@ -217,7 +218,7 @@ def _pinned(command: list[str]) -> str:
 
 
 def lone(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
-    """A lone request beside the same call in a process: milliseconds of one row and of one photo."""
+    """Measures a single request beside the same call in a process: milliseconds of one row and of one photo."""
     found: dict[str, Any] = {}
     row = zoo.pipeline(CLICKS, engine="native").example(1)[0].rstrip(b"\n") + b"\n"
     with tempfile.TemporaryDirectory() as scratch:
@@ -238,7 +239,7 @@ def lone(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def sentences(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
-    """32 clients with a sentence a request beside batches in a process, and a lone sentence."""
+    """Measures 32 clients with a sentence a request beside batches in a process, and a single sentence."""
     texts = list(zoo.pipeline(TRANSLATION, engine="native").example(512))
     path = f"/v1/models/{TRANSLATION}:run"
     server = dataclasses.replace(ZOO, arguments=(TRANSLATION,))
@@ -268,7 +269,7 @@ def sentences(environments: Path, rounds: int, seconds: float) -> dict[str, Any]
 
 
 def workers(environments: Path, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """What processes that share one copy of two models hold: PSS of all of them, after requests to each."""
+    """Measures the memory (PSS) of processes that share one copy of two models, after requests to both."""
     found = []
     row = zoo.pipeline(CLICKS, engine="native").example(1)[0].rstrip(b"\n") + b"\n"
     text = zoo.pipeline(TRANSLATION, engine="native").example(1)[0].encode()
@@ -294,8 +295,9 @@ PARTS: dict[str, Callable[[Path, int, float], Any]] = {
 
 
 def make(environments: Path, parts: Sequence[str]) -> None:
-    """The environments of the servers of these parts: what is whole is kept, what pip cannot install is left out. This
-    project is installed into those that it runs in.
+    """Makes the environments of the servers of these parts, and installs this project where it is needed.
+
+    Complete environments are kept; an environment that pip cannot install is left out.
     """
     names = dict.fromkeys(each.environment for part in parts for each in SERVED.get(part, ()) if each.environment)
     free = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}  # they are not this project

@@ -33,17 +33,15 @@ from scripts.peers.serving.server import CLICKS, CORES, TEXT, TSV, Server, runni
 TRANSLATION = "multi30k-en-de"
 CONNECTIONS, STRANGERS, BODY_LIMIT = 64, 4, 1_000_000
 ROWS_AMONG = 4  # requests, of which one is a sentence
-LOAD, WARM = (
-    0.9,
-    15.0,
-)  # share of the greatest rate, which is measured for so many seconds beside the misbehaving clients
+LOAD = 0.9  # share of the greatest rate
+WARM = 15.0  # seconds for which the greatest rate is measured, beside the misbehaving clients
 KILL_EVERY, SAMPLE_EVERY = 20.0, 5.0
 SETTLE = 60.0  # seconds before slopes count
 STOP_SECONDS = 60.0
 
 
 class Question(NamedTuple):
-    """A request and the answer that it must get: of each result what is under a key."""
+    """A request and the values of `key` that its results must have."""
 
     model: str
     body: bytes
@@ -60,11 +58,12 @@ class Question(NamedTuple):
         return load.message(*self.address, self.body, *headers, length=length)
 
     def right(self, answer: bytes) -> bool:
+        """Returns whether a response has the expected results."""
         return [each[self.key] for each in json.loads(answer)["results"]] == self.expected
 
 
 def questions() -> tuple[list[Question], list[Question], Question]:
-    """Some of rows, some of sentences, and a long text."""
+    """Returns requests of rows, requests of sentences, and a long text."""
     clicks, translation = (zoo.pipeline(name, engine="native", threads=1) for name in (CLICKS, TRANSLATION))
     lines = [each.rstrip(b"\n") for each in clicks.example(400)]
     rows = []
@@ -81,7 +80,7 @@ def questions() -> tuple[list[Question], list[Question], Question]:
 
 
 class Soak:
-    """One run."""
+    """A run of the load, the misbehaving clients and the killer against one server."""
 
     def __init__(self, port: int, pid: int, rows: list[Question], sentences: list[Question], text: Question) -> None:
         self.port, self.pid, self.rows, self.sentences, self.text = port, pid, rows, sentences, text
@@ -94,12 +93,13 @@ class Soak:
         self.end, self.never_asked = 0.0, 0
 
     def open(self) -> Any:
+        """Opens a connection."""
         return asyncio.open_connection("127.0.0.1", self.port)
 
-    # ------------------------------------------------------------------------------------------------- who asks rightly
+    # --------------------------------------------------------------------------------------------- well-behaved clients
 
     async def client(self, tickets: asyncio.Queue[float] | None, end: float) -> None:
-        """Asks; at the times of the tickets, if any. A connection that breaks is opened anew."""
+        """Sends requests, at the times of the tickets if there are any. A broken connection is replaced."""
         reader, writer = await self.open()
         while (begin := time.monotonic()) < end:
             if tickets is not None and (begin := await tickets.get()) < 0:
@@ -122,10 +122,10 @@ class Soak:
                 self.counts["503 without a killed worker"] += 1
         writer.close()
 
-    # ------------------------------------------------------------------------------------------------- who asks wrongly
+    # ---------------------------------------------------------------------------------------------- misbehaving clients
 
     async def stranger(self) -> None:
-        """Slow, broken and oversized clients, one after the other."""
+        """Runs misbehaving clients, one after the other."""
         ways = [self.slow, self.gone, self.broken, self.oversized, self.lying, self.leaving, self.expiring]
         while time.monotonic() < self.end:
             way = self.random.choice(ways)
@@ -134,6 +134,7 @@ class Soak:
             self.counts[f"client: {way.__name__}"] += 1
 
     async def slow(self) -> None:
+        """Sends a request byte by byte, and leaves."""
         _, writer = await self.open()
         for byte in self.rows[0].message()[:100]:
             writer.write(bytes([byte]))
@@ -141,30 +142,35 @@ class Soak:
         writer.close()
 
     async def gone(self) -> None:
+        """Leaves before the end of a request."""
         _, writer = await self.open()
         writer.write(self.rows[0].message()[:-10])
         await asyncio.sleep(0.05)
         writer.close()
 
     async def broken(self) -> None:
+        """Sends random bytes."""
         reader, writer = await self.open()
         writer.write(self.random.randbytes(500))
         await reader.read(1000)
         writer.close()
 
     async def oversized(self) -> None:
+        """States a body over the limit."""
         reader, writer = await self.open()
         status, _ = await exchange(reader, writer, self.rows[0].message(length=BODY_LIMIT * 100))
         self.counts["413" if status == 413 else "oversized, accepted"] += 1
         writer.close()
 
     async def lying(self) -> None:
+        """Sends a row without most of its columns."""
         reader, writer = await self.open()
         status, _ = await exchange(reader, writer, Question(CLICKS, b"1\t2\t3\n", "", []).message())
         self.counts["400" if status == 400 else "broken, accepted"] += 1
         writer.close()
 
     async def leaving(self) -> None:
+        """Leaves before the response."""
         _, writer = await self.open()
         asked = self.random.choice([self.rows[0], self.text])
         writer.write(asked.message())
@@ -172,6 +178,7 @@ class Soak:
         writer.transport.abort()
 
     async def expiring(self) -> None:
+        """Sends a long text with a short deadline."""
         reader, writer = await self.open()
         status, _ = await exchange(reader, writer, self.text.message("timeout-ms: 10"))
         self.counts["504" if status == 504 else "late, answered"] += 1
@@ -180,6 +187,7 @@ class Soak:
     # ------------------------------------------------------------------------------------------------------- the server
 
     async def killer(self) -> None:
+        """Kills a worker of the server every `KILL_EVERY` seconds."""
         while time.monotonic() < self.end - KILL_EVERY:
             await asyncio.sleep(KILL_EVERY)
             parent = next(pid for pid in session_members(self.pid) if pid != self.pid and self._children(pid))
@@ -192,6 +200,7 @@ class Soak:
         return [int(each) for path in Path(f"/proc/{pid}/task").glob("*/children") for each in path.read_text().split()]
 
     async def sampler(self) -> None:
+        """Records memory and descriptors every `SAMPLE_EVERY` seconds."""
         begin = time.monotonic()
         while time.monotonic() < self.end:
             memory, descriptors = 0.0, 0
@@ -203,6 +212,7 @@ class Soak:
             await asyncio.sleep(SAMPLE_EVERY)
 
     async def run(self, minutes: float) -> dict[str, Any]:
+        """Runs the load and returns the figures."""
         self.end = time.monotonic() + WARM
         strangers = [self.stranger() for _ in range(STRANGERS)]
         await asyncio.gather(*(self.client(None, self.end) for _ in range(CONNECTIONS)), *strangers)

@@ -1,6 +1,4 @@
-"""Models in Marian's format: one of random weights, in the shape of those that Firefox translates with, and its int8
-form. Needs pymarian (Python 3.11).
-"""
+"""A model of random weights in Marian's format, in the shape of Firefox's, and its int8 form; needs pymarian."""
 
 from __future__ import annotations
 
@@ -27,10 +25,13 @@ NEVER = -1e4  # the end's bias: every translation is as long as it may be
 
 
 def random_model(folder: Path, vocabulary: bytes, pieces: int, growth: float) -> None:
-    """Write what Marian makes after one update from random weights; `folder` is a folder of its decoder.
+    """Trains one update from random weights by Marian.
 
-    vocabulary: a sentencepiece model of so many `pieces`, the end first. growth: tokens of a translation for each of
-    its source, all of which it has: none ends earlier.
+    Args:
+        folder: Folder of the model for Marian's decoder.
+        vocabulary: sentencepiece model, the end first.
+        pieces: Its number of pieces.
+        growth: Tokens of a translation for each token of its source; no translation ends earlier.
     """
     import pymarian
 
@@ -59,6 +60,6 @@ def random_model(folder: Path, vocabulary: bytes, pieces: int, growth: float) ->
 
 
 def convert(folder: Path) -> None:
-    """Write the int8 form of a folder's model beside it, by Marian's own tool."""
+    """Writes the int8 form of a folder's model beside it, by Marian's own tool."""
     tool = [sys.executable, "-m", "pymarian", "convert", "-g", "intgemm8"]
     subprocess.run([*tool, "-f", str(folder / MODEL), "-t", str(folder / INT8)], check=True)

@@ -26,12 +26,12 @@ LISTED = (3000, 50)  # words of a drawn shortlist that are in every list, and mo
 
 @dataclass(frozen=True)
 class Work:
-    """What every process is given: a copy of the model's folder, and beside it what was made for the peers."""
+    """Input of every process: a copy of the model's folder, with the peers' models beside it."""
 
     folder: Path
 
     def made(self, name: str) -> Path:
-        """Where a peer's model is."""
+        """Returns the path of a peer's model."""
         return self.folder.parent / name
 
     @property
@@ -41,7 +41,12 @@ class Work:
 
 
 def made_up(size: int, marian: bool = False) -> bytes:
-    """A sentencepiece model of so many pieces that no text has. marian: without padding and start, the end first."""
+    """Returns a sentencepiece model of `size` pieces that no text has.
+
+    Args:
+        size: Number of pieces.
+        marian: Without padding and start, the end first.
+    """
     from sentencepiece import sentencepiece_model_pb2 as proto
 
     found = proto.ModelProto()
@@ -59,8 +64,9 @@ def made_up(size: int, marian: bool = False) -> bytes:
 
 
 def untrained(arch: str, pieces: int, folder: Path) -> None:
-    """Write a model folder of random weights and biases, as a training leaves it. No sentence ends with padding: its
-    logit is 0.
+    """Writes a model folder of random weights and biases, as a training leaves it.
+
+    No sentence ends with padding: its logit is 0.
     """
     import torch
 
@@ -87,8 +93,11 @@ def untrained(arch: str, pieces: int, folder: Path) -> None:
 
 
 def imported(steps: int, folder: Path) -> None:
-    """Write random weights in Marian's format, and the model folder that is imported of them. All its translations have
-    so many tokens, those of sources of `FIREFOX_LENGTH`.
+    """Writes random weights in Marian's format, and the model folder that is imported from them.
+
+    Args:
+        steps: Tokens of every translation of a source of `FIREFOX_LENGTH` tokens.
+        folder: Model folder.
     """
     original = folder.parent / FIREFOX
     content = made_up(FIREFOX_PIECES, marian=True)
@@ -102,17 +111,30 @@ def imported(steps: int, folder: Path) -> None:
 
 
 def drawn(pieces: int, count: int, lengths: tuple[int, int] = LENGTHS) -> list[Tokens]:
-    """So many sentences of random tokens, `END` last. lengths: the least and the greatest."""
+    """Returns sentences of random tokens, `END` last.
+
+    Args:
+        pieces: Size of the vocabulary.
+        count: Number of sentences.
+        lengths: Least and greatest number of tokens.
+    """
     random = np.random.default_rng(0)
     sizes = random.integers(lengths[0], lengths[1] + 1, count)
     return [np.array([*random.integers(END + 1, pieces, size - 1), END], np.int32) for size in sizes.tolist()]
 
 
 def copied(model: str, folder: Path, steps: int) -> None:
-    """Random weights, or a copy of a model's folder: what is derived of it for a benchmark is no use to others. steps:
-    of task steps.
+    """Writes a folder of random weights, or copies a model's folder, and builds it.
 
-    Built here, so that no engine has in its memory what building takes.
+    Files that a benchmark derives then do not stay in the model's folder, and no engine has the memory of the building.
+
+    Args:
+        model: Name, folder, or a name of random weights.
+        folder: Model folder to write.
+        steps: Tokens of every translation of a model in Marian's format.
+
+    Raises:
+        RequestError: The model is of another family.
     """
     if model in RANDOM:
         untrained(*RANDOM[model], folder)
@@ -129,7 +151,7 @@ def copied(model: str, folder: Path, steps: int) -> None:
 
 
 def listed(pieces: int) -> Shortlist:
-    """A shortlist for random weights, see `LISTED`: of words drawn as often as words are used (Zipf's law)."""
+    """Returns a shortlist for random weights, see `LISTED`; words are drawn by Zipf's law."""
     first, each = LISTED
     random = np.random.default_rng(1)
     order = np.concatenate([[END], random.permutation(np.delete(np.arange(pieces), END))])

@@ -54,7 +54,14 @@ Run = Callable[[int, int], float]  # sentences, beam -> ms a step
 
 
 class Row(NamedTuple):
-    """A rewrite: the form that has it and the one that has not. alone: it does something for a batch of one."""
+    """A rewrite.
+
+    Attributes:
+        name: Name of the rewrite.
+        on: Run of the form with the rewrite.
+        off: Run of the form without the rewrite.
+        alone: Whether the rewrite changes a batch of one.
+    """
 
     name: str
     on: Run
@@ -66,7 +73,7 @@ class Row(NamedTuple):
 
 
 def gather_nd(model: IncrementalModel) -> None:
-    """Reorder the caches by GatherND."""
+    """Reorders the caches by GatherND."""
     for node in [
         each for each in model.step.graph if each.op_type == "Gather" and str(each.inputs[1].name) == step_graph.PARENTS
     ]:  # type: ignore[union-attr]
@@ -82,7 +89,7 @@ def _axes(model: IncrementalModel) -> ir.Value:
 
 
 def copied_source(model: IncrementalModel) -> None:
-    """Keys and values of the source once for every beam: each row is a sentence to the step."""
+    """Copies keys and values of the source for every beam."""
     main, inputs = model.step.graph, {str(each.name): each for each in model.step.graph.inputs}
     taken, first = query.used_names(main), next(iter(main))
 
@@ -105,8 +112,9 @@ def copied_source(model: IncrementalModel) -> None:
 
 
 def skip_normalization(model: IncrementalModel) -> None:
-    """onnxruntime's SkipLayerNormalization for Add + LayerNormalization in the step; in the encoder it makes it by
-    itself.
+    """Replaces Add + LayerNormalization of the step by SkipLayerNormalization of onnxruntime.
+
+    onnxruntime does so in the encoder.
     """
     main = model.step.graph
     main.opset_imports["com.microsoft"] = 1
@@ -132,7 +140,7 @@ def skip_normalization(model: IncrementalModel) -> None:
 
 
 def all_normalized(model: IncrementalModel) -> None:
-    """Log probabilities of all words, before the likeliest are looked for."""
+    """Normalizes the logits of all words before top-k."""
     (logits,) = (each for each in model.step.graph.outputs if each.name == step_graph.LOGITS)
     node = edit.node("LogSoftmax", [logits], "log_probabilities", dtype=ir.DataType.FLOAT, axis=-1)
     model.step.graph.append(node)
@@ -141,7 +149,7 @@ def all_normalized(model: IncrementalModel) -> None:
 
 
 def unmerged(model: IncrementalModel) -> None:
-    """One layer for each of Q, K and V, and for keys and values of the source."""
+    """Splits the merged layers into one for each of Q, K and V, and for keys and values of the source."""
     for main in (model.step.graph, model.encoder.graph):
         taken = query.used_names(main)
         for split in [each for each in main if each.op_type == "Split"]:
@@ -190,7 +198,7 @@ def _columns(
 
 
 def scaled_scores(model: IncrementalModel) -> None:
-    """Scores of self-attention multiplied, and masked, in every step."""
+    """Scales and masks the scores of self-attention in every step."""
     main, taken = model.step.graph, query.used_names(model.step.graph)
     one, zero = (edit.initializer(main, "scaled/constant", np.float32(each), taken) for each in (1, 0))
     for softmax in [each for each in main if each.op_type == "Softmax"]:
@@ -205,7 +213,7 @@ def scaled_scores(model: IncrementalModel) -> None:
 
 @contextlib.contextmanager
 def without_gemm() -> Iterator[None]:
-    """The layers of a step are MatMul and Add."""
+    """Lowers layers of a step to MatMul and Add meanwhile."""
     original = step_graph.linear
     with mock.patch.object(
         step_graph, "linear", lambda *arguments, **options: original(*arguments, **{**options, "matrix": False})
@@ -271,8 +279,11 @@ class Forms:
         return run
 
     def recomputed(self, session: Session, encoder: Session) -> Run:
-        """A decoder that computes all target tokens anew, at half of them. encoder: computes what the source is to it,
-        a row a sentence.
+        """Returns the run of a decoder without caches, at half of the target tokens.
+
+        Args:
+            session: The decoder.
+            encoder: Computes the decoder's inputs from the source, a row a sentence.
         """
 
         def run(count: int, beam: int) -> float:
@@ -294,7 +305,7 @@ def mixed(count: int) -> list[int]:
 
 
 def rows(forms: Forms) -> Iterator[Row]:
-    """All comparisons, one after the other; what was opened for one alone is not kept."""
+    """Yields all comparisons; sessions of one comparison alone are not kept."""
     model = incremental_model(forms.whole)
     first, step = forms.opened(model.encoder), forms.opened(model.step)
     in_python = forms.python(lambda source: cached_step(step, first.run({"source": source}), model.caches))
@@ -381,8 +392,17 @@ def _keys_and_values(model: ir.Model) -> list[str]:
 def compare(
     forms: Forms, cases: Sequence[tuple[int, int]], repeats: int, advance: harness.Advance
 ) -> list[dict[str, Any]]:
-    """[{"rewrite", "cases": [{"batch_size", "beam", "on", "off" (median ms a step), "times" (median of off / on of a
-    pair)}]}].
+    """Times all rows in all cases.
+
+    Args:
+        forms: The model.
+        cases: Batch sizes and beams.
+        repeats: Pairs of each row and case.
+        advance: Progress, one a row.
+
+    Returns:
+        [{"rewrite", "cases": [{"batch_size", "beam", "on", "off" (median ms a step), "times" (median of off / on of a
+        pair)}]}].
     """
     found = []
     for row in rows(forms):

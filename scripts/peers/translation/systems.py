@@ -25,7 +25,15 @@ NO_TOKEN = -1
 
 
 class Case(NamedTuple):
-    """What is timed in one go. beam 1 is greedy search; steps: of every sentence, 0 for natural lengths."""
+    """A case that is timed.
+
+    Attributes:
+        model: Name of the model.
+        task: "steps" or "text".
+        batch_size: Sentences of a batch.
+        beam: Beam size; 1 is greedy search.
+        steps: Tokens of every translation; 0 for natural lengths.
+    """
 
     model: str
     task: str
@@ -34,12 +42,12 @@ class Case(NamedTuple):
     steps: int = 0
 
     def limits(self, sentences: Sequence[Tokens]) -> Array:
-        """Most tokens of each, int64 [n]."""
+        """Returns the greatest number of tokens of each translation, int64 [n]."""
         return np.array([self.steps or limit(len(each), POSITIONS) for each in sentences])
 
 
 def make_ctranslate2(work: Work, quantization: str) -> None:
-    """The weights in CTranslate2's format."""
+    """Writes the weights in CTranslate2's format."""
     from scripts.peers.translation.ctranslate2_export import export
     from zoo.translation.models.checkpoints import load_model
 
@@ -47,8 +55,9 @@ def make_ctranslate2(work: Work, quantization: str) -> None:
 
 
 def make_openvino(work: Work) -> None:
-    """Encoder and decoder for OpenVINO: keys and values of the source as inputs, those of the target as states; weights
-    int8.
+    """Writes encoder and decoder for OpenVINO, weights int8.
+
+    Keys and values of the source are inputs of the decoder, those of the target its states.
     """
     import nncf  # type: ignore[import-untyped]
     import openvino as ov
@@ -133,8 +142,14 @@ def make_openvino(work: Work) -> None:
 
 
 class System(NamedTuple):
-    """One engine: tokens (`END` last) or texts to its own input, that to its own result, and the result's best tokens
-    and texts.
+    """An open engine.
+
+    Attributes:
+        given: Tokens (`END` last) to the engine's input.
+        read: Texts to the engine's input.
+        search: Input to result.
+        tokens: Result to the best translations as tokens.
+        write: Result to the best translations as texts.
     """
 
     given: Callable[[Sequence[Tokens]], Any]
@@ -145,11 +160,10 @@ class System(NamedTuple):
 
 
 def force_steps(steps: int, engine: str) -> None:
-    """A pipeline that this process opens hereafter takes exactly so many steps: no token ends a sentence, its limit
-    does.
+    """Makes pipelines that this process opens take exactly `steps` steps: no token ends a sentence.
 
-    Both for the search in Python, and for that in the graph, which has the growth of a sentence as an input, and is
-    made with its end.
+    This holds for the search in Python, and for that in the graph, which has the growth of a sentence as an input, and
+    is made with its end.
     """
     from zoo.translation import inference
     from zoo.translation.search import beam_search as decode
@@ -171,7 +185,7 @@ def force_steps(steps: int, engine: str) -> None:
 
 
 def open_zoo(precision: str, engine: str, shortlist: bool = False) -> Callable[[Work, Case], System]:
-    """This project's pipeline, with its checks of what it is given. shortlist: with one that is drawn for it."""
+    """Returns the opener of this project's pipeline, with a drawn `shortlist` on request."""
 
     def open_pipeline(work: Work, case: Case) -> System:
         if case.steps and case.model != FIREFOX:
@@ -195,14 +209,17 @@ def open_zoo(precision: str, engine: str, shortlist: bool = False) -> Callable[[
 
 
 def isa() -> dict[str, str]:
-    """Environment variables by which CTranslate2 is quickest on this CPU: by itself it leaves AVX-512 to Intel's."""
+    """Returns the environment variables by which CTranslate2 uses AVX-512 on AMD's CPUs."""
     amd = "amd" in machine.cpu()["name"].lower()
     return {"CT2_FORCE_CPU_ISA": "AVX512"} if amd and "avx512f" in machine.cpu()["flags"] else {}
 
 
 def open_ctranslate2(precision: str, batched: bool = True) -> Callable[[Work, Case], System]:
-    """CTranslate2, which sorts and batches sentences by itself, with sentencepiece; not `batched`: its default, all
-    sentences are one batch.
+    """Returns the opener of CTranslate2 with sentencepiece.
+
+    Args:
+        precision: Its compute_type.
+        batched: Sorts and batches sentences; else, by its default, all sentences are one batch.
     """
 
     def open_translator(work: Work, case: Case) -> System:
@@ -231,7 +248,7 @@ def open_ctranslate2(precision: str, batched: bool = True) -> Callable[[Work, Ca
 
 
 def open_marian(file: str) -> Callable[[Work, Case], System]:
-    """Marian itself, from text to text."""
+    """Returns the opener of Marian, from text to text."""
 
     def open_translator(work: Work, case: Case) -> System:
         import pymarian
@@ -262,7 +279,13 @@ def open_marian(file: str) -> Callable[[Work, Case], System]:
 
 
 def stepping(begin: Callable[[Array], Step], work: Work, case: Case) -> System:
-    """This project's search in Python over the steps of another engine. begin: encodes sources int64 [n, s], padded."""
+    """Returns this project's search in Python over the steps of another engine.
+
+    Args:
+        begin: Encodes sources int64 [n, s], padded.
+        work: The model.
+        case: The case.
+    """
     vocabulary = work.vocabulary
 
     def search(sentences: Sequence[Tokens]) -> list[list[int]]:
@@ -280,7 +303,7 @@ def stepping(begin: Callable[[Array], Step], work: Work, case: Case) -> System:
 
 
 def loaded(work: Work) -> Any:
-    """The network in torch, one thread."""
+    """Returns the network in torch, one thread."""
     from zoo.translation.models.checkpoints import load_model
 
     pytorch.use_one_thread()
@@ -288,7 +311,7 @@ def loaded(work: Work) -> Any:
 
 
 def open_torch(work: Work, case: Case) -> System:
-    """torch in float32 with caches."""
+    """Opens the network in torch, float32, with caches."""
     import torch
 
     model = loaded(work)
@@ -296,7 +319,7 @@ def open_torch(work: Work, case: Case) -> System:
 
 
 def open_naive(work: Work, case: Case) -> System:
-    """torch in float32, all tokens so far computed anew in every step, the source copied for every beam."""
+    """Opens the network in torch, float32, without caches, the source copied for every beam."""
     import torch
 
     model = loaded(work)
@@ -316,8 +339,9 @@ def open_naive(work: Work, case: Case) -> System:
 
 
 def open_openvino(work: Work, case: Case) -> System:
-    """OpenVINO's plugin quantizes activations by itself, where the CPU can; states in float32, without which it gave
-    NaN here.
+    """Opens encoder and decoder in OpenVINO, states in float32, without which it gave NaN here.
+
+    The plugin quantizes activations dynamically where the CPU can.
     """
     options = {"KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "512"}
     encoder, decoder = (
@@ -346,8 +370,14 @@ def open_openvino(work: Work, case: Case) -> System:
 
 
 class Peer(NamedTuple):
-    """How an engine is opened, what it reads, if that is made for it beforehand: how, and a file of it; whether it is
-    for texts alone; whether it reads Marian's format.
+    """A peer.
+
+    Attributes:
+        open: Opens the engine.
+        make: Writes the model that the engine reads; None if it reads the model folder.
+        reads: A file that `make` writes.
+        texts: Takes texts only.
+        marian: Reads Marian's format.
     """
 
     open: Callable[[Work, Case], System]
@@ -386,7 +416,7 @@ PEERS = {
 
 
 def make(name: str, work: Work) -> None:
-    """Make what an engine reads, unless it is there."""
+    """Writes the model that an engine reads, unless it is there."""
     peer = PEERS[name]
     if peer.make is not None and not work.made(peer.reads).is_file():
         peer.make(work)

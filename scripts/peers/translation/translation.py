@@ -73,8 +73,16 @@ class Engine:
         self.inputs: list[Any] = []
 
     def open(self, inputs: Sequence[Any]) -> list[str]:
-        """Open, and translate the first of the inputs. inputs: of task steps batches of tokens, else texts. Returns the
-        translations.
+        """Opens the engine and translates the first of the inputs.
+
+        Args:
+            inputs: Batches of tokens of task steps, else texts.
+
+        Returns:
+            The translations of texts.
+
+        Raises:
+            ZooError: A translation of task steps has another number of tokens.
         """
         self.system = PEERS[self.name].open(self.work, self.case)
         self.inputs = [self.system.given(each) for each in inputs] if self.case.steps else list(inputs)
@@ -109,7 +117,13 @@ class Engine:
 
 
 def inputs_of(case: Case, work: Work, texts: Sequence[str]) -> list[Any]:
-    """What is translated: texts, or batches of tokens. texts: the test set, empty for random weights."""
+    """Returns the inputs of a case: texts, or batches of tokens.
+
+    Args:
+        case: The case.
+        work: The model.
+        texts: The test set; empty for random weights.
+    """
     if not case.steps:
         return list(texts)
     vocabulary = work.vocabulary
@@ -197,12 +211,12 @@ def ratios(turns: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[s
 
 
 def fitting(model: str, peers: Sequence[str]) -> list[str]:
-    """Those that read the format of a model."""
+    """Returns the engines that read the format of a model."""
     return [each for each in peers if each.startswith("zoo-") or PEERS[each].marian == (model == FIREFOX)]
 
 
 def prepare(model: str, task: str, peers: Sequence[str], scratch: Path, steps: int) -> tuple[Work, dict[str, str]]:
-    """A model's folder and what its peers read; (work, {engine: why it cannot be})."""
+    """Writes a model's folder and the models of its peers; returns (work, {engine: reason of its absence})."""
     left_out: dict[str, str] = {}
     work = Work(scratch / f"{Path(model).name}-{task}" / "model")
     work.made("").mkdir(parents=True, exist_ok=True)
@@ -217,7 +231,7 @@ def prepare(model: str, task: str, peers: Sequence[str], scratch: Path, steps: i
 def cases(
     models: Sequence[str], tasks: Sequence[str], sizes: Sequence[int], beams: Sequence[int], steps: int
 ) -> Iterator[Case]:
-    """What is asked for, in order."""
+    """Yields the cases in order."""
     for model, task in itertools.product(models, tasks):
         if task == "steps":
             yield from (Case(model, task, size, beam, steps) for size in sizes for beam in beams)

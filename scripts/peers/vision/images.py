@@ -84,7 +84,7 @@ def build_litert(work: Work, target: Path) -> None:
 
 
 class System(NamedTuple):
-    """One way from JPEG bytes to the number of a class: decode and preprocess, run the model, take the label."""
+    """An open pipeline: decoding and preprocessing of JPEG bytes, the model, the number of the class."""
 
     prepare: Callable[[bytes], Any]
     run: Callable[[Any], Any]
@@ -97,6 +97,7 @@ def _peer(session: Callable[[Array], Array], spec: Preprocess, *, last: bool = F
 
 
 def open_onnxruntime(work: Work, path: Path) -> System:
+    """Opens a file in onnxruntime."""
     session = onnx_runtime.session(path)
     name = session.get_inputs()[0].name
     return _peer(lambda x: session.run(None, {name: x})[0], work.spec)
@@ -109,10 +110,12 @@ def openvino_session(path: Path, threads: int, size: int) -> Callable[[Array], A
 
 
 def open_openvino(work: Work, path: Path) -> System:
+    """Opens a file in OpenVINO."""
     return _peer(openvino_session(path, 1, work.spec.size), work.spec)
 
 
 def open_zoo(work: Work, path: Path, engine: str = "auto") -> System:
+    """Opens this project's pipeline."""
     opened = zoo.pipeline(work.model, engine=engine, batch_size=1)
     opened.predict(opened.blank())  # type: ignore[attr-defined]  # "auto" decides
     return System(
@@ -121,6 +124,7 @@ def open_zoo(work: Work, path: Path, engine: str = "auto") -> System:
 
 
 def open_torch(work: Work, path: Path) -> System:
+    """Opens a package of Inductor."""
     import torch
 
     pytorch.use_one_thread()
@@ -129,6 +133,7 @@ def open_torch(work: Work, path: Path) -> System:
 
 
 def open_litert(work: Work, path: Path) -> System:
+    """Opens a file in LiteRT."""
     import tensorflow as tf
 
     interpreter = tf.lite.Interpreter(str(path), num_threads=1)
@@ -145,7 +150,13 @@ def open_litert(work: Work, path: Path) -> System:
 
 
 class Peer(NamedTuple):
-    """How a system is built, the suffix of the file it writes, if any, and how that is opened."""
+    """A system.
+
+    Attributes:
+        build: Writes its file; None if it has none.
+        suffix: Suffix of the file.
+        open: Opens the file.
+    """
 
     build: Callable[[Work, Path], Any] | None
     suffix: str
@@ -167,6 +178,7 @@ SYSTEMS = {
 
 
 def target_of(work: Work, name: str) -> Path:
+    """Returns the path of the file that a peer writes."""
     return (work.fp32.parent / name).with_suffix(SYSTEMS[name].suffix)
 
 
@@ -177,11 +189,18 @@ def _build(name: str, work: Work) -> None:
 
 
 def time_systems(work: Work, names: Sequence[str], photos: Sequence[Path], rounds: int) -> dict[str, Any]:
-    """Open all and time them, in this process.
+    """Opens all systems and times them, in this process.
 
-    Returns {"left_out": {name: reason}, "engine": {name: the one chosen, or ""}, "labels": {name: a class a photo},
-    "whole", "prepare", "model", "clock" (of the whole): {name: milliseconds a photo, one number a round}, "model_only":
-    the same of one input again and again}.
+    Args:
+        work: The model.
+        names: Names of the systems.
+        photos: Photos to classify.
+        rounds: Times that each system sees every photo.
+
+    Returns:
+        {"left_out": {name: reason}, "engine": {name: the one chosen, or ""}, "labels": {name: a class a photo},
+        "whole", "prepare", "model", "clock" (of the whole): {name: milliseconds a photo, one number a round},
+        "model_only": the same of one input again and again}.
     """
     opened: dict[str, System] = {}
     left_out: dict[str, str] = {}

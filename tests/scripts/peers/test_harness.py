@@ -157,10 +157,11 @@ def test_memory_is_that_of_the_process() -> None:
     peak, resident, shares = (processes.memory_mb(field) for field in ("VmHWM", "VmRSS", "Pss"))
     assert peak >= resident > 10 and 10 < shares <= resident * 1.1
     assert processes.memory_mb("VmHWM", 1 << 30) == 0.0
-    seconds, processor, memory = processes.timed([sys.executable, "-c", "x = bytearray(50_000_000)"])
-    assert processor > 0 and seconds > 0 and memory > 50
+    script = "import time; x = bytearray(50_000_000); time.sleep(0.2); print('done')"
+    output, seconds, processor, memory = processes.run([sys.executable, "-c", script])
+    assert output == "done\n" and processor > 0 and seconds > 0.2 and memory > 50
     with pytest.raises(ZooError, match="failed: .*no such thing"):
-        processes.timed([sys.executable, "-c", "raise SystemExit('no such thing')"])
+        processes.run([sys.executable, "-c", "raise SystemExit('no such thing')"])
 
 
 @pytest.mark.slow

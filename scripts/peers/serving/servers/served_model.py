@@ -22,7 +22,7 @@ Run = Callable[[dict[str, Any]], Any]  # inputs by name -> probabilities
 
 @cache
 def native() -> Run:
-    """The native session, opened once in a process."""
+    """Returns the native session, opened once in a process."""
     import zoo
 
     pipeline = zoo.pipeline(NAME, precision="int8", engine="native", threads=1)
@@ -31,7 +31,7 @@ def native() -> Run:
 
 @cache
 def stock() -> Run:
-    """onnxruntime's session, opened once in a process."""
+    """Returns the session of onnxruntime, opened once in a process."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()

@@ -83,23 +83,45 @@ def folder(torch, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --------------------------------------------------------------------------------------------------------- CTranslate2
 
 
+def searched(folder: Path, names: list[str], sentences, penalty: float = 1.0) -> list[list[Hypothesis]]:
+    """What CTranslate2 makes of tokenized sentences in fp32, with the limits of this project's search; beam 4."""
+    import ctranslate2
+
+    translator = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1)
+    token = {name: index for index, name in enumerate(names)}
+    options = {"beam_size": 4, "num_hypotheses": 4, "length_penalty": penalty, "return_scores": True}
+    options |= {"max_input_length": 0, "min_decoding_length": 0}
+    found = []
+    for each in sentences:
+        limits = {"max_decoding_length": limit(len(each), POSITIONS)}
+        (result,) = translator.translate_batch([[names[piece] for piece in each[:-1]]], **options, **limits)
+        pairs = zip(result.hypotheses, result.scores, strict=True)
+        found.append([Hypothesis([token[piece] for piece in pieces], score) for pieces, score in pairs])
+    return found
+
+
+def require_equal(ours, theirs, same: float, lists: float = 0.0) -> None:
+    """At least such shares of best translations and of lists are equal, and all scores of equal ones."""
+    pairs = list(zip(ours, theirs, strict=True))
+    assert np.mean([a[0].tokens == b[0].tokens for a, b in pairs]) >= same
+    assert np.mean([[x.tokens for x in a] == [x.tokens for x in b] for a, b in pairs]) >= lists
+    equal = [(x, y) for a, b in pairs for x, y in zip(a, b, strict=False) if x.tokens == y.tokens]
+    assert equal and max(abs(x.score - y.score) for x, y in equal) < 1e-3
+
+
 @pytest.mark.parametrize("pre_norm", [True, False], ids=["pre", "post"])
-@pytest.mark.parametrize(
-    "penalty",
-    [0.0, 0.6, 1.0],
-)
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
 def test_ctranslate2_finds_what_this_search_finds(torch, exporter, vocabulary, pre_norm, penalty, tmp_path) -> None:
+    from zoo.translation.models.transformer import translate
+
     network = sharpened(torch, pre_norm, 3.0 if pre_norm else 1.5)
     sentences = [each[-2 - i % 5 :] for i, each in enumerate(models.drawn(PIECES, 40))]
-    found = exporter.check(
-        network, vocabulary, exporter.export(network, vocabulary, tmp_path / "made"), sentences, length_penalty=penalty
-    )
-    lengths = [len(each[0].tokens) for each in exporter._in_torch(network, sentences, beam=4, length_penalty=penalty)]
+    ours = translate(network, sentences, beam=4, best=4, length_penalty=penalty)
+    lengths = [len(each[0].tokens) for each in ours]
     ended = [length < limit(len(each), POSITIONS) for each, length in zip(sentences, lengths, strict=True)]
     assert sum(ended) > 5, "too few translations end before their limit to say anything of the end"
-    assert found["same"] == 1.0, found["different"][:1]
-    assert found["same_n_best"] >= 0.95
-    assert found["score_difference"] < 1e-3
+    exporter.export(network, vocabulary, tmp_path / "made")
+    require_equal(ours, searched(tmp_path / "made", vocabulary.pieces, sentences, penalty), 1.0, 0.95)
 
 
 @pytest.mark.data
@@ -107,60 +129,25 @@ def test_ctranslate2_finds_what_this_search_finds(torch, exporter, vocabulary, p
 def test_ctranslate2_translates_the_test_set_as_the_shipped_model(
     torch, exporter, shared, tmp_path, monkeypatch
 ) -> None:
-    import zoo
     from zoo.translation.models.checkpoints import load_model
+    from zoo.translation.models.transformer import translate
 
-    if "multi30k-en-de" not in zoo.names():
-        pytest.skip("multi30k-en-de does not ship yet")
     monkeypatch.setattr(harness, "SHARED", shared)
     network, pieces = load_model(zoo.load("multi30k-en-de").path)
     sentences = pieces.encode(translation.test_set(1000)[0])
-    found = exporter.check(network, pieces, exporter.export(network, pieces, tmp_path / "made"), sentences)
-    assert found["same"] >= 0.99
-    assert found["score_difference"] < 1e-3
+    exporter.export(network, pieces, tmp_path / "made")
+    parts = (sentences[at : at + 32] for at in range(0, len(sentences), 32))
+    ours = [each for part in parts for each in translate(network, part, beam=4, best=4)]
+    require_equal(ours, searched(tmp_path / "made", pieces.pieces, sentences), 0.99)
 
 
 def test_int8_weights_take_a_quarter(torch, exporter, vocabulary, tmp_path) -> None:
     network = sharpened(torch, True, 0.0)
-    sizes = [
-        (exporter.export(network, vocabulary, tmp_path / each, each) / "model.bin").stat().st_size
-        for each in exporter.QUANTIZATIONS
-    ]
+    for each in ("float32", "int8"):
+        exporter.export(network, vocabulary, tmp_path / each, each)
+    whole, small = ((tmp_path / each / "model.bin").stat().st_size for each in ("float32", "int8"))
     positions = 2 * network.positions.numel() * 4
-    assert sizes[1] < 0.6 * sizes[0] or sizes[1] - positions < 0.5 * (sizes[0] - positions)
-
-
-def test_all_faults_of_a_model_are_told_at_once(torch, exporter, vocabulary, tmp_path) -> None:
-    network = sharpened(torch, True, 0.0)
-    with torch.no_grad():
-        network.encoder[0].feed.inner.bias[3] = float("nan")
-    network.decoder_norm.eps = 1e-3
-    with pytest.raises(RequestError, match=r"layer normalizations of several epsilons.*encoder\.0\.feed\.inner\.bias"):
-        exporter.export(network, vocabulary, tmp_path / "made")
-    with pytest.raises(RequestError, match="50 pieces for 40 embeddings"):
-        exporter.export(sharpened(torch, True, 0.0), Vocabulary(models.made_up(50)), tmp_path / "made")
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_export_replaces_an_export_and_nothing_else(torch, exporter, vocabulary, tmp_path) -> None:
-    network = sharpened(torch, True, 0.0)
-    for _ in range(2):
-        exporter.export(network, vocabulary, tmp_path / "made")
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "letter.txt").write_text("dear")
-    with pytest.raises(RequestError, match="in use"):
-        exporter.export(network, vocabulary, tmp_path / "own")
-    with pytest.raises(RequestError, match="int4"):
-        exporter.export(network, vocabulary, tmp_path / "made", "int4")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["made", "own"]
-
-
-def test_comparing_counts_translations_lists_and_scores(exporter) -> None:
-    ours = [[Hypothesis([1], -1.0), Hypothesis([2], -2.0)], [Hypothesis([1], -1.0), Hypothesis([2], -2.0)]]
-    theirs = [[Hypothesis([1], -1.5), Hypothesis([3], -2.0)], [Hypothesis([2], -1.0), Hypothesis([1], -2.0)]]
-    found = exporter.compare(ours, theirs)
-    assert (found["same"], found["same_n_best"], found["score_difference"]) == (0.5, 0.0, 0.5)
-    assert [each["sentence"] for each in found["different"]] == [1]
+    assert small < 0.6 * whole or small - positions < 0.5 * (whole - positions)
 
 
 # ------------------------------------------------------------------------------------------------------------- engines
