@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from zoo.recommenders.data.hashing import hash_buckets
+from zoo.recommenders.data.hashing import buckets_of, fingerprints, hash_buckets
 from zoo.recommenders.data.schema import FEATURES, Column, Schema
 from zoo.recommenders.steps import scaled
 
@@ -117,7 +117,8 @@ class Field:
         """The id of a missing value, or of a place without an item."""
         encoding = self.column.encoding
         if encoding["type"] == "hash-bucket" and not encoding.get("missing_row"):
-            return int(hash_buckets(pa.array([""]), int(encoding["buckets"]))[0])
+            nothing = np.zeros(1, np.int64)  # the text "" as numpy: an array of pyarrow would import pandas, .2 s
+            return int(buckets_of(fingerprints(np.zeros(0, np.uint8), nothing, nothing), int(encoding["buckets"]))[0])
         return 0 if encoding["type"] == "id" else self.rows - 1
 
     @cached_property
