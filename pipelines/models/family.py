@@ -352,7 +352,7 @@ class Servable(Protocol):
 
     @abc.abstractmethod
     def handler(self) -> type[Any]:
-        """Returns the subclass of `zoo.serving.handlers.base.Service`."""
+        """Returns the subclass of `zoo.serving.handlers.base.Handler`."""
 
 
 @runtime_checkable

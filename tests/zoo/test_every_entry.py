@@ -16,7 +16,7 @@ from pipelines.models import family
 from pipelines.models.hub import CARD, Hub
 from pipelines.models.pipeline import Pipeline
 from pipelines.quantization.calibration.table import CalibrationTable
-from zoo.serving.handlers.base import Service
+from zoo.serving.handlers.base import Handler
 
 LIMIT = 32_000_000
 SHIPPED = [
@@ -30,7 +30,7 @@ def test_every_part_of_an_entry_is_there(name: str) -> None:
     assert entry.name == name
     assert issubclass(entry.pipeline(), Pipeline) and entry.passes({})
     assert isinstance(entry, family.Trainable) == isinstance(entry, family.Freezable) == (name != "ranker")
-    assert isinstance(entry, family.Servable) and issubclass(entry.handler(), Service)
+    assert isinstance(entry, family.Servable) and issubclass(entry.handler(), Handler)
     if isinstance(entry, family.Trainable):
         pytest.importorskip("tensorflow", reason="training needs the train extra")
         assert type(entry.train_config()) is type(entry.finetune_config())

@@ -18,7 +18,7 @@ def serve(models: Sequence[Model], **options: Any) -> None:
     Args:
         models: Names or folders. MODEL@fp32 serves a model in that precision.
         **options: `precision`, `engine`, `threads`; `workers`: number of inference processes, None for cores / threads;
-            `api_key_file`, `cors_origins`, `certfile`, `keyfile`; and the fields of `zoo.serving.config.Settings`.
+            `api_key_file`, `cors_origins`, `certfile`, `keyfile`; and the fields of `zoo.serving.config.ServerConfig`.
 
     Raises:
         RequestError: A model, key file, certificate or address is invalid, or the extra `serve` is not installed.
@@ -26,7 +26,7 @@ def serve(models: Sequence[Model], **options: Any) -> None:
     if missing := [name for name in LIBRARIES if importlib.util.find_spec(name) is None]:
         raise not_installed("serving", ", ".join(missing), "int8-zoo[serve]")
     from zoo.serving.http import server
-    from zoo.serving.workers.model_loader import told
+    from zoo.serving.workers.model_loader import parse_options
 
-    openings, settings = told(models, **options)
-    server.serve(settings, openings)
+    served, config = parse_options(models, **options)
+    server.serve(config, served)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipelines.quantization.calibration.table import CalibrationTable
     from pipelines.rewrites.driver import Rewrite
     from zoo.recommenders.data.features import Features
-    from zoo.serving.handlers.base import Service
+    from zoo.serving.handlers.base import Handler
 
 SUMMARY = "{rows:,} rows, {clicks:,} clicks predicted, {rows_per_second:,.0f} rows/s, {precision} in {engine}"
 # Largest change of a probability by int8 on the calibration rows, so that it stays below 0.005 on other rows.
@@ -73,11 +73,11 @@ class RankingFamily(family.Family, family.Lowerable, family.OnnxImportable, fami
             from zoo.recommenders.importers.rankers import from_onnx
         return from_onnx(path, data, output, **options)
 
-    def handler(self) -> type[Service]:
+    def handler(self) -> type[Handler]:
         """See `Servable`."""
-        from zoo.serving.handlers.rows import Rows
+        from zoo.serving.handlers.rows import RowHandler
 
-        return Rows
+        return RowHandler
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from pipelines.core.errors import RequestError
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerConfig:
     """Configuration of a server; see `zoo serve --help`.
 
     Attributes:
@@ -32,7 +32,7 @@ class Settings:
         api_keys: SHA-256 digests of the API keys; empty for no authentication.
         certfile: TLS certificate, PEM.
         keyfile: TLS private key, PEM.
-        origins: Allowed CORS origins.
+        cors_origins: Allowed CORS origins.
         access_log: Write an access log on stdout.
         watch: Reload models when int8.onnx in their folders changes.
 
@@ -50,10 +50,10 @@ class Settings:
     read_timeout: float = 20.0
     grace: float = 30.0
     max_body: int = 64 << 20
-    api_keys: frozenset[bytes] = frozenset()  # SHA-256 of each
+    api_keys: frozenset[bytes] = frozenset()
     certfile: Path | None = None
     keyfile: Path | None = None
-    origins: frozenset[str] = frozenset()
+    cors_origins: frozenset[str] = frozenset()
     access_log: bool = False
     watch: bool = False
 
@@ -62,17 +62,17 @@ class Settings:
         for name, most in (("workers", 1024), ("max_batch", 65536), ("queue", 1 << 20), ("max_body", 1 << 34)):
             whole_number(name.replace("_", " "), getattr(self, name), most)
         if not 0 <= self.port < 1 << 16:
-            raise RequestError(f"found the port {self.port}, wanted 1 to 65535, or 0 for any that is free")
+            raise RequestError(f"found the port {self.port}, expected 1 to 65535, or 0 for any that is free")
         for name in ("deadline", "read_timeout", "grace"):
             if not 0 < getattr(self, name) <= 86_400:
-                raise RequestError(f"found {name.replace('_', ' ')} {getattr(self, name)}, wanted seconds above 0")
+                raise RequestError(f"found {name.replace('_', ' ')} {getattr(self, name)}, expected seconds above 0")
         if (self.certfile is None) != (self.keyfile is None):
             raise RequestError("TLS needs both --certfile and --keyfile")
         if self.certfile is not None and self.keyfile is not None:
             _require_certificate(self.certfile, self.keyfile)
 
     @property
-    def local(self) -> bool:
+    def is_local(self) -> bool:
         """Whether only this machine can connect."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
@@ -81,15 +81,22 @@ class Settings:
 
     @property
     def url(self) -> str:
-        """Where the server is found."""
+        """Base URL of the server."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http{'s' * (self.certfile is not None)}://{host}:{self.port}"
 
 
-def read_keys(path: str | Path) -> frozenset[bytes]:
-    """SHA-256 digests of the keys in a file, one a line; empty lines and those that begin with # are none.
+def read_api_keys(path: str | Path) -> frozenset[bytes]:
+    """Reads a file of API keys.
 
-    Raises RequestError where the file cannot be read, or holds no key or one of less than 16 characters.
+    Args:
+        path: Text file with one key per line, UTF-8; empty lines and lines that begin with # are skipped.
+
+    Returns:
+        SHA-256 digests of the keys.
+
+    Raises:
+        RequestError: The file cannot be read, has no key, or a key is shorter than 16 characters.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -97,19 +104,26 @@ def read_keys(path: str | Path) -> frozenset[bytes]:
         raise RequestError(f"cannot read the keys in {path}: {getattr(error, 'strerror', None) or error}") from error
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not keys or min(map(len, keys)) < 16:
-        raise RequestError(f"{path} holds {len(keys)} keys; wanted at least one, of 16 characters or more, one a line")
-    return frozenset(digest(key) for key in keys)
+        raise RequestError(f"{path} has {len(keys)} keys; expected lines of 16 or more characters")
+    return frozenset(key_digest(key) for key in keys)
 
 
-def digest(key: str) -> bytes:
-    """What is kept and compared of a key."""
+def key_digest(key: str) -> bytes:
+    """Returns the digest of an API key that the server stores and compares.
+
+    Args:
+        key: The key.
+
+    Returns:
+        SHA-256 digest, 32 bytes.
+    """
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def _require_certificate(certfile: Path, keyfile: Path) -> None:
     for path in (certfile, keyfile):
         if not path.is_file():
-            raise RequestError(f"found no file {path}, wanted a certificate and its key in PEM")
+            raise RequestError(f"found no file {path}, expected a certificate and its key in PEM")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, lambda: "")
     except (ssl.SSLError, OSError, ValueError) as error:
@@ -118,18 +132,17 @@ def _require_certificate(certfile: Path, keyfile: Path) -> None:
         ) from error
 
 
-def names(models: Sequence[str], found: Sequence[str]) -> list[str]:
-    """Returns the public names of models.
+def require_unique(names: Sequence[str], models: Sequence[str]) -> None:
+    """Checks that all models of a server have different names.
 
     Args:
-        models: Models as given by the user.
-        found: Their names.
+        names: Public names of the models.
+        models: Models as given by the user, in the same order.
 
     Raises:
         RequestError: Two models have the same name.
     """
-    for name in found:
-        if found.count(name) > 1:
-            given = [model for model, each in zip(models, found, strict=True) if each == name]
-            raise RequestError(f"{' and '.join(given)} are both named {name}; serve them by servers of their own")
-    return list(found)
+    for name in names:
+        if names.count(name) > 1:
+            same = [model for model, other in zip(models, names, strict=True) if other == name]
+            raise RequestError(f"{' and '.join(same)} are both named {name}; serve them by servers of their own")

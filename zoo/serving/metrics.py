@@ -1,5 +1,6 @@
-"""Figures of a server for Prometheus: counted here in plain numbers, which costs a request microseconds, and made into
-metrics where they are asked for.
+"""Prometheus metrics of the server.
+
+Requests are counted in plain numbers, which takes microseconds; metric objects are created when they are scraped.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ __all__ = ["CONTENT_TYPE", "STAGES", "Metrics"]
 
 
 class Histogram:
-    """Counts of values up to each bound, and their sum."""
+    """Counts of values per bucket, and their sum.
+
+    Args:
+        bounds: Upper bounds of the buckets, ascending, without infinity.
+    """
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -29,51 +34,61 @@ class Histogram:
         self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
 
     def add(self, value: float) -> None:
-        """Count a value."""
+        """Counts a value.
+
+        Args:
+            value: The value.
+        """
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Bounds and how many values are not beyond them, as Prometheus has them."""
-        found, count = [], 0
-        for bound, own in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
-            count += own
-            found.append((bound, float(count)))
-        return found
+        """Returns the upper bounds and cumulative counts, as Prometheus expects them."""
+        cumulative, total = [], 0
+        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
+            total += count
+            cumulative.append((bound, float(total)))
+        return cumulative
 
 
 class Series:
-    """The figures of one model and verb."""
+    """Metrics of the requests for one model and verb."""
 
     def __init__(self) -> None:
         self.statuses: Counter[int] = Counter()
         self.samples = 0
         self.seconds = Histogram(SECONDS)
-        self.together = Histogram(SAMPLES)
+        self.batch_size = Histogram(SAMPLES)
         self.stages = [Histogram(SECONDS) for _ in STAGES]
 
-    def add(self, status: int, seconds: float, split: Iterable[float], samples: int, together: int) -> None:
+    def add(self, status: int, seconds: float, stage_seconds: Iterable[float], samples: int, batch_size: int) -> None:
         """Counts a request.
 
         Args:
             status: HTTP status.
-            seconds: Total latency.
-            split: Seconds of every stage, in the order of `STAGES`.
+            seconds: Total latency, in seconds.
+            stage_seconds: Seconds of every stage, in the order of `STAGES`.
             samples: Number of samples; 0 if the request failed.
-            together: Number of samples in its batch.
+            batch_size: Number of samples in its batch.
         """
         self.statuses[status] += 1
         self.seconds.add(seconds)
         if samples:
             self.samples += samples
-            self.together.add(together)
-            for histogram, stage in zip(self.stages, split, strict=True):
+            self.batch_size.add(batch_size)
+            for histogram, stage in zip(self.stages, stage_seconds, strict=True):
                 histogram.add(stage)
 
 
 class Metrics:
-    """All figures of a server. models: name -> what its worker says of it; state: waiting, working, workers,
-    restarts.
+    """Metrics of a server, a collector of `prometheus_client`.
+
+    Args:
+        models: Returns the descriptions of the models by public name (see `Handler.describe`).
+        state: Returns the state of the dispatcher (see `Dispatcher.state`).
+
+    Attributes:
+        rejected: Number of requests that no model received, by HTTP status.
     """
 
     def __init__(
@@ -81,61 +96,61 @@ class Metrics:
     ) -> None:
         self._models, self._state = models, state
         self._series: dict[tuple[str, str], Series] = {}
-        self.refused: Counter[int] = Counter()  # status of those that no model saw
+        self.rejected: Counter[int] = Counter()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
     def series(self, model: str, verb: str) -> Series:
-        """Returns the figures of a model and verb.
+        """Returns the metrics of a model and verb.
 
         Args:
             model: Public name of the model.
             verb: "run" or "infer".
         """
-        found = self._series.get((model, verb))
-        if found is None:
-            found = self._series[model, verb] = Series()
-        return found
+        series = self._series.get((model, verb))
+        if series is None:
+            series = self._series[model, verb] = Series()
+        return series
 
     def text(self) -> bytes:
-        """All of them in Prometheus' text format."""
+        """Returns all metrics in Prometheus' text format."""
         return bytes(generate_latest(self._registry))
 
     def collect(self) -> Iterable[Any]:
-        """See prometheus_client."""
+        """Yields the metric families; see `prometheus_client.registry.Collector`."""
         labels, models = ("model", "engine", "verb"), self._models()
-        requests = CounterMetricFamily("zoo_requests", "Requests answered, by status.", labels=(*labels, "status"))
-        samples = CounterMetricFamily("zoo_samples", "Rows, images or lines answered.", labels=labels)
+        requests = CounterMetricFamily("zoo_requests", "Requests, by HTTP status.", labels=(*labels, "status"))
+        samples = CounterMetricFamily("zoo_samples", "Samples (rows, images, lines) computed.", labels=labels)
         seconds = HistogramMetricFamily(
-            "zoo_request_seconds", "From the head of a request to its answer.", labels=labels
+            "zoo_request_seconds", "Latency from the request headers to the response.", labels=labels
         )
-        together = HistogramMetricFamily("zoo_batch_size", "Samples computed together with a request.", labels=labels)
+        batch_size = HistogramMetricFamily(
+            "zoo_batch_size", "Samples in the batch of a request, other requests included.", labels=labels
+        )
         stages = HistogramMetricFamily(
             "zoo_stage_seconds",
-            "Where the time of a request goes: its body is read, it waits, is parsed, computed, written.",
+            "Latency by stage: read (request body), wait (queue), parse, model, write (response body).",
             labels=(*labels, "stage"),
         )
         for (model, verb), series in self._series.items():
-            of = (model, str(models.get(model, {}).get("engine", "")), verb)
+            values = (model, str(models.get(model, {}).get("engine", "")), verb)
             for status, count in series.statuses.items():
-                requests.add_metric((*of, str(status)), count)
-            samples.add_metric(of, series.samples)
-            seconds.add_metric(of, series.seconds.buckets(), series.seconds.total)
-            together.add_metric(of, series.together.buckets(), series.together.total)
+                requests.add_metric((*values, str(status)), count)
+            samples.add_metric(values, series.samples)
+            seconds.add_metric(values, series.seconds.buckets(), series.seconds.total)
+            batch_size.add_metric(values, series.batch_size.buckets(), series.batch_size.total)
             for stage, histogram in zip(STAGES, series.stages, strict=True):
-                stages.add_metric((*of, stage), histogram.buckets(), histogram.total)
-        for status, count in self.refused.items():
+                stages.add_metric((*values, stage), histogram.buckets(), histogram.total)
+        for status, count in self.rejected.items():
             requests.add_metric(("", "", "", str(status)), count)
         info = GaugeMetricFamily(
-            "zoo_model_info", "The models served.", labels=("model", "version", "family", "engine", "precision")
+            "zoo_model_info", "Loaded models.", labels=("model", "version", "family", "engine", "precision")
         )
-        for name, about in models.items():
-            info.add_metric((name, *(str(about[key]) for key in ("version", "family", "engine", "precision"))), 1)
+        for name, model_info in models.items():
+            info.add_metric((name, *(str(model_info[key]) for key in ("version", "family", "engine", "precision"))), 1)
         state = self._state()
-        yield from (requests, samples, seconds, together, stages, info)
-        yield GaugeMetricFamily("zoo_queue_requests", "Requests that wait for a worker.", value=state["waiting"])
-        yield GaugeMetricFamily("zoo_working_requests", "Requests that a worker has.", value=state["working"])
-        yield GaugeMetricFamily("zoo_workers", "Workers that are ready.", value=state["workers"])
-        yield CounterMetricFamily(
-            "zoo_worker_restarts", "Workers that died and were replaced.", value=state["restarts"]
-        )
+        yield from (requests, samples, seconds, batch_size, stages, info)
+        yield GaugeMetricFamily("zoo_queue_requests", "Queued requests.", value=state["waiting"])
+        yield GaugeMetricFamily("zoo_working_requests", "Requests sent to a worker.", value=state["working"])
+        yield GaugeMetricFamily("zoo_workers", "Ready workers.", value=state["workers"])
+        yield CounterMetricFamily("zoo_worker_restarts", "Restarts of workers that died.", value=state["restarts"])

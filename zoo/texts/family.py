@@ -15,7 +15,7 @@ from zoo.texts.training.config import TrainConfig
 if TYPE_CHECKING:
     from pipelines.models.pipeline import Pipeline
     from pipelines.rewrites.driver import Rewrite
-    from zoo.serving.handlers.base import Service
+    from zoo.serving.handlers.base import Handler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +74,11 @@ class TextFamily(
 
         return importer(self.cross_encoder)
 
-    def handler(self) -> type[Service]:
+    def handler(self) -> type[Handler]:
         """See `Servable`."""
-        from zoo.serving.handlers.texts import Texts
+        from zoo.serving.handlers.texts import TextHandler
 
-        return Texts
+        return TextHandler
 
     def report_sections(self) -> family.ReportSections:
         """See `Reported`."""

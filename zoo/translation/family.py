@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pipelines.models.folder import ModelFolder
     from pipelines.models.pipeline import Pipeline
     from pipelines.rewrites.driver import Rewrite
-    from zoo.serving.handlers.base import Service
+    from zoo.serving.handlers.base import Handler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +102,11 @@ class TranslationFamily(
 
         return for_model(folder, data)
 
-    def handler(self) -> type[Service]:
+    def handler(self) -> type[Handler]:
         """See `Servable`."""
-        from zoo.serving.handlers.translation import Sentences
+        from zoo.serving.handlers.translation import TranslationHandler
 
-        return Sentences
+        return TranslationHandler
 
     def report_sections(self) -> family.ReportSections:
         """See `Reported`."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pipelines.models.pipeline import Pipeline
     from pipelines.rewrites.driver import Rewrite
-    from zoo.serving.handlers.base import Service
+    from zoo.serving.handlers.base import Handler
     from zoo.vision.export.freeze import State
 
 
@@ -105,11 +105,11 @@ class ImageFamily(
 
         return harness(pipelines, data, **options)
 
-    def handler(self) -> type[Service]:
+    def handler(self) -> type[Handler]:
         """See `Servable`."""
-        from zoo.serving.handlers.image_handler import Photos
+        from zoo.serving.handlers.image_handler import ImageHandler
 
-        return Photos
+        return ImageHandler
 
     def report_sections(self) -> family.ReportSections:
         """See `Reported`."""

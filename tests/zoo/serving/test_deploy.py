@@ -46,9 +46,9 @@ def test_the_image_starts_a_server_that_its_health_check_asks(dockerfile: str) -
     port = re.search(r"http://127\.0\.0\.1:(\d+)(\S+?)'", dockerfile)
     assert port is not None
     assert int(port[1]) == found["port"] == int(re.search(r"^EXPOSE (\d+)$", dockerfile, re.M)[1])
-    from zoo.serving.http.router import Front  # its routes hold the path
+    from zoo.serving.http.router import Router  # its routes hold the path
 
-    assert port[2] in Path(Front.__init__.__code__.co_filename).read_text()
+    assert port[2] in Path(Router.__init__.__code__.co_filename).read_text()
 
 
 def test_the_image_runs_as_nobody_in_particular(dockerfile: str) -> None:

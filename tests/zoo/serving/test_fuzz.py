@@ -331,7 +331,7 @@ def fuzzed(server: Server, row: bytes, photo: bytes, count: int, seed: int) -> N
 
 def parsed(**about: Any) -> open_inference.InferRequest:
     tensor = {"name": "x", "shape": [1], "datatype": "FP32", **about}
-    return open_inference.parse(json.dumps({"inputs": [tensor]}).encode())
+    return open_inference.parse_request(json.dumps({"inputs": [tensor]}).encode())
 
 
 @pytest.mark.parametrize("nest", [lambda data: data, lambda data: [[each] for each in data]])
@@ -355,7 +355,7 @@ def test_numbers_come_flat_or_in_lists(shape: list[int], data: list[Any]) -> Non
     "about", [{"data": []}, {"data": [], "datatype": "BYTES"}, {"parameters": {"binary_data_size": 0}}]
 )
 def test_a_shape_beyond_what_numpy_takes_is_refused(about: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match="wanted sizes with a product below"):
+    with pytest.raises(RequestError, match="expected sizes with a product below"):
         parsed(shape=[0, *[(1 << 31) - 1] * 3], **about)
 
 

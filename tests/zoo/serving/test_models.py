@@ -20,7 +20,7 @@ from PIL import Image
 import zoo
 from pipelines.core.errors import RequestError
 from zoo.serving.handlers import translation
-from zoo.serving.workers.channel import Answer, Job
+from zoo.serving.workers.channel import Job, JobResult
 
 from .conftest import Server, wait_until
 
@@ -75,8 +75,8 @@ def test_models_of_own_logs_have_no_rows_of_their_own_and_are_served(
 
 def test_translations_do_not_depend_on_who_else_is_there(both: Server, opened: Callable[..., Any]) -> None:
     model = opened("multi30k-en-de", "int8", "native")
-    wanted = {each: model([each])[0] for each in SENTENCES}
-    assert len({each["translation"] for each in wanted.values()}) == len(SENTENCES)
+    expected = {each: model([each])[0] for each in SENTENCES}
+    assert len({each["translation"] for each in expected.values()}) == len(SENTENCES)
 
     def ask(i: int) -> tuple[str, Any]:
         sentence = SENTENCES[i % len(SENTENCES)]
@@ -84,18 +84,18 @@ def test_translations_do_not_depend_on_who_else_is_there(both: Server, opened: C
 
     with concurrent.futures.ThreadPoolExecutor(32) as clients:
         for sentence, results in clients.map(ask, range(160)):
-            assert [(each["line"], each["translation"]) for each in results] == [(1, wanted[sentence]["translation"])]
-            assert results[0]["score"] == pytest.approx(wanted[sentence]["score"], abs=1e-6)
+            assert [(each["line"], each["translation"]) for each in results] == [(1, expected[sentence]["translation"])]
+            assert results[0]["score"] == pytest.approx(expected[sentence]["score"], abs=1e-6)
 
 
 def test_a_text_is_translated_line_by_line_in_every_form(both: Server, opened: Callable[..., Any]) -> None:
-    wanted = [each["translation"] for each in opened("multi30k-en-de", "int8", "native")(SENTENCES)]
+    expected = [each["translation"] for each in opened("multi30k-en-de", "int8", "native")(SENTENCES)]
     text = "\n".join(SENTENCES).encode()
     as_json = both.json(MT, json.dumps({"sentences": SENTENCES}).encode(), "application/json")["results"]
-    assert [each["translation"] for each in as_json] == wanted
-    assert both.ask(MT, text, "text/plain", accept="text/plain")[2].decode().splitlines() == wanted
+    assert [each["translation"] for each in as_json] == expected
+    assert both.ask(MT, text, "text/plain", accept="text/plain")[2].decode().splitlines() == expected
     streamed = both.ask(MT, text, "text/plain", accept="application/x-ndjson")[2].splitlines()
-    assert {(each["line"], each["translation"]) for each in map(json.loads, streamed)} == set(enumerate(wanted, 1))
+    assert {(each["line"], each["translation"]) for each in map(json.loads, streamed)} == set(enumerate(expected, 1))
     best = both.json(f"{MT}?beam=3&n_best=2", SENTENCES[1].encode(), "text/plain")["results"]
     assert [each["line"] for each in best] == [1, 1] and best[0]["score"] >= best[1]["score"]
     faulty = both.json(MT, b"Two dogs.\n\nA \x01 man.", "text/plain")["results"]
@@ -128,9 +128,9 @@ def test_rows_of_a_log_with_names_are_answered_as_the_model_does(both: Server, o
     sample = gzip.decompress((zoo.SHIPPED / "shop-clicks" / "sample.csv.gz").read_bytes()).splitlines(keepends=True)
     text = b"".join(sample[:21])
     model = opened("shop-clicks", "int8", "native")
-    wanted = [each["probability"] for each in model(io.BytesIO(text))]
+    expected = [each["probability"] for each in model(io.BytesIO(text))]
     found = both.json(SHOP, text, "text/csv")["results"]
-    assert [each["probability"] for each in found] == pytest.approx(wanted, abs=1e-7)
+    assert [each["probability"] for each in found] == pytest.approx(expected, abs=1e-7)
     rows = list(csv.DictReader(io.StringIO(text.decode())))
     alone = [both.json(SHOP, json.dumps([row]).encode(), "application/json")["results"][0] for row in rows]
     assert [each["probability"] for each in alone] == [each["probability"] for each in found]
@@ -145,8 +145,8 @@ def test_photos_come_as_bytes_or_as_a_form(start: Callable[..., Server], opened:
         Image.fromarray(rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)).save(file, "PNG")
         photos.append(file.getvalue())
     model = opened("mobilenet-v1-cifar10", "int8", "onnxruntime")
-    wanted = [model(each)[0] for each in photos]
-    for photo, each in zip(photos, wanted, strict=True):
+    expected = [model(each)[0] for each in photos]
+    for photo, each in zip(photos, expected, strict=True):
         (found,) = server.json(CIFAR, photo, "image/png")["results"]
         assert (found["label"], found["probability"]) == (each["label"], pytest.approx(each["probability"]))
     body = b"".join(
@@ -154,7 +154,9 @@ def test_photos_come_as_bytes_or_as_a_form(start: Callable[..., Server], opened:
         for each in enumerate(photos)
     )
     found = server.json(CIFAR, body + b"--cut--\r\n", "multipart/form-data; boundary=cut")["results"]
-    assert [(each["file"], each["label"]) for each in found] == [(f"{i}.png", e["label"]) for i, e in enumerate(wanted)]
+    assert [(each["file"], each["label"]) for each in found] == [
+        (f"{i}.png", e["label"]) for i, e in enumerate(expected)
+    ]
     for body, kind in (
         (b"no image", "image/png"),
         (b"--cut--", "multipart/form-data; boundary=cut"),
@@ -193,21 +195,21 @@ def test_new_files_are_switched_to_without_a_lost_request(
     wait_until(lambda: found)
     before = server.workers()
     zoo.quantize(folder, keep_float=["deep.*"])
-    wanted = zoo.pipeline(folder, engine="native")([lines[0]])[0]["probability"]
+    expected = zoo.pipeline(folder, engine="native")([lines[0]])[0]["probability"]
     wait_until(lambda: server.json("/v1/models/mine")["version"] == "2", 60)
     wait_until(lambda: len(server.workers()) == 2 and not set(server.workers()) & set(before))
     ended.set()
     for each in asking:
         each.join()
     assert {status for status, _ in found} == {200} and len({probability for _, probability in found}) == 2
-    assert server.json(ROWS, lines[0], TSV)["results"][0]["probability"] == pytest.approx(wanted, abs=1e-7)
+    assert server.json(ROWS, lines[0], TSV)["results"][0]["probability"] == pytest.approx(expected, abs=1e-7)
     (folder / "card.json").write_text("{")
     (folder / "int8.onnx").touch()  # what cannot be opened is not switched to
     wait_until(lambda: any("are not served" in each for each in server.said), 60)
     assert server.ask(ROWS, lines[0], TSV)[0] == 200 and server.end() == 0
 
 
-def test_the_front_is_an_asgi_application(home: Path, lines: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_is_an_asgi_application(home: Path, lines: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     from zoo.serving import app
 
     monkeypatch.setenv("ZOO_HOME", str(home))
@@ -237,8 +239,8 @@ def test_the_front_is_an_asgi_application(home: Path, lines: list[bytes], monkey
     async def check() -> None:
         assert (await ask("/v2/health/ready"))[0] == 200
         status, body = await ask("/v1/models/wide-deep-criteo:run", lines[0][:20], lines[0][20:])
-        wanted = zoo.pipeline("wide-deep-criteo", engine="native")([lines[0]])[0]["probability"]
-        assert status == 200 and json.loads(body)["results"][0]["probability"] == pytest.approx(wanted, abs=1e-7)
+        expected = zoo.pipeline("wide-deep-criteo", engine="native")([lines[0]])[0]["probability"]
+        assert status == 200 and json.loads(body)["results"][0]["probability"] == pytest.approx(expected, abs=1e-7)
         assert (await ask("/v1/models/wide-deep-criteo:run", b"x" * 10_001))[0] == 413
         assert (await ask("/nothing"))[0] == 404
 
@@ -263,15 +265,15 @@ def test_the_front_is_an_asgi_application(home: Path, lines: list[bytes], monkey
 
 
 def test_too_many_sets_of_options_at_once_are_load_and_no_wrong_request(opened: Callable[..., Any]) -> None:
-    service = translation.Sentences("mt", "1", opened("multi30k-en-de", "int8", "native"))
+    handler = translation.TranslationHandler("mt", "1", opened("multi30k-en-de", "int8", "native"))
     busy: Any = SimpleNamespace(busy=True)
-    service._variants = dict.fromkeys([(i,) for i in range(translation.VARIANTS)], busy)
-    found: list[Answer] = []
-    service.begin([Job(1, "run", "text/plain", "", {"beam": "3"}, -1, b"A man.")], found.extend)
-    (answer,) = found
-    assert (answer.status, "try again" in json.loads(answer.body)["error"]) == (503, True)
+    handler._streams = dict.fromkeys([(i,) for i in range(translation.MAX_STREAMS)], busy)
+    found: list[JobResult] = []
+    handler.submit([Job(1, "run", "text/plain", "", {"beam": "3"}, -1, b"A man.")], found.extend)
+    (result,) = found
+    assert (result.status, "try again" in json.loads(result.body)["error"]) == (503, True)
 
 
 def test_a_form_is_no_text(both: Server) -> None:
     status, _, text = both.ask(MT, b"--cut--", "multipart/form-data; boundary=cut")
-    assert status == 400 and "Content-Type is 'multipart/form-data; boundary=cut'; wanted one of" in text.decode()
+    assert status == 400 and "Content-Type is 'multipart/form-data; boundary=cut'; expected one of" in text.decode()

@@ -123,8 +123,10 @@ def test_sentences_are_translated_as_they_are_typed(browser: Any, served: Server
     text.clear()
     text.send_keys("A dog runs.", ENTER, "Two men are cooking.")  # nobody presses a button
     wait_until(lambda: [each.text for each in page.all(".to")].count("…") == 0 and len(page.all(".to")) == 2)
-    wanted = served.json("/v1/models/multi30k-en-de:run", b"A dog runs.\nTwo men are cooking.", "text/plain")["results"]
-    assert [each.text for each in page.all(".to")] == [each["translation"] for each in wanted]
+    expected = served.json("/v1/models/multi30k-en-de:run", b"A dog runs.\nTwo men are cooking.", "text/plain")[
+        "results"
+    ]
+    assert [each.text for each in page.all(".to")] == [each["translation"] for each in expected]
     wait_until(lambda: page.all(".split"))
     assert "model" in page.one(".keys").text
 
@@ -144,8 +146,8 @@ def test_rows_are_scored_by_the_keyboard_alone_in_both_precisions(
     wait_until(lambda: len(page.all("tbody tr")) == 6 and len(page.all(".split")) == 2)
     shown = [float(each.text) for each in page.all("td.number")]
     for name, found in (("wide-deep-criteo", shown[:3]), ("wide-deep-criteo@fp32", shown[3:])):
-        wanted = served.json(f"/v1/models/{name}:run", b"\n".join(lines[:3]), "text/tab-separated-values")
-        assert found == pytest.approx([each["probability"] for each in wanted["results"]], abs=6e-5)
+        expected = served.json(f"/v1/models/{name}:run", b"\n".join(lines[:3]), "text/tab-separated-values")
+        assert found == pytest.approx([each["probability"] for each in expected["results"]], abs=6e-5)
     assert [each.text for each in page.all("h2")] == ["int8, native", page.all("h2")[1].text]
     assert "fp32" in page.all("h2")[1].text
 
@@ -155,8 +157,8 @@ def test_a_photo_gets_labels(browser: Any, served: Server, photo: Path) -> None:
     page.choose(PHOTOS)
     page.one("#files").send_keys(str(photo))
     wait_until(lambda: page.all("tbody tr"))
-    wanted = served.json(f"/v1/models/{PHOTOS}:run", photo.read_bytes(), "image/png")["results"][0]
-    assert page.one("tbody td").text == str(wanted["label"])
+    expected = served.json(f"/v1/models/{PHOTOS}:run", photo.read_bytes(), "image/png")["results"][0]
+    assert page.one("tbody td").text == str(expected["label"])
     assert page.script("return document.querySelector('.photo img').naturalWidth") == 256
 
 

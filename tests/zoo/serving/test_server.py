@@ -24,7 +24,7 @@ import pytest
 
 import zoo
 from zoo.serving.protocol import open_inference
-from zoo.serving.protocol.content_encoding import expanded
+from zoo.serving.protocol.content_encoding import decompress
 
 from .conftest import Server, wait_until
 
@@ -85,7 +85,7 @@ def test_clients_at_once_each_get_what_the_model_alone_gives(
 
 
 def test_rows_are_answered_in_every_form(server: Server, lines: list[bytes], probabilities: list[float]) -> None:
-    body, wanted = b"\n".join(lines[:40]), [(i, each) for i, each in enumerate(probabilities[:40])]
+    body, expected = b"\n".join(lines[:40]), [(i, each) for i, each in enumerate(probabilities[:40])]
     forms = {
         "application/json": lambda data: [(row["row"], row["probability"]) for row in json.loads(data)["results"]],
         "application/x-ndjson": lambda data: [tuple(json.loads(line).values()) for line in data.splitlines()],
@@ -98,17 +98,17 @@ def test_rows_are_answered_in_every_form(server: Server, lines: list[bytes], pro
     for kind, read in forms.items():
         status, headers, found = server.ask(RUN, body, TSV, accept=kind)
         assert (status, headers["content-type"]) == (200, kind)
-        assert read(found) == wanted
+        assert read(found) == expected
     names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
     rows = [dict(zip(names, line.decode().split("\t"), strict=True)) for line in lines[:40]]
     as_json = server.json(RUN, json.dumps({"rows": rows}).encode(), JSON)["results"]
-    assert [(row["row"], row["probability"]) for row in as_json] == wanted
+    assert [(row["row"], row["probability"]) for row in as_json] == expected
     sink = io.BytesIO()
     table = pa.Table.from_pylist(rows)
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     as_arrow = server.json(RUN, sink.getvalue(), "application/vnd.apache.arrow.stream")["results"]
-    assert [(row["row"], row["probability"]) for row in as_arrow] == wanted
+    assert [(row["row"], row["probability"]) for row in as_arrow] == expected
 
 
 def test_a_client_of_the_protocol_works_as_it_is(server: Server, model: Any, lines: list[bytes]) -> None:
@@ -124,7 +124,7 @@ def test_a_client_of_the_protocol_works_as_it_is(server: Server, model: Any, lin
     assert {each["name"]: each["datatype"] for each in about["inputs"]} == {"ids": "INT32", "numbers": "FP32"}
     assert client.get_model_repository_index()[0]["state"] == "READY"
     batch = model.preprocess(lines[:5])
-    wanted = model.predict(batch)["probability"]
+    expected = model.predict(batch)["probability"]
     for binary in (True, False):
         inputs = []
         for each, array in batch.items():
@@ -136,7 +136,7 @@ def test_a_client_of_the_protocol_works_as_it_is(server: Server, model: Any, lin
                 found = client.infer(
                     name, inputs, outputs=outputs, request_id="mine", request_compression_algorithm=coding
                 )
-                np.testing.assert_array_equal(found.as_numpy("probability"), wanted)
+                np.testing.assert_array_equal(found.as_numpy("probability"), expected)
                 assert found.get_response()["id"] == "mine"
     with pytest.raises(client_of.InferenceServerException, match="expected int32"):
         client.infer(name, [*inputs[1:], _wrong(client_of)])
@@ -182,25 +182,37 @@ GOOD = (
         (RUN, DEEP, {"content_type": JSON}, 400, "lists deep"),
         (RUN, b"PAR1", {"content_type": "application/vnd.apache.parquet"}, 400, "cannot be read"),
         (RUN, b"x", {"content_type": "video/mp4"}, 400, "Content-Type"),
-        (RUN, b"x", {"content_encoding": "br"}, 415, "wanted one of gzip, deflate"),
+        (RUN, b"x", {"content_encoding": "br"}, 415, "expected one of gzip, deflate"),
         (RUN, b"x", {"content_encoding": "gzip"}, 400, "cannot be read as gzip"),
-        (RUN, gzip.compress(b"a\tb", mtime=0)[:-1], {"content_encoding": "gzip"}, 400, "ends before or after"),
+        (
+            RUN,
+            gzip.compress(b"a\tb", mtime=0)[:-1],
+            {"content_encoding": "gzip"},
+            400,
+            "are truncated, or other bytes follow",
+        ),
         (RUN, gzip.compress(b"a\tb", mtime=0), {"content_encoding": "gzip"}, 400, "found 2 columns"),
         (RUN, TWO_MEMBERS, {"content_encoding": "gzip"}, 400, "found 2 columns"),
         (RUN, TWO_MEMBERS, {"content_encoding": "x-gzip"}, 400, "found 2 columns"),
         (RUN, TWO_MEMBERS + b"and more", {"content_encoding": "gzip"}, 400, "cannot be read as gzip"),
-        (RUN, gzip.compress(b"x" * 1_000_001, mtime=0), {"content_encoding": "gzip"}, 413, "wanted at most 1,000,000"),
+        (
+            RUN,
+            gzip.compress(b"x" * 1_000_001, mtime=0),
+            {"content_encoding": "gzip"},
+            413,
+            "expected at most 1,000,000",
+        ),
         (RUN, b"x", {"accept": "image/png"}, 400, "Accept"),
         (RUN, b"x", {"timeout_ms": "soon"}, 400, "timeout-ms"),
         (INFER, b"[]", {}, 400, "inputs"),
-        (INFER, GOOD % (b"0", b"0"), {}, 400, "its shape wants 26"),
+        (INFER, GOOD % (b"0", b"0"), {}, 400, "its shape needs 26"),
         (INFER, GOOD % (b",".join([b"99999"] * 26), b",".join([b"0"] * 13)), {}, 400, "found id 99999"),
         (INFER, b"{}", {"inference_header_content_length": "99"}, 400, "the body has 2 bytes"),
         (INFER, b"{}", {"inference_header_content_length": "-1"}, 400, "Inference-Header-Content-Length"),
         (INFER.replace("infer", "versions/2/infer"), b"{}", {}, 404, "the models are wide-deep-criteo"),
         ("/v2/models/..%2f..%2fetc/infer", b"{}", {}, 404, "nothing at"),
-        ("/v1/models", b"{}", {}, 405, "wanted GET"),
-        (RUN, b"x" * 1_000_001, {}, 413, "wanted at most 1,000,000"),
+        ("/v1/models", b"{}", {}, 405, "expected GET"),
+        (RUN, b"x" * 1_000_001, {}, 413, "expected at most 1,000,000"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
@@ -215,14 +227,14 @@ def test_what_is_wrong_is_said_in_one_line(
 @pytest.mark.parametrize(("own", "binary"), [({}, True), ({"binary_data": False}, False)])
 def test_outputs_are_binary_as_all_are_unless_they_say_otherwise(own: dict[str, bool], binary: bool) -> None:
     asked = {"inputs": [], "outputs": [{"name": "y", "parameters": own}], "parameters": {"binary_data_output": True}}
-    assert open_inference.parse(json.dumps(asked).encode()).outputs == {"y": binary}
+    assert open_inference.parse_request(json.dumps(asked).encode()).outputs == {"y": binary}
 
 
 @pytest.mark.parametrize("most", [0, 5, 299_999, 300_000])
 def test_a_gzip_body_of_many_members_is_all_of_them_up_to_the_limit(most: int) -> None:
     content = random.Random(0).randbytes(300_000)
     body = b"".join(gzip.compress(content[i : i + 3_000]) for i in range(0, len(content), 3_000))
-    assert expanded(body, most) == content[: most + 1]
+    assert decompress(body, most) == content[: most + 1]
 
 
 def talk(server: Server, data: bytes, seconds: float = 10.0) -> bytes:
@@ -304,7 +316,9 @@ def test_the_split_of_time_and_the_pages_are_told(server: Server, lines: list[by
         status, headers, _ = server.ask(page)
         assert status == 200 and headers["content-type"].startswith("text/html")
     shown = server.ask("/docs")[2].decode()
-    assert all(path in shown for path in paths) and 'data-name="takes"' in shown  # cells that a phone stacks are named
+    assert (
+        all(path in shown for path in paths) and 'data-name="request"' in shown
+    )  # cells that a phone stacks are named
     (about,) = server.json("/v1/models")["models"]
     assert (about["name"], about["engine"], about["precision"]) == ("wide-deep-criteo", "native", "int8")
     text = server.ask("/metrics")[2].decode()
@@ -421,7 +435,7 @@ def test_what_cannot_be_served_is_said_in_one_line(
 def test_a_server_for_everyone_without_keys_is_warned_of(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, host: str, keys: int, warned: int
 ) -> None:
-    from zoo.serving.config import Settings, digest
+    from zoo.serving.config import ServerConfig, key_digest
     from zoo.serving.http import server as serving
     from zoo.serving.workers import forkserver
 
@@ -433,7 +447,9 @@ def test_a_server_for_everyone_without_keys_is_warned_of(
 
     monkeypatch.setattr(forkserver, "start", started)  # nothing listens
     with pytest.raises(Started):
-        serving.serve(Settings(host=host, port=0, api_keys=frozenset([digest("a key of the tests")][:keys])), [])
+        serving.serve(
+            ServerConfig(host=host, port=0, api_keys=frozenset([key_digest("a key of the tests")][:keys])), []
+        )
     assert sum("everyone who reaches" in each.message for each in caplog.records) == warned
 
 

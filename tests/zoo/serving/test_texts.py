@@ -55,18 +55,18 @@ def ask(server: Server, name: str, value: Any) -> Any:
 
 
 def test_vectors_are_the_models_own(served: Server, folders: list[Path]) -> None:
-    wanted = np.stack([each["embedding"] for each in zoo.pipeline(folders[0], engine="native")(TEXTS)])
+    expected = np.stack([each["embedding"] for each in zoo.pipeline(folders[0], engine="native")(TEXTS)])
     found = ask(served, "texts-0", {"texts": TEXTS})
     assert [each["row"] for each in found] == list(range(1, len(TEXTS) + 1))
-    assert np.array_equal(np.array([each["embedding"] for each in found], np.float32), wanted)
+    assert np.array_equal(np.array([each["embedding"] for each in found], np.float32), expected)
     plain = served.json("/v1/models/texts-0:run", "\n".join(TEXTS).encode(), "text/plain")["results"]
     assert plain == found
 
 
 def test_scores_are_the_models_own(served: Server, folders: list[Path]) -> None:
-    wanted = zoo.pipeline(folders[1], engine="native")([tuple(each) for each in PAIRS])
+    expected = zoo.pipeline(folders[1], engine="native")([tuple(each) for each in PAIRS])
     found = ask(served, "texts-1", PAIRS)
-    assert [each["score"] for each in found] == pytest.approx([each["score"] for each in wanted], abs=1e-7)
+    assert [each["score"] for each in found] == pytest.approx([each["score"] for each in expected], abs=1e-7)
     body = json.dumps(PAIRS).encode()
     status, _, text = served.ask("/v1/models/texts-1:run", body, "application/json", accept="text/csv")
     assert status == 200 and [float(each["score"]) for each in csv.DictReader(text.decode().splitlines())] == [
@@ -98,7 +98,7 @@ def test_tensors_of_shapes_that_do_not_fit_are_wrong(served: Server, shapes: tup
         for name, shape in zip(("input_ids", "attention_mask"), shapes, strict=True)
     ]
     status, _, found = served.ask("/v2/models/texts-0/infer", json.dumps({"inputs": tensors}).encode(), JSON)
-    assert status == 400 and "wanted" in json.loads(found)["error"]
+    assert status == 400 and "expected" in json.loads(found)["error"]
 
 
 def test_clients_at_once_each_get_the_answer_to_their_own_text(served: Server, folders: list[Path]) -> None:

@@ -33,7 +33,7 @@ class Question(NamedTuple):
     path: str
     kind: str
     body: bytes
-    wanted: list[dict[str, Any]]
+    expected: list[dict[str, Any]]
 
 
 def at_once(server: Server, questions: list[Question]) -> None:
@@ -48,8 +48,8 @@ def at_once(server: Server, questions: list[Question]) -> None:
             asked = [clients.submit(ask, each) for each in questions * 3]
             wait_until(lambda: figure(server, "zoo_queue_requests") + figure(server, "zoo_working_requests") == CLIENTS)
         for question, each in zip(questions * 3, asked, strict=True):
-            for found, wanted in zip(each.result(), question.wanted, strict=True):
-                assert {key: found[key] for key in wanted} == wanted
+            for found, expected in zip(each.result(), question.expected, strict=True):
+                assert {key: found[key] for key in expected} == expected
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def questions(home: Path, lines: list[bytes]) -> dict[str, list[Question]]:
         ],
     }
     for each in found.values():
-        assert len({json.dumps(question.wanted) for question in each}) > len(each) / 2
+        assert len({json.dumps(question.expected) for question in each}) > len(each) / 2
     return found
 
 

@@ -1,11 +1,10 @@
-"""Models behind Ray Serve: replicas on any nodes, each the ASGI application of `zoo.serving`, as many as the requests
-want.
+"""Serving on Ray Serve: autoscaled replicas, each an ASGI application of `zoo.serving`.
 
     serve run zoo.distributed.ray.serving:app models=shop-clicks,multi30k-en-de max_replicas=8
     zoo serve shop-clicks multi30k-en-de --on ray --replicas 1:8
 
-With `max_models` a replica opens a model at its first request, and closes the one that was not asked for longest where
-it has so many; requests with the header serve_multiplexed_model_id go to a replica that has theirs open.
+With `max_models` a replica loads a model at its first request, and releases the least recently used one of more than
+`max_models`. Requests with the header serve_multiplexed_model_id go to a replica that has loaded their model.
 """
 
 from __future__ import annotations
@@ -21,44 +20,51 @@ from pipelines.core import machine
 from pipelines.core.console import print_line
 from pipelines.core.errors import RequestError
 from zoo.api.paths import Model
-from zoo.distributed.ray.connection import connect, counts_of, library
+from zoo.distributed.ray.connection import connect, import_ray, parse_count
 
-MODEL = re.compile(r"/v[12]/models/([^/:]+)")
-AT_ONCE = 16  # requests that wait in a replica, on the average, before there is another
-COUNTS = {"min_replicas": 1, "max_replicas": 0, "max_models": 0}  # what `app` takes beside the models, and else
-NOT_RAYS = ("certfile", "keyfile", "watch")  # of `zoo serve`
+MODEL_PATH = re.compile(r"/v[12]/models/([^/:]+)")
+TARGET_REQUESTS = 16  # average number of requests in a replica from which replicas are added
+COUNTS = {"min_replicas": 1, "max_replicas": 0, "max_models": 0}  # options of `app`, and their defaults
+UNSUPPORTED = ("certfile", "keyfile", "watch")  # options of `zoo serve`
 
 
 def app(arguments: Mapping[str, Any]) -> Any:
-    """The application of Ray Serve, for `serve run zoo.distributed.ray.serving:app KEY=VALUE ...` and its config files.
+    """Builds the application for `serve run zoo.distributed.ray.serving:app KEY=VALUE ...` and its config files.
 
-    arguments: "models", a list or with commas between; "min_replicas", "max_replicas"; "max_models" of a replica at
-    once (0: all); the others are options of `zoo.serving.app`, such as threads, which are a replica's cores. Raises
-    RequestError for what cannot be.
+    Args:
+        arguments: "models", a list or text separated by commas; "min_replicas" and "max_replicas"; "max_models", the
+            maximum number of loaded models per replica, 0 for all; other options of `zoo.serving.app`, such as
+            "threads", the number of cores of a replica.
+
+    Returns:
+        The application of Ray Serve.
+
+    Raises:
+        RequestError: An option is invalid, or Ray is not installed.
     """
-    library()
+    import_ray()
     from ray import serve
     from starlette.responses import Response
 
     from zoo.serving.http import asgi
-    from zoo.serving.workers.model_loader import told
+    from zoo.serving.workers.model_loader import parse_options
 
-    given = dict(arguments)
-    models = given.pop("models", ())
-    listed = [each for each in models.split(",") if each] if isinstance(models, str) else list(models)
-    least, most, at_once = (int(given.pop(name, each)) for name, each in COUNTS.items())
-    if not 0 < least <= max(most, least) or at_once < 0:
-        raise RequestError(f"found {least} to {most} replicas, {at_once} models, wanted 1 or more")
-    if wrong := [name for name in NOT_RAYS if given.get(name)]:
+    options = dict(arguments)
+    models = options.pop("models", ())
+    model_list = [name for name in models.split(",") if name] if isinstance(models, str) else list(models)
+    min_replicas, max_replicas, max_models = (int(options.pop(name, default)) for name, default in COUNTS.items())
+    if min_replicas < 1 or max_models < 0:
+        raise RequestError(f"found {min_replicas} to {max_replicas} replicas, {max_models} models, expected 1 or more")
+    if wrong := [name for name in UNSUPPORTED if options.get(name)]:
         raise RequestError(
             f"found {', '.join(wrong)}: TLS is that of Ray Serve's http_options; folders are not watched"
         )
-    whole = {name: int(text) for name, text in given.items() if isinstance(text, str) and text.isdecimal()}
-    openings, settings = told(listed, **{**given, **whole, "workers": 1})
-    by_name = {each.name: each for each in openings}
+    numbers = {name: int(text) for name, text in options.items() if isinstance(text, str) and text.isdecimal()}
+    served, config = parse_options(model_list, **{**options, **numbers, "workers": 1})
+    by_name = {model.name: model for model in served}
 
-    class Answer(Response):  # type: ignore[misc]  # where starlette is not installed
-        """What an ASGI application answers, as it comes."""
+    class ASGIResponse(Response):  # type: ignore[misc]  # if starlette is not installed
+        """Response of an ASGI application."""
 
         def __init__(self, application: Any) -> None:
             self.application = application
@@ -66,42 +72,49 @@ def app(arguments: Mapping[str, Any]) -> Any:
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             await self.application(scope, receive, send)
 
-    class Models:
-        """A replica."""
+    class Replica:
+        """A replica: one application with all models, or one for each loaded model."""
 
         def __init__(self) -> None:
-            self.all = None if at_once else asgi.Application(openings, settings)
+            self.all_models = None if max_models else asgi.Application(served, config)
 
-        @serve.multiplexed(max_num_models_per_replica=at_once or 1)  # type: ignore[untyped-decorator]
-        async def opened(self, name: str) -> Any:
-            return Opened(asgi.Application([by_name[name]], settings))
+        @serve.multiplexed(max_num_models_per_replica=max_models or 1)  # type: ignore[untyped-decorator]
+        async def load(self, name: str) -> Any:
+            return MultiplexedModel(asgi.Application([by_name[name]], config))
 
         async def __call__(self, request: Any) -> Any:
-            if self.all is not None:
-                return Answer(self.all)
-            named = MODEL.match(request.scope["path"])
-            if named and named[1] in by_name:
-                return Answer((await self.opened(named[1])).application)
+            if self.all_models is not None:
+                return ASGIResponse(self.all_models)
+            path = MODEL_PATH.match(request.scope["path"])
+            if path and path[1] in by_name:
+                return ASGIResponse((await self.load(path[1])).application)
             return Response(f"name one of {', '.join(by_name)}: /v1/models/NAME:run\n", 404, media_type="text/plain")
 
         async def check_health(self) -> None:
-            """Open all models before the replica is given requests. Raises ZooError for one that cannot be opened."""
-            if self.all is not None:
-                await self.all.opened()
+            """Loads all models before the replica gets requests. Raises ZooError if one cannot be loaded."""
+            if self.all_models is not None:
+                await self.all_models.start()
 
-    scaled = {"min_replicas": least, "max_replicas": max(most, least), "target_ongoing_requests": AT_ONCE}
     return serve.deployment(
-        Models,
+        Replica,
         name="zoo",
-        ray_actor_options={"num_cpus": settings.threads},
-        max_ongoing_requests=settings.queue,
-        autoscaling_config=scaled,
-        graceful_shutdown_timeout_s=settings.grace,
+        ray_actor_options={"num_cpus": config.threads},
+        max_ongoing_requests=config.queue,
+        autoscaling_config={
+            "min_replicas": min_replicas,
+            "max_replicas": max(max_replicas, min_replicas),
+            "target_ongoing_requests": TARGET_REQUESTS,
+        },
+        graceful_shutdown_timeout_s=config.grace,
     ).bind()
 
 
-class Opened:
-    """An application with one model, closed where Ray Serve takes it out of a replica."""
+class MultiplexedModel:
+    """An application with one model, closed when Ray Serve releases it.
+
+    Args:
+        application: The application (`zoo.serving.http.asgi.Application`).
+    """
 
     def __init__(self, application: Any) -> None:
         self.application, self._loop, self._closed = application, asyncio.get_running_loop(), False
@@ -140,19 +153,19 @@ def serve_on_ray(
     machine.require_threads(threads)
     ray = connect(address)
     cores = int(ray.cluster_resources().get("CPU", 1))
-    found = counts_of(replicas or f"1:{max(1, cores // threads)}", "replicas")
-    least, most = found if isinstance(found, tuple) else (found, found)
-    counts = {"min_replicas": least, "max_replicas": most, "max_models": max_models}
-    application = app({"models": [str(each) for each in models], **counts, **options})
+    count = parse_count(replicas or f"1:{max(1, cores // threads)}", "replicas")
+    min_replicas, max_replicas = count if isinstance(count, tuple) else (count, count)
+    counts = {"min_replicas": min_replicas, "max_replicas": max_replicas, "max_models": max_models}
+    application = app({"models": [str(model) for model in models], **counts, **options})
     from ray import serve
 
-    ended = threading.Event()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: ended.set())
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
     serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "ERROR"})
     try:
         serve.run(application, name="zoo", route_prefix="/")
         print_line(f"serving {', '.join(map(str, models))} at http://{host}:{port} by Ray Serve")
-        ended.wait()
+        stopped.wait()
     finally:
         serve.shutdown()

@@ -1,7 +1,7 @@
-"""What a worker does with the requests for one model: bodies to arrays, the model, arrays to answers.
+"""Request handler of one model: request bodies to arrays, the model, arrays to responses.
 
-Raw input is read by the handler that a family names (`pipelines.models.family.Servable`); other families are served by
-the Open Inference Protocol alone.
+Raw input is read by the handler of the family (`pipelines.models.family.Servable`); other families are served by the
+Open Inference Protocol alone.
 """
 
 from __future__ import annotations
@@ -9,112 +9,191 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch, joined
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.models.pipeline import Pipeline
 from zoo.serving.protocol import open_inference, responses
-from zoo.serving.workers.channel import Answer, Job
+from zoo.serving.workers.channel import Job, JobResult
 
 INFER, RUN = "infer", "run"
 logger = logging.getLogger(__name__)
-WRONG, FAILED, BUSY = 400, 500, 503
+
+Send = Callable[[list[JobResult]], None]
 
 
-class Busy(ZooError):
-    """A request that is right finds too much under way; it may be tried again."""
+class Overloaded(ZooError):
+    """Too many requests are in progress; a valid request may be sent again later."""
 
 
-def lines_of(body: bytes) -> list[str]:
-    """The lines of a body of text. Raises RequestError for another one."""
+def text_lines(body: bytes) -> list[str]:
+    """Splits a text body into lines.
+
+    Args:
+        body: Request body.
+
+    Returns:
+        The lines, without line feeds.
+
+    Raises:
+        RequestError: The body is not UTF-8.
+    """
     try:
         return body.decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise RequestError("the body is not UTF-8") from error
 
 
-def json_of(body: bytes, key: str) -> Any:
-    """A body of JSON, or of an object what it has under `key`. Raises RequestError for another one."""
+def json_value(body: bytes, key: str) -> Any:
+    """Parses a JSON body: an object with a key, or the value of the key alone.
+
+    Args:
+        body: Request body.
+        key: Key of the object.
+
+    Returns:
+        The value; None if the object has no such key.
+
+    Raises:
+        RequestError: The body is no JSON.
+    """
     try:
-        found = orjson.loads(body)
+        content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise RequestError(f"the body is no JSON: {error}") from error
-    return found.get(key) if isinstance(found, dict) else found
+    return content.get(key) if isinstance(content, dict) else content
 
 
-class Parsed(NamedTuple):
-    """A request with its body read: a batch, or a fault. about: what its answer must know."""
+class ParsedJob(NamedTuple):
+    """A job after parsing.
+
+    Attributes:
+        job: The job.
+        batch: Model inputs.
+        samples: Number of samples.
+        context: Data that its response needs beside the outputs, from `Handler.parse`; "infer": the parsed request.
+        error: Response of a job that cannot be parsed.
+    """
 
     job: Job
     batch: Batch
     samples: int
-    about: Any
-    fault: Answer | None = None
+    context: Any
+    error: JobResult | None = None
 
 
-class Service:
-    """Answers requests for one model with a pipeline.
+class Handler:
+    """Handles the requests for one model; tasks derive their own handlers.
 
-    gathers: samples that requests may be computed together up to; 1 where results could depend on who is in the batch.
+    Args:
+        name: Public name of the model.
+        version: Served version.
+        pipeline: Pipeline of the model.
+
+    Attributes:
+        content_types: Content-Types that `run` accepts; empty if the model supports "infer" alone.
+        response_types: Media types of the responses of `run`.
+        max_batch_samples: Number of samples up to which requests are computed together; 1 if results could depend on
+            the other samples of the batch.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ()  # of bodies that `run` takes, by Content-Type; none: infer alone
-    written: tuple[str, ...] = responses.KINDS  # kinds of its answers
+    content_types: ClassVar[tuple[str, ...]] = ()
+    response_types: tuple[str, ...] = responses.TABLE_TYPES
 
     def __init__(self, name: str, version: str, pipeline: Pipeline) -> None:
         self.name, self.version, self.pipeline = name, version, pipeline
-        self.outputs: dict[str, tuple[np.dtype[Any], Sequence[int | None]]] = {}
-        self.gathers = 1
+        self._outputs: dict[str, tuple[np.dtype[Any], Sequence[int | None]]] = {}
+        self.max_batch_samples = 1
 
-    # ---------------------------------------------------------------------------------------------- of a kind of model
+    # ---------------------------------------------------------------------------------------------- overridden by tasks
 
     @property
     def streams(self) -> bool:
-        """Whether requests join those under way: `begin` takes them at any time."""
+        """Whether `submit` accepts jobs while others are in progress (continuous batching)."""
         return False
 
-    def begin(self, jobs: Sequence[Job], send: Callable[[list[Answer]], None]) -> None:
-        """Answer some requests by and by, through `send`, from any thread."""
-        send(self.answer(jobs))
+    def submit(self, jobs: Sequence[Job], send: Send) -> None:
+        """Starts jobs; their results are sent as soon as they are available, from any thread.
 
-    def cancel(self, number: int) -> None:
-        """Nobody waits for a request of `begin` any more."""
+        Args:
+            jobs: The jobs.
+            send: Sends results.
+        """
+        send(self.run(jobs))
+
+    def cancel(self, job_id: int) -> None:
+        """Cancels a job of `submit` whose client disconnected.
+
+        Args:
+            job_id: Number of the job.
+        """
 
     def parse(self, job: Job) -> tuple[Batch, Any]:
-        """The batch of a `run` request, and what its answer must know. Raises RequestError for another body."""
-        raise RequestError(f"{self.name} answers {INFER} alone")
+        """Parses the body of a "run" job.
 
-    def table(self, parsed: Parsed, out: Batch) -> responses.Columns:
-        """The results of a `run` request as a table."""
+        Args:
+            job: The job.
+
+        Returns:
+            Model inputs, and the context that `table` needs.
+
+        Raises:
+            RequestError: The body is invalid.
+        """
+        raise RequestError(f"{self.name} supports {INFER} alone")
+
+    def table(self, parsed: ParsedJob, outputs: Batch) -> responses.Columns:
+        """Converts model outputs to the table of a "run" response.
+
+        Args:
+            parsed: The parsed job.
+            outputs: Outputs of the model for its samples.
+
+        Returns:
+            The columns.
+        """
         raise NotImplementedError
 
-    def example(self) -> Batch:
-        """A batch of one sample."""
+    def sample_batch(self) -> Batch:
+        """Returns model inputs of one sample, for the warm-up."""
         return self.pipeline.preprocess(self.pipeline.example(1))
 
-    def together(self, jobs: Sequence[Job]) -> list[Answer] | None:
-        """The answers to requests that are quicker read and written together; None where they are not such, or one of
-        them may have a fault: then each is parsed for itself.
+    def run_joined(self, jobs: Sequence[Job]) -> list[JobResult] | None:
+        """Runs jobs whose bodies are parsed faster as one body.
+
+        Args:
+            jobs: The jobs, more than one.
+
+        Returns:
+            The results; None if the jobs must be parsed one by one, for instance because one may be invalid.
         """
         return None
 
+    def example_text(self) -> str:
+        """Returns raw input to paste into a text field; "" if the model takes no text or has no example."""
+        return ""
+
+    def extra_description(self) -> dict[str, Any]:
+        """Returns additional entries of `describe`."""
+        return {}
+
     # ------------------------------------------------------------------------------------------------------ all models
 
-    def warm(self) -> None:
-        """Run the model once, so that the first request finds all that it needs."""
-        out = self.pipeline.predict(self.example())
-        self.outputs = {name: (array.dtype, (None, *array.shape[1:])) for name, array in out.items()}
+    def warm_up(self) -> None:
+        """Runs the model once, so that the first request is not slower."""
+        outputs = self.pipeline.predict(self.sample_batch())
+        self._outputs = {name: (array.dtype, (None, *array.shape[1:])) for name, array in outputs.items()}
         session = getattr(self.pipeline, "session", None)
-        self.gathers = getattr(session, "alike", 1) if self.pipeline.engine == "native" else 1
+        self.max_batch_samples = getattr(session, "alike", 1) if self.pipeline.engine == "native" else 1
 
     def describe(self) -> dict[str, Any]:
-        """What clients and the front must know of the model, plain values."""
+        """Describes the model in plain values, for clients (/v1/models) and the dispatcher."""
         folder = self.pipeline.folder
         return {
             "name": self.name,
@@ -124,106 +203,119 @@ class Service:
             "task": folder.entry.task,
             "engine": self.pipeline.engine,
             "precision": self.pipeline.precision,
-            "inputs": open_inference.metadata(self.pipeline.input_ports),
-            "outputs": open_inference.metadata(self.outputs),
-            "run": list(self.kinds),
-            "answers": list(self.written),
-            "example": self.text(),
-            "gathers": self.gathers,
+            "inputs": open_inference.tensor_metadata(self.pipeline.input_ports),
+            "outputs": open_inference.tensor_metadata(self._outputs),
+            "run": list(self.content_types),
+            "answers": list(self.response_types),
+            "example": self.example_text(),
+            "gathers": self.max_batch_samples,
             "streams": self.streams,
-            **self.more(),
+            **self.extra_description(),
         }
 
-    def text(self) -> str:
-        """Raw input as a person would paste it; "" where a kind of model takes no text, or has no example."""
-        return ""
+    def run(self, jobs: Sequence[Job]) -> list[JobResult]:
+        """Runs jobs, in one batch if possible.
 
-    def more(self) -> dict[str, Any]:
-        """What else a kind of model says of itself."""
-        return {}
+        Args:
+            jobs: The jobs.
 
-    def answer(self, jobs: Sequence[Job]) -> list[Answer]:
-        """The answers to some requests, computed together where they can be."""
+        Returns:
+            The results, in any order.
+        """
         begin = time.perf_counter()
-        if len(jobs) > 1 and (found := self.together(jobs)) is not None:
-            return found
-        parsed = [self._parsed(job) for job in jobs]
-        well = [each for each in parsed if each.fault is None]
-        parsing = time.perf_counter() - begin
-        found = [each.fault for each in parsed if each.fault is not None]
-        for group in self._groups(well):
-            found += self._computed(group, parsing)
-        return found
+        if len(jobs) > 1 and (joined_results := self.run_joined(jobs)) is not None:
+            return joined_results
+        parsed_jobs = [self._parse(job) for job in jobs]
+        valid = [parsed for parsed in parsed_jobs if parsed.error is None]
+        parse_seconds = time.perf_counter() - begin
+        results = [parsed.error for parsed in parsed_jobs if parsed.error is not None]
+        for group in self._groups(valid):
+            results += self._compute(group, parse_seconds)
+        return results
 
-    def _groups(self, parsed: list[Parsed]) -> list[list[Parsed]]:
-        """Requests that are computed in one call."""
-        groups: list[list[Parsed]] = []
-        room = 0
-        for each in parsed:
-            if each.samples <= room and _alike(groups[-1][0].batch, each.batch):
-                groups[-1].append(each)
-                room -= each.samples
+    def _groups(self, parsed_jobs: list[ParsedJob]) -> list[list[ParsedJob]]:
+        """Jobs that are computed in one call."""
+        groups: list[list[ParsedJob]] = []
+        free = 0
+        for parsed in parsed_jobs:
+            if parsed.samples <= free and groups[-1][0].batch.keys() == parsed.batch.keys():
+                groups[-1].append(parsed)
+                free -= parsed.samples
             else:
-                groups.append([each])
-                room = self.gathers - each.samples
+                groups.append([parsed])
+                free = self.max_batch_samples - parsed.samples
         return groups
 
-    def _computed(self, group: list[Parsed], parsing: float) -> list[Answer]:
+    def _compute(self, group: list[ParsedJob], parse_seconds: float) -> list[JobResult]:
         begin = time.perf_counter()
         try:
-            out = self.pipeline.predict(group[0].batch if len(group) == 1 else joined([each.batch for each in group]))
+            outputs = self.pipeline.predict(
+                group[0].batch if len(group) == 1 else joined([parsed.batch for parsed in group])
+            )
         except Exception as error:
-            if len(group) > 1:  # whose it is shows alone
-                return [answer for each in group for answer in self._computed([each], parsing)]
-            return [failed(group[0].job, error)]
-        model = time.perf_counter() - begin
-        together, at, found = sum(each.samples for each in group), 0, []
-        for each in group:
-            end = at + each.samples
-            own = out if len(group) == 1 else {name: array[at:end] for name, array in out.items()}
-            found.append(self._written(each, own, parsing, model, together))
-            at = end
-        return found
+            if len(group) > 1:  # one by one, so that only the faulty job fails
+                return [result for parsed in group for result in self._compute([parsed], parse_seconds)]
+            return [error_result(group[0].job, error)]
+        model_seconds = time.perf_counter() - begin
+        batch_size, offset, results = sum(parsed.samples for parsed in group), 0, []
+        for parsed in group:
+            end = offset + parsed.samples
+            own = outputs if len(group) == 1 else {name: array[offset:end] for name, array in outputs.items()}
+            results.append(self._encode(parsed, own, parse_seconds, model_seconds, batch_size))
+            offset = end
+        return results
 
-    def _parsed(self, job: Job) -> Parsed:
+    def _parse(self, job: Job) -> ParsedJob:
         try:
             if job.verb == INFER:
-                request = open_inference.parse(job.body, job.header)
+                request = open_inference.parse_request(job.body, job.json_length)
                 batch: Batch = request.inputs
-                return Parsed(job, batch, self.pipeline._check(batch), request)
+                return ParsedJob(job, batch, self.pipeline._check(batch), request)
             if job.options:
                 raise RequestError(f"there is no option {next(iter(job.options))[:40]!r}; {self.name} takes none")
-            responses.chosen(job.accept, self.written)  # before anything is computed for it
-            batch, about = self.parse(job)
-            return Parsed(job, batch, len(next(iter(batch.values()))), about)
+            responses.negotiate(job.accept, self.response_types)  # fails before anything is computed
+            batch, context = self.parse(job)
+            return ParsedJob(job, batch, len(next(iter(batch.values()))), context)
         except Exception as error:
-            return Parsed(job, {}, 0, None, failed(job, error))
+            return ParsedJob(job, {}, 0, None, error_result(job, error))
 
-    def _written(self, parsed: Parsed, out: Batch, parsing: float, model: float, together: int) -> Answer:
-        begin, header = time.perf_counter(), -1
+    def _encode(
+        self, parsed: ParsedJob, outputs: Batch, parse_seconds: float, model_seconds: float, batch_size: int
+    ) -> JobResult:
+        begin, json_length = time.perf_counter(), -1
         try:
             if parsed.job.verb == INFER:
-                body, header = open_inference.encode(parsed.about, self.name, self.version, out)
-                kind = responses.JSON if header < 0 else responses.BINARY
+                body, json_length = open_inference.encode_response(parsed.context, self.name, self.version, outputs)
+                media_type = responses.JSON if json_length < 0 else responses.BINARY
             else:
-                kind = responses.chosen(parsed.job.accept, self.written)
-                body = responses.encoded(self.table(parsed, out), kind)
+                media_type = responses.negotiate(parsed.job.accept, self.response_types)
+                body = responses.encode(self.table(parsed, outputs), media_type)
         except Exception as error:
-            return failed(parsed.job, error)
-        split = (parsing, model, time.perf_counter() - begin)
-        return Answer(parsed.job.number, 200, kind, body, split, parsed.samples, together, header)
+            return error_result(parsed.job, error)
+        stage_seconds = (parse_seconds, model_seconds, time.perf_counter() - begin)
+        return JobResult(
+            parsed.job.job_id, 200, media_type, body, stage_seconds, parsed.samples, batch_size, json_length
+        )
 
 
-def failed(job: Job, error: Exception) -> Answer:
-    """What went wrong with a request, in one line; nothing of the server's own where it is the server's fault."""
-    status = WRONG if isinstance(error, RequestError) else BUSY if isinstance(error, Busy) else FAILED
-    if not isinstance(error, ZooError):
-        logger.error("a request failed", exc_info=error)
-    text = f"the server failed ({type(error).__name__})"
+def error_result(job: Job, error: Exception) -> JobResult:
+    """Converts an exception to the response of a job; unexpected exceptions are logged and not described to clients.
+
+    Args:
+        job: The job.
+        error: The exception.
+
+    Returns:
+        Status 400 for a RequestError, 503 for `Overloaded`, else 500; the body has the message in one line.
+    """
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    if isinstance(error, RequestError):
+        status = HTTPStatus.BAD_REQUEST
+    elif isinstance(error, Overloaded):
+        status = HTTPStatus.SERVICE_UNAVAILABLE
     if isinstance(error, ZooError):
-        text = re.sub(r" \(--[^()]*\)$", "", one_line(error))  # options of the command are no client's
-    return Answer(job.number, status, responses.JSON, responses.fault(text))
-
-
-def _alike(one: Mapping[str, NDArray[Any]], other: Mapping[str, NDArray[Any]]) -> bool:
-    return one.keys() == other.keys()
+        message = re.sub(r" \(--[^()]*\)$", "", one_line(error))  # without a hint at command-line options
+    else:
+        logger.error("a request failed", exc_info=error)
+        message = f"the server failed ({type(error).__name__})"
+    return JobResult(job.job_id, int(status), responses.JSON, responses.error_body(message))

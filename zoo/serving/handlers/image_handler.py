@@ -9,58 +9,76 @@ import numpy as np
 
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
-from zoo.serving.handlers.base import Parsed, Service
+from zoo.serving.handlers.base import Handler, ParsedJob
 from zoo.serving.protocol import responses
 from zoo.serving.workers.channel import Job
 from zoo.vision.inference import TOP, ImagePipeline
 
 MULTIPART = "multipart/form-data"
-MOST = 256  # images of one request
+MAX_IMAGES = 256  # of one request
 
 
-class Photos(Service):
-    """Labels of the images in a body: one image's bytes, or several as multipart/form-data."""
+class ImageHandler(Handler):
+    """Classifies images. A body is one image file, or several as multipart/form-data."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("image/*", MULTIPART)
+    content_types: ClassVar[tuple[str, ...]] = ("image/*", MULTIPART)
     pipeline: ImagePipeline
 
     def parse(self, job: Job) -> tuple[Batch, Any]:
-        """The pixels of the images, and their names."""
-        parts = _parts(job) if job.kind.lower().startswith("multipart/") else [("", job.body)]
-        found = []
-        for name, content in parts:
+        """Decodes and preprocesses the images of a body.
+
+        Args:
+            job: The job.
+
+        Returns:
+            {"image": pixels}, and the file names.
+
+        Raises:
+            RequestError: The body is invalid, or an image cannot be decoded.
+        """
+        files = _files(job) if job.content_type.lower().startswith("multipart/") else [("", job.body)]
+        images = []
+        for name, content in files:
             try:
-                found.append(self.pipeline.preprocess(content)["image"])
+                images.append(self.pipeline.preprocess(content)["image"])
             except RequestError as error:
                 raise RequestError(f"{name}: {error}" if name else str(error)) from error
-        return {"image": found[0] if len(found) == 1 else np.concatenate(found)}, [name for name, _ in parts]
+        return {"image": images[0] if len(images) == 1 else np.concatenate(images)}, [name for name, _ in files]
 
-    def table(self, parsed: Parsed, out: Batch) -> responses.Columns:
-        """The columns that `zoo run` writes: file, label, index, probability, and those of the classes next in line."""
-        found = self.pipeline.postprocess(dict(out))
+    def table(self, parsed: ParsedJob, outputs: Batch) -> responses.Columns:
+        """Returns the columns of `zoo run`: file, label, index, probability, and the labels 2 to 5.
+
+        Args:
+            parsed: The parsed job.
+            outputs: Outputs of the model.
+
+        Returns:
+            The columns; without "file" if no file has a name.
+        """
+        results = self.pipeline.postprocess(dict(outputs))
         columns: dict[str, list[Any]] = {
-            **({"file": parsed.about} if any(parsed.about) else {}),
-            "label": [each["label"] for each in found],
-            "index": [each["index"] for each in found],
-            "probability": [each["probability"] for each in found],
+            **({"file": parsed.context} if any(parsed.context) else {}),
+            "label": [result["label"] for result in results],
+            "index": [result["index"] for result in results],
+            "probability": [result["probability"] for result in results],
         }
-        for i in range(1, min(TOP, len(found[0]["top5"]))):
-            columns[f"label{i + 1}"] = [each["top5"][i][0] for each in found]
-            columns[f"probability{i + 1}"] = [each["top5"][i][1] for each in found]
+        for i in range(1, min(TOP, len(results[0]["top5"]))):
+            columns[f"label{i + 1}"] = [result["top5"][i][0] for result in results]
+            columns[f"probability{i + 1}"] = [result["top5"][i][1] for result in results]
         return columns
 
 
-def _parts(job: Job) -> list[tuple[str, bytes]]:
+def _files(job: Job) -> list[tuple[str, bytes]]:
     """Names and contents of the files in a multipart body."""
-    head = b"Content-Type: " + job.kind.encode("latin-1", "replace") + b"\r\n\r\n"
+    head = b"Content-Type: " + job.content_type.encode("latin-1", "replace") + b"\r\n\r\n"
     message = BytesParser().parsebytes(head + job.body)
     if not message.is_multipart():
         raise RequestError("the body is no multipart/form-data: no part was found")
-    parts = []
+    files = []
     for part in message.get_payload():
         content = part.get_payload(decode=True)  # type: ignore[union-attr]
         if isinstance(content, bytes) and content:
-            parts.append((part.get_filename() or "", content))  # type: ignore[union-attr]
-    if not 1 <= len(parts) <= MOST:
-        raise RequestError(f"the body has {len(parts)} images; wanted 1 to {MOST}")
-    return parts
+            files.append((part.get_filename() or "", content))  # type: ignore[union-attr]
+    if not 1 <= len(files) <= MAX_IMAGES:
+        raise RequestError(f"the body has {len(files)} images; expected 1 to {MAX_IMAGES}")
+    return files

@@ -1,5 +1,6 @@
-"""Sentences to translations: they join the batch of the native decoder between two of its steps, whatever else is
-there, and each is answered as soon as it is done.
+"""Translation handler: sentences join the batch of the native decoder between two decoding steps (continuous batching).
+
+Every request is answered as soon as its last sentence is translated; JSON lines are sent line by line.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -15,279 +16,338 @@ import numpy as np
 
 from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError, ZooError
-from zoo.serving.handlers.base import INFER, Busy, Service, failed, json_of, lines_of
+from zoo.serving.handlers.base import INFER, Handler, Overloaded, Send, error_result, json_value, text_lines
 from zoo.serving.protocol import responses
-from zoo.serving.workers.channel import Answer, Job
+from zoo.serving.workers.channel import Job, JobResult
 from zoo.translation.data.lines import Line
 from zoo.translation.inference import TranslationPipeline
 from zoo.translation.search.beam_search import Hypothesis
 
-EXAMPLES = 3  # sentences that are shown to users
-MOST = 4096  # lines of one request
-WIDEST = 32  # beam
-VARIANTS = 4  # streams of different options that are open at once
+EXAMPLE_LINES = 3
+MAX_LINES = 4096  # of one request
+MAX_BEAM = 32
+MAX_STREAMS = 4  # streams with different options that are open at once
 OPTIONS = ("beam", "n_best", "source_language", "target_language", "max_tokens", "sentences")
-POLL = 1.0  # seconds after which a thread without work looks whether it should end
-
-Send = Callable[[list[Answer]], None]
+POLL_SECONDS = 1.0  # interval at which an idle thread checks whether its stream was closed
 
 
-class Sentences(Service):
-    """Translations of the lines of a text, or of a list of sentences in JSON.
+class TranslationHandler(Handler):
+    """Translates the lines of a text, or a JSON list of sentences.
 
-    Where the engine is native, `begin` gives the sentences to streams, whose threads answer through `send`; answers as
-    JSON lines come line by line.
+    With the native engine, `submit` passes the sentences to streams, one per set of options; their threads send the
+    results.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = (responses.TEXT, responses.JSON)
-    written: tuple[str, ...] = (*responses.KINDS, responses.TEXT)
+    content_types: ClassVar[tuple[str, ...]] = (responses.TEXT, responses.JSON)
+    response_types: tuple[str, ...] = (*responses.TABLE_TYPES, responses.TEXT)
     pipeline: TranslationPipeline
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._variants: dict[tuple[Any, ...], Variant] = {}
+        self._streams: dict[tuple[Any, ...], TranslationStream] = {}  # by options, the least recently used first
 
     @property
     def streams(self) -> bool:
-        """See `Service`."""
+        """Whether the engine is native; see `Handler.streams`."""
         return self.pipeline.engine == "native"
 
-    def more(self) -> dict[str, Any]:
-        """The options of the query."""
+    def extra_description(self) -> dict[str, Any]:
+        """Returns the names of the query parameters."""
         return {"options": list(OPTIONS)}
 
-    def begin(self, jobs: Sequence[Job], send: Send) -> None:
-        """Answer some requests by and by."""
-        if tensors := [job for job in jobs if job.verb == INFER]:
-            send(super().answer(tensors))
+    def example_text(self) -> str:
+        """Returns example sentences, one per line."""
+        return "\n".join(self.pipeline.example(EXAMPLE_LINES))
+
+    def submit(self, jobs: Sequence[Job], send: Send) -> None:
+        """See `Handler.submit`."""
+        if tensor_jobs := [job for job in jobs if job.verb == INFER]:
+            send(super().run(tensor_jobs))
         for job in jobs:
             if job.verb != INFER:
                 try:
-                    asked = self._asked(job)
-                    self._variant(asked.pipeline).begin(asked, send)
+                    request = self._parse_request(job)
+                    self._stream(request.pipeline).submit(request, send)
                 except Exception as error:
-                    send([failed(job, error)])
+                    send([error_result(job, error)])
 
-    def cancel(self, number: int) -> None:
-        """See `Service`."""
-        for each in list(self._variants.values()):
-            each.cancel(number)
+    def cancel(self, job_id: int) -> None:
+        """See `Handler.cancel`."""
+        for stream in list(self._streams.values()):
+            stream.cancel(job_id)
 
-    def text(self) -> str:
-        """A sentence a line."""
-        return "\n".join(self.pipeline.example(EXAMPLES))
+    def run(self, jobs: Sequence[Job]) -> list[JobResult]:
+        """Runs jobs one after the other; see `Handler.run`.
 
-    def answer(self, jobs: Sequence[Job]) -> list[Answer]:
-        """The answers to some requests, one after the other."""
-        found = super().answer([job for job in jobs if job.verb == INFER])
+        Args:
+            jobs: The jobs.
+
+        Returns:
+            The results.
+        """
+        results = super().run([job for job in jobs if job.verb == INFER])
         for job in jobs:
             if job.verb != INFER:
                 try:
-                    asked = self._asked(job)
-                    for i, each in enumerate(asked.pipeline.translate(asked.tokens)):
-                        asked.found[i] = each
-                    found.append(asked.answer(len(asked.lines)))
+                    request = self._parse_request(job)
+                    request.hypotheses |= enumerate(request.pipeline.translate(request.tokens))
+                    results.append(request.result(len(request.lines)))
                 except Exception as error:
-                    found.append(failed(job, error))
-        return found
+                    results.append(error_result(job, error))
+        return results
 
-    def _asked(self, job: Job) -> Asked:
-        """A request with its body read. Raises RequestError for another one."""
+    def _parse_request(self, job: Job) -> TranslationRequest:
+        """Raises RequestError for an invalid body or option."""
         begin = time.perf_counter()
-        pipeline = _with(self.pipeline, job.options) if job.options else self.pipeline
-        kind = responses.chosen(job.accept, self.written)
+        pipeline = _with_options(self.pipeline, job.options) if job.options else self.pipeline
+        media_type = responses.negotiate(job.accept, self.response_types)
         texts = _texts(job)
-        if not 1 <= len(texts) <= MOST:
-            raise RequestError(f"the body has {len(texts)} lines; wanted 1 to {MOST}")
+        if not 1 <= len(texts) <= MAX_LINES:
+            raise RequestError(f"the body has {len(texts)} lines; expected 1 to {MAX_LINES}")
         lines = [pipeline.line(f"line {i}", text, split=True) for i, text in enumerate(texts, 1)]
         if not any(line.parts for line in lines):
-            fault = next((line for line in lines if line.fault), None)
-            raise RequestError(f"{fault.where} {fault.fault}" if fault else "the body holds no sentence")
+            invalid = next((line for line in lines if line.fault), None)
+            raise RequestError(f"{invalid.where} {invalid.fault}" if invalid else "the body holds no sentence")
         tokens = [part for line in lines for part in line.parts]
         now = time.perf_counter()
-        return Asked(job, kind, pipeline, lines, tokens, now - begin, now)
+        return TranslationRequest(job, media_type, pipeline, lines, tokens, now - begin, now)
 
-    def _variant(self, pipeline: TranslationPipeline) -> Variant:
-        """The stream for a pipeline's options; one that has no work gives way to it. Raises Busy where all have."""
-        key = (pipeline.beam, pipeline.best, pipeline.vocabulary.prefix)
-        found = self._variants.pop(key, None)
-        if found is None:
-            if len(self._variants) >= VARIANTS:
-                idle = next((key for key, each in self._variants.items() if not each.busy), None)
+    def _stream(self, pipeline: TranslationPipeline) -> TranslationStream:
+        """The stream with a pipeline's options; replaces an idle one if too many are open, or raises Overloaded."""
+        options = (pipeline.beam, pipeline.best, pipeline.vocabulary.prefix)
+        stream = self._streams.pop(options, None)
+        if stream is None:
+            if len(self._streams) >= MAX_STREAMS:
+                idle = next((key for key, other in self._streams.items() if not other.busy), None)
                 if idle is None:
-                    raise Busy(f"requests with {VARIANTS} other sets of options are under way; try again")
-                self._variants.pop(idle).close()
-            found = Variant(pipeline)
-        self._variants[key] = found  # the last used one last
-        return found
+                    raise Overloaded(f"requests with {MAX_STREAMS} other sets of options are in progress; try again")
+                self._streams.pop(idle).close()
+            stream = TranslationStream(pipeline)
+        self._streams[options] = stream
+        return stream
 
 
 @dataclass
-class Asked:
-    """A request for translations. tokens: of every sentence; found: the translations so far, by its place there.
+class TranslationRequest:
+    """A translation request in progress.
 
-    parsing: seconds; begun: when it was given to the model.
+    Attributes:
+        job: The job.
+        media_type: Media type of the response.
+        pipeline: Pipeline with the options of the request.
+        lines: Lines of the text.
+        tokens: Token ids of all sentences.
+        parse_seconds: Duration of parsing, in seconds.
+        begin: Time when the model got the request (`time.perf_counter`).
+        hypotheses: Translations so far, by index of the sentence in `tokens`.
+        sentence_ids: Numbers of its sentences in the stream.
+        lines_sent: Number of lines already sent.
     """
 
     job: Job
-    kind: str
+    media_type: str
     pipeline: TranslationPipeline
     lines: list[Line]
     tokens: list[Any]
-    parsing: float
-    begun: float
-    found: dict[int, list[Hypothesis]] = field(default_factory=dict)
-    numbers: range = range(0)  # of its sentences in the stream
-    told: int = 0  # sentences whose line was answered
+    parse_seconds: float
+    begin: float
+    hypotheses: dict[int, list[Hypothesis]] = field(default_factory=dict)
+    sentence_ids: range = range(0)
+    lines_sent: int = 0
 
-    def columns(self, first: int, last: int, at: int) -> tuple[dict[str, Any], int]:
-        """The results of some lines, whose sentences begin at a place; and where those of the next begin."""
+    def columns(self, first: int, last: int, offset: int) -> dict[str, Any]:
+        """Returns the table of translated lines.
+
+        Args:
+            first: Index of the first line.
+            last: Index behind the last line.
+            offset: Index of the first sentence of the first line.
+
+        Returns:
+            The columns line, translation and score, and error if a line is invalid; for text, translation alone.
+        """
         best = self.pipeline.best
         numbers: list[int] = []
         rows: list[tuple[str, float]] = []
-        faults: list[str | None] = []
+        errors: list[str | None] = []
         for number, line in enumerate(self.lines[first:last], first + 1):
-            end = at + len(line.parts)
+            end = offset + len(line.parts)
             for k in range(best):
-                rows.append(self.pipeline.joined([self.found[i][k] for i in range(at, end)]))
+                rows.append(self.pipeline.joined([self.hypotheses[i][k] for i in range(offset, end)]))
                 numbers.append(number)
-                faults.append(line.fault or None)
-            at = end
+                errors.append(line.fault or None)
+            offset = end
+        translations = [text for text, _ in rows]
+        if self.media_type == responses.TEXT:
+            return {"translation": translations}
         scores = np.array([score for _, score in rows], np.float32)
-        columns: dict[str, Any] = {"line": numbers, "translation": [text for text, _ in rows], "score": scores}
-        if any(faults):
-            columns["error"] = faults
-        if self.kind == responses.TEXT:
-            columns = {"translation": columns["translation"]}
-        return columns, at
+        columns: dict[str, Any] = {"line": numbers, "translation": translations, "score": scores}
+        if any(errors):
+            columns["error"] = errors
+        return columns
 
-    def answer(self, together: int) -> Answer:
-        """All of it."""
+    def result(self, batch_size: int) -> JobResult:
+        """Returns the whole response.
+
+        Args:
+            batch_size: Number of sentences computed together.
+        """
         now = time.perf_counter()
-        body = responses.encoded(self.columns(0, len(self.lines), 0)[0], self.kind)
-        split = (self.parsing, now - self.begun, time.perf_counter() - now)
-        return Answer(self.job.number, 200, self.kind, body, split, len(self.lines), together)
+        body = responses.encode(self.columns(0, len(self.lines), 0), self.media_type)
+        stage_seconds = (self.parse_seconds, now - self.begin, time.perf_counter() - now)
+        return JobResult(self.job.job_id, 200, self.media_type, body, stage_seconds, len(self.lines), batch_size)
 
 
-class Variant:
-    """A stream of one set of options, the thread that takes from it what is done, and the requests under way."""
+class TranslationStream:
+    """A native decoder with one set of options, the requests in progress, and the thread that sends their results.
+
+    Args:
+        pipeline: Pipeline with the options.
+    """
 
     def __init__(self, pipeline: TranslationPipeline) -> None:
-        self._stream = pipeline.stream()
-        self._asked: dict[int, tuple[Asked, Send, int]] = {}  # by the number of a sentence: its place in the request
+        self._decoder = pipeline.stream()
+        # by number of the sentence: the request, and the index of the sentence in it
+        self._sentences: dict[int, tuple[TranslationRequest, Send, int]] = {}
         self._lock = threading.Lock()
         self._closed = False
         threading.Thread(target=self._collect, daemon=True).start()
 
     @property
     def busy(self) -> bool:
-        """Whether a sentence is under way."""
-        return bool(self._asked)
+        """Whether a sentence is in progress."""
+        return bool(self._sentences)
 
-    def begin(self, asked: Asked, send: Send) -> None:
-        """Give the stream the sentences of a request."""
-        frame = asked.pipeline.vocabulary.frame
-        full = [i for i, each in enumerate(asked.tokens) if len(each) > frame]
-        for i in set(range(len(asked.tokens))) - set(full):
-            asked.found[i] = [Hypothesis([], 0.0)] * asked.pipeline.best
-        if not full:
-            send([asked.answer(0)])
+    def submit(self, request: TranslationRequest, send: Send) -> None:
+        """Adds the sentences of a request to the decoder's batch.
+
+        Args:
+            request: The request.
+            send: Sends results, from the thread of the stream.
+        """
+        frame = request.pipeline.vocabulary.frame
+        nonempty = [i for i, tokens in enumerate(request.tokens) if len(tokens) > frame]
+        for i in set(range(len(request.tokens))) - set(nonempty):
+            request.hypotheses[i] = [Hypothesis([], 0.0)] * request.pipeline.best
+        if not nonempty:
+            send([request.result(0)])
             return
-        with self._lock:  # nothing is told before it is known whose it is
-            asked.numbers = asked.pipeline.submit(self._stream, [asked.tokens[i] for i in full])
-            for number, i in zip(asked.numbers, full, strict=True):
-                self._asked[number] = (asked, send, i)
+        with self._lock:  # results must not be collected before their request is registered
+            request.sentence_ids = request.pipeline.submit(self._decoder, [request.tokens[i] for i in nonempty])
+            for sentence_id, i in zip(request.sentence_ids, nonempty, strict=True):
+                self._sentences[sentence_id] = (request, send, i)
 
-    def cancel(self, number: int) -> None:
-        """Compute a request's sentences no further."""
+    def cancel(self, job_id: int) -> None:
+        """Removes the sentences of a job from the batch.
+
+        Args:
+            job_id: Number of the job.
+        """
         with self._lock:
-            for sentence in [each for each, (asked, _, _) in self._asked.items() if asked.job.number == number]:
-                self._stream.cancel(sentence)
-                del self._asked[sentence]
+            for sentence_id, (request, _, _) in list(self._sentences.items()):
+                if request.job.job_id == job_id:
+                    self._decoder.cancel(sentence_id)
+                    del self._sentences[sentence_id]
 
     def close(self) -> None:
-        """End its threads."""
+        """Ends the threads of the stream."""
         self._closed = True
-        self._stream.close()
+        self._decoder.close()
 
     def _collect(self) -> None:
         while not self._closed:
-            done: dict[int, tuple[Send, list[Answer]]] = {}
-            finished = self._stream.finished(POLL)
+            ready: dict[int, tuple[Send, list[JobResult]]] = {}
+            finished = self._decoder.finished(POLL_SECONDS)
             with self._lock:
-                for number, translations, error in finished:
-                    if number in self._asked:
-                        asked, send, place = self._asked.pop(number)
-                        ready = done.setdefault(id(send), (send, []))[1]
-                        ready += self._finished(asked, place, translations, error)
+                for sentence_id, translations, error in finished:
+                    if sentence_id in self._sentences:
+                        request, send, index = self._sentences.pop(sentence_id)
+                        results = ready.setdefault(id(send), (send, []))[1]
+                        results += self._finish_sentence(request, index, translations, error)
             try:
-                for send, ready in done.values():
-                    if ready:
-                        send(ready)
-            except OSError:  # the front is gone, and so will be this process
+                for send, results in ready.values():
+                    if results:
+                        send(results)
+            except OSError:  # the HTTP server is gone, and this process ends
                 return
 
-    def _finished(self, asked: Asked, place: int, translations: list[Any], error: str) -> list[Answer]:
-        """What can be answered now that a sentence is done."""
+    def _finish_sentence(
+        self, request: TranslationRequest, index: int, translations: list[Any], error: str
+    ) -> list[JobResult]:
+        """The results that can be sent after a sentence is translated."""
         if error:
-            for number in asked.numbers:
-                if self._asked.pop(number, None) is not None:
-                    self._stream.cancel(number)
-            return [failed(asked.job, ZooError(error))]
-        asked.found[place] = [Hypothesis(tokens, score) for tokens, score in translations]
-        whole = len(asked.found) == len(asked.tokens)
+            for sentence_id in request.sentence_ids:
+                if self._sentences.pop(sentence_id, None) is not None:
+                    self._decoder.cancel(sentence_id)
+            return [error_result(request.job, ZooError(error))]
+        request.hypotheses[index] = [Hypothesis(tokens, score) for tokens, score in translations]
+        complete = len(request.hypotheses) == len(request.tokens)
         try:
-            if whole and not asked.told:
-                return [asked.answer(len(self._asked) + 1)]
-            if asked.kind != responses.LINES:
+            if complete and not request.lines_sent:
+                return [request.result(len(self._sentences) + 1)]
+            if request.media_type != responses.JSON_LINES:
                 return []
-            return self._piece(asked, whole)
+            return self._next_lines(request, complete)
         except Exception as problem:
-            return [failed(asked.job, problem)]
+            return [error_result(request.job, problem)]
 
-    def _piece(self, asked: Asked, whole: bool) -> list[Answer]:
-        """The lines from the first untold one on that are done, as a piece of the answer."""
-        first = last = asked.told
-        begin = end = sum(len(line.parts) for line in asked.lines[:first])
-        while last < len(asked.lines) and all(i in asked.found for i in range(end, end + len(asked.lines[last].parts))):
-            end += len(asked.lines[last].parts)
+    def _next_lines(self, request: TranslationRequest, complete: bool) -> list[JobResult]:
+        """A chunk of the response: the complete lines from the first line that was not sent."""
+        first = last = request.lines_sent
+        offset = end = sum(len(line.parts) for line in request.lines[:first])
+        while last < len(request.lines) and all(
+            i in request.hypotheses for i in range(end, end + len(request.lines[last].parts))
+        ):
+            end += len(request.lines[last].parts)
             last += 1
         if first == last:
             return []
-        asked.told = last
-        body = responses.encoded(asked.columns(first, last, begin)[0], asked.kind)
-        split = (asked.parsing, time.perf_counter() - asked.begun, 0.0)
-        return [Answer(asked.job.number, 200, asked.kind, body, split, last - first, len(self._asked) + 1, last=whole)]
+        request.lines_sent = last
+        body = responses.encode(request.columns(first, last, offset), request.media_type)
+        stage_seconds = (request.parse_seconds, time.perf_counter() - request.begin, 0.0)
+        return [
+            JobResult(
+                request.job.job_id,
+                200,
+                request.media_type,
+                body,
+                stage_seconds,
+                last - first,
+                len(self._sentences) + 1,
+                last=complete,
+            )
+        ]
 
 
-def _with(pipeline: TranslationPipeline, options: Mapping[str, str]) -> TranslationPipeline:
-    """The pipeline with the options of a query. Raises RequestError for others."""
-    chosen = copy.copy(pipeline)
+def _with_options(pipeline: TranslationPipeline, options: Mapping[str, str]) -> TranslationPipeline:
+    """The pipeline with the options of a query. Raises RequestError for an invalid option."""
+    changed = copy.copy(pipeline)
     if unknown := [name for name in options if name not in OPTIONS]:
-        raise RequestError(f"there is no option {unknown[0][:40]!r}; wanted {', '.join(OPTIONS)}")
-    chosen.beam = _number(options, "beam", WIDEST, pipeline.beam)
-    chosen.best = _number(options, "n_best", WIDEST, 1)
-    chosen.vocabulary = pipeline.vocabulary.choose(
+        raise RequestError(f"there is no option {unknown[0][:40]!r}; expected {', '.join(OPTIONS)}")
+    changed.beam = _integer(options, "beam", MAX_BEAM, pipeline.beam)
+    changed.best = _integer(options, "n_best", MAX_BEAM, 1)
+    changed.vocabulary = pipeline.vocabulary.choose(
         options.get("source_language", ""), options.get("target_language", "")
     )
     if "max_tokens" in options:
-        chosen.rules = replace(pipeline.rules, most=_number(options, "max_tokens", 1 << 20, 1))
-    chosen.apart = options.get("sentences", "false").lower() in ("", "1", "true", "yes")
-    return chosen
+        changed.rules = replace(pipeline.rules, most=_integer(options, "max_tokens", 1 << 20, 1))
+    changed.apart = options.get("sentences", "false").lower() in ("", "1", "true", "yes")
+    return changed
 
 
-def _number(options: Mapping[str, str], name: str, most: int, default: int) -> int:
+def _integer(options: Mapping[str, str], name: str, maximum: int, default: int) -> int:
     text = options.get(name, str(default))
-    return whole_number(name, int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text, most)
+    return whole_number(name, int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text, maximum)
 
 
 def _texts(job: Job) -> list[str]:
-    if job.kind.lower().startswith("multipart/"):
-        raise RequestError(f"Content-Type is {job.kind[:100]!r}; wanted one of {', '.join(Sentences.kinds)}")
-    if job.kind == responses.JSON:
-        found = json_of(job.body, "sentences")
-        found = [found] if isinstance(found, str) else found
-        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-            raise RequestError('the body must be {"sentences": [text, ...]}')
-        return found
-    return lines_of(job.body)
+    if job.content_type.lower().startswith("multipart/"):
+        types = ", ".join(TranslationHandler.content_types)
+        raise RequestError(f"Content-Type is {job.content_type[:100]!r}; expected one of {types}")
+    if job.content_type != responses.JSON:
+        return text_lines(job.body)
+    content = json_value(job.body, "sentences")
+    texts = [content] if isinstance(content, str) else content
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise RequestError('the body must be {"sentences": [text, ...]}')
+    return texts

@@ -10,32 +10,40 @@ from typing import Any
 
 import orjson
 
-MOST = 65536  # lines that wait to be written; more are left out
+MAX_QUEUED = 65536  # lines; further lines are dropped
 
 logger = logging.getLogger(__name__)
 
 
 class AccessLog:
-    """Takes lines at once; who reads them slowly, or not at all, holds up no request."""
+    """Writes lines in the background; a slow or closed stdout does not delay requests."""
 
     def __init__(self) -> None:
-        self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue(MOST)
+        self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue(MAX_QUEUED)
         self._thread: threading.Thread | None = None
 
     def add(self, line: dict[str, Any]) -> None:
-        """Write a line, by and by."""
+        """Queues a line.
+
+        Args:
+            line: Fields of the line.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._write, name="zoo-access-log", daemon=True)
             self._thread.start()
         if self._thread.is_alive() and not self._lines.full():
             self._lines.put_nowait(line)
 
-    def close(self, seconds: float) -> None:
-        """Write what waits, for some seconds at most."""
+    def close(self, timeout: float) -> None:
+        """Writes the queued lines.
+
+        Args:
+            timeout: Maximum duration, in seconds.
+        """
         if self._thread is not None:
             if not self._lines.full():
                 self._lines.put_nowait(None)
-            self._thread.join(seconds)
+            self._thread.join(timeout)
 
     def _write(self) -> None:
         out = sys.stdout.buffer

@@ -1,5 +1,6 @@
-"""The front as an ASGI application, to mount under another HTTP server or in Ray Serve: the process that calls
-computes, in a thread of its own.
+"""ASGI application of the server, for another HTTP server or Ray Serve.
+
+Models run in threads of the calling process.
 """
 
 from __future__ import annotations
@@ -13,42 +14,46 @@ from dataclasses import replace
 from typing import Any
 
 from pipelines.core.errors import RequestError, ZooError
-from zoo.serving.config import Settings
-from zoo.serving.http.http_types import Gone, Response, TooLarge
-from zoo.serving.http.router import Front
+from zoo.serving.config import ServerConfig
+from zoo.serving.http.http_types import BodyTooLarge, ClientDisconnect, Response
+from zoo.serving.http.router import Router
 from zoo.serving.workers.dispatcher import Dispatcher
-from zoo.serving.workers.model_loader import Opening
+from zoo.serving.workers.model_loader import ServedModel
 from zoo.serving.workers.worker import Worker
 
 
 class Application:
-    """Models as an ASGI 3 application, over HTTP. Models are opened at the first request, or by lifespan events.
+    """Models as an ASGI 3 application, over HTTP; they are loaded at lifespan startup or at the first request.
 
-    Raises RequestError or ZooError, then, for a model that cannot be opened; the next request tries again.
+    A request raises RequestError or ZooError if a model cannot be loaded; the next request tries again.
+
+    Args:
+        models: Models to serve.
+        config: Configuration; address, certificates and `watch` are ignored.
     """
 
-    def __init__(self, openings: Sequence[Opening], settings: Settings) -> None:
-        self._openings, self._settings = list(openings), settings
-        self._front: Front | None = None
+    def __init__(self, models: Sequence[ServedModel], config: ServerConfig) -> None:
+        self._models, self._config = list(models), config
+        self._router: Router | None = None
         self._dispatcher: Dispatcher | None = None
-        self._problem: ZooError | None = None
+        self._error: ZooError | None = None
         self._starting: asyncio.Lock | None = None
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """See ASGI."""
+        """Handles a request or lifespan events; see the ASGI specification."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
-            front = await self.opened()
+            router = await self.start()
             request = _Request(scope, receive)
-            await _send(await front.answer(request), send, head=scope["method"] == "HEAD")
+            await _send(await router.handle(request), send, head=scope["method"] == "HEAD")
 
     async def _lifespan(self, receive: Any, send: Any) -> None:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
                 try:
-                    await self.opened()
+                    await self.start()
                 except ZooError as error:
                     await send({"type": "lifespan.startup.failed", "message": str(error)})
                     return
@@ -58,69 +63,76 @@ class Application:
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 
-    async def close(self) -> None:
-        """Answer what is on its way, and let go of the models."""
-        if self._dispatcher is not None:
-            await self._dispatcher.drained()
-            self._dispatcher.close()
-        if self._front is not None:
-            self._front.log.close(1.0)
+    async def start(self) -> Router:
+        """Loads the models unless they are loaded.
 
-    async def opened(self) -> Front:
-        """What answers, its models open. Raises RequestError or ZooError for one that cannot be."""
-        if self._front is not None:
-            return self._front
+        Returns:
+            The router.
+
+        Raises:
+            RequestError: A model cannot be served with this configuration.
+            ZooError: A model cannot be loaded.
+        """
+        if self._router is not None:
+            return self._router
         self._starting = self._starting or asyncio.Lock()
         async with self._starting:
-            if self._front is None:
-                names = [each.name for each in self._openings]
-                settings = self._settings
-                self._problem = None  # that of an earlier call may be over
+            if self._router is None:
+                names, config = [model.name for model in self._models], self._config
+                self._error = None  # of an earlier call
                 dispatcher = Dispatcher(
-                    names, settings.workers, settings.max_batch, settings.queue, self._thread, self._failed
+                    names, config.workers, config.max_batch, config.queue, self._start_worker, self._load_failed
                 )
                 try:
                     await dispatcher.start()
-                    while not dispatcher.ready and self._problem is None:
+                    while not dispatcher.ready and self._error is None:
                         await asyncio.sleep(0.005)
-                    if self._problem is not None:
-                        raise self._problem
-                except BaseException:  # a call may be cancelled, too; what some workers opened is let go
+                    if self._error is not None:
+                        raise self._error
+                except BaseException:  # also CancelledError: loaded models are released
                     dispatcher.close()
                     raise
-                self._dispatcher, self._front = dispatcher, Front(settings, names, dispatcher)
-        return self._front
+                self._dispatcher, self._router = dispatcher, Router(config, names, dispatcher)
+        return self._router
 
-    def _failed(self, text: str, code: int) -> None:
-        self._problem = RequestError(text) if code == RequestError.exit_code else ZooError(text)
+    async def close(self) -> None:
+        """Finishes pending requests and releases the models."""
+        if self._dispatcher is not None:
+            await self._dispatcher.drained()
+            self._dispatcher.close()
+        if self._router is not None:
+            self._router.access_log.close(1.0)
 
-    def _thread(self, theirs: socket.socket, index: int) -> None:
-        own = theirs.dup()
-        own.setblocking(True)
+    def _load_failed(self, message: str, code: int) -> None:
+        self._error = RequestError(message) if code == RequestError.exit_code else ZooError(message)
+
+    def _start_worker(self, worker_end: socket.socket, index: int) -> None:
+        channel = worker_end.dup()
+        channel.setblocking(True)
 
         def run() -> None:
-            with own, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                Worker(own, {each.name: replace(each) for each in self._openings}).run()
+            with channel, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                Worker(channel, {model.name: replace(model) for model in self._models}).run()
 
         threading.Thread(target=run, name=f"zoo-worker-{index}", daemon=True).start()
 
 
 async def _send(response: Response, send: Any, head: bool) -> None:
-    headers = [("content-type", response.kind), *response.headers]
-    if response.pieces is None:
+    headers = [("content-type", response.content_type), *response.headers]
+    if response.chunks is None:
         headers.append(("content-length", str(len(response.body))))
-    plain = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
-    start = {"type": "http.response.start", "status": response.status, "headers": plain}
-    if response.pieces is None:
+    encoded = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
+    start = {"type": "http.response.start", "status": response.status, "headers": encoded}
+    if response.chunks is None:
         await send(start)
         await send({"type": "http.response.body", "body": b"" if head else response.body})
         return
-    async with contextlib.aclosing(response.pieces) as pieces:
-        first = await anext(pieces)  # begun, it ends rightly even where the client has left already
+    async with contextlib.aclosing(response.chunks) as chunks:
+        first = await anext(chunks)  # a generator that was started runs its cleanup when it is closed
         await send(start)
         await send({"type": "http.response.body", "body": first, "more_body": True})
-        async for piece in pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        async for chunk in chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 
@@ -147,20 +159,20 @@ class _Request:
     def client(self) -> str:
         return ":".join(map(str, self._scope.get("client") or ()))
 
-    async def read(self, most: int) -> bytes:
+    async def read(self, max_bytes: int) -> bytes:
         self.unread = False
         parts, size, more = [], 0, True
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise Gone
+                raise ClientDisconnect
             part, more = message.get("body", b""), message.get("more_body", False)
             size += len(part)
-            if size > most:
-                raise TooLarge
+            if size > max_bytes:
+                raise BodyTooLarge
             parts.append(part)
         return b"".join(parts)
 
-    async def gone(self) -> None:
+    async def disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass

@@ -5,61 +5,97 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple, Protocol
 
-from zoo.serving.protocol.responses import JSON, fault
+from zoo.serving.protocol.responses import JSON, error_body
 
 
 class Request(Protocol):
-    """A request as an HTTP server has it. `header` takes names in lower case. unread: nobody has asked for its body."""
+    """A request of an HTTP server.
+
+    Attributes:
+        unread: Whether the body was not read yet.
+    """
 
     unread: bool
 
     @property
     def method(self) -> str:
-        """In upper case."""
+        """Method in upper case."""
 
     @property
     def path(self) -> str:
-        """Of the URL, escapes and all."""
+        """Path of the URL; some HTTP servers decode its escapes."""
 
     @property
     def query(self) -> str:
-        """Of the URL, without the question mark."""
+        """Query of the URL, without the question mark."""
 
     @property
     def client(self) -> str:
-        """Where it comes from."""
+        """Address of the client."""
 
     def header(self, name: str) -> str | None:
-        """The value of a header."""
+        """Returns the value of a header.
 
-    async def read(self, most: int) -> bytes:
-        """The body. Raises TooLarge where it is longer than `most`, Gone where it ends before its length."""
+        Args:
+            name: Name of the header, in lower case.
 
-    async def gone(self) -> None:
-        """Returns when the client has left."""
+        Returns:
+            The value; None without this header.
+        """
+
+    async def read(self, max_bytes: int) -> bytes:
+        """Reads the body.
+
+        Args:
+            max_bytes: Maximum size.
+
+        Returns:
+            The body.
+
+        Raises:
+            BodyTooLarge: The body is larger than `max_bytes`.
+            ClientDisconnect: The body ends before its length.
+        """
+
+    async def disconnected(self) -> None:
+        """Returns when the client has disconnected."""
 
 
 class Response(NamedTuple):
-    """What is answered: a body, or pieces of one as they come."""
+    """A response: a body, or its chunks.
+
+    Attributes:
+        status: HTTP status.
+        content_type: Content-Type of the body.
+        body: The body; empty if there are chunks.
+        headers: Other headers.
+        chunks: Chunks of a streamed body, or None.
+    """
 
     status: int
-    kind: str
+    content_type: str
     body: bytes
     headers: Sequence[tuple[str, str]] = ()
-    pieces: AsyncGenerator[bytes, None] | None = None
+    chunks: AsyncGenerator[bytes, None] | None = None
 
 
-class TooLarge(Exception):
-    """A body has more bytes than may be."""
+class BodyTooLarge(Exception):
+    """The request body is larger than the limit."""
 
 
-class Gone(Exception):
-    """The client has left."""
+class ClientDisconnect(Exception):
+    """The client has disconnected."""
 
 
-class Refused(Exception):
-    """A request that is answered at once with what is wrong."""
+class HTTPException(Exception):
+    """Ends a request with an error response.
 
-    def __init__(self, status: int, text: str, *headers: tuple[str, str]) -> None:
-        super().__init__(text)
-        self.response = Response(status, JSON, fault(text), list(headers))
+    Args:
+        status: HTTP status.
+        message: Error message.
+        *headers: Headers of the response.
+    """
+
+    def __init__(self, status: int, message: str, *headers: tuple[str, str]) -> None:
+        super().__init__(message)
+        self.response = Response(status, JSON, error_body(message), list(headers))

@@ -6,126 +6,166 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from zoo.serving.http.http_types import Refused, Request
-from zoo.serving.protocol.responses import fault
-from zoo.serving.workers.channel import Answer
-from zoo.serving.workers.dispatcher import Dispatcher, Pending
+from zoo.serving.http.http_types import HTTPException, Request
+from zoo.serving.protocol.responses import error_body
+from zoo.serving.workers.channel import JobResult
+from zoo.serving.workers.dispatcher import Dispatcher, PendingJob
 
-PATIENCE = 0.25  # seconds after which it is looked whether the client is still there
+CHECK_SECONDS = 0.25  # after which a disconnect of the client is noticed
 
 
-class Wanted:
-    """The answer to one request, which a client waits for until its deadline.
+class RequestContext:
+    """Waits for the response to one request, until its deadline or the client disconnects.
 
-    deadline: seconds from now; patience: seconds in which the body must come. One timer looks after both and after the
-    client: most requests are answered before it rings, and a timer costs one of them more than the rest of this.
+    One timer covers the timeouts and the disconnect: most requests are answered before it fires, and timers are
+    expensive.
+
+    Args:
+        dispatcher: Dispatcher of the job.
+        request: The request.
+        timeout: Request timeout, in seconds.
+        read_timeout: Timeout for reading the body, in seconds.
     """
 
     __slots__ = (
+        "_chunks",
+        "_deadline",
+        "_disconnect_task",
         "_dispatcher",
-        "_end",
+        "_error",
         "_future",
-        "_late",
         "_loop",
-        "_more",
-        "_patience",
         "_pending",
-        "_problem",
-        "_reading",
+        "_read_deadline",
+        "_read_task",
+        "_read_timeout",
         "_request",
         "_timer",
-        "_watching",
     )
 
-    def __init__(self, dispatcher: Dispatcher, request: Request, deadline: float, patience: float) -> None:
+    def __init__(self, dispatcher: Dispatcher, request: Request, timeout: float, read_timeout: float) -> None:
         self._loop = loop = asyncio.get_running_loop()
         now = loop.time()
-        self._dispatcher, self._request, self._patience = dispatcher, request, patience
-        self._end, self._late = now + deadline, now + patience
-        self._future: asyncio.Future[Answer] = loop.create_future()
-        self._more: asyncio.Queue[Answer] | None = None
-        self._pending: Pending | None = None
-        self._reading: asyncio.Task[Any] | None = None  # the task, while it reads the body
-        self._problem: Refused | None = None  # why it reads no further
-        self._watching: asyncio.Task[None] | None = None
-        self._timer = loop.call_at(min(self._end, self._late, now + PATIENCE), self._look)
+        self._dispatcher, self._request, self._read_timeout = dispatcher, request, read_timeout
+        self._deadline, self._read_deadline = now + timeout, now + read_timeout
+        self._future: asyncio.Future[JobResult] = loop.create_future()
+        self._chunks: asyncio.Queue[JobResult] | None = None
+        self._pending: PendingJob | None = None
+        self._read_task: asyncio.Task[Any] | None = None  # the current task while it reads the body
+        self._error: HTTPException | None = None  # why reading was canceled
+        self._disconnect_task: asyncio.Task[None] | None = None
+        self._timer = loop.call_at(min(self._deadline, self._read_deadline, now + CHECK_SECONDS), self._check)
 
-    async def body(self, most: int) -> bytes:
-        """The body of the request. Raises Refused where it does not come in time, Gone and TooLarge."""
-        self._reading = task = asyncio.current_task()
+    async def read_body(self, max_bytes: int) -> bytes:
+        """Reads the body of the request.
+
+        Args:
+            max_bytes: Maximum size.
+
+        Returns:
+            The body.
+
+        Raises:
+            HTTPException: A timeout passed.
+            BodyTooLarge: The body is larger than `max_bytes`.
+            ClientDisconnect: The body ends before its length.
+        """
+        self._read_task = task = asyncio.current_task()
         try:
-            return await self._request.read(most)
+            return await self._request.read(max_bytes)
         except asyncio.CancelledError:
-            if self._problem is None or task is None:
+            if self._error is None or task is None:
                 raise
             task.uncancel()
-            raise self._problem from None
+            raise self._error from None
         finally:
-            self._reading = None
+            self._read_task = None
 
-    async def first(self, pending: Pending) -> Answer:
-        """The answer, or its first piece. Raises Refused at the deadline, or where the client leaves."""
+    async def result(self, pending: PendingJob) -> JobResult:
+        """Waits for the result of the job, or for its first chunk.
+
+        Args:
+            pending: The submitted job; it is canceled if this fails.
+
+        Returns:
+            The result.
+
+        Raises:
+            HTTPException: The deadline passed, or the client disconnected.
+        """
         self._pending = pending
         try:
             return await self._future
         except BaseException:
-            self._dispatcher.drop(pending)
+            self._dispatcher.cancel(pending)
             raise
 
-    def answered(self, answer: Answer) -> None:
-        """A piece of the answer has come."""
-        if self._more is not None:
-            self._more.put_nowait(answer)
+    def deliver(self, result: JobResult) -> None:
+        """Receives a result, or a chunk, from the dispatcher.
+
+        Args:
+            result: The result.
+        """
+        if self._chunks is not None:
+            self._chunks.put_nowait(result)
         elif not self._future.done():
-            if not answer.last:
-                self._more = asyncio.Queue()
-            self._future.set_result(answer)
+            if not result.last:
+                self._chunks = asyncio.Queue()
+            self._future.set_result(result)
 
     def close(self) -> None:
-        """Look no more after it."""
+        """Stops the timer."""
         self._timer.cancel()
-        if self._watching is not None:
-            self._watching.cancel()
+        if self._disconnect_task is not None:
+            self._disconnect_task.cancel()
         if self._future.done() and not self._future.cancelled():
-            self._future.exception()  # asyncio complains of one that nobody saw
+            self._future.exception()  # else asyncio logs that it was never retrieved
 
-    async def pieces(self, first: Answer) -> AsyncGenerator[bytes, None]:
-        """All pieces of the answer, until nobody takes them any more; at the deadline the last one says so."""
-        assert self._more is not None and self._pending is not None
+    async def chunks(self, first: JobResult) -> AsyncGenerator[bytes, None]:
+        """Yields the chunks of a streamed response; after the deadline, an error as the last chunk.
+
+        Args:
+            first: The first chunk, from `result`.
+        """
+        assert self._chunks is not None and self._pending is not None
+        result = first
         try:
-            yield first.body
-            while not first.last:
+            yield result.body
+            while not result.last:
                 try:
-                    async with asyncio.timeout_at(self._end):
-                        first = await self._more.get()
+                    async with asyncio.timeout_at(self._deadline):
+                        result = await self._chunks.get()
                 except TimeoutError:
-                    yield fault("the deadline passed") + b"\n"
+                    yield error_body("the deadline passed") + b"\n"
                     return
-                yield first.body if first.status == 200 else first.body + b"\n"
+                yield result.body if result.status == 200 else result.body + b"\n"
         finally:
-            self._dispatcher.drop(self._pending)
+            self._dispatcher.cancel(self._pending)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._loop.time()
-        if now >= self._end:
-            self._refuse(Refused(504, "the deadline passed"))
-        elif self._reading is not None and now >= self._late:
-            self._refuse(
-                Refused(408, f"the body did not come within {self._patience:g} seconds", ("connection", "close"))
-            )
+        if now >= self._deadline:
+            self._fail(HTTPException(504, "the deadline passed"))
+        elif self._read_task is not None and now >= self._read_deadline:
+            message = f"the body did not come within {self._read_timeout:g} seconds"
+            self._fail(HTTPException(408, message, ("connection", "close")))
         else:
-            if self._reading is None and self._watching is None:
-                self._watching = self._loop.create_task(self._watch())
-            next_look = self._end if self._reading is None else min(self._end, self._late, now + PATIENCE)
-            self._timer = self._loop.call_at(next_look, self._look)
+            if self._read_task is None and self._disconnect_task is None:
+                self._disconnect_task = self._loop.create_task(self._watch_disconnect())
+            next_check = (
+                self._deadline
+                if self._read_task is None
+                else min(self._deadline, self._read_deadline, now + CHECK_SECONDS)
+            )
+            self._timer = self._loop.call_at(next_check, self._check)
 
-    async def _watch(self) -> None:
-        await self._request.gone()
-        self._refuse(Refused(499, "the client left"))
+    async def _watch_disconnect(self) -> None:
+        await self._request.disconnected()
+        self._fail(HTTPException(499, "the client disconnected"))
 
-    def _refuse(self, problem: Refused) -> None:
-        if self._reading is not None:
-            self._problem = problem
-            self._reading.cancel()
+    def _fail(self, error: HTTPException) -> None:
+        if self._read_task is not None:
+            self._error = error
+            self._read_task.cancel()
         elif not self._future.done():
-            self._future.set_exception(problem)
+            self._future.set_exception(error)

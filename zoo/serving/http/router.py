@@ -1,5 +1,6 @@
-"""The front: requests to routes, bodies to workers, answers to clients. It knows no HTTP server: see `server` and
-`asgi` for what speaks to it.
+"""Router of the server: requests to routes, bodies to workers, responses to clients.
+
+It is independent of the HTTP server; `rsgi` and `asgi` adapt it.
 """
 
 from __future__ import annotations
@@ -15,166 +16,180 @@ from urllib.parse import parse_qsl, unquote
 
 import orjson
 
-from zoo.serving.config import Settings, digest
+from zoo.serving.config import ServerConfig, key_digest
 from zoo.serving.handlers.base import INFER, RUN
 from zoo.serving.http import static_files
 from zoo.serving.http.access_log import AccessLog
-from zoo.serving.http.http_types import Gone, Refused, Request, Response, TooLarge
-from zoo.serving.http.request_context import Wanted
+from zoo.serving.http.http_types import BodyTooLarge, ClientDisconnect, HTTPException, Request, Response
+from zoo.serving.http.request_context import RequestContext
 from zoo.serving.metrics import CONTENT_TYPE, STAGES, Metrics
 from zoo.serving.protocol import openapi
-from zoo.serving.protocol.content_encoding import ENCODINGS, TAKEN, expanded
-from zoo.serving.protocol.responses import JSON, fault
+from zoo.serving.protocol.content_encoding import ACCEPTED, ENCODINGS, decompress
+from zoo.serving.protocol.responses import JSON, error_body
 from zoo.serving.workers.channel import Job
-from zoo.serving.workers.dispatcher import Dispatcher, Full
+from zoo.serving.workers.dispatcher import Dispatcher, QueueFull
 
 EXTENSIONS = ["binary_tensor_data"]
-LONGEST = 86_400_000  # milliseconds of a deadline
-SHORT = 100_000  # bytes of a body that is read though its request was refused
-ROOM = 16  # bodies of the greatest size that may be held at once
-SENT = "authorization, content-type, x-api-key, timeout-ms, timing"  # headers that pages may send
-HEADER_LENGTH = "inference-header-content-length"
+MAX_TIMEOUT_MS = 86_400_000
+MAX_DRAIN_BYTES = 100_000  # size up to which the body of a rejected request is read
+MAX_HELD_BODIES = 16  # total size of the bodies in memory, in multiples of `max_body`
+JSON_LENGTH = "inference-header-content-length"
+CORS_HEADERS = [
+    ("access-control-allow-methods", "GET, POST"),
+    ("access-control-allow-headers", f"authorization, content-type, x-api-key, timeout-ms, timing, {JSON_LENGTH}"),
+    ("access-control-expose-headers", f"server-timing, {JSON_LENGTH}"),
+    ("vary", "origin"),
+]
 
 
 logger = logging.getLogger(__name__)
-Handler = Callable[[Request], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-class Front:
-    """Answers requests for the models of a dispatcher."""
+class Router:
+    """Handles the requests for the models of a dispatcher.
 
-    def __init__(self, settings: Settings, models: list[str], dispatcher: Dispatcher) -> None:
-        self.settings, self.names, self.dispatcher = settings, models, dispatcher
+    Args:
+        config: Configuration of the server.
+        models: Public names of the models.
+        dispatcher: Dispatcher of the workers.
+
+    Attributes:
+        metrics: Metrics of the server.
+        access_log: Access log; used if the configuration enables it.
+        closing: Set to True when the server shuts down: it is no longer ready.
+    """
+
+    def __init__(self, config: ServerConfig, models: list[str], dispatcher: Dispatcher) -> None:
+        self.config, self.names, self.dispatcher = config, models, dispatcher
         self.metrics = Metrics(lambda: dispatcher.models, dispatcher.state)
-        self.log = AccessLog()
+        self.access_log = AccessLog()
         self.closing = False
-        self._held = 0  # bytes of the bodies on their way
-        self._free = {"/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs", *static_files.FILES}
-        self._routes: dict[str, dict[str, Handler]] = {
+        self._held_bytes = 0  # of request bodies in memory
+        self._public = {"/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs", *static_files.FILES}
+        self._routes: dict[str, dict[str, Endpoint]] = {
             "/v2/health/live": {"GET": self._live},
             "/v2/health/ready": {"GET": self._ready},
-            "/v2": {"GET": self._server},
-            "/v2/repository/index": {"POST": self._index},
-            "/v1/models": {"GET": self._models},
+            "/v2": {"GET": self._server_metadata},
+            "/v2/repository/index": {"POST": self._repository_index},
+            "/v1/models": {"GET": self._list_models},
             "/metrics": {"GET": self._metrics},
             "/openapi.json": {"GET": self._openapi},
             "/docs": {"GET": self._docs},
             **{path: {"GET": _static(path)} for path in static_files.FILES},
         }
         for name in models:
-            self._routes |= self._of_model(name, f"/v2/models/{name}")
-            self._routes[f"/v1/models/{name}:run"] = {"POST": self._computed(name, RUN)}
-            self._routes[f"/v1/models/{name}"] = {"GET": self._model(name)}
-
-    def _of_model(self, name: str, base: str) -> dict[str, dict[str, Handler]]:
-        return {
-            base: {"GET": self._metadata(name)},
-            f"{base}/ready": {"GET": self._model_ready(name)},
-            f"{base}/infer": {"POST": self._computed(name, INFER)},
-        }
+            self._routes |= {
+                f"/v1/models/{name}": {"GET": self._description(name)},
+                f"/v1/models/{name}:run": {"POST": self._inference(name, RUN)},
+                f"/v2/models/{name}": {"GET": self._model_metadata(name)},
+                f"/v2/models/{name}/ready": {"GET": self._model_ready(name)},
+                f"/v2/models/{name}/infer": {"POST": self._inference(name, INFER)},
+            }
 
     # --------------------------------------------------------------------------------------------------------- requests
 
-    async def answer(self, request: Request) -> Response:
-        """The answer to a request; it never raises for what a client sends."""
+    async def handle(self, request: Request) -> Response:
+        """Handles a request.
+
+        Args:
+            request: The request.
+
+        Returns:
+            The response; errors are responses, too.
+        """
         begin = time.perf_counter()
         try:
-            response = await self._routed(request)
-        except Refused as error:
-            response = await self._unread(request, error.response)
-            self.metrics.refused[response.status] += 1
+            response = await self._route(request)
+        except HTTPException as error:
+            response = await self._drain(request, error.response)
+            self.metrics.rejected[response.status] += 1
         except Exception:
             logger.exception("a request for %s failed", request.path)
-            response = Response(500, JSON, fault("the server failed"))
-            self.metrics.refused[500] += 1
-        if self.settings.origins:
-            response = self._shared(request, response)
-        if not self.settings.access_log:
+            response = Response(500, JSON, error_body("the server failed"))
+            self.metrics.rejected[500] += 1
+        if self.config.cors_origins:
+            response = self._with_cors(request, response)
+        if not self.config.access_log:
             return response
-        if response.pieces is not None:
-            return response._replace(pieces=self._logged(request, response, begin))
+        if response.chunks is not None:
+            return response._replace(chunks=self._logged_chunks(request, response, begin))
         self._log(request, response.status, len(response.body), begin)
         return response
 
-    async def _unread(self, request: Request, response: Response) -> Response:
-        """What is answered to a request that was refused: a short body that is still to come is read first, for a
-        client in the midst of it would not see the answer; with a longer one the connection ends.
+    async def _drain(self, request: Request, response: Response) -> Response:
+        """The response to a rejected request, after reading its body.
+
+        A client that is still sending would not see the response. With a large body, the connection is closed instead.
         """
         length = request.header("content-length") or "0"
         if not request.unread or length == "0":
             return response
-        if length.isascii() and length.isdigit() and len(length) < len(str(SHORT)):
-            with contextlib.suppress(TooLarge, Gone, TimeoutError):
-                async with asyncio.timeout(self.settings.read_timeout):
-                    await request.read(SHORT)
+        if length.isascii() and length.isdigit() and len(length) < len(str(MAX_DRAIN_BYTES)):
+            with contextlib.suppress(BodyTooLarge, ClientDisconnect, TimeoutError):
+                async with asyncio.timeout(self.config.read_timeout):
+                    await request.read(MAX_DRAIN_BYTES)
                     return response
         if any(name == "connection" for name, _ in response.headers):
             return response
         return response._replace(headers=[*response.headers, ("connection", "close")])
 
-    async def _routed(self, request: Request) -> Response:
-        methods = self._routes.get(request.path) or self._found(request.path)
-        if self.settings.origins and request.method == "OPTIONS" and methods:
+    async def _route(self, request: Request) -> Response:
+        methods = self._routes.get(request.path) or self._match(request.path)
+        if self.config.cors_origins and request.method == "OPTIONS" and methods:
             return Response(204, JSON, b"")
-        if self.settings.api_keys and request.path not in self._free:
-            self._require_key(request)
+        if self.config.api_keys and request.path not in self._public:
+            self._authenticate(request)
         if methods is None:
-            raise Refused(404, self._unknown(request.path))
-        handler = methods.get(request.method)
-        if handler is None and request.method == "HEAD" and "GET" in methods:
-            return (await methods["GET"](request))._replace(body=b"", pieces=None)
-        if handler is None:
-            wanted = ", ".join(methods)
-            raise Refused(405, f"found {request.method[:20]}, wanted {wanted}", ("allow", wanted))
-        return await handler(request)
+            raise HTTPException(404, self._not_found(request.path))
+        endpoint = methods.get(request.method)
+        if endpoint is None and request.method == "HEAD" and "GET" in methods:
+            return (await methods["GET"](request))._replace(body=b"", chunks=None)
+        if endpoint is None:
+            allowed = ", ".join(methods)
+            raise HTTPException(405, f"found {request.method[:20]}, expected {allowed}", ("allow", allowed))
+        return await endpoint(request)
 
-    def _found(self, path: str) -> dict[str, Handler] | None:
-        """The route of a path with escapes or a model's version."""
+    def _match(self, path: str) -> dict[str, Endpoint] | None:
+        """The route of a path with escapes or with the version of a model."""
         path = unquote(path).rstrip("/") or "/"
-        head, versions, tail = path.partition("/versions/")
-        if versions and head.startswith("/v2/models/"):
+        model_path, separator, tail = path.partition("/versions/")
+        if separator and model_path.startswith("/v2/models/"):
             version, _, verb = tail.partition("/")
-            about = self.dispatcher.models.get(head.removeprefix("/v2/models/"))
-            if about is None or about["version"] != version:
+            model = self.dispatcher.models.get(model_path.removeprefix("/v2/models/"))
+            if model is None or model["version"] != version:
                 return None
-            path = f"{head}/{verb}" if verb else head
+            path = f"{model_path}/{verb}" if verb else model_path
         return self._routes.get(path)
 
-    def _unknown(self, path: str) -> str:
+    def _not_found(self, path: str) -> str:
         if path.startswith(("/v1/models/", "/v2/models/")):
             return f"there is nothing at {path[:200]}; the models are {', '.join(self.names)}"
         return f"there is nothing at {path[:200]}; see /docs"
 
-    def _require_key(self, request: Request) -> None:
-        given = request.header("authorization") or ""
-        key = given[7:].strip() if given[:7].lower() == "bearer " else request.header("x-api-key") or ""
-        found = digest(key)
-        if not sum(hmac.compare_digest(found, each) for each in self.settings.api_keys):
-            raise Refused(401, "wanted a key: Authorization: Bearer KEY", ("www-authenticate", "Bearer"))
+    def _authenticate(self, request: Request) -> None:
+        authorization = request.header("authorization") or ""
+        is_bearer = authorization[:7].lower() == "bearer "
+        digest = key_digest(authorization[7:].strip() if is_bearer else request.header("x-api-key") or "")
+        if not sum(hmac.compare_digest(digest, valid) for valid in self.config.api_keys):
+            raise HTTPException(401, "expected an API key: Authorization: Bearer KEY", ("www-authenticate", "Bearer"))
 
-    def _shared(self, request: Request, response: Response) -> Response:
-        """The response with what lets pages of the named origins read it."""
+    def _with_cors(self, request: Request, response: Response) -> Response:
+        """The response with CORS headers if the origin of the request is allowed."""
         origin = request.header("origin")
-        if origin is None or not {origin, "*"} & self.settings.origins:
+        if origin is None or not {origin, "*"} & self.config.cors_origins:
             return response
-        headers = [
-            ("access-control-allow-origin", origin),
-            ("access-control-allow-methods", "GET, POST"),
-            ("access-control-allow-headers", f"{SENT}, {HEADER_LENGTH}"),
-            ("access-control-expose-headers", f"server-timing, {HEADER_LENGTH}"),
-            ("vary", "origin"),
-        ]
-        return response._replace(headers=[*response.headers, *headers])
+        return response._replace(headers=[*response.headers, ("access-control-allow-origin", origin), *CORS_HEADERS])
 
-    async def _logged(self, request: Request, response: Response, begin: float) -> AsyncGenerator[bytes, None]:
-        """The pieces of a response, which is logged at their end."""
-        assert response.pieces is not None
+    async def _logged_chunks(self, request: Request, response: Response, begin: float) -> AsyncGenerator[bytes, None]:
+        """The chunks of a response, which is logged after the last one."""
+        assert response.chunks is not None
         size = 0
         try:
-            async with contextlib.aclosing(response.pieces) as pieces:
-                async for piece in pieces:
-                    size += len(piece)
-                    yield piece
+            async with contextlib.aclosing(response.chunks) as chunks:
+                async for chunk in chunks:
+                    size += len(chunk)
+                    yield chunk
         finally:
             self._log(request, response.status, size, begin)
 
@@ -188,109 +203,110 @@ class Front:
             "bytes": size,
             "ms": round(1e3 * (time.perf_counter() - begin), 3),
         }
-        self.log.add(line)
+        self.access_log.add(line)
 
-    # ----------------------------------------------------------------------------------------------------------- models
+    # -------------------------------------------------------------------------------------------------------- inference
 
-    def _computed(self, model: str, verb: str) -> Handler:
-        """What answers a request that a worker computes."""
+    def _inference(self, model: str, verb: str) -> Endpoint:
+        """Endpoint of requests that a worker computes."""
         series = self.metrics.series(model, verb)
-        submit, loop_time = self.dispatcher.submit, time.perf_counter
+        submit, clock = self.dispatcher.submit, time.perf_counter
 
-        async def handler(request: Request) -> Response:
-            begin = loop_time()
-            held, wanted = 0, None
+        async def endpoint(request: Request) -> Response:
+            begin = clock()
+            held_bytes, context = 0, None
             try:
-                held = self._hold(request)
-                wanted = Wanted(self.dispatcher, request, self._deadline(request), self.settings.read_timeout)
-                body = await self._body(wanted)
+                held_bytes = self._hold_body(request)
+                context = RequestContext(self.dispatcher, request, self._timeout(request), self.config.read_timeout)
+                body = await self._read_body(context)
                 if (encoding := request.header("content-encoding")) is not None:
-                    body = await self._expanded(body, encoding.strip().lower())
-                    held += self._reserve(len(body))
-                read = loop_time() - begin
+                    body = await self._decompress(body, encoding.strip().lower())
+                    held_bytes += self._hold(len(body))
+                read = clock() - begin
                 job = _job(request, verb, body)
                 try:
-                    pending = submit(model, job, wanted.answered)
-                except Full:
-                    found = f"{self.dispatcher.most} requests wait already; try again"
-                    raise Refused(429, found, ("retry-after", "1")) from None
-                answer = await wanted.first(pending)
-            except Refused as error:
-                series.add(error.response.status, loop_time() - begin, (), 0, 0)
-                return await self._unread(request, error.response)
+                    pending = submit(model, job, context.deliver)
+                except QueueFull:
+                    message = f"{self.dispatcher.max_queued} requests wait already; try again"
+                    raise HTTPException(429, message, ("retry-after", "1")) from None
+                result = await context.result(pending)
+            except HTTPException as error:
+                series.add(error.response.status, clock() - begin, (), 0, 0)
+                return await self._drain(request, error.response)
             finally:
-                self._held -= held
-                if wanted is not None:
-                    wanted.close()
-            wait = max(loop_time() - begin - read - sum(answer.split), 0.0)
-            split = (read, wait, *answer.split)
-            headers = [(HEADER_LENGTH, str(answer.header))] if answer.header >= 0 else []
+                self._held_bytes -= held_bytes
+                if context is not None:
+                    context.close()
+            wait = max(clock() - begin - read - sum(result.stage_seconds), 0.0)
+            stage_seconds = (read, wait, *result.stage_seconds)
+            headers = [(JSON_LENGTH, str(result.json_length))] if result.json_length >= 0 else []
             if request.header("timing") is not None:
-                stages = (f"{name};dur={1e3 * stage:.3f}" for name, stage in zip(STAGES, split, strict=True))
+                stages = (f"{name};dur={1e3 * stage:.3f}" for name, stage in zip(STAGES, stage_seconds, strict=True))
                 headers.append(("server-timing", ", ".join(stages)))
-            if answer.status == 503:
+            if result.status == 503:
                 headers.append(("retry-after", "1"))
-            series.add(answer.status, loop_time() - begin, split, answer.samples, answer.together)
-            pieces = None if answer.last else wanted.pieces(answer)
-            return Response(answer.status, answer.kind, answer.body, headers, pieces)
+            series.add(result.status, clock() - begin, stage_seconds, result.samples, result.batch_size)
+            chunks = None if result.last else context.chunks(result)
+            return Response(result.status, result.content_type, result.body, headers, chunks)
 
-        return handler
+        return endpoint
 
-    def _hold(self, request: Request) -> int:
-        """Bytes that a request says it has, which are counted as held. Raises Refused for too many."""
+    def _hold_body(self, request: Request) -> int:
+        """Counts the body of a request as held in memory, and returns its size in bytes."""
         length = request.header("content-length")
-        if length is None:  # where a body in chunks ends early, the HTTP server does not say so
-            raise Refused(411, "wanted the Content-Length of the body", ("connection", "close"))
-        size = int(length) if length.isascii() and length.isdigit() and len(length) < 19 else -1
-        if size < 0:
-            raise Refused(400, f"found Content-Length {length[:40]!r}, wanted a whole number")
-        if size > self.settings.max_body:
-            raise self._too_large(size)
-        return self._reserve(size)
+        if length is None:  # the HTTP server does not report the early end of a chunked body
+            raise HTTPException(411, "expected the Content-Length of the body", ("connection", "close"))
+        size = _parse_digits(length)
+        if size is None:
+            raise HTTPException(400, f"found Content-Length {length[:40]!r}, expected a whole number")
+        if size > self.config.max_body:
+            raise self._body_too_large(f"{size:,}")
+        return self._hold(size)
 
-    def _reserve(self, size: int) -> int:
-        if self._held + size > ROOM * self.settings.max_body:
-            raise Refused(429, "too many bytes of other requests are held; try again", ("retry-after", "1"))
-        self._held += size
+    def _hold(self, size: int) -> int:
+        if self._held_bytes + size > MAX_HELD_BODIES * self.config.max_body:
+            raise HTTPException(429, "too many bytes of other requests are held; try again", ("retry-after", "1"))
+        self._held_bytes += size
         return size
 
-    def _too_large(self, size: int | None = None) -> Refused:
-        found = "more" if size is None else f"{size:,}"
-        return Refused(413, f"found {found} bytes, wanted at most {self.settings.max_body:,}", ("connection", "close"))
+    def _body_too_large(self, size: str = "more") -> HTTPException:
+        message = f"found {size} bytes, expected at most {self.config.max_body:,}"
+        return HTTPException(413, message, ("connection", "close"))
 
-    async def _body(self, wanted: Wanted) -> bytes:
+    async def _read_body(self, context: RequestContext) -> bytes:
         try:
-            return await wanted.body(self.settings.max_body)
-        except TooLarge:
-            raise self._too_large() from None
-        except Gone:
-            raise Refused(400, "the body ended before its Content-Length") from None
+            return await context.read_body(self.config.max_body)
+        except BodyTooLarge:
+            raise self._body_too_large() from None
+        except ClientDisconnect:
+            raise HTTPException(400, "the body ended before its Content-Length") from None
 
-    async def _expanded(self, body: bytes, encoding: str) -> bytes:
-        """A body as it was before its Content-Encoding."""
+    async def _decompress(self, body: bytes, encoding: str) -> bytes:
         if encoding == "identity":
             return body
-        if encoding not in TAKEN:
-            found = f"found Content-Encoding {encoding[:40]!r}, wanted one of {', '.join(ENCODINGS)}"
-            raise Refused(415, found, ("accept-encoding", ", ".join(ENCODINGS)))
+        if encoding not in ACCEPTED:
+            message = f"found Content-Encoding {encoding[:40]!r}, expected one of {', '.join(ENCODINGS)}"
+            raise HTTPException(415, message, ("accept-encoding", ", ".join(ENCODINGS)))
         try:
-            content = await asyncio.to_thread(expanded, body, self.settings.max_body)
+            content = await asyncio.to_thread(decompress, body, self.config.max_body)
         except ValueError as error:
-            raise Refused(400, f"the body cannot be read as {encoding}: {error}") from None
-        if len(content) > self.settings.max_body:
-            raise self._too_large()
+            raise HTTPException(400, f"the body cannot be read as {encoding}: {error}") from None
+        if len(content) > self.config.max_body:
+            raise self._body_too_large()
         return content
 
-    def _deadline(self, request: Request) -> float:
-        """Seconds that a request may take."""
-        given = request.header("timeout-ms")
-        if given is None:
-            return self.settings.deadline
-        if not (given.isascii() and given.isdigit() and len(given) < 19 and 1 <= int(given) <= LONGEST):
-            raise Refused(400, f"found timeout-ms {given[:40]!r}, wanted whole milliseconds, 1 to {LONGEST:,}")
-        return int(given) / 1e3
+    def _timeout(self, request: Request) -> float:
+        """Request timeout in seconds."""
+        header = request.header("timeout-ms")
+        if header is None:
+            return self.config.deadline
+        milliseconds = _parse_digits(header)
+        if milliseconds is None or not 1 <= milliseconds <= MAX_TIMEOUT_MS:
+            message = f"found timeout-ms {header[:40]!r}, expected whole milliseconds, 1 to {MAX_TIMEOUT_MS:,}"
+            raise HTTPException(400, message)
+        return milliseconds / 1e3
 
-    # ----------------------------------------------------------------------------------------------------- what is told
+    # --------------------------------------------------------------------------------------------- health and metadata
 
     async def _live(self, request: Request) -> Response:
         return _json({"live": True})
@@ -299,96 +315,104 @@ class Front:
         self._require_ready()
         return _json({"ready": True})
 
-    def _model_ready(self, name: str) -> Handler:
-        async def handler(request: Request) -> Response:
+    def _model_ready(self, name: str) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
             self._require_ready()
             return _json({"name": name, "ready": True})
 
-        return handler
+        return endpoint
 
     def _require_ready(self) -> None:
         if self.closing or not self.dispatcher.ready:
-            found = "the server ends" if self.closing else "the models are not open yet"
-            raise Refused(503, found, ("retry-after", "1"))
+            message = "the server shuts down" if self.closing else "the models are not loaded yet"
+            raise HTTPException(503, message, ("retry-after", "1"))
 
-    async def _server(self, request: Request) -> Response:
+    async def _server_metadata(self, request: Request) -> Response:
         return _json({"name": "int8-zoo", "version": openapi.VERSION, "extensions": EXTENSIONS})
 
-    async def _index(self, request: Request) -> Response:
+    async def _repository_index(self, request: Request) -> Response:
         state = "READY" if self.dispatcher.ready else "UNAVAILABLE"
         return _json(
             [
-                {"name": name, "version": self._about(name).get("version", ""), "state": state, "reason": ""}
-                for name in self.names
+                {"name": model["name"], "version": model.get("version", ""), "state": state, "reason": ""}
+                for model in self._descriptions()
             ]
         )
 
-    def _about(self, name: str) -> Mapping[str, Any]:
-        return self.dispatcher.models.get(name, {})
+    def _descriptions(self) -> list[Mapping[str, Any]]:
+        """Descriptions of the models; their names alone before they are loaded."""
+        return [self.dispatcher.models.get(name) or {"name": name} for name in self.names]
 
-    async def _models(self, request: Request) -> Response:
-        return _json({"models": [self._about(name) or {"name": name} for name in self.names]})
+    async def _list_models(self, request: Request) -> Response:
+        return _json({"models": self._descriptions()})
 
-    def _model(self, name: str) -> Handler:
-        async def handler(request: Request) -> Response:
-            return _json(self._opened(name))
+    def _description(self, name: str) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            return _json(self._loaded(name))
 
-        return handler
+        return endpoint
 
-    def _metadata(self, name: str) -> Handler:
-        async def handler(request: Request) -> Response:
-            about = self._opened(name)
+    def _model_metadata(self, name: str) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            model = self._loaded(name)
             return _json(
                 {
                     "name": name,
-                    "versions": [about["version"]],
-                    "platform": f"int8-zoo_{about['engine']}",
-                    "inputs": about["inputs"],
-                    "outputs": about["outputs"],
+                    "versions": [model["version"]],
+                    "platform": f"int8-zoo_{model['engine']}",
+                    "inputs": model["inputs"],
+                    "outputs": model["outputs"],
                 }
             )
 
-        return handler
+        return endpoint
 
-    def _opened(self, name: str) -> Mapping[str, Any]:
-        if not (about := self._about(name)):
-            raise Refused(503, f"{name} is not open yet; try again", ("retry-after", "1"))
-        return about
+    def _loaded(self, name: str) -> Mapping[str, Any]:
+        """The description of a model; 503 before it is loaded."""
+        if (model := self.dispatcher.models.get(name)) is None:
+            raise HTTPException(503, f"{name} is not loaded yet; try again", ("retry-after", "1"))
+        return model
 
     async def _metrics(self, request: Request) -> Response:
         return Response(200, CONTENT_TYPE, self.metrics.text())
 
     async def _openapi(self, request: Request) -> Response:
-        return _json(openapi.described([self._about(name) or {"name": name} for name in self.names]))
+        return _json(openapi.document(self._descriptions()))
 
     async def _docs(self, request: Request) -> Response:
-        about = [self._about(name) or {"name": name} for name in self.names]
-        return Response(200, "text/html; charset=utf-8", openapi.page(openapi.described(about)), static_files.HEADERS)
+        page = openapi.html_page(openapi.document(self._descriptions()))
+        return Response(200, "text/html; charset=utf-8", page, static_files.HEADERS)
 
 
 def _job(request: Request, verb: str, body: bytes) -> Job:
-    content = request.header("content-type") or ""
+    header = request.header("content-type") or ""
     options = dict(parse_qsl(request.query, keep_blank_values=True)) if request.query else {}
-    header = request.header(HEADER_LENGTH)
-    length = -1
-    if header is not None:
-        if not (header.isascii() and header.isdigit() and len(header) < 19):
-            raise Refused(400, f"found Inference-Header-Content-Length {header[:40]!r}, wanted a whole number")
-        length = int(header)
-    kind = content.partition(";")[0].strip().lower()
-    if kind.startswith("multipart/"):
-        kind = content  # with the boundary, as it is
-    return Job(0, verb, kind, request.header("accept") or "", options, length, body)
+    json_length = -1
+    if (length := request.header(JSON_LENGTH)) is not None:
+        size = _parse_digits(length)
+        if size is None:
+            message = f"found Inference-Header-Content-Length {length[:40]!r}, expected a whole number"
+            raise HTTPException(400, message)
+        json_length = size
+    content_type = header.partition(";")[0].strip().lower()
+    if content_type.startswith("multipart/"):
+        content_type = header  # with the boundary
+    return Job(0, verb, content_type, request.header("accept") or "", options, json_length, body)
+
+
+def _parse_digits(text: str) -> int | None:
+    """A number below 10^18, or None."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
 def _json(value: Any) -> Response:
     return Response(200, JSON, orjson.dumps(value))
 
 
-def _static(path: str) -> Handler:
-    kind, content = static_files.FILES[path]
+def _static(path: str) -> Endpoint:
+    content_type, content = static_files.FILES[path]
 
-    async def handler(request: Request) -> Response:
-        return Response(200, kind, content, static_files.HEADERS)
+    async def endpoint(request: Request) -> Response:
+        return Response(200, content_type, content, static_files.HEADERS)
 
-    return handler
+    return endpoint

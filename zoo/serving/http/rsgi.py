@@ -7,32 +7,36 @@ from typing import Any
 
 from granian.rsgi import ProtocolClosed, ProtocolError
 
-from zoo.serving.http.http_types import Gone
-from zoo.serving.http.router import Front
+from zoo.serving.http.http_types import ClientDisconnect
+from zoo.serving.http.router import Router
 
 
 class Application:
-    """A front as an RSGI application."""
+    """RSGI application of a router.
 
-    def __init__(self, front: Front) -> None:
-        self._answer = front.answer
+    Args:
+        router: The router.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._handle = router.handle
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
-        """Answer a request."""
+        """Handles a request; see the RSGI specification."""
         if scope.proto != "http":
             return
-        response = await self._answer(_Request(scope, protocol))
-        headers = [("content-type", response.kind), *response.headers]
-        with contextlib.suppress(ProtocolClosed, ProtocolError):  # the client has left
-            if response.pieces is None:
+        response = await self._handle(_Request(scope, protocol))
+        headers = [("content-type", response.content_type), *response.headers]
+        with contextlib.suppress(ProtocolClosed, ProtocolError):  # the client has disconnected
+            if response.chunks is None:
                 protocol.response_bytes(response.status, headers, response.body)
                 return
-            async with contextlib.aclosing(response.pieces) as pieces:
-                first = await anext(pieces)  # begun, it ends rightly even where the client has left already
+            async with contextlib.aclosing(response.chunks) as chunks:
+                first = await anext(chunks)  # a generator that was started runs its cleanup when it is closed
                 stream = protocol.response_stream(response.status, headers)
                 await stream.send_bytes(first)
-                async for piece in pieces:
-                    await stream.send_bytes(piece)
+                async for chunk in chunks:
+                    await stream.send_bytes(chunk)
 
 
 class _Request:
@@ -53,12 +57,12 @@ class _Request:
     def client(self) -> str:
         return str(self._scope.client)
 
-    async def read(self, most: int) -> bytes:
+    async def read(self, max_bytes: int) -> bytes:
         self.unread = False
         try:
-            return bytes(await self._protocol())  # no more than its Content-Length says
+            return bytes(await self._protocol())  # no more than Content-Length, which the router checks
         except (ProtocolClosed, ProtocolError):
-            raise Gone from None
+            raise ClientDisconnect from None
 
-    async def gone(self) -> None:
+    async def disconnected(self) -> None:
         await self._protocol.client_disconnect()

@@ -17,185 +17,180 @@ from typing import Any
 import click
 
 from pipelines.core.errors import RequestError, ZooError
-from zoo.serving.config import Settings
+from zoo.serving.config import ServerConfig
 from zoo.serving.workers import forkserver
-from zoo.serving.workers.channel import packed, taken
+from zoo.serving.workers.channel import pack, unpack
 from zoo.serving.workers.dispatcher import Dispatcher
-from zoo.serving.workers.model_loader import Opening
+from zoo.serving.workers.model_loader import ServedModel
 
 BACKLOG = 4096
-INTERVAL = 0.5  # seconds between two looks at the files that are watched
-HEAD_MS = 10_000  # in which a client must send the head of a request
-RARELY = 20_000  # objects more than before, after which unreachable cycles are looked for: requests hardly make any
+WATCH_SECONDS = 0.5  # interval at which `--watch` checks the files
+HEADER_TIMEOUT_MS = 10_000  # for receiving the headers of a request
+GC_THRESHOLD = 20_000  # allocations between two garbage collections; requests create hardly any reference cycles
 
 logger = logging.getLogger(__name__)
 
 
-def serve(settings: Settings, openings: Sequence[Opening]) -> None:
+def serve(config: ServerConfig, models: Sequence[ServedModel]) -> None:
     """Serves until SIGTERM or SIGINT.
 
     Args:
-        settings: Configuration of the server.
-        openings: Models to serve.
+        config: Configuration of the server.
+        models: Models to serve.
 
     Raises:
         RequestError: The server cannot start with this configuration.
-        ZooError: A model cannot be opened.
+        ZooError: A model cannot be loaded.
     """
-    settings = replace(settings, port=_free_port(settings.host, settings.port))
-    if not settings.local and not settings.api_keys:
-        logger.warning("everyone who reaches %s may use it: there is no --api-key-file", settings.url)
-    channel = forkserver.start(openings)
-    import uvloop  # only now: no thread may run before the keeper is there
+    config = replace(config, port=_free_port(config.host, config.port))
+    if not config.is_local and not config.api_keys:
+        logger.warning("everyone who reaches %s may use it: there is no --api-key-file", config.url)
+    channel = forkserver.start(models)
+    import uvloop  # after the fork: no thread may run before it
 
-    gc.freeze()  # modules and settings: no collection looks at them again
-    gc.set_threshold(RARELY)
+    gc.freeze()  # objects that exist now are not collected
+    gc.set_threshold(GC_THRESHOLD)
     with contextlib.closing(channel):
-        uvloop.run(_Server(settings, openings, channel).run())
+        uvloop.run(_Server(config, models, channel).run())
 
 
 class _Server:
-    def __init__(self, settings: Settings, openings: Sequence[Opening], channel: socket.socket) -> None:
-        self.settings, self.openings = settings, openings
-        self._keeper = channel
-        self._loaded: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+    def __init__(self, config: ServerConfig, models: Sequence[ServedModel], channel: socket.socket) -> None:
+        self.config, self.models = config, models
+        self._forkserver = channel
+        self._messages: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()  # of the fork server
         self._end = asyncio.Event()
-        self._problem: ZooError | None = None
+        self._error: ZooError | None = None
 
     async def run(self) -> None:
         from granian.constants import HTTPModes, Interfaces
         from granian.http import HTTP1Settings
         from granian.server.embed import Server
 
-        from zoo.serving.http.router import Front
+        from zoo.serving.http.router import Router
         from zoo.serving.http.rsgi import Application
 
-        settings, loop = self.settings, asyncio.get_running_loop()
+        config, loop = self.config, asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end.set)
-        names = [each.name for each in self.openings]
-        self.dispatcher = Dispatcher(
-            names, settings.workers, settings.max_batch, settings.queue, self._fork, self._failed
-        )
-        front = Front(settings, names, self.dispatcher)
+        names = [model.name for model in self.models]
+        self.dispatcher = Dispatcher(names, config.workers, config.max_batch, config.queue, self._fork, self._fail)
+        router = Router(config, names, self.dispatcher)
         http = Server(
-            Application(front),
-            address=settings.host,
-            port=settings.port,
+            Application(router),
+            address=config.host,
+            port=config.port,
             interface=Interfaces.RSGI,
             http=HTTPModes.auto,
             websockets=False,
             backlog=BACKLOG,
             backpressure=BACKLOG,
-            http1_settings=HTTP1Settings(header_read_timeout=HEAD_MS),
+            http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT_MS),
             log_enabled=False,
-            ssl_cert=settings.certfile,
-            ssl_key=settings.keyfile,
+            ssl_cert=config.certfile,
+            ssl_key=config.keyfile,
         )
-        self._keeper.setblocking(False)
-        reading = loop.create_task(self._listen())
-        opening = loop.create_task(self._open())
+        self._forkserver.setblocking(False)
+        receiving = loop.create_task(self._receive())
+        loading = loop.create_task(self._load())
         watching = loop.create_task(self._watch())
         serving = loop.create_task(http.serve())
         ending = loop.create_task(self._end.wait())
         try:
-            await asyncio.wait([opening, ending, serving], return_when=asyncio.FIRST_COMPLETED)
-            if opening.done() and not self._end.is_set():
-                await opening
-                click.echo(f"zoo: {', '.join(names)} at {settings.url}", err=True)
+            await asyncio.wait([loading, ending, serving], return_when=asyncio.FIRST_COMPLETED)
+            if loading.done() and not self._end.is_set():
+                await loading
+                click.echo(f"zoo: {', '.join(names)} at {config.url}", err=True)
             await asyncio.wait([ending, serving], return_when=asyncio.FIRST_COMPLETED)
-            front.closing = True
+            router.closing = True
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(settings.grace):
+                async with asyncio.timeout(config.grace):
                     http.stop()
                     await serving
                     await self.dispatcher.drained()
         finally:
             self.dispatcher.close()
-            front.log.close(1.0)
-            for task in (reading, opening, watching, ending):
+            router.access_log.close(1.0)
+            for task in (receiving, loading, watching, ending):
                 task.cancel()
-        if self._problem is not None:
-            raise self._problem
+        if self._error is not None:
+            raise self._error
 
-    async def _open(self) -> None:
-        what, *more = await self._loaded.get()
-        if what == forkserver.FAILED:
-            self._failed(*more)
+    async def _load(self) -> None:
+        kind, *content = await self._messages.get()
+        if kind == forkserver.FAILED:
+            self._fail(*content)
             return
         await self.dispatcher.start()
         while not self.dispatcher.ready:
             await asyncio.sleep(0.005)
 
     async def _watch(self) -> None:
-        """Switch to a model's new int8.onnx, as soon as it has lain there unchanged for a while."""
-        if not self.settings.watch:
+        """Reloads models when int8.onnx has changed and was the same in two checks."""
+        if not self.config.watch:
             return
-        places = {each.name: _file(each.model) for each in self.openings}
-        known = seen = {name: _stamp(path) for name, path in places.items()}
+        files = {model.name: _watched_file(model.model) for model in self.models}
+        loaded = seen = {name: _file_version(path) for name, path in files.items()}
         while True:
-            await asyncio.sleep(INTERVAL)
-            now = {name: _stamp(path) for name, path in places.items()}
-            fresh = [name for name in now if now[name] is not None and now[name] == seen[name] != known[name]]
+            await asyncio.sleep(WATCH_SECONDS)
+            now = {name: _file_version(path) for name, path in files.items()}
+            changed = [name for name in now if now[name] is not None and now[name] == seen[name] != loaded[name]]
             seen = now
-            if not fresh or not self.dispatcher.ready:
+            if not changed or not self.dispatcher.ready:
                 continue
-            known = now
-            self._tell_keeper((forkserver.LOAD, fresh))
-            what, *more = await self._loaded.get()
-            if what == forkserver.FAILED:
-                logger.warning("the new files of %s are not served: %s", ", ".join(fresh), more[0])
+            loaded = now
+            self._forkserver.sendall(b"\0" + pack((forkserver.LOAD, changed)))
+            kind, *content = await self._messages.get()
+            if kind == forkserver.FAILED:
+                logger.warning("the new files of %s are not served: %s", ", ".join(changed), content[0])
             else:
                 await self.dispatcher.start()
-                logger.warning("the new files of %s are served", ", ".join(fresh))
+                logger.warning("the new files of %s are served", ", ".join(changed))
 
-    def _tell_keeper(self, message: tuple[Any, ...]) -> None:
-        self._keeper.sendall(b"\0" + packed(message))
-
-    def _failed(self, text: str, code: int) -> None:
-        self._problem = RequestError(text) if code == RequestError.exit_code else ZooError(text)
+    def _fail(self, message: str, code: int) -> None:
+        self._error = RequestError(message) if code == RequestError.exit_code else ZooError(message)
         self._end.set()
 
-    def _fork(self, theirs: socket.socket, index: int) -> None:
-        socket.send_fds(self._keeper, [b"\0"], [theirs.fileno()])
-        self._keeper.sendall(packed((forkserver.FORK, _cpus(index, self.settings.threads))))
+    def _fork(self, worker_end: socket.socket, index: int) -> None:
+        socket.send_fds(self._forkserver, [b"\0"], [worker_end.fileno()])
+        self._forkserver.sendall(pack((forkserver.FORK, _worker_cpus(index, self.config.threads))))
 
-    async def _listen(self) -> None:
-        """What the keeper says."""
+    async def _receive(self) -> None:
+        """Receives the messages of the fork server."""
         loop, buffer = asyncio.get_running_loop(), bytearray()
-        while data := await loop.sock_recv(self._keeper, 1 << 16):
+        while data := await loop.sock_recv(self._forkserver, 1 << 16):
             buffer += data
-            for message in taken(buffer):
-                self._loaded.put_nowait(message)
+            for message in unpack(buffer):
+                self._messages.put_nowait(message)
         if not self._end.is_set():
-            self._failed("the process that opens the models died; see the log of the system", 1)
+            self._fail("the process that loads the models died; see the log of the system", 1)
 
 
-def _file(model: str) -> Path:
-    """The file of a model that is watched."""
+def _watched_file(model: str) -> Path:
     import zoo
 
     return (Path(model) if Path(model).is_dir() else zoo.hub().folder(model)) / "int8.onnx"
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def _file_version(path: Path) -> tuple[int, int, int] | None:
+    """Inode, size in bytes and modification time in nanoseconds; None if the file does not exist."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _cpus(index: int, threads: int) -> set[int]:
-    """The processors of a worker: so many as it has threads, the workers side by side."""
-    have = sorted(os.sched_getaffinity(0))
-    if threads >= len(have):
-        return set(have)
-    return {have[(index * threads + i) % len(have)] for i in range(threads)}
+def _worker_cpus(index: int, threads: int) -> set[int]:
+    """CPUs of a worker: as many as its threads, those of consecutive workers next to each other."""
+    cpus = sorted(os.sched_getaffinity(0))
+    if threads >= len(cpus):
+        return set(cpus)
+    return {cpus[(index * threads + i) % len(cpus)] for i in range(threads)}
 
 
 def _free_port(host: str, port: int) -> int:
-    """The port, or a free one for 0. Raises RequestError where another program listens there, or for another host."""
+    """The port, or a free one for 0. Raises RequestError if the address is in use, or is not of this host."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -1,4 +1,4 @@
-"""Files of the page at `/`, read once at startup; no request path reaches the file system."""
+"""Files of the page at `/`, read once at startup; requests never access the file system."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ HEADERS = [
 
 
 def _read() -> dict[str, tuple[str, bytes]]:
-    found = {}
+    files = {}
     for path in sorted(FOLDER.iterdir()):
-        kind = mimetypes.guess_type(path.name)[0]
-        if kind is None or not path.is_file():
+        media_type = mimetypes.guess_type(path.name)[0]
+        if media_type is None or not path.is_file():
             continue
-        text = kind.startswith("text/") or kind.endswith(("javascript", "json"))
-        name = "/" if path.name == INDEX else f"/page/{path.name}"
-        found[name] = (f"{kind}; charset=utf-8" if text else kind, path.read_bytes())
-    return found
+        is_text = media_type.startswith("text/") or media_type.endswith(("javascript", "json"))
+        url_path = "/" if path.name == INDEX else f"/page/{path.name}"
+        files[url_path] = (f"{media_type}; charset=utf-8" if is_text else media_type, path.read_bytes())
+    return files
 
 
-FILES = _read()  # path of a URL: Content-Type and content
+FILES = _read()  # Content-Type and content by path of the URL

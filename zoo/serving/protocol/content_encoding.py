@@ -5,36 +5,36 @@ from __future__ import annotations
 import zlib
 
 ENCODINGS = ("gzip", "deflate")
-TAKEN = (*ENCODINGS, "x-gzip")  # gzip's old name: RFC 9110, 8.4.1.3
-LEAST = 1 << 10  # bytes, the first that are read of a member
+ACCEPTED = (*ENCODINGS, "x-gzip")  # the former name of gzip: RFC 9110, 8.4.1.3
+FIRST_PIECE = 1 << 10  # bytes of a gzip member that are decompressed first
 
 
-def expanded(body: bytes, most: int) -> bytes:
+def decompress(body: bytes, max_bytes: int) -> bytes:
     """Decompresses a gzip or deflate body.
 
     Args:
         body: Compressed body.
-        most: Maximum size of the result, in bytes.
+        max_bytes: Maximum size of the result.
 
     Returns:
-        The content; only its first `most` + 1 bytes if it is larger.
+        The content; only its first `max_bytes` + 1 bytes if it is larger.
 
     Raises:
         ValueError: The body is damaged, truncated, or followed by other bytes.
     """
-    members = body.startswith(b"\x1f\x8b")  # gzip's, of which there may be several: RFC 1952, 2.2
-    found, at, size = bytearray(), 0, LEAST
-    inflating = zlib.decompressobj(32 + zlib.MAX_WBITS)  # either, by its header
-    while at < len(body) and len(found) <= most and (members or not inflating.eof):
-        if inflating.eof:
-            inflating, size = zlib.decompressobj(16 + zlib.MAX_WBITS), LEAST
-        piece = body[at : at + size]
+    is_gzip = body.startswith(b"\x1f\x8b")  # gzip may have several members: RFC 1952, 2.2
+    content, offset, size = bytearray(), 0, FIRST_PIECE
+    member = zlib.decompressobj(32 + zlib.MAX_WBITS)  # gzip or zlib, by its header
+    while offset < len(body) and len(content) <= max_bytes and (is_gzip or not member.eof):
+        if member.eof:
+            member, size = zlib.decompressobj(16 + zlib.MAX_WBITS), FIRST_PIECE
+        piece = body[offset : offset + size]
         try:
-            found += inflating.decompress(piece, most + 1 - len(found))
+            content += member.decompress(piece, max_bytes + 1 - len(content))
         except zlib.error as error:
-            raise ValueError("it is none, or not to its end") from error
-        at += len(piece) - len(inflating.unused_data)
-        size *= 2  # a piece is about as long as its member so far, and what is read again no longer than that
-    if len(found) <= most and (at < len(body) or not inflating.eof):
-        raise ValueError("it ends before or after its content")
-    return bytes(found)
+            raise ValueError("the compressed data are damaged") from error
+        offset += len(piece) - len(member.unused_data)
+        size *= 2  # bytes behind a member are read twice; doubling keeps them no longer than the member
+    if len(content) <= max_bytes and (offset < len(body) or not member.eof):
+        raise ValueError("the compressed data are truncated, or other bytes follow")
+    return bytes(content)

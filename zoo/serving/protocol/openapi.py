@@ -11,38 +11,37 @@ from zoo.serving.protocol import responses
 
 VERSION = importlib.metadata.version("int8-zoo")
 _ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
-_PARAMETERS = [
-    ("timeout-ms", "integer", "Milliseconds that the request may take; 504 after them."),
-    ("timing", "string", "Any value: the answer has a Server-Timing header: read, wait, parse, model, write."),
+_HEADERS = [
+    ("timeout-ms", "integer", "Request timeout in milliseconds; the status is 504 after it."),
+    ("timing", "string", "With any value, the response has a Server-Timing header: read, wait, parse, model, write."),
 ]
-_FAULTS = {
-    400: "The request is wrong; the text says what was found and wanted.",
-    401: "A key is wanted, and none of the server's was given.",
+_ERRORS = {
+    400: "The request is invalid; the message says what was found and what was expected.",
+    401: "An API key is required, and none of the server's keys was given.",
     404: "There is no such model, version or route.",
-    405: "The route wants another method, which Allow says.",
-    408: "The body did not come in time.",
-    411: "A body without Content-Length.",
+    405: "The route does not support the method; Allow lists its methods.",
+    408: "The body was not received in time.",
+    411: "The request has a body without Content-Length.",
     413: "The body is too large.",
-    415: "Another Content-Encoding than gzip or deflate.",
-    429: "Too many requests wait; Retry-After says when to try again.",
+    415: "The Content-Encoding is neither gzip nor deflate.",
+    429: "The queue is full; Retry-After says when to try again.",
     500: "The server failed.",
-    503: "The models are not open, the worker died twice, or too many sets of options are under way; try again.",
-    504: "The deadline passed.",
+    503: "The models are not loaded, the worker died twice, or too many sets of options are in use; try again.",
+    504: "The request timed out.",
 }
-# of a translation's query
-_OPTIONS = {
-    "beam": ("integer", "Beams of the search, 1 for a greedy one."),
-    "n_best": ("integer", "Translations of each line, the best first."),
-    "source_language": ("string", "Of a model of several languages."),
-    "target_language": ("string", "Of a model of several languages."),
-    "max_tokens": ("integer", "The longest translation."),
-    "sentences": ("boolean", "Whether the sentences of a line are translated one by one."),
+_OPTIONS = {  # query parameters of translation models
+    "beam": ("integer", "Beam size; 1 for greedy search."),
+    "n_best": ("integer", "Number of translations per line, the best first."),
+    "source_language": ("string", "Source language of a multilingual model."),
+    "target_language": ("string", "Target language of a multilingual model."),
+    "max_tokens": ("integer", "Maximum length of a translation, in tokens."),
+    "sentences": ("boolean", "Translate the sentences of a line one by one."),
 }
 _VERSION = {
     "name": "version",
     "in": "path",
     "required": True,
-    "description": "The one that is served; it counts what --watch has found.",
+    "description": "The served version; every reload by --watch increments it.",
     "schema": {"type": "string"},
 }
 _TENSOR = {
@@ -58,27 +57,34 @@ _TENSOR = {
 }
 
 
-def described(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The server's routes for these models (see `Service.describe`) as an OpenAPI document."""
+def document(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Describes the routes of a server as an OpenAPI document.
+
+    Args:
+        models: Descriptions of the models (see `Handler.describe`).
+
+    Returns:
+        The document.
+    """
     paths: dict[str, Any] = {
-        "/v2/health/live": {"get": _told("Whether the server lives.")},
-        "/v2/health/ready": {"get": _told("Whether all models are open.", 503)},
-        "/v2": {"get": _told("The server's name, version and extensions.")},
-        "/v2/repository/index": {"post": _told("The models, their versions and whether they are open.")},
-        "/v1/models": {"get": _told("What is known of all models.")},
-        "/metrics": {"get": _told("Figures for Prometheus.", kind="text/plain")},
+        "/v2/health/live": {"get": _get("Liveness of the server.")},
+        "/v2/health/ready": {"get": _get("Readiness of all models.", 503)},
+        "/v2": {"get": _get("Name, version and extensions of the server.")},
+        "/v2/repository/index": {"post": _get("Names, versions and states of the models.")},
+        "/v1/models": {"get": _get("Descriptions of all models.")},
+        "/metrics": {"get": _get("Prometheus metrics.", media_type="text/plain")},
     }
     for model in models:
         name = model["name"]
         if model.get("run"):
             paths[f"/v1/models/{name}:run"] = {"post": _run(model)}
-        paths[f"/v1/models/{name}"] = {"get": _told(f"What is known of {name}.", 503)}
+        paths[f"/v1/models/{name}"] = {"get": _get(f"Description of {name}.", 503)}
         for base in (f"/v2/models/{name}", f"/v2/models/{name}/versions/{{version}}"):
-            of_version: dict[str, Any] = {"parameters": [_VERSION]} if base.endswith("}") else {}
-            faults = (404, 503) if of_version else (503,)
-            paths[base] = {"get": _told(f"Inputs and outputs of {name}.", *faults), **of_version}
-            paths[f"{base}/ready"] = {"get": _told(f"Whether {name} is open.", *faults), **of_version}
-            paths[f"{base}/infer"] = {"post": _infer(model), **of_version}
+            parameters: dict[str, Any] = {"parameters": [_VERSION]} if base.endswith("}") else {}
+            errors = (404, 503) if parameters else (503,)
+            paths[base] = {"get": _get(f"Inputs and outputs of {name}.", *errors), **parameters}
+            paths[f"{base}/ready"] = {"get": _get(f"Readiness of {name}.", *errors), **parameters}
+            paths[f"{base}/infer"] = {"post": _infer(model), **parameters}
     return {
         "openapi": "3.1.0",
         "info": {"title": "int8-zoo", "version": VERSION, "description": "Models of the zoo over HTTP."},
@@ -90,18 +96,31 @@ def described(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def page(document: Mapping[str, Any]) -> bytes:
-    """The document as one HTML page."""
+def html_page(api: Mapping[str, Any]) -> bytes:
+    """Renders an OpenAPI document as one HTML page.
+
+    Args:
+        api: The document.
+
+    Returns:
+        The page, UTF-8.
+    """
     rows = []
-    for path, found in document["paths"].items():
-        for method, about in ((each, found[each]) for each in ("get", "post") if each in found):
-            takes = ", ".join(about.get("requestBody", {}).get("content", {}))
-            gives = ", ".join(about["responses"]["200"]["content"])
-            what, takes, gives = (html.escape(each) for each in (about["summary"], takes, gives))
-            first = f"<td><code>{method.upper()} {html.escape(path)}</code></td><td>{what}</td>"
-            rows.append(f'<tr>{first}<td data-name="takes">{takes}</td><td data-name="answers">{gives}</td></tr>')
-    faults = "".join(f"<tr><td>{code}</td><td>{html.escape(text)}</td></tr>" for code, text in _FAULTS.items())
-    headers = "".join(f"<tr><td><code>{a}</code></td><td>{html.escape(c)}</td></tr>" for a, _, c in _PARAMETERS)
+    for path, operations in api["paths"].items():
+        for method in [method for method in ("get", "post") if method in operations]:
+            operation = operations[method]
+            request_types = ", ".join(operation.get("requestBody", {}).get("content", {}))
+            response_types = ", ".join(operation["responses"]["200"]["content"])
+            rows.append(
+                f"<tr><td><code>{method.upper()} {html.escape(path)}</code></td>"
+                f"<td>{html.escape(operation['summary'])}</td>"
+                f'<td data-name="request">{html.escape(request_types)}</td>'
+                f'<td data-name="response">{html.escape(response_types)}</td></tr>'
+            )
+    errors = "".join(f"<tr><td>{code}</td><td>{html.escape(text)}</td></tr>" for code, text in _ERRORS.items())
+    headers = "".join(
+        f"<tr><td><code>{name}</code></td><td>{html.escape(text)}</td></tr>" for name, _, text in _HEADERS
+    )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta name="color-scheme" content="light dark"><title>int8-zoo: routes</title>
@@ -114,44 +133,45 @@ td, th {{ text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; o
 table, tbody, tr, td {{ display: block }} tr {{ padding: .5rem 0 }} td {{ padding: 0 }}
 tr:has(th), td:empty {{ display: none }} td[data-name]::before {{ content: attr(data-name) " "; opacity: .7 }} }}
 </style></head><body>
-<h1>Routes</h1><p>The same for programs: <a href="/openapi.json">/openapi.json</a>.</p>
-<table><tr><th>path</th><th></th><th>takes</th><th>answers</th></tr>{"".join(rows)}</table>
+<h1>Routes</h1><p>OpenAPI document: <a href="/openapi.json">/openapi.json</a>.</p>
+<table><tr><th>route</th><th></th><th>request</th><th>response</th></tr>{"".join(rows)}</table>
 <h2>Headers</h2><table>{headers}</table>
-<h2>Faults</h2><p>All as <code>{{"error": "one line"}}</code>.</p><table>{faults}</table>
+<h2>Errors</h2><p>The body of an error is <code>{{"error": "message in one line"}}</code>.</p><table>{errors}</table>
 </body></html>
 """.encode()
 
 
-def _told(summary: str, *faults: int, kind: str = responses.JSON) -> dict[str, Any]:
-    return {"summary": summary, "responses": _responses([kind], faults)}
+def _get(summary: str, *errors: int, media_type: str = responses.JSON) -> dict[str, Any]:
+    return {"summary": summary, "responses": _responses([media_type], errors)}
 
 
-def _responses(kinds: Sequence[str], faults: Sequence[int]) -> dict[str, Any]:
+def _responses(media_types: Sequence[str], errors: Sequence[int]) -> dict[str, Any]:
     error = {responses.JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
-    good = {"description": "The answer.", "content": {kind: {} for kind in kinds}}
-    return {"200": good, **{str(code): {"description": _FAULTS[code], "content": error} for code in faults}}
+    success = {"description": "The response.", "content": {media_type: {} for media_type in media_types}}
+    return {"200": success, **{str(code): {"description": _ERRORS[code], "content": error} for code in errors}}
 
 
-def _computed(summary: str, kinds: Sequence[str]) -> dict[str, Any]:
+def _inference(summary: str, media_types: Sequence[str]) -> dict[str, Any]:
+    """An operation that a worker computes."""
     parameters = [
-        {"name": name, "in": "header", "description": text, "schema": {"type": kind}}
-        for name, kind, text in _PARAMETERS
+        {"name": name, "in": "header", "description": text, "schema": {"type": kind}} for name, kind, text in _HEADERS
     ]
     return {
         "summary": summary,
         "parameters": parameters,
         "security": [{}, {"key": []}],
-        "responses": _responses(kinds, tuple(_FAULTS)),
+        "responses": _responses(media_types, tuple(_ERRORS)),
     }
 
 
 def _run(model: Mapping[str, Any]) -> dict[str, Any]:
-    about = _computed(f"{model['name']}: {model['description']}", model["answers"])
-    about["parameters"] += [
+    operation = _inference(f"{model['name']}: {model['description']}", model["answers"])
+    operation["parameters"] += [
         {"name": name, "in": "query", "description": _OPTIONS[name][1], "schema": {"type": _OPTIONS[name][0]}}
         for name in model.get("options", ())
     ]
-    return {**about, "requestBody": {"required": True, "content": {kind: {} for kind in model["run"]}}}
+    content: dict[str, Any] = {media_type: {} for media_type in model["run"]}
+    return {**operation, "requestBody": {"required": True, "content": content}}
 
 
 def _infer(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,10 +184,8 @@ def _infer(model: Mapping[str, Any]) -> dict[str, Any]:
         },
         "required": ["inputs"],
     }
-    about = _computed(
-        f"Tensors through {model['name']} (Open Inference Protocol 2).", [responses.JSON, responses.BINARY]
+    operation = _inference(
+        f"Tensor inference with {model['name']} (Open Inference Protocol 2).", [responses.JSON, responses.BINARY]
     )
-    return {
-        **about,
-        "requestBody": {"required": True, "content": {responses.JSON: {"schema": schema}, responses.BINARY: {}}},
-    }
+    content = {responses.JSON: {"schema": schema}, responses.BINARY: {}}
+    return {**operation, "requestBody": {"required": True, "content": content}}

@@ -15,79 +15,89 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 
 Columns = Mapping[str, NDArray[Any] | Sequence[Any]]
-JSON, LINES, CSV, ARROW, TEXT = (
+JSON, JSON_LINES, CSV, ARROW, TEXT = (
     "application/json",
     "application/x-ndjson",
     "text/csv",
     "application/vnd.apache.arrow.stream",
     "text/plain",
 )
-BINARY = "application/octet-stream"  # JSON, then tensors in binary
-KINDS = (JSON, LINES, CSV, ARROW)
+BINARY = "application/octet-stream"  # JSON, then binary tensors
+TABLE_TYPES = (JSON, JSON_LINES, CSV, ARROW)
 
 
-def chosen(accept: str, kinds: Sequence[str] = KINDS) -> str:
-    """Selects the media type of a response. Of equally weighted types, the first of `kinds` is selected.
+def negotiate(accept: str, media_types: Sequence[str] = TABLE_TYPES) -> str:
+    """Selects the media type of a response. Of equally weighted types, the first of `media_types` is selected.
 
     Args:
         accept: Accept header (RFC 9110, 12.5.1).
-        kinds: Supported media types.
+        media_types: Supported media types.
+
+    Returns:
+        The selected media type.
 
     Raises:
         RequestError: The header accepts none of the types.
     """
-    if accept in ("", "*/*", kinds[0]):
-        return kinds[0]
-    best, most = "", 0.0
-    for kind in kinds:
-        weight = _weight(accept, kind)
-        if weight > most:
-            best, most = kind, weight
+    if accept in ("", "*/*", media_types[0]):
+        return media_types[0]
+    best, best_quality = "", 0.0
+    for media_type in media_types:
+        quality = _quality(accept, media_type)
+        if quality > best_quality:
+            best, best_quality = media_type, quality
     if not best:
-        raise RequestError(f"Accept is {accept[:100]!r}; wanted one of {', '.join(kinds)}")
+        raise RequestError(f"Accept is {accept[:100]!r}; expected one of {', '.join(media_types)}")
     return best
 
 
-def _weight(accept: str, kind: str) -> float:
-    """How much an Accept header likes a kind, by its most specific part (RFC 9110, 12.5.1)."""
-    found, rank = 0.0, 0
+def _quality(accept: str, media_type: str) -> float:
+    """Quality value of a media type in an Accept header: that of the most specific range (RFC 9110, 12.5.1)."""
+    quality, specificity = 0.0, 0
     for part in accept.lower().split(","):
-        name, *parameters = (each.strip() for each in part.split(";"))
-        specific = 3 if name == kind else 2 if name == kind.split("/")[0] + "/*" else 1 if name == "*/*" else 0
-        if specific <= rank:
+        name, *parameters = (item.strip() for item in part.split(";"))
+        own = 3 if name == media_type else 2 if name == media_type.split("/")[0] + "/*" else 1 if name == "*/*" else 0
+        if own <= specificity:
             continue
-        quality = next((each[2:] for each in parameters if each.startswith("q=")), "1")
+        value = next((parameter[2:] for parameter in parameters if parameter.startswith("q=")), "1")
         try:
-            found, rank = min(max(float(quality), 0.0), 1.0), specific
+            quality, specificity = min(max(float(value), 0.0), 1.0), own
         except ValueError:
             continue
-    return found
+    return quality
 
 
-def fault(text: str) -> bytes:
-    """What is wrong, in the protocol's form."""
-    return orjson.dumps({"error": text.encode("utf-8", "replace").decode()})
+def error_body(message: str) -> bytes:
+    """Encodes an error in the form of the Open Inference Protocol.
+
+    Args:
+        message: Error message.
+
+    Returns:
+        {"error": message} as JSON.
+    """
+    return orjson.dumps({"error": message.encode("utf-8", "replace").decode()})
 
 
-def encoded(columns: Columns, kind: str) -> bytes:
+def encode(columns: Columns, media_type: str) -> bytes:
     """Encodes a table.
 
     Args:
         columns: Arrays or lists by column name; None in a list is a missing value.
-        kind: Media type of the result.
+        media_type: One of `TABLE_TYPES`, or `TEXT` for the values of the first column, one per line.
 
     Returns:
         The encoded table.
     """
-    if kind == ARROW:
+    if media_type == ARROW:
         return _arrow(columns)
-    if kind == CSV:
+    if media_type == CSV:
         return _csv(columns)
-    if kind == TEXT:
+    if media_type == TEXT:
         first = next(iter(columns.values()))
-        return "".join(f"{each}\n" for each in first).encode()
+        return "".join(f"{value}\n" for value in first).encode()
     rows = _rows(columns)
-    if kind == LINES:
+    if media_type == JSON_LINES:
         return b"".join(
             orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY) for row in rows
         )
@@ -96,8 +106,8 @@ def encoded(columns: Columns, kind: str) -> bytes:
 
 def _rows(columns: Columns) -> list[dict[str, Any]]:
     names = tuple(columns)
-    values = [_values(each) for each in columns.values()]
-    if any(isinstance(each, list) and None in each for each in columns.values()):
+    values = [_values(column) for column in columns.values()]
+    if any(isinstance(column, list) and None in column for column in columns.values()):
         return [
             {name: value for name, value in zip(names, row, strict=True) if value is not None}
             for row in zip(*values, strict=True)
@@ -106,7 +116,7 @@ def _rows(columns: Columns) -> list[dict[str, Any]]:
 
 
 def _values(column: NDArray[Any] | Sequence[Any]) -> Sequence[Any]:
-    """Plain values; a float32 as the shortest number that means it."""
+    """Plain values; a float32 as the shortest decimal number that rounds to it."""
     if not isinstance(column, np.ndarray):
         return column
     if column.dtype == np.float32 and np.isfinite(column).all():
@@ -123,11 +133,11 @@ def _csv(columns: Columns) -> bytes:
     native = extension.native()
     arrays = list(columns.values())
     if native is not None and all(
-        isinstance(each, np.ndarray) and each.dtype in (np.int64, np.float32) for each in arrays
+        isinstance(array, np.ndarray) and array.dtype in (np.int64, np.float32) for array in arrays
     ):
-        return header + bytes(native.csv_lines([np.ascontiguousarray(each) for each in arrays]))
+        return header + bytes(native.csv_lines([np.ascontiguousarray(array) for array in arrays]))
     text = io.StringIO()
-    rows = zip(*(_values(each) for each in arrays), strict=True)
+    rows = zip(*(_values(array) for array in arrays), strict=True)
     csv.writer(text, lineterminator="\n").writerows(rows)
     return header + text.getvalue().encode()
 

@@ -1,7 +1,7 @@
-"""What front and workers tell each other over a socket pair: tuples of plain values, marshalled behind their length.
+"""Messages between the processes of a server: marshalled tuples of plain values, each behind its length.
 
-Both ends are processes of one server (a front, its keeper and the workers forked from that). Jobs and answers go as
-plain tuples: those with names take several times as long.
+The processes are the HTTP server, the fork server and the workers forked by the fork server. Jobs and results are sent
+as plain tuples: marshalling named tuples takes several times as long.
 """
 
 from __future__ import annotations
@@ -12,90 +12,124 @@ import struct
 from typing import Any, NamedTuple
 
 LENGTH = struct.Struct("<Q")
-PIECE = 1 << 20  # bytes received at once
+RECEIVE_BYTES = 1 << 20  # maximum of one recv
 
 
 class Job(NamedTuple):
     """A request as a worker sees it.
 
-    number: the front's own. verb: "run" or "infer". kind, accept: Content-Type, with its parameters
-    where it is multipart, and Accept. options: of the query.
-    header: length of the JSON in front of binary tensors, -1 for none. body: its bytes, unread.
+    Attributes:
+        job_id: Number of the request within the server.
+        verb: "run" or "infer".
+        content_type: Content-Type in lower case without parameters; multipart types keep their parameters.
+        accept: Accept header.
+        options: Query parameters.
+        json_length: Length of the JSON header in front of binary tensors, in bytes; -1 without one.
+        body: Request body.
     """
 
-    number: int
+    job_id: int
     verb: str
-    kind: str
+    content_type: str
     accept: str
     options: dict[str, str]
-    header: int
+    json_length: int
     body: bytes
 
 
-class Answer(NamedTuple):
-    """What a worker answers: a whole response, or a piece of one where `last` is False.
+class JobResult(NamedTuple):
+    """Response of a worker to a job, or a chunk of a streamed response.
 
-    split: seconds in "parse", "model" and "write". samples: of this request; together: of all that were computed at
-    once.
+    Attributes:
+        job_id: Number of the job.
+        status: HTTP status.
+        content_type: Content-Type of the body.
+        body: Response body, or a chunk of it.
+        stage_seconds: Seconds of the stages "parse", "model" and "write".
+        samples: Number of samples in the request.
+        batch_size: Number of samples computed together with the request.
+        json_length: Length of the JSON header in front of binary tensors, in bytes; -1 without one.
+        last: Whether this is the last chunk.
     """
 
-    number: int
+    job_id: int
     status: int
-    kind: str
+    content_type: str
     body: bytes
-    split: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    stage_seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
     samples: int = 0
-    together: int = 0
-    header: int = -1  # length of the JSON in front of binary tensors
+    batch_size: int = 0
+    json_length: int = -1
     last: bool = True
 
 
-def packed(message: Any) -> bytes:
-    """A message as bytes."""
+def pack(message: Any) -> bytes:
+    """Serializes a message.
+
+    Args:
+        message: Tuple of plain values that `marshal` supports.
+
+    Returns:
+        The length (8 bytes, little endian) and the marshalled message.
+    """
     data = marshal.dumps(message)
     return LENGTH.pack(len(data)) + data
 
 
-def taken(buffer: bytearray) -> list[Any]:
-    """The whole messages at the front of `buffer`, which are taken out of it."""
-    found, at = [], 0
-    while len(buffer) - at >= LENGTH.size:
-        (length,) = LENGTH.unpack_from(buffer, at)
-        end = at + LENGTH.size + length
+def unpack(buffer: bytearray) -> list[Any]:
+    """Removes all complete messages from the beginning of a buffer.
+
+    Args:
+        buffer: Received bytes; an incomplete message at the end stays in it.
+
+    Returns:
+        The messages in order.
+    """
+    messages, offset = [], 0
+    while len(buffer) - offset >= LENGTH.size:
+        (length,) = LENGTH.unpack_from(buffer, offset)
+        end = offset + LENGTH.size + length
         if len(buffer) < end:
             break
-        found.append(marshal.loads(memoryview(buffer)[at + LENGTH.size : end]))
-        at = end
-    if at:
-        del buffer[:at]
-    return found
+        messages.append(marshal.loads(memoryview(buffer)[offset + LENGTH.size : end]))
+        offset = end
+    if offset:
+        del buffer[:offset]
+    return messages
 
 
 def receive(channel: socket.socket) -> Any:
-    """The next message of a blocking socket; None where the other end is gone."""
-    head = _exactly(channel, LENGTH.size)
+    """Receives the next message.
+
+    Args:
+        channel: Blocking socket.
+
+    Returns:
+        The message; None if the other end is closed.
+    """
+    head = _receive_exactly(channel, LENGTH.size)
     if head is None:
         return None
-    data = _exactly(channel, LENGTH.unpack(head)[0])
+    data = _receive_exactly(channel, LENGTH.unpack(head)[0])
     return None if data is None else marshal.loads(data)
 
 
-def _exactly(channel: socket.socket, count: int) -> bytes | None:
-    first = _some(channel, count)
+def _receive_exactly(channel: socket.socket, count: int) -> bytes | None:
+    first = _receive_some(channel, count)
     if len(first) == count or not first:
         return first or (b"" if count == 0 else None)
-    parts, left = [first], count - len(first)
-    while left:
-        part = _some(channel, left)
+    parts, missing = [first], count - len(first)
+    while missing:
+        part = _receive_some(channel, missing)
         if not part:
             return None
         parts.append(part)
-        left -= len(part)
+        missing -= len(part)
     return b"".join(parts)
 
 
-def _some(channel: socket.socket, most: int) -> bytes:
+def _receive_some(channel: socket.socket, count: int) -> bytes:
     try:
-        return channel.recv(min(most, PIECE))
+        return channel.recv(min(count, RECEIVE_BYTES))
     except ConnectionResetError:
         return b""

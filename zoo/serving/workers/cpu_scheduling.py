@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 
-def unhurried(pid: int, so: bool) -> None:
+def set_batch_scheduling(pid: int, enabled: bool) -> None:
     """Sets the scheduling policy of all threads of a process: SCHED_BATCH, or SCHED_OTHER.
 
     With SCHED_BATCH, a thread that wakes up does not preempt a running thread, so that it finds several requests per
@@ -16,9 +16,9 @@ def unhurried(pid: int, so: bool) -> None:
 
     Args:
         pid: Process id.
-        so: Whether to use SCHED_BATCH.
+        enabled: Whether to use SCHED_BATCH.
     """
-    policy = os.SCHED_BATCH if so else os.SCHED_OTHER
+    policy = os.SCHED_BATCH if enabled else os.SCHED_OTHER
     with contextlib.suppress(OSError):
-        for each in Path(f"/proc/{pid}/task").iterdir():
-            os.sched_setscheduler(int(each.name), policy, os.sched_param(0))
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))

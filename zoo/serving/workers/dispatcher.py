@@ -1,6 +1,6 @@
 """Least-loaded dispatch of requests to workers, with dynamic batching of queued requests.
 
-All code of this module runs in the event loop of the router.
+All code of this module runs in the event loop of the HTTP server.
 """
 
 from __future__ import annotations
@@ -14,113 +14,157 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from zoo.serving.protocol.responses import JSON, fault
+from zoo.serving.protocol.responses import JSON, error_body
 from zoo.serving.workers import worker
-from zoo.serving.workers.channel import Answer, Job, packed, taken
-from zoo.serving.workers.cpu_scheduling import unhurried
+from zoo.serving.workers.channel import Job, JobResult, pack, unpack
+from zoo.serving.workers.cpu_scheduling import set_batch_scheduling
 
 logger = logging.getLogger(__name__)
 
-RETRIES = 1  # times that a request is tried again whose worker died
-FAILURES = 5  # workers in a row that died before they were ready, after which it is given up where none is
-MANY = 8  # requests on their way that make threads unhurried
-LOOK = 0.05  # seconds between two looks at how many there are
-PAUSE, LONGEST = 0.1, 10.0  # seconds before the first of them is replaced, doubled each time, and at most
+MAX_RETRIES = 1  # of a job whose worker died
+MAX_START_FAILURES = 5  # workers in a row that died before they were ready; then the server ends unless one is ready
+BATCH_SCHEDULING_JOBS = 8  # number of pending jobs from which threads use SCHED_BATCH
+SCHEDULING_SECONDS = 0.05  # interval at which that number is checked
+RESTART_SECONDS, MAX_RESTART_SECONDS = 0.1, 10.0  # pause before a restart, doubled after each failure, and its maximum
 
 
-class Full(Exception):
-    """The queue has no room."""
+class QueueFull(Exception):
+    """The queue is full."""
 
 
-class Pending:
-    """A request on its way. answered: called with every piece of its answer, the last one with `last`."""
+class PendingJob:
+    """A job that is queued or computed.
 
-    __slots__ = ("answered", "done", "job", "link", "model", "started", "streams", "tries")
+    Args:
+        model: Public name of the model.
+        job: The job.
+        deliver: Called with every chunk of the result; `last` marks the last one.
 
-    def __init__(self, model: str, job: Job, answered: Callable[[Answer], None]) -> None:
-        self.model, self.job, self.answered = model, job, answered
-        self.streams = False  # whether the worker that has it answers it by and by
-        self.link: Link | None = None
+    Attributes:
+        connection: Worker that has the job; None in the queue.
+        streams: Whether the worker runs it in a stream (continuous batching).
+        tries: Number of workers that died with it.
+        done: Whether the last chunk was delivered, or the job was canceled.
+        started: Whether a chunk was delivered.
+    """
+
+    __slots__ = ("connection", "deliver", "done", "job", "model", "started", "streams", "tries")
+
+    def __init__(self, model: str, job: Job, deliver: Callable[[JobResult], None]) -> None:
+        self.model, self.job, self.deliver = model, job, deliver
+        self.connection: WorkerConnection | None = None
         self.tries = 0
-        self.done = self.started = False  # started: a piece of the answer went out
-
-    def answer(self, answer: Answer) -> None:
-        """Hand on a piece of the answer."""
-        if not self.done:
-            self.done, self.started = answer.last, True
-            self.answered(answer)
+        self.streams = self.done = self.started = False
 
 
-class Link(asyncio.Protocol):
-    """A worker as the front sees it: what it works on, and the channel.
+class WorkerConnection(asyncio.Protocol):
+    """Connection to a worker.
 
-    computing: of the requests it works on, those that it computes at one go. Streaming ones are under way beside them.
+    Args:
+        dispatcher: Dispatcher of the worker.
+        index: Index of the worker; its CPUs depend on it.
+        generation: Number of the loaded files; see `Dispatcher.start`.
+
+    Attributes:
+        ready: Whether the worker has loaded its models.
+        retiring: Whether the worker gets no more jobs and ends when it is idle.
+        pid: Process id; 0 until the worker is ready.
+        jobs: Jobs of the worker by number.
+        batched_jobs: Number of jobs that it computes as one batch; the others are in streams.
     """
 
     def __init__(self, dispatcher: Dispatcher, index: int, generation: int) -> None:
         self.dispatcher, self.index, self.generation = dispatcher, index, generation
         self.ready = self.retiring = False
         self.pid = 0
-        self.working: dict[int, Pending] = {}
-        self.computing = 0
+        self.jobs: dict[int, PendingJob] = {}
+        self.batched_jobs = 0
         self._buffer = bytearray()
         self._transport: Any = None
 
+    @property
+    def streamed_jobs(self) -> int:
+        """Number of jobs in streams."""
+        return len(self.jobs) - self.batched_jobs
+
     def connection_made(self, transport: Any) -> None:
-        """See asyncio."""
+        """See `asyncio.Protocol`."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio."""
+        """See `asyncio.Protocol`."""
         self._buffer += data
-        for what, *more in taken(self._buffer):
-            if what == worker.ANSWERS:
-                self.dispatcher.answered(self, [Answer._make(each) for each in more[0]])
-            elif what == worker.READY:
-                self.pid, self.ready = more[0], True
-                self.dispatcher.joined(self, more[1])
-            elif what == worker.BROKEN:
-                self.dispatcher.broken(self, *more)
+        for kind, *content in unpack(self._buffer):
+            if kind == worker.RESULTS:
+                self.dispatcher.results_received(self, [JobResult._make(result) for result in content[0]])
+            elif kind == worker.READY:
+                self.pid, self.ready = content[0], True
+                self.dispatcher.worker_ready(self, content[1])
+            elif kind == worker.LOAD_FAILED:
+                self.dispatcher.load_failed(self, *content)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """See asyncio."""
-        self.dispatcher.lost(self)
+        """See `asyncio.Protocol`."""
+        self.dispatcher.worker_lost(self)
 
-    def send(self, pending: Sequence[Pending], streams: bool) -> None:
-        """Sends requests for one model to the worker.
+    def send(self, pending: Sequence[PendingJob], streams: bool) -> None:
+        """Sends jobs of one model to the worker.
 
         Args:
-            pending: The requests.
-            streams: Whether their handler streams results.
+            pending: The jobs.
+            streams: Whether the worker runs them in a stream.
         """
-        for each in pending:
-            each.link, each.streams = self, streams
-            self.working[each.job.number] = each
-            self.computing += not streams
-        self._transport.write(packed((worker.JOBS, pending[0].model, [tuple(each.job) for each in pending])))
+        for job in pending:
+            job.connection, job.streams = self, streams
+            self.jobs[job.job.job_id] = job
+            self.batched_jobs += not streams
+        self._transport.write(pack((worker.JOBS, pending[0].model, [tuple(job.job) for job in pending])))
 
-    def take(self, number: int) -> Pending | None:
-        """A request that it works on no longer."""
-        pending = self.working.pop(number, None)
+    def remove(self, job_id: int) -> PendingJob | None:
+        """Removes a job from the jobs of the worker.
+
+        Args:
+            job_id: Number of the job.
+
+        Returns:
+            The job; None if the worker does not have it.
+        """
+        pending = self.jobs.pop(job_id, None)
         if pending is not None:
-            self.computing -= not pending.streams
+            self.batched_jobs -= not pending.streams
         return pending
 
-    def cancel(self, number: int) -> None:
-        """Tell the worker that nobody waits for a request any more."""
-        self._transport.write(packed((worker.CANCEL, number)))
+    def cancel(self, job_id: int) -> None:
+        """Sends the cancellation of a job.
+
+        Args:
+            job_id: Number of the job.
+        """
+        self._transport.write(pack((worker.CANCEL, job_id)))
 
     def close(self) -> None:
-        """Let the worker end; it has nothing to do."""
+        """Closes the channel, which ends the worker."""
         self.retiring = True
         if self._transport is not None:
             self._transport.close()
 
 
 class Dispatcher:
-    """Queues and workers. fork: asks for a worker of an index, whose channel's other end it takes.
+    """Queues of the models, and the workers.
 
-    max_batch: requests that go together, at most. most: requests that wait, of all models.
+    Args:
+        models: Public names of the models.
+        workers: Number of workers.
+        max_batch: Maximum number of requests in a batch.
+        max_queued: Maximum number of queued requests, of all models.
+        start_worker: Starts a worker, given the worker's end of its channel, which is closed afterwards, and its index.
+        on_failure: Called with a message and an exit code if no worker can be started.
+
+    Attributes:
+        models: Descriptions of the models by name (see `Handler.describe`); empty until a worker is ready.
+        workers: Connections to the workers.
+        queued: Number of queued requests.
+        restarts: Number of workers that died and were replaced.
     """
 
     def __init__(
@@ -128,271 +172,286 @@ class Dispatcher:
         models: Sequence[str],
         workers: int,
         max_batch: int,
-        most: int,
-        fork: Callable[[socket.socket, int], None],
-        failed: Callable[[str, int], None],
+        max_queued: int,
+        start_worker: Callable[[socket.socket, int], None],
+        on_failure: Callable[[str, int], None],
     ) -> None:
-        self.workers, self.max_batch, self.most = workers, max_batch, most
-        self.models: dict[str, dict[str, Any]] = {}  # what ready workers said of them
-        self.links: list[Link] = []
+        self.max_batch, self.max_queued = max_batch, max_queued
+        self.models: dict[str, dict[str, Any]] = {}
+        self.workers: list[WorkerConnection] = []
         self.restarts = 0
-        self.waiting = 0
-        self._fork, self._failed = fork, failed
-        self._queues: dict[str, deque[Pending]] = {name: deque() for name in models}
-        self._turns = deque(models)
-        self._pending: dict[int, Pending] = {}
-        self._number = 0
-        self._generation = self._opened = 0  # the newest, and the newest of which a worker was ready
-        self._failures = 0  # workers since then that died before they were ready
-        self._closing = self._many = False
+        self.queued = 0
+        self._worker_count, self._start_worker, self._on_failure = workers, start_worker, on_failure
+        self._queues: dict[str, deque[PendingJob]] = {name: deque() for name in models}
+        self._rotation = deque(models)  # next models to take from the queues
+        self._pending: dict[int, PendingJob] = {}
+        self._job_id = 0
+        self._generation = self._ready_generation = 0  # the newest one, and the newest one with a ready worker
+        self._start_failures = 0  # workers in a row that died before they were ready
+        self._closing = self._batch_scheduling = False
         self._idle = asyncio.Event()
 
     # --------------------------------------------------------------------------------------------------------- workers
 
     async def start(self) -> None:
-        """Ask for all workers of a new generation; those before it retire as soon as it is ready."""
+        """Starts a new generation of workers; older workers retire as soon as one of it is ready."""
         self._generation += 1
-        for index in range(self.workers):
-            await self._spawn(index)
+        for index in range(self._worker_count):
+            await self._start_one(index)
 
-    async def _spawn(self, index: int, pause: float = 0.0) -> None:
+    async def _start_one(self, index: int, pause: float = 0.0) -> None:
         await asyncio.sleep(pause)
         if self._closing:
             return
-        own, theirs = socket.socketpair()
-        own.setblocking(False)
-        with theirs:
-            self._fork(theirs, index)
-        link = Link(self, index, self._generation)
-        self.links.append(link)
-        await asyncio.get_running_loop().create_connection(lambda: link, sock=own)
+        own_end, worker_end = socket.socketpair()
+        own_end.setblocking(False)
+        with worker_end:
+            self._start_worker(worker_end, index)
+        connection = WorkerConnection(self, index, self._generation)
+        self.workers.append(connection)
+        await asyncio.get_running_loop().create_connection(lambda: connection, sock=own_end)
 
     @property
     def ready(self) -> bool:
-        """Whether a worker can answer."""
-        return any(link.ready and not link.retiring for link in self.links)
+        """Whether a worker accepts jobs."""
+        return any(connection.ready and not connection.retiring for connection in self.workers)
 
-    def joined(self, link: Link, models: list[dict[str, Any]]) -> None:
-        """Registers a worker that has opened its models.
+    def worker_ready(self, connection: WorkerConnection, models: list[dict[str, Any]]) -> None:
+        """Registers a worker that has loaded its models.
 
         Args:
-            link: The worker.
+            connection: The worker.
             models: Descriptions of its models.
         """
-        self.models = {each["name"]: each for each in models}
-        self._opened, self._failures = max(self._opened, link.generation), 0
-        for old in self.links:
-            if old.generation < link.generation and not old.retiring:
-                old.retiring = True
-                self._retire(old)
-        if self._many and link.pid != os.getpid():
-            unhurried(link.pid, True)
-        self._pull(link)
+        self.models = {model["name"]: model for model in models}
+        self._ready_generation, self._start_failures = max(self._ready_generation, connection.generation), 0
+        for other in self.workers:
+            if other.generation < connection.generation and not other.retiring:
+                other.retiring = True
+                self._close_if_idle(other)
+        if self._batch_scheduling and connection.pid != os.getpid():
+            set_batch_scheduling(connection.pid, True)
+        self._send_queued(connection)
 
-    def broken(self, link: Link, text: str, code: int) -> None:
-        """Handles a worker that could not open its models.
+    def load_failed(self, connection: WorkerConnection, message: str, code: int) -> None:
+        """Handles a worker that cannot load its models.
 
         Args:
-            link: The worker.
-            text: Error message.
+            connection: The worker.
+            message: Error message.
             code: Exit code of the error.
         """
-        if link.generation <= self._opened:  # others could: it ends now, and is replaced
-            logger.warning("a worker cannot open the models: %s", text)
+        if connection.generation <= self._ready_generation:  # another worker could load them: this one is replaced
+            logger.warning("a worker cannot load the models: %s", message)
             return
-        link.retiring = True
-        if self.ready:  # by files that were there before
-            logger.warning("a worker cannot open the models, those open before are served on: %s", text)
+        connection.retiring = True
+        if self.ready:  # with the files of an older generation
+            logger.warning("a worker cannot load the models, the server keeps those loaded before: %s", message)
         else:
-            self._failed(text, code)
+            self._on_failure(message, code)
 
-    def lost(self, link: Link) -> None:
-        """A worker is gone: what it worked on is tried again by another, once; it is replaced."""
-        self.links.remove(link)
-        lost, link.working, link.computing = list(link.working.values()), {}, 0
-        for each in lost:
-            if each.done:
+    def worker_lost(self, connection: WorkerConnection) -> None:
+        """Replaces a worker that died; its jobs are tried again once.
+
+        Args:
+            connection: The worker.
+        """
+        self.workers.remove(connection)
+        lost, connection.jobs, connection.batched_jobs = list(connection.jobs.values()), {}, 0
+        for pending in lost:
+            if pending.done:
                 continue
-            if each.tries < RETRIES and not each.started:
-                each.tries += 1
-                each.link = None
-                self._queues[each.model].appendleft(each)
-                self.waiting += 1
+            if pending.tries < MAX_RETRIES and not pending.started:
+                pending.tries += 1
+                pending.connection = None
+                self._queues[pending.model].appendleft(pending)
+                self.queued += 1
             else:
-                self.finish(each, Answer(each.job.number, 503, JSON, fault("the worker died; try again")))
-        newer = any(other.generation > link.generation for other in self.links)  # those take its place
-        if not link.retiring and not self._closing and not newer:
-            self._replace(link)
-        for other in self.links:
-            self._pull(other)
+                body = error_body("the worker died; try again")
+                self._deliver(pending, JobResult(pending.job.job_id, 503, JSON, body))
+        newer = any(other.generation > connection.generation for other in self.workers)
+        if not connection.retiring and not self._closing and not newer:
+            self._restart(connection)
+        for other in self.workers:
+            self._send_queued(other)
 
-    def _replace(self, link: Link) -> None:
-        """Ask for another worker: at once, or later and later where they die before they are ready."""
-        self._failures += not link.ready
-        if self._failures >= FAILURES and not self.ready:
-            self._failed(f"{self._failures} workers in a row died before they were ready; see the log of the system", 1)
+    def _restart(self, connection: WorkerConnection) -> None:
+        """Starts a replacement: at once, or with growing pauses if workers die before they are ready."""
+        self._start_failures += not connection.ready
+        if self._start_failures >= MAX_START_FAILURES and not self.ready:
+            message = f"{self._start_failures} workers in a row died before they were ready; see the log of the system"
+            self._on_failure(message, 1)
             return
-        pause = min(PAUSE * 2 ** (self._failures - 1), LONGEST) if self._failures else 0.0
+        pause = 0.0
+        if self._start_failures:
+            pause = min(RESTART_SECONDS * 2 ** (self._start_failures - 1), MAX_RESTART_SECONDS)
         self.restarts += 1
-        logger.warning("the worker %d (process %d) died and is replaced", link.index, link.pid)
-        task = asyncio.get_running_loop().create_task(self._spawn(link.index, pause))
-        task.add_done_callback(_report)
+        logger.warning("the worker %d (process %d) died and is replaced", connection.index, connection.pid)
+        task = asyncio.get_running_loop().create_task(self._start_one(connection.index, pause))
+        task.add_done_callback(_log_failure)
 
-    def _retire(self, link: Link) -> None:
-        if not link.working:
-            link.close()
+    def _close_if_idle(self, connection: WorkerConnection) -> None:
+        if not connection.jobs:
+            connection.close()
 
-    # -------------------------------------------------------------------------------------------------------- requests
+    # ------------------------------------------------------------------------------------------------------------ jobs
 
-    def submit(self, model: str, job: Job, answered: Callable[[Answer], None]) -> Pending:
-        """Sends a request to an idle worker, or queues it.
+    def submit(self, model: str, job: Job, deliver: Callable[[JobResult], None]) -> PendingJob:
+        """Sends a job to the least loaded worker, or queues it.
 
         Args:
             model: Public name of the model.
-            job: The request.
-            answered: Called with every piece of the response.
+            job: The job; it gets a number.
+            deliver: Called with every chunk of the result.
 
         Returns:
-            The pending request.
+            The pending job.
 
         Raises:
-            Full: The queue is full.
+            QueueFull: The queue is full.
         """
-        self._number += 1
-        pending = Pending(model, job._replace(number=self._number), answered)
+        self._job_id += 1
+        pending = PendingJob(model, job._replace(job_id=self._job_id), deliver)
         streams = self._streams(model)
-        free = [link for link in self.links if self._room(link, streams)]
-        if free and not self._queues[model]:  # what waits goes first
-            min(free, key=lambda link: len(link.working)).send([pending], streams)
-        elif self.waiting < self.most:
+        available = [connection for connection in self.workers if self._accepts(connection, streams)]
+        if available and not self._queues[model]:  # queued jobs go first
+            min(available, key=lambda connection: len(connection.jobs)).send([pending], streams)
+        elif self.queued < self.max_queued:
             self._queues[model].append(pending)
-            self.waiting += 1
+            self.queued += 1
         else:
-            raise Full
-        self._pending[self._number] = pending
-        if not self._many and len(self._pending) >= MANY:
-            self._look()
+            raise QueueFull
+        self._pending[self._job_id] = pending
+        if not self._batch_scheduling and len(self._pending) >= BATCH_SCHEDULING_JOBS:
+            self._update_scheduling()
         return pending
 
-    def _look(self) -> None:
-        """Threads hurry where few requests are on their way, and do not where many are."""
-        many = len(self._pending) >= MANY and not self._closing
-        if many != self._many:
-            self._many = many
-            workers = {link.pid for link in self.links if link.ready}
-            for pid in set() if os.getpid() in workers else {os.getpid(), *workers}:  # not of a process of others
-                unhurried(pid, many)
-        if many:
-            asyncio.get_running_loop().call_later(LOOK, self._look)
+    def _update_scheduling(self) -> None:
+        """Uses SCHED_BATCH for all threads while many jobs are pending."""
+        enabled = len(self._pending) >= BATCH_SCHEDULING_JOBS and not self._closing
+        if enabled != self._batch_scheduling:
+            self._batch_scheduling = enabled
+            pids = {connection.pid for connection in self.workers if connection.ready}
+            if os.getpid() not in pids:  # else workers are threads of an application's process
+                for pid in {os.getpid(), *pids}:
+                    set_batch_scheduling(pid, enabled)
+        if enabled:
+            asyncio.get_running_loop().call_later(SCHEDULING_SECONDS, self._update_scheduling)
 
-    def drop(self, pending: Pending) -> None:
-        """Nobody waits for the answer any more."""
+    def cancel(self, pending: PendingJob) -> None:
+        """Cancels a job; does nothing if it is done.
+
+        Args:
+            pending: The job.
+        """
         if pending.done:
             return
         pending.done = True
         self._forget(pending)
-        if (link := pending.link) is not None:
-            link.cancel(pending.job.number)
-            if pending.streams:  # the worker answers it no more; one that is computed at one go it does
-                link.take(pending.job.number)
-                self._settle(link)
+        if (connection := pending.connection) is not None:
+            connection.cancel(pending.job.job_id)
+            if pending.streams:  # the worker sends no result; batched jobs are not interrupted and send one
+                connection.remove(pending.job.job_id)
+                self._jobs_removed(connection)
         else:
             with contextlib.suppress(ValueError):
                 self._queues[pending.model].remove(pending)
-                self.waiting -= 1
+                self.queued -= 1
 
-    def finish(self, pending: Pending, answer: Answer) -> None:
-        """Delivers the last piece of a response.
+    def results_received(self, connection: WorkerConnection, results: list[JobResult]) -> None:
+        """Delivers results of a worker.
 
         Args:
-            pending: The request.
-            answer: The last piece.
+            connection: The worker.
+            results: The results.
         """
-        pending.answer(answer)
-        if answer.last:
+        for result in results:
+            pending = connection.remove(result.job_id) if result.last else connection.jobs.get(result.job_id)
+            if pending is not None:
+                self._deliver(pending, result)
+        self._jobs_removed(connection)
+
+    def _deliver(self, pending: PendingJob, result: JobResult) -> None:
+        if not pending.done:
+            pending.done, pending.started = result.last, True
+            pending.deliver(result)
+        if result.last:
             self._forget(pending)
 
-    def _forget(self, pending: Pending) -> None:
-        self._pending.pop(pending.job.number, None)
+    def _forget(self, pending: PendingJob) -> None:
+        self._pending.pop(pending.job.job_id, None)
         if not self._pending:
             self._idle.set()
 
-    def answered(self, link: Link, found: list[Answer]) -> None:
-        """Delivers responses of a worker.
-
-        Args:
-            link: The worker.
-            found: The responses.
-        """
-        for answer in found:
-            pending = link.take(answer.number) if answer.last else link.working.get(answer.number)
-            if pending is not None:
-                self.finish(pending, answer)
-        self._settle(link)
-
-    def _settle(self, link: Link) -> None:
-        """A worker has less to do."""
-        if link.retiring:
-            self._retire(link)
+    def _jobs_removed(self, connection: WorkerConnection) -> None:
+        if connection.retiring:
+            self._close_if_idle(connection)
         else:
-            self._pull(link)
+            self._send_queued(connection)
 
     def _streams(self, model: str) -> bool:
         return bool(self.models and self.models[model]["streams"])
 
-    def _room(self, link: Link, streams: bool) -> bool:
-        """Whether a worker takes a request: of those computed at one go while there is none, whatever streams."""
-        if not link.ready or link.retiring:
+    def _accepts(self, connection: WorkerConnection, streams: bool) -> bool:
+        """Whether a worker takes another job: it computes one batch at a time, beside its streams."""
+        if not connection.ready or connection.retiring:
             return False
-        return len(link.working) - link.computing < self.max_batch if streams else not link.computing
+        return connection.streamed_jobs < self.max_batch if streams else not connection.batched_jobs
 
-    def _pull(self, link: Link) -> None:
-        """Give a worker what waits and it has room for, models in turn."""
-        for _ in range(len(self._turns)):
-            if not self.waiting:
+    def _send_queued(self, connection: WorkerConnection) -> None:
+        """Sends queued jobs that a worker accepts, models round-robin."""
+        for _ in range(len(self._rotation)):
+            if not self.queued:
                 return
-            model = self._turns[0]
-            self._turns.rotate(-1)
+            model = self._rotation[0]
+            self._rotation.rotate(-1)
             queue, streams = self._queues[model], self._streams(model)
-            while queue and self._room(link, streams):
-                together = self._together(queue, model, link)
-                self.waiting -= len(together)
-                link.send(together, streams)
+            while queue and self._accepts(connection, streams):
+                batch = self._next_batch(queue, model, connection)
+                self.queued -= len(batch)
+                connection.send(batch, streams)
 
-    def _together(self, queue: deque[Pending], model: str, link: Link) -> list[Pending]:
-        """The next requests of a queue that go together; one that is tried again goes alone."""
-        described = self.models[model]
-        under_way = len(link.working) - link.computing
-        most = self.max_batch - under_way if described["streams"] else min(self.max_batch, described["gathers"])
-        found = [queue.popleft()]
-        while queue and len(found) < most and not found[0].tries and not queue[0].tries:
-            found.append(queue.popleft())
-        return found
+    def _next_batch(self, queue: deque[PendingJob], model: str, connection: WorkerConnection) -> list[PendingJob]:
+        """The next jobs of a queue that are sent together; a job that is tried again is sent alone."""
+        description = self.models[model]
+        if description["streams"]:
+            max_jobs = self.max_batch - connection.streamed_jobs
+        else:
+            max_jobs = min(self.max_batch, description["gathers"])
+        batch = [queue.popleft()]
+        while queue and len(batch) < max_jobs and not batch[0].tries and not queue[0].tries:
+            batch.append(queue.popleft())
+        return batch
 
-    # ------------------------------------------------------------------------------------------------------------- end
+    # -------------------------------------------------------------------------------------------------------- shutdown
 
     async def drained(self) -> None:
-        """Returns when nothing is on its way."""
+        """Returns when no job is pending."""
         while self._pending:
             self._idle.clear()
             await self._idle.wait()
 
     def close(self) -> None:
-        """Let all workers end."""
+        """Ends all workers."""
         self._closing = True
-        for link in list(self.links):
-            link.close()
+        for connection in list(self.workers):
+            connection.close()
 
     def state(self) -> Mapping[str, int]:
-        """Figures for the metrics."""
+        """Returns the state for the metrics.
+
+        Returns:
+            Numbers of queued requests ("waiting"), requests sent to workers ("working"), ready workers ("workers") and
+            "restarts".
+        """
         return {
-            "waiting": self.waiting,
-            "working": sum(len(link.working) for link in self.links),
-            "workers": sum(link.ready and not link.retiring for link in self.links),
+            "waiting": self.queued,
+            "working": sum(len(connection.jobs) for connection in self.workers),
+            "workers": sum(connection.ready and not connection.retiring for connection in self.workers),
             "restarts": self.restarts,
         }
 
 
-def _report(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.warning("a worker could not be replaced: %s", error)

@@ -1,6 +1,6 @@
-"""The keeper: a process that opens the models and forks a worker wherever the front asks for one.
+"""Fork server: a process that loads the models and forks a worker whenever the HTTP server asks for one.
 
-It starts no thread, so that its children are whole; what it has opened they share, page by page.
+It starts no thread, so that forking is safe; the workers share the memory of its models copy-on-write.
 """
 
 from __future__ import annotations
@@ -13,69 +13,73 @@ import socket
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipelines.core.errors import ZooError
-from zoo.serving.workers.channel import packed, receive
-from zoo.serving.workers.model_loader import Opening
-from zoo.serving.workers.worker import told, work
+from zoo.serving.workers.channel import pack, receive
+from zoo.serving.workers.model_loader import ServedModel
+from zoo.serving.workers.worker import load_error, run_process
 
 LOADED, FAILED, FORK, LOAD = "loaded", "failed", "fork", "load"
 
 logger = logging.getLogger(__name__)
 
 
-def start(openings: Sequence[Opening]) -> socket.socket:
-    """Fork the keeper; returns the front's end of its channel. Call it before any thread is started."""
-    front, own = socket.socketpair()
-    if pid := os.fork():
-        del pid
-        own.close()
-        return front
-    front.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front ends it, by closing the channel
+def start(models: Sequence[ServedModel]) -> socket.socket:
+    """Forks the fork server. Call it before any thread is started.
+
+    Args:
+        models: Models to load.
+
+    Returns:
+        The HTTP server's end of the channel; closing it ends the fork server. The first message is LOADED or FAILED.
+    """
+    parent_end, child_end = socket.socketpair()
+    if os.fork():
+        child_end.close()
+        return parent_end
+    parent_end.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the HTTP server ends it by closing the channel
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers: the front sees their channels close
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers are not awaited: their channels close
     try:
-        _keep(own, {each.name: each for each in openings})
+        _run(child_end, {model.name: model for model in models})
     finally:
         os._exit(0)
 
 
-def _keep(channel: socket.socket, openings: dict[str, Opening]) -> None:
-    if not _load(channel, openings, list(openings)):
+def _run(channel: socket.socket, models: dict[str, ServedModel]) -> None:
+    if not _load(channel, models, list(models)):
         return
     while True:
-        # one byte a request, with the descriptor of the worker's channel where it is for a worker
+        # every request begins with one byte; a FORK request sends the descriptor of the worker's channel with it
         head, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
         if not head:
             return
         message = receive(channel)
         if message is None:
             return
-        what, *more = message
-        if what == LOAD:
-            _load(channel, openings, *more)
-        elif what == FORK and descriptors:
-            theirs = socket.socket(fileno=descriptors[0])
-            gc.freeze()  # what is there now stays: no collection of a worker's looks at it, or writes to its pages
+        kind, *content = message
+        if kind == LOAD:
+            _load(channel, models, *content)
+        elif kind == FORK and descriptors:
+            worker_end = socket.socket(fileno=descriptors[0])
+            gc.freeze()  # garbage collection in workers must not write to shared pages
             if os.fork() == 0:
                 channel.close()
-                work(theirs, openings, *more)
-            theirs.close()
+                run_process(worker_end, models, *content)
+            worker_end.close()
 
 
-def _load(channel: socket.socket, openings: dict[str, Opening], names: list[str]) -> bool:
-    """Open some models, those that are open anew, and tell the front how that went."""
+def _load(channel: socket.socket, models: dict[str, ServedModel], names: list[str]) -> bool:
+    """Loads or reloads models, and sends LOADED or FAILED."""
     try:
-        fresh = {}
+        loaded = {}
         for name in names:
-            old = openings[name]
-            version = str(int(old.version) + 1) if old.opened else old.version
-            fresh[name] = replace(old, version=version, _service=None)
-            fresh[name].prepare()
+            old = models[name]
+            version = str(int(old.version) + 1) if old.loaded else old.version
+            loaded[name] = replace(old, version=version, _handler=None)
+            loaded[name].prepare()
     except Exception as error:
-        code = error.exit_code if isinstance(error, ZooError) else 1
-        channel.sendall(packed((FAILED, told(error), code)))
+        channel.sendall(pack((FAILED, *load_error(error))))
         return False
-    openings.update(fresh)
-    channel.sendall(packed((LOADED,)))
+    models.update(loaded)
+    channel.sendall(pack((LOADED,)))
     return True

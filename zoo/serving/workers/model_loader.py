@@ -1,4 +1,4 @@
-"""Opens the models of a server: native models once in the fork server, shared by all workers; others in each worker."""
+"""Loads the models of a server: native models once in the fork server, shared by all workers; others in each worker."""
 
 from __future__ import annotations
 
@@ -14,16 +14,24 @@ from pipelines.core.errors import RequestError
 from pipelines.models.family import Servable
 from pipelines.models.hub import CARD, Card
 from pipelines.models.pipeline import PRECISIONS, Pipeline, model_file
-from zoo.serving.config import Settings, names, read_keys
-from zoo.serving.handlers.base import Service
+from zoo.serving.config import ServerConfig, read_api_keys, require_unique
+from zoo.serving.handlers.base import Handler
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Opening:
-    """One model of a server. name: what clients call it. model: its name or folder. version: counts what `--watch`
-    found.
+class ServedModel:
+    """One model of a server.
+
+    Attributes:
+        name: Public name.
+        model: Name of a pretrained model, or path of a model folder.
+        precision: "int8", "fp32" or "bf16".
+        engine: Inference engine, or "auto".
+        threads: Number of intra-op threads.
+        version: Number of the served version; every reload by `--watch` increments it.
+        loaded: Whether `prepare` was called.
     """
 
     name: str
@@ -32,17 +40,21 @@ class Opening:
     engine: str = "auto"
     threads: int = 1
     version: str = "1"
-    opened: bool = False
-    _service: Service | None = field(default=None, repr=False)
+    loaded: bool = False
+    _handler: Handler | None = field(default=None, repr=False)
 
     def prepare(self) -> None:
-        """Open the model where it has a native form: forked processes share it, and its results do not depend on who is
-        in a batch. Make the files of the others.
+        """Loads a native model, to be shared by forked processes; builds missing files of other models.
+
+        Results of native models do not depend on the other samples of a batch.
+
+        Raises:
+            RequestError: The engine is "native" and the model has no native form.
         """
-        self.opened = True
+        self.loaded = True
         if self.engine in ("auto", "native") and self.precision == "int8":
             try:
-                self._service = self._made(zoo.pipeline(self.model, self.precision, "native", self.threads))
+                self._handler = self._make_handler(zoo.pipeline(self.model, self.precision, "native", self.threads))
                 return
             except RequestError as error:
                 if self.engine == "native":
@@ -51,21 +63,21 @@ class Opening:
         folder = zoo.load(self.model)
         folder.ensure("int8.onnx" if self.precision == "int8" else "rewritten.onnx")
 
-    def service(self) -> Service:
-        """The model's service, ready to answer; in the process that calls."""
-        if self._service is None:
-            self._service = self._made(zoo.pipeline(self.model, self.precision, self.engine, self.threads))
-        self._service.warm()
-        return self._service
+    def handler(self) -> Handler:
+        """Returns the handler of the model, warmed up in the calling process."""
+        if self._handler is None:
+            self._handler = self._make_handler(zoo.pipeline(self.model, self.precision, self.engine, self.threads))
+        self._handler.warm_up()
+        return self._handler
 
-    def _made(self, pipeline: Pipeline) -> Service:
+    def _make_handler(self, pipeline: Pipeline) -> Handler:
         family = pipeline.folder.entry
-        handler = family.handler() if isinstance(family, Servable) else Service
-        made: Service = handler(self.name, self.version, pipeline)
-        return made
+        handler_type = family.handler() if isinstance(family, Servable) else Handler
+        handler: Handler = handler_type(self.name, self.version, pipeline)
+        return handler
 
 
-def told(
+def parse_options(
     models: Sequence[str | Path],
     *,
     precision: str = "int8",
@@ -76,41 +88,57 @@ def told(
     cors_origins: Sequence[str] = (),
     certfile: str | Path | None = None,
     keyfile: str | Path | None = None,
-    **settings: Any,
-) -> tuple[list[Opening], Settings]:
-    """See `zoo.api.serving.serve`: validates the options of a server.
+    **options: Any,
+) -> tuple[list[ServedModel], ServerConfig]:
+    """Validates the options of a server.
+
+    Args:
+        models: Names or folders; MODEL@fp32 serves a model in that precision.
+        precision: Precision of models without a precision in their name.
+        engine: Inference engine, or "auto".
+        threads: Number of intra-op threads of a worker.
+        workers: Number of inference processes; None for cores / threads.
+        api_key_file: File of API keys; None for no authentication.
+        cors_origins: Allowed CORS origins.
+        certfile: TLS certificate, PEM.
+        keyfile: TLS private key, PEM.
+        **options: Other fields of `ServerConfig`.
 
     Returns:
-        The models to open, and the configuration.
+        The models to load, and the configuration.
+
+    Raises:
+        RequestError: An option is invalid, or a model does not exist.
     """
     if not models:
         raise RequestError("found no model to serve; name at least one")
     machine.require_threads(threads)
     model_file(precision, engine)
-    wanted = [_named(str(model), precision) for model in models]
-    for model, own in wanted:
+    requested = [_split_precision(str(model), precision) for model in models]
+    for model, own_precision in requested:
         zoo.entry_of(model)
-        model_file(own, engine)
-    called = names([str(each) for each in models], [_called(*each, precision) for each in wanted])
-    found = Settings(
+        model_file(own_precision, engine)
+    names = [_public_name(*model, precision) for model in requested]
+    require_unique(names, [str(model) for model in models])
+    config = ServerConfig(
         threads=threads,
         workers=max(1, machine.cores() // threads) if workers is None else workers,
-        api_keys=frozenset() if api_key_file is None else read_keys(api_key_file),
+        api_keys=frozenset() if api_key_file is None else read_api_keys(api_key_file),
         certfile=None if certfile is None else Path(certfile),
         keyfile=None if keyfile is None else Path(keyfile),
-        origins=frozenset(cors_origins),
-        **settings,
+        cors_origins=frozenset(cors_origins),
+        **options,
     )
-    return [Opening(name, *each, engine, threads) for name, each in zip(called, wanted, strict=True)], found
+    return [ServedModel(name, *model, engine, threads) for name, model in zip(names, requested, strict=True)], config
 
 
-def _named(model: str, precision: str) -> tuple[str, str]:
-    """A model's name or folder, and its precision: what is behind an @, if any."""
-    base, _, own = model.rpartition("@")
-    return (base, own) if base and own in PRECISIONS and not Path(model).exists() else (model, precision)
+def _split_precision(model: str, precision: str) -> tuple[str, str]:
+    """A model's name or folder, and its precision: the part after an @, if any."""
+    base, _, own_precision = model.rpartition("@")
+    has_precision = base and own_precision in PRECISIONS and not Path(model).exists()
+    return (base, own_precision) if has_precision else (model, precision)
 
 
-def _called(model: str, precision: str, usual: str) -> str:
-    """What clients call a model; with its precision where that is not the server's."""
+def _public_name(model: str, precision: str, default_precision: str) -> str:
     name = Card.read(Path(model) / CARD).name if Path(model).is_dir() else model
-    return name if precision == usual else f"{name}@{precision}"
+    return name if precision == default_precision else f"{name}@{precision}"

@@ -1,4 +1,4 @@
-"""Worker process: answers the requests of its channel in order until the router closes it."""
+"""Worker process: answers the requests of its channel in order until the HTTP server closes it."""
 
 from __future__ import annotations
 
@@ -10,78 +10,91 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.core.errors import ZooError, one_line
-from zoo.serving.handlers.base import Service, failed
-from zoo.serving.workers.channel import Answer, Job, packed, receive
-from zoo.serving.workers.model_loader import Opening
+from zoo.serving.handlers.base import Handler, error_result
+from zoo.serving.workers.channel import Job, JobResult, pack, receive
+from zoo.serving.workers.model_loader import ServedModel
 
-READY, JOBS, ANSWERS, CANCEL, BROKEN = "ready", "jobs", "answers", "cancel", "broken"
+READY, JOBS, RESULTS, CANCEL, LOAD_FAILED = "ready", "jobs", "results", "cancel", "load failed"
 
 
 class Worker:
-    """Answers jobs with the models of `openings`, the last of which it opens itself."""
+    """Runs the jobs of a channel.
 
-    def __init__(self, channel: socket.socket, openings: Mapping[str, Opening]) -> None:
-        self._channel, self._openings = channel, openings
-        self._services: dict[str, Service] = {}
+    Args:
+        channel: Channel to the dispatcher, blocking.
+        models: Models by public name; `run` loads those that are not loaded yet.
+    """
+
+    def __init__(self, channel: socket.socket, models: Mapping[str, ServedModel]) -> None:
+        self._channel, self._models = channel, models
+        self._handlers: dict[str, Handler] = {}
         self._sending = threading.Lock()
 
     def run(self) -> None:
-        """Open what is not open, say so, and answer jobs; returns where the front is gone."""
+        """Loads the models, reports READY or LOAD_FAILED, and runs jobs until the channel is closed."""
         try:
-            self._services = {name: opening.service() for name, opening in self._openings.items()}
+            self._handlers = {name: model.handler() for name, model in self._models.items()}
         except Exception as error:
-            code = error.exit_code if isinstance(error, ZooError) else 1
-            self._send((BROKEN, told(error), code))
+            self._send((LOAD_FAILED, *load_error(error)))
             return
-        self._send((READY, os.getpid(), [each.describe() for each in self._services.values()]))
+        self._send((READY, os.getpid(), [handler.describe() for handler in self._handlers.values()]))
         while (message := receive(self._channel)) is not None:
-            what, *more = message
-            if what == JOBS:
-                self._answer(*more)
-            elif what == CANCEL:
-                for service in self._services.values():
-                    service.cancel(*more)
+            kind, *content = message
+            if kind == JOBS:
+                self._run_jobs(*content)
+            elif kind == CANCEL:
+                for handler in self._handlers.values():
+                    handler.cancel(*content)
 
-    def _answer(self, model: str, found: list[tuple[Any, ...]]) -> None:
-        service, jobs = self._services[model], [Job._make(each) for each in found]
+    def _run_jobs(self, model: str, packed_jobs: list[tuple[Any, ...]]) -> None:
+        handler, jobs = self._handlers[model], [Job._make(packed_job) for packed_job in packed_jobs]
         try:
-            if service.streams:
-                service.begin(jobs, self._send_answers)
+            if handler.streams:
+                handler.submit(jobs, self._send_results)
             else:
-                self._send_answers(service.answer(jobs))
+                self._send_results(handler.run(jobs))
         except OSError:
-            raise  # the channel's
+            raise  # the channel is broken
         except Exception as error:
-            self._send_answers([failed(job, error) for job in jobs])
+            self._send_results([error_result(job, error) for job in jobs])
 
-    def _send_answers(self, found: list[Answer]) -> None:
-        self._send((ANSWERS, [tuple(each) for each in found]))
+    def _send_results(self, results: list[JobResult]) -> None:
+        self._send((RESULTS, [tuple(result) for result in results]))
 
     def _send(self, message: tuple[Any, ...]) -> None:
-        data = packed(message)
+        data = pack(message)
         with self._sending:
             self._channel.sendall(data)
 
 
-def told(error: Exception) -> str:
-    """Why something could not be opened, in one line."""
-    return one_line(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {one_line(error)}"
-
-
-def work(channel: socket.socket, openings: Mapping[str, Opening], cpus: set[int]) -> None:
-    """Runs a forked worker process.
+def load_error(error: Exception) -> tuple[str, int]:
+    """Describes why a model cannot be loaded.
 
     Args:
-        channel: Channel to the router.
-        openings: Models by public name.
-        cpus: CPUs to pin the process to.
+        error: The exception.
+
+    Returns:
+        Message in one line, and exit code.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front ends workers, by closing their channels
+    if isinstance(error, ZooError):
+        return one_line(error), error.exit_code
+    return f"{type(error).__name__}: {one_line(error)}", 1
+
+
+def run_process(channel: socket.socket, models: Mapping[str, ServedModel], cpus: set[int]) -> None:
+    """Runs a forked worker process; does not return.
+
+    Args:
+        channel: Channel to the dispatcher.
+        models: Models by public name.
+        cpus: CPUs to pin the process to; empty for all.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the HTTP server ends workers by closing their channels
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if cpus:
         os.sched_setaffinity(0, cpus)
     try:
-        Worker(channel, openings).run()
+        Worker(channel, models).run()
     except (BrokenPipeError, ConnectionResetError):
         pass
     finally:

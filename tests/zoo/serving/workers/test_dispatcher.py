@@ -12,13 +12,13 @@ from typing import Any, cast
 import pytest
 
 from pipelines.core.errors import ZooError
-from zoo.serving.config import Settings
+from zoo.serving.config import ServerConfig
 from zoo.serving.http import asgi
 from zoo.serving.http.http_types import Response
 from zoo.serving.workers import dispatcher, worker
-from zoo.serving.workers.channel import Answer, Job, packed, taken
+from zoo.serving.workers.channel import Job, JobResult, pack, unpack
 from zoo.serving.workers.dispatcher import Dispatcher
-from zoo.serving.workers.model_loader import Opening
+from zoo.serving.workers.model_loader import ServedModel
 
 ROWS, TEXTS = "rows", "texts"
 MODELS = [{"name": ROWS, "streams": False, "gathers": 64}, {"name": TEXTS, "streams": True, "gathers": 1}]
@@ -37,10 +37,10 @@ class Ends:
 
     def say(self, i: int, what: str, *message: Any) -> None:
         plain = [
-            [tuple(part) for part in each] if isinstance(each, list) and what == worker.ANSWERS else each
+            [tuple(part) for part in each] if isinstance(each, list) and what == worker.RESULTS else each
             for each in message
         ]
-        self.channels[i].sendall(packed((what, *plain)))
+        self.channels[i].sendall(pack((what, *plain)))
 
     def told(self, i: int) -> list[Any]:
         """The messages that a worker has got since."""
@@ -48,7 +48,7 @@ class Ends:
         with contextlib.suppress(BlockingIOError):
             while data := self.channels[i].recv(1 << 16):
                 buffer += data
-        return taken(buffer)
+        return unpack(buffer)
 
     def numbers(self, i: int) -> list[int]:
         """The requests that it has got since."""
@@ -81,7 +81,7 @@ def job() -> Job:
     return Job(0, "run", "text/plain", "", {}, -1, b"x")
 
 
-def nothing(answer: Answer) -> None:
+def nothing(answer: JobResult) -> None:
     """Takes an answer."""
 
 
@@ -91,11 +91,11 @@ def test_what_nobody_waits_for_leaves_its_place_to_others() -> None:
             first = [found.submit(TEXTS, job(), nothing) for _ in range(3)]
             await settled()
             assert ends.numbers(0) == [1, 2]
-            found.drop(first[0])
+            found.cancel(first[0])
             await settled()
             assert ends.told(0) == [(worker.CANCEL, 1), (worker.JOBS, TEXTS, [first[2].job])]
             for each in first[1:]:
-                found.drop(each)
+                found.cancel(each)
             assert found.state()["working"] == 0
             await asyncio.wait_for(found.drained(), 1)
 
@@ -109,10 +109,10 @@ def test_an_old_worker_ends_when_the_last_client_of_its_stream_has_left() -> Non
             await found.start()
             ends.say(1, worker.READY, 200, MODELS)
             await settled()
-            assert len(found.links) == 2
-            found.drop(pending)
+            assert len(found.workers) == 2
+            found.cancel(pending)
             await settled()
-            assert [link.pid for link in found.links] == [200]
+            assert [each.pid for each in found.workers] == [200]
 
     asyncio.run(run())
 
@@ -126,7 +126,7 @@ def test_an_old_worker_that_dies_is_not_replaced_where_newer_ones_open() -> None
             for i in (2, 3):
                 ends.say(i, worker.READY, 200 + i, MODELS)
             await settled()
-            assert sorted(link.pid for link in found.links) == [202, 203] and len(ends.channels) == 4
+            assert sorted(each.pid for each in found.workers) == [202, 203] and len(ends.channels) == 4
 
     asyncio.run(run())
 
@@ -139,12 +139,12 @@ def test_rows_do_not_wait_for_streams_but_for_rows() -> None:
             rows = [found.submit(ROWS, job(), nothing) for _ in range(3)]
             await settled()
             assert ends.numbers(0) == [1, 2, 5]  # the first row at once, beside a full stream
-            ends.say(0, worker.ANSWERS, [Answer(5, 200, "", b"")])
+            ends.say(0, worker.RESULTS, [JobResult(5, 200, "", b"")])
             await settled()
             assert rows[0].done and ends.numbers(0) == [6, 7]  # what gathered meanwhile, together
-            ends.say(0, worker.ANSWERS, [Answer(1, 200, "", b"")])
+            ends.say(0, worker.RESULTS, [JobResult(1, 200, "", b"")])
             await settled()
-            assert found.submit(TEXTS, job(), nothing).link is None
+            assert found.submit(TEXTS, job(), nothing).connection is None
             assert ends.numbers(0) == [3]  # what waits goes before who comes
 
     asyncio.run(run())
@@ -164,10 +164,10 @@ def test_streams_are_shared_out_among_the_workers() -> None:
 def test_a_request_whose_workers_died_twice_or_amid_its_answer_is_told() -> None:
     async def run() -> None:
         async with dispatched() as (found, ends):
-            answers: dict[str, list[Answer]] = {"row": [], "text": []}
+            answers: dict[str, list[JobResult]] = {"row": [], "text": []}
             found.submit(ROWS, job(), answers["row"].append)
             found.submit(TEXTS, job(), answers["text"].append)
-            ends.say(0, worker.ANSWERS, [Answer(2, 200, "", b"a line\n", last=False)])
+            ends.say(0, worker.RESULTS, [JobResult(2, 200, "", b"a line\n", last=False)])
             await settled()
             ends.channels[0].close()
             await settled()
@@ -184,7 +184,7 @@ def test_a_request_whose_workers_died_twice_or_amid_its_answer_is_told() -> None
 
 
 def test_workers_that_die_while_they_open_are_replaced_later_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "PAUSE", 0.02)
+    monkeypatch.setattr(dispatcher, "RESTART_SECONDS", 0.02)
 
     async def until(true: Callable[[], bool]) -> None:
         async with asyncio.timeout(5):
@@ -195,7 +195,7 @@ def test_workers_that_die_while_they_open_are_replaced_later_and_later(monkeypat
         ends, loop, times = Ends(), asyncio.get_running_loop(), []
         found = Dispatcher([ROWS], 1, 2, 64, ends.fork, lambda text, code: ends.failed.append(text))
         await found.start()
-        for i in range(dispatcher.FAILURES):
+        for i in range(dispatcher.MAX_START_FAILURES):
             await until(lambda i=i: len(ends.channels) > i)
             times.append(loop.time())
             ends.channels[i].close()
@@ -203,20 +203,20 @@ def test_workers_that_die_while_they_open_are_replaced_later_and_later(monkeypat
         assert "5 workers in a row died" in ends.failed[0]
         assert times[-1] - times[-2] > 2 * (times[2] - times[1]) > 0.02
         await asyncio.sleep(0.1)
-        assert len(ends.channels) == dispatcher.FAILURES  # given up
+        assert len(ends.channels) == dispatcher.MAX_START_FAILURES  # given up
         found.close()
 
     asyncio.run(run())
 
 
 def test_a_worker_that_cannot_open_what_others_could_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "PAUSE", 0.001)
+    monkeypatch.setattr(dispatcher, "RESTART_SECONDS", 0.001)
 
     async def run() -> None:
         async with dispatched(workers=2) as (found, ends):
             ends.channels[0].close()
             await settled()
-            ends.say(2, worker.BROKEN, "no memory", 1)
+            ends.say(2, worker.LOAD_FAILED, "no memory", 1)
             ends.channels[2].close()
             await settled()
             assert len(ends.channels) == 4 and not ends.failed
@@ -234,7 +234,7 @@ class Shaky:
     name: str
     faults: list[ZooError]
 
-    def service(self) -> Any:
+    def handler(self) -> Any:
         if self.faults:
             raise self.faults.pop()
         return SimpleNamespace(describe=lambda: MODELS[0])
@@ -251,11 +251,11 @@ def test_an_application_that_could_not_open_its_models_opens_them_later_and_leav
 
     async def run() -> None:
         faults = [ZooError("no network")]
-        application = asgi.Application([cast(Opening, Shaky(ROWS, faults))], Settings(workers=2))
+        application = asgi.Application([cast(ServedModel, Shaky(ROWS, faults))], ServerConfig(workers=2))
         with pytest.raises(ZooError, match="no network"):
-            await application.opened()
+            await application.start()
         await until(0)  # the other worker, which opened it, ends
-        assert await application.opened() is await application.opened()
+        assert await application.start() is await application.start()
         await until(2)
         await application.close()
         await until(0)
@@ -278,11 +278,11 @@ def test_a_stream_ends_where_its_client_left_before_it_began() -> None:
             ended.append(server)
 
     class Left:
-        """A front's answer, and a client that is gone."""
+        """A router's response, and a client that is gone."""
 
         proto, method, path, headers = "http", "POST", "/", {}
 
-        async def answer(self, request: Any) -> Response:
+        async def handle(self, request: Any) -> Response:
             return Response(200, "application/x-ndjson", b"", (), pieces("rsgi"))
 
         def response_stream(self, status: int, headers: Any) -> Any:
