@@ -1,8 +1,12 @@
-"""Scoring by many processes on any machines: inputs cut into parts (`parts`), a shard of them scored by one process,
-with a manifest for each (`shards`), and a scorer of Arrow batches for engines that bring their own distribution
-(`arrow`).
+"""Scoring, training and serving by several processes on any machines.
 
-It imports `zoo` and `pipelines`; only the verbs and `zoo/distributed/ray` import it.
+    parts         splitting of inputs into parts
+    shards        scoring of every n-th part by one process, with a manifest for each part
+    arrow         scorer of Arrow batches for Spark and Ray Data
+    remote_files  files behind URLs
+    ray           scoring, training and serving on Ray clusters
+
+Only `zoo.api.distributed` imports this package.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Rows in Arrow batches to scores, for engines that bring their own distribution: Spark's `mapInArrow`, Ray Data's
-`map_batches`.
-"""
+"""Scorer of rows in Arrow batches, for Spark's `mapInArrow` and Ray Data's `map_batches`."""
 
 from __future__ import annotations
 
@@ -16,11 +14,16 @@ from pipelines.models.sharding import ShardableRows
 
 
 class ArrowScorer:
-    """Adds the column `probability` (float32) to Arrow tables of a click log's rows.
+    """Adds the column `probability` (float32) to Arrow data with the rows of a log.
 
-    Pickled without the model, which each process opens at its first rows. A table or record batch becomes one table;
-    an iterator of record batches, as `mapInArrow` gives it, an iterator of such. `ArrowScorer` is a class for
-    `ray.data.Dataset.map_batches(..., batch_format="pyarrow")`, too.
+    The model is not pickled: each process loads it at its first rows. The class can be passed to
+    `ray.data.Dataset.map_batches(..., batch_format="pyarrow")`.
+
+    Args:
+        model: Name of a pretrained model, or path of a model folder.
+        precision: "int8", "fp32" or "bf16".
+        engine: Inference engine.
+        threads: Number of intra-op threads.
     """
 
     def __init__(self, model: str | Path, precision: str = "int8", engine: str = "auto", threads: int = 1) -> None:
@@ -32,17 +35,28 @@ class ArrowScorer:
 
     @property
     def pipeline(self) -> ShardableRows:
-        """The open model. Raises RequestError for one that scores no rows."""
+        """Pipeline of the model, loaded at first use.
+
+        Raises:
+            RequestError: The model is no recommender.
+        """
         if self._pipeline is None:
             model, precision, engine, threads = self.arguments
-            opened = zoo.pipeline(model, precision, engine, threads)
-            if not isinstance(opened, ShardableRows):
-                raise RequestError(f"{model} scores no rows of a log; wanted a click model")
-            self._pipeline = opened
+            pipeline = zoo.pipeline(model, precision, engine, threads)
+            if not isinstance(pipeline, ShardableRows):
+                raise RequestError(f"{model} scores no rows of a log; expected a recommender")
+            self._pipeline = pipeline
         return self._pipeline
 
     def __call__(self, rows: Any) -> Any:
-        """Rows with their probabilities; see the class."""
+        """Scores rows.
+
+        Args:
+            rows: A table, a record batch, or an iterator of record batches.
+
+        Returns:
+            A table; for an iterator, an iterator of record batches.
+        """
         if isinstance(rows, pa.RecordBatch):
             return self._table(pa.Table.from_batches([rows]))
         return self._table(rows) if isinstance(rows, pa.Table) else self._batches(rows)
@@ -54,20 +68,20 @@ class ArrowScorer:
     def _table(self, table: pa.Table) -> pa.Table:
         if not len(table):
             return table.append_column("probability", pa.array([], pa.float32()))
-        parts = [self.pipeline.score(rows) for rows in self.pipeline.rows(table)]
-        return table.append_column("probability", pa.chunked_array([pa.array(each) for each in parts]))
+        chunks = [pa.array(self.pipeline.score(rows)) for rows in self.pipeline.rows(table)]
+        return table.append_column("probability", pa.chunked_array(chunks))
 
 
 def arrow_scorer(model: str | Path, precision: str = "int8", engine: str = "auto", threads: int = 1) -> ArrowScorer:
-    """Returns a scorer of Arrow data; see `ArrowScorer`.
-
-    The scorer takes a table, a record batch or an iterator of record batches, and returns the same with a column
-    `probability`.
+    """Returns a scorer that adds the column `probability` to Arrow data; see `ArrowScorer`.
 
     Args:
         model: Name of a pretrained model, or path of a model folder.
         precision: "int8", "fp32" or "bf16".
         engine: Inference engine.
         threads: Number of intra-op threads.
+
+    Returns:
+        The scorer, a picklable callable on tables, record batches and iterators of record batches.
     """
     return ArrowScorer(model, precision, engine, threads)

@@ -25,19 +25,29 @@ from pipelines.models.pipeline import Pipeline
 from pipelines.models.sharding import ShardableFiles, ShardableRows
 from zoo.distributed import remote_files
 
-BYTES = 32 << 20  # of text, at least, in a part
-ROWS = 1 << 19  # of row groups, at least, in a part
-PLAIN: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}  # read once, soon
-FILES = 512  # images in a part
+MIN_PART_BYTES = 32 << 20  # of text
+MIN_PART_ROWS = 1 << 19  # of row groups
+IMAGES_PER_PART = 512
+# options of a Parquet file that is read once
+PARQUET_OPTIONS: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some of the input. kind: "file", a whole one; "bytes" or "groups", those from `begin` to below `end` of a file
-    (behind the `head` bytes of its header) or of a Parquet file's row groups; "files", the `images` of these names,
-    relative ones in the folder `place`. first: the position of its first row in the whole input; None where rows have
-    none. names: of a log whose first row alone tells them, the columns: of JSON lines or, with a `delimiter`, of rows.
-    with_label: whether rows have a label, which the input's first row tells alone.
+    """A part of the input; the attributes are keys of the plan file.
+
+    Attributes:
+        place: Path or URL of the file; for "files", the folder of relative names, or "".
+        kind: "file" for a whole file, "bytes" for a range of bytes, "groups" for a range of row groups of a Parquet
+            file, "files" for `images`.
+        begin: Start of the range.
+        end: End of the range, exclusive.
+        head: Length of the header of the file in bytes, which "bytes" copies in front of the range.
+        first: Position of its first row in the whole input; None if rows have no positions.
+        names: Columns, if the first row of the log alone has them.
+        delimiter: Delimiter of such a log; "" for JSON lines.
+        with_label: Whether rows have a label, if the first row of the whole input decides that.
+        images: Names of the images.
     """
 
     place: str
@@ -57,15 +67,15 @@ class Part:
         return self.place if self.kind == "file" else f"{self.place}, {self.kind} {self.begin} to {self.end}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns the attributes as plain values."""
         return asdict(self)
 
-    def opened(self) -> list[str]:
-        """Where its images lie."""
-        return [each if remote_files.is_url(each) else str(Path(self.place, each)) for each in self.images]
+    def image_paths(self) -> list[str]:
+        """Returns paths and URLs of the images."""
+        return [image if remote_files.is_url(image) else str(Path(self.place, image)) for image in self.images]
 
 
-def cut(pipeline: Pipeline, inputs: Sequence[str], options: Mapping[str, Any]) -> list[Part]:
+def split_inputs(pipeline: Pipeline, inputs: Sequence[str], options: Mapping[str, Any]) -> list[Part]:
     """Splits the input into parts: fixed numbers of images, blocks of rows of large files, or whole files.
 
     A text file with rows is read once.
@@ -82,71 +92,74 @@ def cut(pipeline: Pipeline, inputs: Sequence[str], options: Mapping[str, Any]) -
         RequestError: An input cannot be read, or there is nothing to score.
     """
     if pipeline.PARTS == "files":
-        images = [image for each in inputs for image in _images(each)]
-        # a plan of URLs is the same wherever it is made
-        relative = any(not remote_files.is_url(each) and not Path(each).is_absolute() for each in images)
+        images = [image for name in inputs for image in _images(name)]
+        # URLs and absolute paths need no folder, so that their plan is the same wherever it is made
+        relative = any(not remote_files.is_url(name) and not Path(name).is_absolute() for name in images)
         folder = str(Path.cwd()) if relative else ""
-        return [Part(folder, "files", images=images[at : at + FILES]) for at in range(0, len(images), FILES)]
+        return [
+            Part(folder, "files", images=images[i : i + IMAGES_PER_PART])
+            for i in range(0, len(images), IMAGES_PER_PART)
+        ]
     parts: list[Part] = []
     row = 0
     with progress("finding rows") as advance:
-        for place in remote_files.expand(inputs):
+        for path in remote_files.expand(inputs):
             try:
-                some = _of_file(pipeline, place, options)
+                file_parts = _split_file(pipeline, path, options)
             except RequestError as error:
-                raise RequestError(str(error) if place in str(error) else f"{place}: {error}") from error
+                raise RequestError(str(error) if path in str(error) else f"{path}: {error}") from error
             except (EOFError, OSError, zlib.error) as error:  # a damaged .gz
-                raise RequestError(f"{place} cannot be read: {one_line(error)}") from error
-            for found, rows in some:
-                if rows == 0 and pipeline.PARTS != "lines":  # alone it would be refused, beside others it is nothing
+                raise RequestError(f"{path} cannot be read: {one_line(error)}") from error
+            for part, rows in file_parts:
+                if rows == 0 and pipeline.PARTS != "lines":  # a part without rows cannot be scored alone
                     continue
-                parts.append(replace(found, first=row if rows is not None else None))
+                parts.append(replace(part, first=row if rows is not None else None))
                 row += rows or 0
                 advance(rows or 0)
     if not parts:
-        raise RequestError(f"found no row in {', '.join(inputs)}; wanted at least one")
-    label = next((each.with_label for each in parts if each.with_label is not None), None)
-    return [replace(each, with_label=label) for each in parts]
+        raise RequestError(f"found no row in {', '.join(inputs)}; expected at least one")
+    label = next((part.with_label for part in parts if part.with_label is not None), None)
+    return [replace(part, with_label=label) for part in parts]
 
 
-def _images(place: str) -> list[str]:
-    """The images that an input names, as one process would name them in its results."""
-    if remote_files.is_url(place):
-        return _remote_images(place)
-    found = [str(each) for each in listed(place)]
-    if place != "-" and Path(place).is_dir():
-        return found
-    return [str(Path(each)) for name in found for each in remote_files.expand([name])]
+def _images(name: str) -> list[str]:
+    """The images of an input, named as in the results of a single process."""
+    if remote_files.is_url(name):
+        return _remote_images(name)
+    images = [str(image) for image in listed(name)]
+    if name != "-" and Path(name).is_dir():
+        return images
+    return [str(Path(path)) for image in images for path in remote_files.expand([image])]
 
 
-def _remote_images(place: str) -> list[str]:
-    """The images of a URL: what it names, in a folder those with the suffixes of images."""
-    found = remote_files.expand([place])
-    if found == [place] or glob.has_magic(place):
-        return found
-    if not (images := [each for each in found if PurePosixPath(each).suffix.lower() in SUFFIXES]):
-        raise RequestError(f"found no images in {place}; wanted files with the suffixes {' '.join(SUFFIXES)}")
+def _remote_images(url: str) -> list[str]:
+    """The files of a URL; of a folder, those with the suffixes of images."""
+    files = remote_files.expand([url])
+    if files == [url] or glob.has_magic(url):
+        return files
+    if not (images := [file for file in files if PurePosixPath(file).suffix.lower() in SUFFIXES]):
+        raise RequestError(f"found no images in {url}; expected files with the suffixes {' '.join(SUFFIXES)}")
     return images
 
 
-def _of_file(pipeline: Pipeline, place: str, options: Mapping[str, Any]) -> list[tuple[Part, int | None]]:
-    """The parts of one file, and how many rows each has, None where rows have no positions."""
-    whole = Part(place)
+def _split_file(pipeline: Pipeline, path: str, options: Mapping[str, Any]) -> list[tuple[Part, int | None]]:
+    """The parts of one file, and their numbers of rows; None if rows have no positions."""
+    whole = Part(path)
     if pipeline.PARTS == "file":
         return [(whole, None)]
     if pipeline.PARTS == "texts":
-        with reading(pipeline, whole) as path:
-            return [(whole, pipeline.count_rows(path, **options))]
+        with open_part(pipeline, whole) as local:
+            return [(whole, pipeline.count_rows(local, **options))]
     form, piece = TextForm(), replace(whole, kind="bytes")
-    with remote_files.opened(place) as stream:
-        packed = Path(place).suffix == ".gz"  # which tells a translator
+    with remote_files.open_file(path) as stream:
+        compressed = Path(path).suffix == ".gz"  # as translation does; logs are recognized by their content
         if isinstance(pipeline, ShardableRows):
             magic = stream.read(4)
             stream.seek(0)
             if magic == b"PAR1":
-                return _of_parquet(pipeline, place, stream)
-            packed = magic[:2] == b"\x1f\x8b"
-        text: Any = gzip.GzipFile(fileobj=stream) if packed else stream
+                return _split_parquet(pipeline, path, stream)
+            compressed = magic[:2] == b"\x1f\x8b"
+        text: Any = gzip.GzipFile(fileobj=stream) if compressed else stream
         if isinstance(pipeline, ShardableRows):
             form = pipeline.text_form(text)
             text.seek(0)
@@ -156,71 +169,74 @@ def _of_file(pipeline: Pipeline, place: str, options: Mapping[str, Any]) -> list
             text.seek(0)
             names, delimiter = (log.columns, log.delimiter) if log else ((), "")
             piece = replace(whole, kind="bytes", names=names, delimiter=delimiter)
-        some = pieces(text, form, BYTES)
-        if some is None:
-            with reading(pipeline, whole) as path:
-                return [(whole, pipeline.count_rows(path))]
-        if packed or len(some) < 2:
-            return [(whole, sum(each.rows for each in some))]
-        head = some[0].begin
-        return [(replace(piece, begin=each.begin, end=each.end, head=head), each.rows) for each in some]
+        blocks = pieces(text, form, MIN_PART_BYTES)
+        if blocks is None:
+            with open_part(pipeline, whole) as local:
+                return [(whole, pipeline.count_rows(local))]
+        if compressed or len(blocks) < 2:
+            return [(whole, sum(block.rows for block in blocks))]
+        head = blocks[0].begin
+        return [(replace(piece, begin=block.begin, end=block.end, head=head), block.rows) for block in blocks]
 
 
-def _of_parquet(pipeline: ShardableRows, place: str, stream: Any) -> list[tuple[Part, int | None]]:
+def _split_parquet(pipeline: ShardableRows, path: str, stream: Any) -> list[tuple[Part, int | None]]:
     try:
         file = pq.ParquetFile(stream)
-        about, columns = file.metadata, file.schema_arrow.names
+        metadata, columns = file.metadata, file.schema_arrow.names
     except (pa.ArrowException, OSError) as error:
-        raise RequestError(f"cannot read {place} as Parquet: {one_line(error)}") from error
-    whole = Part(place, with_label=pipeline.label_in(columns=columns))
-    sizes = [about.row_group(i).num_rows for i in range(about.num_row_groups)]
-    found: list[tuple[Part, int | None]] = []
+        raise RequestError(f"cannot read {path} as Parquet: {one_line(error)}") from error
+    whole = Part(path, with_label=pipeline.label_in(columns=columns))
+    sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    parts: list[tuple[Part, int | None]] = []
     begin = rows = 0
-    for at, size in enumerate(sizes, 1):
+    for end, size in enumerate(sizes, 1):
         rows += size
-        if rows >= ROWS or at == len(sizes):
-            found.append((replace(whole, kind="groups", begin=begin, end=at), rows))
-            begin, rows = at, 0
-    return found if len(found) > 1 else [(whole, rows) for _, rows in found]
+        if rows >= MIN_PART_ROWS or end == len(sizes):
+            parts.append((replace(whole, kind="groups", begin=begin, end=end), rows))
+            begin, rows = end, 0
+    return parts if len(parts) > 1 else [(whole, rows) for _, rows in parts]
 
 
 @contextmanager
-def reading(pipeline: Pipeline, part: Part) -> Iterator[Any]:
+def open_part(pipeline: Pipeline, part: Part) -> Iterator[Any]:
     """Opens the input of `Pipeline.run` for a part; local copies are removed at the end of the block.
 
     Args:
         pipeline: Pipeline of the model.
         part: Part of the input.
 
+    Yields:
+        The input.
+
     Raises:
-        RequestError: All images of the part are missing.
+        RequestError: The file cannot be read, or all images of the part are missing.
     """
     with tempfile.TemporaryDirectory(prefix="zoo-part-") as folder:
-        copy = Path(folder) / Path(part.place).name
+        local = Path(folder) / Path(part.place).name
         if part.kind == "files":
-            opened = part.opened()
-            if not any(remote_files.is_url(each) or os.path.exists(each) for each in opened):  # noqa: PTH110
-                raise RequestError(f"found no {opened[0]} here; run this where the images of the plan are")
+            paths = part.image_paths()
+            if not any(remote_files.is_url(path) or os.path.exists(path) for path in paths):  # noqa: PTH110
+                raise RequestError(f"found no {paths[0]} here; run this where the images of the plan are")
             assert isinstance(pipeline, ShardableFiles)
             readers = [
-                partial(remote_files.content, each) if remote_files.is_url(each) else partial(read, each, name)
-                for name, each in zip(part.images, opened, strict=True)
+                partial(remote_files.read_bytes, path) if remote_files.is_url(path) else partial(read, path, name)
+                for name, path in zip(part.images, paths, strict=True)
             ]
             yield pipeline.items(zip(part.images, readers, strict=True))
         elif part.kind == "bytes":
-            remote_files.copy(part.place, copy, part.head, part.begin, part.end)
+            remote_files.copy(part.place, local, part.head, part.begin, part.end)
             if part.names and isinstance(pipeline, ShardableRows):  # the line with the columns is in another part
-                yield pipeline.part_of_log(copy, part.delimiter, part.names)
+                yield pipeline.part_of_log(local, part.delimiter, part.names)
             else:
-                yield copy
+                yield local
         elif part.kind == "groups":
             with (
-                remote_files.opened(part.place) as stream,
+                remote_files.open_file(part.place) as stream,
                 pq.ParquetFile(stream) as file,
-                pq.ParquetWriter(copy, file.schema_arrow, **PLAIN) as writer,
+                pq.ParquetWriter(local, file.schema_arrow, **PARQUET_OPTIONS) as writer,
             ):
                 for batch in file.iter_batches(row_groups=range(part.begin, part.end)):
                     writer.write_batch(batch)
-            yield copy
+            yield local
         else:
-            yield remote_files.copy(part.place, copy) if remote_files.is_url(part.place) else part.place
+            yield remote_files.copy(part.place, local) if remote_files.is_url(part.place) else part.place

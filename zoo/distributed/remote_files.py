@@ -13,116 +13,183 @@ from typing import Any
 from pipelines.core.errors import RequestError, one_line, requires
 
 CHUNK = 4 << 20  # bytes copied at once
-STATED = ("ETag", "etag", "md5Hash", "crc32c", "LastModified", "mtime", "created", "updated")  # what tells versions
+# keys of fsspec's file information that change with the file
+VERSION_KEYS = ("ETag", "etag", "md5Hash", "crc32c", "LastModified", "mtime", "created", "updated")
 
 
-def is_url(place: str) -> bool:
-    """Whether a name is a URL, not a path."""
-    return "://" in place
+def is_url(path: str) -> bool:
+    """Returns whether a file name is a URL.
+
+    Args:
+        path: Path or URL.
+    """
+    return "://" in path
 
 
-def absolute(place: str) -> str:
-    """A place as every process on this machine names it."""
-    return place if is_url(place) else os.path.abspath(place)  # noqa: PTH100 (links stay as they are)
+def absolute(path: str) -> str:
+    """Returns a name that is valid in every process of this machine.
+
+    Args:
+        path: Path or URL.
+
+    Returns:
+        The URL, or the absolute path; links are not resolved.
+    """
+    return path if is_url(path) else os.path.abspath(path)  # noqa: PTH100 (keeps links)
 
 
 def expand(inputs: Sequence[str]) -> list[str]:
-    """The files that paths, patterns (*, ?, [...], **), folders and URLs of such name, each once, sorted within each.
+    """Lists the files of inputs, each file once.
 
-    Hidden files and those that begin with _ (marks of other engines) are left out of folders. Raises RequestError where
-    one names nothing.
+    Args:
+        inputs: Paths, glob patterns (*, ?, [...], **), folders, or URLs of these. Hidden files and files that begin
+            with _ (markers of other tools) are skipped in folders.
+
+    Returns:
+        Paths and URLs, in the order of the inputs, sorted within each.
+
+    Raises:
+        RequestError: An input has no file.
     """
-    found: dict[str, None] = {}
-    for each in inputs:
-        some = _remote(each) if is_url(each) else _local(each)
-        if not some:
-            raise RequestError(f"found no file {each}; wanted a path, a pattern, a folder or a URL of files")
-        found |= dict.fromkeys(some)
-    return list(found)
+    files: dict[str, None] = {}
+    for name in inputs:
+        matches = _remote(name) if is_url(name) else _local(name)
+        if not matches:
+            raise RequestError(f"found no file {name}; expected a path, a pattern, a folder or a URL of files")
+        files |= dict.fromkeys(matches)
+    return list(files)
 
 
-def _local(place: str) -> list[str]:
-    if Path(place).is_dir():
-        return [str(each) for each in sorted(Path(place).rglob("*")) if each.is_file() and _shown(each, Path(place))]
-    if Path(place).is_file():
-        return [place]
-    return sorted(each for each in glob.glob(place, recursive=True) if Path(each).is_file())  # noqa: PTH207
+def _local(name: str) -> list[str]:
+    path = Path(name)
+    if path.is_dir():
+        return [str(file) for file in sorted(path.rglob("*")) if file.is_file() and _is_visible(file, path)]
+    if path.is_file():
+        return [name]
+    return sorted(file for file in glob.glob(name, recursive=True) if Path(file).is_file())  # noqa: PTH207
 
 
-def _shown(path: Path, folder: Path) -> bool:
+def _is_visible(path: Path, folder: Path) -> bool:
     return not any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
 
 
-def _remote(place: str) -> list[str]:
-    system, path = file_system(place)
-    with _telling(place):
+def _remote(url: str) -> list[str]:
+    system, path = file_system(url)
+    with _one_line_errors(url):
         if glob.has_magic(path):
-            some = [each for each in system.glob(path) if system.isfile(each)]
+            files = [file for file in system.glob(path) if system.isfile(file)]
         elif system.isdir(path):
-            some = [each for each in system.find(path) if not Path(each).name.startswith((".", "_"))]
+            files = [file for file in system.find(path) if not Path(file).name.startswith((".", "_"))]
         else:
-            some = [path] if system.exists(path) else []
-        return [str(system.unstrip_protocol(each)) for each in sorted(some)]
+            files = [path] if system.exists(path) else []
+        return [str(system.unstrip_protocol(file)) for file in sorted(files)]
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path there. Raises RequestError where there is none."""
+    """Returns the file system of a URL.
+
+    Args:
+        url: URL of a protocol that fsspec supports.
+
+    Returns:
+        The fsspec file system, and the path in it.
+
+    Raises:
+        RequestError: fsspec or the library of the protocol is not installed, or there is no such file system.
+    """
     with requires(f"reading {url}", "int8-zoo[remote]"):
         import fsspec
-    with _telling(url):
+    with _one_line_errors(url):
         system, path = fsspec.core.url_to_fs(url)
         return system, str(path)
 
 
 @contextmanager
-def _telling(place: str) -> Iterator[None]:
-    """Makes one line of what a file system raises: dozens of types."""
+def _one_line_errors(path: str) -> Iterator[None]:
+    """Converts the exceptions of file systems, which have many types, to RequestError."""
     try:
         yield
     except RequestError:
         raise
     except Exception as error:
-        raise RequestError(f"cannot read {place}: {one_line(error)}") from error
+        raise RequestError(f"cannot read {path}: {one_line(error)}") from error
 
 
 @contextmanager
-def opened(place: str) -> Iterator[Any]:
-    """A file for reading bytes, as a seekable stream."""
-    with _telling(place):
-        system, path = file_system(place) if is_url(place) else (None, place)
-        stream = Path(place).open("rb") if system is None else system.open(path, "rb")  # noqa: SIM115 (a file is told of as such)
+def open_file(path: str) -> Iterator[Any]:
+    """Opens a file for reading.
+
+    Args:
+        path: Path or URL.
+
+    Yields:
+        A seekable binary stream.
+
+    Raises:
+        RequestError: The file cannot be opened.
+    """
+    with _one_line_errors(path):
+        system, name = file_system(path) if is_url(path) else (None, path)
+        stream = Path(path).open("rb") if system is None else system.open(name, "rb")  # noqa: SIM115 (closed below)
     with stream:
         yield stream
 
 
-def content(place: str) -> bytes:
-    """The bytes of a file. Raises RequestError where it cannot be read."""
-    with opened(place) as stream, _telling(place):
+def read_bytes(path: str) -> bytes:
+    """Reads a file.
+
+    Args:
+        path: Path or URL.
+
+    Returns:
+        Its content.
+
+    Raises:
+        RequestError: The file cannot be read.
+    """
+    with open_file(path) as stream, _one_line_errors(path):
         return bytes(stream.read())
 
 
-def identity(place: str) -> dict[str, Any]:
-    """What tells whether a file is still the same: {"bytes", "version" (time or tag)}."""
-    if not is_url(place):
-        found = Path(place).stat()
-        return {"bytes": found.st_size, "version": str(found.st_mtime_ns)}
-    system, path = file_system(place)
-    with _telling(place):
-        about = system.info(path)
-    return {"bytes": about.get("size"), "version": str(next((about[key] for key in STATED if key in about), ""))}
+def file_version(path: str) -> dict[str, Any]:
+    """Returns values that change with the content of a file.
+
+    Args:
+        path: Path or URL.
+
+    Returns:
+        "bytes", the size, and "version", the modification time or entity tag.
+
+    Raises:
+        RequestError: The URL cannot be read.
+        OSError: The local file does not exist.
+    """
+    if not is_url(path):
+        status = Path(path).stat()
+        return {"bytes": status.st_size, "version": str(status.st_mtime_ns)}
+    system, name = file_system(path)
+    with _one_line_errors(path):
+        info = system.info(name)
+    return {"bytes": info.get("size"), "version": str(next((info[key] for key in VERSION_KEYS if key in info), ""))}
 
 
-def copy(place: str, target: Path, head: int = 0, begin: int = 0, end: int | None = None) -> Path:
+def copy(path: str, target: Path, head: int = 0, begin: int = 0, end: int | None = None) -> Path:
     """Copies the first bytes of a file and a range of bytes to a local file.
 
     Args:
-        place: Path or URL of the source.
+        path: Path or URL of the source.
         target: Local file to write.
         head: Number of bytes to copy from the beginning.
         begin: Start of the range, in bytes.
-        end: End of the range, in bytes, exclusive.
+        end: End of the range, in bytes, exclusive; None for the end of the file.
+
+    Returns:
+        The local file.
+
+    Raises:
+        RequestError: The source cannot be opened.
     """
-    with opened(place) as stream, target.open("wb") as file:
+    with open_file(path) as stream, target.open("wb") as file:
         file.write(stream.read(head))
         stream.seek(begin)
         if end is None:

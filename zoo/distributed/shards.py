@@ -19,39 +19,78 @@ from pipelines.models.pipeline import PRECISIONS
 from pipelines.models.sharding import NoRow, ShardableRows
 from zoo.api.paths import spare
 from zoo.distributed import remote_files
-from zoo.distributed.parts import Part, cut, reading
+from zoo.distributed.parts import Part, open_part, split_inputs
 
 PLAN = "plan.json"
-VERSION, OF_IMAGES = 1, 2  # plans of images say since 2 where names are relative to
+VERSION, IMAGES_VERSION = 1, 2  # version 2 of plans of images has the folder of relative names
 FORMATS = (".txt", ".parquet", ".csv", ".csv.gz", ".jsonl")
-SPEEDS = ("per_second", "split_")  # in the names of figures that are no sums
+RATES = ("per_second", "split_")  # in names of figures that cannot be summed
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The `index`-th (from 1) of `count` shards."""
+    """One of several shards of the parts.
+
+    Attributes:
+        index: Number of the shard, from 1.
+        count: Number of shards.
+    """
 
     index: int = 1
     count: int = 1
 
     @staticmethod
     def parse(text: str) -> Shard:
-        """ "2/8". Raises RequestError for what is none."""
+        """Parses a shard.
+
+        Args:
+            text: "I/N", with I from 1 to N.
+
+        Returns:
+            The shard.
+
+        Raises:
+            RequestError: The text is no shard.
+        """
         index, _, count = text.partition("/")
         if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
-            raise RequestError(f"found the shard {text!r}, wanted i/n with i from 1 to n, such as 1/8")
+            raise RequestError(f"found the shard {text!r}, expected i/n with i from 1 to n, such as 1/8")
         return Shard(int(index), int(count))
 
-    def of(self, parts: int) -> range:
-        """The numbers of its parts."""
+    def part_numbers(self, parts: int) -> range:
+        """Returns the numbers of its parts.
+
+        Args:
+            parts: Number of all parts.
+        """
         return range(self.index - 1, parts, self.count)
 
 
-class Work:
-    """A plan in its folder and a model open to carry it out. Attributes: plan, as `PLAN` holds it; parts; pipeline.
+class ShardedRun:
+    """A plan in a folder, and the model that scores its parts.
 
-    The engine is part of the plan, since int8 is not the same to the last bit in all of them; "auto" is native where
-    the model has such a form, else onnxruntime. Raises RequestError where the folder holds another plan.
+    The engine is part of the plan, because int8 results of engines differ in the last bits; "auto" is native if the
+    model has a native form, else onnxruntime.
+
+    Args:
+        model: Name of a pretrained model, or path of a model folder.
+        inputs: Paths, glob patterns, folders or URLs.
+        output: Folder of the results.
+        format: Suffix of the result files, one of `FORMATS`; "" for the default of the task.
+        precision: "int8", "fp32" or "bf16".
+        engine: Inference engine, or "auto".
+        threads: Number of intra-op threads.
+        batch_size: Batch size; None for the default of the task.
+        on_error: Handling of invalid rows, see `zoo.run`; None for the default of the task.
+        **more: Options of `Pipeline.run` for the family.
+
+    Attributes:
+        plan: Content of the plan file.
+        parts: Parts of the plan.
+        pipeline: Pipeline of the model.
+
+    Raises:
+        RequestError: An option is invalid, or the folder holds another plan.
     """
 
     def __init__(
@@ -72,24 +111,23 @@ class Work:
         if str(output) == "-" or not inputs:
             raise RequestError("shards read files and write a folder; name the input, and the folder with -o")
         if self.folder.exists() and not self.folder.is_dir():
-            raise RequestError(f"{output} is no folder; shards write a file a part: name a folder with -o")
+            raise RequestError(f"{output} is no folder; shards write one file per part: name a folder with -o")
         require_place(self.folder / PLAN)
         loaded = zoo.load(model)
-        kind = loaded.entry.pipeline()
+        pipeline_type = loaded.entry.pipeline()
         if engine == "auto":
-            engine = "native" if precision == "int8" and "native" in kind.engines(loaded) else "onnxruntime"
-        known = {option.name for option in loaded.entry.run_options}
-        if unknown := more.keys() - known:
+            engine = "native" if precision == "int8" and "native" in pipeline_type.engines(loaded) else "onnxruntime"
+        if unknown := more.keys() - {option.name for option in loaded.entry.run_options}:
             raise RequestError(f"{model} has no option {', '.join(sorted(unknown))}; that is for other models")
-        known_formats = FORMATS if kind.PARTS == "lines" else FORMATS[1:]
-        suffix = format or known_formats[0]
-        if suffix not in known_formats:
-            raise RequestError(f"found the format {format}, wanted {', '.join(known_formats)}")
+        formats = FORMATS if pipeline_type.PARTS == "lines" else FORMATS[1:]
+        suffix = format or formats[0]
+        if suffix not in formats:
+            raise RequestError(f"found the format {format}, expected {', '.join(formats)}")
         self.pipeline = zoo.pipeline(model, precision, engine, threads, batch_size)
         self.on_error = on_error or self.pipeline.ON_ERROR
         self.options = more
-        asked = {
-            "version": OF_IMAGES if kind.PARTS == "files" else VERSION,
+        settings = {
+            "version": IMAGES_VERSION if pipeline_type.PARTS == "files" else VERSION,
             "model": loaded.card.name,
             "digest": sha256(loaded.ensure(PRECISIONS[precision])),
             "precision": precision,
@@ -97,59 +135,73 @@ class Work:
             "on_error": self.on_error,
             "options": more,
             "format": suffix,
-            "inputs": [each if each == "-" else remote_files.absolute(each) for each in inputs],
+            "inputs": [name if name == "-" else remote_files.absolute(name) for name in inputs],
         }
         self.pipeline.in_parts = True
-        self.plan = self._planned(asked, inputs)
-        self.parts = [Part(**each) for each in self.plan["parts"]]
+        self.plan = self._load_or_make_plan(settings, inputs)
+        self.parts = [Part(**part) for part in self.plan["parts"]]
 
-    def _planned(self, asked: dict[str, Any], inputs: Sequence[str]) -> dict[str, Any]:
-        """The plan in the folder, or a new one, which is written there. inputs: as they were given."""
+    def _load_or_make_plan(self, settings: dict[str, Any], inputs: Sequence[str]) -> dict[str, Any]:
         path = self.folder / PLAN
         images = self.pipeline.PARTS == "files"
-        files = [] if images else remote_files.expand(asked["inputs"])
-        asked = {**asked, "files": {each: remote_files.identity(each) for each in files}}
+        files = [] if images else remote_files.expand(settings["inputs"])
+        settings = {**settings, "files": {file: remote_files.file_version(file) for file in files}}
         if path.is_file():
-            found = read_json(path)
-            if wrong := [key for key in asked if not isinstance(found, dict) or found.get(key) != asked[key]]:
+            plan = read_json(path)
+            if wrong := [key for key in settings if not isinstance(plan, dict) or plan.get(key) != settings[key]]:
                 raise RequestError(
                     f"{self.folder} holds a run with another {', '.join(wrong)}; choose another folder, or remove it"
                 )
-            return dict(found)
-        parts = cut(self.pipeline, inputs if images else asked["inputs"], self.options)
-        plan = {**asked, "parts": [each.to_json() for each in parts]}
-        results = (each for number in range(len(parts)) for each in _paths(self.folder, plan, number))
-        _spare_all(results, [*files, *(each for part in parts for each in part.opened())])
-        write_text(path, json.dumps(plan, indent=2) + "\n")  # in ASCII: names need not be UTF-8
+            return dict(plan)
+        parts = split_inputs(self.pipeline, inputs if images else settings["inputs"], self.options)
+        plan = {**settings, "parts": [part.to_json() for part in parts]}
+        results = (file for number in range(len(parts)) for file in _result_and_manifest(self.folder, plan, number))
+        _require_inputs_kept(results, [*files, *(image for part in parts for image in part.image_paths())])
+        write_text(path, json.dumps(plan, indent=2) + "\n")  # in ASCII: file names need not be UTF-8
         return plan
 
-    def done(self, number: int) -> bool:
-        """Whether the results of a part lie there."""
-        return _done(self.folder, self.plan, number) is not None
+    def is_done(self, number: int) -> bool:
+        """Returns whether a part is scored.
+
+        Args:
+            number: Number of the part.
+        """
+        return _finished(self.folder, self.plan, number) is not None
 
     def score(self, number: int) -> dict[str, Any]:
-        """Score a part, unless its results lie there whole; returns its manifest."""
-        result, manifest = _paths(self.folder, self.plan, number)
-        if (found := _done(self.folder, self.plan, number)) is not None:
-            return found
+        """Scores a part, unless it is scored already.
+
+        Args:
+            number: Number of the part.
+
+        Returns:
+            Its manifest.
+
+        Raises:
+            ZooError: The part cannot be scored.
+        """
+        result, manifest = _result_and_manifest(self.folder, self.plan, number)
+        if (finished := _finished(self.folder, self.plan, number)) is not None:
+            return finished
         part = self.parts[number]
         self.pipeline.first_row = part.first or 0
         if isinstance(self.pipeline, ShardableRows):
             self.pipeline.with_label = part.with_label
         try:
-            with reading(self.pipeline, part) as inputs:
+            with open_part(self.pipeline, part) as inputs:
                 summary = self.pipeline.run(inputs, result, self.on_error, **self.options)
         except NoRow as error:
-            rows = self.pipeline
-            if self.on_error != "skip" or not error.left_out or self.options or not isinstance(rows, ShardableRows):
+            pipeline = self.pipeline
+            empty = self.on_error == "skip" and error.left_out and not self.options
+            if not empty or not isinstance(pipeline, ShardableRows):
                 raise type(error)(f"part {number} ({part}): {error}") from error
-            about = {"engine": self.plan["engine"], "precision": self.plan["precision"]}
-            summary = {**rows.write_no_rows(result, error.left_out), **about}
+            engine = {"engine": self.plan["engine"], "precision": self.plan["precision"]}
+            summary = {**pipeline.write_no_rows(result, error.left_out), **engine}
         except ZooError as error:
             raise type(error)(f"part {number} ({part}): {error}") from error
-        found = {"part": number, "plan": _digest(self.plan), "sha256": sha256(result), **summary}
-        write_json(manifest, found)
-        return found
+        content = {"part": number, "plan": _digest(self.plan), "sha256": sha256(result), **summary}
+        write_json(manifest, content)
+        return content
 
 
 def run_shard(
@@ -162,7 +214,7 @@ def run_shard(
         inputs: Paths, glob patterns, folders or URLs.
         output: Folder of all shards, or copies of it that are merged afterwards.
         shard: "I/N", with I from 1 to N.
-        **options: Options of `Work`.
+        **options: Options of `ShardedRun`.
 
     Returns:
         Totals of the summaries, "parts" and "kept" (parts scored before).
@@ -170,12 +222,12 @@ def run_shard(
     Raises:
         RequestError: An option is invalid, or the folder holds another run.
     """
-    own = Shard.parse(shard)
-    work = Work(model, inputs, output, **options)
-    numbers = own.of(len(work.parts))
-    kept = sum(map(work.done, numbers))
-    found = merged([work.score(each) for each in numbers])
-    return {"model": work.plan["model"], "shard": shard, "parts": len(numbers), "kept": kept, **found}
+    parsed = Shard.parse(shard)
+    run = ShardedRun(model, inputs, output, **options)
+    numbers = parsed.part_numbers(len(run.parts))
+    kept = sum(map(run.is_done, numbers))
+    totals = merge_summaries([run.score(number) for number in numbers])
+    return {"model": run.plan["model"], "shard": shard, "parts": len(numbers), "kept": kept, **totals}
 
 
 def check(output: str | Path) -> dict[str, Any]:
@@ -195,69 +247,76 @@ def check(output: str | Path) -> dict[str, Any]:
     if not (folder / PLAN).is_file():
         raise RequestError(f"{output} holds no {PLAN}; name the folder that zoo run --shard wrote")
     plan = read_json(folder / PLAN)
-    found = [_done(folder, plan, each, whole=True) for each in range(len(plan["parts"]))]
-    if missing := [number for number, each in enumerate(found) if each is None]:
-        some = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+    manifests = [_finished(folder, plan, number, check_bytes=True) for number in range(len(plan["parts"]))]
+    if missing := [number for number, manifest in enumerate(manifests) if manifest is None]:
+        examples = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
         raise ZooError(
-            f"{output} lacks {len(missing)} of {len(found)} parts ({some}), or they are damaged; run the shards again: "
-            "what is whole stays"
+            f"{output} lacks {len(missing)} of {len(manifests)} parts ({examples}), or they are damaged; run the "
+            "shards again: complete parts are kept"
         )
-    files = [str(_paths(folder, plan, each)[0]) for each in range(len(found))]
+    files = [str(_result_and_manifest(folder, plan, number)[0]) for number in range(len(manifests))]
     return {
         "model": plan["model"],
-        "parts": len(found),
-        **merged([each for each in found if each is not None]),
+        "parts": len(manifests),
+        **merge_summaries([manifest for manifest in manifests if manifest is not None]),
         "files": files,
     }
 
 
-def merged(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Sums of the counts in summaries; "seconds" added up; what all agree on, such as the engine."""
-    found: dict[str, Any] = {}
+def merge_summaries(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Merges the summaries of parts.
+
+    Args:
+        summaries: Summaries or manifests of the parts.
+
+    Returns:
+        Sums of counts and seconds, and other values that are the same in all summaries; without rates.
+    """
+    merged: dict[str, Any] = {}
     for name in summaries[0] if summaries else ():
-        values = [each[name] for each in summaries if name in each]
-        if name in ("part", "plan", "sha256") or any(word in name for word in SPEEDS):
+        values = [summary[name] for summary in summaries if name in summary]
+        if name in ("part", "plan", "sha256") or any(word in name for word in RATES):
             continue
-        if all(isinstance(each, int | float) and not isinstance(each, bool) for each in values):
-            found[name] = round(sum(values), 3) if any(isinstance(each, float) for each in values) else sum(values)
-        elif all(each == values[0] for each in values):
-            found[name] = values[0]
-    return found
+        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+            total = sum(values)
+            merged[name] = round(total, 3) if any(isinstance(value, float) for value in values) else total
+        elif all(value == values[0] for value in values):
+            merged[name] = values[0]
+    return merged
 
 
-def _spare_all(results: Iterable[Path], inputs: Sequence[str]) -> None:
-    """Raise RequestError where a result would replace an input. Looks once at each: there may be millions."""
-    there = {_file(each): each for each in results if each.exists()}
-    local = (each.removeprefix("file://") for each in inputs)
-    for each in (each for each in local if there and not remote_files.is_url(each)):
-        if (result := there.get(_file(each))) is not None:
-            spare(result, each)
+def _require_inputs_kept(results: Iterable[Path], inputs: Sequence[str]) -> None:
+    """Raises RequestError if a result would replace an input; checks each file once, since there may be millions."""
+    existing = {_inode(result): result for result in results if result.exists()}
+    if not existing:
+        return
+    for path in (name.removeprefix("file://") for name in inputs):
+        if not remote_files.is_url(path) and (result := existing.get(_inode(path))) is not None:
+            spare(result, path)
 
 
-def _file(path: str | Path) -> tuple[int, int]:
-    """What two names of one file have in common."""
-    found = Path(path).stat()
-    return found.st_dev, found.st_ino
+def _inode(path: str | Path) -> tuple[int, int]:
+    status = Path(path).stat()
+    return status.st_dev, status.st_ino
 
 
 def _digest(plan: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
 
 
-def _paths(folder: Path, plan: dict[str, Any], number: int) -> tuple[Path, Path]:
-    """A part's results and its manifest."""
+def _result_and_manifest(folder: Path, plan: dict[str, Any], number: int) -> tuple[Path, Path]:
     name = f"part-{number:05d}"
     return folder / f"{name}{plan['format']}", folder / f"{name}.json"
 
 
-def _done(folder: Path, plan: dict[str, Any], number: int, whole: bool = False) -> dict[str, Any] | None:
-    """The manifest of a part that was scored by this plan and whose results are there. whole: their bytes are read."""
-    result, manifest = _paths(folder, plan, number)
+def _finished(folder: Path, plan: dict[str, Any], number: int, check_bytes: bool = False) -> dict[str, Any] | None:
+    """The manifest of a part that this plan scored, or None. check_bytes: whether to verify the result's digest."""
+    result, manifest = _result_and_manifest(folder, plan, number)
     if not (manifest.is_file() and result.is_file()):
         return None
     try:
-        found = read_json(manifest)
+        content = read_json(manifest)
     except RequestError:
         return None
-    fits = isinstance(found, dict) and found.get("plan") == _digest(plan)
-    return dict(found) if fits and (not whole or sha256(result) == found["sha256"]) else None
+    fits = isinstance(content, dict) and content.get("plan") == _digest(plan)
+    return dict(content) if fits and (not check_bytes or sha256(result) == content["sha256"]) else None

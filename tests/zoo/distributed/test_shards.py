@@ -40,9 +40,9 @@ def log(tmp_path_factory):
 @pytest.fixture
 def small(monkeypatch):
     """Parts of a few rows."""
-    monkeypatch.setattr(parts, "BYTES", 8192)
-    monkeypatch.setattr(parts, "ROWS", 150)
-    monkeypatch.setattr(parts, "FILES", 2)
+    monkeypatch.setattr(parts, "MIN_PART_BYTES", 8192)
+    monkeypatch.setattr(parts, "MIN_PART_ROWS", 150)
+    monkeypatch.setattr(parts, "IMAGES_PER_PART", 2)
 
 
 def union(found):
@@ -182,7 +182,7 @@ def test_the_first_row_of_all_says_whether_rows_of_criteo_have_a_label(small, tm
         (tmp_path / "b.tsv").write_bytes(b"\n".join(lines[200:]))
 
     write()
-    begin = parts.cut(zoo.pipeline("wide-deep-criteo"), inputs, {})[1].begin
+    begin = parts.split_inputs(zoo.pipeline("wide-deep-criteo"), inputs, {})[1].begin
     for at in (200, (tmp_path / "a.tsv").read_bytes()[:begin].count(b"\n") - 1):  # a file and a part begin there
         lines[at] = others[at]
     write()
@@ -200,10 +200,10 @@ def test_parts_of_rows_without_a_header_have_the_columns_of_the_first(small, tmp
     rows = [b"\t".join(line.split(b"\t")[-39:]) for line in text.splitlines()[:400]]
     (tmp_path / "rows.tsv").write_bytes(b"\n".join([b"1\t" + rows[0], *rows]))
     pipeline = zoo.pipeline(CLICKS)
-    found = parts.cut(pipeline, [str(tmp_path / "rows.tsv")], {})
+    found = parts.split_inputs(pipeline, [str(tmp_path / "rows.tsv")], {})
     assert len(found) > 2
     for part in found:
-        with parts.reading(pipeline, part) as log:
+        with parts.open_part(pipeline, part) as log:
             assert open_log(log).columns == CRITEO and not open_log(log).header
 
 
@@ -214,7 +214,7 @@ def test_empty_files_of_criteo_are_refused(tmp_path):
 
 
 def test_sentences(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "BYTES", 40)
+    monkeypatch.setattr(parts, "MIN_PART_BYTES", 40)
     (tmp_path / "text.txt").write_text("A dog runs.\n\nTwo men sit on a bench.\nA girl is singing.\nA cat sleeps.\n")
     run_shard("multi30k-en-de", [str(tmp_path / "text.txt")], tmp_path / "out")
     zoo.run("multi30k-en-de", [str(tmp_path / "text.txt")], tmp_path / "one.txt")
@@ -224,7 +224,7 @@ def test_sentences(tmp_path, monkeypatch):
 
 
 def test_lines_count_through_the_whole_input(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "BYTES", 20)
+    monkeypatch.setattr(parts, "MIN_PART_BYTES", 20)
     texts = {"a.txt": "A dog runs.\n\nTwo men sit on a bench.\nA girl is singing.", "c.txt": "A cat sleeps."}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
@@ -274,7 +274,7 @@ def test_texts_count_through_the_whole_input(tmp_path, labels):
 
 def test_sentences_of_urls(tmp_path, monkeypatch):
     fsspec = pytest.importorskip("fsspec")
-    monkeypatch.setattr(parts, "BYTES", 40)
+    monkeypatch.setattr(parts, "MIN_PART_BYTES", 40)
     text = b"A dog runs.\nTwo men sit on a bench.\nA girl is singing.\nA cat sleeps.\n"
     fsspec.filesystem("memory").pipe({"/texts/a.txt": text, "/texts/b.txt.gz": gzip.compress(text)})
     (tmp_path / "text.txt").write_bytes(text * 2)
@@ -367,7 +367,7 @@ def test_images_that_are_not_there_are_told(small, tmp_path):
         (["nothing*.csv"], {}, "found no file .*nothing"),
         (["nosuch://x/y.csv"], {}, "cannot read nosuch://x/y.csv"),
         ([], {}, "name the input"),
-        (["x.csv"], {"shard": "3/2"}, "wanted i/n"),
+        (["x.csv"], {"shard": "3/2"}, "expected i/n"),
         (["x.csv"], {"format": ".xlsx"}, "found the format .xlsx"),
         (["x.csv"], {"top": 3}, "has no option top"),
     ],
@@ -401,5 +401,5 @@ def test_arrow_batches_get_a_probability(log):
     assert scored.drop_columns("probability").equals(table)
     batches = list(scorer(iter(table.to_batches(max_chunksize=64))))
     assert pa.Table.from_batches(batches)["probability"].combine_chunks().equals(scored["probability"].combine_chunks())
-    wanted = [each["probability"] for each in zoo.pipeline(CLICKS)(table)]
-    assert scored["probability"].to_pylist() == wanted
+    expected = [each["probability"] for each in zoo.pipeline(CLICKS)(table)]
+    assert scored["probability"].to_pylist() == expected

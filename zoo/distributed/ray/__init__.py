@@ -1,3 +1,4 @@
-"""Ray clusters: scoring by actors (`scoring`), training (`training`), serving (`serving`), and the files that bring one
-up (`manifests`). Its library is the extra `ray`, imported only where it is asked for.
+"""Scoring, training and serving on Ray clusters, and the configuration of clusters (`manifests`).
+
+Its library is the extra `ray`, imported at first use.
 """

@@ -10,9 +10,16 @@ from typing import Any
 from pipelines.core.errors import RequestError, one_line, requires
 
 
-def library() -> Any:
-    """The module ray. Raises RequestError where it is not installed."""
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else a warning with every start
+def import_ray() -> Any:
+    """Imports Ray.
+
+    Returns:
+        The module `ray`.
+
+    Raises:
+        RequestError: Ray is not installed.
+    """
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns at every start
     with requires("a cluster", "int8-zoo[ray]"):
         import ray
     return ray
@@ -32,7 +39,7 @@ def connect(address: str | None = None, cores: int | None = None) -> Any:
     Raises:
         RequestError: There is no cluster at the address, or Ray is not installed.
     """
-    ray = library()
+    ray = import_ray()
     if not ray.is_initialized():
         options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False, "configure_logging": False}
         try:
@@ -52,30 +59,39 @@ def connected(address: str | None = None, cores: int | None = None) -> Iterator[
     Args:
         address: See `connect`.
         cores: See `connect`.
+
+    Yields:
+        The module `ray`.
+
+    Raises:
+        RequestError: See `connect`.
     """
-    before = library().is_initialized()
+    was_connected = import_ray().is_initialized()
     try:
         yield connect(address, cores)
     finally:
-        if not before:  # Ray's own, at the end of the process, sleeps first
-            library().shutdown()
+        if not was_connected:  # explicitly: Ray's shutdown at the end of the process sleeps first
+            import_ray().shutdown()
 
 
-def counts_of(text: str | int, what: str) -> int | tuple[int, int]:
+def parse_count(text: str | int, option: str) -> int | tuple[int, int]:
     """Parses a count, "4" -> 4, or a range of counts, "2:8" -> (2, 8).
 
     Args:
         text: Text of the count.
-        what: Name of the option, for the message.
+        option: Name of the option, for the message.
+
+    Returns:
+        The count, or its minimum and maximum.
 
     Raises:
         RequestError: The text is neither.
     """
-    least, colon, most = str(text).partition(":")
+    first, colon, last = str(text).partition(":")
     try:
-        found = int(least), int(most) if colon else int(least)
+        minimum, maximum = int(first), int(last) if colon else int(first)
     except ValueError:
-        found = 0, 0
-    if not 0 < found[0] <= found[1]:
-        raise RequestError(f"found {text} {what}, wanted a count such as 4, or the least and the most, such as 2:8")
-    return found if colon else found[0]
+        minimum = maximum = 0
+    if not 0 < minimum <= maximum:
+        raise RequestError(f"found {text} {option}, expected a count such as 4, or a range such as 2:8")
+    return (minimum, maximum) if colon else minimum

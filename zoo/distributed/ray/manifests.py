@@ -1,9 +1,9 @@
-"""Files that bring a Ray cluster up: for Ray's cluster launcher (`ray up`) on AWS, Google Cloud, Azure or own machines,
-and for KubeRay.
+"""Configurations of Ray clusters: for the cluster launcher (`ray up`) and for KubeRay.
 
-They hold no credentials: the launcher takes those of the cloud's own tools, KubeRay those of kubectl. The dashboard, by
-which jobs come, listens on the head's loopback alone (`ray dashboard` brings it here through SSH); in Kubernetes, where
-the operator asks it, behind a token.
+The launcher supports AWS, Google Cloud, Azure and existing machines. The files have no credentials: the launcher uses
+those of the cloud's tools, KubeRay those of kubectl. The dashboard, which accepts jobs, listens on the loopback address
+of the head node alone, and `ray dashboard` forwards it through SSH; in Kubernetes, where the operator needs it, it
+requires a token.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ INSTANCES = {  # x86-64 with AVX512-VNNI: Sapphire Rapids, on Azure Ice Lake or 
 REGIONS = {"aws": "us-west-2", "gcp": "us-west1", "azure": "westus2"}
 ARM = {"aws": r"[a-z]+\d+g[a-z]*\.|a1\.", "gcp": r"t2a-|c4a-|n4a-", "azure": r"Standard_[A-Z]+\d+p"}
 AUTH = "RAY_AUTH_MODE"
-VNNI = "feature.node.kubernetes.io/cpu-cpuid.AVX512VNNI"  # which node-feature-discovery sets
-TOKEN = "~/.ray/auth_token"  # where Ray looks for one
-ASK = (
-    f"grep -qs {AUTH} ~/.bashrc || echo 'export {AUTH}=token' >> ~/.bashrc"  # which every command of the launcher reads
-)
-GIB = 4  # of memory for each core of a pod
-BOOT_GB = 128
+VNNI_LABEL = "feature.node.kubernetes.io/cpu-cpuid.AVX512VNNI"  # of Node Feature Discovery
+TOKEN_FILE = "~/.ray/auth_token"
+# every command of the launcher reads ~/.bashrc
+REQUIRE_TOKEN = f"grep -qs {AUTH} ~/.bashrc || echo 'export {AUTH}=token' >> ~/.bashrc"
+GIB_PER_CORE = 4  # memory of a pod
+BOOT_DISK_GB = 128
 
 
 def cluster_yaml(
@@ -81,69 +80,74 @@ def cluster_yaml(
         RequestError: An option is invalid.
     """
     if cloud not in CLOUDS:
-        raise RequestError(f"found the cloud {cloud}, wanted {', '.join(CLOUDS)}")
+        raise RequestError(f"found the cloud {cloud}, expected {', '.join(CLOUDS)}")
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name):
-        raise RequestError(f"found the name {name}, wanted up to 40 lower-case letters, digits and hyphens")
+        raise RequestError(f"found the name {name}, expected up to 40 lower-case letters, digits and hyphens")
     if workers < 1 or cores < 1:
-        raise RequestError(f"found {workers} workers of {cores} cores, wanted 1 or more")
+        raise RequestError(f"found {workers} workers of {cores} cores, expected 1 or more")
     if instance and re.match(ARM.get(cloud, "$^"), instance):
         raise RequestError(f"{instance} is an ARM machine; the kernels are for x86-64, such as {INSTANCES[cloud][1]}")
     package = package or f"int8-zoo[ray,train]=={importlib.metadata.version('int8-zoo')}"
     if cloud == "kuberay":
-        found = _kuberay(name, workers, instance, cores, claim, package, command)
+        content = _kuberay(name, workers, instance, cores, claim, package, command)
     else:
-        found = _launcher(cloud, name, workers, instance, package, spot)
-        found["provider"] = {"type": cloud, **_provider(cloud, name, workers, region, project, hosts)}
-        found["auth"] = {"ssh_user": user}
-    told = _commands(cloud, str(output), name, package, command)
-    write_text(output, _text(found, told))
-    return {"path": str(output), "cloud": cloud, "workers": workers, **told}
+        content = _launcher(cloud, name, workers, instance, package, spot)
+        content["provider"] = {"type": cloud, **_provider(cloud, name, workers, region, project, hosts)}
+        content["auth"] = {"ssh_user": user}
+    commands = _commands(cloud, str(output), name, package, command)
+    write_text(output, _to_yaml(content, commands))
+    return {"path": str(output), "cloud": cloud, "workers": workers, **commands}
 
 
 def _provider(
     cloud: str, name: str, workers: int, region: str | None, project: str | None, hosts: Sequence[str]
 ) -> dict[str, Any]:
-    place = region or REGIONS.get(cloud, "")
+    location = region or REGIONS.get(cloud, "")
     if cloud == "local":
         if len(hosts) != workers + 1:
-            raise RequestError(f"found {len(hosts)} hosts, wanted {workers + 1}: the head and {workers} workers")
+            raise RequestError(f"found {len(hosts)} hosts, expected {workers + 1}: the head and {workers} workers")
         return {"head_ip": hosts[0], "worker_ips": list(hosts[1:])}
     if cloud == "azure":
-        return {"location": place, "resource_group": name}
+        return {"location": location, "resource_group": name}
     if cloud == "aws":
-        return {"region": place, "cache_stopped_nodes": False}
+        return {"region": location, "cache_stopped_nodes": False}
     if not project:
-        raise RequestError("Google Cloud wants the id of a project; add --project ID")
-    return {"region": place, "availability_zone": f"{place}-a", "project_id": project}
+        raise RequestError("Google Cloud needs a project id; add --project ID")
+    return {"region": location, "availability_zone": f"{location}-a", "project_id": project}
 
 
 def _node(cloud: str, instance: str, spot: bool) -> dict[str, Any]:
-    """What the launcher asks a cloud for."""
+    """Configuration of a node in the terms of the cloud."""
     if cloud == "aws":
-        disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": BOOT_GB, "VolumeType": "gp3"}}
+        disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": BOOT_DISK_GB, "VolumeType": "gp3"}}
         market = {"InstanceMarketOptions": {"MarketType": "spot"}} if spot else {}
         return {"InstanceType": instance, "BlockDeviceMappings": [disk], **market}
     if cloud == "gcp":
-        started = {
-            "diskSizeGb": BOOT_GB,
+        disk_parameters = {
+            "diskSizeGb": BOOT_DISK_GB,
             "sourceImage": "projects/deeplearning-platform-release/global/images/family/common-cpu",
         }
-        boot: dict[str, Any] = {"boot": True, "autoDelete": True, "type": "PERSISTENT", "initializeParams": started}
+        boot: dict[str, Any] = {
+            "boot": True,
+            "autoDelete": True,
+            "type": "PERSISTENT",
+            "initializeParams": disk_parameters,
+        }
         return {"machineType": instance, "disks": [boot], **({"scheduling": [{"preemptible": True}]} if spot else {})}
     image = {"imagePublisher": "microsoft-dsvm", "imageOffer": "ubuntu-2204", "imageSku": "2204-gen2"}
-    asked = {"vmSize": instance, **image, "imageVersion": "latest", **({"priority": "Spot"} if spot else {})}
-    return {"azure_arm_parameters": asked}
+    parameters = {"vmSize": instance, **image, "imageVersion": "latest", **({"priority": "Spot"} if spot else {})}
+    return {"azure_arm_parameters": parameters}
 
 
 def _launcher(cloud: str, name: str, workers: int, instance: str | None, package: str, spot: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "cluster_name": name,
         "max_workers": workers,
         "provider": {},
         "auth": {},
         "docker": {"image": IMAGE, "container_name": "ray"},
-        "file_mounts": {TOKEN: TOKEN},
-        "setup_commands": [f"pip install '{package}' ray=={RAY}", ASK],
+        "file_mounts": {TOKEN_FILE: TOKEN_FILE},
+        "setup_commands": [f"pip install '{package}' ray=={RAY}", REQUIRE_TOKEN],
         "head_start_ray_commands": [
             "ray stop",
             "ulimit -n 65536; ray start --head --port=6379 --dashboard-host=127.0.0.1 "
@@ -151,11 +155,11 @@ def _launcher(cloud: str, name: str, workers: int, instance: str | None, package
         ],
         "worker_start_ray_commands": ["ray stop", "ulimit -n 65536; ray start --address=$RAY_HEAD_IP:6379"],
     }
-    if cloud == "local":  # which has a Python of its own
-        del found["docker"]
-        return found
+    if cloud == "local":  # existing machines use their own Python
+        del content["docker"]
+        return content
     head, worker = INSTANCES[cloud]
-    kinds = {
+    node_types = {
         "head": {"resources": {}, "node_config": _node(cloud, head, False)},
         "worker": {
             "min_workers": workers,
@@ -164,24 +168,24 @@ def _launcher(cloud: str, name: str, workers: int, instance: str | None, package
             "node_config": _node(cloud, instance or worker, spot),
         },
     }
-    return {**found, "available_node_types": kinds, "head_node_type": "head"}
+    return {**content, "available_node_types": node_types, "head_node_type": "head"}
 
 
 def _kuberay(
     name: str, workers: int, instance: str | None, cores: int, claim: str | None, package: str, command: str | None
 ) -> dict[str, Any]:
-    place = {"node.kubernetes.io/instance-type": instance} if instance else {VNNI: "true"}
+    node_selector = {"node.kubernetes.io/instance-type": instance} if instance else {VNNI_LABEL: "true"}
 
-    def pod(container: str, count: int) -> dict[str, Any]:
-        asked = {"cpu": str(count), "memory": f"{GIB * count}Gi"}
-        one: dict[str, Any] = {
-            "name": container,
+    def pod(container_name: str, count: int) -> dict[str, Any]:
+        resources = {"cpu": str(count), "memory": f"{GIB_PER_CORE * count}Gi"}
+        container: dict[str, Any] = {
+            "name": container_name,
             "image": IMAGE,
-            "resources": {"requests": asked, "limits": dict(asked)},
+            "resources": {"requests": resources, "limits": dict(resources)},
         }
-        spec: dict[str, Any] = {"containers": [one], "nodeSelector": dict(place)}
+        spec: dict[str, Any] = {"containers": [container], "nodeSelector": dict(node_selector)}
         if claim:
-            one["volumeMounts"] = [{"name": "shared", "mountPath": "/shared"}]
+            container["volumeMounts"] = [{"name": "shared", "mountPath": "/shared"}]
             spec["volumes"] = [{"name": "shared", "persistentVolumeClaim": {"claimName": claim}}]
         return {"spec": spec}
 
@@ -222,25 +226,27 @@ def _kuberay(
 
 
 def _commands(cloud: str, path: str, name: str, package: str, command: str | None) -> dict[str, str]:
-    """What to run to have the cluster, to use it and to be rid of it."""
-    asked = command or "zoo run MODEL INPUT -o OUTPUT --on ray --address auto"
+    """Shell commands that start, use and stop the cluster."""
+    job = command or "zoo run MODEL INPUT -o OUTPUT --on ray --address auto"
     submit = "ray job submit --address http://127.0.0.1:8265"
     if cloud == "kuberay":
         kind = "raycluster" if command is None else "rayjob"
         forward = f"kubectl port-forward service/{name}-head-svc 8265"
         environment = json.dumps({"pip": [package]})
-        run = f"{forward} & {submit} --runtime-env-json '{environment}' -- {asked}" if command is None else ""
-        run = run or f"kubectl logs --follow job/{name}"
+        run = f"kubectl logs --follow job/{name}"
+        if command is None:
+            run = f"{forward} & {submit} --runtime-env-json '{environment}' -- {job}"
         return {"start": f"kubectl apply -f {path}", "run": run, "stop": f"kubectl delete {kind} {name}"}
-    run = f"ray dashboard {path} & {AUTH}=token {submit} -- {asked}"
-    first = "RAY_UP_enable_autoscaler_v2=0 " if cloud == "local" else ""  # of own machines the new one starts no worker
-    start = f"ray get-auth-token --generate > /dev/null; {first}ray up --yes {path}"
+    run = f"ray dashboard {path} & {AUTH}=token {submit} -- {job}"
+    # autoscaler v2 does not start the workers of existing machines
+    environment = "RAY_UP_enable_autoscaler_v2=0 " if cloud == "local" else ""
+    start = f"ray get-auth-token --generate > /dev/null; {environment}ray up --yes {path}"
     return {"start": start, "run": run, "stop": f"ray down --yes {path}"}
 
 
-def _text(found: dict[str, Any], told: dict[str, str]) -> str:
-    """The file, with its commands above. Raises RequestError where PyYAML is missing."""
+def _to_yaml(content: dict[str, Any], commands: dict[str, str]) -> str:
+    """The file, with the commands in a comment. Raises RequestError if PyYAML is not installed."""
     with requires("writing a cluster's file", "int8-zoo[ray]"):
         import yaml  # type: ignore[import-untyped]
-    head = "".join(f"# {name + ':':6} {line}\n" for name, line in told.items())
-    return f"{head}\n{yaml.safe_dump(found, sort_keys=False, width=110)}"
+    head = "".join(f"# {name + ':':6} {line}\n" for name, line in commands.items())
+    return f"{head}\n{yaml.safe_dump(content, sort_keys=False, width=110)}"

@@ -1,8 +1,8 @@
-"""Scoring on a Ray cluster: the parts of `zoo.distributed`, each scored by whichever actor is idle.
+"""Scoring on a Ray cluster: idle actors score the parts of a plan (`zoo.distributed.shards`).
 
-An actor holds one session, streams files by itself and writes results to storage that all nodes share; nothing but
-part numbers and summaries passes through Ray, so its memory stays what `zoo run` takes, and the driver's small. A part
-counts once, by its manifest: what a lost actor had not finished is scored again by another.
+An actor opens the model once, reads files itself and writes results to shared storage. Ray transfers part numbers and
+summaries alone, so that an actor needs the memory of `zoo run`, and the driver little. A part that a lost actor did not
+finish is scored by another one; manifests prevent that a part counts twice.
 """
 
 from __future__ import annotations
@@ -17,34 +17,32 @@ from typing import Any
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
 from zoo.distributed import remote_files
-from zoo.distributed.ray.connection import connected, library
-from zoo.distributed.shards import Work, merged
+from zoo.distributed.ray.connection import connected, import_ray
+from zoo.distributed.shards import ShardedRun, merge_summaries
 
-TRIES = 3  # of a part, by actors that are lost, and of starting actors
-START = -1  # what an actor does before it has a part
+MAX_FAILURES = 3  # lost actors per part, and of actors in a row that do not start
+START = -1  # task of an actor before it gets a part
 
 
-def _scorer(ray: Any) -> Any:
-    """The actor."""
-
+def _actor_type(ray: Any) -> Any:
     @ray.remote(num_cpus=1)
     class Scorer:
         def open(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, str]:
-            """Open the model and the plan; the number of the process, and no fault."""
-            self.work = Work(*arguments, **options)
+            """Opens the model and the plan. Returns the process id, and no error."""
+            self.run = ShardedRun(*arguments, **options)
             return os.getpid(), ""
 
         def score(self, number: int) -> tuple[dict[str, Any] | None, str]:
-            """The manifest of a part, or why it cannot be scored."""
+            """Scores a part. Returns its manifest, or None and the exit code and message of the error."""
             try:
-                return self.work.score(number), ""
+                return self.run.score(number), ""
             except ZooError as error:
                 return None, f"{error.exit_code} {error}"
 
     return Scorer
 
 
-def _end(ray: Any, actors: deque[Any]) -> None:
+def _kill(ray: Any, actors: deque[Any]) -> None:
     while actors:
         ray.kill(actors.popleft())
 
@@ -66,91 +64,90 @@ def run_on_ray(
         output: Folder of the results, at the same path on every node.
         address: Cluster address or "auto"; None for a local cluster.
         workers: Number of actors; None for the cores of the cluster.
-        **options: Options of `zoo.distributed.shards.Work`.
+        **options: Options of `zoo.distributed.shards.ShardedRun`.
 
     Returns:
         Totals of the summaries, "parts", "kept" (parts scored before), "workers" and "lost" (failures of actors).
 
     Raises:
         RequestError: An option is invalid.
-        ZooError: A part failed more than `TRIES` times.
+        ZooError: A part failed, or was lost with more than `MAX_FAILURES` actors.
     """
     if workers is not None and workers < 1:
-        raise RequestError(f"found {workers} workers, wanted 1 or more")
-    library()  # alone: two imports at once take longer, and actors begin only after this one
-    with ThreadPoolExecutor(1) as beside:  # a plan takes as long as processes take to begin
-        planning = beside.submit(Work, model, inputs, output, **options)
-        if address is None:  # a cluster of this process is forked, which waits forever for a thread at work in BLAS
+        raise RequestError(f"found {workers} workers, expected 1 or more")
+    import_ray()  # before the thread: two imports at once take longer
+    with ThreadPoolExecutor(1) as executor:  # the plan is made while actors start
+        planning = executor.submit(ShardedRun, model, inputs, output, **options)
+        if address is None:  # a local cluster is forked, which would deadlock with a BLAS thread of the planning
             planning.result()
         with connected(address, workers) as ray:
-            return _scored(ray, planning, model, output, workers, options)
+            return _score_parts(ray, planning, model, output, workers, options)
 
 
-def _scored(
+def _score_parts(
     ray: Any,
-    planning: Future[Work],
+    planning: Future[ShardedRun],
     model: str | Path,
     output: str | Path,
     workers: int | None,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """`run_on_ray` on a cluster."""
-    scorer = _scorer(ray)
-    begun = deque(scorer.remote() for _ in range(workers or int(ray.cluster_resources().get("CPU", 1))))
+    actor_type = _actor_type(ray)
+    created = deque(actor_type.remote() for _ in range(workers or int(ray.cluster_resources().get("CPU", 1))))
     try:
-        work = planning.result()  # before the actors look for its plan
+        run = planning.result()  # the plan must exist before actors open it
     except BaseException:
-        _end(ray, begun)
+        _kill(ray, created)
         raise
-    waiting = deque(number for number in range(len(work.parts)) if not work.done(number))
-    kept = len(work.parts) - len(waiting)
-    count = min(len(begun), max(len(waiting), 1))
-    given = {**options, "engine": work.plan["engine"]}
-    named = remote_files.absolute(str(model)) if Path(model).is_dir() else str(model)
-    arguments = (named, work.plan["inputs"], remote_files.absolute(str(output)))
-    lost, tries = 0, dict.fromkeys((*waiting, START), 0)
+    queued = deque(number for number in range(len(run.parts)) if not run.is_done(number))
+    kept = len(run.parts) - len(queued)
+    count = min(len(created), max(len(queued), 1))
+    actor_options = {**options, "engine": run.plan["engine"]}
+    model_name = remote_files.absolute(str(model)) if Path(model).is_dir() else str(model)
+    arguments = (model_name, run.plan["inputs"], remote_files.absolute(str(output)))
+    lost, failures = 0, dict.fromkeys((*queued, START), 0)
     idle: deque[Any] = deque()
-    busy: dict[Any, tuple[Any, int]] = {}  # what an actor is asked: its part, or START
+    busy: dict[Any, tuple[Any, int]] = {}  # by Ray's reference to the task: the actor, and its part or START
 
     def start() -> None:
-        actor = begun.popleft() if begun else scorer.remote()
-        busy[actor.open.remote(arguments, given)] = actor, START  # it may wait for a node: parts go to those that live
+        actor = created.popleft() if created else actor_type.remote()
+        busy[actor.open.remote(arguments, actor_options)] = actor, START  # which may have to wait for a node
 
-    def failed(number: int, error: Exception) -> None:
-        tries[number] += 1
-        if tries[number] > TRIES:
-            what = "actors cannot start" if number == START else f"part {number} was lost {tries[number]} times"
-            raise ZooError(f"{what}: {one_line(error)[:200]}") from error
+    def retry(number: int, error: Exception) -> None:
+        failures[number] += 1
+        if failures[number] > MAX_FAILURES:
+            task = "actors cannot start" if number == START else f"part {number} was lost {failures[number]} times"
+            raise ZooError(f"{task}: {one_line(error)[:200]}") from error
         if number != START:
-            waiting.append(number)
+            queued.append(number)
         start()
 
     try:
-        with progress("scoring parts", len(waiting)) as advance:
-            for _ in range(count if waiting else 0):
+        with progress("scoring parts", len(queued)) as advance:
+            for _ in range(count if queued else 0):
                 start()
-            _end(ray, begun)
-            while waiting or any(number != START for _, number in busy.values()):
-                while waiting and idle:
-                    actor, number = idle.popleft(), waiting.popleft()
+            _kill(ray, created)
+            while queued or any(number != START for _, number in busy.values()):
+                while queued and idle:
+                    actor, number = idle.popleft(), queued.popleft()
                     busy[actor.score.remote(number)] = actor, number
-                (ended,), _ = ray.wait(list(busy), num_returns=1)
-                actor, number = busy.pop(ended)
+                (finished,), _ = ray.wait(list(busy), num_returns=1)
+                actor, number = busy.pop(finished)
                 try:
-                    found, fault = ray.get(ended)
+                    result, problem = ray.get(finished)
                 except ray.exceptions.RayActorError as error:
                     lost += 1
-                    failed(number, error)
+                    retry(number, error)
                     continue
-                if found is None:
-                    code, _, message = fault.partition(" ")
+                if result is None:
+                    code, _, message = problem.partition(" ")
                     raise (RequestError if code == "2" else ZooError)(message)
                 idle.append(actor)
                 if number != START:
-                    tries[START] = 0
+                    failures[START] = 0
                     advance(1)
     finally:
-        _end(ray, deque([*begun, *idle, *(actor for actor, _ in busy.values())]))
-    found = merged([work.score(number) for number in range(len(work.parts))])
-    about = {"model": work.plan["model"], "parts": len(work.parts), "kept": kept, "workers": count, "lost": lost}
-    return {**about, **found}
+        _kill(ray, deque([*created, *idle, *(actor for actor, _ in busy.values())]))
+    totals = merge_summaries([run.score(number) for number in range(len(run.parts))])  # reads the manifests
+    counts = {"parts": len(run.parts), "kept": kept, "workers": count, "lost": lost}
+    return {"model": run.plan["model"], **counts, **totals}

@@ -1,8 +1,8 @@
-"""Training on a Ray cluster: Ray Train starts the processes and joins them by gloo; the families' own trainings run in
-them as by hand, and checkpoints go to storage that all nodes reach.
+"""Training on a Ray cluster: Ray Train starts the processes, which train a family as under torchrun, with gloo.
 
-Each worker trains in a folder of its own. After every checkpoint the first one copies the folder to the storage; where
-a worker is lost, new ones start from the last copy. A finished model comes from the storage into the output folder.
+Each worker trains in its own folder. After every checkpoint, rank 0 copies its folder to the shared storage. If a
+worker is lost, new workers start from the last copy. The finished model is copied from the storage to the output
+folder.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -23,14 +23,14 @@ from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.files import require_place
 from zoo.api.paths import Model
 from zoo.distributed import remote_files
-from zoo.distributed.ray.connection import connect, counts_of
+from zoo.distributed.ray.connection import connect, parse_count
 from zoo.training import runs
 
-TRIES = 10  # losses of workers, without a new checkpoint between them, that end a training
-LOCAL = ".{name}.ray"  # beside the output: the storage, where no other is named
+MAX_LOSSES = 10  # of workers without a new checkpoint, after which the training fails
+LOCAL_STORAGE = ".{name}.ray"  # default storage, in the parent folder of the output
 
 
-class Fault(Exception):
+class WorkerError(Exception):
     """A ZooError of a worker: its message and exit code."""
 
 
@@ -71,201 +71,206 @@ def train_on_ray(
     from zoo.api.training import trained_by
     from zoo.api.training_settings import require_trainable
 
-    count = counts_of(workers, "workers")
+    count = parse_count(workers, "workers")
     if cores < 1:
-        raise RequestError(f"found {cores} cores, wanted 1 or more for each worker")
+        raise RequestError(f"found {cores} cores, expected 1 or more for each worker")
     entry = trained_by(str(model), data, **options) if verb == "train" else zoo.entry_of(model)
     trainer_of = require_trainable(entry)
     if not trainer_of.processes:
-        raise RequestError(f"found {entry.name}, wanted a family that several processes train; this is one alone")
+        raise RequestError(f"found {entry.name}, expected a family with distributed training")
     folder = Path(output).absolute()
     runs.require_free(folder)
     require_place(folder / "card.json")
-    most = count if isinstance(count, int) else count[1]
-    ray = connect(address, most * cores)
+    max_workers = count if isinstance(count, int) else count[1]
+    ray = connect(address, max_workers * cores)
     from ray import train
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    with _stored(storage, folder, resume) as (system, place), _heard(ray) as listener:
-        told = {
-            "listener": listener,
+    with _checkpoint_storage(storage, folder, resume) as (system, path), _console_actor(ray) as console_actor:
+        train_loop_config = {
+            "console": console_actor,
             "verb": verb,
             "model": str(Path(model).absolute()) if Path(model).is_dir() else str(model),
             "data": data,
             "name": folder.name,
-            "place": str(Path.cwd()),
+            "working_directory": str(Path.cwd()),
             "options": options,
         }
         trainer = TorchTrainer(
-            _work,
+            _train_loop,
             torch_config=TorchConfig(backend="gloo"),
-            train_loop_config=told,
+            train_loop_config=train_loop_config,
             scaling_config=train.ScalingConfig(num_workers=count, resources_per_worker={"CPU": cores}),
             run_config=train.RunConfig(
                 name=folder.name,
-                storage_path=place,
+                storage_path=path,
                 storage_filesystem=system,
                 checkpoint_config=train.CheckpointConfig(num_to_keep=1),
                 logging_config=train.LoggingConfig(log_level="ERROR"),
             ),
         )
-        result = _fitted(ray, train, trainer, lambda: _last(system, place, folder.name))
-        _bring(result.checkpoint, folder)
-        system.delete_dir(f"{place}/{folder.name}")
+        result = _fit(ray, train, trainer, lambda: _last_checkpoint(system, path, folder.name))
+        _copy_checkpoint(result.checkpoint, folder)
+        system.delete_dir(f"{path}/{folder.name}")
     return dict(result.return_value)
 
 
-def _work(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What each worker does. Returns the metrics."""
+def _train_loop(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Trains in a worker. Returns the metrics."""
     from ray import train
 
     from zoo import api
 
-    first = train.get_context().get_world_rank() == 0
-    if first:
-        console.file = cast("IO[str]", _Line(told["listener"]))
+    is_first = train.get_context().get_world_rank() == 0
+    if is_first:
+        console.file = cast("IO[str]", _ConsoleStream(config["console"]))
     with tempfile.TemporaryDirectory(prefix="train-", dir=Path.cwd()) as scratch:
-        folder = Path(scratch) / told["name"]  # the model is named after it
+        folder = Path(scratch) / config["name"]  # the model is named after the folder
         with contextlib.suppress(OSError):
-            os.chdir(told["place"])  # relative names mean what they mean to the driver
-        if found := train.get_checkpoint():
-            found.to_directory(folder)
+            os.chdir(config["working_directory"])  # of the driver, for relative paths
+        if checkpoint := train.get_checkpoint():
+            checkpoint.to_directory(folder)
 
-        def keep(output: Path) -> None:
-            train.report({}, checkpoint=train.Checkpoint.from_directory(output) if first else None)
+        def report(output: Path) -> None:
+            train.report({}, checkpoint=train.Checkpoint.from_directory(output) if is_first else None)
 
         try:
-            with runs.keeping(keep):
-                verb = getattr(api, told["verb"])
-                metrics = verb(told["model"], told["data"], folder, resume=found is not None, **told["options"])
+            with runs.keeping(report):
+                command = getattr(api, config["verb"])
+                resume = checkpoint is not None
+                metrics = command(config["model"], config["data"], folder, resume=resume, **config["options"])
         except ZooError as error:
-            raise Fault(str(error), error.exit_code) from error
-        keep(folder)
+            raise WorkerError(str(error), error.exit_code) from error
+        report(folder)
         return dict(metrics)
 
 
-def _fitted(ray: Any, train: Any, trainer: Any, last: Any) -> Any:
-    """The result of a trainer that goes on from its last checkpoint as often as workers are lost."""
-    losses, before = 0, last()
+def _fit(ray: Any, train: Any, trainer: Any, last_checkpoint: Callable[[], str]) -> Any:
+    """Runs a trainer, and restarts it from the last checkpoint if workers are lost. Returns its result."""
+    losses, previous = 0, last_checkpoint()
     while True:
         try:
             return trainer.fit()
         except train.WorkerGroupError as error:
-            said = [getattr(each, "_base_exc", each) for each in error.worker_failures.values()]
-            for each in said:
-                if isinstance(each, Fault):
-                    message, code = each.args
+            causes = [getattr(failure, "_base_exc", failure) for failure in error.worker_failures.values()]
+            for cause in causes:
+                if isinstance(cause, WorkerError):
+                    message, code = cause.args
                     raise (RequestError if code == RequestError.exit_code else ZooError)(message) from error
-            now = last()
-            losses, before = (1 if now != before else losses + 1), now
-            reason = one_line(next((x for x in said if isinstance(x, ray.exceptions.RayActorError)), said[0]))[:200]
-            if losses >= TRIES:
+            current = last_checkpoint()
+            losses, previous = (1 if current != previous else losses + 1), current
+            lost = next((cause for cause in causes if isinstance(cause, ray.exceptions.RayActorError)), causes[0])
+            reason = one_line(lost)[:200]
+            if losses >= MAX_LOSSES:
                 raise ZooError(f"lost workers {losses} times without a new checkpoint: {reason}") from error
-            at = "the last checkpoint" if now else "the beginning"
-            print_line(f"lost a worker ({reason}); going on from {at}")
+            start = "the last checkpoint" if current else "the beginning"
+            print_line(f"lost a worker ({reason}); going on from {start}")
         except train.TrainingFailedError as error:
             raise ZooError(f"training on Ray failed: {one_line(error)[:300]}") from error
 
 
-class _Line(io.TextIOBase):
-    """A stream whose lines a listener gets."""
+class _ConsoleStream(io.TextIOBase):
+    """A text stream that sends complete lines to the console actor."""
 
-    def __init__(self, listener: Any) -> None:
-        self._listener, self._text = listener, ""
+    def __init__(self, console_actor: Any) -> None:
+        self._actor, self._text = console_actor, ""
 
     def write(self, text: str) -> int:
-        """Whole lines go, at once."""
         *lines, self._text = (self._text + text).split("\n")
         for line in lines:
-            self._listener.hear.remote(line)
+            self._actor.add.remote(line)
         return len(text)
 
 
 @contextlib.contextmanager
-def _heard(ray: Any) -> Iterator[Any]:
-    """An actor that hears lines, which are said here once a second. Ray's own way says what all of its processes do."""
+def _console_actor(ray: Any) -> Iterator[Any]:
+    """An actor that receives lines, which this process prints once a second.
 
-    class Listener:
+    Ray's own forwarding (`log_to_driver`) prints the output of all its processes.
+    """
+
+    class ConsoleActor:
         def __init__(self) -> None:
             self.lines: list[str] = []
 
-        def hear(self, line: str) -> None:
+        def add(self, line: str) -> None:
             self.lines.append(line)
 
-        def new(self) -> list[str]:
+        def take(self) -> list[str]:
             lines, self.lines = self.lines, []
             return lines
 
-    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+    this_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         ray.get_runtime_context().get_node_id(), soft=False
     )
-    listener = ray.remote(num_cpus=0)(Listener).options(scheduling_strategy=here).remote()
-    ended = threading.Event()
+    actor = ray.remote(num_cpus=0)(ConsoleActor).options(scheduling_strategy=this_node).remote()
+    stopped = threading.Event()
 
-    def say() -> None:
-        over = False
-        while not over:
-            over = ended.wait(1)
-            for line in ray.get(listener.new.remote()):
+    def print_lines() -> None:
+        last = False
+        while not last:
+            last = stopped.wait(1)
+            for line in ray.get(actor.take.remote()):
                 print_line(line)
 
-    thread = threading.Thread(target=say, daemon=True)
+    thread = threading.Thread(target=print_lines, daemon=True)
     thread.start()
     try:
-        yield listener
+        yield actor
     finally:
-        ended.set()
+        stopped.set()
         thread.join(10)
-        ray.kill(listener)
+        ray.kill(actor)
 
 
 @contextlib.contextmanager
-def _stored(storage: str | None, folder: Path, resume: bool) -> Iterator[tuple[Any, str]]:
-    """(file system of Arrow, path) where checkpoints go. Raises RequestError where another training's are, or, to
-    resume from, none.
+def _checkpoint_storage(storage: str | None, folder: Path, resume: bool) -> Iterator[tuple[Any, str]]:
+    """Yields the Arrow file system and the path of checkpoints.
+
+    Raises RequestError if it has checkpoints of another training, or none to resume from.
     """
     from pyarrow import fs
 
-    own = storage is None
-    place = str(folder.parent / LOCAL.format(name=folder.name)) if storage is None else storage
-    if remote_files.is_url(place):
-        system, path = remote_files.file_system(place)
+    is_default = storage is None
+    location = str(folder.parent / LOCAL_STORAGE.format(name=folder.name)) if storage is None else storage
+    if remote_files.is_url(location):
+        system, path = remote_files.file_system(location)
         system = fs.PyFileSystem(fs.FSSpecHandler(system))
     else:
-        system, path = fs.LocalFileSystem(), str(Path(place).absolute())
+        system, path = fs.LocalFileSystem(), str(Path(location).absolute())
     try:
-        kept = _last(system, path, folder.name)
-        if resume and not kept:
-            raise RequestError(f"found no checkpoint of {folder.name} in {place}; train without --resume")
-        if kept and not resume:
+        checkpoint = _last_checkpoint(system, path, folder.name)
+        if resume and not checkpoint:
+            raise RequestError(f"found no checkpoint of {folder.name} in {location}; train without --resume")
+        if checkpoint and not resume:
             raise RequestError(
-                f"found a training of {folder.name} in {place}; go on with --resume, or choose another output"
+                f"found a training of {folder.name} in {location}; go on with --resume, or choose another output"
             )
         system.create_dir(path, recursive=True)
     except OSError as error:
-        raise RequestError(f"cannot keep checkpoints in {place}: {one_line(error)}") from error
+        raise RequestError(f"cannot keep checkpoints in {location}: {one_line(error)}") from error
     try:
         yield system, path
     finally:
-        if own and not _last(system, path, folder.name):
+        if is_default and not _last_checkpoint(system, path, folder.name):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _last(system: Any, place: str, name: str) -> str:
-    """The path of the last checkpoint that Ray knows of in a storage, "" where there is none."""
+def _last_checkpoint(system: Any, storage: str, name: str) -> str:
+    """Path of Ray's last checkpoint in a storage; "" if there is none."""
     from ray import train
 
     try:
-        found = train.Result.from_path(f"{place}/{name}", system).checkpoint
+        checkpoint = train.Result.from_path(f"{storage}/{name}", system).checkpoint
     except RuntimeError:  # no such folder, or no list of checkpoints in it
         return ""
-    return str(found.path) if found else ""
+    return str(checkpoint.path) if checkpoint else ""
 
 
-def _bring(checkpoint: Any, folder: Path) -> None:
-    """A checkpoint's files as `folder`, which is new or empty; whole, or not at all."""
+def _copy_checkpoint(checkpoint: Any, folder: Path) -> None:
+    """Copies the files of a checkpoint to a new or empty folder, atomically."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
-        found = Path(scratch) / folder.name
-        checkpoint.to_directory(found)
-        found.rename(folder)
+        copied = Path(scratch) / folder.name
+        checkpoint.to_directory(copied)
+        copied.rename(folder)

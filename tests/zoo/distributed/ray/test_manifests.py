@@ -137,8 +137,8 @@ def test_the_version_of_ray_is_the_one_that_this_project_is_tested_with():
         ({"cloud": "aws", "instance": "c7g.4xlarge"}, "is an ARM machine"),
         ({"cloud": "gcp", "instance": "t2a-standard-4", "project": "p"}, "is an ARM machine"),
         ({"cloud": "azure", "instance": "Standard_D16ps_v5"}, "is an ARM machine"),
-        ({"cloud": "gcp"}, "wants the id of a project"),
-        ({"cloud": "local", "hosts": ("10.0.0.1",)}, "found 1 hosts, wanted 3"),
+        ({"cloud": "gcp"}, "needs a project id"),
+        ({"cloud": "local", "hosts": ("10.0.0.1",)}, "found 1 hosts, expected 3"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(options, said, tmp_path):

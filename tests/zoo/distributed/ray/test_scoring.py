@@ -66,7 +66,7 @@ def test_actors_write_what_one_process_writes_though_some_are_lost(cluster, log,
     found = run_on_ray(CLICKS, [log], tmp_path / "out", workers=2)
     killer.join(30)
     assert len(killed) == 2 and found["lost"] >= 1 and found["workers"] == 2
-    zoo.run(CLICKS, [str(each) for each in parts.places.expand([log])], tmp_path / "one.parquet")
+    zoo.run(CLICKS, [str(each) for each in parts.remote_files.expand([log])], tmp_path / "one.parquet")
     union = pa.concat_tables(pq.read_table(each) for each in check(tmp_path / "out")["files"])
     assert union.equals(pq.read_table(tmp_path / "one.parquet"))
     assert run_on_ray(CLICKS, [log], tmp_path / "out", workers=2)["kept"] == 40

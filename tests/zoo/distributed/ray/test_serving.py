@@ -80,6 +80,6 @@ def test_replicas_answer_as_the_pipeline_does(port, at_once, tmp_path):
         assert status == 200
         status, found = asked(port, f"/v1/models/{CLICKS}:run", sample)
         assert status == 200, found
-        wanted = [float(p) for rows in pipeline.rows(str(tmp_path / "rows.csv")) for p in pipeline.score(rows)]
-        assert [row["probability"] for row in json.loads(found)["results"]] == pytest.approx(wanted, abs=1e-6)
+        expected = [float(p) for rows in pipeline.rows(str(tmp_path / "rows.csv")) for p in pipeline.score(rows)]
+        assert [row["probability"] for row in json.loads(found)["results"]] == pytest.approx(expected, abs=1e-6)
     assert asked(port, "/v2/models/nothing/ready")[0] == 404

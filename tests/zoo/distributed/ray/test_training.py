@@ -13,7 +13,7 @@ import pytest
 
 import zoo
 from pipelines.core.errors import RequestError
-from zoo.distributed.ray.connection import counts_of
+from zoo.distributed.ray.connection import parse_count
 from zoo.distributed.ray.training import train_on_ray
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
@@ -82,20 +82,20 @@ def workers() -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"), [("4", 4), (3, 3), ("2:8", (2, 8)), ("0", None), ("3:2", None), ("x", None), ("1:2:3", None)]
+    ("text", "expected"), [("4", 4), (3, 3), ("2:8", (2, 8)), ("0", None), ("3:2", None), ("x", None), ("1:2:3", None)]
 )
-def test_counts_of_workers(text, wanted):
-    if wanted is None:
-        with pytest.raises(RequestError, match="workers, wanted a count such as 4"):
-            counts_of(text, "workers")
+def test_parse_count_workers(text, expected):
+    if expected is None:
+        with pytest.raises(RequestError, match="workers, expected a count such as 4"):
+            parse_count(text, "workers")
     else:
-        assert counts_of(text, "workers") == wanted
+        assert parse_count(text, "workers") == expected
 
 
 def test_what_ray_does_not_train_is_refused(tmp_path):
     rows = tmp_path / "rows.tsv"
     rows.write_text("\t".join(["1", *map(str, range(13)), *"abcdefghijklmnopqrstuvwxyz"]) + "\n")
-    with pytest.raises(RequestError, match="found sentence-encoder, .* this is one alone"):
+    with pytest.raises(RequestError, match="found sentence-encoder, expected a family with distributed training"):
         train_on_ray("train", "sentence-encoder", str(rows), tmp_path / "model", workers=2)
 
 
