@@ -118,6 +118,7 @@ DOCUMENTED = (  # rooms and files whose public functions describe their argument
     "zoo/api",
     "zoo/distributed",
     "zoo/registry",
+    "zoo/serving",
     "zoo/texts",
 )
 
