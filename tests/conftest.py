@@ -6,6 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -33,6 +34,20 @@ def zoo_home(tmp_path_factory, monkeypatch):
     home = tmp_path_factory.mktemp("cache") / "home"
     monkeypatch.setenv("ZOO_HOME", str(home))
     return home
+
+
+@pytest.fixture
+def rng():
+    """The random generator of one test. Constants of modules are drawn with other seeds, so that inputs differ from weights."""
+    return np.random.default_rng(1)
+
+
+@pytest.fixture
+def normal(rng):
+    """`normal(*shape, scale=1.0)`: float32 of the normal distribution."""
+    from helpers.arrays import normals
+
+    return normals(rng)
 
 
 @pytest.fixture(scope="session")

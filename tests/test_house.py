@@ -210,6 +210,52 @@ def test_packages_load_their_public_names_at_first_use(package: str) -> None:
     assert len(names.split()) > 5 and all(name.endswith(":True") for name in names.split())
 
 
+GENERATORS = {"default_rng", "RandomState", "Random", "normals", "seed", "manual_seed"}
+
+
+def generators(node: ast.AST, parent: ast.AST | None = None, within: bool = False) -> Iterator[int]:
+    """Lines at which a module keeps or seeds a random generator outside functions, or draws from that of numpy.
+
+    `default_rng(0).normal(size=3)` and `network(default_rng(0))` keep none.
+    """
+    name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    kept = not within and not isinstance(parent, ast.Attribute | ast.Call)
+    if (kept and name.split(".")[-1] in GENERATORS) or re.match(r"np\.random\.(?!default_rng)", name):
+        yield node.lineno
+    for field, value in ast.iter_fields(node):
+        body = within or (field == "body" and isinstance(node, ast.FunctionDef | ast.Lambda))
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from generators(child, node, body)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("RNG = np.random.default_rng(0)", [1]),
+        ("a, normal = 1, normals(0)", [1]),
+        ("KEPT = {'a': random.Random(0)}", [1]),
+        ("@pytest.mark.parametrize('rng', [default_rng(0)])\ndef test_x(rng): ...", [1]),
+        ("def draw(rng=np.random.default_rng(0)): ...", [1]),
+        ("class Network:\n    rng = random.Random(0)", [2]),
+        ("torch.manual_seed(0)", [1]),
+        ("def draw():\n    return np.random.normal()", [2]),
+        ("X = np.random.default_rng(0).normal(size=3)", []),
+        ("NET = network(np.random.default_rng(0), normals(0)(3))", []),
+        ("def draw():\n    rng = np.random.default_rng(0)", []),
+        ("draw = lambda: np.random.default_rng(0).normal()", []),
+    ],
+)
+def test_generators_between_tests_are_found(line: str, found: list[int]) -> None:
+    assert [*generators(ast.parse(line))] == found
+
+
+def test_no_test_draws_from_a_generator_that_others_draw_from() -> None:
+    """The data of a test would depend on the tests that ran before it; the fixture `rng` makes one for each test."""
+    trees = {path: ast.parse(path.read_text()) for path in ROOT.glob("tests/**/*.py")}
+    assert not {str(path.relative_to(ROOT)): lines for path, tree in trees.items() if (lines := [*generators(tree)])}
+
+
 def test_the_version_is_one_wherever_it_stands() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert re.search(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1] == version

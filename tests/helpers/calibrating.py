@@ -2,13 +2,13 @@
 
 import numpy as np
 
+from helpers.arrays import normals
 from helpers.rewriting import model
 
-RNG = np.random.default_rng(0)
 MLP = "(float[n,4] x, int64[n] i) => (float[n,3] y) { e = Gather(T, i) a = Add(x, e) h = MatMul(a, w) r = Relu(h) y = Mul(r, two) }"
 WEIGHTS = {
-    "T": RNG.standard_normal((9, 4)).astype(np.float32),
-    "w": RNG.standard_normal((4, 3)).astype(np.float32),
+    "T": normals(0)(9, 4),
+    "w": normals(2)(4, 3),
     "two": np.float32(2),
 }
 
@@ -17,8 +17,8 @@ def mlp():
     return model(MLP, **WEIGHTS)
 
 
-def samples(count=100):
-    return {"x": RNG.standard_normal((count, 4)).astype(np.float32), "i": RNG.integers(0, 9, count)}
+def samples(rng, count=100):
+    return {"x": rng.standard_normal((count, 4)).astype(np.float32), "i": rng.integers(0, 9, count)}
 
 
 def cut(batch, *sizes):

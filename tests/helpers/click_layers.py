@@ -9,21 +9,19 @@ from pipelines.kernels.recommenders.operators import LinearLayer
 from pipelines.kernels.recommenders.program import ClickProgram
 from pipelines.kernels.recommenders.steps import Dense, LookupSum, Mixed, Numbers, Total
 
-RNG = np.random.default_rng(0)
 
-
-def first_layer(fields=3, rows=7, width=40, numbers=4, shift=6, x=2, out=1):
+def first_layer(rng, fields=3, rows=7, width=40, numbers=4, shift=6, x=2, out=1):
     """A folded layer whose bytes are spread over 0 to 255; numbers are in slot `x`."""
     padded = -(-width // 64) * 64
     table = np.full((fields * rows, padded), 128, np.uint8)
-    table[:, :width] = RNG.integers(1, 256, (fields * rows, width))
+    table[:, :width] = rng.integers(1, 256, (fields * rows, width))
     spread = 2.0**shift * 73 * fields**0.5 + 2048 * 300 * numbers**0.5
     return Mixed(
         x=x if numbers else -1,
         first=0,
-        weight=RNG.integers(-2000, 2001, (numbers, padded)).astype(np.int16),
-        scale=(RNG.uniform(0.5, 1.5, padded) * 100 / spread).astype(np.float32),
-        bias=RNG.normal(100, 50, padded).astype(np.float32),
+        weight=rng.integers(-2000, 2001, (numbers, padded)).astype(np.int16),
+        scale=(rng.uniform(0.5, 1.5, padded) * 100 / spread).astype(np.float32),
+        bias=rng.normal(100, 50, padded).astype(np.float32),
         outs=((out, width, True),),
         columns=np.arange(fields, dtype=np.int32),
         offsets=(np.arange(fields) * rows).astype(np.int32),
@@ -33,33 +31,33 @@ def first_layer(fields=3, rows=7, width=40, numbers=4, shift=6, x=2, out=1):
     )
 
 
-def dense(inputs, outputs, zero=3, low=0):
-    weight = RNG.integers(-127, 128, (inputs, outputs)).astype(np.int8)
-    bias = RNG.integers(-10000, 10000, outputs).astype(np.int32)
-    scale = (RNG.uniform(0.5, 1.5, outputs) * 100 / (127 * 110 * inputs**0.5)).astype(np.float32)
+def dense(rng, inputs, outputs, zero=3, low=0):
+    weight = rng.integers(-127, 128, (inputs, outputs)).astype(np.int8)
+    bias = rng.integers(-10000, 10000, outputs).astype(np.int32)
+    scale = (rng.uniform(0.5, 1.5, outputs) * 100 / (127 * 110 * inputs**0.5)).astype(np.float32)
     return LinearLayer(weight, bias, scale, zero, low)
 
 
-def network(sizes=(40, 9, 1), fields=3, rows=7, numbers=4, sigmoid=False):
+def network(rng, sizes=(40, 9, 1), fields=3, rows=7, numbers=4, sigmoid=False):
     """A program: a folded layer, linear ones down to one float, a sum of looked-up floats."""
     slots = [("f4", 1), ("u1", sizes[0]), ("i2", max(numbers, 1)), ("f4", 1)]
-    steps = [first_layer(fields, rows, sizes[0], numbers)]
+    steps = [first_layer(rng, fields, rows, sizes[0], numbers)]
     if numbers:
         steps.insert(0, Numbers(2, 0, np.arange(numbers, dtype=np.int32), np.full(numbers, 1024, np.float32)))
     last = 1
     for inputs, outputs in itertools.pairwise(sizes):
         slots.append(("f4" if outputs == 1 else "u1", outputs))
-        steps.append(Dense(last, len(slots) - 1, dense(inputs, outputs, None if outputs == 1 else 3)))
+        steps.append(Dense(last, len(slots) - 1, dense(rng, inputs, outputs, None if outputs == 1 else 3)))
         last = len(slots) - 1
-    floats = RNG.standard_normal(fields * rows).astype(np.float32)
+    floats = rng.standard_normal(fields * rows).astype(np.float32)
     steps.append(LookupSum(3, floats, *(getattr(steps[-len(sizes)], name) for name in ("columns", "offsets", "rows"))))
     steps.append(Total(0, ((last, 1.0), (3, 1.0)), 0.0, sigmoid))
     return ClickProgram(np.full(fields, rows, np.int32), numbers, 0, tuple(slots), tuple(steps), (0,))
 
 
-def feeds(program, count, dtype=np.int32):
-    ids = RNG.integers(0, program.rows, (count, program.rows.size), dtype)
-    return ids, RNG.uniform(-2.2, 2.2, (count, program.numbers)).astype(np.float32), None
+def feeds(rng, program, count, dtype=np.int32):
+    ids = rng.integers(0, program.rows, (count, program.rows.size), dtype)
+    return ids, rng.uniform(-2.2, 2.2, (count, program.numbers)).astype(np.float32), None
 
 
 def dense_program(layer, x):

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from helpers.arrays import normals
 from helpers.rewriting import EXACT, model, run
 from pipelines.engines.catalog import load
 from pipelines.graph import io
@@ -14,14 +15,9 @@ from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
-RNG = np.random.default_rng(0)
 TWO = "(float[n,24] x) => (float[n,5] y) {{ h = {} r = Relu(h) {} }}"
 GEMMS = TWO.format("Gemm(x, w, b)", "y = Gemm(r, v, c)")
 TRANSPOSED = TWO.format("Gemm<transB=1>(x, w, b)", "y = Gemm<transB=1>(r, v, c)")
-
-
-def normal(*shape, scale=1.0):
-    return (RNG.standard_normal(shape) * scale).astype(np.float32)
 
 
 def checked(found, recipe=None, observer="minmax", **feeds):
@@ -114,39 +110,41 @@ def layer(x_q, zero, x_scale, w, b):
     return sums, step
 
 
-WEIGHTS = {
-    **{
+def weights():
+    """Constants of `image`, by their names."""
+    normal = normals(0)
+    return {
         "k": normal(8, 3, 3, 3, scale=0.3),
         "kb": normal(8),
         "l": normal(8, 8, 3, 3, scale=0.15),
         "m": normal(8, 8, 1, 1, scale=0.4),
-    },
-    **{
         "d": normal(8, 1, 3, 3, scale=0.4),
         "c2": normal(8, 16, 1, 1, scale=0.3),
         "w": normal(8, 8, scale=0.4),
         "b": normal(8),
-    },
-    **{
         "w3": normal(4, 16, 8, scale=0.3),
+        "w4": normal(64, 8, scale=0.2),
+        "token": normal(1, 1, 8),
         "zero": np.float32(0),
         "six": np.float32(6),
         "half": np.full((1, 8, 1, 1), 0.5, np.float32),
-    },
-    **{
-        "axes": np.array([2, 3]),
+        "slope": np.full((8, 1, 1), 0.1, np.float32),
         "twice": np.array([1, 1, 2, 2], np.float32),
+        "axes": np.array([2, 3]),
         "even": np.array([0, 2, 4]),
         "rows": np.array([0, 8, -1]),
-    },
-    **{
         "image": np.array([0, 8, 8, 8]),
         "around": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
-        "slope": np.full((8, 1, 1), 0.1, np.float32),
-    },
-    **{"one": np.array([1]), "same": np.array([1, 8, 1, 1]), "two": np.array([2]), "w4": normal(64, 8, scale=0.2)},
-    **{"flat": np.array([0, 8, 9]), "first": np.array([0]), "sizes": np.array([1, 8]), "token": normal(1, 1, 8)},
-}
+        "one": np.array([1]),
+        "two": np.array([2]),
+        "same": np.array([1, 8, 1, 1]),
+        "flat": np.array([0, 8, 9]),
+        "first": np.array([0]),
+        "sizes": np.array([1, 8]),
+    }
+
+
+WEIGHTS = weights()
 
 
 def image(body, opset=17, outputs="float y", **inputs):
@@ -203,7 +201,7 @@ ATTENTION = """(float[n,16,64] x) => (float y) {
     o1 = Transpose<perm=[0,2,1,3]>(o) o2 = Reshape(o1, joined) z = MatMul(o2, wo) z1 = Add(z, b) y = Add(z1, x) }"""
 
 
-def attention(text=ATTENTION, **more):
+def attention(normal, text=ATTENTION, **more):
     weights = {name: normal(64, 64, scale=0.12) for name in ("wq", "wk", "wv", "wo")}
     found = model(
         text, **weights, b=normal(64, scale=0.2), heads=np.array([0, 16, 4, 16]), joined=np.array([0, 16, 64]), **more

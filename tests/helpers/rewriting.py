@@ -8,6 +8,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from helpers.arrays import normals
 from pipelines.core.machine import has_vnni
 from pipelines.engines.stock import STOCK, exact
 from pipelines.graph import edit
@@ -34,14 +35,8 @@ BRANCH = """(bool c, float[n] x) => (float[n] y) {
 
 def mlp():
     """`MLP` with random weights, always the same."""
-    normal = normals()
+    normal = normals(0)
     return model(MLP, w=normal(8, 16), b=normal(16), v=normal(16, 2))
-
-
-def normals(rng=0):
-    """`normal(*shape, scale=1.0)`, which draws float32 of `rng` (a generator, or its seed)."""
-    rng = np.random.default_rng(rng)
-    return lambda *shape, scale=1.0: (rng.standard_normal(shape) * scale).astype(np.float32)
 
 
 def integers(*values):

@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from helpers.arrays import floats
 from pipelines.kernels import extension
 from pipelines.kernels.transformer.operations import RowLinear
 
 every_isa = pytest.mark.parametrize("isa", extension.isas() or ["none"])
-
-
-def floats(rng, *shape, scale=1.0):
-    return (rng.standard_normal(shape) * scale).astype(np.float32)
 
 
 def dense(rng, inputs, outputs, scale=1.0, qparams=None):

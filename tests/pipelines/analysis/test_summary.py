@@ -10,7 +10,6 @@ from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
-RNG = np.random.default_rng(0)
 NET = """(float[n,3,6,6] x) => (float[n,4] y) {
     s = Shape(x) c = Conv<pads=[1,1,1,1]>(x, w1) r = Relu(c) e = Erf(r) p = GlobalAveragePool(e) f = Flatten(p)
     y = Gemm<transB=1>(f, w2) }"""
@@ -18,52 +17,53 @@ NET = """(float[n,3,6,6] x) => (float[n,4] y) {
 
 @pytest.fixture(scope="module")
 def net():
+    rng = np.random.default_rng(0)
     return model(
         NET,
-        w1=RNG.normal(size=(8, 3, 3, 3)).astype(np.float32),
-        w2=RNG.normal(size=(4, 8)).astype(np.float32),
+        w1=rng.normal(size=(8, 3, 3, 3)).astype(np.float32),
+        w2=rng.normal(size=(4, 8)).astype(np.float32),
     )
 
 
-def summary_of(net, samples=True, **recipe):
-    feed = [{"x": RNG.normal(size=(8, 3, 6, 6)).astype(np.float32)}]
+def summary_of(rng, net, samples=True, **recipe):
+    feed = [{"x": rng.normal(size=(8, 3, 6, 6)).astype(np.float32)}]
     recipe = QuantRecipe(correct=False, **recipe)
     table = make_table(net, recipe, feed)
     return summarize(net, *quantize(net, recipe, table), table, feed if samples else ())
 
 
-def test_the_line_counts_layers_and_macs(net, monkeypatch):
+def test_the_line_counts_layers_and_macs(rng, net, monkeypatch):
     monkeypatch.setattr(summary, "measure", lambda sessions, batch: [3.2, 2.0])
-    found = summary_of(net)
+    found = summary_of(rng, net)
     assert (found["layers"], found["int8_layers"], found["macs_int8"]) == (2, 2, 1.0)
     assert found["line"].startswith("2 of 2 layers int8, 100% of the MACs; SQNR ") and "; 1.6x in " in found["line"]
     assert found["sqnr_db"] > summary.LOW and found["warnings"] == []
     assert "Shape" not in {each["type"] for each in found["costliest"]}
     conv, gemm = 8 * 36 * 27, 4 * 8
-    left = summary_of(net, keep_float=("c",))
+    left = summary_of(rng, net, keep_float=("c",))
     assert left["macs_int8"] == pytest.approx(gemm / (conv + gemm))
     assert (left["costliest"][0]["type"], left["costliest"][0]["cost"]) == ("Conv", conv)
     costs = [each["cost"] for each in left["costliest"][1:]]
     assert costs == sorted(costs, reverse=True) and costs[0] == 8 * 36
 
 
-def test_what_is_bad_is_said_and_what_costs_it(net, monkeypatch):
+def test_what_is_bad_is_said_and_what_costs_it(rng, net, monkeypatch):
     monkeypatch.setattr(summary, "measure", lambda sessions, batch: [1.0, 2.0])
-    (slow,) = summary_of(net)["warnings"]
+    (slow,) = summary_of(rng, net)["warnings"]
     assert slow.startswith("SLOWER THAN FLOAT: 0.50x in ") and "(Erf: " in slow
-    (nothing,) = summary_of(net, keep_float=(".*",))["warnings"]
+    (nothing,) = summary_of(rng, net, keep_float=(".*",))["warnings"]
     assert nothing.startswith("NOTHING IS INT8: 0 of 2 layers") and "c (Conv: kept float by the recipe)" in nothing
     monkeypatch.setattr(summary, "measure", lambda sessions, batch: [2.0, 1.0])
     monkeypatch.setattr(summary, "LOW", 99.0)
-    (low,) = summary_of(net)["warnings"]
+    (low,) = summary_of(rng, net)["warnings"]
     assert low.startswith("LOW ACCURACY: SQNR ") and "most of it comes from " in low
 
 
-def test_one_slow_timing_is_no_verdict(net, monkeypatch):
+def test_one_slow_timing_is_no_verdict(rng, net, monkeypatch):
     timings = itertools.cycle([[1.0, 2.0], [2.0, 1.0]])
     monkeypatch.setattr(summary, "measure", lambda sessions, batch: next(timings))
-    assert summary_of(net)["warnings"] == []
+    assert summary_of(rng, net)["warnings"] == []
 
 
-def test_without_samples_layers_alone_are_counted(net):
-    assert summary_of(net, samples=False)["line"] == "2 of 2 layers int8"
+def test_without_samples_layers_alone_are_counted(rng, net):
+    assert summary_of(rng, net, samples=False)["line"] == "2 of 2 layers int8"

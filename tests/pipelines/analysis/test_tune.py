@@ -19,25 +19,24 @@ from pipelines.quantization import ptq
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
-RNG = np.random.default_rng(0)
 
-
-def weights(*shape):
-    return (RNG.normal(size=shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+def weights(rng, *shape):
+    return (rng.normal(size=shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def net():
     """Two convolutions and a classifier of 4."""
+    rng = np.random.default_rng(0)
     return model(
         """(float[n,3,6,6] x) => (float[n,4] y) {
             a = Conv<pads=[1,1,1,1]>(x, w1, b1) ar = Relu(a) b = Conv<pads=[1,1,1,1]>(ar, w2) br = Relu(b)
             p = GlobalAveragePool(br) f = Flatten(p) y = Gemm(f, w3, b3) }""",
-        w1=weights(8, 3, 3, 3),
-        b1=weights(8),
-        w2=weights(8, 8, 3, 3),
-        w3=weights(8, 4),
-        b3=weights(4),
+        w1=weights(rng, 8, 3, 3, 3),
+        b1=weights(rng, 8),
+        w2=weights(rng, 8, 8, 3, 3),
+        w3=weights(rng, 8, 4),
+        b3=weights(rng, 4),
     )
 
 
@@ -116,17 +115,17 @@ def test_layers_go_float_until_the_goal_is_met_and_no_more(net, data, tmp_path):
     assert max(counts) < len(list(net.graph))
 
 
-def test_the_layer_of_most_error_goes_float_first(data, tmp_path):
-    wide = weights(8, 8, 3, 3)
+def test_the_layer_of_most_error_goes_float_first(rng, data, tmp_path):
+    wide = weights(rng, 8, 8, 3, 3)
     wide[:, 0] *= 300  # its input channel 0 is tiny beside the others, but decides, and a Tanh forbids to equalize it
-    first = weights(8, 3, 3, 3)
+    first = weights(rng, 8, 3, 3, 3)
     first[0] /= 300
     net = model(
         """(float[n,3,6,6] x) => (float[n,8,6,6] y) {
             a = Conv<pads=[1,1,1,1]>(x, w1) t = Tanh(a) b = Conv<pads=[1,1,1,1]>(t, w2) y = Conv<pads=[1,1,1,1]>(b, w3) }""",
         w1=first,
         w2=wide,
-        w3=weights(8, 8, 3, 3),
+        w3=weights(rng, 8, 8, 3, 3),
     )
     found = search(net, data, tmp_path / "int8.onnx", metric=Scripted(data, lambda kept: 0.0 if kept else 0.1))
     assert found["best"]["settings"]["keep_float"] == ["b"]
@@ -248,14 +247,15 @@ def test_histograms_are_collected_once_for_every_graph(net, data, tmp_path, monk
 @pytest.fixture(scope="module")
 def uneven():
     """A depthwise convolution that reads channels of very uneven ranges."""
-    first = weights(8, 3, 1, 1)
+    rng = np.random.default_rng(0)
+    first = weights(rng, 8, 3, 1, 1)
     first *= np.geomspace(0.02, 2, 8, dtype=np.float32).reshape(-1, 1, 1, 1)
     return model(
         """(float[n,3,6,6] x) => (float[n,4] y) { a = Conv(x, w1) ar = Relu(a)
             b = Conv<pads=[1,1,1,1], group=8>(ar, w2) br = Relu(b) c = Conv(br, w3) p = GlobalAveragePool(c) y = Flatten(p) }""",
         w1=first,
-        w2=weights(8, 1, 3, 3) / np.geomspace(0.02, 2, 8, dtype=np.float32).reshape(-1, 1, 1, 1),
-        w3=weights(4, 8, 1, 1),
+        w2=weights(rng, 8, 1, 3, 3) / np.geomspace(0.02, 2, 8, dtype=np.float32).reshape(-1, 1, 1, 1),
+        w3=weights(rng, 4, 8, 1, 1),
     )
 
 
@@ -381,12 +381,13 @@ def test_an_unknown_engine(net, data, tmp_path):
 @pytest.fixture(scope="module")
 def mlp():
     """Three products, the second of inputs whose largest values are rare and of no use."""
+    rng = np.random.default_rng(0)
     return model(
         "(float[n,16] x) => (float[n,4] y) "
         "{ a = MatMul(x, u) r = Relu(a) b = MatMul(r, v) s = Relu(b) y = MatMul(s, w) }",
-        u=weights(16, 32),
-        v=weights(32, 32),
-        w=weights(32, 4),
+        u=weights(rng, 16, 32),
+        v=weights(rng, 32, 32),
+        w=weights(rng, 32, 4),
     )
 
 

@@ -19,7 +19,6 @@ from pipelines.data.preprocess import Preprocess
 from pipelines.engines.session import Port
 from pipelines.kernels import extension
 
-RNG = np.random.default_rng(0)
 SPEC = Preprocess(8, 10)
 UNCHANGED = Preprocess(16)  # of a picture of 16 x 16
 
@@ -284,11 +283,11 @@ def obvious(image, spec):
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("shape", [(299, 299), (100, 171), (171, 100), (30, 31), (5, 3), (224, 224)])
 @pytest.mark.parametrize(("size", "resize"), [(24, 32), (24, 24), (33, 0)])
-def test_prepare_has_the_bits_of_pillow(native, interpolation, shape, size, resize, monkeypatch):
+def test_prepare_has_the_bits_of_pillow(rng, native, interpolation, shape, size, resize, monkeypatch):
     if not native:
         monkeypatch.setattr(extension, "native", lambda: None)
     spec = Preprocess(size, resize, interpolation)
-    pixels = RNG.integers(0, 256, (*shape, 3), dtype=np.uint8)
+    pixels = rng.integers(0, 256, (*shape, 3), dtype=np.uint8)
     assert np.array_equal(prepare(pixels, spec), obvious(Image.fromarray(pixels), spec))
     assert np.array_equal(prepare(encoded(Image.fromarray(pixels), "PNG"), spec), prepare(pixels, spec))
     grey = pixels[:, :, 0]
@@ -296,8 +295,8 @@ def test_prepare_has_the_bits_of_pillow(native, interpolation, shape, size, resi
 
 
 @pytest.mark.parametrize("shape", [(1, 60000), (60000, 1)])
-def test_very_long_images_need_little_memory_with_and_without_kernels(shape, monkeypatch):
-    pixels = RNG.integers(0, 256, (*shape, 3), dtype=np.uint8)
+def test_very_long_images_need_little_memory_with_and_without_kernels(rng, shape, monkeypatch):
+    pixels = rng.integers(0, 256, (*shape, 3), dtype=np.uint8)
     found = [prepare(pixels, Preprocess(8, 64)), prepare(pixels, Preprocess(8))]
     monkeypatch.setattr(extension, "native", lambda: None)
     monkeypatch.setattr(images, "MAX_PIXELS", 10**6)
@@ -318,8 +317,8 @@ def test_prepare_refuses_other_arrays(array):
         prepare(array, SPEC)
 
 
-def test_normalized_is_what_torchvision_does():
-    pixels = RNG.integers(0, 256, (2, 3, 4, 5), dtype=np.uint8)
+def test_normalized_is_what_torchvision_does(rng):
+    pixels = rng.integers(0, 256, (2, 3, 4, 5), dtype=np.uint8)
     spec = Preprocess(4, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     wanted = (pixels / 255 - np.array(spec.mean)[:, None, None]) / np.array(spec.std)[:, None, None]
     found = normalized(pixels, spec)

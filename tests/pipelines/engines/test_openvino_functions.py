@@ -12,16 +12,15 @@ from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 pytest.importorskip("openvino")
-RNG = np.random.default_rng(7)
 SILU = "s = Sigmoid(c) a = Mul(c, s)"
 NET = """(float[n,8,h,w] x) => (float[n,8,h,w] y) {{ c = Conv<pads=[1,1,1,1]>(x, k, b) {}
     y = Conv<pads=[1,1,1,1]>(a, l, b) }}"""
 
 
-def int8(tmp_path, body):
-    weights = {name: RNG.standard_normal((8, 8, 3, 3)).astype(np.float32) for name in "kl"}
-    found = model(NET.format(body), **weights, b=RNG.standard_normal(8).astype(np.float32))
-    x = RNG.standard_normal((4, 8, 12, 12)).astype(np.float32)
+def int8(rng, tmp_path, body):
+    weights = {name: rng.standard_normal((8, 8, 3, 3)).astype(np.float32) for name in "kl"}
+    found = model(NET.format(body), **weights, b=rng.standard_normal(8).astype(np.float32))
+    x = rng.standard_normal((4, 8, 12, 12)).astype(np.float32)
     result, _ = quantize(found, QuantRecipe(), calibrate(found, [{"x": x}]))
     return io.save(result, tmp_path / "int8.onnx"), x, run(found, x=x)["y"]
 
@@ -30,8 +29,8 @@ def int8(tmp_path, body):
 @pytest.mark.parametrize(
     "body", ["a = HardSwish(c)", SILU, "s = Sigmoid(c) a = Mul(s, c)", "a = Sigmoid(c)", "a = Tanh(c)", "a = Elu(c)"]
 )
-def test_it_is_part_of_the_layer(tmp_path, body):
-    path, x, exact = int8(tmp_path, body)
+def test_it_is_part_of_the_layer(rng, tmp_path, body):
+    path, x, exact = int8(rng, tmp_path, body)
     session = OpenVinoSession(path, 1)
     operators = [each.type for each in session.executed({"x": x})]
     assert operators.count("Convolution") == 2
@@ -54,8 +53,8 @@ def _as_in_the_file(path, x):
         ("a = Relu(c)", 0),
     ],
 )
-def test_only_pairs_that_functions_alone_read_go(tmp_path, body, pairs):
-    path, _, _ = int8(tmp_path, body)
+def test_only_pairs_that_functions_alone_read_go(rng, tmp_path, body, pairs):
+    path, _, _ = int8(rng, tmp_path, body)
     network = library().Core().read_model(path)
     before = _counted(network)
     assert read_exact_results(network) == pairs

@@ -1,6 +1,7 @@
 import numpy as np
 import onnxruntime
 import pytest
+from helpers.arrays import normals
 from helpers.rewriting import EXACT, model
 
 from pipelines.core import machine
@@ -13,11 +14,10 @@ from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
-RNG = np.random.default_rng(0)
 ENGINES = pytest.mark.parametrize("name", list(stock.STOCK))
 MIXED = """(int32[n,2] ids, float[n,3] x) => (float[n,2] y, int64[n] best) {
     i = Gather<axis=1>(ids, c) e = Gather(T, i) j = Concat<axis=1>(e, x) y = MatMul(j, w) best = ArgMax<axis=1, keepdims=0>(y) }"""
-T, W = RNG.standard_normal((9, 4)).astype(np.float32), RNG.standard_normal((7, 2)).astype(np.float32)
+T, W = normals(0)(9, 4), normals(2)(7, 2)
 MLP = "(float[n,32] x) => (float[n,8] y) { h = Gemm(x, w, b) r = Relu(h) k = Gemm(r, v, b) s = Relu(k) y = Gemm(s, u, d) }"
 
 
@@ -26,8 +26,8 @@ def mixed(tmp_path):
     return io.save(model(MIXED, c=np.int64(1), T=T, w=W), tmp_path / "mixed.onnx")
 
 
-def batch(n):
-    return {"ids": RNG.integers(0, 9, (n, 2)).astype(np.int32), "x": RNG.standard_normal((n, 3)).astype(np.float32)}
+def batch(rng, n):
+    return {"ids": rng.integers(0, 9, (n, 2)).astype(np.int32), "x": rng.standard_normal((n, 3)).astype(np.float32)}
 
 
 def check(session, feeds):
@@ -40,17 +40,17 @@ def check(session, feeds):
 
 
 @ENGINES
-def test_any_batch_size_after_any_other(mixed, name):
+def test_any_batch_size_after_any_other(rng, mixed, name):
     session = catalog.load(mixed, name)
     for n in (5, 3, 8, 1, 0, 5, 64, 7, 65, 0, 64):
-        check(session, batch(n))
+        check(session, batch(rng, n))
 
 
 @ENGINES
-def test_a_first_batch_without_samples(mixed, name):
+def test_a_first_batch_without_samples(rng, mixed, name):
     session = catalog.load(mixed, name)
-    check(session, batch(0))
-    check(session, batch(2))
+    check(session, batch(rng, 0))
+    check(session, batch(rng, 2))
 
 
 @ENGINES
@@ -64,42 +64,42 @@ def test_inputs_are_described(mixed, name):
 
 
 @ENGINES
-def test_results_belong_to_the_caller(mixed, name):
+def test_results_belong_to_the_caller(rng, mixed, name):
     session = catalog.load(mixed, name)
-    feeds = batch(6)
+    feeds = batch(rng, 6)
     first = session.run(feeds)
     kept = {key: array.copy() for key, array in first.items()}
     for array in feeds.values():
         array[:] = 0  # inputs may be overwritten, too
-    session.run(batch(6))
+    session.run(batch(rng, 6))
     for key, array in first.items():
         np.testing.assert_array_equal(array, kept[key])
         array[:] = 1
 
 
-def test_openvino_pads_a_smaller_batch_instead_of_compiling(mixed):
+def test_openvino_pads_a_smaller_batch_instead_of_compiling(rng, mixed):
     session = catalog.load(mixed, "openvino")
     for n in (12, 7, 12, 6, 9):
-        session.run(batch(n))
+        session.run(batch(rng, n))
     assert list(session._compiled) == [12]
     for n in (1, 3, 4, 17, 30, 12):
-        session.run(batch(n))
+        session.run(batch(rng, n))
     assert list(session._compiled) == [12, 1, 4, 32]  # powers of two, none more than twice the batch
 
 
 TURNED = "(float[n,3] x) => (float[4,n] y, float[n,3] z) { t = Transpose(x) y = MatMul(w, t) z = Relu(x) }"
 
 
-def turned(tmp_path):
-    return io.save(model(TURNED, w=RNG.standard_normal((4, 3)).astype(np.float32)), tmp_path / "turned.onnx")
+def turned(rng, tmp_path):
+    return io.save(model(TURNED, w=rng.standard_normal((4, 3)).astype(np.float32)), tmp_path / "turned.onnx")
 
 
 @ENGINES
-def test_results_that_count_samples_on_another_axis(tmp_path, name):
-    path = turned(tmp_path)
+def test_results_that_count_samples_on_another_axis(rng, tmp_path, name):
+    path = turned(rng, tmp_path)
     session, reference = catalog.load(path, name), catalog.load(path, "onnxruntime")
     for n in (4, 3, 2, 4, 1):
-        x = {"x": RNG.standard_normal((n, 3)).astype(np.float32)}
+        x = {"x": rng.standard_normal((n, 3)).astype(np.float32)}
         for key, wanted in reference.run(x).items():
             np.testing.assert_allclose(session.run(x)[key], wanted, rtol=1e-5, atol=1e-5)
 
@@ -111,10 +111,10 @@ def test_an_input_of_a_type_that_numpy_has_not_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_threads_are_what_was_asked_for(mixed, threads):
+def test_threads_are_what_was_asked_for(rng, mixed, threads):
     assert catalog.load(mixed, "onnxruntime", threads)._session.get_session_options().intra_op_num_threads == threads
     session = catalog.load(mixed, "openvino", threads)
-    session.run(batch(2))
+    session.run(batch(rng, 2))
     with session._compiled[2].one() as request:
         compiled = request.get_compiled_model()
     assert compiled.get_property("INFERENCE_NUM_THREADS") == threads and compiled.get_property("NUM_STREAMS") == 1
@@ -126,8 +126,9 @@ def test_threads_are_what_was_asked_for(mixed, threads):
 @pytest.fixture(scope="module")
 def mlps(tmp_path_factory):
     """(fp32, int8) files of a three-layer network."""
+    rng = np.random.default_rng(0)
     folder = tmp_path_factory.mktemp("mlps")
-    normal = lambda *shape: RNG.standard_normal(shape).astype(np.float32)  # noqa: E731
+    normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
     found = model(MLP, w=normal(32, 64), b=normal(64), v=normal(64, 64), u=normal(64, 8), d=normal(8))
     int8, _ = quantize(found, QuantRecipe(), calibrate(found, [{"x": normal(64, 32)}]))
     return io.save(found, folder / "fp32.onnx"), io.save(int8, folder / "int8.onnx")
@@ -156,8 +157,8 @@ def test_a_float_network_runs_in_float(mlps, name):
     assert gemms(catalog.load(mlps[0], name))[0] == ["f32"] * 3  # in float32: bfloat16 is not used by itself
 
 
-def test_engines_agree_on_int8(mlps):
-    x = RNG.standard_normal((128, 32)).astype(np.float32)
+def test_engines_agree_on_int8(rng, mlps):
+    x = rng.standard_normal((128, 32)).astype(np.float32)
     a, *others = (catalog.load(mlps[1], name).run({"x": x})["y"] for name in EXACT)
     exact = catalog.load(mlps[0], "onnxruntime").run({"x": x})["y"]
     assert all(np.abs(a - b).max() < 0.02 * np.abs(exact).max() for b in others)
@@ -226,17 +227,17 @@ def test_requests_that_are_wrong(mixed, name):
     ],
     ids=["missing", "none", "width", "length", "unknown"],
 )
-def test_a_batch_that_does_not_fit(mixed, name, change):
+def test_a_batch_that_does_not_fit(rng, mixed, name, change):
     session = catalog.load(mixed, name)
-    check(session, batch(8))
-    feeds = batch(4)
+    check(session, batch(rng, 8))
+    feeds = batch(rng, 4)
     change(feeds)
     refused(RequestError, lambda: session.run(feeds), str(mixed))
-    check(session, batch(4))  # and the session still works
+    check(session, batch(rng, 4))  # and the session still works
 
 
-def test_an_index_beyond_the_table(mixed):
-    feeds = batch(4)
+def test_an_index_beyond_the_table(rng, mixed):
+    feeds = batch(rng, 4)
     feeds["ids"][1] = 9
     refused(
         RequestError, lambda: catalog.load(mixed, "onnxruntime").run(feeds), "indices element out of data bounds, idx=9"
@@ -265,11 +266,11 @@ needs_bf16 = pytest.mark.skipif(not machine.has_bf16(), reason="the CPU does not
 
 
 @needs_bf16
-def test_bf16_runs_in_bf16_and_fp32_does_not_whatever_the_cache_holds(mlps, zoo_home):
+def test_bf16_runs_in_bf16_and_fp32_does_not_whatever_the_cache_holds(rng, mlps, zoo_home):
     for _ in range(2):
         for precision, ran in (("bf16", "bf16"), ("fp32", "f32"), ("int8", "f32")):
             assert gemms(catalog.load(mlps[0], "openvino", 1, precision))[0] == [ran] * 3
-    x = {"x": RNG.standard_normal((16, 32)).astype(np.float32)}
+    x = {"x": rng.standard_normal((16, 32)).astype(np.float32)}
     exact, brief = (catalog.load(mlps[0], "openvino", 1, each).run(x)["y"] for each in ("fp32", "bf16"))
     assert 0 < np.abs(brief - exact).max() < 0.02 * np.abs(exact).max()
 

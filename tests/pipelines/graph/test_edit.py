@@ -8,11 +8,9 @@ from helpers.rewriting import BRANCH, mlp, model, ops, run
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, io, query
 
-RNG = np.random.default_rng(0)
 
-
-def test_float16_round_trip(tmp_path):
-    found, x = mlp(), RNG.standard_normal((5, 8)).astype(np.float32)
+def test_float16_round_trip(rng, tmp_path):
+    found, x = mlp(), rng.standard_normal((5, 8)).astype(np.float32)
     before = {name: query.constant(value) for name, value in found.graph.initializers.items()}
     full = run(found, x=x)["y"]
 
@@ -33,8 +31,8 @@ def test_float16_round_trip(tmp_path):
     np.testing.assert_array_equal(run(back, x=x)["y"], rounded)
 
 
-def test_float16_halves_a_file_and_can_be_done_again(tmp_path):
-    weight = RNG.standard_normal((200, 300)).astype(np.float32)
+def test_float16_halves_a_file_and_can_be_done_again(rng, tmp_path):
+    weight = rng.standard_normal((200, 300)).astype(np.float32)
     found = model("(float[n,200] x) => (float[n,300] y) { y = MatMul(x, w) }", w=weight)
     full = io.save(found, tmp_path / "full.onnx").stat().st_size
     edit.compress_fp16(found)

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from helpers.arrays import normals
 from helpers.rewriting import BRANCH, mlp, model, ops, run
 
 from pipelines.core.errors import RequestError
@@ -16,9 +17,6 @@ from pipelines.core.files import mapped
 from pipelines.graph import io, query
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.shared import SHARED
-
-RNG = np.random.default_rng(0)
-
 
 # --- load and save
 
@@ -28,8 +26,8 @@ def saved(tmp_path):
     return io.save(mlp(), tmp_path / "m.onnx")
 
 
-def test_a_model_survives_saving(saved):
-    found, x = io.load(saved), RNG.standard_normal((3, 8)).astype(np.float32)
+def test_a_model_survives_saving(rng, saved):
+    found, x = io.load(saved), rng.standard_normal((3, 8)).astype(np.float32)
     assert ops(found) == ["Gemm", "LeakyRelu", "MatMul"] and query.op_counts(found) == {
         "Gemm": 1,
         "LeakyRelu": 1,
@@ -67,18 +65,16 @@ def test_other_files_are_refused(tmp_path):
 
 
 def test_damaged_files_are_refused_in_one_line_or_read(saved):
-    body, noise, refused = saved.read_bytes(), random.Random(1), 0
+    body, noise = saved.read_bytes(), random.Random(1)
     for _ in range(300):
         damaged = bytearray(body)
         for _ in range(3):
             damaged[noise.randrange(len(body))] = noise.randrange(256)
         saved.write_bytes(damaged)
         try:
-            io.load(saved)
+            assert io.digest(io.load(saved))
         except RequestError as error:
-            refused += 1
             assert "\n" not in str(error)
-    assert refused > 10
 
 
 @pytest.mark.parametrize(
@@ -232,14 +228,14 @@ def parsed(text, opset=17, ir_version=9, **weights):
 
 DENSE = "(float[n,8] x) => (float[n,4] y) { h = MatMul(x, w) a = Add(h, b) y = Clip(a, low) }"
 WEIGHTS = {
-    "w": RNG.standard_normal((8, 4)).astype(np.float32),
-    "b": RNG.standard_normal(4).astype(np.float32),
+    "w": normals(0)(8, 4),
+    "b": normals(2)(4),
     "low": np.float32(0),
 }
 
 
 @pytest.mark.parametrize("opset", range(11, 24))
-def test_opsets_from_11_on_are_read(opset, tmp_path, caplog):
+def test_opsets_from_11_on_are_read(rng, opset, tmp_path, caplog):
     body = (
         DENSE.replace("y = Clip", "s = Softmax<axis=1>(a) q = Squeeze<axes=[0]>(u) u = Unsqueeze<axes=[0]>(s) y = Clip")
         if opset < 13
@@ -250,7 +246,7 @@ def test_opsets_from_11_on_are_read(opset, tmp_path, caplog):
     )
     body = body.replace("Clip(a", "Clip(q") if opset < 13 else body
     proto = parsed(body, opset, **WEIGHTS)
-    found, x = io.load(keep(proto, tmp_path / "m.onnx")), RNG.standard_normal((3, 8)).astype(np.float32)
+    found, x = io.load(keep(proto, tmp_path / "m.onnx")), rng.standard_normal((3, 8)).astype(np.float32)
     assert found.opset_imports[""] == max(opset, 13)
     assert (f"opset {opset}; it is read as opset 13" in caplog.text) == (opset < 13)
     np.testing.assert_allclose(run(found, x=x)["y"], run(ir.from_proto(proto), x=x)["y"], rtol=1e-6)
@@ -273,9 +269,9 @@ def test_other_opsets_are_refused(opset, what, tmp_path):
         io.load(path)
 
 
-def test_opset_9_of_ir_version_3_is_read_with_its_weights_constant(tmp_path, caplog):
+def test_opset_9_of_ir_version_3_is_read_with_its_weights_constant(rng, tmp_path, caplog):
     proto = parsed("(float[n,8] x, float[8,4] w) => (float[n,4] y) { y = MatMul(x, w) }", 9, 3, w=WEIGHTS["w"])
-    found, x = io.load(keep(proto, tmp_path / "m.onnx")), RNG.standard_normal((3, 8)).astype(np.float32)
+    found, x = io.load(keep(proto, tmp_path / "m.onnx")), rng.standard_normal((3, 8)).astype(np.float32)
     assert "opset 9; it is read as opset 13" in caplog.text
     assert [each.name for each in found.graph.inputs] == ["x"]
     np.testing.assert_allclose(run(found, x=x)["y"], x @ WEIGHTS["w"], rtol=1e-5, atol=1e-6)
@@ -300,17 +296,17 @@ def test_a_conversion_that_fails_is_one_line(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def outside(tmp_path):
+def outside(rng, tmp_path):
     """A model that keeps its weights in a file beside it."""
-    proto = parsed(DENSE, **WEIGHTS | {"w": RNG.standard_normal((8, 4)).astype(np.float32)})
+    proto = parsed(DENSE, **WEIGHTS | {"w": rng.standard_normal((8, 4)).astype(np.float32)})
     onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
     return tmp_path / "m.onnx", proto
 
 
-def test_weights_beside_the_model_are_read(outside, tmp_path):
+def test_weights_beside_the_model_are_read(rng, outside, tmp_path):
     path, _ = outside
     assert (path.parent / "weights.bin").stat().st_size >= 144
-    found, x = io.load(path), RNG.standard_normal((3, 8)).astype(np.float32)
+    found, x = io.load(path), rng.standard_normal((3, 8)).astype(np.float32)
     rewrite(found, [each() for each in SHARED])
     alone = io.save(found, tmp_path / "other" / "m.onnx")
     (path.parent / "weights.bin").unlink()
@@ -333,13 +329,13 @@ def test_weights_outside_the_folder_are_refused(outside):
     one_line(keep(proto, path), "weights.bin")
 
 
-def test_a_model_too_large_for_one_file_keeps_its_weights_beside_it(tmp_path, monkeypatch):
+def test_a_model_too_large_for_one_file_keeps_its_weights_beside_it(rng, tmp_path, monkeypatch):
     monkeypatch.setattr(io, "WHOLE", 1000)
     found = model(
         "(float[n,512] x) => (float[n,520] y) { y = MatMul(x, w) }",
-        w=RNG.standard_normal((512, 520)).astype(np.float32),
+        w=rng.standard_normal((512, 520)).astype(np.float32),
     )
-    path, x = io.save(found, tmp_path / "m.onnx"), RNG.standard_normal((2, 512)).astype(np.float32)
+    path, x = io.save(found, tmp_path / "m.onnx"), rng.standard_normal((2, 512)).astype(np.float32)
     assert path.stat().st_size < 1000 and mapped(path).stat().st_size >= 2**20
     before = (path.read_bytes(), mapped(path).read_bytes())
     again = io.load(path)
@@ -359,7 +355,7 @@ def test_weights_listed_as_inputs_are_weights(tmp_path):
     assert run(again, x=np.ones((2, 8), np.float32))["y"].shape == (2, 4)
 
 
-def test_several_inputs_dynamic_batch_and_shared_weights(tmp_path):
+def test_several_inputs_dynamic_batch_and_shared_weights(rng, tmp_path):
     text = """(float[n,8] x, float[m,8] z, float[n,m] k) => (float[n,m] y) { a = MatMul(x, w) b = Add(a, b1) c = MatMul(z, w) d = Add(c, b1)
         e = Transpose(d) f = MatMul(b, e) y = Mul(f, k) }"""
     proto = parsed(text, w=WEIGHTS["w"], b1=WEIGHTS["b"])
@@ -368,7 +364,7 @@ def test_several_inputs_dynamic_batch_and_shared_weights(tmp_path):
     assert ops(found) == ["Gemm", "Gemm", "Transpose", "MatMul", "Mul"] and set(found.graph.initializers) == {"w", "b1"}
     for n, m in ((1, 1), (3, 5)):
         feeds = {
-            name: RNG.standard_normal(shape).astype(np.float32)
+            name: rng.standard_normal(shape).astype(np.float32)
             for name, shape in {"x": (n, 8), "z": (m, 8), "k": (n, m)}.items()
         }
         np.testing.assert_allclose(
@@ -416,14 +412,14 @@ def test_text_in_place_of_protobuf_is_refused(tmp_path):
 
 @pytest.mark.parametrize("opset", [9, 10])
 @pytest.mark.parametrize(("mode", "scale"), [("linear", 2.0), ("linear", 0.5), ("nearest", 1.5), ("nearest", 0.6)])
-def test_old_pictures_are_resized_as_before(tmp_path, opset, mode, scale):
+def test_old_pictures_are_resized_as_before(rng, tmp_path, opset, mode, scale):
     """The converter leaves a Resize to opset 11's defaults, which read other pixels."""
     op = "Upsample" if opset == 9 else "Resize"
     text = f'(float[1,1,5,5] x) => (float[1,1,h,w] y) {{ y = {op}<mode: string = "{mode}">(x, s) }}'
     path = keep(parsed(text, opset, 4, s=np.array([1, 1, scale, scale], np.float32)), tmp_path / "m.onnx")
     if op == "Upsample" and scale < 1:
         pytest.skip("Upsample does not shrink")
-    x = RNG.standard_normal((1, 1, 5, 5)).astype(np.float32)
+    x = rng.standard_normal((1, 1, 5, 5)).astype(np.float32)
     wanted = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
     np.testing.assert_allclose(run(io.load(path), x=x)["y"], wanted, rtol=1e-6, atol=1e-6)
 
@@ -439,11 +435,11 @@ FUNCTIONS = """<ir_version: 9, opset_import: ["": 17, "own": 1]> g (float[n,8] x
     <domain: "own", opset_import: ["": 17]> Shift (h, b) => (a) { a = Add(h, b) }"""
 
 
-def test_the_models_own_functions_are_inlined(tmp_path):
+def test_the_models_own_functions_are_inlined(rng, tmp_path):
     proto = onnx.parser.parse_model(FUNCTIONS)
     proto.graph.initializer.extend(onnx.numpy_helper.from_array(WEIGHTS[name], name) for name in "wb")
     path = keep(proto, tmp_path / "m.onnx")
-    found, x = io.load(path), RNG.standard_normal((3, 8)).astype(np.float32)
+    found, x = io.load(path), rng.standard_normal((3, 8)).astype(np.float32)
     assert ops(found) == ["MatMul", "Add", "Relu"] and not found.functions
     np.testing.assert_allclose(run(found, x=x)["y"], np.maximum(x @ WEIGHTS["w"] + WEIGHTS["b"], 0), rtol=1e-5)
 
@@ -463,7 +459,7 @@ def test_weights_beside_the_file_may_be_those_of_constants(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("flat", [True, False])
-def test_sparse_weights_are_read(tmp_path, flat):
+def test_sparse_weights_are_read(rng, tmp_path, flat):
     dense = np.zeros((8, 4), np.float32)
     dense[[1, 3, 7], [0, 2, 3]] = [1, 2, 3]
     places = np.array([4, 14, 31]) if flat else np.array([[1, 0], [3, 2], [7, 3]])
@@ -471,6 +467,6 @@ def test_sparse_weights_are_read(tmp_path, flat):
     proto = parsed("(float[n,8] x) => (float[n,4] y) { y = MatMul(x, w) }")
     indices = onnx.numpy_helper.from_array(places.astype(np.int64), "places")
     proto.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, indices, [8, 4]))
-    x = RNG.standard_normal((3, 8)).astype(np.float32)
+    x = rng.standard_normal((3, 8)).astype(np.float32)
     found = io.load(keep(proto, tmp_path / "m.onnx"))
     np.testing.assert_allclose(run(found, x=x)["y"], x @ dense, rtol=1e-6)

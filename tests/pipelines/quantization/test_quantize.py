@@ -5,16 +5,15 @@ import onnx
 import onnx_ir as ir
 import onnxruntime.quantization as oracle
 import pytest
+from helpers.arrays import normals
 from helpers.quantizing import (
     GEMMS,
-    RNG,
     TRANSPOSED,
     TWO,
     check_executed,
     checked,
     input_qparams,
     layer,
-    normal,
     precisions,
     to_uint8,
 )
@@ -45,7 +44,7 @@ MATMULS = TWO.format("MatMul(x, w)", "y = MatMul(r, v)")
 @pytest.mark.parametrize("text", [GEMMS, TRANSPOSED, MATMULS], ids=["Gemm", "Gemm transB", "MatMul"])
 @pytest.mark.parametrize("signed", [True, False], ids=["asymmetric", "non-negative"])
 @pytest.mark.parametrize("optimized", [True, False], ids=["engine", "plain"])
-def test_two_layers_against_integers(text, signed, optimized):
+def test_two_layers_against_integers(normal, text, signed, optimized):
     w, b, v, c = normal(24, 40), normal(40), normal(40, 5), normal(5)
     x = normal(256, 24) if signed else np.abs(normal(256, 24))
     turned = "transB" in text
@@ -90,7 +89,7 @@ def conv(x, w, strides=1, pad=1, groups=1):
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("signed", [True, False])
-def test_convolution_against_integers(tmp_path, groups, bias, signed):
+def test_convolution_against_integers(normal, tmp_path, groups, bias, signed):
     w, b = normal(8, 4 // groups, 3, 3), normal(8)
     x = normal(3, 4, 9, 9) if signed else np.abs(normal(3, 4, 9, 9))
     text = f"""(float[n,4,9,9] x) => (float[n,8,a,b] y) {{
@@ -126,7 +125,7 @@ class Reader(oracle.CalibrationDataReader):
         return next(self.batches, None)
 
 
-def test_parameters_are_those_of_onnxruntimes_quantizer(tmp_path):
+def test_parameters_are_those_of_onnxruntimes_quantizer(normal, tmp_path):
     """quantize_static with MinMax, per-channel symmetric int8 weights and asymmetric uint8 activations."""
     found = model(GEMMS, w=normal(24, 40), b=normal(40), v=normal(40, 5), c=normal(5))
     x = normal(500, 24)
@@ -162,12 +161,12 @@ def test_parameters_are_those_of_onnxruntimes_quantizer(tmp_path):
 # --- what stays, what moves
 
 
-def mlp():
+def mlp(normal):
     return model(GEMMS, w=normal(24, 40), b=normal(40), v=normal(40, 5), c=normal(5))
 
 
-def test_same_inputs_same_bytes(tmp_path):
-    found, x = mlp(), normal(64, 24)
+def test_same_inputs_same_bytes(normal, tmp_path):
+    found, x = mlp(normal), normal(64, 24)
     table = calibrate(found, [{"x": x}])
     first, second = (
         io.save(quantize(each, QuantRecipe(), table)[0], tmp_path / f"{number}.onnx").read_bytes()
@@ -178,13 +177,13 @@ def test_same_inputs_same_bytes(tmp_path):
     assert first == second == third
 
 
-def test_a_table_of_another_graph_is_refused():
-    found, other = mlp(), mlp()
+def test_a_table_of_another_graph_is_refused(normal):
+    found, other = mlp(normal), mlp(normal)
     with pytest.raises(RequestError, match="the calibration table was made for the graph"):
         quantize(found, QuantRecipe(), calibrate(other, [{"x": normal(4, 24)}]))
 
 
-def test_an_old_opset_is_refused():
+def test_an_old_opset_is_refused(normal):
     found = model("(float[n,3] x) => (float[n,3] y) { y = MatMul(x, w) }", opset=12, w=normal(3, 3))
     table = CalibrationTable(io.digest(found), "minmax", 1, "", {"x": TensorRange(-1, 1, -1, 1, 3)})
     for refuse in (lambda: quantize(found, QuantRecipe(), table), lambda: calibrate(found, iter([{"never": "run"}]))):
@@ -192,8 +191,8 @@ def test_an_old_opset_is_refused():
             refuse()
 
 
-def test_the_report():
-    found, x = mlp(), normal(64, 24)
+def test_the_report(normal):
+    found, x = mlp(normal), normal(64, 24)
     recipe = QuantRecipe(observer="kl")
     _, report = checked(found, recipe, observer="kl", x=x)
     assert report.counts() == {"int8": 3} and report.graph == io.digest(found)
@@ -213,13 +212,13 @@ def test_the_report():
     }
 
 
-def test_the_report_names_the_observer_that_chose_the_ranges():
-    _, report = checked(mlp(), QuantRecipe(), observer="kl", x=normal(64, 24))
+def test_the_report_names_the_observer_that_chose_the_ranges(normal):
+    _, report = checked(mlp(normal), QuantRecipe(), observer="kl", x=normal(64, 24))
     assert report.recipe.observer == "kl"
 
 
-def test_operators_without_a_name_are_told_apart():
-    found = mlp()
+def test_operators_without_a_name_are_told_apart(normal):
+    found = mlp(normal)
     assert not found.graph[0].name
     found.graph[1].name = "h"  # what the first one would be called
     _, report = checked(found, QuantRecipe(keep_float=("y",)), x=normal(64, 24))
@@ -230,7 +229,7 @@ def test_operators_without_a_name_are_told_apart():
     ]
 
 
-def test_keep_float_keeps_layers_and_what_moves():
+def test_keep_float_keeps_layers_and_what_moves(normal):
     text = "(float[n,4] a, float[n,4] b) => (float[n,5] y) { x = Concat<axis=1>(a, b) h = Gemm(x, w) y = Gemm(h, v) }"
     found = model(text, w=normal(8, 6), v=normal(6, 5))
     feeds = {"a": normal(32, 4), "b": normal(32, 4)}
@@ -247,8 +246,8 @@ def test_keep_float_keeps_layers_and_what_moves():
     assert report.counts() == {"int8": 3}
 
 
-def test_reduced_range_stays_within_seven_bits():
-    found, x = mlp(), normal(64, 24)
+def test_reduced_range_stays_within_seven_bits(normal):
+    found, x = mlp(normal), normal(64, 24)
     full, reduced = (weights_of(checked(found, QuantRecipe(reduced_range=each), x=x)[0]) for each in (False, True))
     for name, (q, scale) in reduced.items():
         assert np.abs(q.astype(int)).max() == 63 and np.abs(full[name][0].astype(int)).max() == 127
@@ -259,9 +258,9 @@ LOOKED_UP = "(int64[n] i, float[n,3] x) => (float[n,5] y) { e = Gather(T, i) c =
 
 
 @pytest.mark.parametrize("tables", [True, False])
-def test_tables(tables):
+def test_tables(rng, normal, tables):
     found = model(LOOKED_UP, T=normal(50, 4), w=normal(7, 5))
-    feeds = {"i": RNG.integers(0, 50, 64), "x": normal(64, 3)}
+    feeds = {"i": rng.integers(0, 50, 64), "x": normal(64, 3)}
     result, report = checked(found, QuantRecipe(quantize_tables=tables), **feeds)
     stored = {value.dtype for value in result.graph.initializers.values() if value.shape == (50, 4)}
     assert stored == {ir.DataType.UINT8 if tables else ir.DataType.FLOAT}
@@ -271,9 +270,9 @@ def test_tables(tables):
     np.testing.assert_allclose(run(result, **feeds)["y"], expected, atol=0.03 * np.abs(expected).max())
 
 
-def test_both_forms_of_a_table_compute_the_same_bits():
+def test_both_forms_of_a_table_compute_the_same_bits(rng, normal):
     found = model(LOOKED_UP, T=normal(50, 4), w=normal(7, 5))
-    feeds = {"i": RNG.integers(0, 50, 64), "x": normal(64, 3)}
+    feeds = {"i": rng.integers(0, 50, 64), "x": normal(64, 3)}
     stored, looked_up = (
         run(checked(found, QuantRecipe(quantize_tables=each), **feeds)[0], **feeds)["y"] for each in (True, False)
     )
@@ -283,20 +282,20 @@ def test_both_forms_of_a_table_compute_the_same_bits():
 @pytest.mark.parametrize(
     ("text", "weights", "reason"),
     [
-        ("y = Gemm<transA=1>(x, w)", {"w": normal(7, 4)}, "its input is transposed (transA)"),
+        ("y = Gemm<transA=1>(x, w)", {"w": normals(0)(7, 4)}, "its input is transposed (transA)"),
         ("y = Gemm<alpha=0.5>(x, w)", {}, "alpha or beta is not 1"),
         ("y = Gemm<beta=0.5>(x, w, b)", {}, "alpha or beta is not 1"),
         ("y = Gemm(x, v)", {}, "its weights are not constant"),
         ("y = Gemm(x, w, c)", {}, "its bias is not a constant row"),
         ("y = Gemm(x, w, b)", {"b": np.float32(1)}, "its bias is not a constant row"),
-        ("y = MatMul(x, w)", {"w": normal(8)}, "its weights are a vector"),
+        ("y = MatMul(x, w)", {"w": normals(0)(8)}, "its weights are a vector"),
         ("y = MatMul(k, w)", {}, "no calibrated range for its input k"),
         ("y = Sigmoid(x)", {}, "its input x is float"),
         ("y = Softmax(x)", {}, "Softmax has no int8 form here"),
         ("a = Add(x, x) y = Relu(a)", {}, "Relu has no int8 form here"),
     ],
 )
-def test_why_an_operator_stays_float(text, weights, reason):
+def test_why_an_operator_stays_float(normal, text, weights, reason):
     found = model(
         f"(float[n,8] x, float[8,4] v, float[n,4] c) => (float y) {{ {text} }}",
         **{"w": normal(8, 4), "b": normal(4), "k": normal(7, 8)} | weights,
@@ -308,26 +307,26 @@ def test_why_an_operator_stays_float(text, weights, reason):
     np.testing.assert_array_equal(run(result, **feeds)["y"], run(found, **feeds)["y"])
 
 
-def test_a_convolution_whose_weights_are_an_input_stays_float():
+def test_a_convolution_whose_weights_are_an_input_stays_float(normal):
     found = model("(float[n,2,5,5] x, float[3,2,3,3] w) => (float[n,3,3,3] y) { y = Conv(x, w) }")
     _, report = checked(found, x=normal(2, 2, 5, 5), w=normal(3, 2, 3, 3))
     assert report.operators[0].reason == "its weights or bias are not constant"
 
 
-def test_a_relu_after_a_float_operator_is_not_called_int8():
+def test_a_relu_after_a_float_operator_is_not_called_int8(normal):
     text = "(float[n,8] x) => (float[n,4] y) { s = Sigmoid(x) r = Relu(s) y = Gemm(r, w) }"
     _, report = checked(model(text, w=normal(8, 4)), x=normal(64, 8))
     assert precisions(report) == [("Sigmoid", "float"), ("Relu", "float"), ("Gemm", "int8")]
 
 
-def test_index_arithmetic_is_called_integer():
+def test_index_arithmetic_is_called_integer(rng, normal):
     text = "(int64[n] i) => (float[n,5] y) { j = Add(i, one) e = Gather(T, j) y = Gemm(e, w) }"
     found = model(text, T=normal(9, 4), w=normal(4, 5), one=np.int64(1))
-    _, report = checked(found, i=RNG.integers(0, 8, 16))
+    _, report = checked(found, i=rng.integers(0, 8, 16))
     assert precisions(report) == [("Add", "integer"), ("Gather", "int8"), ("Gemm", "int8")]
 
 
-def test_an_export_without_names_types_and_with_constant_nodes():
+def test_an_export_without_names_types_and_with_constant_nodes(normal):
     """Straight from an exporter, not rewritten first."""
     text = """(float[n,3] x) => (float[n,2] y) {
         w = Constant<value = float[3,2] {1, -2, 3, 4, -5, 6}>() i = Identity(x) h = MatMul(i, w) r = Relu(h) y = MatMul(r, v) }"""
@@ -339,7 +338,7 @@ def test_an_export_without_names_types_and_with_constant_nodes():
     np.testing.assert_allclose(run(result, x=x)["y"], expected, atol=0.03 * np.abs(expected).max())
 
 
-def test_an_old_file_that_lists_its_weights_as_inputs():
+def test_an_old_file_that_lists_its_weights_as_inputs(normal):
     found, x = (
         model("(float[n,3] x, float[3,2] w) => (float[n,2] y) { y = MatMul(x, w) }", w=normal(3, 2)),
         normal(64, 3),

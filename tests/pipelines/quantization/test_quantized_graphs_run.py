@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from helpers.quantizing import GEMMS, TRANSPOSED, check_executed, checked, normal, precisions
+from helpers.quantizing import GEMMS, TRANSPOSED, check_executed, checked, precisions
 from helpers.rewriting import EXACT, model, ops, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +29,7 @@ CONVS = """(float[n,3,8,8] x) => (float[n,10] y) {
     p = GlobalAveragePool(i) o = Flatten(p) y = Gemm(o, w, wb) }"""
 
 
-def layer_weights():
+def layer_weights(normal):
     return {
         "x16": {"w": normal(16, 16, scale=0.3), "b": normal(16), "v": normal(16, 4)},
         "convs": {
@@ -56,13 +56,15 @@ def check_runs_as_reported(found, folder, **feeds):
     return result, report
 
 
-def test_a_residual_mlp_runs_as_reported(tmp_path):
-    _, report = check_runs_as_reported(model(RESIDUAL, **layer_weights()["x16"]), tmp_path, x=normal(64, 16))
+def test_a_residual_mlp_runs_as_reported(normal, tmp_path):
+    _, report = check_runs_as_reported(model(RESIDUAL, **layer_weights(normal)["x16"]), tmp_path, x=normal(64, 16))
     assert report.counts() == {"int8": 7}
 
 
-def test_a_residual_convolutional_net_runs_as_reported(tmp_path):
-    result, report = check_runs_as_reported(model(CONVS, **layer_weights()["convs"]), tmp_path, x=normal(16, 3, 8, 8))
+def test_a_residual_convolutional_net_runs_as_reported(normal, tmp_path):
+    result, report = check_runs_as_reported(
+        model(CONVS, **layer_weights(normal)["convs"]), tmp_path, x=normal(16, 3, 8, 8)
+    )
     assert {how for kind, how in precisions(report) if kind in ("Conv", "Gemm")} == {"int8"}
     assert (
         next(node for node in result.graph if node.outputs[0].name == "y").op_type == "Gemm"
@@ -88,7 +90,7 @@ def test_a_residual_convolutional_net_runs_as_reported(tmp_path):
         ("h = Gemm(x, w, b) r = Relu(h) a = Neg(r) s = Gemm(r, w) y = Add(a, s)", 2),  # the float reader comes first
     ],
 )
-def test_int8_layers_run_in_int8(tmp_path, body, steps):
+def test_int8_layers_run_in_int8(normal, tmp_path, body, steps):
     weights = {"w": normal(16, 16, scale=0.3), "b": normal(16), "d": normal(32, 16, scale=0.2)}
     weights |= {"zero": np.float32(0), "six": np.float32(6), "half": np.float32(0.5)}
     found = model(f"(float[n,16] x) => (float[n,16] y) {{ {body} }}", **weights)
@@ -97,7 +99,7 @@ def test_int8_layers_run_in_int8(tmp_path, body, steps):
 
 
 @pytest.mark.parametrize("wide", [True, False])
-def test_an_operator_of_another_domain_stays_and_its_bytes_feed_the_next_layer(tmp_path, wide):
+def test_an_operator_of_another_domain_stays_and_its_bytes_feed_the_next_layer(normal, tmp_path, wide):
     text = f"""<ir_version: 9, opset_import: ["": 17, "other": 1]> g (int64[n,3] ids) => (float[n,5] y{", float[n,1] t" if wide else ""}) {{
         h{", t" if wide else ""} = other.Lookup<shift=3>(ids, , table) x = DequantizeLinear(h, s, z) y = Gemm(x, w, b) }}"""
     proto = onnx.parser.parse_model(text)
@@ -125,7 +127,7 @@ def test_an_operator_of_another_domain_stays_and_its_bytes_feed_the_next_layer(t
     assert io.digest(loaded) == io.digest(result) and loaded.opset_imports == {"": 17, "other": 1}
 
 
-def test_a_relu_kept_float(tmp_path):
+def test_a_relu_kept_float(normal, tmp_path):
     found, x = (
         model("(float[n,16] x) => (float[n,16] y) { h = Gemm(x, w) r = Relu(h) y = Neg(r) }", w=normal(16, 16)),
         normal(64, 16),
@@ -136,7 +138,7 @@ def test_a_relu_kept_float(tmp_path):
 
 
 @pytest.mark.parametrize("text", [GEMMS, TRANSPOSED])
-def test_a_bias_of_one_row(text):
+def test_a_bias_of_one_row(normal, text):
     turned = "transB" in text
     w, v = normal(24, 40), normal(40, 5)
     weights = {"w": w.T.copy() if turned else w, "v": v.T.copy() if turned else v}
@@ -147,7 +149,7 @@ def test_a_bias_of_one_row(text):
     np.testing.assert_array_equal(run(row, x=x)["y"], run(flat, x=x)["y"])
 
 
-def test_weights_stored_as_float16():
+def test_weights_stored_as_float16(normal):
     found, x = model(GEMMS, w=normal(24, 40), b=normal(40), v=normal(40, 5), c=normal(5)), normal(64, 24)
     edit.compress_fp16(found, minimum=1)
     for name in list(found.graph.initializers):  # as another exporter may call them
@@ -159,7 +161,7 @@ def test_weights_stored_as_float16():
     np.testing.assert_allclose(run(result, x=x)["y"], expected, atol=0.03 * np.abs(expected).max())
 
 
-def test_operators_in_subgraphs_are_listed_as_float():
+def test_operators_in_subgraphs_are_listed_as_float(normal):
     text = """(float[n,8] x, bool c) => (float[n,4] y) {
         h = Gemm(x, w) y = If(c) <then_branch = t () => (float[n,4] a) { a = Relu(h) },
                                   else_branch = e () => (float[n,4] b) { b = MatMul(x, w) }> }"""

@@ -2,16 +2,15 @@
 
 import numpy as np
 import pytest
-from helpers.rewriting import fires, model, normals, ops
+from helpers.arrays import normals
+from helpers.rewriting import fires, model, ops
 
 from pipelines.rewrites.affine_to_depthwise import AffineToDepthwise
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
 
-normal = normals()
-
-BN = {"g": normal(8), "be": normal(8), "m": normal(8), "v": np.abs(normal(8)) + 0.5}
-IMAGE = {"x": normal(2, 4, 5, 5)}
+BN = {"g": normals(0)(8), "be": normals(2)(8), "m": normals(3)(8), "v": np.abs(normals(4)(8)) + 0.5}
+IMAGE = {"x": normals(5)(2, 4, 5, 5)}
 NORM = "n = BatchNormalization<epsilon=0.01>(c, g, be, m, v)"
 
 
@@ -27,7 +26,7 @@ def test_batch_norm_after_a_concat(after):
     assert conv.attributes.get_int("group", 1) == 8
 
 
-def test_what_normalizes_an_input_before_a_conv_that_pads():
+def test_what_normalizes_an_input_before_a_conv_that_pads(normal):
     body = "a = Div(x, white) s = Sub(a, mean) z = Div(s, sd) y = Conv<pads=[1,1,1,1]>(z, W)"
     weights = {"white": np.float32(255), "mean": normal(4, 1, 1), "sd": np.abs(normal(1, 4, 1, 1)) + 0.5}
     found = graph(body, "float[n,2,5,5] y", **weights, W=normal(2, 4, 3, 3))
@@ -42,19 +41,19 @@ def test_what_normalizes_an_input_before_a_conv_that_pads():
         ("f = Flatten(x) y = BatchNormalization(f, g, be, m, v)", "float[n,100] y"),
     ],
 )
-def test_other_arithmetic_stays(body, out):
+def test_other_arithmetic_stays(normal, body, out):
     norm = {"g": normal(100), "be": normal(100), "m": normal(100), "v": np.abs(normal(100)) + 0.5}
     found = graph(body, out, k=np.float32(0.5), W=normal(2, 4, 3, 3), **norm)
     assert rewrite(found, [AffineToDepthwise()]).fired("AffineToDepthwise") == 0
 
 
-def test_a_layer_beside_it_takes_it_first():
+def test_a_layer_beside_it_takes_it_first(normal):
     found = graph(f"c = Conv(x, W) {NORM} y = Relu(n)", "float[n,8,3,3] y", W=normal(8, 4, 3, 3), **BN)
     rewrite(found, [FoldBatchNorm(), AffineToDepthwise()])
     assert ops(found) == ["Conv", "Relu"]
 
 
-def test_a_batch_norm_of_doubles_stays():
+def test_a_batch_norm_of_doubles_stays(normal):
     text = "(double[n,8,5,5] c) => (double[n,8,5,5] y) { n = BatchNormalization(c, g, be, m, v) y = Relu(n) }"
     found = model(text, **{name: each.astype(np.float64) for name, each in BN.items()})
     fires(found, AffineToDepthwise(), "BatchNormalization Relu", c=normal(2, 8, 5, 5).astype(np.float64))

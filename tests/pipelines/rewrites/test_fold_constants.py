@@ -4,16 +4,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from helpers.rewriting import fires, integers, model, normals, ops, reasons, rewritten
+from helpers.rewriting import fires, integers, model, ops, reasons, rewritten
 
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fold_constants import FoldConstants
 from pipelines.rewrites.shared import SHARED
 
-normal = normals()
 
-
-def test_constants_are_computed_once():
+def test_constants_are_computed_once(normal):
     found = model(
         "(float[n,3] x) => (float[n,3] y) "
         "{ a = Mul(k, k) b = Transpose(a) c = ReduceSum<keepdims=0>(b) y = Mul(x, c) }",
@@ -22,7 +20,7 @@ def test_constants_are_computed_once():
     assert fires(found, FoldConstants(), "Mul", exact=True, x=normal(2, 3)).fired("FoldConstants") == 3
 
 
-def test_shapes_of_static_dimensions_are_constants():
+def test_shapes_of_static_dimensions_are_constants(normal):
     text = """(float[n,4,6] x) => (int64[1] a, int64 b, int64[2] c, int64[3] d, int64 e) {
         s = Shape(x) a = Gather(s, two) b = Gather(s, one) c = Slice(s, start, end) d = Shape(x) e = Size(k) }"""
     found = model(text, two=integers(2), one=np.int64(-1), start=integers(1), end=integers(9), k=normal(2, 3))
@@ -39,7 +37,7 @@ def test_shapes_of_static_dimensions_are_constants():
         "s0 = Shape(x) n = Gather(s0, zero) f = Cast<to=1>(n) y = Mul(x, f)",
     ],
 )
-def test_what_is_not_constant_stays(body):
+def test_what_is_not_constant_stays(normal, body):
     found = model(
         f"(float[n,3] x) => (float[n,3] y) {{ {body} }}",
         w=normal(3),
@@ -51,7 +49,7 @@ def test_what_is_not_constant_stays(body):
     assert not rewrite(found, [FoldConstants()]).fired("FoldConstants") and len(found.graph) == before
 
 
-def test_constants_that_would_blow_up_the_file_stay():
+def test_constants_that_would_blow_up_the_file_stay(normal):
     found = model(
         "(float[n,3] x) => (float[n,3] y) { k = Expand(one, big) m = ReduceMax<keepdims=0>(k) y = Mul(x, m) }",
         one=np.float32(1),
@@ -61,7 +59,7 @@ def test_constants_that_would_blow_up_the_file_stay():
     assert ops(found) == ["Expand", "ReduceMax", "Mul"] and "19 MiB" in reasons(report, "FoldConstants").popitem()[1]
 
 
-def test_a_constant_of_a_custom_domain_stays():
+def test_a_constant_of_a_custom_domain_stays(normal):
     text = '<ir_version: 9, opset_import: ["": 17, "my": 1]> g (float[n] x) => (float[n] y) { k = my.Twice(w) y = Mul(x, k) }'
     proto = onnx.parser.parse_model(text)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(normal(1), "w"))

@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-from helpers.rewriting import integers, model, normals, ops, reasons, rewritten
+from helpers.rewriting import integers, model, ops, reasons, rewritten
 
 from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
-
-normal = normals()
 
 WHERE = "c = Less(i, zero) w = Add(i, length) s = Where(c, w, i)"
 PRODUCTS = (
@@ -15,7 +13,7 @@ PRODUCTS = (
 )
 
 
-def wrapped(body, zero=0, length=5, axis=0, shape=(5, 4), ids=(-5, -1, 0, 4)):
+def wrapped(normal, body, zero=0, length=5, axis=0, shape=(5, 4), ids=(-5, -1, 0, 4)):
     text = f"(int64[n] i) => (float[a,b] y) {{ {body} y = Gather<axis={axis}>(T, s) }}"
     return model(text, T=normal(*shape), zero=np.int64(zero), length=np.int64(length)), {"i": integers(*ids)}
 
@@ -32,17 +30,17 @@ def wrapped(body, zero=0, length=5, axis=0, shape=(5, 4), ids=(-5, -1, 0, 4)):
     ],
     ids=["where", "products", "products, complement first", "comparison in float"],
 )
-def test_fold_index_wrap_reads_the_index_itself(body):
+def test_fold_index_wrap_reads_the_index_itself(normal, body):
     if "fzero = Cast" in body:  # a constant of the float type, as exporters write it
         body = body.replace("fzero = Cast<to=1>(zero)", "fzero = Constant<value_float=0.0>()")
-    found, feeds = wrapped(body)
+    found, feeds = wrapped(normal, body)
     report = rewritten(found, FoldIndexWrap(), exact=True, **feeds)
     assert report.fired("FoldIndexWrap") == 1
     assert ops(found) == ["Gather"] and found.graph[0].inputs[1].name == "i"
 
 
-def test_fold_index_wrap_on_another_axis():
-    found, feeds = wrapped(WHERE, axis=1, shape=(3, 5))
+def test_fold_index_wrap_on_another_axis(normal):
+    found, feeds = wrapped(normal, WHERE, axis=1, shape=(3, 5))
     assert rewritten(found, FoldIndexWrap(), exact=True, **feeds).fired("FoldIndexWrap") == 1
 
 
@@ -68,15 +66,15 @@ def test_fold_index_wrap_on_another_axis():
         ),
     ],
 )
-def test_fold_index_wrap_leaves_another_selection_alone(body, changes):
-    found, feeds = wrapped(body, **changes)
+def test_fold_index_wrap_leaves_another_selection_alone(normal, body, changes):
+    found, feeds = wrapped(normal, body, **changes)
     report = rewritten(found, FoldIndexWrap(), exact=True, **feeds)
     assert report.fired("FoldIndexWrap") == 0 and found.graph[-1].inputs[1].name == "s"
 
 
 @pytest.mark.parametrize("body", [WHERE, PRODUCTS.format("a, b")])
-def test_fold_index_wrap_refuses_another_length(body):
-    found, feeds = wrapped(body, length=4, ids=(-4, -1, 0, 3))
+def test_fold_index_wrap_refuses_another_length(normal, body):
+    found, feeds = wrapped(normal, body, length=4, ids=(-4, -1, 0, 3))
     report = rewritten(found, FoldIndexWrap(), exact=True, **feeds)
     assert report.fired("FoldIndexWrap") == 0
     assert list(reasons(report, "FoldIndexWrap").values()) == ["indices wrap at 4, the table's length is another"]

@@ -13,7 +13,6 @@ from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fold_input_normalization import FoldInputNormalization
 from pipelines.rewrites.fold_pad import FoldPad
 
-RNG = np.random.default_rng(0)
 MEAN, STD = [np.array(each, np.float32).reshape(1, 3, 1, 1) for each in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
 HEAD = "(uint8[n,3,9,10] x) => (float[n,k,h,w] y) { f = Cast<to = 1>(x)"
 CONV = "y = Conv<kernel_shape = [3, 3], strides = [2, 2], pads = [0, 1, 1, 2]>(z, w, b) }"
@@ -31,10 +30,10 @@ CHAINS = {
 
 
 @pytest.fixture
-def weights():
+def weights(rng):
     return {
-        "w": (RNG.standard_normal((5, 3, 3, 3)) / 50).astype(np.float32),
-        "b": RNG.standard_normal(5).astype(np.float32),
+        "w": (rng.standard_normal((5, 3, 3, 3)) / 50).astype(np.float32),
+        "b": rng.standard_normal(5).astype(np.float32),
         "mean": MEAN,
         "std": STD,
         "white": np.float32(255),
@@ -49,8 +48,8 @@ def weights():
     }
 
 
-def photo(n=2):
-    return RNG.integers(0, 256, (n, 3, 9, 10), dtype=np.uint8)
+def photo(rng, n=2):
+    return rng.integers(0, 256, (n, 3, 9, 10), dtype=np.uint8)
 
 
 def used(text, weights):
@@ -64,17 +63,17 @@ def made(chain, weights, head=HEAD, conv=CONV):
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=CHAINS.values())
-def test_with_padding_a_channel_that_says_where_the_image_is_makes_it_exact(chain, weights):
+def test_with_padding_a_channel_that_says_where_the_image_is_makes_it_exact(rng, chain, weights):
     found = made(chain, weights)
-    rewritten(found, FoldInputNormalization(), x=photo())
+    rewritten(found, FoldInputNormalization(), x=photo(rng))
     assert ops(found) == ["Pad", "DequantizeLinear", "Conv"]
     assert query.constant(found.graph[2].inputs[1]).shape == (5, 4, 3, 3)
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=CHAINS.values())
-def test_without_padding_the_bias_takes_it_all(chain, weights):
+def test_without_padding_the_bias_takes_it_all(rng, chain, weights):
     found = made(chain, weights, conv="y = Conv<kernel_shape = [3, 3], strides = [2, 2]>(z, w) }")
-    rewritten(found, FoldInputNormalization(), x=photo())
+    rewritten(found, FoldInputNormalization(), x=photo(rng))
     assert ops(found) == ["DequantizeLinear", "Conv"]
 
 
@@ -88,29 +87,31 @@ def test_without_padding_the_bias_takes_it_all(chain, weights):
         ("c = Sub(f, half)", 5000, 255, -255),  # as far as bytes go
     ],
 )
-def test_the_zero_point_is_the_mean_and_the_level_the_least_that_widens_no_weight(text, constant, zero, level, weights):
+def test_the_zero_point_is_the_mean_and_the_level_the_least_that_widens_no_weight(
+    rng, text, constant, zero, level, weights
+):
     weights["w"] = np.zeros((5, 3, 3, 3), np.float32)
     weights["w"][:3, 0, 0, 0] = 0.01, -0.02, 0.03  # what is left at a tap is one mean's part; two outputs are dead
     found = made(f"{text} z = Div(c, white)", weights | {"half": np.float32(constant)})
-    rewritten(found, FoldInputNormalization(), x=photo())
+    rewritten(found, FoldInputNormalization(), x=photo(rng))
     inside, point = (int(query.scalar(node.inputs[2])) for node in list(found.graph)[:2])
     assert (point, inside - point) == (zero, level)
     weight = np.abs(query.constant(found.graph[2].inputs[1]))
     assert constant == 5000 or (weight[:, 3] <= weight[:, :3].max(axis=1) * (1 + 1e-6)).all()
 
 
-def test_a_pad_between_goes_into_the_convolution_first(weights):
+def test_a_pad_between_goes_into_the_convolution_first(rng, weights):
     found = made(
         f"{USUAL} p = Pad(z, widths)", weights | {"widths": np.array([0, 0, 0, 0, 0, 0, 1, 1])},
         conv="y = Conv<kernel_shape = [3, 3], strides = [2, 2]>(p, w, b) }",
     )  # fmt: skip
-    rewritten(found, FoldInputNormalization(), FoldPad(), x=photo())
+    rewritten(found, FoldInputNormalization(), FoldPad(), x=photo(rng))
     assert ops(found) == ["Pad", "DequantizeLinear", "Conv"]
 
 
-def test_auto_pad_counts_as_padding(weights):
+def test_auto_pad_counts_as_padding(rng, weights):
     found = made(USUAL, weights, conv='y = Conv<kernel_shape = [3, 3], auto_pad = "SAME_UPPER">(z, w, b) }')
-    rewritten(found, FoldInputNormalization(), x=photo())
+    rewritten(found, FoldInputNormalization(), x=photo(rng))
     assert ops(found) == ["Pad", "DequantizeLinear", "Conv"]
 
 
@@ -127,7 +128,7 @@ NEAR = {
 
 
 @pytest.mark.parametrize("head, chain, conv, why", NEAR.values(), ids=NEAR)
-def test_near_misses_are_left_alone(head, chain, conv, why, weights):
+def test_near_misses_are_left_alone(rng, head, chain, conv, why, weights):
     more = {
         "thin": np.ones((5, 1, 3, 3), np.float32)[:3],
         "plane": np.ones((1, 3, 9, 10), np.float32),
@@ -135,7 +136,7 @@ def test_near_misses_are_left_alone(head, chain, conv, why, weights):
     }
     found = made(chain, weights | more, head, conv)
     before = ops(found)
-    report = rewritten(found, FoldInputNormalization(), x=photo())
+    report = rewritten(found, FoldInputNormalization(), x=photo(rng))
     assert ops(found) == before and report.fired("FoldInputNormalization") == 0
     assert any(why in each for each in reasons(report, "FoldInputNormalization").values())
 
@@ -148,11 +149,11 @@ def test_other_inputs_than_bytes_are_not_looked_at(kind, weights):
 
 
 @pytest.mark.parametrize("chain", [USUAL, "c = Sub(f, half) z = Mul(c, gain)"], ids=["channel", "zero point"])
-def test_the_quantizer_takes_the_pixels_as_they_are(chain, weights, tmp_path):
+def test_the_quantizer_takes_the_pixels_as_they_are(rng, chain, weights, tmp_path):
     tail = CONV.replace("y = Conv", "v = Conv").replace(" }", " r = Relu(v) y = Conv<kernel_shape = [1, 1]>(r, last) }")
-    found = made(chain, weights | {"last": RNG.standard_normal((5, 5, 1, 1)).astype(np.float32)}, conv=tail)
+    found = made(chain, weights | {"last": rng.standard_normal((5, 5, 1, 1)).astype(np.float32)}, conv=tail)
     rewrite(found, [FoldInputNormalization()])
-    samples = photo(32)
+    samples = photo(rng, 32)
     made_int8, report = quantize(found, QuantRecipe(observer="minmax"), calibrate(found, [{"x": samples}]))
     assert {each.precision for each in report.operators} == {"int8"}
     first = next(node for node in made_int8.graph if node.op_type == "QuantizeLinear")

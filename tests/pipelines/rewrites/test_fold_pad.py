@@ -2,21 +2,20 @@
 
 import numpy as np
 import pytest
-from helpers.rewriting import fires, integers, model, normals, ops, reasons, rewritten
+from helpers.arrays import normals
+from helpers.rewriting import fires, integers, model, ops, reasons, rewritten
 
 from pipelines.rewrites.fold_pad import FoldPad
 
-normal = normals()
-
 PAD = "(float[n,2,5,5] x) => (float[n,c,h,w] y) {{ {} }}"
 PADS = {
-    "W": normal(3, 2, 3, 3),
+    "W": normals(0)(3, 2, 3, 3),
     "p": integers(0, 0, 1, 2, 0, 0, 1, 0),
     "k": np.float32(0),
     "low": np.float32(-np.inf),
     "one": np.float32(1),
 }
-PICTURE = {"x": normal(2, 2, 5, 5)}
+PICTURE = {"x": normals(2)(2, 2, 5, 5)}
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,17 @@
 
 import numpy as np
 import pytest
-from helpers.rewriting import fires, model, normals, ops, reasons, rewritten
+from helpers.arrays import normals
+from helpers.rewriting import fires, model, ops, reasons, rewritten
 
 from pipelines.rewrites.fuse_activations import FuseActivations
-
-normal = normals()
 
 ACT = "(float[n,3] x) => (float[n,3] y) {{ {} }}"
 NUMBERS = {
     name: np.float32(value)
     for name, value in {"zero": 0, "six": 6, "three": 3, "top": np.inf, "sixth": 1 / 6, "slope": 0.1, "two": 2}.items()
 }
-WIDE = {"x": normal(40, 3, scale=5)}
+WIDE = {"x": normals(0)(40, 3, scale=5)}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def test_a_graph_of_opset_13_with_a_hard_swish_becomes_one_of_14(opset, after, l
         ("a = ReduceMax<keepdims=0>(x) y = Clip(x, zero, a)", "ReduceMax Clip", None),
     ],
 )
-def test_activations_that_only_look_alike(body, left, reason):
+def test_activations_that_only_look_alike(normal, body, left, reason):
     found = model(ACT.format(body), row=normal(3), cube=np.float32([[[0]]]), **NUMBERS)
     found.graph.outputs[0].shape = None
     report = rewritten(found, FuseActivations(), **WIDE)

@@ -2,26 +2,25 @@
 
 import numpy as np
 import pytest
-from helpers.rewriting import integers, model, normals, ops, reasons, rewritten
+from helpers.arrays import normals
+from helpers.rewriting import integers, model, ops, reasons, rewritten
 
 from pipelines.graph import query
 from pipelines.rewrites.fuse_linear import FuseLinear
-
-normal = normals()
 
 LINEAR = "(float[n,3] x) => (float[n,2] y) { h = MatMul(x, w) y = Add(h, b) }"
 
 
 @pytest.mark.parametrize("text", [LINEAR, LINEAR.replace("Add(h, b)", "Add(b, h)")])
 @pytest.mark.parametrize("shape", [(2,), (1, 2)])
-def test_fuse_linear(text, shape):
+def test_fuse_linear(normal, text, shape):
     found = model(text, w=normal(3, 2), b=normal(*shape))
     report = rewritten(found, FuseLinear(), x=normal(4, 3))
     assert report.fired("FuseLinear") == 1 and ops(found) == ["Gemm"]
     assert found.graph[0].name == "y" and query.constant(found.graph[0].inputs[2]).shape == (2,)
 
 
-def test_fuse_linear_of_layers_that_share_weights_and_bias():
+def test_fuse_linear_of_layers_that_share_weights_and_bias(normal):
     text = (
         "(float[n,3] x) => (float[n,3] y) { h = MatMul(x, w) a = Add(h, b) r = Relu(a) k = MatMul(r, w) y = Add(k, b) }"
     )
@@ -30,7 +29,7 @@ def test_fuse_linear_of_layers_that_share_weights_and_bias():
     assert ops(found) == ["Gemm", "Relu", "Gemm"]
 
 
-def test_fuse_linear_of_one_column():
+def test_fuse_linear_of_one_column(normal):
     found = model(LINEAR.replace("float[n,2]", "float[n,1]"), w=normal(3, 1), b=normal(1))
     assert rewritten(found, FuseLinear(), x=normal(4, 3)).fired("FuseLinear") == 1
 
@@ -53,16 +52,16 @@ ROW = "what is added is not a constant row of one value per output"
         (
             LINEAR.replace("n,3", "n,5,3").replace("n,2", "n,5,2"),
             {},
-            {"x": normal(4, 5, 3)},
+            {"x": normals(0)(4, 5, 3)},
             "input is not known to be 2-D (rank 3)",
         ),
-        (LINEAR.replace("n,3] x", "n,3] x, float[2] b"), {"b": None}, {"b": normal(2)}, ROW),
-        (LINEAR.replace("n,3] x", "n,3] x, float[3,2] w"), {"w": None}, {"w": normal(3, 2)}, None),
-        (LINEAR, {"b": normal(4, 2)}, {}, ROW),
+        (LINEAR.replace("n,3] x", "n,3] x, float[2] b"), {"b": None}, {"b": normals(0)(2)}, ROW),
+        (LINEAR.replace("n,3] x", "n,3] x, float[3,2] w"), {"w": None}, {"w": normals(0)(3, 2)}, None),
+        (LINEAR, {"b": normals(0)(4, 2)}, {}, ROW),
         (LINEAR, {"b": np.float32(0.5)}, {}, ROW),
-        (LINEAR, {"b": normal(4, 1)}, {}, ROW),
-        (LINEAR.replace("float[n,2]", "float[1,n,2]"), {"b": normal(1, 1, 2)}, {}, ROW),  # the sum is 3-D
-        (LINEAR.replace("float[n,2]", "float[m,n,2]"), {"w": normal(5, 3, 2)}, {}, None),
+        (LINEAR, {"b": normals(0)(4, 1)}, {}, ROW),
+        (LINEAR.replace("float[n,2]", "float[1,n,2]"), {"b": normals(0)(1, 1, 2)}, {}, ROW),  # the sum is 3-D
+        (LINEAR.replace("float[n,2]", "float[m,n,2]"), {"w": normals(0)(5, 3, 2)}, {}, None),
         (
             "(float[n,3] x, int64[k] s) => (float[n,2] y) { z = Reshape(x, s) h = MatMul(z, w) y = Add(h, b) }",
             {},
@@ -71,7 +70,7 @@ ROW = "what is added is not a constant row of one value per output"
         ),
     ],
 )
-def test_fuse_linear_near_misses(text, weights, feeds, reason):
+def test_fuse_linear_near_misses(normal, text, weights, feeds, reason):
     values = {
         name: array for name, array in ({"w": normal(3, 2), "b": normal(2)} | weights).items() if array is not None
     }

@@ -1,16 +1,15 @@
 """MergeSiblings, from ONNX text."""
 
 import pytest
-from helpers.rewriting import fires, model, normals, ops, rewritten
+from helpers.arrays import normals
+from helpers.rewriting import fires, model, ops, rewritten
 
 from pipelines.rewrites.merge_siblings import MergeSiblings
 from pipelines.rewrites.simplify_concat import SimplifyConcat
 
-normal = normals()
-
-PICTURE = {"x": normal(2, 2, 5, 5)}
+PICTURE = {"x": normals(0)(2, 2, 5, 5)}
 SIB = "(float[n,4] x) => (float[n,k] y) {{ {} }}"
-LAYERS = {f"w{i}": normal(4, i + 1) for i in range(9)} | {f"b{i}": normal(i + 1) for i in range(9)}
+LAYERS = {f"w{i}": normals(i)(4, i + 1) for i in range(9)} | {f"b{i}": normals(9 + i)(i + 1) for i in range(9)}
 
 
 def heads(count, layer="h{i} = Gemm(x, w{i}, b{i}) r{i} = Relu(h{i}) s{i} = Neg(r{i})"):
@@ -20,7 +19,7 @@ def heads(count, layer="h{i} = Gemm(x, w{i}, b{i}) r{i} = Relu(h{i}) s{i} = Neg(
     )
 
 
-def test_siblings_become_one_layer_and_a_split_where_asked_for():
+def test_siblings_become_one_layer_and_a_split_where_asked_for(normal):
     found = model(SIB.format(heads(3)), **LAYERS)
     assert rewritten(found, MergeSiblings(split=True), x=normal(3, 4)).fired("MergeSiblings") == 1
     assert ops(found) == ["Gemm", "Relu", "Split", "Neg", "Neg", "Neg", "Concat"]
@@ -32,7 +31,7 @@ def test_siblings_become_one_layer_and_a_split_where_asked_for():
 @pytest.mark.parametrize(
     "layer", ["a{i} = MatMul(x, w{i}) s{i} = Add(a{i}, b{i})", "s{i} = MatMul(x, w{i})", "s{i} = Gemm(x, w{i}, b{i})"]
 )
-def test_siblings_that_are_joined_become_one_layer(layer):
+def test_siblings_that_are_joined_become_one_layer(normal, layer):
     found = model(SIB.format(heads(3, layer)), **LAYERS)
     left = ["MatMul", "Add"] if "Add" in layer else [layer.split("(")[0].split()[-1]]
     passes = [MergeSiblings(), SimplifyConcat()]
@@ -40,7 +39,7 @@ def test_siblings_that_are_joined_become_one_layer(layer):
     assert ops(found) == left and found.graph.outputs[0].name == "y"
 
 
-def test_joined_convs_become_one():
+def test_joined_convs_become_one(normal):
     text = """(float[n,2,5,5] x) => (float[n,7,5,5] y) {
         a = Conv<pads=[1,1,1,1]>(x, W, p) b = Relu(a) c = Conv<pads=[1,1,1,1]>(x, V, q) d = Relu(c)
         y = Concat<axis=1>(x, b, d) }"""
@@ -66,7 +65,7 @@ def test_joined_convs_become_one():
         ("a = Gemm(x, w3) b = Gemm(x, v3) y = Concat<axis=0>(a, b)", True),  # joined along the batch
     ],
 )
-def test_siblings_that_stay(body, refused):
+def test_siblings_that_stay(normal, body, refused):
     one = MergeSiblings()
     found = model(SIB.format(body), v3=normal(4, 4), **LAYERS)
     assert rewritten(found, one, x=normal(3, 4)).fired("MergeSiblings") == 0

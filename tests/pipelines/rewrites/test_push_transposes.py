@@ -2,16 +2,15 @@
 
 import numpy as np
 import pytest
-from helpers.rewriting import integers, model, normals, ops, rewritten
+from helpers.arrays import normals
+from helpers.rewriting import integers, model, ops, rewritten
 
 from pipelines.rewrites.push_transposes import PushTransposes
-
-normal = normals()
 
 NHWC, NCHW = "Transpose<perm=[0,2,3,1]>", "Transpose<perm=[0,3,1,2]>"
 T4D = "(float[n,4,5,6] x) => (float[n,p,q,r] y) {{ {} }}"
 X4D = {
-    "x": normal(2, 4, 5, 6),
+    "x": normals(0)(2, 4, 5, 6),
 }
 
 
@@ -36,7 +35,7 @@ X4D = {
         ("y = Transpose<perm=[0,1,2,3]>(x)", ""),
     ],
 )
-def test_transposes_cancel(body, left):
+def test_transposes_cancel(normal, body, left):
     weights = {
         "k": normal(5, 1, 4),
         "two": np.float32(2),
@@ -63,7 +62,7 @@ def test_transposes_cancel(body, left):
         "Mul(x, g)",
     ],
 )
-def test_transposes_that_are_needed_stay(body):
+def test_transposes_that_are_needed_stay(normal, body):
     found = model(T4D.format(body), 13, flat=integers(-1), back=integers(-1, 5, 6, 4), w5=normal(1, 1, 1, 1, 4))
     found.graph.outputs[0].shape = None
     before = sorted(ops(found))

@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-from helpers.rewriting import fires, model, normals, ops, reasons, rewritten
+from helpers.rewriting import fires, model, ops, reasons, rewritten
 
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
-
-normal = normals()
 
 IF = """({inputs}float[n] x) => (float[n] y) {{ h = Abs(x)
     y = If(c) <then_branch = f () => (float[n] a) {{ t = Relu(h) a = Add(t, x) }},
@@ -15,26 +13,26 @@ IF = """({inputs}float[n] x) => (float[n] y) {{ h = Abs(x)
 
 
 @pytest.mark.parametrize(("condition", "left"), [(True, "Abs Relu Add"), (False, "Abs Mul Neg")])
-def test_the_branch_taken_is_inlined(condition, left):
+def test_the_branch_taken_is_inlined(normal, condition, left):
     found = model(IF.format(inputs=""), c=np.array(condition))
     fires(found, RemoveDeadBranches(), left, exact=True, x=normal(3))
     assert found.graph.outputs[0].name == "y"
 
 
-def test_an_if_that_decides_at_run_time_stays():
+def test_an_if_that_decides_at_run_time_stays(normal):
     found = model(IF.format(inputs="bool c, "))
     report = fires(found, RemoveDeadBranches(), "Abs If", exact=True, x=normal(3), c=np.array(True))
     assert "its condition is computed" in reasons(report, "RemoveDeadBranches").popitem()[1]
 
 
-def test_two_ifs_with_the_same_inner_names():
+def test_two_ifs_with_the_same_inner_names(normal):
     branches = "<then_branch = f () => (float[n] a) { t = Relu(h) a = Neg(t) }, else_branch = g () => (float[n] a) { a = Identity(h) }>"
     found = model(f"(float[n] x) => (float[n] y) {{ h = Exp(x) u = If(c) {branches} w = If(d) {branches} y = Add(u, w) }}",
                   c=np.array(True), d=np.array(False))  # fmt: skip
     fires(found, RemoveDeadBranches(), "Exp Relu Neg Add", exact=True, x=normal(3))
 
 
-def test_dropout_and_casts_to_the_same_type_go():
+def test_dropout_and_casts_to_the_same_type_go(normal):
     found = model(
         "(float[n] x) => (float[n] y, float[n] z) "
         "{ a, mask = Dropout(x, r) b = Cast<to=1>(a) y = Relu(b) z = Dropout(y) }",

@@ -1,11 +1,9 @@
 """ReshapeChains, from ONNX text."""
 
 import pytest
-from helpers.rewriting import fires, integers, model, normals, reasons, rewritten
+from helpers.rewriting import fires, integers, model, reasons, rewritten
 
 from pipelines.rewrites.reshape_chains import ReshapeChains
-
-normal = normals()
 
 RES = "(float[n,4,6] x) => (float[p,q] y) {{ {} }}"
 
@@ -22,7 +20,7 @@ RES = "(float[n,4,6] x) => (float[p,q] y) {{ {} }}"
         ("y = Flatten(x)", "Flatten"),
     ],
 )
-def test_reshapes_become_one(body, left):
+def test_reshapes_become_one(normal, body, left):
     shapes = {
         "flat": integers(-1),
         "pairs": integers(-1, 2),
@@ -46,7 +44,7 @@ def test_reshapes_become_one(body, left):
         ),
     ],
 )
-def test_reshapes_that_stay(body, left):
+def test_reshapes_that_stay(normal, body, left):
     found = model(RES.format(body), one=integers(1), first=integers(0), t=integers(*range(9)), rest=integers(-1))
     report = rewritten(found, ReshapeChains(), exact=True, x=normal(3, 4, 6))
     assert left is None or left in " ".join(reasons(report, "ReshapeChains").values())

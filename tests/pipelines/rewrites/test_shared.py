@@ -5,14 +5,12 @@ import random
 import numpy as np
 import onnx_ir as ir
 import pytest
-from helpers.rewriting import integers, model, normals, ops, rewritten, run
+from helpers.arrays import normals
+from helpers.rewriting import integers, model, ops, rewritten, run
 
 from pipelines.graph import io, query
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.shared import SHARED
-
-RNG = np.random.default_rng(0)
-normal = normals(RNG)
 
 NHWC, NCHW = "Transpose<perm=[0,2,3,1]>", "Transpose<perm=[0,3,1,2]>"
 NET = f"""(float[n,16,16,3] image) => (float[n,5] y) {{
@@ -21,15 +19,23 @@ NET = f"""(float[n,16,16,3] image) => (float[n,5] y) {{
     n1 = {NHWC}(r) n2 = Add(n1, bias) n3 = Tanh(n2) n4 = {NCHW}(n3) skip = Add(n4, h)
     pool = GlobalAveragePool(skip) sh = Shape(pool) b0 = Gather(sh, first) shape = Concat<axis=0>(b0, minus) f = Reshape(pool, shape)
     drop = Dropout(f) d = MatMul(drop, F) y = Add(d, fb) }}"""
-SIDE = {
-    "pads": integers(0, 0, 0, 0, 0, 0, 1, 1), "W": normal(8, 3, 3, 3), "s": normal(1, 8, 1, 1), "o": normal(1, 8, 1, 1),
-    "D": normal(8, 1, 3, 3), "g": normal(8), "be": normal(8), "me": normal(8), "v": np.abs(normal(8)) + 1, "zero": np.float32(0),
-    "six": np.float32(6), "bias": normal(8), "first": integers(0), "minus": integers(-1), "F": normal(8, 5), "fb": normal(5),
-}  # fmt: skip
+
+
+def side():
+    """The weights of `NET`."""
+    normal = normals(0)
+    return {
+        "pads": integers(0, 0, 0, 0, 0, 0, 1, 1), "W": normal(8, 3, 3, 3), "s": normal(1, 8, 1, 1), "o": normal(1, 8, 1, 1),
+        "D": normal(8, 1, 3, 3), "g": normal(8), "be": normal(8), "me": normal(8), "v": np.abs(normal(8)) + 1, "zero": np.float32(0),
+        "six": np.float32(6), "bias": normal(8), "first": integers(0), "minus": integers(-1), "F": normal(8, 5), "fb": normal(5),
+    }  # fmt: skip
+
+
+SIDE = side()
 
 
 @pytest.mark.parametrize("opset", [13, 17])
-def test_the_shared_passes_on_a_small_net(opset, tmp_path):
+def test_the_shared_passes_on_a_small_net(normal, opset, tmp_path):
     found = model(NET, opset, **SIDE)
     rewritten(found, *[each() for each in SHARED], image=normal(2, 16, 16, 3))
     assert ops(found) == [
@@ -132,7 +138,7 @@ LOOP = """(float[n,4] x, int64 trips, bool go) => (float[n,4] y, float[n,4] z) {
 
 
 @pytest.mark.parametrize("go", [True, False])
-def test_values_that_loops_and_branches_read_survive(go):
+def test_values_that_loops_and_branches_read_survive(normal, go):
     found = model(LOOP, w=normal(4, 4), b=normal(4), zero=np.float32(0), six=np.float32(6))
     rewritten(found, *[each() for each in SHARED], x=normal(3, 4), trips=np.array(2), go=np.array(go))
     inner = [node.op_type for node in ir.traversal.RecursiveGraphIterator(found.graph) if node.graph is not found.graph]
@@ -141,14 +147,14 @@ def test_values_that_loops_and_branches_read_survive(go):
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_shared_keeps_what_mobilenet_computes(shared):
+def test_shared_keeps_what_mobilenet_computes(rng, shared):
     pytest.importorskip("tf2onnx")
     file = shared / "weights" / "mobilenet_v1_1.0_224_imagenet.tflite"
     import tf2onnx
 
     proto, _ = tf2onnx.convert.from_tflite(str(file), opset=17)
     found = ir.from_proto(proto)
-    x = RNG.uniform(-1, 1, (1, 224, 224, 3)).astype(np.float32)
+    x = rng.uniform(-1, 1, (1, 224, 224, 3)).astype(np.float32)
     before = run(found, input=x)
     rewrite(found, [each() for each in SHARED])
     for name, value in run(found, input=x).items():
@@ -163,7 +169,7 @@ def test_shared_keeps_what_mobilenet_computes(shared):
     }
 
 
-def test_the_shared_passes_bring_a_keras_export_to_gemms():
+def test_the_shared_passes_bring_a_keras_export_to_gemms(normal):
     text = """(int64[n] i) => (float[n,2] y) {
         c = Less(i, zero) w = Add(i, length) s = Where(c, w, i) e = Gather(T, s) h = MatMul(e, u) a = Add(h, b) r = Relu(a) k = MatMul(r, v) y = Add(d, k) }"""
     weights = {"T": normal(5, 4), "u": normal(4, 3), "b": normal(3), "v": normal(3, 2), "d": normal(1, 2)}

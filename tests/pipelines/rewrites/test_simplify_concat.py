@@ -1,11 +1,9 @@
 """SimplifyConcat, from ONNX text."""
 
 import pytest
-from helpers.rewriting import fires, integers, model, normals, reasons, rewritten
+from helpers.rewriting import fires, integers, model, reasons, rewritten
 
 from pipelines.rewrites.simplify_concat import SimplifyConcat
-
-normal = normals()
 
 CAT = "(float[n,4] x, float[n,2] z) => (float[n,k] y) {{ {} }}"
 
@@ -27,7 +25,7 @@ CAT = "(float[n,4] x, float[n,2] z) => (float[n,k] y) {{ {} }}"
         ),
     ],
 )
-def test_concats_that_need_not_copy(body, left):
+def test_concats_that_need_not_copy(normal, body, left):
     fires(
         model(CAT.format(body), widths=integers(4, 2)),
         SimplifyConcat(),
@@ -49,7 +47,7 @@ def test_concats_that_need_not_copy(body, left):
         ("a = Concat<axis=1>(x, z) b, c = Split<axis=1>(a) y = Concat<axis=1>(c, b)", "other places than its seams"),
     ],
 )
-def test_concats_that_are_needed_stay(body, reason):
+def test_concats_that_are_needed_stay(normal, body, reason):
     found = model(CAT.format(body))
     before = len(found.graph)
     report = rewritten(found, SimplifyConcat(), exact=True, x=normal(3, 4), z=normal(3, 2))

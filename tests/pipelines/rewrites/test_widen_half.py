@@ -3,25 +3,23 @@
 import numpy as np
 import onnx
 import onnx_ir as ir
-from helpers.rewriting import model, normals, ops, run
+from helpers.rewriting import model, ops, run
 
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
 from pipelines.rewrites.widen_half import WidenHalf
 
-normal = normals()
 
-
-def half(*shape):
+def half(normal, *shape):
     return normal(*shape).astype(np.float16)
 
 
-def test_a_float16_graph_computes_in_float32():
+def test_a_float16_graph_computes_in_float32(normal):
     text = """(float16[n,4] x, float16[n,4] z) => (float16[n,3] y, float16[n,4] t) {
         a = Add(x, z) h = MatMul(a, w) r = Relu(h) c = Cast<to=1>(r) d = Cast<to=10>(c) y = Add(d, b) t = Neg(a) }"""
-    weights = {"w": half(4, 3), "b": half(3)}
+    weights = {"w": half(normal, 4, 3), "b": half(normal, 3)}
     found = model(text, **weights)
-    feeds = {"x": half(5, 4), "z": half(5, 4)}
+    feeds = {"x": half(normal, 5, 4), "z": half(normal, 5, 4)}
     before = run(found, **feeds)
     report = rewrite(found, [WidenHalf(), RemoveDeadBranches()])
     onnx.checker.check_model(ir.to_proto(found), full_check=True)
@@ -42,17 +40,17 @@ def test_a_float16_graph_with_subgraphs_stays():
     assert ops(found) == ["Neg", "If"] and "subgraphs" in one.refused.popitem()[1]
 
 
-def test_widening_of_an_output_that_is_read_too():
-    found = model("(float16[n] x) => (float16[n] y, float16[n] z) { y = Mul(x, k) z = Add(y, x) }", k=half(1))
-    before = run(found, x=half(6) * 0 + 1)
+def test_widening_of_an_output_that_is_read_too(normal):
+    found = model("(float16[n] x) => (float16[n] y, float16[n] z) { y = Mul(x, k) z = Add(y, x) }", k=half(normal, 1))
+    before = run(found, x=half(normal, 6) * 0 + 1)
     rewrite(found, [WidenHalf()])
     onnx.checker.check_model(ir.to_proto(found), full_check=True)
-    np.testing.assert_allclose(run(found, x=half(6) * 0 + 1)["z"], before["z"], rtol=0.01)
+    np.testing.assert_allclose(run(found, x=half(normal, 6) * 0 + 1)["z"], before["z"], rtol=0.01)
 
 
-def test_a_cast_to_float16_that_is_an_output_and_read_is_widened():
+def test_a_cast_to_float16_that_is_an_output_and_read_is_widened(normal):
     text = "(float[n,4] x) => (float16[n,4] h, float16[n,3] y) { h = Cast<to=10>(x) y = Gemm(h, w) }"
-    found = model(text, w=half(4, 3))
+    found = model(text, w=half(normal, 4, 3))
     x = normal(5, 4)
     before = run(found, x=x)
     rewrite(found, [WidenHalf()])

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.click_layers import RNG, check_dense, dense, feeds, first_layer, network, same
+from helpers.click_layers import check_dense, dense, feeds, first_layer, network, same
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
@@ -22,7 +22,7 @@ from pipelines.kernels.recommenders.steps import Mixed
 pytestmark = pytest.mark.skipif(extension.native() is None, reason=extension.missing())
 
 
-DENSE, NETWORK = dense(40, 9), network()
+DENSE, NETWORK = dense(np.random.default_rng(0), 40, 9), network(np.random.default_rng(0))
 
 
 def test_a_version_that_is_not_there_is_refused():
@@ -31,14 +31,14 @@ def test_a_version_that_is_not_there_is_refused():
             native.click_program(NETWORK, name)
 
 
-def test_the_extension_itself_refuses_arrays_that_do_not_fit():
+def test_the_extension_itself_refuses_arrays_that_do_not_fit(rng):
     """Beneath the steps' dataclasses, which check more."""
     module = extension.native()
 
     def program():
         return module.ClickProgram(np.full(3, 7, np.int32), 4, 0, [("i2", 4), ("u1", 40), ("u1", 9), ("f4", 1)], "")
 
-    step = first_layer(x=0)
+    step = first_layer(rng, x=0)
     names = ("weight", "scale", "bias", "table", "columns", "offsets", "rows")
     right = {name: getattr(step, name) for name in ("x", "first", *names, "outs", "shift")}
     program().mixed(**right)
@@ -115,7 +115,7 @@ def replaced(program, kind, **changes):
     return replace(program, steps=steps)
 
 
-def test_arrays_of_a_layer_may_lie_in_any_way(isa):
+def test_arrays_of_a_layer_may_lie_in_any_way(rng, isa):
     """All but tables are copied in any case."""
     step = next(step for step in NETWORK.steps if isinstance(step, Mixed))
     changes = {
@@ -123,15 +123,15 @@ def test_arrays_of_a_layer_may_lie_in_any_way(isa):
         "scale": np.repeat(step.scale, 2)[::2],
         "bias": np.frombuffer(b"x" + step.bias.tobytes(), np.uint8)[1:].view(np.float32),
     }
-    arrays = feeds(NETWORK, 5)
+    arrays = feeds(rng, NETWORK, 5)
     kernel = native.click_program(replaced(NETWORK, Mixed, **changes), isa)
     same([kernel(*arrays)], reference.run(NETWORK, *arrays))
     layer = replace(DENSE, weight=np.asfortranarray(DENSE.weight))
-    check_dense(layer, isa, RNG.integers(0, 256, (5, 40), np.uint8))
+    check_dense(layer, isa, rng.integers(0, 256, (5, 40), np.uint8))
 
 
-def test_the_table_stays_in_its_file_and_all_else_is_copied(isa, tmp_path):
-    path, arrays = tmp_path / "table", feeds(NETWORK, 5)
+def test_the_table_stays_in_its_file_and_all_else_is_copied(rng, isa, tmp_path):
+    path, arrays = tmp_path / "table", feeds(rng, NETWORK, 5)
     step = next(step for step in NETWORK.steps if isinstance(step, Mixed))
     step.table.tofile(path)
     table = np.memmap(path, np.uint8, "r+", shape=step.table.shape)
@@ -150,8 +150,8 @@ def test_the_table_stays_in_its_file_and_all_else_is_copied(isa, tmp_path):
     same([found], reference.run(replaced(NETWORK, Mixed, table=np.asarray(table)), *arrays))
 
 
-def test_results_outlive_their_kernel(isa):
-    arrays = feeds(NETWORK, 5)
+def test_results_outlive_their_kernel(rng, isa):
+    arrays = feeds(rng, NETWORK, 5)
     found = native.click_program(NETWORK, isa)(*arrays)
     gc.collect()
     kept = [np.full(1 << size, 255, np.uint8) for size in range(6, 20)]  # takes what was freed
@@ -162,10 +162,10 @@ def test_results_outlive_their_kernel(isa):
 # --- threads
 
 
-def test_one_object_in_many_threads_gives_the_same_bits(isa):
-    program = network((130, 70, 9, 1), 6, 7, 3)
+def test_one_object_in_many_threads_gives_the_same_bits(rng, isa):
+    program = network(rng, (130, 70, 9, 1), 6, 7, 3)
     kernel = native.click_program(program, isa)
-    batches = [feeds(program, count) for count in (1, 300, 17, 600, 256, 5)]
+    batches = [feeds(rng, program, count) for count in (1, 300, 17, 600, 256, 5)]
     wanted = [reference.run(program, *each) for each in batches]
 
     def work(number):
@@ -179,10 +179,10 @@ def test_one_object_in_many_threads_gives_the_same_bits(isa):
         list(pool.map(work, range(4)))
 
 
-def test_other_threads_run_during_a_call():
+def test_other_threads_run_during_a_call(rng):
     """While the lock is held, no Python code runs: a thread that counts would stand still for the whole call."""
-    program = network((1024, 512, 1))
-    kernel, arrays = native.click_program(program, "portable"), feeds(program, 2000)
+    program = network(rng, (1024, 512, 1))
+    kernel, arrays = native.click_program(program, "portable"), feeds(rng, program, 2000)
     counted, over = [], threading.Event()
 
     def count():
@@ -221,9 +221,9 @@ def test_the_extension_is_found_from_another_process_in_any_folder(tmp_path):
 
 
 @pytest.mark.skipif(not extension.isas(), reason=extension.missing())
-def test_ids_that_change_during_a_call_are_never_followed(isa):
+def test_ids_that_change_during_a_call_are_never_followed(rng, isa):
     """Another thread writes rows that do not exist into the batch between the check and the reading of a part."""
-    kernel = native.click_program(network((64, 1), rows=5, numbers=0), isa)
+    kernel = native.click_program(network(rng, (64, 1), rows=5, numbers=0), isa)
     ids, done = np.zeros((4099, 3), np.int32), threading.Event()
 
     def spoil():

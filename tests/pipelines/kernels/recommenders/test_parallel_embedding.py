@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from helpers.click_layers import RNG, same
+from helpers.click_layers import same
 
 from pipelines.core.errors import RequestError
 from pipelines.engines.catalog import load
@@ -18,29 +18,29 @@ ROWS, WIDTH, SHIFT = (7, 3, 11), 40, 5
 INPUTS = "table, columns, offsets, rows, weight, scale, bias, step"
 
 
-def arrays(numbers, wide):
+def arrays(rng, numbers, wide):
     total = sum(ROWS)
     table = np.full((total, 64), 128, np.uint8)
-    table[:, :WIDTH] = RNG.integers(1, 256, (total, WIDTH))
+    table[:, :WIDTH] = rng.integers(1, 256, (total, WIDTH))
     made = {
         "table": table,
         "columns": np.array([2, 0, 1], np.int32),
         "offsets": np.array([0, 7, 10], np.int32),
         "rows": np.array(ROWS, np.int32),
-        "weight": RNG.integers(-900, 900, (numbers, WIDTH)).astype(np.int16),
-        "scale": RNG.uniform(0.5, 2, WIDTH).astype(np.float32) / np.float32(3 * 2**SHIFT),
-        "bias": RNG.uniform(-20, 60, WIDTH).astype(np.float32),
-        "step": RNG.uniform(10, 20, numbers).astype(np.float32),
+        "weight": rng.integers(-900, 900, (numbers, WIDTH)).astype(np.int16),
+        "scale": rng.uniform(0.5, 2, WIDTH).astype(np.float32) / np.float32(3 * 2**SHIFT),
+        "bias": rng.uniform(-20, 60, WIDTH).astype(np.float32),
+        "step": rng.uniform(10, 20, numbers).astype(np.float32),
     }
-    return made | ({"wide": RNG.standard_normal(total).astype(np.float32)} if wide else {})
+    return made | ({"wide": rng.standard_normal(total).astype(np.float32)} if wide else {})
 
 
-def graph(first, middle="Relu(m)"):
+def graph(rng, first, middle="Relu(m)"):
     """(model, its layers): the operator and two int8 layers in QDQ form."""
     numbers, wide = first["weight"].shape[0], "wide" in first
     weights = {
-        "V": RNG.integers(-127, 128, (WIDTH, 9)).astype(np.int8),
-        "U": RNG.integers(-127, 128, (9, 1)).astype(np.int8),
+        "V": rng.integers(-127, 128, (WIDTH, 9)).astype(np.int8),
+        "U": rng.integers(-127, 128, (9, 1)).astype(np.int8),
     }
     scales = {name: np.float32(each) for name, each in (("s", 0.02), ("sV", 0.01), ("t", 0.05), ("sU", 0.02))}
     zeros = {"z": np.uint8(0), "z8": np.int8(0)}
@@ -82,11 +82,11 @@ def expected(first, layers, ids, x):
 
 
 @pytest.mark.parametrize(("numbers", "wide"), [(4, True), (0, True), (4, False), (0, False)])
-def test_the_program_has_the_same_integers(tmp_path, numbers, wide):
-    first = arrays(numbers, wide)
-    model, layers = graph(first)
-    ids = RNG.integers(0, [ROWS[1], ROWS[2], ROWS[0]], (300, 3)).astype(np.int32)
-    x = RNG.uniform(-90, 90, (300, numbers)).astype(np.float32)
+def test_the_program_has_the_same_integers(rng, tmp_path, numbers, wide):
+    first = arrays(rng, numbers, wide)
+    model, layers = graph(rng, first)
+    ids = rng.integers(0, [ROWS[1], ROWS[2], ROWS[0]], (300, 3)).astype(np.int32)
+    x = rng.uniform(-90, 90, (300, numbers)).astype(np.float32)
     wanted = expected(first, layers, ids, x).astype(np.float32)
     program = program_of(model.graph[0])
     assert program.rows.tolist() == [ROWS[1], ROWS[2], ROWS[0]]
@@ -97,11 +97,11 @@ def test_the_program_has_the_same_integers(tmp_path, numbers, wide):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
-def test_other_layers_and_missing_arrays_are_named():
-    first = arrays(4, True)
+def test_other_layers_and_missing_arrays_are_named(rng):
+    first = arrays(rng, 4, True)
     with pytest.raises(RequestError, match="not int8 alone; build the model again"):
-        program_of(graph(first, "Tanh(m)")[0].graph[0])
-    node = graph(first)[0].graph[0]
+        program_of(graph(rng, first, "Tanh(m)")[0].graph[0])
+    node = graph(rng, first)[0].graph[0]
     node.replace_input_with(2, node.inputs[0])  # a table that is computed
     with pytest.raises(RequestError, match="no constant table; build the model again"):
         program_of(node)

@@ -8,16 +8,14 @@ import pytest
 from pipelines.core.errors import RequestError
 from pipelines.kernels.recommenders.operators import LinearLayer
 
-RNG = np.random.default_rng(0)
-
 
 @pytest.mark.parametrize("zero", [None, 0, 100])
-def test_a_linear_layer_is_a_product_in_float(zero):
-    weight = RNG.integers(-127, 128, (30, 7)).astype(np.int8)
-    bias = RNG.integers(-5000, 5000, 7).astype(np.int32)
-    scale = RNG.uniform(0.5, 1, 7).astype(np.float32) / 200
+def test_a_linear_layer_is_a_product_in_float(rng, zero):
+    weight = rng.integers(-127, 128, (30, 7)).astype(np.int8)
+    bias = rng.integers(-5000, 5000, 7).astype(np.int32)
+    scale = rng.uniform(0.5, 1, 7).astype(np.float32) / 200
     of = LinearLayer(weight, bias, scale, zero, zero or 0)
-    x = RNG.integers(0, 256, (20, 30)).astype(np.uint8)
+    x = rng.integers(0, 256, (20, 30)).astype(np.uint8)
     expected = (x.astype(np.float64) @ weight + bias) * scale
     found = of.compute(x)
     assert found.shape == (20, 7)

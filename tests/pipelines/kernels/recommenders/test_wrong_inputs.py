@@ -1,5 +1,7 @@
 """What is no right input of the native click kernels is refused, and the kernel still works."""
 
+import functools
+
 import numpy as np
 import pytest
 from helpers.click_layers import feeds, network, same
@@ -33,18 +35,14 @@ WRONG = [
 ]
 
 
-NETWORK = network()
+NETWORK = network(np.random.default_rng(0))
 
 
+@functools.cache
 def kernel_of(isa):
-    """(kernel of ids and numbers, right arguments, results), made once a version."""
-    if isa not in MADE:
-        kernel, arrays = native.click_program(NETWORK, isa), feeds(NETWORK, 5)
-        MADE[isa] = (lambda ids, x: kernel(ids, x, None)), arrays[:2], reference.run(NETWORK, *arrays)
-    return MADE[isa]
-
-
-MADE = {}
+    """(kernel of ids and numbers, right arguments, results)."""
+    kernel, arrays = native.click_program(NETWORK, isa), feeds(np.random.default_rng(1), NETWORK, 5)
+    return (lambda ids, x: kernel(ids, x, None)), arrays[:2], reference.run(NETWORK, *arrays)
 
 
 def works(kernel, arguments, expected):
@@ -57,7 +55,7 @@ def works(kernel, arguments, expected):
     WRONG,
     ids=lambda wrong: f"{type(wrong).__name__} {getattr(wrong, 'dtype', '')} {getattr(wrong, 'shape', '')}",
 )
-def test_what_is_no_right_array_is_refused_and_the_kernel_still_works(isa, wrong):
+def test_what_is_no_right_array_is_refused_and_the_kernel_still_works(rng, isa, wrong):
     kernel, arguments, expected = kernel_of(isa)
     for place in range(len(arguments)):
         with pytest.raises(REFUSED):
@@ -69,7 +67,7 @@ def test_what_is_no_right_array_is_refused_and_the_kernel_still_works(isa, wrong
 
 
 @pytest.mark.parametrize("wrong", [-1, 7, 2**31 - 1, -(2**31), 2**32, 2**32 + 1, -(2**63), 2**63 - 1, 2**40])
-def test_ids_that_are_no_rows_are_refused(isa, wrong):
+def test_ids_that_are_no_rows_are_refused(rng, isa, wrong):
     for dtype in (np.int32, np.int64) if -(2**31) <= wrong < 2**31 else (np.int64,):
         kernel, (good, x), expected = kernel_of(isa)
         ids = good.astype(dtype)
@@ -79,8 +77,8 @@ def test_ids_that_are_no_rows_are_refused(isa, wrong):
         works(kernel, (good, x), expected)
 
 
-def test_an_id_is_refused_in_every_place(isa):
-    kernel = native.click_program(network((40, 1), 2, 3, 0), isa)
+def test_an_id_is_refused_in_every_place(rng, isa):
+    kernel = native.click_program(network(rng, (40, 1), 2, 3, 0), isa)
     for count, row, column in ((1, 0, 0), (256, 255, 1), (257, 256, 1), (4099, 4098, 0)):
         ids = np.zeros((count, 2), np.int64)
         ids[row, column] = 3
@@ -100,7 +98,7 @@ def layouts(array):
         yield np.frombuffer(b"x" + array.tobytes(), np.uint8)[1:].view(array.dtype).reshape(array.shape)
 
 
-def test_other_layouts_are_refused_and_read_only_arrays_taken(isa):
+def test_other_layouts_are_refused_and_read_only_arrays_taken(rng, isa):
     kernel, arguments, expected = kernel_of(isa)
     for place, array in enumerate(arguments):
         for other in layouts(array):
@@ -159,7 +157,7 @@ def test_any_arrays_give_an_error_or_the_right_result(data):
     works(kernel, arguments, expected)
 
 
-def test_the_shapes_of_ids_and_numbers_are_checked(isa):
+def test_the_shapes_of_ids_and_numbers_are_checked(rng, isa):
     kernel, (ids, x), _ = kernel_of(isa)
     for a, b in (
         (ids[:4], x),

@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from helpers.transformer_programs import dense, every_isa, floats, same
+from helpers.arrays import floats
+from helpers.transformer_programs import dense, every_isa, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

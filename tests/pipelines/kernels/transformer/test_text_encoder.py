@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from helpers.arrays import floats
 
 from pipelines.core.errors import RequestError
 from pipelines.engines.native.texts import NativeTexts
@@ -23,49 +24,42 @@ from pipelines.kernels.transformer.text import reference as text_reference
 from pipelines.kernels.transformer.text.program import Dense, TextProgram
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason="there are no kernels")
-RNG = np.random.default_rng(0)
 WIDTH, LONGEST = 32, 80
 
 
-def floats(*shape, scale=1.0):
-    return (RNG.standard_normal(shape) * scale).astype(np.float32)
+def linear(rng, inputs, outputs):
+    weight = rng.integers(-127, 128, (inputs, outputs)).astype(np.int8)
+    scale = rng.uniform(0.5, 1.5, outputs).astype(np.float32) * np.float32(1 / (73 * inputs**0.5))
+    return RowLinear(weight, scale, floats(rng, outputs, scale=0.1))
 
 
-def linear(inputs, outputs):
-    weight = RNG.integers(-127, 128, (inputs, outputs)).astype(np.int8)
-    scale = RNG.uniform(0.5, 1.5, outputs).astype(np.float32) * np.float32(1 / (73 * inputs**0.5))
-    return RowLinear(weight, scale, floats(outputs, scale=0.1))
-
-
-def made(heads=2, types=1, activation="gelu", pooling="mean", normalize=True, head=()):
-    """A program of two post-LN layers of random weights."""
-    table = RNG.integers(-127, 128, (64, WIDTH)).astype(np.int8)
-    steps = [Embedding(table, np.full(64, 1 / 73, np.float32), floats(types * LONGEST, WIDTH), 0)]
+def made(rng, heads=2, types=1, activation="gelu", pooling="mean", normalize=True, head=()):
+    """A program of two post-LN layers of random weights; `head`: its layers as (outputs, activation)."""
+    table = rng.integers(-127, 128, (64, WIDTH)).astype(np.int8)
+    steps = [Embedding(table, np.full(64, 1 / 73, np.float32), floats(rng, types * LONGEST, WIDTH), 0)]
 
     def norm(register, out):
-        return LayerNorm(register, floats(WIDTH, scale=0.2) + np.float32(1), floats(WIDTH, scale=0.1), 1e-12, out)
+        return LayerNorm(
+            register, floats(rng, WIDTH, scale=0.2) + np.float32(1), floats(rng, WIDTH, scale=0.1), 1e-12, out
+        )
 
     for _ in range(2):
         steps += [
-            Linear(0, linear(WIDTH, 3 * WIDTH), 1),
+            Linear(0, linear(rng, WIDTH, 3 * WIDTH), 1),
             QuantizedAttention(1, heads, 2),
-            Linear(2, linear(WIDTH, WIDTH), 1, residual=0),
+            Linear(2, linear(rng, WIDTH, WIDTH), 1, residual=0),
             norm(1, 0),
-            Linear(0, linear(WIDTH, 50), 1, relu=activation == "relu"),
+            Linear(0, linear(rng, WIDTH, 50), 1, relu=activation == "relu"),
             *([] if activation == "relu" else [Activation(1, activation, 2)]),
-            Linear(1 if activation == "relu" else 2, linear(50, WIDTH), 3, residual=0),
+            Linear(1 if activation == "relu" else 2, linear(rng, 50, WIDTH), 3, residual=0),
             norm(3, 0),
         ]
-    return TextProgram(EncoderProgram(steps), types, pooling, normalize, head)
-
-
-def head(*layers):
-    """Layers of (outputs, activation) on a row of WIDTH numbers."""
-    inputs = [WIDTH, *(outputs for outputs, _ in layers)]
-    return tuple(
-        Dense(floats(outputs, of, scale=of**-0.5), floats(outputs), activation)
-        for of, (outputs, activation) in zip(inputs, layers, strict=False)
+    inputs = [WIDTH, *(outputs for outputs, _ in head)]
+    layers = tuple(
+        Dense(floats(rng, outputs, of, scale=of**-0.5), floats(rng, outputs), activation)
+        for of, (outputs, activation) in zip(inputs, head, strict=False)
     )
+    return TextProgram(EncoderProgram(steps), types, pooling, normalize, layers)
 
 
 CASES = {
@@ -74,9 +68,9 @@ CASES = {
     "max": {"pooling": "max", "heads": 1},
     "relu": {"activation": "relu"},
     "swish": {"activation": "swish"},
-    "a pair's score": {"types": 2, "pooling": "cls", "normalize": False, "head": head((WIDTH, "tanh"), (1, ""))},
-    "labels": {"pooling": "cls", "normalize": False, "head": head((17, "relu"), (3, ""))},
-    "a projection": {"head": head((24, ""))},
+    "a pair's score": {"types": 2, "pooling": "cls", "normalize": False, "head": ((WIDTH, "tanh"), (1, ""))},
+    "labels": {"pooling": "cls", "normalize": False, "head": ((17, "relu"), (3, ""))},
+    "a projection": {"head": ((24, ""),)},
 }
 
 
@@ -92,18 +86,18 @@ def stored(tmp_path):
     return write
 
 
-def tokens(program, lengths):
+def tokens(rng, program, lengths):
     """(tokens, types, lengths) of random texts."""
     total = int(sum(lengths))
-    ids = RNG.integers(0, 64, total).astype(np.int32)
-    return ids, RNG.integers(0, program.types, total).astype(np.int32), np.array(lengths, np.int64)
+    ids = rng.integers(0, 64, total).astype(np.int32)
+    return ids, rng.integers(0, program.types, total).astype(np.int32), np.array(lengths, np.int64)
 
 
 @pytest.mark.parametrize("isa", extension.isas())
 @pytest.mark.parametrize("case", CASES)
-def test_every_instruction_set_returns_the_bits_of_the_reference(stored, case, isa):
-    program = made(**CASES[case])
-    ids, types, lengths = tokens(program, [1, 2, 7, 16, 17, 33, 80])
+def test_every_instruction_set_returns_the_bits_of_the_reference(rng, stored, case, isa):
+    program = made(rng, **CASES[case])
+    ids, types, lengths = tokens(rng, program, [1, 2, 7, 16, 17, 33, 80])
     ends = np.cumsum(lengths)
     wanted = [text_reference.compute(program, ids[a:b], types[a:b]) for a, b in zip(ends - lengths, ends, strict=True)]
     found = NativeTexts(stored(program), isa=isa).compute(ids, types, lengths)
@@ -112,10 +106,10 @@ def test_every_instruction_set_returns_the_bits_of_the_reference(stored, case, i
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7])
-def test_a_text_does_not_depend_on_batch_order_or_threads(stored, threads):
-    program = made(types=2)
+def test_a_text_does_not_depend_on_batch_order_or_threads(rng, stored, threads):
+    program = made(rng, types=2)
     native = NativeTexts(stored(program))
-    ids, types, lengths = tokens(program, RNG.integers(1, 70, 40))
+    ids, types, lengths = tokens(rng, program, rng.integers(1, 70, 40))
     together = native.compute(ids, types, lengths)
     assert np.array_equal(NativeTexts(stored(program), threads).compute(ids, types, lengths), together)
     ends = np.cumsum(lengths)
@@ -126,18 +120,18 @@ def test_a_text_does_not_depend_on_batch_order_or_threads(stored, threads):
     assert np.array_equal(native.compute(ids[back], types[back], lengths[::-1])[::-1], together)
 
 
-def attention_alone(size, scale=1.0, biased=False, longest=200):
+def attention_alone(rng, size, scale=1.0, biased=False, longest=200):
     """A program of one attention of two heads on random rows."""
     width = 2 * size
-    rows = RNG.standard_normal((longest, width)).astype(np.float32)
+    rows = rng.standard_normal((longest, width)).astype(np.float32)
     rows[7] = 0
-    weight = RNG.integers(-127, 128, (width, 3 * width)).astype(np.int8)
-    scales = RNG.uniform(0.2, 1, 3 * width).astype(np.float32) * np.float32(0.03 * scale / width**0.5)
-    bias = RNG.standard_normal((2, 2 * longest - 1)).astype(np.float32) if biased else None
+    weight = rng.integers(-127, 128, (width, 3 * width)).astype(np.int8)
+    scales = rng.uniform(0.2, 1, 3 * width).astype(np.float32) * np.float32(0.03 * scale / width**0.5)
+    bias = rng.standard_normal((2, 2 * longest - 1)).astype(np.float32) if biased else None
     table = np.zeros((64, width), np.int8)
     steps = [
         Embedding(table, np.ones(64, np.float32), rows, 0),
-        Linear(0, RowLinear(weight, scales, RNG.standard_normal(3 * width).astype(np.float32) * np.float32(scale)), 1),
+        Linear(0, RowLinear(weight, scales, rng.standard_normal(3 * width).astype(np.float32) * np.float32(scale)), 1),
         QuantizedAttention(1, 2, 0, bias),
     ]
     return TextProgram(EncoderProgram(steps), 1, "mean", False)
@@ -146,8 +140,8 @@ def attention_alone(size, scale=1.0, biased=False, longest=200):
 @pytest.mark.parametrize("isa", extension.isas())
 @pytest.mark.parametrize("scale", [1e-33, 1.0, 30.0])
 @pytest.mark.parametrize("size", [16, 32, 48])
-def test_attention_of_any_length_has_the_bits_of_the_reference(isa, size, scale):
-    program = attention_alone(size, scale, biased=size == 32)
+def test_attention_of_any_length_has_the_bits_of_the_reference(rng, isa, size, scale):
+    program = attention_alone(rng, size, scale, biased=size == 32)
     native = programs.compile_texts(program, isa)
     for length in (1, 3, 15, 16, 31, 32, 33, 49, 130):
         none = np.zeros(length, np.int32)
@@ -155,8 +149,8 @@ def test_attention_of_any_length_has_the_bits_of_the_reference(isa, size, scale)
         assert found.tobytes() == text_reference.compute(program, none, none).tobytes()
 
 
-def test_attention_in_integers_is_close_to_that_in_floats():
-    rows = RNG.standard_normal((180, 3 * 64)).astype(np.float32)
+def test_attention_in_integers_is_close_to_that_in_floats(rng):
+    rows = rng.standard_normal((180, 3 * 64)).astype(np.float32)
     found = reference.quantized_attention(rows, 2)
     wanted = reference.attention(*np.split(rows, 3, axis=1), 2)
     assert 0 < np.linalg.norm(found - wanted) < 0.03 * np.linalg.norm(wanted)
@@ -169,8 +163,8 @@ def test_gelu_is_near_what_it_is_of_all_numbers():
     assert (error < 7e-5 + 3e-6 * np.abs(x)).all()
 
 
-def test_attention_whose_sums_could_overflow_is_refused():
-    program = attention_alone(16, longest=65537)
+def test_attention_whose_sums_could_overflow_is_refused(rng):
+    program = attention_alone(rng, 16, longest=65537)
     with pytest.raises((RequestError, ValueError), match="overflow"):
         programs.compile_texts(program)
 
@@ -187,12 +181,12 @@ def test_attention_whose_sums_could_overflow_is_refused():
         ([1] * 81, [0] * 81, [81], "a text of 81 tokens"),
     ],
 )
-def test_tokens_that_are_none_are_refused(stored, ids, types, lengths, why):
-    native = NativeTexts(stored(made(types=2)))
+def test_tokens_that_are_none_are_refused(rng, stored, ids, types, lengths, why):
+    native = NativeTexts(stored(made(rng, types=2)))
     with pytest.raises(RequestError, match=why):
         native.compute(np.array(ids, np.int32), np.array(types, np.int32), np.array(lengths, np.int64))
 
 
-def test_no_texts_are_no_rows(stored):
+def test_no_texts_are_no_rows(rng, stored):
     none = np.zeros(0, np.int32)
-    assert NativeTexts(stored(made())).compute(none, none, none.astype(np.int64)).shape == (0, 32)
+    assert NativeTexts(stored(made(rng))).compute(none, none, none.astype(np.int64)).shape == (0, 32)

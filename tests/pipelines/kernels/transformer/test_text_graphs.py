@@ -17,7 +17,6 @@ from pipelines.kernels.transformer.text import reference as text_reference
 from pipelines.kernels.transformer.text.from_graph import text_program
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason="there are no kernels")
-RNG = np.random.default_rng(0)
 CASES = {
     "bert mean": {"kind": "bert"},
     "bert cls": {"kind": "bert", "pooling": "cls", "normalize": False},
@@ -47,18 +46,18 @@ def graph(tmp_path_factory):
     return get
 
 
-def tokens(program, lengths):
+def tokens(rng, program, lengths):
     """(tokens, types, lengths) of random texts."""
     total = int(sum(lengths))
-    ids = RNG.integers(0, 64, total).astype(np.int32)
-    return ids, RNG.integers(0, program.types, total).astype(np.int32), np.array(lengths, np.int64)
+    ids = rng.integers(0, 64, total).astype(np.int32)
+    return ids, rng.integers(0, program.types, total).astype(np.int32), np.array(lengths, np.int64)
 
 
 @pytest.mark.parametrize("isa", extension.isas())
 @pytest.mark.parametrize("case", CASES)
-def test_every_instruction_set_returns_the_bits_of_the_reference(graph, case, isa):
+def test_every_instruction_set_returns_the_bits_of_the_reference(rng, graph, case, isa):
     program = text_program(io.load(graph(case)))
-    ids, types, lengths = tokens(program, [1, 2, 7, 16, 17, 33])
+    ids, types, lengths = tokens(rng, program, [1, 2, 7, 16, 17, 33])
     ends = np.cumsum(lengths)
     wanted = [text_reference.compute(program, ids[a:b], types[a:b]) for a, b in zip(ends - lengths, ends, strict=True)]
     found = NativeTexts(graph(case), isa=isa).compute(ids, types, lengths)
@@ -67,10 +66,10 @@ def test_every_instruction_set_returns_the_bits_of_the_reference(graph, case, is
 
 
 @pytest.mark.parametrize("case", ["bert mean", "bert pairs", "mpnet"])
-def test_a_text_does_not_depend_on_batch_order_or_threads(graph, case):
+def test_a_text_does_not_depend_on_batch_order_or_threads(rng, graph, case):
     native = NativeTexts(graph(case))
     program = text_program(io.load(graph(case)))
-    ids, types, lengths = tokens(program, RNG.integers(1, 70, 40))
+    ids, types, lengths = tokens(rng, program, rng.integers(1, 70, 40))
     together = native.compute(ids, types, lengths)
     assert np.array_equal(NativeTexts(graph(case), threads=3).compute(ids, types, lengths), together)
     ends = np.cumsum(lengths)
@@ -81,27 +80,27 @@ def test_a_text_does_not_depend_on_batch_order_or_threads(graph, case):
     assert np.array_equal(native.compute(ids[back], types[back], lengths[::-1])[::-1], together)
 
 
-def test_a_stored_program_is_the_same(graph, tmp_path):
+def test_a_stored_program_is_the_same(rng, graph, tmp_path):
     store(graph("mpnet"), tmp_path / f"model{program_file.SUFFIX}")
-    ids, types, lengths = tokens(text_program(io.load(graph("mpnet"))), [5, 9])
+    ids, types, lengths = tokens(rng, text_program(io.load(graph("mpnet"))), [5, 9])
     one, other = (NativeTexts(path) for path in (graph("mpnet"), tmp_path / f"model{program_file.SUFFIX}"))
     assert np.array_equal(one.compute(ids, types, lengths), other.compute(ids, types, lengths))
 
 
-def test_smoothing_goes_into_what_is_before_the_layer(graph):
+def test_smoothing_goes_into_what_is_before_the_layer(rng, graph):
     model = io.load(graph("bert mean"))
     plain = text_program(io.load(graph("bert mean")))
     for node in [each for each in model.graph if each.op_type in ("MatMul", "Gemm")]:
         weight = node.inputs[1].const_value
         if weight is None:
             continue
-        factors = RNG.uniform(0.5, 1, weight.shape[0]).astype(np.float32)
+        factors = rng.uniform(0.5, 1, weight.shape[0]).astype(np.float32)
         mul = edit.node("Mul", [node.inputs[0], edit.initializer(model.graph, "k", factors)], f"{node.name}.smoothed")
         model.graph.insert_before(node, mul)
         node.replace_input_with(0, mul.outputs[0])
         scaled = edit.initializer(model.graph, "w", weight.numpy() / factors[:, None])
         node.replace_input_with(1, scaled)
-    ids, types, lengths = tokens(plain, [3, 20, 8])
+    ids, types, lengths = tokens(rng, plain, [3, 20, 8])
     found = NativeTexts(model).compute(ids, types, lengths)
     wanted = NativeTexts(graph("bert mean")).compute(ids, types, lengths)
     assert np.abs(found - wanted).max() < 0.1 * np.abs(wanted).max()

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from helpers.arrays import normals
 from helpers.rewriting import EXACT, model, run
 
 from pipelines.core.errors import RequestError
@@ -25,12 +26,7 @@ from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
-RNG = np.random.default_rng(0)
 RECIPE = QuantRecipe(observer="minmax")
-
-
-def normal(*shape, scale=1.0):
-    return (RNG.standard_normal(shape) * scale).astype(np.float32)
 
 
 def quantized(found, feeds, **ranges):
@@ -73,10 +69,10 @@ CONV = """(float[N,3,9,9] x) => (float[N,4,7,7] y) {
     a = Conv(x, W, b)
     y = Relu(a)
 }"""
-IMAGES = {"x": normal(20, 3, 9, 9)}
+IMAGES = {"x": normals(0)(20, 3, 9, 9)}
 
 
-def conv():
+def conv(normal):
     found = model(CONV, W=normal(4, 3, 3, 3), b=normal(4))
     return found, quantized(found, IMAGES)
 
@@ -86,27 +82,27 @@ def error(found, int8, feeds):
     return float(np.square(exact - rounded).mean())
 
 
-def test_a_shift_is_removed():
-    found, int8 = conv()
+def test_a_shift_is_removed(normal):
+    found, int8 = conv(normal)
     steps = np.array([900, -700, 0, 400])
     result, report = corrected(found, shifted(int8, steps), IMAGES)
     left = bias(layers(result)[0]) - bias(layers(int8)[0])
     assert np.abs(left).max() < 40  # of its own steps: what rounding shifts
-    assert error(found, result, IMAGES) <= error(found, int8, IMAGES)
+    assert error(found, result, IMAGES) <= 1.02 * error(found, int8, IMAGES)  # a bias is rounded to its steps
     (layer,) = report.values()
-    assert layer.channels == 4 and layer.corrected >= 3 and layer.sqnr_after > layer.sqnr_before + 5
+    assert layer.channels == 4 and layer.corrected >= 3 and layer.sqnr_after > layer.sqnr_before + 12
 
 
 @pytest.mark.parametrize("engine", EXACT)
-def test_engines_load_what_it_writes(engine, tmp_path):
-    found, int8 = conv()
+def test_engines_load_what_it_writes(normal, engine, tmp_path):
+    found, int8 = conv(normal)
     result, _ = corrected(found, shifted(int8, np.array([900, -700, 0, 400])), IMAGES)
     session = load(io.save(result, tmp_path / "int8.onnx"), engine)
     np.testing.assert_allclose(session.run(IMAGES)["y"], run(found, **IMAGES)["y"], atol=0.4)
 
 
-def test_same_inputs_give_the_same_bytes_however_samples_are_batched():
-    found, int8 = conv()
+def test_same_inputs_give_the_same_bytes_however_samples_are_batched(normal):
+    found, int8 = conv(normal)
     int8 = shifted(int8, np.array([900, -700, 0, 400]))
     one, again = (
         ir.to_proto(corrected(found, int8, IMAGES)[0]).SerializeToString(deterministic=True) for _ in range(2)
@@ -118,16 +114,16 @@ def test_same_inputs_give_the_same_bytes_however_samples_are_batched():
     assert np.abs(bias(layers(pieces)[0]) - bias(layers(whole)[0])).max() <= 1
 
 
-def test_a_perfect_model_stays_as_it_is():
+def test_a_perfect_model_stays_as_it_is(rng):
     """Weights and inputs are whole steps, the result is not rounded."""
-    x = RNG.integers(0, 256, (40, 6)).astype(np.float32)
+    x = rng.integers(0, 256, (40, 6)).astype(np.float32)
     x[0, :2] = 0, 255
-    weight = RNG.integers(-127, 128, (6, 5)).astype(np.float32)
+    weight = rng.integers(-127, 128, (6, 5)).astype(np.float32)
     weight[0] = 127
     found = model(
         "(float[N,6] x) => (float[N,5] y) { y = Gemm(x, W, b) }",
         W=weight,
-        b=RNG.integers(-99, 99, 5).astype(np.float32),
+        b=rng.integers(-99, 99, 5).astype(np.float32),
     )
     int8 = quantized(found, {"x": x})
     result, report = corrected(found, int8, {"x": x})
@@ -136,7 +132,7 @@ def test_a_perfect_model_stays_as_it_is():
     assert (layer.channels, layer.corrected, layer.reason) == (5, 0, "")
 
 
-def test_what_a_relu_stops_does_not_count():
+def test_what_a_relu_stops_does_not_count(normal):
     """Inputs that saturate move the mean before the ReLU by far, but only where nothing passes: nothing must be
     corrected for them.
     """
@@ -159,7 +155,7 @@ def test_what_a_relu_stops_does_not_count():
     assert error(found, result, feeds) <= 1.1 * error(found, int8, feeds)
 
 
-def test_later_layers_are_corrected_on_what_earlier_corrections_leave():
+def test_later_layers_are_corrected_on_what_earlier_corrections_leave(normal):
     found = model(
         "(float[N,8] x) => (float[N,4] y) { h = Gemm(x, W, b)\n r = Relu(h)\n y = Gemm(r, V, c) }",
         **{"W": normal(8, 8), "b": normal(8), "V": normal(8, 4), "c": normal(4)},
@@ -181,7 +177,7 @@ RESIDUAL = """(float[N,4,6,6] x) => (float[N,4,6,6] y) {
 }"""
 
 
-def test_a_sum_is_corrected_once_where_both_parts_are_known():
+def test_a_sum_is_corrected_once_where_both_parts_are_known(normal):
     found = model(RESIDUAL, W=normal(4, 4, 1, 1), b=normal(4), V=normal(4, 4, 1, 1))
     feeds = {"x": normal(40, 4, 6, 6)}
     int8 = shifted(quantized(found, feeds), np.array([500, 0, 0, -800]))
@@ -194,7 +190,7 @@ def test_a_sum_is_corrected_once_where_both_parts_are_known():
     assert error(found, result, feeds) < 0.5 * error(found, int8, feeds)
 
 
-def test_what_a_narrow_range_cuts_is_not_made_up_for():
+def test_what_a_narrow_range_cuts_is_not_made_up_for(normal):
     found = model("(float[N,8] x) => (float[N,4] y) { y = Gemm(x, W, b) }", W=np.abs(normal(8, 4)), b=normal(4))
     feeds = {"x": np.abs(normal(300, 8))}
     narrow = quantized(found, feeds, x=(0.0, 1.0))  # half of the mean of x is beyond it
@@ -203,7 +199,7 @@ def test_what_a_narrow_range_cuts_is_not_made_up_for():
     assert error(found, result, inside) <= 1.5 * error(found, narrow, inside)
 
 
-def test_layers_that_cannot_be_corrected_say_why():
+def test_layers_that_cannot_be_corrected_say_why(normal):
     text = "(float[N,5,4] x) => (float[N,5,3] y) { y = MatMul(x, W) }"
     found = model(text, W=normal(4, 3))
     feeds = {"x": normal(6, 5, 4)}
@@ -213,7 +209,7 @@ def test_layers_that_cannot_be_corrected_say_why():
     assert [each.reason for each in report.values()] == ["it has no bias of its own"]
 
 
-def test_branches_that_read_what_lies_around_them_are_run():
+def test_branches_that_read_what_lies_around_them_are_run(normal):
     text = """(float[N,4] x, bool t) => (float[N,4] y) {
         h = Gemm(x, W, b)
         r = Relu(h)
@@ -227,8 +223,8 @@ def test_branches_that_read_what_lies_around_them_are_run():
     assert [each.reason for each in report.values()] == ["", ""]
 
 
-def test_samples_must_be_there_and_fit():
-    found, int8 = conv()
+def test_samples_must_be_there_and_fit(normal):
+    found, int8 = conv(normal)
     with pytest.raises(RequestError, match="no samples"):
         correct_layers(found, int8, [])
     with pytest.raises(RequestError, match="hold z; the graph takes x"):
@@ -237,7 +233,7 @@ def test_samples_must_be_there_and_fit():
         correct_layers(found, int8, [{"x": normal(2, 5, 9, 9)}])
 
 
-def test_sqnr_of_outputs_is_that_of_numpy_and_looks_before_a_softmax():
+def test_sqnr_of_outputs_is_that_of_numpy_and_looks_before_a_softmax(normal):
     weights = {"W": normal(8, 4), "b": normal(4)}
     feeds = {"x": normal(30, 8)}
     plain = model("(float[N,8] x) => (float[N,4] y) { y = Gemm(x, W, b) }", **weights)
@@ -250,7 +246,7 @@ def test_sqnr_of_outputs_is_that_of_numpy_and_looks_before_a_softmax():
     assert output_sqnr(plain, plain, [feeds]) == np.inf
 
 
-def unequal(spread):
+def unequal(normal, spread):
     """Channels between two convolutions whose ranges differ by 2^spread."""
     text = """(float[N,3,8,8] x) => (float[N,8,8,8] y) {
         a = Conv<pads=[1,1,1,1]>(x, V, b)
@@ -262,8 +258,8 @@ def unequal(spread):
     return model(text, V=first, b=k, W=normal(8, 1, 3, 3) / k.reshape(-1, 1, 1, 1)), [{"x": normal(10, 3, 8, 8)}]
 
 
-def test_equalization_is_kept_where_the_sqnr_rises():
-    found, samples = unequal(7)
+def test_equalization_is_kept_where_the_sqnr_rises(normal):
+    found, samples = unequal(normal, 7)
     before = io.digest(found)
     (_, factors), tried = ptq.search_equalization(found, RECIPE, samples)
     assert io.digest(found) == before
@@ -271,11 +267,11 @@ def test_equalization_is_kept_where_the_sqnr_rises():
     assert tried["depthwise"] > tried["none"] + 3
 
 
-def test_equalization_is_not_kept_where_nothing_is_to_be_gained_or_the_sqnr_falls(monkeypatch):
-    found, samples = unequal(0)
+def test_equalization_is_not_kept_where_nothing_is_to_be_gained_or_the_sqnr_falls(normal, monkeypatch):
+    found, samples = unequal(normal, 0)
     (clip, factors), tried = ptq.search_equalization(found, RECIPE, samples)
     assert not clip and factors == {} and list(tried) == ["none", "clipped"]
-    found, samples = unequal(7)
+    found, samples = unequal(normal, 7)
     monkeypatch.setattr(ptq, "_sound", lambda model, factors, samples: factors)
     falling = iter([20.0, 19.0, 20.1, 20.3])
     monkeypatch.setattr(ptq, "output_sqnr", lambda *_: next(falling))
@@ -284,7 +280,7 @@ def test_equalization_is_not_kept_where_nothing_is_to_be_gained_or_the_sqnr_fall
 
 
 @pytest.mark.parametrize(("further", "kept"), [(1, True), (20, False)])
-def test_channels_that_other_samples_find_cut_are_not_equalized(further, kept):
+def test_channels_that_other_samples_find_cut_are_not_equalized(normal, further, kept):
     text = """(float[N,3,8,8] x) => (float[N,8,8,8] y) {
         a = Conv<pads=[1,1,1,1]>(x, V)
         r = Clip(a, zero, six)
@@ -298,8 +294,8 @@ def test_channels_that_other_samples_find_cut_are_not_equalized(further, kept):
     assert bool(ptq._sound(found, factors, [{"x": further * judges}])) is kept
 
 
-def test_a_table_carries_what_was_found_so_that_quantizing_needs_no_samples(tmp_path):
-    found, samples = unequal(7)
+def test_a_table_carries_what_was_found_so_that_quantizing_needs_no_samples(normal, tmp_path):
+    found, samples = unequal(normal, 7)
     recipe = replace(RECIPE, search=True)
     table = make_table(found, recipe, samples)
     assert table.equalization and table.bias and recipe.same_but_observer(table.recipe)
@@ -321,8 +317,8 @@ def test_a_table_carries_what_was_found_so_that_quantizing_needs_no_samples(tmp_
         )
 
 
-def test_corrections_by_another_recipe_are_left_out_with_a_word(caplog):
-    found, samples = unequal(3)
+def test_corrections_by_another_recipe_are_left_out_with_a_word(normal, caplog):
+    found, samples = unequal(normal, 3)
     table = make_table(found, RECIPE, samples)
     quantize(found, replace(RECIPE, observer="kl"), table)
     assert not caplog.records
@@ -331,9 +327,9 @@ def test_corrections_by_another_recipe_are_left_out_with_a_word(caplog):
 
 
 @pytest.mark.parametrize("factors", [{"z": (1.0,) * 8}, {"r": (1.0,) * 8}, {"a": (1.0,) * 7}, {"a": (0.0,) * 8}])
-def test_an_equalization_that_does_not_fit(factors):
+def test_an_equalization_that_does_not_fit(normal, factors):
     with pytest.raises(RequestError, match="does not fit the graph; make the calibration table anew"):
-        scale_channels(unequal(1)[0], factors)
+        scale_channels(unequal(normal, 1)[0], factors)
 
 
 CHAIN = """(float[N,3,9,9] x) => (float[N,4,9,9] y) {
@@ -341,7 +337,7 @@ CHAIN = """(float[N,3,9,9] x) => (float[N,4,9,9] y) {
 }"""
 
 
-def test_what_the_time_budget_does_not_suffice_for_is_left_as_it_is(caplog, monkeypatch):
+def test_what_the_time_budget_does_not_suffice_for_is_left_as_it_is(normal, caplog, monkeypatch):
     found = model(CHAIN, W=normal(4, 3, 1, 1), V=normal(4, 4, 1, 1))
     int8 = quantized(found, IMAGES)
     plain, none = correct_layers(found, int8, [IMAGES], seconds=0.0)

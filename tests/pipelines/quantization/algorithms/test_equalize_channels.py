@@ -7,6 +7,7 @@ import re
 import numpy as np
 import onnx_ir as ir
 import pytest
+from helpers.arrays import normals
 from helpers.rewriting import EXACT, model, ops, reasons, rewritten, run
 
 from pipelines.core.errors import RequestError
@@ -19,15 +20,10 @@ from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 
-RNG = np.random.default_rng(0)
 SPREAD = (2.0 ** np.arange(-4, 4)).astype(np.float32)  # what the channels of an unequal layer differ by
 
 
-def normal(*shape):
-    return RNG.standard_normal(shape).astype(np.float32)
-
-
-IMAGES = normal(6, 3, 8, 8)
+IMAGES = normals(0)(6, 3, 8, 8)
 CHAIN = """(float[N,3,8,8] x) => (float[N,M,H,W] y) {
     a = Conv<pads=[1,1,1,1]>(x, V, b)
     r = ACTIVATION
@@ -35,7 +31,7 @@ CHAIN = """(float[N,3,8,8] x) => (float[N,M,H,W] y) {
 }"""
 
 
-def chain(activation="Relu(a)", group=8, spread=SPREAD, **weights):
+def chain(normal, activation="Relu(a)", group=8, spread=SPREAD, **weights):
     """Unequal channels between a convolution and one of `group` groups."""
     text = CHAIN.replace("ACTIVATION", activation).replace("GROUP", str(group))
     scaled = {"V": normal(8, 3, 3, 3) * spread.reshape(-1, 1, 1, 1), "b": normal(8) * spread}
@@ -68,8 +64,8 @@ def peaks(found):
     return statistics(found)["r"].peak
 
 
-def test_statistics_are_those_of_numpy_and_do_not_depend_on_batches():
-    found = chain()
+def test_statistics_are_those_of_numpy_and_do_not_depend_on_batches(normal):
+    found = chain(normal)
     whole, pieces = statistics(found), channel_statistics(found, [{"x": each[None]} for each in IMAGES])
     copy = found.clone()
     copy.graph.outputs.append(next(node for node in copy.graph if node.op_type == "Relu").outputs[0])
@@ -82,17 +78,17 @@ def test_statistics_are_those_of_numpy_and_do_not_depend_on_batches():
     assert set(whole) == {"x", "r"}
 
 
-def test_samples_that_do_not_fit_are_refused():
+def test_samples_that_do_not_fit_are_refused(normal):
     with pytest.raises(RequestError, match="samples"):
-        channel_statistics(chain(), [{"x": normal(1, 4, 8, 8)}])
+        channel_statistics(chain(normal), [{"x": normal(1, 4, 8, 8)}])
 
 
 @pytest.mark.parametrize(
     "activation", ["Relu(a)", "AveragePool<kernel_shape=[2,2]>(a)", "MaxPool<kernel_shape=[2,2]>(a)"]
 )
 @pytest.mark.parametrize("group", [8, 2, 1])
-def test_channels_are_brought_to_one_range_and_the_outputs_stay(activation, group):
-    found = chain(activation, group=group)
+def test_channels_are_brought_to_one_range_and_the_outputs_stay(normal, activation, group):
+    found = chain(normal, activation, group=group)
     before = sqnr(found)
     each, _ = equalized(found)
     assert each.fired == 1
@@ -100,32 +96,32 @@ def test_channels_are_brought_to_one_range_and_the_outputs_stay(activation, grou
     assert sqnr(found) > before + 0.5
 
 
-def test_before_a_depthwise_convolution_every_channel_fills_the_range():
-    found = chain()
+def test_before_a_depthwise_convolution_every_channel_fills_the_range(normal):
+    found = chain(normal)
     before = sqnr(found)
     equalized(found)
     np.testing.assert_allclose(peaks(found), peaks(found).max(), rtol=1e-5)
     assert sqnr(found) > before + 6
 
 
-def test_equal_channels_are_left_alone():
-    found = chain(spread=np.ones(8, np.float32))
+def test_equal_channels_are_left_alone(normal):
+    found = chain(normal, spread=np.ones(8, np.float32))
     found.graph.initializers["V"].const_value = ir.tensor(np.repeat(normal(1, 3, 3, 3), 8, axis=0), name="V")
     found.graph.initializers["b"].const_value = ir.tensor(np.zeros(8, np.float32), name="b")
     each, _ = equalized(found, depthwise_only=True)
     assert each.fired == 0
 
 
-def test_dense_readers_are_left_alone_if_asked():
-    each, _ = equalized(chain(group=1), depthwise_only=True)
+def test_dense_readers_are_left_alone_if_asked(normal):
+    each, _ = equalized(chain(normal, group=1), depthwise_only=True)
     assert each.fired == 0
 
 
 SIX = {"zero": np.float32(0), "six": np.float32(6)}
 
 
-def test_a_channel_that_its_clip_cuts_keeps_its_scale_and_the_others_stay_below_it():
-    found = chain("Clip(a, zero, six)", **SIX)
+def test_a_channel_that_its_clip_cuts_keeps_its_scale_and_the_others_stay_below_it(normal):
+    found = chain(normal, "Clip(a, zero, six)", **SIX)
     before = peaks(found)
     assert (before == 6).any() and (before < 3).any()
     each, _ = equalized(found)
@@ -138,7 +134,7 @@ def test_a_channel_that_its_clip_cuts_keeps_its_scale_and_the_others_stay_below_
     assert kept == [0, 6]
 
 
-def test_all_parts_of_a_residual_sum_get_the_same_factors():
+def test_all_parts_of_a_residual_sum_get_the_same_factors(normal):
     text = """(float[N,3,8,8] x) => (float[N,8,8,8] y) {
         a = Conv(x, V)
         r = Relu(a)
@@ -164,7 +160,7 @@ def test_all_parts_of_a_residual_sum_get_the_same_factors():
     np.testing.assert_allclose(v, weights["V"] * k.reshape(-1, 1, 1, 1), rtol=1e-6)
 
 
-def test_shared_weights_are_not_scaled_for_others():
+def test_shared_weights_are_not_scaled_for_others(normal):
     text = """(float[N,8,8,8] x) => (float[N,8,8,8] y, float[N,8,4,4] z) {
         a = Conv(x, V)
         r = Relu(a)
@@ -187,14 +183,14 @@ def test_shared_weights_are_not_scaled_for_others():
         ("Mul(a, k)", "Mul"),
     ],
 )
-def test_near_misses_say_why(activation, why):
-    found = chain(activation, one=np.float32(1), six=np.float32(6), k=normal(1, 8, 1, 1))
+def test_near_misses_say_why(normal, activation, why):
+    found = chain(normal, activation, one=np.float32(1), six=np.float32(6), k=normal(1, 8, 1, 1))
     each, report = equalized(found)
     assert each.fired == 0
     assert why in " ".join(reasons(report, "EqualizeChannels").values())
 
 
-def test_a_value_that_leaves_the_graph_is_left_alone():
+def test_a_value_that_leaves_the_graph_is_left_alone(normal):
     text = """(float[N,3,8,8] x) => (float[N,8,8,8] y, float[N,8,8,8] r) {
         a = Conv(x, V)
         r = Relu(a)
@@ -205,7 +201,7 @@ def test_a_value_that_leaves_the_graph_is_left_alone():
     assert each.fired == 0 and "output of the graph" in " ".join(reasons(report, "EqualizeChannels").values())
 
 
-def test_weights_that_are_computed_are_left_alone():
+def test_weights_that_are_computed_are_left_alone(normal):
     text = """(float[N,3,8,8] x, float[8,1,1,1] W) => (float[N,8,8,8] y) {
         a = Conv(x, V)
         r = Relu(a)
@@ -221,7 +217,7 @@ def test_weights_that_are_computed_are_left_alone():
 
 # --- linear layers
 
-ROWS = normal(48, 5, 16)  # more than the search judges by
+ROWS = normals(2)(48, 5, 16)  # more than the search judges by
 OUTLIERS = np.where(np.arange(16) % 8 == 3, 24, 1).astype(np.float32)
 NORM = """(float[N,T,16] x) => (float[N,T,24] y, float[N,T,8] z) {
     h = LayerNormalization(x, g, s)
@@ -241,7 +237,7 @@ GEMM = """(float[N,16] x) => (float[N,8] y) {
 }"""
 
 
-def norm(text=NORM, **weights):
+def norm(normal, text=NORM, **weights):
     """Outlier channels out of a LayerNormalization, that its readers' weights make up for."""
     given = {
         "g": OUTLIERS,
@@ -252,14 +248,14 @@ def norm(text=NORM, **weights):
     return model(text, **given | weights)
 
 
-def feed(text=FEED):
+def feed(normal, text=FEED):
     """Outlier channels between two linear layers."""
     return model(
         text, V=normal(16, 16) * OUTLIERS / 4, c=normal(16) * OUTLIERS, W=normal(16, 8) / (4 * OUTLIERS[:, None])
     )
 
 
-def gemm(transposed=0):
+def gemm(normal, transposed=0):
     last = normal(16, 8) / (4 * OUTLIERS[:, None])
     text = GEMM.replace("TRANSPOSED", str(transposed))
     return model(
@@ -275,7 +271,7 @@ LINEAR = {
     "norm": (norm, "h", ROWS),
     "feed": (feed, "a", ROWS),
     "gemm": (gemm, "a", ROWS[:, 0]),
-    "turned": (lambda: gemm(1), "a", ROWS[:, 0]),
+    "turned": (lambda normal: gemm(normal, 1), "a", ROWS[:, 0]),
 }
 
 
@@ -291,9 +287,9 @@ def loss(found, rows, reference, table=None):
 
 
 @pytest.mark.parametrize("name", LINEAR)
-def test_outlier_channels_of_linear_layers_are_equalized_and_the_outputs_stay(name, tmp_path):
+def test_outlier_channels_of_linear_layers_are_equalized_and_the_outputs_stay(normal, name, tmp_path):
     make, first, rows = LINEAR[name]
-    found = make()
+    found = make(normal)
     reference, (before, _) = found.clone(), loss(found, rows, found)
     each = EqualizeChannels(channel_statistics(found, [{"x": rows}]))
     rewritten(found, each, x=rows)
@@ -310,8 +306,8 @@ def test_outlier_channels_of_linear_layers_are_equalized_and_the_outputs_stay(na
             assert np.square(value - exact[key]).sum() < np.square(exact[key]).sum() / 1000
 
 
-def test_statistics_of_linear_layers_are_those_of_numpy_and_do_not_depend_on_batches():
-    found = feed()
+def test_statistics_of_linear_layers_are_those_of_numpy_and_do_not_depend_on_batches(normal):
+    found = feed(normal)
     copy = found.clone()
     copy.graph.outputs.append(next(node for node in copy.graph if node.op_type == "Relu").outputs[0])
     r = run(copy, x=ROWS)["r"].astype(np.float64).reshape(-1, 16)
@@ -323,8 +319,8 @@ def test_statistics_of_linear_layers_are_those_of_numpy_and_do_not_depend_on_bat
         np.testing.assert_allclose(known["r"].square, np.square(r).mean(axis=0), rtol=1e-5)
 
 
-def test_channels_of_a_linear_layer_that_were_quiet_in_calibration_are_not_blown_up():
-    found, rows = feed(), ROWS.copy()
+def test_channels_of_a_linear_layer_that_were_quiet_in_calibration_are_not_blown_up(normal):
+    found, rows = feed(normal), ROWS.copy()
     bias = query.constant(found.graph.initializers["c"]).copy()
     bias[0] = (
         -4 * np.abs(query.constant(found.graph.initializers["V"])[:, 0]).sum()
@@ -334,7 +330,9 @@ def test_channels_of_a_linear_layer_that_were_quiet_in_calibration_are_not_blown
     each = EqualizeChannels(channel_statistics(found, [{"x": rows}]))
     assert 0 < channel_statistics(found, [{"x": rows}])["r"].peak[0] < 0.1
     rewritten(found, each, x=rows)
-    assert each.fired == 1 and each.factors["a"][0] < 10
+    assert (
+        each.fired == 1 and each.factors["a"][0] < 2 * each.factors["a"][1:].max()
+    )  # its peak alone would ask for 400
 
 
 PICKED = """(float[N,T,16] x, int64[N,1] at) => (float[N,8] y) {
@@ -344,8 +342,8 @@ PICKED = """(float[N,T,16] x, int64[N,1] at) => (float[N,8] y) {
 }"""
 
 
-def test_rows_that_are_picked_count_as_all_that_they_are_picked_from():
-    found = norm(PICKED)
+def test_rows_that_are_picked_count_as_all_that_they_are_picked_from(normal):
+    found = norm(normal, PICKED)
     feeds = {"x": ROWS, "at": np.zeros((48, 1), np.int64)}
     known = channel_statistics(found, [feeds])
     copy = found.clone()
@@ -365,8 +363,8 @@ SHARED = """(float[N,T,16] x) => (float[N,T,16] y, float[N,T,16] z) {
 }"""
 
 
-def test_shared_weights_of_linear_layers_are_not_scaled_for_others():
-    found = norm(SHARED, V=normal(16, 16) / (4 * OUTLIERS[:, None]), s2=normal(16))
+def test_shared_weights_of_linear_layers_are_not_scaled_for_others(normal):
+    found = norm(normal, SHARED, V=normal(16, 16) / (4 * OUTLIERS[:, None]), s2=normal(16))
     each = EqualizeChannels(channel_statistics(found, [{"x": ROWS}]))
     rewritten(found, each, x=ROWS)
     assert list(each.factors) == ["h"]
@@ -395,7 +393,7 @@ def around(body, outputs="float[N,T,16] y"):
         (around("y = MatMul(h, T)", "float[2,N,16] y"), "no matrix"),
     ],
 )
-def test_near_misses_of_linear_layers_say_why(text, why):
+def test_near_misses_of_linear_layers_say_why(normal, text, why):
     rows = normal(2, 16, 16)
     found = model(text, g=OUTLIERS, s=normal(16), S=normal(16, 16), L=normal(16, 8), T=normal(2, 16, 16))
     each = EqualizeChannels(channel_statistics(found, [{"x": rows}]))
@@ -404,8 +402,8 @@ def test_near_misses_of_linear_layers_say_why(text, why):
     assert any(re.search(why, reason) for reason in reasons(report, "EqualizeChannels").values())
 
 
-def test_a_search_equalizes_linear_layers_and_its_table_belongs_to_the_graph():
-    found, rows = norm(), [{"x": np.tile(ROWS, (2, 1, 1))}]
+def test_a_search_equalizes_linear_layers_and_its_table_belongs_to_the_graph(normal):
+    found, rows = norm(normal), [{"x": np.tile(ROWS, (2, 1, 1))}]
     recipe = QuantRecipe(observer="minmax", search=True, correct=False)
     _, tried = search_equalization(found, recipe, rows)
     assert list(tried) == ["none", "all", "clipped"] and tried["all"] > tried["none"] + 5
@@ -413,10 +411,10 @@ def test_a_search_equalizes_linear_layers_and_its_table_belongs_to_the_graph():
     assert list(table.equalization) == ["h"] and len(table.equalization["h"]) == 16
     assert loss(found, ROWS, found, table)[0] > loss(found, ROWS, found)[0] + 5
     with pytest.raises(RequestError, match="was made for the graph"):
-        quantize(norm(), recipe, table)  # other weights
+        quantize(norm(normal), recipe, table)  # other weights
 
 
 @pytest.mark.parametrize("factors", [{"y": (1.0,) * 24}, {"h": (1.0,) * 15}, {"h": (0.0,) * 16}, {"x": (1.0,) * 16}])
-def test_factors_that_do_not_fit_linear_layers_are_refused(factors):
+def test_factors_that_do_not_fit_linear_layers_are_refused(normal, factors):
     with pytest.raises(RequestError, match="does not fit the graph; make the calibration table anew"):
-        scale_channels(norm(), factors)
+        scale_channels(norm(normal), factors)

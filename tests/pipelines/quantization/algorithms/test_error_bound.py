@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.rewriting import integers, model, normals, run
+from helpers.arrays import normals
+from helpers.rewriting import integers, model, run
 
 from pipelines.core.errors import RequestError
 from pipelines.quantization.algorithms.error_bound import OPEN

@@ -6,7 +6,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from helpers.rewriting import model, normals, run
+from helpers.arrays import normals
+from helpers.rewriting import model, run
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import io
@@ -27,7 +28,7 @@ TEXT = """(float[n,s,16] x) => (float[n,s,8] y) {
 
 
 def block(outlier=60.0):
-    normal = normals()
+    normal = normals(0)
     c = np.zeros(32, np.float32)
     c[5] = outlier
     weights = {"w": normal(16, 32, scale=0.3), "c": c, "root": np.float32(2**0.5), "one": np.float32(1)}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.calibrating import DOUBLE, MLP, RNG, WEIGHTS, cut, mlp, samples
+from helpers.calibrating import DOUBLE, MLP, WEIGHTS, cut, mlp, samples
 from helpers.rewriting import model
 
 from pipelines.core.errors import RequestError
@@ -19,8 +19,8 @@ from pipelines.quantization.calibration.table import CalibrationTable, TensorRan
 from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
 
 
-def test_minmax_sees_every_float_tensor_that_is_no_weight():
-    batch = samples()
+def test_minmax_sees_every_float_tensor_that_is_no_weight(rng):
+    batch = samples(rng)
     table = calibrate(mlp(), cut(batch, 30, 70), "minmax", total=100)
     e = WEIGHTS["T"][batch["i"]]
     a = batch["x"] + e
@@ -34,51 +34,51 @@ def test_minmax_sees_every_float_tensor_that_is_no_weight():
     assert (table.observer, table.samples, table.graph) == ("minmax", 100, io.digest(mlp()))
 
 
-def test_the_model_is_left_as_it_is():
+def test_the_model_is_left_as_it_is(rng):
     found = mlp()
     before = io.digest(found)
-    calibrate(found, [samples()])
+    calibrate(found, [samples(rng)])
     assert io.digest(found) == before and [each.name for each in found.graph.outputs] == ["y"]
 
 
 @pytest.mark.parametrize("observer", OBSERVERS)
-def test_the_table_does_not_depend_on_batching(observer):
+def test_the_table_does_not_depend_on_batching(rng, observer):
     # nothing that an engine sums
     text = "(float[n,4] x, int64[n] i) => (float[n,4] y) { e = Gather(T, i) a = Add(x, e) y = Relu(a) }"
-    batch, found = samples(96), model(text, T=WEIGHTS["T"])
+    batch, found = samples(rng, 96), model(text, T=WEIGHTS["T"])
     tables = [calibrate(found, cut(batch, *sizes), observer) for sizes in ([96], [32, 64], [1, 0, 95])]
     assert tables[0] == tables[1] == tables[2]
     assert {each.method for each in tables[0].tensors.values()} <= set(OBSERVERS) - {"auto"}
 
 
-def test_the_samples_digest_tells_samples_apart():
-    batch = samples()
+def test_the_samples_digest_tells_samples_apart(rng):
+    batch = samples(rng)
     digest = calibrate(mlp(), [batch]).samples_digest
     other = batch | {"i": batch["i"][::-1].copy()}
     assert calibrate(mlp(), [batch]).samples_digest == digest != calibrate(mlp(), [other]).samples_digest
 
 
-def test_kl_is_narrower_than_minmax_where_there_are_outliers():
-    x = RNG.standard_normal((4000, 4)).astype(np.float32)
+def test_kl_is_narrower_than_minmax_where_there_are_outliers(rng):
+    x = rng.standard_normal((4000, 4)).astype(np.float32)
     x[7, 2] = 60
     found = calibrate(mlp(), [{"x": x, "i": np.zeros(4000, np.int64)}], "kl").tensors["x"]
     assert found.maximum == 60 and found.high < 15
 
 
-def test_a_model_without_shapes_is_calibrated_just_the_same():
+def test_a_model_without_shapes_is_calibrated_just_the_same(rng):
     """Many exporters write no type of the values between inputs and outputs."""
     proto = model(MLP, **WEIGHTS)
     for node in proto.graph:
         for value in node.outputs:
             if not value.is_graph_output():
                 value.type = value.shape = None
-    assert list(calibrate(proto, [samples()]).tensors) == ["x", "e", "a", "h", "r", "y"]
+    assert list(calibrate(proto, [samples(rng)]).tensors) == ["x", "e", "a", "h", "r", "y"]
 
 
-def test_memory_does_not_grow_with_the_number_of_samples():
+def test_memory_does_not_grow_with_the_number_of_samples(rng):
     def peak(batches):
         tracemalloc.start()
-        calibrate(mlp(), (samples(2000) for _ in range(batches)), "minmax")
+        calibrate(mlp(), (samples(rng, 2000) for _ in range(batches)), "minmax")
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found
@@ -89,34 +89,34 @@ def test_memory_does_not_grow_with_the_number_of_samples():
 
 @pytest.mark.parametrize("sizes", [[96], [1, 95], [7, 0, 50, 39]])
 @pytest.mark.parametrize("fixed", [1, 4, 32])
-def test_a_fixed_batch_size_takes_samples_in_any_batches(fixed, sizes):
-    batch = {"x": samples(96)["x"]}
+def test_a_fixed_batch_size_takes_samples_in_any_batches(rng, fixed, sizes):
+    batch = {"x": samples(rng, 96)["x"]}
     dynamic = calibrate(model(DOUBLE.format("n", "n"), two=np.float32(2)), [batch])
     table = calibrate(model(DOUBLE.format(fixed, fixed), two=np.float32(2)), cut(batch, *sizes))
     assert (table.samples, table.samples_digest, table.tensors) == (96, dynamic.samples_digest, dynamic.tensors)
 
 
-def test_samples_that_do_not_fill_the_last_batch_are_not_dropped():
-    batch = {"x": samples(97)["x"]}
+def test_samples_that_do_not_fill_the_last_batch_are_not_dropped(rng):
+    batch = {"x": samples(rng, 97)["x"]}
     with pytest.raises(
         RequestError, match="^the graph takes 32 samples at a time and 1 are left over; give a multiple of 32, or .*$"
     ):
         calibrate(model(DOUBLE.format(32, 32), two=np.float32(2)), [batch])
 
 
-def test_many_samples_at_once_run_in_parts(monkeypatch):
+def test_many_samples_at_once_run_in_parts(rng, monkeypatch):
     ran = []
     add = Histogram.add
     monkeypatch.setattr(Histogram, "add", lambda self, x: (ran.append(len(x)), add(self, x)))
-    table = calibrate(mlp(), [samples(700)])
+    table = calibrate(mlp(), [samples(rng, 700)])
     assert table.samples == 700 and sum(ran) == 6 * 700 and set(ran) == {256, 188}
 
 
-def test_inputs_without_a_common_batch_are_left_as_they_are():
+def test_inputs_without_a_common_batch_are_left_as_they_are(rng):
     found = model("(float[n,4] x, float[4,3] w) => (float[n,3] y) { y = MatMul(x, w) }")
-    assert calibrate(found, [{"x": samples(9)["x"], "w": WEIGHTS["w"]}]).tensors["y"].count == 27
+    assert calibrate(found, [{"x": samples(rng, 9)["x"], "w": WEIGHTS["w"]}]).tensors["y"].count == 27
     found = model("(float[n,4] x, float[k,3] w) => (float[n,3] y, float[k,3] z) { y = MatMul(x, w) z = Neg(w) }")
-    assert calibrate(found, [{"x": samples(9)["x"], "w": WEIGHTS["w"]}], max_memory=1).tensors["y"].count == 27
+    assert calibrate(found, [{"x": samples(rng, 9)["x"], "w": WEIGHTS["w"]}], max_memory=1).tensors["y"].count == 27
 
 
 def test_a_model_without_float32_activations():
@@ -125,10 +125,10 @@ def test_a_model_without_float32_activations():
         calibrate(found, [{"x": np.zeros((3, 4), np.float16)}])
 
 
-def test_weights_stored_as_float16_are_no_activations():
+def test_weights_stored_as_float16_are_no_activations(rng):
     found = mlp()
     edit.compress_fp16(found, minimum=1)
-    assert list(calibrate(found, [samples()]).tensors) == ["x", "e", "a", "h", "r", "y"]
+    assert list(calibrate(found, [samples(rng)]).tensors) == ["x", "e", "a", "h", "r", "y"]
 
 
 @pytest.mark.parametrize("domain", ["com.example", ""])
@@ -140,9 +140,9 @@ def test_a_model_that_onnxruntime_refuses(domain):
         calibrate(found, [{"x": np.zeros((3, 4), np.float32)}])
 
 
-def test_what_onnxruntime_says_of_the_samples_is_not_cut_short():
+def test_what_onnxruntime_says_of_the_samples_is_not_cut_short(rng):
     with pytest.raises(RequestError) as caught:
-        calibrate(mlp(), [samples() | {"x": np.zeros((100, 5), np.float32)}])
+        calibrate(mlp(), [samples(rng) | {"x": np.zeros((100, 5), np.float32)}])
     assert (
         "\n" not in str(caught.value)
         and "Got: 5 Expected: 4" in str(caught.value)
@@ -150,21 +150,24 @@ def test_what_onnxruntime_says_of_the_samples_is_not_cut_short():
     )
 
 
+SAMPLES = samples(np.random.default_rng(0))
+
+
 @pytest.mark.parametrize(
     ("batches", "what"),
     [
         ([], "no calibration samples; pass at least one"),
-        ([samples(0)], "no calibration samples; pass at least one"),
-        ([{"x": samples()["x"]}], "calibration samples hold x; the graph takes x, i"),
-        ([samples() | {"z": np.zeros(1)}], "calibration samples hold i, x, z; the graph takes x, i"),
-        ([samples() | {"x": np.zeros((100, 5), np.float32)}], "the calibration samples do not fit the graph: .*"),
-        ([samples() | {"x": np.zeros((100, 4))}], "the calibration samples do not fit the graph: .*"),
-        ([samples() | {"i": np.full(100, 9)}], "the calibration samples do not fit the graph: .*"),
+        ([{name: array[:0] for name, array in SAMPLES.items()}], "no calibration samples; pass at least one"),
+        ([{"x": SAMPLES["x"]}], "calibration samples hold x; the graph takes x, i"),
+        ([SAMPLES | {"z": np.zeros(1)}], "calibration samples hold i, x, z; the graph takes x, i"),
+        ([SAMPLES | {"x": np.zeros((100, 5), np.float32)}], "the calibration samples do not fit the graph: .*"),
+        ([SAMPLES | {"x": np.zeros((100, 4))}], "the calibration samples do not fit the graph: .*"),
+        ([SAMPLES | {"i": np.full(100, 9)}], "the calibration samples do not fit the graph: .*"),
         (
-            [samples(), samples() | {"x": np.full((100, 4), np.nan, np.float32)}],
+            [SAMPLES, SAMPLES | {"x": np.full((100, 4), np.nan, np.float32)}],
             "the calibration samples hold NaN in x; check the samples",
         ),
-        ([samples() | {"x": np.full((100, 4), 3e38, np.float32)}], "the model computes NaN or infinity on .*"),
+        ([SAMPLES | {"x": np.full((100, 4), 3e38, np.float32)}], "the model computes NaN or infinity on .*"),
     ],
     ids=range(9),
 )
@@ -173,15 +176,15 @@ def test_samples_that_cannot_be_used(batches, what):
         calibrate(mlp(), batches)
 
 
-def test_what_holds_infinity_within_gets_no_range():
+def test_what_holds_infinity_within_gets_no_range(rng):
     text = "(float[n,4] x) => (float[n,4] y) { h = MatMul(x, w) m = Add(h, mask) y = Softmax(m) }"
-    net = model(text, w=RNG.standard_normal((4, 4)).astype(np.float32), mask=np.array([0, 0, -np.inf, 0], np.float32))
-    assert set(calibrate(net, [{"x": samples()["x"]}]).tensors) == {"x", "h", "y"}
+    net = model(text, w=rng.standard_normal((4, 4)).astype(np.float32), mask=np.array([0, 0, -np.inf, 0], np.float32))
+    assert set(calibrate(net, [{"x": samples(rng)["x"]}]).tensors) == {"x", "h", "y"}
 
 
-def test_infinity_within_the_samples_of_one_table_is_remembered_by_both():
+def test_infinity_within_the_samples_of_one_table_is_remembered_by_both(rng):
     net = model("(float[n,4] x, float[n,4] m) => (float[n,4] y) { a = Add(x, m) y = Softmax(a) }")
-    x, m = (RNG.standard_normal((20, 4)).astype(np.float32) for _ in range(2))
+    x, m = (rng.standard_normal((20, 4)).astype(np.float32) for _ in range(2))
     tables = [
         calibrate(net, [{"x": x, "m": each}])
         for each in (m, np.where(np.eye(20, 4, dtype=bool), -np.inf, m).astype(np.float32))
@@ -190,18 +193,18 @@ def test_infinity_within_the_samples_of_one_table_is_remembered_by_both():
     assert tables[0].merge(tables[1]).tensors.keys() == tables[1].merge(tables[0]).tensors.keys() == {"x", "y"}
 
 
-def test_an_unknown_observer():
+def test_an_unknown_observer(rng):
     with pytest.raises(
         RequestError, match="unknown observer 'median'; choose one of auto, minmax, percentile, mse, kl"
     ):
-        calibrate(mlp(), [samples()], "median")
+        calibrate(mlp(), [samples(rng)], "median")
 
 
 # --- Observation
 
 
-def test_histograms_serve_every_observer_without_another_run(monkeypatch):
-    batch = samples(300)
+def test_histograms_serve_every_observer_without_another_run(rng, monkeypatch):
+    batch = samples(rng, 300)
     observation = observe(mlp(), [batch])
     monkeypatch.setattr("pipelines.graph.reference_session.run", None)  # nothing may run
     for observer in OBSERVERS:
@@ -215,8 +218,8 @@ def test_histograms_serve_every_observer_without_another_run(monkeypatch):
     assert low == -high and observation.table("kl", symmetric=True).tensors["r"] == observation.table("kl").tensors["r"]
 
 
-def test_fed_piece_by_piece_it_is_the_same():
-    batch, observation = samples(100), Observation(mlp())
+def test_fed_piece_by_piece_it_is_the_same(rng):
+    batch, observation = samples(rng, 100), Observation(mlp())
     for each in cut(batch, 30, 0, 70):
         observation.feed(each)
     assert observation.table("kl") == calibrate(mlp(), cut(batch, 30, 0, 70), "kl")
@@ -236,10 +239,10 @@ def test_fed_piece_by_piece_it_is_the_same():
         (20, 4 * 148 + 700, 20, ["ab", "c", "d", "y"]),
     ],
 )
-def test_less_memory_runs_fewer_samples_at_once_and_then_fewer_tensors(fixed, memory, size, groups):
+def test_less_memory_runs_fewer_samples_at_once_and_then_fewer_tensors(rng, fixed, memory, size, groups):
     text = f"(float[{fixed},4] x) => (float[{fixed},9] y) {{ a = Mul(x, two) b = Relu(a) c = MatMul(b, w) d = Relu(c) y = Add(d, two) }}"
-    found = model(text, two=np.float32(2), w=RNG.standard_normal((4, 9)).astype(np.float32))
-    batch = {"x": samples(60)["x"]}
+    found = model(text, two=np.float32(2), w=rng.standard_normal((4, 9)).astype(np.float32))
+    batch = {"x": samples(rng, 60)["x"]}
     observation = observe(found, [batch], max_memory=memory)
     assert list(observation._plans.values()) == [(size, [list(each) for each in groups])]
     expected, table = calibrate(found, [batch], "minmax"), observation.table("minmax")

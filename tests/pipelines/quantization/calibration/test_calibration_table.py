@@ -16,16 +16,16 @@ from pipelines.quantization.calibration.table import CalibrationTable, TensorRan
 from pipelines.quantization.recipe import QuantRecipe
 
 
-def test_a_table_survives_saving(tmp_path):
-    table = calibrate(mlp(), [samples()], "kl")
+def test_a_table_survives_saving(rng, tmp_path):
+    table = calibrate(mlp(), [samples(rng)], "kl")
     path = table.save(tmp_path / "t.json")
     assert CalibrationTable.load(path) == table
     assert table.save(tmp_path / "u.json").read_bytes() == path.read_bytes()
     assert list(json.loads(path.read_text())["tensors"]) == list(table.tensors)
 
 
-def test_a_table_belongs_to_one_graph():
-    table = calibrate(mlp(), [samples()])
+def test_a_table_belongs_to_one_graph(rng):
+    table = calibrate(mlp(), [samples(rng)])
     table.require(mlp())
     other = model(MLP, **WEIGHTS | {"two": np.float32(3)})
     with pytest.raises(RequestError) as caught:
@@ -125,8 +125,8 @@ def test_a_broken_histogram(tmp_path, histogram):
 # --- merge
 
 
-def halves(observer, **options):
-    batch = samples(2000)
+def halves(rng, observer, **options):
+    batch = samples(rng, 2000)
     batch["x"][7, 2] = 30
     return [
         calibrate(mlp(), each, observer, **options)
@@ -134,8 +134,8 @@ def halves(observer, **options):
     ]
 
 
-def test_tables_of_minmax_merge_to_that_of_all_samples():
-    one, other, both = halves("minmax")
+def test_tables_of_minmax_merge_to_that_of_all_samples(rng):
+    one, other, both = halves(rng, "minmax")
     merged = one.merge(other)
     assert (merged.graph, merged.samples) == (both.graph, 2000) and list(merged.tensors) == list(both.tensors)
     for name, each in both.tensors.items():
@@ -148,8 +148,8 @@ def test_tables_of_minmax_merge_to_that_of_all_samples():
 
 
 @pytest.mark.parametrize("observer", ["kl", "auto"])
-def test_a_merged_range_is_nearly_as_good_as_that_of_all_samples(observer):
-    one, other, both = halves(observer)
+def test_a_merged_range_is_nearly_as_good_as_that_of_all_samples(rng, observer):
+    one, other, both = halves(rng, observer)
     merged = one.merge(other)
     assert merged.tensors == other.merge(one).tensors and merged.samples_digest == other.merge(one).samples_digest
     for name, each in both.tensors.items():
@@ -158,8 +158,8 @@ def test_a_merged_range_is_nearly_as_good_as_that_of_all_samples(observer):
         assert 0.8 * (each.high - each.low) < found.high - found.low < 1.6 * (each.high - each.low)
 
 
-def test_tables_that_cannot_be_merged():
-    one, other, _ = halves("minmax")
+def test_tables_that_cannot_be_merged(rng):
+    one, other, _ = halves(rng, "minmax")
     refused = {
         "cannot merge calibration tables of different graphs, .* and feed; make both alike: zoo calibrate": replace(
             other, graph="feed"

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from helpers.arrays import normals
 from helpers.rewriting import model, run
 
 from pipelines.core.errors import RequestError
@@ -9,17 +10,16 @@ from pipelines.quantization.calibration.calibrator import Calibrator
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
-RNG = np.random.default_rng(0)
-WEIGHTS = {"w": RNG.standard_normal((8, 5)).astype(np.float32), "v": RNG.standard_normal((5, 3)).astype(np.float32)}
+WEIGHTS = {"w": normals(0)(8, 5), "v": normals(2)(5, 3)}
 TEXT = "(float[n,8] x) => (float[n,3] y) { h = MatMul(x, w) r = Relu(h) y = MatMul(r, v) }"
 
 
-def batches():
-    return [{"x": RNG.standard_normal((count, 8)).astype(np.float32)} for count in (40, 1, 59)]
+def batches(rng):
+    return [{"x": rng.standard_normal((count, 8)).astype(np.float32)} for count in (40, 1, 59)]
 
 
-def test_three_lines(tmp_path):
-    samples = batches()
+def test_three_lines(rng, tmp_path):
+    samples = batches(rng)
     source = io.save(model(TEXT, **WEIGHTS), tmp_path / "model.onnx")
     calibrator = Calibrator(source)
     for batch in samples:
@@ -34,18 +34,18 @@ def test_three_lines(tmp_path):
     assert (tmp_path / "int8.onnx").read_bytes() == first
 
 
-def test_a_model_in_memory_is_left_as_it_is(tmp_path):
+def test_a_model_in_memory_is_left_as_it_is(rng, tmp_path):
     found = model(TEXT, **WEIGHTS)
     before = io.digest(found)
     calibrator = Calibrator(found, QuantRecipe(observer="kl", symmetric=True), max_memory="100MB")
-    calibrator.feed(batches()[0])
+    calibrator.feed(batches(rng)[0])
     calibrator.save(tmp_path / "int8.onnx")
     x = calibrator.table().tensors["x"]
     assert io.digest(found) == before and x.low == -x.high and x.method == "kl"
 
 
-def test_it_is_what_quantizing_the_file_on_these_samples_gives(tmp_path):
-    samples, found = batches(), model(TEXT, **WEIGHTS)
+def test_it_is_what_quantizing_the_file_on_these_samples_gives(rng, tmp_path):
+    samples, found = batches(rng), model(TEXT, **WEIGHTS)
     for recipe in (QuantRecipe(), QuantRecipe(search=True), QuantRecipe(correct=False)):
         calibrator = Calibrator(found, recipe)
         for batch in samples:
@@ -57,9 +57,9 @@ def test_it_is_what_quantizing_the_file_on_these_samples_gives(tmp_path):
         assert (tmp_path / "int8.onnx").read_bytes() == (tmp_path / "expected.onnx").read_bytes()
 
 
-def test_a_time_budget_that_is_spent_leaves_corrections_out(caplog):
+def test_a_time_budget_that_is_spent_leaves_corrections_out(rng, caplog):
     calibrator = Calibrator(model(TEXT, **WEIGHTS), seconds=0.0)
-    calibrator.feed(batches()[0])
+    calibrator.feed(batches(rng)[0])
     assert not calibrator.table().rounding and "the time budget of 0 s" in caplog.text
 
 

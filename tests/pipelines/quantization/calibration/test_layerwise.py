@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.rewriting import integers, model, normals, run
+from helpers.arrays import normals
+from helpers.rewriting import integers, model, run
 
 from pipelines.quantization.algorithms.correction import correct_layers
 from pipelines.quantization.calibration.calibrate import calibrate
@@ -38,7 +39,7 @@ SPLITS = {
 
 def split(name):
     """(float model of `SPLITS`, its samples)."""
-    normal = normals()
+    normal = normals(0)
     text = SPLITS[name]
     weights = {
         "W": normal(8, 3, 1, 1),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.arrays import normals
 from helpers.rewriting import model, run
 
 from pipelines.quantization.calibration.calibrate import calibrate
@@ -11,42 +12,39 @@ from pipelines.quantization.calibration.range_search import output_sqnr, search_
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
-RNG = np.random.default_rng(0)
 RECIPE = QuantRecipe(observer="minmax")
 # what h has beyond 6 does not pass the Clip
 CUT = "(float[N,16] x) => (float[N,16] y) { h = Gemm(x, V)\n r = Clip(h, zero, six)\n y = Gemm(r, W) }"
 LATE = "(float[N,16] x) => (float[N,16] y) { h = MatMul(x, V)\n s = Add(h, x)\n r = Clip(s, zero, six)\n y = MatMul(r, W) }"
 
 
-def normal(*shape):
-    return RNG.standard_normal(shape).astype(np.float32)
-
-
-def far(samples):
+def far(rng, samples):
+    normal = normals(rng)
     x = normal(samples, 16)
-    x[:, 0] += 40 * (RNG.random(samples) < 0.5)
+    x[:, 0] += 40 * (rng.random(samples) < 0.5)
     return {"x": x}
 
 
-def made(text):
+def made(rng, text):
+    normal = normals(rng)
     found = model(text, V=np.eye(16, dtype=np.float32), W=normal(16, 16), zero=np.float32(0), six=np.float32(6))
-    return found, far(32)
+    return found, far(rng, 32)
 
 
-def test_far_values_that_a_clip_cuts_give_way():
-    found, feeds = made(LATE)
+def test_far_values_that_a_clip_cuts_give_way(rng):
+    found, feeds = made(rng, LATE)
     table = calibrate(found, [feeds], "minmax")
     better = search_ranges(found, RECIPE, table, [feeds])
     assert better.tensors["x"].high < 0.6 * table.tensors["x"].high
     assert better.tensors["x"].method.startswith("minmax x 0.")
-    unseen = far(200)
+    unseen = far(rng, 200)
     before, after = (output_sqnr(found, quantize(found, RECIPE, each)[0], [unseen]) for each in (table, better))
     assert after > before + 3
 
 
-def test_what_counts_stays_and_a_range_too_narrow_is_widened():
+def test_what_counts_stays_and_a_range_too_narrow_is_widened(rng, normal):
     found = model("(float[N,16] x) => (float[N,16] y) { y = Gemm(x, W) }", W=normal(16, 16))
-    feeds = {"x": RNG.uniform(-1, 1, (32, 16)).astype(np.float32)}
+    feeds = {"x": rng.uniform(-1, 1, (32, 16)).astype(np.float32)}
     table = calibrate(found, [feeds], "minmax")
     assert search_ranges(found, RECIPE, table, [feeds]) == table
     narrow = replace(
@@ -56,7 +54,7 @@ def test_what_counts_stays_and_a_range_too_narrow_is_widened():
     assert search_ranges(found, RECIPE, narrow, [feeds]).tensors["x"].high == pytest.approx(table.tensors["x"].high)
 
 
-def test_a_softmax_is_looked_behind_and_idle_tensors_are_left_alone():
+def test_a_softmax_is_looked_behind_and_idle_tensors_are_left_alone(normal):
     text = "(float[N,16] x) => (float[N,16] y, float[N,16] z) { h = Gemm(x, W)\n y = Softmax(h)\n z = Identity(x) }"
     found = model(text, W=1e-6 * normal(16, 16))
     feeds = {"x": normal(8, 16)}
@@ -65,7 +63,7 @@ def test_a_softmax_is_looked_behind_and_idle_tensors_are_left_alone():
     assert run(found, **feeds)["y"].shape == (8, 16)
 
 
-def test_infinity_before_a_softmax_does_not_count():
+def test_infinity_before_a_softmax_does_not_count(normal):
     text = "(float[N,16] x) => (float[N,16] y) {{ h = Gemm(x, W)\n m = {} \n y = Softmax(m) }}"
     weights, feeds, mask = (
         normal(16, 16),

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers.quantizing import ATTENTION, LAST, attention, check, decibels, image, normal, quantized
+from helpers.quantizing import ATTENTION, LAST, attention, check, decibels, image, quantized
 from helpers.rewriting import EXACT, model, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,7 +104,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_operators_run_in_int8_in_both_engines(tmp_path, name):
+def test_operators_run_in_int8_in_both_engines(normal, tmp_path, name):
     body, wanted, least = CASES[name]
     report, ran = check(image(body), least, tmp_path, x=normal(16, 3, 8, 8))
     assert [each.type for each in report.operators if each.precision != "int8"] == ["Neg"], report
@@ -123,7 +123,7 @@ def test_operators_run_in_int8_in_both_engines(tmp_path, name):
 
 
 @pytest.mark.parametrize("function", ["HardSwish(i)", "Tanh(i)", "PRelu(i, slope)", "Elu(i)"])
-def test_functions_without_an_integer_kernel_stand_between_bytes(tmp_path, function):
+def test_functions_without_an_integer_kernel_stand_between_bytes(normal, tmp_path, function):
     report, _ = check(
         image(f"i = Conv(r, m) s = {function} t = Add(s, r) " + LAST.format("t")), 24, tmp_path, x=normal(16, 3, 8, 8)
     )
@@ -134,7 +134,7 @@ def test_functions_without_an_integer_kernel_stand_between_bytes(tmp_path, funct
     )
 
 
-def test_the_last_operators_stay_float(tmp_path):
+def test_the_last_operators_stay_float(normal, tmp_path):
     found = image(
         "a = Conv<pads=[1,1,1,1]>(r, l, kb) s = Add(a, r) t = Relu(s) g = GlobalAveragePool(t) y = Softmax<axis=1>(g)"
     )
@@ -143,7 +143,7 @@ def test_the_last_operators_stay_float(tmp_path):
     assert told["s"] == ("float", "nothing after it is int8") == told["g"] and told["a"] == ("int8", "")
 
 
-def test_a_product_with_something_computed_from_constants_stays_float(tmp_path):
+def test_a_product_with_something_computed_from_constants_stays_float(normal, tmp_path):
     report, _ = check(
         image("c = Relu(half) e = Reshape(c, same) s = Mul(r, e) " + LAST.format("s")),
         30,
@@ -154,7 +154,7 @@ def test_a_product_with_something_computed_from_constants_stays_float(tmp_path):
     assert told["s"] == ("float", "its input e is float") and told["z"] == ("int8", "")
 
 
-def test_steps_that_cancel_are_removed():
+def test_steps_that_cancel_are_removed(normal):
     found = image(
         "a = Conv(r, m) s = Concat<axis=1>(r, r) t = Transpose<perm=[0,1,3,2]>(s) z = Conv(t, c2) u = Add(z, a) y = "
         "Neg(u)"
@@ -168,7 +168,7 @@ def test_steps_that_cancel_are_removed():
             ]
 
 
-def test_a_relu_beside_another_reader(tmp_path):
+def test_a_relu_beside_another_reader(normal, tmp_path):
     body = "a = Conv(r, m) s = Add(a, r) t = Relu(s) c = Conv(t, m) u = Add(c, s) " + LAST.format("u")
     report, ran = check(image(body), 28, tmp_path, x=normal(16, 3, 8, 8))
     told = {each.name: each for each in report.operators}
@@ -176,13 +176,13 @@ def test_a_relu_beside_another_reader(tmp_path):
     assert [kind for kind, _ in ran["onnxruntime"]].count("QLinearAdd") == 2
 
 
-def test_an_output_that_is_read_inside_too(tmp_path):
+def test_an_output_that_is_read_inside_too(normal, tmp_path):
     found = image("a = Conv(r, m) s = Add(a, r) z = Conv(s, m) y = Neg(z)", outputs="float y, float s, float r")
     report, _ = check(found, 28, tmp_path, x=normal(16, 3, 8, 8))
     assert {each.precision for each in report.operators if each.type in ("Conv", "Add")} == {"int8"}
 
 
-def test_one_weight_of_two_convolutions(tmp_path):
+def test_one_weight_of_two_convolutions(normal, tmp_path):
     report, _ = check(
         image("a = Conv(r, m, kb) i = Conv(a, m) s = Add(a, i) " + LAST.format("s")),
         24,
@@ -192,13 +192,13 @@ def test_one_weight_of_two_convolutions(tmp_path):
     assert report.counts() == {"int8": 6, "float": 1}
 
 
-def test_several_inputs(tmp_path):
+def test_several_inputs(normal, tmp_path):
     found = image("p = Conv(q, m) s = Add(p, r) z = Conv(s, m) y = Neg(z)", q="n,8,8,8")
     report, _ = check(found, 30, tmp_path, x=normal(16, 3, 8, 8), q=normal(16, 8, 8, 8))
     assert report.counts() == {"int8": 5, "float": 1}
 
 
-def test_weights_in_half_precision(tmp_path):
+def test_weights_in_half_precision(normal, tmp_path):
     found = image("a = Conv(r, m, kb) s = Add(a, r) " + LAST.format("s"))
     edit.compress_fp16(found, minimum=1)
     report, _ = check(found, 30, tmp_path, x=normal(16, 3, 8, 8))
@@ -206,7 +206,7 @@ def test_weights_in_half_precision(tmp_path):
 
 
 @pytest.mark.parametrize("opset", [13, 15, 18, 19, 21, 23])
-def test_opsets(tmp_path, opset):
+def test_opsets(normal, tmp_path, opset):
     mean = "ReduceMean<axes=[2,3], keepdims=0>(t)" if opset < 18 else "ReduceMean<keepdims=0>(t, axes)"
     found = image(f"a = Conv(r, m) s = Add(a, r) t = Relu(s) g = {mean} z = Gemm(g, w, b) y = Neg(z)", opset)
     report, ran = check(found, 34, tmp_path, x=normal(16, 3, 8, 8))
@@ -214,7 +214,7 @@ def test_opsets(tmp_path, opset):
     assert {"QLinearAdd", "QLinearGlobalAveragePool", "QGemm"} <= {kind for kind, _ in ran["onnxruntime"]}
 
 
-def test_a_mean_over_something_else_stays_float(tmp_path):
+def test_a_mean_over_something_else_stays_float(normal, tmp_path):
     report, _ = check(
         image("s = ReduceMean<axes=[1]>(r) z = MatMul(s, w) y = Neg(z)"), 30, tmp_path, x=normal(16, 3, 8, 8)
     )
@@ -223,8 +223,8 @@ def test_a_mean_over_something_else_stays_float(tmp_path):
     ] == "its mean is not over height and width"
 
 
-def test_products_of_two_activations(tmp_path):
-    report, ran = check(attention(), 30, tmp_path, x=normal(16, 16, 64))
+def test_products_of_two_activations(normal, tmp_path):
+    report, ran = check(attention(normal), 30, tmp_path, x=normal(16, 16, 64))
     told = {each.name: each for each in report.operators}
     assert all(each.precision == "int8" for each in report.operators if each.type == "MatMul")
     assert (
@@ -237,8 +237,9 @@ def test_products_of_two_activations(tmp_path):
         assert [precision for kind, precision in ran["openvino"] if kind == "FullyConnected"] == ["u8"] * 4
 
 
-def test_attention_masked_by_infinity(tmp_path):
+def test_attention_masked_by_infinity(normal, tmp_path):
     found = attention(
+        normal,
         ATTENTION.replace("p = Softmax<axis=-1>(s)", "m = Add(s, mask) p = Softmax<axis=-1>(m)"),
         mask=np.triu(np.full((16, 16), -np.inf, np.float32), 1),
     )

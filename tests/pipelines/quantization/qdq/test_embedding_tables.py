@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from helpers.quantizing import RNG, normal
 from helpers.rewriting import model, run
 
 from pipelines.quantization.calibration.calibrate import calibrate
@@ -24,11 +23,11 @@ EMBEDDED = """(int64[n,m] i, int64[n] j) => (float[n,m,40] y, float[n,40] z, flo
         (QuantRecipe(keep_float=("b",)), {"int8", "float32"}),
     ],
 )
-def test_a_table_whose_rows_stay_float_has_a_scale_a_row(recipe, stored):
+def test_a_table_whose_rows_stay_float_has_a_scale_a_row(rng, normal, recipe, stored):
     table = normal(7000, 40) * np.geomspace(1e-3, 10, 7000, dtype=np.float32)[:, None]
     table[7] = 0
     found = model(EMBEDDED, T=table, S=normal(7000, 8))
-    feeds = {"i": RNG.integers(-7000, 7000, (64, 3)), "j": np.arange(-7, 57)}
+    feeds = {"i": rng.integers(-7000, 7000, (64, 3)), "j": np.arange(-7, 57)}
     result, report = quantize(found, recipe, calibrate(found, [feeds]))
     kept = [each.const_value.numpy() for each in result.graph.initializers.values()]
     assert {str(each.dtype) for each in kept if each.shape == (7000, 40)} == stored

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from helpers.quantizing import WEIGHTS, check, check_executed, decibels, image, normal, quantized
+from helpers.quantizing import WEIGHTS, check, check_executed, decibels, image, quantized
 from helpers.rewriting import EXACT, model, run
 from onnx_ir.passes.common import ShapeInferencePass
 
@@ -153,34 +153,34 @@ def test_strided_convolutions_share_what_they_read():
     assert ranges["x.strided"] == ranges["x"]
 
 
-def test_strided_pointwise_convolutions_run_in_int8(tmp_path):
+def test_strided_pointwise_convolutions_run_in_int8(normal, tmp_path):
     found, x = image("z = Conv<strides=[2,2]>(r, m, kb) y = Neg(z)"), normal(16, 3, 8, 8)
     check(found, 30, tmp_path, x=x)
     check_executed(*quantized(found, x=x), tmp_path, x=x)
 
 
-def test_a_matmul_before_an_add_runs_in_int8(tmp_path):
+def test_a_matmul_before_an_add_runs_in_int8(normal, tmp_path):
     text = "(float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) a = Add(h, x) y = Neg(a) }"
     found, x = model(text, w=WEIGHTS["w"]), normal(64, 8)
     check(found, 30, tmp_path, x=x)
     check_executed(*quantized(found, x=x), tmp_path, x=x)
 
 
-def test_a_product_behind_a_transpose_runs_in_int8(tmp_path):
+def test_a_product_behind_a_transpose_runs_in_int8(normal, tmp_path):
     found = image("s = Reshape(r, rows) t = Transpose<perm=[0,2,1]>(s) z = MatMul(t, w) y = Neg(z)")
     x = normal(16, 3, 8, 8)
     check(found, 30, tmp_path, x=x)
     check_executed(*quantized(found, x=x), tmp_path, x=x)
 
 
-def test_a_convolution_that_is_read_as_float_runs_in_int8(tmp_path):
+def test_a_convolution_that_is_read_as_float_runs_in_int8(normal, tmp_path):
     found, x = image("z = Conv(r, m) y = Neg(z)"), normal(16, 3, 8, 8)
     check(found, 30, tmp_path, x=x)
     check_executed(*quantized(found, x=x), tmp_path, x=x)
 
 
 @pytest.mark.parametrize("shaped", ["t", "x", "a"])
-def test_a_token_before_the_patches_of_an_image(tmp_path, shaped):
+def test_a_token_before_the_patches_of_an_image(normal, tmp_path, shaped):
     """As a vision transformer begins. OpenVINO must not lose the channels' biases where it is given no batch size."""
     found = image(
         f"""a = Conv<strides=[2,2]>(x, k, kb) f = Reshape(a, flat) t = Transpose<perm=[0,2,1]>(f)
@@ -220,7 +220,7 @@ STATES = "t = ReduceMean<axes=[2],keepdims=0>(r) p = Transpose<perm=[2,0,1]>(t)"
     ],
 )
 @needs_openvino
-def test_sizes_of_dynamic_shapes_cost_no_bias(tmp_path, body):
+def test_sizes_of_dynamic_shapes_cost_no_bias(normal, tmp_path, body):
     """Batches and images of several sizes, in OpenVINO as it opens the file, where sizes are used as values."""
     outputs = ", ".join(f"float {name}" for name in ("y", "y2", "y3") if re.search(rf"\b{name} ?[=,]", body))
     text = f"""(float[n,3,h,w] x) => ({outputs}) {{ c = Conv<pads=[1,1,1,1]>(x, k, kb) r = Relu(c)
@@ -245,7 +245,7 @@ def test_sizes_of_dynamic_shapes_cost_no_bias(tmp_path, body):
 @needs_openvino
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 @pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3)])
-def test_a_network_of_int8_layers_and_recurrent_ones(tmp_path, kind, gates, direction):
+def test_a_network_of_int8_layers_and_recurrent_ones(normal, tmp_path, kind, gates, direction):
     """OpenVINO opens recurrent layers of int8 weights beside int8 convolutions."""
     text = f"""(float[n,3,h,1] x) => (float[h,d,n,32] y) {{ c = Conv<pads=[1,1,1,1]>(x, k, kb) r = Relu(c)
         t = Squeeze(r, last) p = Transpose<perm=[2,0,1]>(t)
@@ -264,7 +264,7 @@ def test_a_network_of_int8_layers_and_recurrent_ones(tmp_path, kind, gates, dire
     ["ReduceMean<axes=[1],keepdims=0>(h)", "ReduceMax<axes=[1],keepdims=0>(h)", "ReduceSum<keepdims=0>(h, one)"],
 )
 @pytest.mark.parametrize("rest", ["z = MatMul(r, w) y = Neg(z)", "y = Neg(r)"])
-def test_products_without_bias_that_are_reduced(tmp_path, reduce, rest):
+def test_products_without_bias_that_are_reduced(normal, tmp_path, reduce, rest):
     """OpenVINO must not apply the per-channel scales along another axis."""
     text = f"(float[n,6,8] x) => (float[n,8] y) {{ h = MatMul(x, w) r = {reduce} {rest} }}"
     report, _ = check(model(text, **{name: WEIGHTS[name] for name in ("w", "one")}), 25, tmp_path, x=normal(16, 6, 8))

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from helpers.quantizing import LAYERS, RNG, checked, layer, normal, precisions
+from helpers.quantizing import LAYERS, checked, layer, precisions
 from helpers.rewriting import model, ops, run
 
 from pipelines.engines.catalog import load
@@ -26,7 +26,7 @@ def int8_error(found, x):
 
 @pytest.mark.parametrize("dead", [0.0, 1e-42, 1e-30])
 @pytest.mark.parametrize("bias", [0.3, 0.0, 1e-4])
-def test_dead_channels_keep_their_bias(dead, bias):
+def test_dead_channels_keep_their_bias(normal, dead, bias):
     """The output of a channel without weights is its bias, however coarse the input's steps are."""
     w = normal(6, 4)
     w[:, 1] = dead
@@ -37,7 +37,7 @@ def test_dead_channels_keep_their_bias(dead, bias):
 
 
 @pytest.mark.parametrize("weight_scale", [1e-3, 1e-6, 1e-9, 1e-18])
-def test_tiny_weights_beside_a_big_bias(weight_scale):
+def test_tiny_weights_beside_a_big_bias(normal, weight_scale):
     """A bias that int32 does not hold in steps of s_x s_w."""
     w = normal(6, 4, scale=weight_scale)
     w[:, 2] = normal(6)
@@ -59,13 +59,13 @@ def test_bias_leaves_room_for_the_sum():
         assert max(plain.max(), engine.max()) < 0.05
 
 
-def test_an_input_that_is_always_zero():
+def test_an_input_that_is_always_zero(normal):
     x = np.zeros((4, 6), np.float32)
     plain, engine, _ = int8_error(model(LINEAR, w=normal(6, 4), b=normal(4)), x)
     assert max(plain.max(), engine.max()) < 0.02  # half a step of the bias, at s_x = 1
 
 
-def test_layers_that_share_weights_and_bias():
+def test_layers_that_share_weights_and_bias(normal):
     text = "(float[n,8] x) => (float[n,8] y) { h = Gemm(x, w, b) r = Relu(h) y = Gemm(r, w, b) }"
     found, x = model(text, w=normal(8, 8), b=normal(8)), normal(64, 8)
     result, report = checked(found, x=x)
@@ -74,13 +74,13 @@ def test_layers_that_share_weights_and_bias():
     np.testing.assert_allclose(run(result, x=x)["y"], expected, atol=0.03 * np.abs(expected).max())
 
 
-def test_one_tensor_read_by_two_layers_is_quantized_once():
+def test_one_tensor_read_by_two_layers_is_quantized_once(normal):
     text = "(float[n,8] x) => (float[n,4] y, float[n,4] z) { r = Relu(x) y = Gemm(r, w) z = Gemm(r, v) }"
     result, _ = checked(model(text, w=normal(8, 4), v=normal(8, 4)), x=normal(64, 8))
     assert sum(node.op_type == "QuantizeLinear" for node in result.graph) == 1
 
 
-def test_a_value_that_also_leaves_the_graph_stays_float_there():
+def test_a_value_that_also_leaves_the_graph_stays_float_there(normal):
     text = "(float[n,8] x) => (float[n,4] y, float[n,8] r) { r = Relu(x) y = Gemm(r, w) }"
     found, x = model(text, w=normal(8, 4)), normal(64, 8)
     result, report = checked(found, x=x)
@@ -101,8 +101,8 @@ GIVEN = "(uint8[n,24] q) => (float[n,5] y) { x = DequantizeLinear(q, s, z) y = G
     ],
 )
 @pytest.mark.parametrize("calibrated", [True, False])
-def test_an_activation_that_is_bytes_already_is_used_as_it_is(tmp_path, step, reused, calibrated):
-    w, b, q = normal(24, 5), normal(5), RNG.integers(0, 256, (200, 24)).astype(np.uint8)
+def test_an_activation_that_is_bytes_already_is_used_as_it_is(rng, normal, tmp_path, step, reused, calibrated):
+    w, b, q = normal(24, 5), normal(5), rng.integers(0, 256, (200, 24)).astype(np.uint8)
     found = model(GIVEN, w=w, b=b, s=step[0], z=step[1])
     table = calibrate(found, [{"q": q}])
     if not calibrated:
@@ -122,7 +122,7 @@ def test_an_activation_that_is_bytes_already_is_used_as_it_is(tmp_path, step, re
 
 
 @pytest.mark.parametrize("taken", ["x.quantized", "x.scale", "h/w.dequantized", "h.dequantized", "r.quantized"])
-def test_names_that_the_model_already_uses(taken):
+def test_names_that_the_model_already_uses(normal, taken):
     text = "(float[n,8] x) => (float[n,8] y) { other = Neg(x) h = Gemm(x, w) r = Relu(h) s = Add(r, other) y = Gemm(s, w) }"
     found, x = model(text, w=normal(8, 8, scale=0.3)), normal(32, 8)
     found.graph[0].outputs[0].name = taken

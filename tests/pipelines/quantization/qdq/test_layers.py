@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers.quantizing import attention, check, decibels, image, normal, quantized
+from helpers.quantizing import attention, check, decibels, image, quantized
 from helpers.rewriting import model, ops, run
 
 from pipelines.core.errors import RequestError
@@ -10,9 +10,9 @@ from pipelines.graph import query
 from pipelines.quantization.recipe import QuantRecipe
 
 
-def test_dynamic_products(tmp_path):
+def test_dynamic_products(normal, tmp_path):
     recipe = QuantRecipe(dynamic=("[qkv]0|z",), keep_float=("s", "o"))
-    found, x = attention(), normal(16, 16, 64)
+    found, x = attention(normal), normal(16, 16, 64)
     report, ran = check(found, 30, tmp_path, recipe, x=x)
     told = [(each.precision, each.reason) for each in report.operators if each.type == "MatMulInteger"]
     assert told == [("int8", "its input is quantized at run time")] * 4
@@ -28,7 +28,7 @@ def test_dynamic_products(tmp_path):
 
 
 @pytest.mark.parametrize("turned", [0, 1])
-def test_a_dynamic_gemm(tmp_path, turned):
+def test_a_dynamic_gemm(normal, tmp_path, turned):
     text = f"(float[n,8] x) => (float[n,5] y) {{ h = Gemm<transB={turned}>(x, w, b) y = Neg(h) }}"
     w = normal(8, 5)
     found = model(text, w=w.T.copy() if turned else w, b=normal(5))
@@ -36,7 +36,7 @@ def test_a_dynamic_gemm(tmp_path, turned):
     assert report.operators[0].type == "MatMulInteger"
 
 
-def test_what_cannot_be_dynamic():
+def test_what_cannot_be_dynamic(normal):
     x = normal(16, 3, 8, 8)
     found = image("z = Conv(r, m) y = Neg(z)")
     with pytest.raises(RequestError, match=r"dynamic 'nothing' matches no operator; quantizable ones are: h, z"):
@@ -56,14 +56,14 @@ def test_what_cannot_be_dynamic():
         ("Sigmoid(x)", "its input x is float"),
     ],
 )
-def test_other_operators_that_a_dynamic_pattern_matches_compute_what_they_did(operator, reason):
+def test_other_operators_that_a_dynamic_pattern_matches_compute_what_they_did(normal, operator, reason):
     found, x = model(f"(float[8,8] x) => (float[8,8] y) {{ h = {operator} y = Neg(h) }}", w=normal(8, 8)), normal(8, 8)
     result, report = quantized(found, QuantRecipe(dynamic=("h",)), x=x)
     assert (report.operators[0].precision, report.operators[0].reason) == ("float", reason)
     np.testing.assert_array_equal(run(result, x=x)["y"], run(found, x=x)["y"])
 
 
-def test_symmetric_activations(tmp_path):
+def test_symmetric_activations(normal, tmp_path):
     found, x = image("a = Conv(h, m) s = Add(a, r) z = Conv(s, m) y = Neg(z)"), normal(16, 3, 8, 8)
     check(found, 24, tmp_path, QuantRecipe(symmetric=True), x=x)
     result, _ = quantized(found, QuantRecipe(symmetric=True), x=x)
@@ -85,7 +85,7 @@ def vpmaddubsw(x, w):
 
 
 @pytest.mark.parametrize("reduced", [False, True])
-def test_reduced_range_avoids_the_saturation_of_16_bit_pairs(reduced):
+def test_reduced_range_avoids_the_saturation_of_16_bit_pairs(normal, reduced):
     w = np.abs(normal(32, 6, scale=0.1)) + 1
     x = np.abs(normal(64, 32, scale=0.1)) + 1
     found = model("(float[n,32] x) => (float[n,6] y) { y = MatMul(x, w) }", w=w)
@@ -102,7 +102,7 @@ def test_reduced_range_avoids_the_saturation_of_16_bit_pairs(reduced):
         assert (found_sums < exact).mean() > 0.3 and decibels(found_sums * step * scale, x @ w) < 20
 
 
-def test_a_product_whose_weights_are_int8_already_stays(tmp_path):
+def test_a_product_whose_weights_are_int8_already_stays(normal, tmp_path):
     text = "(float[n,8] x) => (float[n,5] y) { w = DequantizeLinear(q, s) h = MatMul(x, w) y = Neg(h) }"
     found = model(text, q=np.arange(-20, 20, dtype=np.int8).reshape(8, 5), s=np.full(5, 0.1, np.float32))
     result, report = quantized(found, x=normal(16, 8))

@@ -3,11 +3,9 @@
 import numpy as np
 import onnx_ir as ir
 import pytest
-from helpers.rewriting import integers, model, normals, ops, reasons, rewritten
+from helpers.rewriting import integers, model, ops, reasons, rewritten
 
 from pipelines.quantization.qdq.quantize_early import QuantizeEarly
-
-normal = normals()
 
 STEP = {"s": np.float32(0.02), "z": np.uint8(100)}
 
@@ -23,14 +21,14 @@ STEP = {"s": np.float32(0.02), "z": np.uint8(100)}
         ("Slice(x, zero, one, two)", "a,b,c"),
     ],
 )
-def test_quantize_early_moves_bytes(move, shape):
+def test_quantize_early_moves_bytes(normal, move, shape):
     text = f"(float[n,1,6] x) => (uint8[{shape}] q) {{ m = {move} q = QuantizeLinear(m, s, z) }}"
     found = model(text, **STEP, to=integers(-1), zero=integers(0), one=integers(1), two=integers(2))
     report = rewritten(found, QuantizeEarly(), exact=True, x=normal(4, 1, 6))
     assert report.fired("QuantizeEarly") == 1 and ops(found) == ["QuantizeLinear", move.split("(")[0].split("<")[0]]
 
 
-def test_quantize_early_passes_a_whole_chain_and_splits_at_a_concatenation():
+def test_quantize_early_passes_a_whole_chain_and_splits_at_a_concatenation(normal):
     text = """(float[n,2] a, float[n,3] b) => (uint8[k,1] q) {
         c = Concat<axis=1>(a, b) d = Transpose<perm=[1,0]>(c) e = Reshape(d, to) q = QuantizeLinear(e, s, z) }"""
     found = model(text, **STEP, to=integers(-1, 1))
@@ -39,7 +37,7 @@ def test_quantize_early_passes_a_whole_chain_and_splits_at_a_concatenation():
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_quantize_early_stores_a_table_as_bytes(axis):
+def test_quantize_early_stores_a_table_as_bytes(normal, axis):
     text = f"(int64[n] i) => (uint8[a,b] q) {{ e = Gather<axis={axis}>(T, i) q = QuantizeLinear(e, s, z) }}"
     table = np.append(normal(6, 5), [[-9.0, 9.0, 0.01, 0.03, -0.05]], axis=0).astype(
         np.float32
@@ -67,7 +65,7 @@ READ = "its result is also read as float"
         (LOOKED_UP.replace("i)", "i, float[9,4] T)", 1), True, None),  # a table that comes as input
     ],
 )
-def test_quantize_early_near_misses(text, tables, reason):
+def test_quantize_early_near_misses(normal, text, tables, reason):
     weights = STEP | {"ss": np.full(3, 0.02, np.float32), "zz": np.full(3, 100, np.uint8), "to": integers(-1, 3)}
     feeds = {"x": normal(4, 3)} if "x)" in text else {"i": integers(4, 0, 8)}
     if "float[9,4]" in text:
@@ -81,7 +79,7 @@ def test_quantize_early_near_misses(text, tables, reason):
     assert list(reasons(report, "QuantizeEarly").values()) == ([] if reason is None else [reason])
 
 
-def test_quantize_early_with_an_output_read_twice_quantizes_it_where_all_read_bytes():
+def test_quantize_early_with_an_output_read_twice_quantizes_it_where_all_read_bytes(normal):
     text = """(float[n,2] a, float[n,3] b) => (uint8[n,5] q, uint8[n,5] r) {
         c = Concat<axis=1>(a, b) q = QuantizeLinear(c, s, z) r = Transpose<perm=[0,1]>(q) }"""
     found = model(text, **STEP)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from helpers.quantizing import normal
 from helpers.rewriting import model, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,7 +63,7 @@ def test_weights_are_never_saturated(seed, bits, axis):
     assert (np.abs(q * broad - w) <= 0.5001 * broad).all()
 
 
-def test_weights_of_a_convolution_have_a_scale_an_output():
+def test_weights_of_a_convolution_have_a_scale_an_output(normal):
     w = normal(5, 2, 3, 3)
     scale, _ = weight_qparams(w, 0)
     np.testing.assert_allclose(scale, np.abs(w).max(axis=(1, 2, 3)) / 127, rtol=1e-6)

@@ -6,7 +6,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from helpers.rewriting import EXACT, model, normals, run
+from helpers.arrays import normals
+from helpers.rewriting import EXACT, model, run
 
 from pipelines.engines.catalog import load
 from pipelines.graph import io, query
@@ -21,7 +22,7 @@ STEPS, WIDTH = 5, 24
 
 def unrolled(bias=1.0, wide=WIDTH):
     """(a recurrent network of `STEPS` steps, each h = tanh(x_t W + h V + b), its samples, of a different scale each)."""
-    normal = normals()
+    normal = normals(0)
     nodes = [f"x{step} = Gather<axis=1>(x, t{step})" for step in range(STEPS)]
     for step in range(STEPS):
         nodes.append(f"a{step} = Gemm(x{step}, W, b)")
@@ -68,7 +69,7 @@ def test_they_are_stored_once(recipe):
 
 
 def test_biases_are_shared_where_the_scales_of_the_inputs_agree():
-    normal = normals()
+    normal = normals(0)
     found = model(
         "(float[N,8] x, float[N,8] z) => (float[N,8] y) { h = Gemm(x, W, b) g = Gemm(z, W, b) s = Mul(h, g) y = Gemm(s, W, b) }",
         W=normal(8, 8),
@@ -116,7 +117,7 @@ def test_they_are_rounded_once_on_the_inputs_of_all():
 
 
 def test_each_reader_has_a_bias_correction_of_its_own():
-    normal = normals()
+    normal = normals(0)
     found = model(
         "(float[N,8] x, float[N,8] z) => (float[N,8] y) { h = Gemm(x, W, b) r = Relu(h) g = Gemm(z, W, b) s = Mul(r, g) y = Gemm(s, W, b) }",
         W=normal(8, 8),

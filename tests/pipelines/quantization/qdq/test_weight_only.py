@@ -12,12 +12,6 @@ from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fold_constants import FoldConstants
 
-RNG = np.random.default_rng(5)
-
-
-def normal(*shape):
-    return RNG.standard_normal(shape).astype(np.float32)
-
 
 def whole_weights(found):
     """The names of the int8 initializers, and the elements of the float32 ones."""
@@ -32,7 +26,7 @@ BRANCHES = """(float[n,40] x, bool c) => (float[n,32] y) {
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_weights_of_both_branches_are_int8_and_stored_once(taken):
+def test_weights_of_both_branches_are_int8_and_stored_once(normal, taken):
     found, x, c = model(BRANCHES, w=normal(40, 32), v=normal(32, 32)), normal(16, 40), np.array(taken)
     result, report = quantize(found, QuantRecipe(), calibrate(found, [{"x": x, "c": c}]))
     noted = {each.name: (each.precision, each.reason) for each in report.operators if each.type != "If"}
@@ -43,7 +37,7 @@ def test_weights_of_both_branches_are_int8_and_stored_once(taken):
     np.testing.assert_allclose(run(result, x=x, c=c)["y"], expected, atol=0.03 * np.abs(expected).max())
 
 
-def test_weights_of_a_loop_body_are_int8():
+def test_weights_of_a_loop_body_are_int8(normal):
     text = """(float[4,32] x, int64 count) => (float[4,32] y) {
         more = Constant<value = bool {1}>()
         y = Loop(count, more, x) <body = b (int64 i, bool go, float[4,32] h) => (bool on, float[4,32] out) {
@@ -58,7 +52,7 @@ def test_weights_of_a_loop_body_are_int8():
 
 @pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
 @pytest.mark.parametrize("directions", [1, 2])
-def test_recurrent_weights_are_int8(kind, gates, directions):
+def test_recurrent_weights_are_int8(normal, kind, gates, directions):
     way = "bidirectional" if directions == 2 else "forward"
     text = f"(float[5,n,48] x) => (float[5,d,n,32] y) {{ y = {kind}<hidden_size=32, direction='{way}'>(x, w, r) }}"
     weights = {"w": normal(directions, gates * 32, 48) / 8, "r": normal(directions, gates * 32, 32) / 8}
@@ -73,7 +67,7 @@ def test_recurrent_weights_are_int8(kind, gates, directions):
 @pytest.mark.parametrize(
     ("columns", "block"), [(64, 32), (100, 25), (48, 24), (40, 20), (31, 31), (37, 37), (22, 22), (74, 74)]
 )
-def test_a_large_weight_of_a_recurrent_layer_costs_its_block_alone(columns, block):
+def test_a_large_weight_of_a_recurrent_layer_costs_its_block_alone(normal, columns, block):
     w = normal(1, 128, columns)
     w[..., 0] = 100
     text = "(float[5,n,c] x) => (float[5,d,n,32] y) { y = LSTM<hidden_size=32>(x, w, r) }"
@@ -86,7 +80,7 @@ def test_a_large_weight_of_a_recurrent_layer_costs_its_block_alone(columns, bloc
     assert (errors[block:] < 0.02).all()
 
 
-def test_what_the_recipe_keeps_float_keeps_its_weights():
+def test_what_the_recipe_keeps_float_keeps_its_weights(normal):
     found, x, c = model(BRANCHES, w=normal(40, 32), v=normal(32, 32)), normal(16, 40), np.array(True)
     table = calibrate(found, [{"x": x, "c": c}])
     result, report = quantize(found, QuantRecipe(keep_float=("b",)), table)
@@ -94,7 +88,7 @@ def test_what_the_recipe_keeps_float_keeps_its_weights():
     assert whole_weights(result)[0] == ["w.quantized"] and "v" in result.graph.initializers
 
 
-def test_constants_inside_a_branch_are_folded():
+def test_constants_inside_a_branch_are_folded(normal):
     text = """(float[n,40] x, bool c) => (float[n,32] y) {
         y = If(c) <then_branch = t () => (float[n,32] a) { v = Transpose<perm=[1,0]>(w) a = MatMul(x, v) },
                   else_branch = e () => (float[n,32] b) { u = Transpose<perm=[1,0]>(w) b = MatMul(x, u) }> }"""

@@ -2,18 +2,14 @@
 
 import numpy as np
 import pytest
+from helpers.arrays import normals
 from helpers.rewriting import model, ops, reasons, rewritten, run
 
 from pipelines.graph import query
 from pipelines.rewrites.driver import rewrite
 from zoo.recommenders.export.rewrites import FuseParallelEmbedding, FuseParallelSum, passes_without_header
 
-RNG = np.random.default_rng(0)
 EMBEDDINGS, SUM = "FuseParallelEmbedding", "FuseParallelSum"
-
-
-def normal(*shape):
-    return RNG.standard_normal(shape).astype(np.float32)
 
 
 def integers(*values):
@@ -56,11 +52,12 @@ def split(fields):
 
 
 def fields(
-    heights, width=4, ids="int64", form="gather", order=None, parts=None, inputs="", tail="", out="float[n,k] y"
+    rng, heights, width=4, ids="int64", form="gather", order=None, parts=None, inputs="", tail="", out="float[n,k] y"
 ):
     """(model of a concatenation, feeds): lookup of column c in table c, joined in `order` with what else `parts`
     names.
     """
+    normal = normals(rng)
     count = len(heights)
     columns = split(count) if form == "split" else " ".join(FORMS[form](c) for c in range(count))
     widths = width if isinstance(width, list) else [width] * count
@@ -69,7 +66,7 @@ def fields(
     text = f"({ids}[n,{count}] ids{inputs}) => ({out}) {{ {columns} {lookups} y = Concat<axis=1>({', '.join(joined)}) {tail} }}"
     used = {name: array for name, array in constants(count).items() if f"{name})" in text or f"{name}," in text}
     tables = {f"T{c}": normal(height, w) for c, (height, w) in enumerate(zip(heights, widths, strict=True))}
-    values = np.stack([RNG.integers(0, height, 40) for height in heights], axis=1)
+    values = np.stack([rng.integers(0, height, 40) for height in heights], axis=1)
     for row, edge in ((0, 0), (1, -1)):  # the first and the last row of every table
         values[row] = [range(height)[edge] for height in heights]
     return model(text, **used, **tables), {"ids": values.astype(ids)}
@@ -82,15 +79,15 @@ ONE_GATHER = ["Add", "Gather", "Reshape", "Concat"]
 
 @pytest.mark.parametrize("ids", ["int32", "int64"])
 @pytest.mark.parametrize("form", [*FORMS, "split"])
-def test_lookups_of_all_columns_become_one(form, ids):
-    found, feeds = fields([7, 7, 7], ids=ids, form=form)
+def test_lookups_of_all_columns_become_one(rng, form, ids):
+    found, feeds = fields(rng, [7, 7, 7], ids=ids, form=form)
     report = rewritten(found, FuseParallelEmbedding(), exact=True, **feeds)
     assert report.fired(EMBEDDINGS) == 1 and ops(found) == ONE_GATHER
     assert found.graph[0].inputs[0].name == "ids" and not reasons(report, EMBEDDINGS)
 
 
-def test_tables_of_unequal_heights_are_stacked():
-    found, feeds = fields([3, 11, 1, 200])
+def test_tables_of_unequal_heights_are_stacked(rng):
+    found, feeds = fields(rng, [3, 11, 1, 200])
     rewritten(found, FuseParallelEmbedding(), exact=True, **feeds)
     assert ops(found) == ONE_GATHER
     shapes = {name: value.shape for name, value in found.graph.initializers.items()}
@@ -99,8 +96,8 @@ def test_tables_of_unequal_heights_are_stacked():
 
 
 @pytest.mark.parametrize("order", [[2, 0, 1], [1, 0], [2], [0, 2], [1, 2]])
-def test_permuted_and_partial_columns_are_gathered_first(order):
-    found, feeds = fields([5, 9, 3], order=order)
+def test_permuted_and_partial_columns_are_gathered_first(rng, order):
+    found, feeds = fields(rng, [5, 9, 3], order=order)
     report = rewritten(found, FuseParallelEmbedding(), exact=True, **feeds)
     if len(order) == 1:
         assert report.fired(EMBEDDINGS) == 0
@@ -110,9 +107,9 @@ def test_permuted_and_partial_columns_are_gathered_first(order):
         assert query.constant(found.graph[0].inputs[1]).tolist() == order
 
 
-def test_other_parts_stay_where_they_are():
+def test_other_parts_stay_where_they_are(rng, normal):
     found, feeds = fields(
-        [5, 9, 3, 4], parts=["z", "e0", "e1", "x", "e2", "e3", "x"], inputs=", float[n,2] x, float[n,3] z"
+        rng, [5, 9, 3, 4], parts=["z", "e0", "e1", "x", "e2", "e3", "x"], inputs=", float[n,2] x, float[n,3] z"
     )
     report = rewritten(found, FuseParallelEmbedding(), exact=True, **feeds, x=normal(40, 2), z=normal(40, 3))
     assert report.fired(EMBEDDINGS) == 2
@@ -121,15 +118,15 @@ def test_other_parts_stay_where_they_are():
     assert (names[0], names[2], names[4]) == ("z", "x", "x")
 
 
-def test_a_single_lookup_between_others_is_left_alone():
-    found, feeds = fields([5, 9, 3], parts=["e0", "e1", "x", "e2"], inputs=", float[n,2] x")
+def test_a_single_lookup_between_others_is_left_alone(rng, normal):
+    found, feeds = fields(rng, [5, 9, 3], parts=["e0", "e1", "x", "e2"], inputs=", float[n,2] x")
     report = rewritten(found, FuseParallelEmbedding(), exact=True, **feeds, x=normal(40, 2))
     assert report.fired(EMBEDDINGS) == 1
     assert list(reasons(report, EMBEDDINGS).values()) == ["e2 has no neighbour of the same input and width"]
 
 
-def test_runs_of_one_width_fuse():
-    found, feeds = fields([5, 9, 3, 4, 6], width=[4, 4, 8, 8, 4])
+def test_runs_of_one_width_fuse(rng):
+    found, feeds = fields(rng, [5, 9, 3, 4, 6], width=[4, 4, 8, 8, 4])
     report = rewritten(found, FuseParallelEmbedding(), exact=True, **feeds)
     assert report.fired(EMBEDDINGS) == 2
     widths = sorted(
@@ -138,23 +135,23 @@ def test_runs_of_one_width_fuse():
     assert widths == [4, 4, 8]
 
 
-def test_fields_that_share_a_table_fuse_too():
-    found, feeds = fields([5, 5])
+def test_fields_that_share_a_table_fuse_too(rng):
+    found, feeds = fields(rng, [5, 5])
     found.graph[3].replace_input_with(0, found.graph[2].inputs[0])
     rewritten(found, FuseParallelEmbedding(), exact=True, **feeds)
     assert ops(found) == ONE_GATHER
 
 
-def test_two_inputs_of_ids_are_two_runs():
+def test_two_inputs_of_ids_are_two_runs(rng, normal):
     text = """(int64[n,2] a, int64[n,2] b) => (float[n,k] y) {
         i = Gather<axis=1>(a, c0) j = Gather<axis=1>(a, c1) k = Gather<axis=1>(b, c0) l = Gather<axis=1>(b, c1)
         e = Gather(T, i) f = Gather(T, j) g = Gather(T, k) h = Gather(T, l) y = Concat<axis=-1>(e, f, g, h) }"""
     found = model(text, T=normal(5, 3), c0=np.int64(0), c1=np.int64(1))
-    feeds = {name: RNG.integers(0, 5, (9, 2)) for name in "ab"}
+    feeds = {name: rng.integers(0, 5, (9, 2)) for name in "ab"}
     assert rewritten(found, FuseParallelEmbedding(), exact=True, **feeds).fired(EMBEDDINGS) == 2
 
 
-def near_miss(text, reason=None, fused=(EMBEDDINGS, FuseParallelEmbedding), weights=None, **feeds):
+def near_miss(normal, text, reason=None, fused=(EMBEDDINGS, FuseParallelEmbedding), weights=None, **feeds):
     used = {
         name: array
         for name, array in (
@@ -168,7 +165,7 @@ def near_miss(text, reason=None, fused=(EMBEDDINGS, FuseParallelEmbedding), weig
     assert list(reasons(report, name).values()) == ([] if reason is None else [reason])
 
 
-IDS = RNG.integers(0, 5, (9, 3))
+IDS = np.random.default_rng(0).integers(0, 5, (9, 3))
 TWO = """(int64[n,3] ids) => (float[n,k] y) { i = Gather<axis=1>(ids, c0) j = Gather<axis=1>(ids, c1)
     e = Gather(T, i) f = Gather(U, j) y = Concat<axis=1>(e, f) }"""
 LONE = "{} has no neighbour of the same input and width"
@@ -206,9 +203,9 @@ LONE = "{} has no neighbour of the same input and width"
     ],
     ids=["rows joined", "widths", "output", "read twice", "computed ids", "two columns", "rows of ids", "no columns"],
 )
-def test_near_misses(text, reason):
+def test_near_misses(normal, text, reason):
     ids = IDS[:, 0] * 0 if "[n] ids" in text else IDS
-    near_miss(text, reason, ids=ids)
+    near_miss(normal, text, reason, ids=ids)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +222,7 @@ def test_near_misses(text, reason):
     ],
     ids=["two columns", "negative", "steps", "first rows", "computed"],
 )
-def test_slices_that_are_no_plain_column(columns, weights):
+def test_slices_that_are_no_plain_column(normal, columns, weights):
     lines = " ".join(columns.format(c, c + 1, c + 2) for c in range(2))
     if weights is None:
         lines = "shape = Shape(ids) two = Gather(shape, b1) e1 = Sub(two, b1) e0 = Sub(e1, b1) " + lines
@@ -233,10 +230,10 @@ def test_slices_that_are_no_plain_column(columns, weights):
         f"(int64[n,3] ids) => (float[m,k] y) {{ {lines} e = Gather(T, i0) f = Gather(U, i1) y = Concat<axis=1>(e, f) }}"
     )
     more = {f"minus{c}": integers(c - 3) for c in range(3)} | {f"few{c}": integers(5, c + 1) for c in range(2)}
-    near_miss(text, weights=more | (weights or {}), ids=IDS)
+    near_miss(normal, text, weights=more | (weights or {}), ids=IDS)
 
 
-def test_ids_that_come_as_numbers_are_added_to_after_the_cast():
+def test_ids_that_come_as_numbers_are_added_to_after_the_cast(normal):
     """A cast from float truncates; offsets cannot be added before it."""
     text = TWO.replace("int64[n,3] ids", "float[n,3] x").replace("{ i", "{ ids = Cast<to=7>(x) i", 1)
     found = model(text, T=normal(5, 4), U=normal(6, 4), c0=np.int64(0), c1=np.int64(1))
@@ -244,10 +241,10 @@ def test_ids_that_come_as_numbers_are_added_to_after_the_cast():
     assert ops(found) == ["Cast", "Gather", *ONE_GATHER]  # the ids begin after the cast
 
 
-def test_ids_of_three_axes_are_left_alone():
+def test_ids_of_three_axes_are_left_alone(rng, normal):
     text = """(int64[n,2,3] ids) => (float[n,k,4] y) { i = Gather<axis=1>(ids, c0) j = Gather<axis=1>(ids, c1)
         e = Gather(T, i) f = Gather(U, j) y = Concat<axis=1>(e, f) }"""
-    near_miss(text, ids=RNG.integers(0, 5, (9, 2, 3)))
+    near_miss(normal, text, ids=rng.integers(0, 5, (9, 2, 3)))
 
 
 # --- FuseParallelSum
@@ -257,7 +254,8 @@ WIDE = """(int64[n,3] ids, float[n,1] x) => (float[n,1] y) {
     e = Gather(A, i) f = Gather(B, j) g = Gather(C, k) """
 
 
-def wide(body, text=WIDE, width=1, **weights):
+def wide(rng, body, text=WIDE, width=1, **weights):
+    normal = normals(rng)
     tables = {
         "A": normal(5, width),
         "B": normal(8, width),
@@ -268,7 +266,7 @@ def wide(body, text=WIDE, width=1, **weights):
     tables |= {"c1": np.int64(1), "c2": np.int64(2), "one": integers(1)} | weights
     text = (text + body + " }").replace("[n,1]", f"[n,{width}]")
     used = {name: array for name, array in tables.items() if f"{name})" in text or f"{name}," in text}
-    return model(text, **used), {"ids": RNG.integers(0, 5, (9, 3)), "x": normal(9, width)}
+    return model(text, **used), {"ids": rng.integers(0, 5, (9, 3)), "x": normal(9, width)}
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -284,8 +282,8 @@ def wide(body, text=WIDE, width=1, **weights):
         ("a = Sum(e, f, x) y = Add(g, a)", True, 1),
     ],
 )
-def test_sums_of_lookups_become_one_gather(body, selects, rest, width):
-    found, feeds = wide(body, width=width)
+def test_sums_of_lookups_become_one_gather(rng, body, selects, rest, width):
+    found, feeds = wide(rng, body, width=width)
     report = rewritten(found, FuseParallelSum(), **feeds)
     assert report.fired(SUM) == 1
     assert ops(found) == [*["Gather"] * selects, "Add", "Gather", "ReduceSum", *["Add"] * rest]
@@ -297,37 +295,37 @@ def test_sums_of_lookups_become_one_gather(body, selects, rest, width):
         ("a = Add(e, x) y = Sigmoid(a)", {}, None),  # one lookup
         ("a = Add(x, bias) y = Add(a, x)", {}, None),  # none
         ("a = Mul(e, f) y = Add(a, x)", {}, None),
-        ("y = Sum(e, f, g)", {"C": normal(6, 1), "width": 2}, "its lookups differ in input or width"),
+        ("y = Sum(e, f, g)", {"C": normals(0)(6, 1), "width": 2}, "its lookups differ in input or width"),
         ("y = Add(e, e)", {}, None),
     ],
 )
-def test_sums_that_are_left_alone(body, changes, reason):
-    found, feeds = wide(body, **changes)
+def test_sums_that_are_left_alone(rng, body, changes, reason):
+    found, feeds = wide(rng, body, **changes)
     report = rewritten(found, FuseParallelSum(), exact=True, **feeds)
     assert report.fired(SUM) == 0
     assert list(reasons(report, SUM).values()) == ([] if reason is None else [reason])
 
 
-def test_a_partial_sum_that_is_read_elsewhere_stays():
-    found, feeds = wide("a = Add(e, f) b = Add(a, g) s = Relu(a) y = Add(b, s)")
+def test_a_partial_sum_that_is_read_elsewhere_stays(rng):
+    found, feeds = wide(rng, "a = Add(e, f) b = Add(a, g) s = Relu(a) y = Add(b, s)")
     report = rewritten(found, FuseParallelSum(), **feeds)
     assert report.fired(SUM) == 1  # a itself; b adds one lookup to it
     assert "Relu" in ops(found)
 
 
-def test_a_partial_sum_that_leaves_the_graph_stays():
+def test_a_partial_sum_that_leaves_the_graph_stays(rng):
     body = "s = Add(e, f) a = Add(s, x) b = Add(a, g) h = Gather(A, k) y = Add(b, h)"
-    found, feeds = wide(body, WIDE.replace("(float[n,1] y)", "(float[n,1] y, float[n,1] a)"))
+    found, feeds = wide(rng, body, WIDE.replace("(float[n,1] y)", "(float[n,1] y, float[n,1] a)"))
     report = rewritten(found, FuseParallelSum(), **feeds)
     assert report.fired(SUM) == 2 and [each.name for each in found.graph.outputs] == ["y", "a"]
 
 
 @pytest.mark.parametrize("tail", ["y = Squeeze(s, one)", "y = Add(s, z)"])
-def test_a_sum_of_three_axes_keeps_its_shape(tail):
+def test_a_sum_of_three_axes_keeps_its_shape(rng, normal, tail):
     """Keras looks a column [n, 1] up as [n, 1, width]."""
     text = """(int64[n,3] ids, float[n,1] x) => (float y) {
         i = Slice(ids, zero, one, one) j = Slice(ids, one, two, one) e = Gather(A, i) f = Gather(B, j) """
-    found, feeds = wide(f"s = Add(e, f) {tail}", text, zero=integers(0), two=integers(2), z=normal(2, 1, 1, 1))
+    found, feeds = wide(rng, f"s = Add(e, f) {tail}", text, zero=integers(0), two=integers(2), z=normal(2, 1, 1, 1))
     found.graph.outputs[0].shape = None
     rewritten(found, FuseParallelSum(), **feeds)
 
@@ -335,8 +333,9 @@ def test_a_sum_of_three_axes_keeps_its_shape(tail):
 # --- the whole model
 
 
-def wide_and_deep(count=5, width=4, buckets=20):
+def wide_and_deep(rng, count=5, width=4, buckets=20):
     """As version 0.2.0 wrote it: slices shared by the deep and the wide part."""
+    normal = normals(rng)
     lines, weights = [], constants(count)
     for c in range(count):
         lines.append(FORMS["slice"](c))
@@ -358,8 +357,8 @@ def wide_and_deep(count=5, width=4, buckets=20):
     text = f"(int32[n,{count}] ids, float[n,3] numbers) => (float[n,1] probability) {{ {' '.join(lines)} }}"
     used = {name: array for name, array in weights.items() if f"{name})" in text or f"{name}," in text}
     feeds = {
-        "ids": RNG.integers(0, buckets, (64, count)).astype(np.int32),
-        "numbers": RNG.uniform(0, 1, (64, 3)).astype(np.float32),
+        "ids": rng.integers(0, buckets, (64, count)).astype(np.int32),
+        "numbers": rng.uniform(0, 1, (64, 3)).astype(np.float32),
     }
     return model(text, **used), feeds
 
@@ -367,8 +366,8 @@ def wide_and_deep(count=5, width=4, buckets=20):
 DEEP, LAYERS = ["Add", "Gather", "Reshape", "Concat"], ["Gemm", "Relu", "Gemm", "Relu", "Gemm"]
 
 
-def test_the_whole_model():
-    found, feeds = wide_and_deep()
+def test_the_whole_model(rng):
+    found, feeds = wide_and_deep(rng)
     chosen = passes_without_header()
     report = rewritten(found, *chosen, **feeds)
     assert ops(found) == [*DEEP, *LAYERS, "Add", "Gather", "ReduceSum", "Add", "Sigmoid"]
@@ -384,15 +383,15 @@ def test_the_whole_model():
     assert {value.name for value in found.graph.inputs} == {"ids", "numbers"}
 
 
-def test_the_pass_order_does_not_take_a_bias_for_a_summand():
-    found, _ = wide_and_deep()
+def test_the_pass_order_does_not_take_a_bias_for_a_summand(rng):
+    found, _ = wide_and_deep(rng)
     rewrite(found, passes_without_header())
     gemms = [node for node in found.graph if node.op_type == "Gemm"]
     assert all(len(node.inputs) == 3 for node in gemms)
 
 
-def test_any_batch_size_runs():
-    found, feeds = wide_and_deep()
+def test_any_batch_size_runs(rng):
+    found, feeds = wide_and_deep(rng)
     rewrite(found, passes_without_header())
     whole = run(found, **feeds)["probability"]
     for rows in (1, 7):

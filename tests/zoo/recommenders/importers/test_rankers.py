@@ -207,24 +207,31 @@ def test_the_other_exporter_of_torch_gives_the_same(export: Callable[..., None],
 
 # --- the same forms without the packages
 
-RNG = np.random.default_rng(7)
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
-TABLES = {
-    "user_table": RNG.normal(0, 0.3, (packages.USERS, 4)),
-    "item_table": RNG.normal(0, 0.3, (packages.ITEMS, 4)),
-    "wide": RNG.normal(0, 0.3, (packages.USERS, 1)),
-    "w": RNG.normal(0, 0.3, (13, 8)),
-    "b": RNG.normal(0, 0.3, 8),
-    "v": RNG.normal(0, 0.3, (8, 1)),
-    "crossed": RNG.normal(0, 0.3, (13, 13)),
-    "top": RNG.normal(0, 0.3, (13, 1)),
-    "slope": np.array([0.2]),
-    **{f"v{e}": RNG.normal(0, 0.3, (5, 13)) for e in (0, 1)},
-    **{f"c{e}": RNG.normal(0, 0.5, (5, 5)) for e in (0, 1)},
-    **{f"u{e}": RNG.normal(0, 0.3, (13, 5)) for e in (0, 1)},
-    **{f"gate{e}": RNG.normal(0, 0.3, (13, 1)) for e in (0, 1)},
-    **{name: RNG.normal(0, 0.3, (13, 1)) for name in ("bias", "other")},
-}
+
+
+def tables() -> dict[str, NDArray[Any]]:
+    """Weights of `network`, by their names."""
+    rng = np.random.default_rng(7)
+    return {
+        "user_table": rng.normal(0, 0.3, (packages.USERS, 4)),
+        "item_table": rng.normal(0, 0.3, (packages.ITEMS, 4)),
+        "wide": rng.normal(0, 0.3, (packages.USERS, 1)),
+        "w": rng.normal(0, 0.3, (13, 8)),
+        "b": rng.normal(0, 0.3, 8),
+        "v": rng.normal(0, 0.3, (8, 1)),
+        "crossed": rng.normal(0, 0.3, (13, 13)),
+        "top": rng.normal(0, 0.3, (13, 1)),
+        "slope": np.array([0.2]),
+        **{f"v{e}": rng.normal(0, 0.3, (5, 13)) for e in (0, 1)},
+        **{f"c{e}": rng.normal(0, 0.5, (5, 5)) for e in (0, 1)},
+        **{f"u{e}": rng.normal(0, 0.3, (13, 5)) for e in (0, 1)},
+        **{f"gate{e}": rng.normal(0, 0.3, (13, 1)) for e in (0, 1)},
+        **{name: rng.normal(0, 0.3, (13, 1)) for name in ("bias", "other")},
+    }
+
+
+TABLES = tables()
 
 
 def network(text: str, path: Path, **more: NDArray[Any]) -> Path:

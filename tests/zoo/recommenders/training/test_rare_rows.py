@@ -48,23 +48,23 @@ STRATEGY = {
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
     """Twenty users and items are frequent, 60 of each are seen two or three times; clicks depend on the frequent."""
-    random.seed(0)
+    draw = random.Random(0)
     path = tmp_path_factory.mktemp("log") / "log.csv"
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["click", "user_id", "item_id", "history", "hashed_id", "row_id", "price"])
         for _ in range(ROWS):
-            user, item = (random.randrange(20) if random.random() < 0.85 else random.randrange(20, 80) for _ in "ui")
-            history = "|".join(f"i{random.choice([1, 2, 3, random.randrange(90)])}" for _ in range(random.randrange(4)))
-            click = random.random() < (0.8 if (user + item) % 2 else 0.2)
+            user, item = (draw.randrange(20) if draw.random() < 0.85 else draw.randrange(20, 80) for _ in "ui")
+            history = "|".join(f"i{draw.choice([1, 2, 3, draw.randrange(90)])}" for _ in range(draw.randrange(4)))
+            click = draw.random() < (0.8 if (user + item) % 2 else 0.2)
             row = [
                 int(click),
                 f"u{user}",
                 f"i{item}",
                 history,
-                f"h{random.randrange(9) if random.random() < 0.8 else random.randrange(9, 60)}",
-                random.randrange(4),
-                round(random.random() * 9, 2),
+                f"h{draw.randrange(9) if draw.random() < 0.8 else draw.randrange(9, 60)}",
+                draw.randrange(4),
+                round(draw.random() * 9, 2),
             ]
             rows.writerow(row)
     return str(path)
