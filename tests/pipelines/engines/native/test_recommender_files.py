@@ -75,21 +75,20 @@ def test_a_damaged_graph_is_refused_in_one_line_or_runs(copy):
     """
     content = copy.read_bytes()
     rng = np.random.default_rng(4)
-    damaged = [content[: len(content) * part // 40] for part in range(40)]
+    for part in range(40):
+        copy.write_bytes(content[: len(content) * part // 40])
+        with pytest.raises(ZooError) as error:
+            load(copy, "native").run(feeds(5))
+        one_line(error)
     for _ in range(60):
         wrong = bytearray(content)
         for place in rng.integers(0, len(content), 8):
             wrong[place] = rng.integers(256)
-        damaged.append(bytes(wrong))
-    refused = 0
-    for each in damaged:
-        copy.write_bytes(each)
+        copy.write_bytes(wrong)
         try:
             load(copy, "native").run(feeds(5))
         except ZooError as error:  # where no engine takes the layers after the operator
             assert "\n" not in str(error)
-            refused += 1
-    assert refused >= 30
 
 
 @needs_kernels
