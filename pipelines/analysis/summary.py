@@ -43,7 +43,6 @@ def summarize(
     quantized: QuantReport,
     table: CalibrationTable,
     samples: Iterable[Batch],
-    threads: int = 1,
 ) -> dict[str, Any]:
     """Summarizes a quantized model: int8 layers and MACs, SQNR, speed.
 
@@ -56,7 +55,6 @@ def summarize(
         table: Calibration table.
         samples: Batches, of which the first `SAMPLES` samples are used; without samples, figures that need them are
             None.
-        threads: Intra-op threads.
 
     Returns:
         {"line", "layers", "int8_layers", "macs_int8" (share), "sqnr_db", "speed": {engine: float / int8 milliseconds},
@@ -87,7 +85,7 @@ def summarize(
     if found["sqnr_db"] is not None and not np.isfinite(found["sqnr_db"]):
         found["sqnr_db"] = None if found["sqnr_db"] > 0 else float("-inf")
     if few and int8:
-        found["speed"], found["engine"], found["wrong"] = _speed(float_model, int8_model, few[0], threads)
+        found["speed"], found["engine"], found["wrong"] = _speed(float_model, int8_model, few[0])
     found["line"] = _line(found)
     found["warnings"] = _warnings(found, lambda: _damaging(float_model, int8_model, quantized, table, few))
     return found
@@ -130,12 +128,12 @@ def _costs(model: ir.Model, batch: Batch) -> dict[str, int]:
 
 
 def _speed(
-    float_model: ir.Model, int8_model: ir.Model, batch: Batch, threads: int
+    float_model: ir.Model, int8_model: ir.Model, batch: Batch
 ) -> tuple[dict[str, float], str | None, dict[str, str]]:
     """Returns the speedup of int8 by engine, the engine where int8 is fastest, and the engines with wrong results.
 
-    The two models are timed in turn on `batch`. The native kernels have no float: their int8 is compared with the float
-    model in its fastest engine.
+    The two models are timed in turn on `batch`, in one thread. The native kernels have no float: their int8 is compared
+    with the float model in its fastest engine.
     """
     from pipelines.analysis.tune import open_stock
 
@@ -151,7 +149,7 @@ def _speed(
         ]
         for engine in available():
             try:
-                sessions = [open_stock(path, engine, threads) for path in paths]
+                sessions = [open_stock(path, engine, 1) for path in paths]
                 reference = reference or sessions[1]
                 if why := why_wrong(engine, sessions[1], reference, batch):
                     wrong[engine] = why
@@ -162,7 +160,7 @@ def _speed(
             speed[engine], milliseconds[engine] = round(exact / ms, 3), ms
             floats[exact] = sessions[0]
         with contextlib.suppress(ZooError):  # a graph that these kernels do not compute
-            native = catalog.load(paths[1], "native", threads)
+            native = catalog.load(paths[1], "native")
             if reference is not None and (why := why_wrong("native", native, reference, batch)):
                 wrong["native"] = why
             elif floats:

@@ -270,6 +270,12 @@ def same(path: Path, was: Mapping[str, Any]) -> bool:
     return bool(now.st_size == was["bytes"] and (now.st_mtime_ns == was["modified"] or sha256(path) == was["sha256"]))
 
 
+def starts_with(path: Path, magic: bytes) -> bool:
+    """Returns whether a file starts with these bytes, which name its format."""
+    with path.open("rb") as file:
+        return file.read(len(magic)) == magic
+
+
 def mapped(path: Path) -> Path:
     """Returns the path of the large initializers beside a file of `save_mapped`."""
     return path.with_name(f"{path.name}.data")

@@ -63,12 +63,6 @@ class _Shared(io.RawIOBase):
         return len(data)
 
 
-def is_gzip(path: Path) -> bool:
-    """Whether a file begins as gzip does. Raises OSError."""
-    with path.open("rb") as file:
-        return file.read(len(GZIP)) == GZIP
-
-
 @contextmanager
 def open_text(source: str | Path, name: str = "") -> Iterator[io.BufferedReader[Any]]:
     """Opens a text file, plain or gzip by its content, or stdin, for bytes.

@@ -79,45 +79,17 @@ def channel_statistics(
     """
     copy = model.clone()
     infer_shapes(copy)
-    taken = query.used_names(copy.graph)
-    read = [value for node in copy.graph if node.op_type == "Conv" and (value := node.inputs[0]) is not None]
-    summed = [
-        node.outputs[0]
-        for node in copy.graph
-        if node.op_type == "Conv" and any(each.op_type == "Add" for each in node.outputs[0].consumers())
-    ]
-    last = {
-        value: (channel_groups.gathered_from(value), group.channels.pop())
-        for node in copy.graph
-        if node.op_type in channel_groups.WRITERS[1:] and not isinstance(group := channel_groups.find(node), str)
-        for value in group.rounded
-    }
-    if linear is not None:
-        read, summed = [], []
-        last = {value: (value, linear[str(value.name)]) for value in _values(copy.graph) if value.name in linear}
-    values = list(dict.fromkeys((*read, *summed, *last)))
-    if not values:
+    if linear is None:
+        plain, last = _channels_read(copy.graph)
+    else:
+        values = (*copy.graph.inputs, *(value for node in copy.graph for value in node.outputs))
+        plain, last = [], {each: (each, linear[str(each.name)]) for each in values if each.name in linear}
+    names = [str(value.name) for value in dict.fromkeys((*plain, *last))]
+    if not names:
         return {}
-    del copy.graph.outputs[:]
-    for value in values:
-        ends = []
-        x = _channels_second(copy.graph, *last[value], taken) if value in last else value
-        for op, inputs, pool in (("Identity", [x], "Max"), ("Neg", [x], "Max"), ("Mul", [x, x], "Average")):
-            inner = edit.node(op, [*inputs], f"{value.name}.{op}", dtype=ir.DataType.FLOAT, taken=taken)
-            ends.append(
-                edit.node(
-                    f"Global{pool}Pool",
-                    [inner.outputs[0]],
-                    f"{inner.name}.{pool}",
-                    dtype=ir.DataType.FLOAT,
-                    taken=taken,
-                )
-            )
-            copy.graph.extend([inner, ends[-1]])
-        copy.graph.outputs.extend(each.outputs[0] for each in ends)
-    copy.graph.sort()
+    _reduce_to_channels(copy.graph, dict.fromkeys((*plain, *last)), last)
     found: dict[str, Channels] = {}
-    seen = dict.fromkeys(map(str, (value.name for value in values)), 0)
+    seen = dict.fromkeys(names, 0)
     session = reference_session.session(copy, "its equalization needs")
     with progress("observing channels") as advance:
         for batch in samples:
@@ -133,9 +105,39 @@ def channel_statistics(
     return {name: Channels(each.low, each.high, each.square / seen[name]) for name, each in found.items()}
 
 
-def _values(main: ir.Graph) -> list[ir.Value]:
-    """The inputs of the graph and the results of its operators."""
-    return [*main.inputs, *(value for node in main for value in node.outputs)]
+Last = dict[ir.Value, tuple[ir.Value, int]]  # {value: (the same with its channels on the last axis, their number)}
+
+
+def _channels_read(main: ir.Graph) -> tuple[list[ir.Value], Last]:
+    """The values that `EqualizeChannels` needs: those with channels on the second axis, and those on the last."""
+    convolutions = [node for node in main if node.op_type == "Conv"]
+    read = [value for node in convolutions if (value := node.inputs[0]) is not None]
+    summed = [
+        node.outputs[0] for node in convolutions if any(each.op_type == "Add" for each in node.outputs[0].consumers())
+    ]
+    last = {
+        value: (channel_groups.gathered_from(value), group.channels.pop())
+        for node in main
+        if node.op_type in channel_groups.WRITERS[1:] and not isinstance(group := channel_groups.find(node), str)
+        for value in group.rounded
+    }
+    return [*read, *summed], last
+
+
+def _reduce_to_channels(main: ir.Graph, values: Iterable[ir.Value], last: Last) -> None:
+    """Makes the outputs of the graph the maximum of x, the maximum of -x and the mean of x^2 by channel of values."""
+    taken = query.used_names(main)
+    del main.outputs[:]
+    for value in values:
+        x = _channels_second(main, *last[value], taken) if value in last else value
+        for op, inputs, pool in (("Identity", [x], "Max"), ("Neg", [x], "Max"), ("Mul", [x, x], "Average")):
+            inner = edit.node(op, [*inputs], f"{value.name}.{op}", dtype=ir.DataType.FLOAT, taken=taken)
+            end = edit.node(
+                f"Global{pool}Pool", [*inner.outputs], f"{inner.name}.{pool}", dtype=ir.DataType.FLOAT, taken=taken
+            )
+            main.extend([inner, end])
+            main.outputs.append(end.outputs[0])
+    main.sort()
 
 
 def _channels_second(main: ir.Graph, value: ir.Value, channels: int, taken: set[str]) -> ir.Value:

@@ -34,7 +34,8 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from pipelines.core.errors import RequestError, one_line
-from pipelines.data.text_files import is_gzip, open_text
+from pipelines.core.files import starts_with
+from pipelines.data.text_files import GZIP, open_text
 from zoo.recommenders.data import sources
 
 LIST = "|"  # joins what is a list in the file
@@ -111,7 +112,7 @@ class Log:
         if isinstance(self.place, bytes):
             return pa.BufferReader(self.place)
         path = Path(self.path)
-        return pa.CompressedInputStream(str(path), "gzip") if is_gzip(path) else pa.OSFile(str(path))
+        return pa.CompressedInputStream(str(path), "gzip") if starts_with(path, GZIP) else pa.OSFile(str(path))
 
 
 def open_log(source: Any, delimiter: str | None = None) -> Log:
@@ -146,7 +147,7 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
         names = next(sources.tables(name, kind, place)).column_names
         return _named(Log(name, kind, "", tuple(names), place=place))
     try:
-        if _is(path, b"PAR1"):
+        if starts_with(path, sources.PARQUET):
             return _named(Log(path, "parquet", "", tuple(pa.parquet.read_schema(path).names)))
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
@@ -276,11 +277,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return not text
     return True
-
-
-def _is(path: Path, magic: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(magic)) == magic
 
 
 @contextmanager

@@ -11,11 +11,13 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import starts_with
 from pipelines.data.text_files import STDIN, open_text
 from zoo.training.runs import datasets
 
 BLOCK = 1 << 19  # bytes a block: it and its arrays stay in the cache, and the overhead a call vanishes
 LONGEST = 16 << 20  # bytes a line
+PARQUET = b"PAR1"  # first bytes of a Parquet file
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 _FILE_NAME = re.compile(r"\.(tsv|txt|csv|gz|parquet)$", re.IGNORECASE)
 
@@ -55,8 +57,7 @@ def _is_saved(path: Path) -> bool:
 def _is_parquet(path: Path) -> bool:
     if path.suffix == ".parquet" or not path.is_file():  # a pipe can be read only once
         return path.suffix == ".parquet"
-    with path.open("rb") as file:
-        return file.read(4) == b"PAR1"
+    return starts_with(path, PARQUET)
 
 
 def _read(stream: Any, size: int) -> bytes:
