@@ -67,9 +67,7 @@ def ship(trained: Path, name: str, into: Path | None = None) -> Card:
     details = {**before.details, **source.card.details, "calibration": calibration}
     if search := before.details.get("preprocessing", {}).get("search"):
         details["preprocessing"] = {**details["preprocessing"], "search": search}
-    card = replace(
-        before, files=tuple(CardFile(p.name, p.stat().st_size, files.sha256(p), None) for p in listed), details=details
-    )
+    card = replace(before, files=tuple(map(CardFile.of, listed)), details=details)
     files.write_json(target / CARD, (card := with_addresses(card)).to_json())
     return card
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.analysis.power import Meter
 from pipelines.core.batches import Batch, length, share_axis
@@ -120,7 +121,7 @@ def benchmark(
     for each, session, turn, single, used in zip(configurations, sessions, turns, singles, joules, strict=True):
         rate = size / np.array(turn)
         power = {"samples_per_joule": round(size * len(single) / used, 1)} if used else {}
-        p50, p95, p99 = np.percentile(np.array(single) * 1e3, [50, 95, 99])
+        figures = speed(rate, np.array(single) * 1e3)
         results.append(
             {
                 "engine": each.engine,
@@ -128,10 +129,8 @@ def benchmark(
                 "batch_size": size,
                 "threads": threads,
                 "instances": 1,
-                "samples_per_second": round(float(np.median(rate)), 1),
-                "spread": [round(float(np.percentile(rate, q)), 1) for q in (5, 95)],
-                "latency_ms": {"p50": round(float(p50), 5), "p95": round(float(p95), 5), "p99": round(float(p99), 5)},
-                "split_ms": _split(session, stages, rounds) if stages is not None else {"model": round(float(p50), 5)},
+                **figures,
+                "split_ms": _split(session, stages, rounds) if stages else {"model": figures["latency_ms"]["p50"]},
                 "memory_mb": memory_mb(each, batch, threads),
                 **power,
             }
@@ -256,7 +255,7 @@ def instances(
     results = []
     for each, rate, single in zip(configurations, rates, calls, strict=True):
         proportional, resident = _memory(each, {name: array[:size] for name, array in rows.items()}, cores)
-        p50, p95, p99 = (round(float(ms), 5) for ms in np.percentile(np.array(single) / 1e6, [50, 95, 99]))
+        figures = speed(np.array(rate), np.array(single) / 1e6)
         results.append(
             {
                 "engine": each.engine,
@@ -264,15 +263,31 @@ def instances(
                 "batch_size": size,
                 "threads": threads,
                 "instances": len(cores),
-                "samples_per_second": round(float(np.median(rate)), 1),
-                "spread": [round(float(np.percentile(rate, q)), 1) for q in (5, 95)],
-                "latency_ms": {"p50": p50, "p95": p95, "p99": p99},
-                "split_ms": {"model": p50},
+                **figures,
+                "split_ms": {"model": figures["latency_ms"]["p50"]},
                 "memory_mb": round(sum(proportional), 1),
                 "rss_mb": resident,
             }
         )
     return results
+
+
+def speed(rates: NDArray[np.float64], milliseconds: NDArray[np.float64]) -> dict[str, Any]:
+    """Summarizes measured throughput and latency.
+
+    Args:
+        rates: Samples per second, one value per round.
+        milliseconds: Duration of every call.
+
+    Returns:
+        {"samples_per_second" (median of the rounds), "spread" (their 5th and 95th percentile), "latency_ms": {"p50",
+        "p95", "p99"}}.
+    """
+    return {
+        "samples_per_second": round(float(np.median(rates)), 1),
+        "spread": [round(float(np.percentile(rates, q)), 1) for q in (5, 95)],
+        "latency_ms": {f"p{q}": round(float(np.percentile(milliseconds, q)), 5) for q in (50, 95, 99)},
+    }
 
 
 def _what(configuration: Configuration) -> str:

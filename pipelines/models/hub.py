@@ -65,6 +65,11 @@ class CardFile:
         if self.url is not None and self.sha256 is None:
             raise RequestError(f"{self.name}: has a url but no sha256; a download must be checked, so add the digest")
 
+    @classmethod
+    def of(cls, path: Path) -> CardFile:
+        """Returns the entry of an existing file that has no public address."""
+        return cls(path.name, path.stat().st_size, disk.sha256(path), None)
+
     def fault(self, path: Path) -> str | None:
         """Returns how the file at `path` differs from `size` and `sha256`, or None."""
         return fault_of(path, self.size, self.sha256)

@@ -12,7 +12,7 @@ from typing import Any
 
 import zoo
 from pipelines.core.errors import RequestError
-from pipelines.core.files import require_place, sha256, write_bytes
+from pipelines.core.files import require_place, write_bytes
 from pipelines.graph import io, query
 from pipelines.models import stages
 from pipelines.models.family import Family, FixedForm, GraphImportable, OnnxImportable, Shortlistable, Trainable
@@ -336,7 +336,7 @@ def _with_shortlist(model: Model, data: str, output: Model | None) -> Path:
     for each, content in made.items():
         write_bytes(target / each, content)
     files = {each.name: each for each in folder.card.files}
-    files |= {each: CardFile(each, len(content), sha256(target / each), None) for each, content in made.items()}
+    files |= {each: CardFile.of(target / each) for each in made}
     details = {**folder.card.details, "preprocessing": {**folder.preprocessing, **said}}
     write_card(target, folder.entry.name, folder.card.description, details, [*files.values()])
     return target

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import zoo
+from pipelines.analysis.benchmark import speed
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from scripts.peers import harness, processes
@@ -115,14 +116,9 @@ def _reference(inputs: Inputs, kind: str, size: int) -> Array:
 
 def summary(size: int, turns: Sequence[Turn]) -> dict[str, Any]:
     """The figures of an engine's turns; see `compare`."""
-    rates = _rates(turns) * size
-    p50, p95, p99 = np.percentile(np.concatenate([taken for taken, _ in turns]) * 1e3, [50, 95, 99])
-    return {
-        "samples_per_second": round(float(np.median(rates)), 1),
-        "spread": [round(float(np.percentile(rates, q)), 1) for q in (5, 95)],
-        "latency_ms": {"p50": round(float(p50), 5), "p95": round(float(p95), 5), "p99": round(float(p99), 5)},
-        "core_share": round(float(np.median([share for _, share in turns])), 3),
-    }
+    milliseconds = np.concatenate([taken for taken, _ in turns]) * 1e3
+    share = round(float(np.median([share for _, share in turns])), 3)
+    return {**speed(_rates(turns) * size, milliseconds), "core_share": share}
 
 
 def _rates(turns: Sequence[Turn]) -> Array:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.core.errors import RequestError, one_line
-from pipelines.core.files import copy_file, sha256
+from pipelines.core.files import copy_file
 from pipelines.graph import edit, io, query, reference_session
 from pipelines.graph.infer import infer_shapes
 from pipelines.models.hub import CardFile
@@ -185,7 +185,7 @@ def from_onnx(
         "structure": {"family": found.family, "why": found.why, "difference": found.difference},
     }
     made = output / "fp32.onnx"
-    return family, details, (CardFile(made.name, made.stat().st_size, sha256(made), None),)
+    return family, details, (CardFile.of(made),)
 
 
 def _output(model: ir.Model, name: str | None, path: str | Path) -> ir.Value:

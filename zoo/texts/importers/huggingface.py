@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RequestError, one_line, requires
-from pipelines.core.files import copy_file, read_json, replacing, require_place, sha256, write_json
+from pipelines.core.files import copy_file, read_json, replacing, require_place, write_json
 from pipelines.models.family import Importer
 from pipelines.models.hub import CARD, CardFile
 from zoo.texts.data import tokenizer
@@ -124,9 +124,7 @@ def _write(
         weights.load_weights(model_config, temporary, path)  # raises for another configuration
     for name in names[2:]:
         copy_file(path / name, output / name)
-    files = [
-        CardFile(name, (output / name).stat().st_size, sha256(output / name), None) for name in names if name != CARD
-    ]
+    files = [CardFile.of(output / name) for name in names if name != CARD]
     return {"preprocessing": features, "weights": {"file": weights.FILE}}, files
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RequestError, requires
-from pipelines.core.files import require_place, sha256, write_bytes, write_json
+from pipelines.core.files import require_place, write_bytes, write_json
 from pipelines.models.family import Importer
 from pipelines.models.hub import CARD, CardFile
 from pipelines.models.record import RANGES
@@ -107,7 +107,7 @@ def write(
         "imported": dict(found.about),
     }
     write_json(output / "train.json", about)
-    return {"preprocessing": features, "imported": dict(found.about)}, [_listed(output / name) for name in files]
+    return {"preprocessing": features, "imported": dict(found.about)}, [CardFile.of(output / name) for name in files]
 
 
 def _ranges(graph: Any, magnitudes: Mapping[str, float]) -> dict[str, float]:
@@ -121,10 +121,6 @@ def _ranges(graph: Any, magnitudes: Mapping[str, float]) -> dict[str, float]:
             if magnitude := magnitudes.get(name, 0.0):
                 found[x.name] = max(found.get(x.name, 0.0), magnitude)
     return found
-
-
-def _listed(path: Path) -> CardFile:
-    return CardFile(path.name, path.stat().st_size, sha256(path), None)
 
 
 def _reader(name: str) -> Any:
