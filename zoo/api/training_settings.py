@@ -14,8 +14,8 @@ from pipelines.core.files import read_json, write_json
 from pipelines.models.family import Family, Trainable
 from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD, Card, CardFile
-from zoo.training.kept_settings import require_kept
 from zoo.training.runs import is_first
+from zoo.training.settings import require_kept
 
 
 def require_trainable(family: Family) -> Trainable:

@@ -6,19 +6,19 @@ import contextlib
 import hashlib
 import io
 import logging
-import math
 import os
+import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import filelock
 
 from pipelines.core import machine, settings
 from pipelines.core.errors import RequestError, one_line, requires
-from pipelines.core.files import read_json, replacing, require_place, write_bytes
+from pipelines.core.files import read_json, replacing, require_place, sha256, write_bytes
 from pipelines.models.hub import CARD
 
 if TYPE_CHECKING:
@@ -114,6 +114,32 @@ def record_of(folder: Path) -> dict[str, Any]:
     return found
 
 
+def provenance(seed: int, files: Iterable[Path], **versions: str) -> dict[str, Any]:
+    """Returns the origin of a model, for the training record.
+
+    Args:
+        seed: Seed of the training.
+        files: Sources of the data; those that are no files are left out.
+        versions: Versions of further libraries.
+
+    Returns:
+        {"seed", "data": [{"file", "sha256"}], "versions": {library: version}}.
+    """
+    import numpy as np
+    import torch
+
+    return {
+        "seed": seed,
+        "data": [{"file": each.name, "sha256": sha256(each)} for each in files if each.is_file()],
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            **versions,
+        },
+    }
+
+
 def require_qat(start: object, processes: int, precision: str = "fp32") -> None:
     """Checks the options of quantization-aware training.
 
@@ -174,42 +200,6 @@ def require_same_run(path: Path, kept: Mapping[str, Any], run: Mapping[str, Any]
             f"found a checkpoint in {path} made with {', '.join(different)}; resume with the same, or train into an "
             "empty folder"
         )
-
-
-class Range(NamedTuple):
-    """The values that a setting of training may have: in words, and as a test of one (of a tuple: of each)."""
-
-    words: str
-    holds: Callable[[Any], bool]
-
-
-ABOVE_0 = Range("above 0", lambda value: value > 0)
-FROM_0 = Range("0 or more", lambda value: value >= 0)
-BELOW_1 = Range("0 or more, below 1", lambda value: 0 <= value < 1)
-SHARE = Range("0 to 1", lambda value: 0 <= value <= 1)
-SEED = Range("0 to 4294967295", lambda value: 0 <= value < 2**32)
-PRECISION = Range("auto, fp32 or bf16", lambda value: value in ("auto", "fp32", "bf16"))
-
-
-def require_settings(settings: Mapping[str, Any], ranges: Mapping[str, Range]) -> None:
-    """Checks training settings against their ranges.
-
-    Args:
-        settings: {name: value}; all items of a tuple are checked.
-        ranges: {name: range}. Numbers without a range must be `ABOVE_0`. All numbers must be finite.
-
-    Raises:
-        RequestError: Settings are out of range; the message lists all of them.
-    """
-    wrong = []
-    for name, value in settings.items():
-        wanted = ranges.get(name, Range("", lambda value: True) if isinstance(value, str | bool) else ABOVE_0)
-        values = value if isinstance(value, tuple) else (value,)
-        finite = all(not isinstance(each, float) or math.isfinite(each) for each in values)
-        if not (values and finite and all(map(wanted.holds, values))):
-            wrong.append(f"{name} {value} (wanted {wanted.words}{'' if finite else ', finite'})")
-    if wrong:
-        raise RequestError(f"found training settings out of range: {', '.join(wrong)}")
 
 
 def datasets() -> Any:

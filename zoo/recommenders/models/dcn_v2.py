@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from zoo.recommenders.family import RECIPE, TrainableRankingFamily
 from zoo.recommenders.training.config import TrainConfig
 from zoo.training.lazy_module import LazyModule
-from zoo.training.runs import FROM_0
+from zoo.training.settings import FROM_0
 
 if TYPE_CHECKING:
     import torch

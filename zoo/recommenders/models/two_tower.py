@@ -12,7 +12,7 @@ from pipelines.models.family import RunOption
 from zoo.recommenders.family import TrainableRankingFamily
 from zoo.recommenders.training.config import TrainConfig
 from zoo.training.lazy_module import LazyModule
-from zoo.training.runs import FROM_0
+from zoo.training.settings import FROM_0
 
 if TYPE_CHECKING:
     import torch

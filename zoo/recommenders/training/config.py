@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
-from zoo.training.runs import BELOW_1, FROM_0, SEED, SHARE, Range, require_settings
+from zoo.training.settings import BELOW_1, FROM_0, SEED, SHARE, Range, require_settings
 
 RANGES = {
     "seed": SEED,

@@ -6,7 +6,6 @@ All embedding tables of a log are one parameter; a step reads, decays and averag
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -36,15 +35,16 @@ from zoo.recommenders.training.distillation import Source, Teacher
 from zoo.recommenders.training.fitting import STATE, Fitting, fresh_trial
 from zoo.recommenders.training.row_store import Categories, Store
 from zoo.recommenders.training.trainer import Trainer
-from zoo.training.kept_settings import require_kept
 from zoo.training.runs import (
     fill,
     load_checkpoint,
     plot_curves,
     processes,
+    provenance,
     require_output,
     save_weights,
 )
+from zoo.training.settings import require_kept
 
 MODEL = "model.pt"
 CALIBRATION_ROWS = 4096
@@ -312,9 +312,4 @@ def _write(
     plot_curves(output / "learning_curve.png", record["history"], loss, auc, ("LogLoss", "AUC"), record["epochs"])
     sources = [data] if isinstance(data, str | os.PathLike) else data
     names = [Path(each) for each in sources if isinstance(each, str | os.PathLike)]
-    about = {
-        "seed": record["config"]["seed"],
-        "data": [{"file": path.name, "sha256": sha256(path)} for path in names if path.is_file()],
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
-    }
-    write_json(output / "train.json", record | about)
+    write_json(output / "train.json", record | provenance(record["config"]["seed"], names))

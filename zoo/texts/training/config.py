@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from zoo.training.runs import FROM_0, SEED, SHARE, Range, require_settings
+from zoo.training.settings import FROM_0, SEED, SHARE, Range, require_settings
 
 RANGES = {
     "weight_decay": FROM_0,

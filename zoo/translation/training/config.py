@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from pipelines.core.errors import RequestError
-from zoo.training.runs import BELOW_1, FROM_0, PRECISION, SEED, Range, require_settings
+from zoo.training.settings import BELOW_1, FROM_0, PRECISION, SEED, Range, require_settings
 from zoo.translation.data.parallel_text import POSITIONS
 
 FROZEN = ("encoder.", "encoder_norm.", "embedding.")  # begin the names of what `TrainingConfig.frozen` leaves as it is

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from zoo.training.runs import (
     load_checkpoint,
     plot_curves,
     processes,
+    provenance,
     require_output,
     save_checkpoint,
     save_weights,
@@ -249,12 +249,7 @@ def _write(
     best = groups(history, 1)["best"][0]
     axes = ("cross entropy, nats a token", "BLEU (greedy)")
     plot_curves(output / "curves.png", history, left, {"bleu": ("BLEU, held out", "C1-")}, axes, best)
-    files = [
-        Path(part)
-        for each in sources(data)
-        for part in ([each] if Path(each).is_file() else each.split(","))
-        if Path(part).is_file()
-    ]
+    files = [Path(part) for each in sources(data) for part in ([each] if Path(each).is_file() else each.split(","))]
     features = {
         "arch": config.arch,
         "pre_norm": config.pre_norm,
@@ -276,13 +271,6 @@ def _write(
         **record,
         "epochs": len(history),
         "seconds": round(sum(each["seconds"] for each in history)),
-        "seed": config.seed,
-        "data": [{"file": each.name, "sha256": sha256(each)} for each in files],
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "sentencepiece": sentencepiece.__version__,
-        },
+        **provenance(config.seed, files, sentencepiece=sentencepiece.__version__),
     }
     write_json(output / "train.json", about)

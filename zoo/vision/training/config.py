@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from pipelines.core.errors import RequestError
-from zoo.training.runs import BELOW_1, FROM_0, PRECISION, SEED, SHARE, Range, require_settings
+from zoo.training.settings import BELOW_1, FROM_0, PRECISION, SEED, SHARE, Range, require_settings
 
 WARMUP_STEPS = 200  # with fewer, a fresh deep network can be thrown so far off that it does not recover
 RANGES = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +21,7 @@ from torch.utils.data import DataLoader
 from pipelines.compression.channels import resize
 from pipelines.core.console import print_line
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.core.files import sha256, write_json
+from pipelines.core.files import write_json
 from pipelines.core.progress import progress
 from pipelines.models.npz import write_npz
 from zoo.training.communication import Communication, exchanging, tuned
@@ -33,6 +32,7 @@ from zoo.training.runs import (
     load_checkpoint,
     plot_curves,
     processes,
+    provenance,
     require_output,
     save_checkpoint,
     save_weights,
@@ -460,7 +460,6 @@ def _write(
     )
     plot_confusion(output / "confusion.png", images.classes, images.held_out.labels, predicted)
     named = {"width": config.width} if config.width != 1 else {}
-    source = Path(one_source(data))
     about = {
         "arch": config.arch,
         "classes": list(images.classes),
@@ -471,8 +470,6 @@ def _write(
         **record,
         "epochs": len(history),
         "seconds": round(sum(each["seconds"] for each in history)),
-        "seed": config.seed,
-        "data": [{"file": source.name, "sha256": sha256(source)}] if source.is_file() else [],
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        **provenance(config.seed, [Path(one_source(data))]),
     }
     write_json(output / "train.json", about)
