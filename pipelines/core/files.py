@@ -271,7 +271,12 @@ def same(path: Path, was: Mapping[str, Any]) -> bool:
 
 
 def starts_with(path: Path, magic: bytes) -> bool:
-    """Returns whether a file starts with these bytes, which name its format."""
+    """Returns whether a file starts with the bytes that name a format.
+
+    Args:
+        path: File.
+        magic: First bytes of the format.
+    """
     with path.open("rb") as file:
         return file.read(len(magic)) == magic
 
