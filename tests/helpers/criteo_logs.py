@@ -29,6 +29,13 @@ def synthesize():
     return module
 
 
+def write_synthetic(path):
+    """40,000 rows: ten megabytes, several blocks."""
+    with path.open("wb") as file:
+        synthesize().write(file, 40_000, 5)
+    return path
+
+
 def buckets(*strings, count=1000):
     return hash_buckets(pa.array(strings, pa.binary()), count).tolist()
 

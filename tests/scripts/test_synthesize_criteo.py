@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers.criteo_logs import ROOT, SCRIPT, read, synthesize, synthetic_lines
+from helpers.criteo_logs import ROOT, SCRIPT, read, synthesize, synthetic_lines, write_synthetic
 
 from zoo.recommenders import criteo
 from zoo.recommenders.data.encoding import Rows
@@ -17,11 +17,7 @@ from zoo.recommenders.data.features import Features
 
 @pytest.fixture(scope="module")
 def synthetic(tmp_path_factory):
-    """40,000 rows: ten megabytes, several blocks."""
-    path = tmp_path_factory.mktemp("synthetic") / "rows.tsv"
-    with path.open("wb") as file:
-        synthesize().write(file, 40_000, 5)
-    return path
+    return write_synthetic(tmp_path_factory.mktemp("synthetic") / "rows.tsv")
 
 
 def run_script(*arguments):

@@ -19,8 +19,8 @@ from helpers.text_models import TEXTS
 import zoo
 
 from .conftest import Server
+from .test_mixed_models import Question, at_once
 from .test_server import JSON
-from .test_together import Question, at_once
 
 pytestmark = pytest.mark.slow
 PAIRS = [[text, TEXTS[0]] for text in TEXTS]

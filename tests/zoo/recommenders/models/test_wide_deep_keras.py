@@ -12,7 +12,6 @@ from pipelines.core.files import write_json
 torch = pytest.importorskip("torch", reason="needs the train extra")
 h5py = pytest.importorskip("h5py")
 
-from helpers.wide_deep_training import write_log  # noqa: E402
 
 from zoo.recommenders.models import wide_deep as family  # noqa: E402
 
@@ -28,11 +27,6 @@ FEATURES = {
 }
 CONFIG = {"numeric": 3, "categorical": 2, "buckets": 50, "embedding_size": 4, "hidden": [8, 6], "validation": 1500.0}
 CONFIG |= {"l2_embeddings": 5000.0, "l2_wide": 8.0, "refit": True}
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory):
-    return write_log(tmp_path_factory.mktemp("data") / "log.tsv")
 
 
 @pytest.fixture

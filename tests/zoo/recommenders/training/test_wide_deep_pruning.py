@@ -9,7 +9,7 @@ from pipelines.core.files import read_json
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 
-from helpers.wide_deep_training import assert_same_weights, write_log  # noqa: E402
+from helpers.wide_deep_training import assert_same_weights  # noqa: E402
 
 from zoo.api import compression  # noqa: E402
 from zoo.recommenders.models.wide_deep import WIDE_DEEP  # noqa: E402
@@ -17,11 +17,6 @@ from zoo.recommenders.training.distillation import Teacher  # noqa: E402
 from zoo.recommenders.training.pruning import PrunableLog  # noqa: E402
 
 SIZES = {"numeric": "3", "categorical": "2", "buckets": "50", "embedding_size": "32", "hidden": "64,48"}
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory):
-    return write_log(tmp_path_factory.mktemp("data") / "log.tsv")
 
 
 @pytest.fixture(scope="module")

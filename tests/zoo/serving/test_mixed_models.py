@@ -20,7 +20,7 @@ from PIL import Image
 import zoo
 
 from .conftest import Server, wait_until
-from .test_leaving import LONG
+from .test_disconnects import LONG
 from .test_models import CIFAR, MT, SENTENCES
 from .test_server import RUN, TSV, figure, stopped
 
