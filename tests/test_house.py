@@ -210,6 +210,11 @@ def test_packages_load_their_public_names_at_first_use(package: str) -> None:
     assert len(names.split()) > 5 and all(name.endswith(":True") for name in names.split())
 
 
+def test_folders_of_tests_are_folders_of_what_they_test() -> None:
+    tested = {path.parent.relative_to(ROOT / "tests") for path in ROOT.glob("tests/*/**/test_*.py")}
+    assert not [str(path) for path in tested if path.parts[0] != "faults" and not (ROOT / path).is_dir()]
+
+
 GENERATORS = {"default_rng", "RandomState", "Random", "normals", "seed", "manual_seed"}
 
 

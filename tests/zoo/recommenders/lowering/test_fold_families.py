@@ -21,13 +21,8 @@ from zoo.recommenders.export.rewrites import passes
 from zoo.recommenders.lowering import plan as folding
 from zoo.recommenders.lowering.lower import fold_program
 
-CACHES = {"L1d": 2**15, "L2": 2**20, "L3": 2**25}
+pytestmark = pytest.mark.usefixtures("caches")
 BOUND = 0.005
-
-
-@pytest.fixture(autouse=True)
-def caches(monkeypatch):
-    monkeypatch.setattr(machine, "caches", lambda: CACHES)
 
 
 def folded(found, feeds, rewritten=True, recipe=None):
