@@ -117,7 +117,7 @@ def compress(
         raise RequestError(f"{folder.entry.name} cannot be made smaller by a strategy; these families can: {able}")
     steps = strategy.steps()
     for step in steps:
-        if step.cut and step.cut.goal.rows and not hasattr(folder.entry.prunable(), "fewer_rows"):
+        if step.cut and step.cut.goal.rows and not hasattr(folder.entry.prunable(), "prune_rows"):
             raise RequestError(
                 f"found the goal {step.cut.goal} for {folder.entry.name}, which has no tables with a row for each "
                 "value of a vocabulary; leave rows out"
@@ -245,7 +245,7 @@ class _Run:
         """Cut, if the step does, train on, build and judge; what is done already is left as it is."""
         place = self.output / WORK / step.name
         if step.cut is not None and step.cut.goal.rows:
-            previous = self._fewer_rows(previous, step, config, place.with_name(f"{step.name}.rows"))
+            previous = self._prune_rows(previous, step, config, place.with_name(f"{step.name}.rows"))
         if step.cut is not None and step.cut.goal.channels:
             previous = self._cut(previous, step, config, place.with_name(f"{step.name}.cut"))
         if not (place / CARD).is_file():
@@ -295,12 +295,12 @@ class _Run:
             f"{told['bytes'] / 1e6:.2f} MB",
         )
 
-    def _fewer_rows(self, previous: ModelFolder, step: Step, config: Any, place: Path) -> ModelFolder:
+    def _prune_rows(self, previous: ModelFolder, step: Step, config: Any, place: Path) -> ModelFolder:
         """The folder of the model without seldom seen rows, untrained."""
         assert step.cut is not None
         if (place / CARD).is_file():
             return zoo.load(place)
-        found = self._open(previous, config).fewer_rows(step.cut.goal.rows, place)
+        found = self._open(previous, config).prune_rows(step.cut.goal.rows, place)
         self._note(rows=found)
         made = f"{self.start.card.name} without seldom seen rows, not trained since"
         write_trained_card(place, self.start.entry.name, made)

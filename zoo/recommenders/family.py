@@ -117,16 +117,16 @@ class TrainableRankingFamily(
         return freeze(folder, self.build, type(self.config))
 
     def network(self, folder: Path) -> tuple[dict[str, Any], nn.Module]:
-        """See `HasNetwork` and `zoo.recommenders.export.freeze.started`."""
+        """See `HasNetwork` and `zoo.recommenders.export.freeze.load_network`."""
         with self.needs("network"):
-            from zoo.recommenders.export.freeze import started
-        return started(folder, self.build, type(self.config))
+            from zoo.recommenders.export.freeze import load_network
+        return load_network(folder, self.build, type(self.config))
 
     def prunable(self) -> type[Any]:
         """See `Prunable`."""
         with self.needs("prune"):
-            from zoo.recommenders.training.pruning import PrunableLog
-        return PrunableLog
+            from zoo.recommenders.training.pruning import PrunableRecommender
+        return PrunableRecommender
 
     def report_sections(self) -> family.ReportSections:
         """See `Reported`."""

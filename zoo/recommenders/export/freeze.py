@@ -16,7 +16,7 @@ from pipelines.core.plain import from_plain
 from pipelines.graph import io, query
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.export.fx_export import export
-from zoo.recommenders.training.train import MODEL, about_of, weights_of
+from zoo.recommenders.training.train import MODEL, training_record, weights_of
 from zoo.training.runs import fill
 
 
@@ -35,10 +35,10 @@ def freeze(folder: str | Path, build: Callable[[Features, Any], nn.Module], sett
         RequestError: A file is missing or damaged, or does not fit the network.
     """
     folder = Path(folder)
-    return written(*network(folder, build, settings), folder, MODEL)
+    return write_graph(*load_checkpoint(folder, build, settings), folder, MODEL)
 
 
-def written(model: nn.Module, features: Features, folder: Path, checkpoint: str) -> dict[str, Any]:
+def write_graph(model: nn.Module, features: Features, folder: Path, checkpoint: str) -> dict[str, Any]:
     """Writes fp32.onnx of a network.
 
     Args:
@@ -60,7 +60,7 @@ def written(model: nn.Module, features: Features, folder: Path, checkpoint: str)
     }
 
 
-def network(
+def load_checkpoint(
     folder: Path, build: Callable[[Features, Any], nn.Module], settings: type[Any]
 ) -> tuple[nn.Module, Features]:
     """Loads the trained network of a folder.
@@ -78,7 +78,7 @@ def network(
     """
     about = read_json(folder / "train.json")
     try:
-        config = configured(settings, about["config"])
+        config = restore_config(settings, about["config"])
         features = Features.from_json(about["features"])
         state = torch.load(folder / MODEL, map_location="cpu", weights_only=True)["state_dict"]
     except RequestError:
@@ -90,7 +90,7 @@ def network(
     return model.eval(), features
 
 
-def configured(settings: type[Any], config: Mapping[str, Any]) -> Any:
+def restore_config(settings: type[Any], config: Mapping[str, Any]) -> Any:
     """Restores the settings that a model was trained with. Settings that the family no longer has are ignored.
 
     Args:
@@ -104,7 +104,7 @@ def configured(settings: type[Any], config: Mapping[str, Any]) -> Any:
     return settings(**from_plain({name: value for name, value in config.items() if name in known}))
 
 
-def started(
+def load_network(
     folder: Path, build: Callable[[Features, Any], nn.Module], settings: type[Any]
 ) -> tuple[dict[str, Any], nn.Module]:
     """Loads the network of a folder with fp32.onnx, with or without its checkpoint.
@@ -117,8 +117,8 @@ def started(
     Returns:
         ({"features": preprocessing, "config": settings}, trained network in evaluation mode).
     """
-    about = about_of(folder)
-    config = configured(settings, about["config"])
+    about = training_record(folder)
+    config = restore_config(settings, about["config"])
     model = build(Features.from_json(about["features"]), config)
     fill(model, weights_of(model, folder / "fp32.onnx"), folder)
     return {"features": about["features"], "config": config}, model.eval()

@@ -180,9 +180,9 @@ def _freeze_keras(folder: Path) -> dict[str, Any]:
     from zoo.recommenders.export import freeze as export
     from zoo.recommenders.training import train as training
 
-    about = training.about_of(folder)
+    about = training.training_record(folder)
     features = Features.from_json(about["features"])
-    model = WideDeep(features, export.configured(CriteoConfig, about["config"]))
+    model = WideDeep(features, export.restore_config(CriteoConfig, about["config"]))
     found = {}
     depth = sum(isinstance(each, nn.Linear) for each in model.deep)
     try:
@@ -200,16 +200,16 @@ def _freeze_keras(folder: Path) -> dict[str, Any]:
         raise RequestError(f"cannot read the model in {folder} ({one_line(error)}); train it again") from error
     arrays = model.renamed({name: torch.from_numpy(each) for name, each in found.items()})
     fill(model, training.state_of(model, arrays), folder / KERAS_WEIGHTS)
-    return export.written(model.eval(), features, folder, KERAS_WEIGHTS)
+    return export.write_graph(model.eval(), features, folder, KERAS_WEIGHTS)
 
 
 def network(folder: Path) -> tuple[dict[str, Any], Any]:
-    """The trained network of a model folder; see `zoo.recommenders.training.train.started`."""
+    """The trained network of a model folder; see `zoo.recommenders.export.freeze.load_network`."""
     if _is_imported(folder):
         raise RequestError(f"{folder} {IMPORTED}, whose layers cannot be cut; leave prune out")
     from zoo.recommenders.export import freeze as export
 
-    return export.started(folder, WideDeep, CriteoConfig)
+    return export.load_network(folder, WideDeep, CriteoConfig)
 
 
 def _is_imported(folder: Path) -> bool:

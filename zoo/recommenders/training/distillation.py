@@ -23,7 +23,7 @@ ORDER = ("label", "weight", "timestamp")  # the columns that say which rows are 
 
 
 @dataclass(frozen=True)
-class Source:
+class LogSource:
     """Training log of a student, for a teacher with another preprocessing.
 
     Attributes:
@@ -52,7 +52,7 @@ class Teacher:
         RequestError: The teacher has another task, or it has another preprocessing and cannot read the log.
     """
 
-    def __init__(self, name: str, features: Mapping[str, Any], weight: float, source: Source | None = None) -> None:
+    def __init__(self, name: str, features: Mapping[str, Any], weight: float, source: LogSource | None = None) -> None:
         require_task(name, "clicks")
         self.weight, self.pipeline = weight, zoo.pipeline(name, "fp32", "onnxruntime", batch_size=4096)
         self.inputs, own = set(self.pipeline.input_ports), self.pipeline.folder.preprocessing
@@ -83,10 +83,10 @@ class Teacher:
         found: NDArray[np.float32] = self.pipeline.predict(given)["probability"][:, 0]
         return found
 
-    def _all(self, features: Features, source: Source) -> NDArray[np.float32]:
-        from zoo.recommenders.training.row_store import Store
+    def _all(self, features: Features, source: LogSource) -> NDArray[np.float32]:
+        from zoo.recommenders.training.row_store import RowStore
 
-        store = Store(features, source.data, source.on_error, source.folder)
+        store = RowStore(features, source.data, source.on_error, source.folder)
         parts = store.parts(0, len(store))
         return np.concatenate([self._expected({name: x.numpy() for name, x in each.items()}) for each in parts])
 

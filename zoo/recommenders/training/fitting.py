@@ -20,7 +20,7 @@ from zoo.recommenders.data.features import Features
 from zoo.recommenders.metrics import EPSILON, click_metrics, logloss
 from zoo.recommenders.training.config import TrainConfig
 from zoo.recommenders.training.distillation import Teacher
-from zoo.recommenders.training.row_store import Categories, Store
+from zoo.recommenders.training.row_store import CategoryCounts, RowStore
 from zoo.recommenders.training.trainer import Trainer
 from zoo.training.runs import QAT_FROZEN, save_checkpoint
 
@@ -36,17 +36,17 @@ class Fitting:
         store: Rows of the log.
         features: Features of the networks.
         config: Training recipe.
-        fresh: `fresh(rows, l2)` returns the trainer of a new network, for the number of training rows and the strength
+        new_trainer: `new_trainer(rows, l2)` returns the trainer of a new network, for the number of training rows and the strength
             of the prior of embedding tables.
         shares: Share of the categories of every column that training replaces by the unknown category.
         teacher: Teacher of a distillation, or None.
     """
 
     output: Path
-    store: Store
+    store: RowStore
     features: Features
     config: TrainConfig
-    fresh: Callable[[int, float], Trainer]
+    new_trainer: Callable[[int, float], Trainer]
     shares: torch.Tensor
     teacher: Teacher | None
 
@@ -74,7 +74,7 @@ class Fitting:
             state["trial"] += 1
             if not better or state["trial"] == len(self.config.l2_embeddings):
                 return trainer
-            state |= fresh_trial()
+            state |= new_trial()
 
     def fit(self, state: dict[str, Any], rows: int, epochs: int, l2: float) -> Trainer:
         """Trains on the first rows. The search evaluates every epoch on the rows after them and stops early.
@@ -88,9 +88,9 @@ class Fitting:
         Returns:
             The trainer.
         """
-        config, trainer = self.config, self.fresh(rows, l2)
+        config, trainer = self.config, self.new_trainer(rows, l2)
         search, group = state["phase"] == "search", trainer.group
-        categories = Categories(self.features, self.store, rows, config.min_count)
+        categories = CategoryCounts(self.features, self.store, rows, config.min_count)
         if state.get("trainer"):
             trainer.restore(state["trainer"])
         while state["epoch"] < epochs:
@@ -106,7 +106,7 @@ class Fitting:
                 state["history"].append({"epoch": epoch, "train_logloss": loss, **found})
                 if not state["best"] or found["shifted"] < state["best"]["shifted"] - config.min_delta:
                     state["best"] = {"epoch": epoch, **found}
-                    state["best_weights"] = trainer.kept()
+                    state["best_weights"] = trainer.snapshot()
                 line += f"  held out {found['logloss']:.4f}  AUC {found['auc']:.4f}"
             state |= {"epoch": epoch, "trainer": trainer.state()}
             if group.rank == 0:
@@ -115,7 +115,9 @@ class Fitting:
             group.checkpointed(self.output)
         return trainer
 
-    def _epoch(self, trainer: Trainer, categories: Categories, rows: int, epoch: int, epochs: int, phase: str) -> float:
+    def _epoch(
+        self, trainer: Trainer, categories: CategoryCounts, rows: int, epoch: int, epochs: int, phase: str
+    ) -> float:
         """Trains on the first `rows` rows once, in random order; returns the mean loss."""
         config, group = self.config, trainer.group
         order = np.random.default_rng([config.seed, epoch]).permutation(rows)
@@ -131,7 +133,7 @@ class Fitting:
                 if self.teacher is not None:
                     arrays = {name: each.numpy() for name, each in batch.items()}
                     batch["label"] = torch.from_numpy(self.teacher.labels(arrays, arrays["label"], places))
-                batch["ids"] = categories.forget(batch["ids"], self.shares, random)
+                batch["ids"] = categories.mask_random(batch["ids"], self.shares, random)
                 if config.qat and trainer.steps >= (1 - QAT_FROZEN) * epochs * math.ceil(rows / config.batch_size):
                     freeze_ranges(trainer.model)
                 mine = slice(group.rank, None, group.count)
@@ -173,6 +175,6 @@ def _is_done(state: Mapping[str, Any], config: TrainConfig) -> bool:
     return bool(behind) or epoch - best["epoch"] >= config.patience
 
 
-def fresh_trial() -> dict[str, Any]:
+def new_trial() -> dict[str, Any]:
     """Returns the state before the first epoch of a trial."""
     return {"epoch": 0, "trainer": None, "best": {}, "history": []}

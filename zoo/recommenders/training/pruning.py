@@ -21,7 +21,7 @@ from pipelines.models.record import SAMPLES
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.metrics import click_metrics, logloss
 from zoo.recommenders.training import rare_rows
-from zoo.recommenders.training.pruning_groups import Units, importances
+from zoo.recommenders.training.pruning_groups import PruningGroups, importances
 from zoo.training.runs import record_of, save_weights
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pipelines.models.pipeline import GraphPipeline
-    from zoo.recommenders.training.row_store import Store
+    from zoo.recommenders.training.row_store import RowStore
 
 SEEN, KEPT = 8192, 4096  # rows of importance, for calibration
 AT_ONCE = 512  # rows
 
 
-class PrunableLog:
+class PrunableRecommender:
     """A trained recommender with the rows of its log, see `pipelines.compression.search.Prunable`.
 
     A group has the name of the first layer whose width it determines. Units shared by several layers or tables are
@@ -65,56 +65,56 @@ class PrunableLog:
         config: Any,
         importance: str = "taylor",
         on_error: str = "raise",
-        like: PrunableLog | None = None,
+        like: PrunableRecommender | None = None,
     ) -> None:
         """like: another model opened with the same log, which is read again where the columns are encoded otherwise."""
         about, self.network = network_of(folder)
         self.folder, self.importance, self.sized = folder, importance, about["config"]
         self.features = Features.from_json(about["features"])
-        self.units = Units(self.network, self.features, self.sized)
+        self.units = PruningGroups(self.network, self.features, self.sized)
         self.groups: Widths = {name: each.shape[1] for name, each in self.units.groups.items()}
         self.tiles: Widths = dict.fromkeys(self.groups, TILE)
         self._data, self._on_error = data, on_error
-        self._logs: dict[str, Store] = {} if like is None else like._logs
+        self._logs: dict[str, RowStore] = {} if like is None else like._logs
         self.log = self._read(self.features)
         self.split, self.digest = self.log.split(config.held_out), self.log.digest
         self._importances: NDArray[np.float64] | None = None
 
-    def _read(self, features: Features) -> Store:
+    def _read(self, features: Features) -> RowStore:
         """The log's rows as these features encode them."""
-        from zoo.recommenders.training.row_store import Store
+        from zoo.recommenders.training.row_store import RowStore
 
         key = json.dumps(features.to_json())
         if key not in self._logs:
-            self._logs[key] = Store(features, self._data, self._on_error, Path(tempfile.gettempdir()) / "rows")
+            self._logs[key] = RowStore(features, self._data, self._on_error, Path(tempfile.gettempdir()) / "rows")
         return self._logs[key]
 
-    def _gone(self, widths: Widths) -> NDArray[np.int64]:
+    def _removed_units(self, widths: Widths) -> NDArray[np.int64]:
         """The least important units of the groups that are to have these widths."""
         if self._importances is None:
             seen = self._rows(max(0, self.split - SEEN), self.split)
             self._importances = importances(self.network, self.units, seen, self.importance)
-        gone = [np.zeros(0, np.int64)]
+        removed = [np.zeros(0, np.int64)]
         for name, width in widths.items():
             for units in self.units.groups[name]:
                 order = np.argsort(self._importances[units], kind="stable")
-                gone.append(units[order[: len(units) - width]])
-        return np.concatenate(gone)
+                removed.append(units[order[: len(units) - width]])
+        return np.concatenate(removed)
 
     def _rows(self, start: int, stop: int) -> Iterator[dict[str, torch.Tensor]]:
         for begin in range(start, stop, AT_ONCE):
             yield self.log.rows(np.arange(begin, min(begin + AT_ONCE, stop)))
 
-    def _cut(self, widths: Widths) -> tuple[Any, nn.Module]:
+    def _pruned(self, widths: Widths) -> tuple[Any, nn.Module]:
         """The settings and the network without its least important units."""
         config = self.units.config(self.sized, widths)
-        return config, self.units.without(self.network, self.features, config, self._gone(widths))
+        return config, self.units.pruned(self.network, self.features, config, self._removed_units(widths))
 
     def loss(self, widths: Widths) -> float:
         """LogLoss of the held-out rows, see `Prunable`."""
         import torch
 
-        _, network = self._cut(widths)
+        _, network = self._pruned(widths)
         scores, labels = [], []
         with torch.no_grad():
             for batch in self.log.parts(self.split, len(self.log)):
@@ -131,9 +131,9 @@ class PrunableLog:
             widths: {group: units to keep}.
             folder: Folder to write to.
         """
-        self._save(self.features, *self._cut(widths), folder)
+        self._save(self.features, *self._pruned(widths), folder)
 
-    def fewer_rows(self, least: int, folder: Path) -> dict[str, Any]:
+    def prune_rows(self, least: int, folder: Path) -> dict[str, Any]:
         """Writes the model without low-frequency embedding rows, see `zoo.recommenders.training.rare_rows`.
 
         Args:
@@ -147,17 +147,17 @@ class PrunableLog:
         Raises:
             RequestError: No row can be removed.
         """
-        from zoo.recommenders.training.row_store import Categories
+        from zoo.recommenders.training.row_store import CategoryCounts
 
-        counts = Categories(self.features, self.log, self.split, 1).counts
-        names = rare_rows.listed(self.features, self._data, counts, least)
-        named = Categories(names, self._read(names), self.split, 1).counts
-        features, network = rare_rows.without(self.network, self.features, self.sized, counts, least, names, named)
+        counts = CategoryCounts(self.features, self.log, self.split, 1).counts
+        names = rare_rows.with_vocabularies(self.features, self._data, counts, least)
+        named = CategoryCounts(names, self._read(names), self.split, 1).counts
+        features, network = rare_rows.prune(self.network, self.features, self.sized, counts, least, names, named)
         self._save(features, self.sized, network, folder)
-        before, after = rare_rows.sizes(self.features), rare_rows.sizes(features)
+        before, after = rare_rows.table_rows(self.features), rare_rows.table_rows(features)
         columns = {name: [before[name], after[name]] for name in before if after[name] < before[name]}
         rows = [sum(before.values()), sum(after.values())]
-        return {"least": least, "rows": rows, "columns": columns, "kept": rare_rows.fixed(features)}
+        return {"least": least, "rows": rows, "columns": columns, "kept": rare_rows.without_vocabulary(features)}
 
     def _save(self, features: Features, config: Any, network: nn.Module, folder: Path) -> None:
         from zoo.recommenders.training.train import MODEL

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 FIXED = 0  # the number of columns that are of no unit: of the log's numbers, of logits
 Numbers = NDArray[np.int64]
-Slot = tuple[str, int | None]  # a setting that is the width of a layer, and the place in it where it holds several
+WidthSetting = tuple[str, int | None]  # name of a setting that is a layer width, and its index if it holds several
 
 
-class Units:
+class PruningGroups:
     """Prunable units of a network built from `features` and `config`.
 
     The class attribute `widths` of the network maps its settings to the layers whose widths they are.
@@ -47,8 +47,8 @@ class Units:
     def __init__(self, network: nn.Module, features: Features, config: Any) -> None:
         self.inputs: dict[str, Numbers] = {}
         self.outputs: dict[str, Numbers] = {}
-        self._same = [FIXED]  # of each number a smaller one that it equals, or itself
-        self._slots: dict[str, Slot] = {}
+        self._parents = [FIXED]  # of each number a smaller one that it equals, or itself
+        self._settings: dict[str, WidthSetting] = {}
         values: dict[Any, Any] = {}
         for node in trace(network).nodes:
             match node.op:
@@ -56,25 +56,25 @@ class Units:
                     values[node] = np.zeros(features.shape[1], np.int64) if node.target == "numbers" else None
                 case "output":
                     logits = node.args[0][0] if isinstance(node.args[0], tuple) else node.args[0]
-                    self._join(values[logits], np.array([FIXED]))
+                    self._union(values[logits], np.array([FIXED]))
                 case "call_module":
                     module = network.get_submodule(str(node.target))
-                    values[node] = self._part(str(node.target), module, [values[each] for each in node.args])
+                    values[node] = self._module(str(node.target), module, [values[each] for each in node.args])
                 case _:
                     values[node] = self._function(node, values)
-        roots = np.array([self._root(each) for each in range(len(self._same))])
+        roots = np.array([self._find(each) for each in range(len(self._parents))])
         self.count = len(roots)
         self.inputs = {path: roots[each] for path, each in self.inputs.items()}
         self.outputs = {path: roots[each] for path, each in self.outputs.items()}
         self.groups = self._grouped(network, config)
 
-    def _part(self, path: str, module: Any, read: list[Any]) -> Numbers:
+    def _module(self, path: str, module: Any, read: list[Any]) -> Numbers:
         match type(module).__name__:
             case "Embeddings":
-                self.outputs[path] = self._fresh(module.width).reshape(-1, module.size)
+                self.outputs[path] = self._new_columns(module.width).reshape(-1, module.size)
                 return self.outputs[path].ravel()
             case "Linear":
-                self.inputs[path], self.outputs[path] = read[0], self._fresh(module.out_features)
+                self.inputs[path], self.outputs[path] = read[0], self._new_columns(module.out_features)
                 return self.outputs[path]
             case "ReLU" | "Dropout" | "UnitLength":
                 return np.asarray(read[0])
@@ -83,10 +83,10 @@ class Units:
             case "FactorizationMachine" | "Dots":
                 first, *others = read[0].reshape(-1, module.size)
                 for each in others:
-                    self._join(first, each)
+                    self._union(first, each)
                 return np.full(len(getattr(module, "pairs", (0,))), FIXED)
             case "RowDot":
-                self._join(*read)
+                self._union(*read)
                 return np.array([FIXED])
             case "Scalars":
                 return np.array([FIXED])
@@ -97,32 +97,32 @@ class Units:
             case "cat", (list(parts), 1):
                 return np.concatenate([values[each] for each in parts])
             case (("add" | "mul"), (a, b)):
-                self._join(values[a], values[b])
+                self._union(values[a], values[b])
                 return np.asarray(values[a])
         raise RequestError(f"{node} is {node.target}, whose columns cannot be cut")
 
-    def _fresh(self, count: int) -> Numbers:
-        first = len(self._same)
-        self._same += range(first, first + count)
+    def _new_columns(self, count: int) -> Numbers:
+        first = len(self._parents)
+        self._parents += range(first, first + count)
         return np.arange(first, first + count)
 
-    def _root(self, number: int) -> int:
-        while self._same[number] != number:
-            number = self._same[number]
+    def _find(self, number: int) -> int:
+        while self._parents[number] != number:
+            number = self._parents[number]
         return number
 
-    def _join(self, a: Numbers, b: Numbers) -> None:
+    def _union(self, a: Numbers, b: Numbers) -> None:
         for one, other in zip(a.tolist(), b.tolist(), strict=True):
-            first, last = sorted((self._root(one), self._root(other)))
-            self._same[last] = first
+            first, last = sorted((self._find(one), self._find(other)))
+            self._parents[last] = first
 
     def _grouped(self, network: Any, config: Any) -> dict[str, Numbers]:
         """The sets of units of every slot, by the first of its layers; none where something of it is fixed."""
         order = [name for name, _ in network.named_modules()]
-        layers: dict[Slot, list[str]] = {}
+        layers: dict[WidthSetting, list[str]] = {}
         for pattern, settings in network.widths.items():
             sizes = {name: getattr(config, name) for name in settings}
-            slots: list[Slot] = []
+            slots: list[WidthSetting] = []
             for name, size in sizes.items():
                 slots += [(name, at) for at in range(len(size))] if isinstance(size, tuple) else [(name, None)]
             for path in fnmatch.filter(order, pattern):
@@ -134,7 +134,7 @@ class Units:
             sets = np.unique(np.concatenate([np.atleast_2d(self.outputs[each]) for each in paths]), axis=0)
             if (sets != FIXED).all():
                 name = min(paths, key=order.index)
-                found[name], self._slots[name] = sets, slot
+                found[name], self._settings[name] = sets, slot
         return {name: found[name] for name in order if name in found}
 
     def config(self, config: Any, widths: Mapping[str, int]) -> Any:
@@ -148,24 +148,24 @@ class Units:
             Settings with these widths.
         """
         for group, width in widths.items():
-            name, at = self._slots[group]
+            name, at = self._settings[group]
             sizes = getattr(config, name)
             config = replace(config, **{name: width if at is None else (*sizes[:at], width, *sizes[at + 1 :])})
         return config
 
-    def without(self, network: nn.Module, features: Features, config: Any, gone: Numbers) -> nn.Module:
+    def pruned(self, network: nn.Module, features: Features, config: Any, removed: Numbers) -> nn.Module:
         """Removes units from a network.
 
         Args:
             network: Network of these units.
             features: Features of the network.
             config: Settings of the pruned network.
-            gone: Units to remove, int64 [m].
+            removed: Units to remove, int64 [m].
 
         Returns:
             New network in evaluation mode.
         """
-        keep = ~np.isin(np.arange(self.count), gone)
+        keep = ~np.isin(np.arange(self.count), removed)
 
         def part(module: Any, path: str, weight: Tensor) -> Tensor:
             if path not in self.outputs:
@@ -208,7 +208,7 @@ def rebuilt(
 
 
 def importances(
-    network: nn.Module, units: Units, batches: Iterable[Mapping[str, Tensor]], kind: str
+    network: nn.Module, units: PruningGroups, batches: Iterable[Mapping[str, Tensor]], kind: str
 ) -> NDArray[np.float64]:
     """Computes the importance of every unit.
 
@@ -217,8 +217,8 @@ def importances(
 
     Args:
         network: Network of the units.
-        units: Units of the network.
-        batches: Rows from `zoo.recommenders.training.row_store.Store`.
+        units: Pruning groups of the network.
+        batches: Rows from `zoo.recommenders.training.row_store.RowStore`.
         kind: "taylor" or "activation".
 
     Returns:

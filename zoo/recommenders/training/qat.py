@@ -39,7 +39,7 @@ HEAD = "head"  # the network without its layers, in the student: its `losses`, a
 PARTS = ("embeddings", "numbers")  # of a split layer
 
 
-def settled(config: Any, start: Any, processes: int) -> Any:
+def for_qat(config: Any, start: Any, processes: int) -> Any:
     """Adapts training settings to quantization-aware training.
 
     Args:
@@ -57,7 +57,7 @@ def settled(config: Any, start: Any, processes: int) -> Any:
     return replace(config, learning_rate=config.learning_rate * QAT_RATE)
 
 
-class Rounding:
+class FakeQuantization:
     """Fake quantization of the networks of a model folder, with its recipe and calibration table."""
 
     def __init__(self, folder: ModelFolder, features: Features) -> None:
@@ -132,7 +132,7 @@ class Rounding:
         return tuple(torch.zeros(2, width, dtype=kind) for width, kind in zip(self.features.shape, kinds, strict=True))
 
 
-def rounding(start_from: Any, features: Features) -> Rounding:
+def fake_quantization(start_from: Any, features: Features) -> FakeQuantization:
     """Creates the fake quantization of a trained model.
 
     Args:
@@ -142,7 +142,7 @@ def rounding(start_from: Any, features: Features) -> Rounding:
     Returns:
         Its fake quantization.
     """
-    return Rounding(zoo.load(start_from), features)
+    return FakeQuantization(zoo.load(start_from), features)
 
 
 def weights(student: nn.Module) -> dict[str, torch.Tensor]:

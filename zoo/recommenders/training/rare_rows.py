@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Ids = NDArray[np.int64]
-LISTED = 100_000  # values of a hashed column that become a vocabulary, at most
+MAX_VALUES = 100_000  # values of a hashed column that become a vocabulary, at most
 
 
-def listed(features: Features, data: Any, counts: Sequence[Ids], least: int) -> Features:
+def with_vocabularies(features: Features, data: Any, counts: Sequence[Ids], least: int) -> Features:
     """Replaces hashed categories by vocabularies of their frequent values.
 
-    A column stays hashed if it has no frequent value, more than `LISTED`, or at least as many as buckets.
+    A column stays hashed if it has no frequent value, more than `MAX_VALUES`, or at least as many as buckets.
 
     Args:
         features: Features of the model.
@@ -64,7 +64,7 @@ def listed(features: Features, data: Any, counts: Sequence[Ids], least: int) -> 
 
     def by_name(each: Column) -> Column:
         values = [text for text, count in found.get(each.name, {}).items() if count >= least and text]
-        if not 0 < len(values) <= min(LISTED, each.encoding.get("buckets", 0) - 1):
+        if not 0 < len(values) <= min(MAX_VALUES, each.encoding.get("buckets", 0) - 1):
             return each
         ordered = sorted(values, key=lambda text: (-found[each.name][text], text))
         return replace(each, encoding={"type": "vocabulary", "values": ordered})
@@ -72,7 +72,7 @@ def listed(features: Features, data: Any, counts: Sequence[Ids], least: int) -> 
     return Features(replace(features.schema, columns=tuple(by_name(each) for each in features.schema.columns)))
 
 
-def without(
+def prune(
     network: nn.Module,
     features: Features,
     config: Any,
@@ -93,7 +93,7 @@ def without(
         config: Settings of the network.
         counts: Occurrences of every id of every field, int64 [rows of the table] each.
         least: Occurrences from which a value is kept.
-        names: Features from `listed`; None: hashed columns keep all rows, as do columns of row numbers.
+        names: Features from `with_vocabularies`; None: hashed columns keep all rows, as do columns of row numbers.
         named: Occurrences in the encoding of `names`.
 
     Returns:
@@ -104,7 +104,7 @@ def without(
     """
     names, named = names or features, counts if named is None else named
     kept = {
-        field.name: _kept(count, least)
+        field.name: _frequent_ids(count, least)
         for field, count in zip(names.fields, named, strict=True)
         if field.column.encoding["type"] == "vocabulary"
     }
@@ -113,11 +113,11 @@ def without(
         raise RequestError(f"found no column with values whose rows could go, only {kinds}; leave rows out")
     before = {each.name: each for each in features.schema.columns}
     columns = tuple(
-        _fewer(before[each.name], each, kept[each.name], least) if each.name in kept else each
+        _prune_vocabulary(before[each.name], each, kept[each.name], least) if each.name in kept else each
         for each in names.schema.columns
     )
     fewer = Features(replace(features.schema, columns=columns))
-    if sizes(fewer) == sizes(features):
+    if table_rows(fewer) == table_rows(features):
         raise RequestError(
             f"found every value {least} times or more in the rows to train on; ask for more, or leave rows out"
         )
@@ -126,8 +126,8 @@ def without(
     def table(field: Field, rows: Tensor) -> Tensor:
         at = places[field.name]
         if field.column.encoding["type"] != names.fields[at].column.encoding["type"]:
-            rows = _by_name(rows, field, names.fields[at], counts[at], named[at])
-        return _table(rows, kept.get(field.name), named[at])
+            rows = _vocabulary_table(rows, field, names.fields[at], counts[at], named[at])
+        return _prune_table(rows, kept.get(field.name), named[at])
 
     def part(module: Any, path: str, weight: Tensor) -> Tensor:
         if not isinstance(module, Embeddings):
@@ -139,24 +139,24 @@ def without(
     return fewer, rebuilt(network, fewer, config, part)
 
 
-def sizes(features: Features) -> dict[str, int]:
+def table_rows(features: Features) -> dict[str, int]:
     """{category: rows of its table}."""
     return {each.name: each.rows for each in features.fields}
 
 
-def fixed(features: Features) -> list[str]:
+def without_vocabulary(features: Features) -> list[str]:
     """Names of the categories without a vocabulary, which keep all rows."""
     return [each.name for each in features.fields if each.column.encoding["type"] != "vocabulary"]
 
 
-def _kept(count: Ids, least: int) -> Ids:
+def _frequent_ids(count: Ids, least: int) -> Ids:
     """The ids of a vocabulary's values that stay, in order."""
     values = count[UNKNOWN + 1 : -1]
     stay = np.flatnonzero(values >= least)
     return (stay if len(stay) else np.array([np.argmax(values)])) + UNKNOWN + 1
 
 
-def _fewer(before: Column, column: Column, kept: Ids, least: int) -> Column:
+def _prune_vocabulary(before: Column, column: Column, kept: Ids, least: int) -> Column:
     """The column with the values that stay."""
     values = [column.encoding["values"][place] for place in (kept - UNKNOWN - 1).tolist()]
     if values == before.encoding.get("values"):
@@ -170,7 +170,7 @@ def _buckets(texts: pa.Array, field: Field) -> Ids:
     return hash_buckets(texts, int(field.column.encoding["buckets"])).astype(np.int64) + 1
 
 
-def _by_name(table: Tensor, field: Field, named: Field, count: Ids, of_named: Ids) -> Tensor:
+def _vocabulary_table(table: Tensor, field: Field, named: Field, count: Ids, of_named: Ids) -> Tensor:
     """The table of a hashed field with a row for each value of a vocabulary, that of its bucket. count, of_named: of
     the ids of both."""
     import torch
@@ -178,10 +178,10 @@ def _by_name(table: Tensor, field: Field, named: Field, count: Ids, of_named: Id
     buckets = _buckets(pa.array(named.column.encoding["values"], pa.string()), field)
     others = count.copy()  # of each bucket, what has no name
     np.subtract.at(others, buckets, of_named[UNKNOWN + 1 : -1])
-    return torch.cat([_mean(table[:-1], others[:-1])[None], table[buckets], table[-1:]])
+    return torch.cat([_weighted_mean(table[:-1], others[:-1])[None], table[buckets], table[-1:]])
 
 
-def _mean(rows: Tensor, count: Ids) -> Tensor:
+def _weighted_mean(rows: Tensor, count: Ids) -> Tensor:
     """The mean of rows by how often each was seen; the first one where none was."""
     import torch
 
@@ -189,11 +189,11 @@ def _mean(rows: Tensor, count: Ids) -> Tensor:
     return rows[0] if not shares.sum() else (shares @ rows.double() / shares.sum()).to(rows.dtype)
 
 
-def _table(table: Tensor, kept: Ids | None, count: Ids) -> Tensor:
+def _prune_table(table: Tensor, kept: Ids | None, count: Ids) -> Tensor:
     """The rows that stay of a table [rows, size], the first one for all that goes."""
     import torch
 
     if kept is None or len(kept) == len(table) - 2:
         return table
     gone = np.setdiff1d(np.arange(len(table) - 1), kept)
-    return torch.cat([_mean(table[gone], count[gone])[None], table[kept], table[-1:]])
+    return torch.cat([_weighted_mean(table[gone], count[gone])[None], table[kept], table[-1:]])

@@ -28,7 +28,7 @@ BATCH = 8192  # rows read at once
 TIMES = {"text": "2024-01-31T12:00:00 or the like", "s": "seconds since 1970", "ms": "milliseconds since 1970"}
 
 
-class Store:
+class RowStore:
     """Labelled rows in time order, stored as records in an unnamed file next to `folder`, removed with the process.
 
     Args:
@@ -166,7 +166,7 @@ class Store:
             yield self.rows(np.arange(begin, min(begin + BATCH, stop)))
 
 
-class Categories:
+class CategoryCounts:
     """Frequencies of ids in the training rows, and the replacement of rare and new ids.
 
     Args:
@@ -179,7 +179,7 @@ class Categories:
         counts: Occurrences of every id of every field, int64 [rows of its table] each.
     """
 
-    def __init__(self, features: Features, store: Store, stop: int, least: int) -> None:
+    def __init__(self, features: Features, store: RowStore, stop: int, least: int) -> None:
         self.fields = features.fields
         self.counts = [np.zeros(each.rows, np.int64) for each in self.fields]
         for part in store.parts(0, stop):
@@ -205,11 +205,11 @@ class Categories:
         replaced = [np.full(each.width, each.has_unknown) for each in self.fields]
         self._replaced = torch.from_numpy(np.concatenate([np.zeros(0, bool), *replaced]))
 
-    def usual(self, ids: torch.Tensor) -> torch.Tensor:
+    def replace_rare(self, ids: torch.Tensor) -> torch.Tensor:
         """Replaces rare and new ids by the unknown category, [n, columns]."""
         return torch.where(self._all[ids + self._offsets], ids, UNKNOWN)
 
-    def new(self, parts: Iterator[dict[str, torch.Tensor]]) -> torch.Tensor:
+    def unseen_shares(self, parts: Iterator[dict[str, torch.Tensor]]) -> torch.Tensor:
         """The share of each column's ids in some rows that are not known, float32 [columns]; a list's are one."""
         found = torch.zeros(len(self.fields), 2)
         for part in parts:
@@ -220,7 +220,7 @@ class Categories:
         shares = found[:, 0] / found[:, 1].clamp_min(1)
         return shares.repeat_interleave(torch.tensor([each.width for each in self.fields], dtype=torch.long))
 
-    def forget(self, ids: torch.Tensor, shares: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    def mask_random(self, ids: torch.Tensor, shares: torch.Tensor, random: torch.Generator) -> torch.Tensor:
         """Replaces a random share of the ids by unknown values, in columns that have an unknown category.
 
         Args:
@@ -229,13 +229,13 @@ class Categories:
             random: Random generator.
 
         Returns:
-            Ids as from `usual`, with the drawn ids replaced, [n, columns].
+            Ids as from `replace_rare`, with the drawn ids replaced, [n, columns].
         """
         drawn = (torch.rand(ids.shape, generator=random) < shares) & self._replaced
-        return torch.where(drawn & (ids != self._padding), UNKNOWN, self.usual(ids))
+        return torch.where(drawn & (ids != self._padding), UNKNOWN, self.replace_rare(ids))
 
     @torch.no_grad()
-    def settle(self, model: nn.Module) -> None:
+    def copy_unknown(self, model: nn.Module) -> None:
         """Give the rows of all that is not known the unknown category's weights. In place."""
         for module in model.modules():
             if isinstance(module, Embeddings):

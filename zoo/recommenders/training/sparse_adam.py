@@ -14,14 +14,14 @@ from zoo.training.runs import Processes
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's
 GROWTH = 1 / math.sqrt(BETA2)  # of the learning rate of an idle row, a step
 RATIO = BETA1 * GROWTH  # of an idle row's steps, one to the next
-LONG = 40.0  # logarithm of a growth beyond which nothing is left to shrink
-PART = 1 << 16  # rows settled at once
+MAX_LOG_GROWTH = 40.0  # logarithm of a growth beyond which nothing is left to shrink
+BLOCK_ROWS = 1 << 16  # rows settled at once
 
 
-class LazyRows:
+class SparseAdam:
     """Adam with row-wise lazy updates; the time of a step does not depend on the size of the table.
 
-    Steps that a row missed are applied in closed form when the row occurs again, and to all rows by `settle`. Adam's
+    Steps that a row missed are applied in closed form when the row occurs again, and to all rows by `catch_up`. Adam's
     steps without a gradient, m beta1^j / sqrt(v beta2^j), are a geometric series. The Gaussian prior shrinks the
     distance to its mean by the factor exp(-lr strength sum_j 1 / sqrt(v beta2^j)), its steps at Adam's rates. The
     running average uses the resulting weight. Unlike in dense steps, the prior is not part of the moments.
@@ -40,15 +40,15 @@ class LazyRows:
         self.weight, self.learning_rate, self.strength, self.ema = weight, learning_rate, strength, ema
         self.padding = torch.tensor(padding, dtype=torch.int64)
         self.first, self.second = torch.zeros_like(weight).detach(), torch.zeros_like(weight).detach()
-        self.settled = torch.zeros(len(weight), dtype=torch.int64)  # the step that a row is made up to
+        self.last_steps = torch.zeros(len(weight), dtype=torch.int64)  # the step that a row is made up to
 
     def state(self) -> dict[str, torch.Tensor]:
         """State for a checkpoint."""
-        return {"first": self.first, "second": self.second, "settled": self.settled}
+        return {"first": self.first, "second": self.second, "settled": self.last_steps}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go back to `state`."""
-        self.first, self.second, self.settled = (state[name].clone() for name in ("first", "second", "settled"))
+        self.first, self.second, self.last_steps = (state[name].clone() for name in ("first", "second", "settled"))
 
     @torch.no_grad()
     def step(self, number: int, start: torch.Tensor, average: torch.Tensor, group: Processes) -> None:
@@ -61,19 +61,19 @@ class LazyRows:
             group: Processes that train together.
         """
         rows, values = self._gradient(group)
-        self._rest(rows, number - 1, start, average)
+        self._apply_missed(rows, number - 1, start, average)
         first = self.first[rows].lerp(values, 1 - BETA1)
         second = (self.second[rows] * BETA2).addcmul(values, values, value=1 - BETA2)
         rate = self._rate(second, 1 - BETA2**number)
         held = start[rows] if start.ndim else start
-        weight = self._pulled(self.weight[rows] - rate * first / (1 - BETA1**number), held, rate)
+        weight = self._decayed(self.weight[rows] - rate * first / (1 - BETA1**number), held, rate)
         keep = min(self.ema, (1 + number) / (10 + number))
         average[rows] = weight.lerp(average[rows], keep)
         self.weight[rows], self.first[rows], self.second[rows] = weight, first, second
-        self.settled[rows] = number
+        self.last_steps[rows] = number
 
     @torch.no_grad()
-    def settle(self, number: int, start: torch.Tensor, average: torch.Tensor) -> None:
+    def catch_up(self, number: int, start: torch.Tensor, average: torch.Tensor) -> None:
         """Applies all missed steps up to `number` to all rows.
 
         Args:
@@ -81,8 +81,8 @@ class LazyRows:
             start: Mean of the prior, [rows, size] or a scalar.
             average: Running average, [rows, size], updated in place.
         """
-        for begin in range(0, len(self.weight), PART):
-            self._rest(torch.arange(begin, min(begin + PART, len(self.weight))), number, start, average)
+        for begin in range(0, len(self.weight), BLOCK_ROWS):
+            self._apply_missed(torch.arange(begin, min(begin + BLOCK_ROWS, len(self.weight))), number, start, average)
 
     def _gradient(self, group: Processes) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that have a gradient, [n], and these, [n, size]."""
@@ -103,30 +103,30 @@ class LazyRows:
         rate: torch.Tensor = self.learning_rate / ((second / correction).sqrt() + EPSILON)
         return rate
 
-    def _pulled(self, weight: torch.Tensor, to: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
+    def _decayed(self, weight: torch.Tensor, to: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
         """Weights after the prior's steps at a rate, or at the sum of several; to: where it pulls to."""
         return to + (weight - to) * torch.exp(-self.strength * rate)
 
-    def _rest(self, rows: torch.Tensor, number: int, start: torch.Tensor, average: torch.Tensor) -> None:
+    def _apply_missed(self, rows: torch.Tensor, number: int, start: torch.Tensor, average: torch.Tensor) -> None:
         """Applies the missed steps of these rows up to `number`."""
-        rows = rows[self.settled[rows] < number]
+        rows = rows[self.last_steps[rows] < number]
         if not len(rows):
             return
-        before = self.settled[rows][:, None]
+        before = self.last_steps[rows][:, None]
         steps, at = (number - before).float(), before.clamp(min=1).float()
         first, second = self.first[rows], self.second[rows]
         rate = self._rate(second, 1 - BETA2**at)
         moved = RATIO * (1 - RATIO**steps) / (1 - RATIO) / (1 - BETA1**at)
-        grown = torch.expm1((steps * math.log(GROWTH)).clamp(max=LONG)) * GROWTH / (GROWTH - 1)
+        grown = torch.expm1((steps * math.log(GROWTH)).clamp(max=MAX_LOG_GROWTH)) * GROWTH / (GROWTH - 1)
         held = start[rows] if start.ndim else start
-        weight = self._pulled(self.weight[rows] - rate * first * moved, held, rate * grown)
-        share = torch.exp(_kept(torch.tensor(number), self.ema) - _kept(before, self.ema)).float()
+        weight = self._decayed(self.weight[rows] - rate * first * moved, held, rate * grown)
+        share = torch.exp(_log_retained(torch.tensor(number), self.ema) - _log_retained(before, self.ema)).float()
         average[rows] = weight + (average[rows] - weight) * share
         self.weight[rows], self.first[rows], self.second[rows] = weight, first * BETA1**steps, second * BETA2**steps
-        self.settled[rows] = number
+        self.last_steps[rows] = number
 
 
-def _kept(step: torch.Tensor, ema: float) -> torch.Tensor:
+def _log_retained(step: torch.Tensor, ema: float) -> torch.Tensor:
     """log prod_i<=step min(ema, (1 + i) / (10 + i)), what an average still holds of the first weights, float64; for an
     ema of 0, which holds nothing, far below 0.
     """

@@ -31,9 +31,9 @@ from zoo.recommenders.data.schema_inference import infer
 from zoo.recommenders.models.layers import Embeddings
 from zoo.recommenders.training import qat
 from zoo.recommenders.training.config import TrainConfig
-from zoo.recommenders.training.distillation import Source, Teacher
-from zoo.recommenders.training.fitting import STATE, Fitting, fresh_trial
-from zoo.recommenders.training.row_store import Categories, Store
+from zoo.recommenders.training.distillation import LogSource, Teacher
+from zoo.recommenders.training.fitting import STATE, Fitting, new_trial
+from zoo.recommenders.training.row_store import CategoryCounts, RowStore
 from zoo.recommenders.training.trainer import Trainer
 from zoo.training.runs import (
     fill,
@@ -48,7 +48,7 @@ from zoo.training.settings import require_kept
 
 MODEL = "model.pt"
 CALIBRATION_ROWS = 4096
-MOST_NEW = 0.9  # of a column's categories that training replaces: a column of new values alone teaches nothing
+MAX_UNKNOWN = 0.9  # of a column's categories that training replaces: a column of new values alone teaches nothing
 
 Build = Callable[[Features, Any], nn.Module]
 
@@ -93,7 +93,7 @@ def train(
     output, data = Path(output), spooled(data)
     with processes() as group:
         require_output(output, STATE, resume)
-        about = about_of(Path(start_from)) if start_from else {}
+        about = training_record(Path(start_from)) if start_from else {}
         if about:
             config = _with_sizes(config, about["config"])
         features = Features.from_json(about["features"]) if about else Features(_schema(data, schema, label, on_error))
@@ -106,46 +106,46 @@ def train(
             )
         torch.manual_seed(config.seed)
         start = sha256(Path(start_from) / "fp32.onnx") if start_from else None
-        rounding = None
+        quantization = None
         if config.qat:
-            config = qat.settled(config, start, group.count)
-            rounding = qat.rounding(start_from, features)
-        store = Store(features, data, on_error, output)
+            config = qat.for_qat(config, start, group.count)
+            quantization = qat.fake_quantization(start_from, features)
+        store = RowStore(features, data, on_error, output)
         if not start_from:  # whose columns were chosen by another log
             store.require_values(features, data)
         settings = to_plain(config)
         run = {"config": settings, "data": store.digest, "start": start}
         split = store.split(config.held_out)
         _require_both_labels(store, split)
-        known = Categories(features, store, split, config.min_count)
-        shares = known.new(store.parts(split, len(store))).clamp(config.unknown, MOST_NEW)
+        known = CategoryCounts(features, store, split, config.min_count)
+        shares = known.unseen_shares(store.parts(split, len(store))).clamp(config.unknown, MAX_UNKNOWN)
 
-        told: list[str] = []
+        announced: list[str] = []
         teacher = None
         if config.teacher:
-            source = Source(data, on_error, output)
+            source = LogSource(data, on_error, output)
             teacher = Teacher(config.teacher, features.to_json(), config.distillation, source)
 
-        def fresh(rows: int, l2: float) -> Trainer:
+        def new_trainer(rows: int, l2: float) -> Trainer:
             torch.manual_seed(config.seed)
             model = build(features, config)
             if start_from:
                 fill(model, weights_of(model, Path(start_from) / "fp32.onnx"), start_from)
-            model = model if rounding is None else rounding.prepare(model)
+            model = model if quantization is None else quantization.prepare(model)
             trainer = Trainer(model, replace(config, l2_embeddings=(l2,)), rows, group)
             if start_from:
-                trainer.hold()
-            if trainer.lazy and not told and group.rank == 0:
-                heights = ", ".join(f"{len(each.weight):,}" for each in trainer.lazy.values())
-                told.append(f"tables of {heights} rows: a step changes the rows of its batch alone")
-                print_line(told[0])
+                trainer.center_priors()
+            if trainer.sparse and not announced and group.rank == 0:
+                heights = ", ".join(f"{len(each.weight):,}" for each in trainer.sparse.values())
+                announced.append(f"tables of {heights} rows: a step changes the rows of its batch alone")
+                print_line(announced[0])
             return trainer
 
         saved = load_checkpoint(output / STATE, run) if resume else None
         beginning: dict[str, Any] = {"run": run, "phase": "search", "trial": 0, "winner": {}}
-        state: dict[str, Any] = saved or {**beginning, **fresh_trial()}
+        state: dict[str, Any] = saved or {**beginning, **new_trial()}
         state.setdefault("began", time.time())
-        fitting = Fitting(output, store, features, config, fresh, shares, teacher)
+        fitting = Fitting(output, store, features, config, new_trainer, shares, teacher)
         if state["phase"] == "search":
             trainer = fitting.search(state, split)
             if config.refit:
@@ -156,7 +156,7 @@ def train(
         metrics = {name: state["winner"][name] for name in ("auc", "logloss", "accuracy")}
         if group.rank == 0:
             if not config.refit:
-                trainer.take(state["winner"]["weights"])
+                trainer.load_snapshot(state["winner"]["weights"])
             record = {
                 "config": settings,
                 "features": features.to_json(),
@@ -168,15 +168,15 @@ def train(
                 "seconds": round(time.time() - state["began"], 1),
                 "processes": group.count,
             }
-            categories = Categories(features, store, used, config.min_count)
+            categories = CategoryCounts(features, store, used, config.min_count)
             _write(output, data, trainer, categories, store, used, record)
-            if rounding is not None:
-                rounding.save_ranges(trainer.model, output)
+            if quantization is not None:
+                quantization.save_ranges(trainer.model, output)
         group.same(None)  # the others wait for the files
     return metrics
 
 
-def about_of(folder: Path) -> dict[str, Any]:
+def training_record(folder: Path) -> dict[str, Any]:
     """{"config", "features"} of a model, trained here or shipped without its checkpoint."""
     if (folder / "train.json").is_file():
         return read_json(folder / "train.json")  # type: ignore[no-any-return]
@@ -259,7 +259,7 @@ def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on
     return replace(found, columns=tuple(columns))
 
 
-def _require_both_labels(store: Store, split: int) -> None:
+def _require_both_labels(store: RowStore, split: int) -> None:
     """Raises RequestError where the training rows or the held-out rows have only one label."""
     for name, first, last in (("first", 0, split), ("last", split, len(store))):
         classes = np.unique(np.concatenate([part["label"].numpy() for part in store.parts(first, last)]))
@@ -287,8 +287,8 @@ def _write(
     output: Path,
     data: Any,
     trainer: Trainer,
-    categories: Categories,
-    store: Store,
+    categories: CategoryCounts,
+    store: RowStore,
     used: int,
     record: dict[str, Any],
 ) -> None:
@@ -297,8 +297,8 @@ def _write(
     chosen = np.sort(np.random.default_rng(record["config"]["seed"]).permutation(used)[:CALIBRATION_ROWS])
     rows = store.rows(chosen)
     samples: dict[str, Any] = {name: rows[name].numpy() for name in features.inputs}
-    trainer._set(trainer.average)
-    categories.settle(trainer.model)
+    trainer.assign(trainer.average)
+    categories.copy_unknown(trainer.model)
     trained = trainer.model
     if sort_neurons := getattr(trained, "sort_neurons", None):
         sort_neurons(rows)

@@ -14,18 +14,18 @@ from torch.nn import functional
 from pipelines.quantization.training import qat
 from zoo.recommenders.models.layers import Embeddings, Scalars
 from zoo.recommenders.training.config import TrainConfig
-from zoo.recommenders.training.row_store import Categories
-from zoo.recommenders.training.sparse_adam import LazyRows
+from zoo.recommenders.training.row_store import CategoryCounts
+from zoo.recommenders.training.sparse_adam import SparseAdam
 from zoo.training.runs import Processes
 
-LARGE = 2**17  # rows of tables beyond which a step changes those of its batch alone
+SPARSE_ROWS = 2**17  # rows of tables beyond which a step changes those of its batch alone
 
 
 class Trainer:
     """A model in training with its optimizer and weight average.
 
     With several processes every process takes a share of each batch, and all apply the same sum of gradients. In tables
-    of more than `LARGE` rows a step changes only the rows of its batch, see `LazyRows`.
+    of more than `SPARSE_ROWS` rows a step changes only the rows of its batch, see `SparseAdam`.
 
     Args:
         model: Network to train.
@@ -34,14 +34,14 @@ class Trainer:
         group: Processes that train together.
 
     Attributes:
-        lazy: {index among the weights: large table}.
+        sparse: {index among the weights: large table}.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig, rows: int, group: Processes) -> None:
         self.model, self.config, self.group = model, config, group
         self.weights = list(model.parameters())
         self.average = [each.detach().clone() for each in self.weights]
-        large = [m for m in model.modules() if isinstance(m, Embeddings) and len(m.weight) > LARGE]
+        large = [m for m in model.modules() if isinstance(m, Embeddings) and len(m.weight) > SPARSE_ROWS]
         for module in large:
             module.sparse = True
         lazy = {id(m.weight): m.padding for m in large}
@@ -57,12 +57,12 @@ class Trainer:
             / max(rows, config.fewest)
             for each in self.weights
         ]
-        self.lazy = {
-            place: LazyRows(each, config.learning_rate, self.strength[place], config.ema, lazy[id(each)])
+        self.sparse = {
+            place: SparseAdam(each, config.learning_rate, self.strength[place], config.ema, lazy[id(each)])
             for place, each in enumerate(self.weights)
             if id(each) in lazy
         }
-        self.dense = [place for place in range(len(self.weights)) if place not in self.lazy]
+        self.dense = [place for place in range(len(self.weights)) if place not in self.sparse]
         dense = [m for m in model.modules() if isinstance(m, Embeddings) and not m.sparse]
         self.padded = [m for m in dense if m.padding]
         self.optimizer = torch.optim.Adam(
@@ -70,7 +70,7 @@ class Trainer:
         )
         self.steps = 0
 
-    def hold(self) -> None:
+    def center_priors(self) -> None:
         """Sets the means of the priors to the current weights, instead of 0 (L2-SP, Li et al. 2018)."""
         self.start = [each.detach().clone() for each in self.weights]
 
@@ -109,7 +109,7 @@ class Trainer:
             keep = min(self.config.ema, (1 + self.steps) / (10 + self.steps))  # forget the first weights quickly
             weights = [self.weights[place].detach() for place in self.dense]
             torch._foreach_lerp_([self.average[place] for place in self.dense], weights, 1 - keep)
-            for place, rows in self.lazy.items():
+            for place, rows in self.sparse.items():
                 rows.step(self.steps, self.start[place], self.average[place], self.group)
         return float(summed)
 
@@ -125,36 +125,41 @@ class Trainer:
     @contextlib.contextmanager
     def averaged(self) -> Iterator[nn.Module]:
         """The model with the averaged weights, in evaluation."""
-        self.settle()
+        self.catch_up()
         own = [each.detach().clone() for each in self.weights]
-        self._set(self.average)
+        self.assign(self.average)
         self.model.eval()
         try:
             with torch.inference_mode():
                 yield self.model
         finally:
-            self._set(own)
+            self.assign(own)
 
-    def kept(self) -> list[torch.Tensor]:
+    def snapshot(self) -> list[torch.Tensor]:
         """Copies of the averaged weights and of the trained int8 ranges."""
         return [each.clone() for each in (*self.average, *self._ranges())]
 
     @torch.no_grad()
-    def take(self, kept: Sequence[torch.Tensor]) -> None:
-        """Restores the values returned by `kept`."""
-        self.average = [each.clone() for each in kept[: len(self.average)]]
-        for own, each in zip(self._ranges(), kept[len(self.average) :], strict=True):
+    def load_snapshot(self, snapshot: Sequence[torch.Tensor]) -> None:
+        """Restores the values returned by `snapshot`."""
+        self.average = [each.clone() for each in snapshot[: len(self.average)]]
+        for own, each in zip(self._ranges(), snapshot[len(self.average) :], strict=True):
             own.copy_(each)
 
     def _ranges(self) -> list[torch.Tensor]:
         return [x for each in self.model.modules() if isinstance(each, qat.Range) for x in (each.ends, each.count)]
 
     @torch.no_grad()
-    def _set(self, values: Sequence[torch.Tensor]) -> None:
+    def assign(self, values: Sequence[torch.Tensor]) -> None:
+        """Overwrites the weights of the model.
+
+        Args:
+            values: New values, a tensor per weight in the order of `weights`.
+        """
         for weight, value in zip(self.weights, values, strict=True):
             weight.copy_(value)
 
-    def predict(self, parts: Iterator[dict[str, torch.Tensor]], categories: Categories) -> tuple[Any, Any]:
+    def predict(self, parts: Iterator[dict[str, torch.Tensor]], categories: CategoryCounts) -> tuple[Any, Any]:
         """Predicts with the averaged weights.
 
         Args:
@@ -167,19 +172,19 @@ class Trainer:
         scores, labels = [], []
         with self.averaged() as model:
             for part in parts:
-                logits = _first(model(categories.usual(part["ids"]), part["numbers"], part["scales"]))
+                logits = _first(model(categories.replace_rare(part["ids"]), part["numbers"], part["scales"]))
                 scores.append(torch.sigmoid(logits[:, 0].double()).numpy())
                 labels.append(part["label"].numpy())
         return np.concatenate(scores), np.concatenate(labels)
 
-    def settle(self) -> None:
+    def catch_up(self) -> None:
         """Applies all missed steps to the rows of large tables."""
-        for place, rows in self.lazy.items():
-            rows.settle(self.steps, self.start[place], self.average[place])
+        for place, rows in self.sparse.items():
+            rows.catch_up(self.steps, self.start[place], self.average[place])
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""
-        self.settle()
+        self.catch_up()
         optimizer = self.optimizer.state_dict()
         return {
             "model": self.model.state_dict(),
@@ -187,7 +192,7 @@ class Trainer:
             "start": self.start,
             "optimizer": optimizer,
             "steps": self.steps,
-            "lazy": {place: rows.state() for place, rows in self.lazy.items()},
+            "lazy": {place: rows.state() for place, rows in self.sparse.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -195,7 +200,7 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.average, self.start, self.steps = list(state["average"]), list(state["start"]), state["steps"]
         self.optimizer.load_state_dict(state["optimizer"])
-        for place, rows in self.lazy.items():
+        for place, rows in self.sparse.items():
             rows.restore(state["lazy"][place])
 
 

@@ -191,7 +191,7 @@ def test_the_prior_pulls_the_whole_table(features, from_start):
         if from_start:
             with torch.no_grad():
                 table.fill_(0.03)
-            trainer.hold()
+            trainer.center_priors()
         before = table.detach().numpy().copy()
         with torch.no_grad():
             table += 0.05

@@ -28,8 +28,8 @@ from zoo.recommenders.models.two_tower import TwoTower  # noqa: E402
 from zoo.recommenders.models.two_tower import TwoTowerConfig as OfTowers  # noqa: E402
 from zoo.recommenders.models.wide_deep import WideDeep  # noqa: E402
 from zoo.recommenders.models.wide_deep import WideDeepConfig as OfWideDeep  # noqa: E402
-from zoo.recommenders.training.pruning import PrunableLog  # noqa: E402
-from zoo.recommenders.training.pruning_groups import Units, importances  # noqa: E402
+from zoo.recommenders.training.pruning import PrunableRecommender  # noqa: E402
+from zoo.recommenders.training.pruning_groups import PruningGroups, importances  # noqa: E402
 from zoo.recommenders.training.trainer import Trainer  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -89,7 +89,7 @@ def made(family, features):
     build, settings, _ = FAMILIES[family]
     config = settings(embedding_size=32, hidden=(48, 32))
     network = random_network(build, features, config)
-    return network, config, Units(network, features, config)
+    return network, config, PruningGroups(network, features, config)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -102,7 +102,7 @@ def test_a_cut_network_is_the_one_whose_units_give_zeros(family, features, rows)
     gone = np.concatenate(
         [row[np.argsort(found[row], kind="stable")[:16]] for each in units.groups.values() for row in each]
     )
-    smaller = units.without(network, features, units.config(config, widths), gone)
+    smaller = units.pruned(network, features, units.config(config, widths), gone)
     assert sum(each.numel() for each in smaller.parameters()) < sum(each.numel() for each in network.parameters())
     whole = results(network, rows)[0]
     for path, numbers in units.outputs.items():
@@ -198,4 +198,4 @@ def test_a_log_shorter_than_what_is_held_out(start, log):
     from zoo.recommenders.models.deepfm import DeepFMConfig as Settings
 
     with pytest.raises(RequestError, match=r"found 1,500 rows, expected more than the 2,000 to hold out"):
-        PrunableLog(zoo.load(start), log, config=Settings(held_out=2000))
+        PrunableRecommender(zoo.load(start), log, config=Settings(held_out=2000))

@@ -201,7 +201,7 @@ def test_what_cannot_be_done_is_said_in_one_line(log, starts, tmp_path):
     with pytest.raises(RequestError, match="zoo finetune MODEL --qat"):
         zoo.train("dlrm", log, tmp_path / "x", settings={"qat": "true"})
     with pytest.raises(RequestError, match="found 2 processes, wanted one"):
-        qat.settled(OfDLRM(), "digest", 2)
+        qat.for_qat(OfDLRM(), "digest", 2)
     with pytest.raises(
         RequestError, match=r"cross-encoder has no training with int8's rounding .*: wide-deep.*dlrm.*resnet50"
     ):

@@ -27,9 +27,9 @@ from zoo.recommenders.models.deepfm import DeepFMConfig as Settings  # noqa: E40
 from zoo.recommenders.models.two_tower import TwoTower  # noqa: E402
 from zoo.recommenders.models.two_tower import TwoTowerConfig as OfTowers  # noqa: E402
 from zoo.recommenders.training import rare_rows  # noqa: E402
-from zoo.recommenders.training.distillation import Source, Teacher  # noqa: E402
-from zoo.recommenders.training.pruning import PrunableLog  # noqa: E402
-from zoo.recommenders.training.row_store import Categories, Store  # noqa: E402
+from zoo.recommenders.training.distillation import LogSource, Teacher  # noqa: E402
+from zoo.recommenders.training.pruning import PrunableRecommender  # noqa: E402
+from zoo.recommenders.training.row_store import CategoryCounts, RowStore  # noqa: E402
 from zoo.recommenders.training.trainer import Trainer  # noqa: E402
 
 ROWS, HELD = 1000, 200
@@ -103,8 +103,8 @@ def values(features, name):
 
 def opened(features, log, folder):
     """The log's rows, and how often each id is in those to train on."""
-    store = Store(features, log, "raise", folder)
-    return store, Categories(features, store, ROWS - HELD, 1).counts
+    store = RowStore(features, log, "raise", folder)
+    return store, CategoryCounts(features, store, ROWS - HELD, 1).counts
 
 
 def logits(network, store, rows):
@@ -116,14 +116,14 @@ def test_rows_that_hold_frequent_values_give_what_they_gave(build, settings, sch
     features, config = Features(schema), settings(embedding_size=32, hidden=(48, 32))
     network = random_network(build, features, config)
     store, counts = opened(features, log, tmp_path)
-    fewer, smaller = rare_rows.without(network, features, config, counts, 5)
+    fewer, smaller = rare_rows.prune(network, features, config, counts, 5)
     rows = read(log)
     seen = [row["user_id"] for row in rows[: ROWS - HELD]]
     frequent = {name for name in seen if seen.count(name) >= 5}
     assert set(values(fewer, "user_id")) == frequent and 15 < len(frequent) < 60
     assert values(fewer, "user_id") == [each for each in values(features, "user_id") if each in frequent]
-    assert rare_rows.sizes(fewer)["hashed_id"] == rare_rows.sizes(features)["hashed_id"]
-    assert rare_rows.fixed(fewer) == ["hashed_id", "row_id"]
+    assert rare_rows.table_rows(fewer)["hashed_id"] == rare_rows.table_rows(features)["hashed_id"]
+    assert rare_rows.without_vocabulary(fewer) == ["hashed_id", "row_id"]
     after, _ = opened(fewer, log, tmp_path)
     texts = {name: set(values(fewer, name)) for name in ("user_id", "item_id", "history")}
     kept = [
@@ -157,9 +157,9 @@ def test_frequent_values_of_a_hashed_column_get_a_row_each_that_begins_as_their_
     torch.manual_seed(0)
     network = DeepFM(features, config).eval()
     _, counts = opened(features, log, tmp_path)
-    names = rare_rows.listed(features, log, counts, 5)
+    names = rare_rows.with_vocabularies(features, log, counts, 5)
     _, named = opened(names, log, tmp_path)
-    fewer, smaller = rare_rows.without(network, features, config, counts, 5, names, named)
+    fewer, smaller = rare_rows.prune(network, features, config, counts, 5, names, named)
     at = [each.name for each in features.fields].index(column)
     width = features.fields[at].width
     seen = [each for row in read(log)[: ROWS - HELD] for each in row[column].split("|")[-width:] if each]
@@ -177,16 +177,16 @@ def test_frequent_values_of_a_hashed_column_get_a_row_each_that_begins_as_their_
 def test_a_hashed_column_of_too_many_frequent_values_stays(schema, log, tmp_path, monkeypatch):
     features = Features(schema)
     _, counts = opened(features, log, tmp_path)
-    assert values(rare_rows.listed(features, log, counts, 5), "hashed_id")
-    assert rare_rows.listed(features, log, counts, 10**6).schema == schema
-    monkeypatch.setattr(rare_rows, "LISTED", 3)
-    assert rare_rows.listed(features, log, counts, 5).schema == schema
+    assert values(rare_rows.with_vocabularies(features, log, counts, 5), "hashed_id")
+    assert rare_rows.with_vocabularies(features, log, counts, 10**6).schema == schema
+    monkeypatch.setattr(rare_rows, "MAX_VALUES", 3)
+    assert rare_rows.with_vocabularies(features, log, counts, 5).schema == schema
 
 
 def test_of_a_vocabulary_of_rare_values_the_most_frequent_stays(schema, log, tmp_path):
     features = Features(schema)
     _, counts = opened(features, log, tmp_path)
-    fewer, _ = rare_rows.without(DeepFM(features, Settings()), features, Settings(), counts, 10**6)
+    fewer, _ = rare_rows.prune(DeepFM(features, Settings()), features, Settings(), counts, 10**6)
     ids = counts[[each.name for each in features.fields].index("user_id")]
     assert values(fewer, "user_id") == [values(features, "user_id")[np.argmax(ids[1:-1])]]
     assert "; the 1 seen 1,000,000 times or more" in fewer.schema.columns[1].why
@@ -203,7 +203,7 @@ def test_where_no_row_goes_it_is_said(schema, log, tmp_path):
         _, counts = opened(features, log, tmp_path)
         counts = [np.maximum(each, 1) for each in counts]
         with pytest.raises(RequestError, match=message):
-            rare_rows.without(DeepFM(features, Settings()), features, Settings(), counts, least)
+            rare_rows.prune(DeepFM(features, Settings()), features, Settings(), counts, least)
 
 
 def test_from_the_command_line(start, log, tmp_path):
@@ -238,8 +238,8 @@ def test_items_of_a_list_that_skips_unknown_values_are_counted_anew(schema, log,
     settings = SETTINGS | {"epochs": "1", "refit": "false"}
     zoo.train("deepfm", log, tmp_path / "start", settings=settings, schema=tmp_path / "schema.json")
     zoo.build(tmp_path / "start")
-    model = PrunableLog(zoo.load(tmp_path / "start"), log, config=Settings(held_out=HELD))
-    model.fewer_rows(5, tmp_path / "fewer")
+    model = PrunableRecommender(zoo.load(tmp_path / "start"), log, config=Settings(held_out=HELD))
+    model.prune_rows(5, tmp_path / "fewer")
     features = Features.from_json(read_json(tmp_path / "fewer/train.json")["features"])
     known = set(values(features, "history"))
     lists = [[each for each in row["history"].split("|") if each in known] for row in read(log)]
@@ -249,10 +249,10 @@ def test_items_of_a_list_that_skips_unknown_values_are_counted_anew(schema, log,
 
 
 def test_a_teacher_with_other_vocabularies_reads_the_log_itself(start, log, tmp_path):
-    model = PrunableLog(zoo.load(start), log, config=Settings(held_out=HELD))
-    model.fewer_rows(5, tmp_path / "fewer")
+    model = PrunableRecommender(zoo.load(start), log, config=Settings(held_out=HELD))
+    model.prune_rows(5, tmp_path / "fewer")
     features = read_json(tmp_path / "fewer/train.json")["features"]
-    source = Source(log, "raise", tmp_path)
+    source = LogSource(log, "raise", tmp_path)
     teacher = Teacher(str(start), features, 1.0, source)
     places = np.array([700, 3, 11])
     batch = {name: each.numpy() for name, each in model.log.rows(places).items()}

@@ -11,7 +11,7 @@ from helpers.trainings import TwoProcesses
 from zoo.training.runs import Processes
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
-lazy_rows = importlib.import_module("zoo.recommenders.training.sparse_adam")
+sparse_adam = importlib.import_module("zoo.recommenders.training.sparse_adam")
 trainers = importlib.import_module("zoo.recommenders.training.trainer")
 training = importlib.import_module("zoo.recommenders.training.train")
 deepfm = importlib.import_module("zoo.recommenders.models.deepfm")
@@ -29,7 +29,7 @@ def stepped(strength, share, steps, settled=0):
     generator = torch.Generator().manual_seed(0)
     begin, slope = (torch.randn(ROWS, SIZE, generator=generator) * scale for scale in (0.01, 1e-3))
     lazy, dense = (torch.nn.Parameter(begin.clone()) for _ in range(2))
-    rows = lazy_rows.LazyRows(lazy, RATE, strength, EMA, [3])
+    rows = sparse_adam.SparseAdam(lazy, RATE, strength, EMA, [3])
     averages, optimizer, nothing = [begin.clone(), begin.clone()], torch.optim.Adam([dense], RATE), torch.zeros(())
     for number in range(1, steps + 1):
         chosen = torch.nonzero(torch.rand(ROWS, generator=generator) < share)[:, 0]
@@ -42,8 +42,8 @@ def stepped(strength, share, steps, settled=0):
         optimizer.step()
         averages[1].lerp_(dense.detach(), 1 - min(EMA, (1 + number) / (10 + number)))
         if settled and number % settled == 0:
-            rows.settle(number, nothing, averages[0])
-    rows.settle(steps, nothing, averages[0])
+            rows.catch_up(number, nothing, averages[0])
+    rows.catch_up(steps, nothing, averages[0])
     kept = torch.arange(ROWS) != 3
     return (lazy.detach()[kept], averages[0][kept]), (dense.detach()[kept], averages[1][kept])
 
@@ -69,10 +69,14 @@ def test_what_idle_rows_missed_is_made_up_for(strength, share, bound):
 
 def test_a_prior_without_data_pulls_to_where_it_pulls():
     weight = torch.nn.Parameter(torch.ones(3, 2))
-    rows, start, average = lazy_rows.LazyRows(weight, RATE, 0.1, EMA, []), torch.full((3, 2), 0.25), torch.ones(3, 2)
+    rows, start, average = (
+        sparse_adam.SparseAdam(weight, RATE, 0.1, EMA, []),
+        torch.full((3, 2), 0.25),
+        torch.ones(3, 2),
+    )
     weight.grad = torch.sparse_coo_tensor([[1]], torch.full((1, 2), 0.5), weight.shape, check_invariants=False)
     rows.step(1, start, average, Processes())
-    rows.settle(30_000, start, average)
+    rows.catch_up(30_000, start, average)
     torch.testing.assert_close(weight.detach(), start)
     torch.testing.assert_close(average, start, atol=1e-3, rtol=0)
 

@@ -14,7 +14,7 @@ from helpers.wide_deep_training import assert_same_weights  # noqa: E402
 from zoo.api import compression  # noqa: E402
 from zoo.recommenders.models.wide_deep import WIDE_DEEP  # noqa: E402
 from zoo.recommenders.training.distillation import Teacher  # noqa: E402
-from zoo.recommenders.training.pruning import PrunableLog  # noqa: E402
+from zoo.recommenders.training.pruning import PrunableRecommender  # noqa: E402
 
 SIZES = {"numeric": "3", "categorical": "2", "buckets": "50", "embedding_size": "32", "hidden": "64,48"}
 
@@ -29,7 +29,7 @@ def start(tmp_path_factory, log):
 
 @pytest.fixture
 def model(start, log):
-    return PrunableLog(zoo.load(start), log, config=WIDE_DEEP.finetune_config())
+    return PrunableRecommender(zoo.load(start), log, config=WIDE_DEEP.finetune_config())
 
 
 def held_out(model):
