@@ -17,7 +17,7 @@ from zoo.recommenders.data.encoding import Encoding, log1p
 from zoo.recommenders.data.line_reader import read_lines
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import Column, Schema
-from zoo.recommenders.steps import STEPS, WITH_CONSTANT
+from zoo.recommenders.data.transforms import STEPS, WITH_CONSTANT
 
 NUMERIC, CATEGORICAL, BUCKETS = 13, 26, 1000
 NAME = "criteo"  # of the built-in schema

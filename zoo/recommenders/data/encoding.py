@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from zoo.recommenders.data.hashing import buckets_of, fingerprints, hash_buckets
 from zoo.recommenders.data.schema import FEATURES, Column, Schema
-from zoo.recommenders.steps import scaled
+from zoo.recommenders.data.transforms import scaled
 
 Floats = NDArray[np.float32]
 LARGEST = 8.0  # standard deviations to which a "standard" number is clipped

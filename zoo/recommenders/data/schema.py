@@ -14,7 +14,7 @@ from typing import Any
 
 from pipelines.core import files
 from pipelines.core.errors import RequestError
-from zoo.recommenders.steps import STEPS, WITH_CONSTANT
+from zoo.recommenders.data.transforms import STEPS, WITH_CONSTANT
 
 KINDS = {
     "number": "a quantity: age, price, a count",

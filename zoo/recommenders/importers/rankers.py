@@ -32,6 +32,7 @@ from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import Column, Schema
 from zoo.recommenders.importers.canonicalize import RUNS, Rewriter
+from zoo.recommenders.importers.expert_layers import MergeExperts
 from zoo.recommenders.importers.inputs import Array, Fed, feeds, known_ids
 from zoo.recommenders.lowering.expressions import (
     Crossed,
@@ -49,7 +50,6 @@ from zoo.recommenders.lowering.expressions import (
 )
 from zoo.recommenders.lowering.expressions import Field as Lookup
 from zoo.recommenders.lowering.graph_reader import Reader
-from zoo.recommenders.models.expert_layers import MergeExperts
 
 RANKER = "ranker.onnx"
 GENERIC = "ranker"

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit
-from zoo.recommenders.steps import apply
+from zoo.recommenders.data.transforms import apply
 
 Array = npt.NDArray[Any]
 OPSET = 18
@@ -212,7 +212,7 @@ def linear(s: Sum, matrix: Array) -> Sum:
 
 
 def elementwise(step: str, x: Row, constant: Array | None = None) -> Row:
-    """Applies a step of `zoo.recommenders.steps.STEPS` to every part: numbers record it, tables are computed.
+    """Applies a step of `zoo.recommenders.data.transforms.STEPS` to every part: numbers record it, tables are computed.
 
     Args:
         step: Name of the step.

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.recommenders.data.transforms import STEPS
 from zoo.recommenders.importers.tensorflow import expressions
 from zoo.recommenders.importers.tensorflow.expressions import Apply, Row
 from zoo.recommenders.importers.tensorflow.tensors import (
@@ -25,7 +26,6 @@ from zoo.recommenders.importers.tensorflow.tensors import (
     require,
     unknown,
 )
-from zoo.recommenders.steps import STEPS
 
 BINARY = {  # operator: steps with the constant behind and in front, and ONNX's name
     **dict.fromkeys(("Add", "AddV2", "BiasAdd"), ("add", "add", "Add")),

@@ -14,7 +14,7 @@ from zoo.recommenders.criteo import mapped_schema
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.schema import Column
-from zoo.recommenders.steps import stepped
+from zoo.recommenders.data.transforms import stepped
 
 if TYPE_CHECKING:
     from zoo.recommenders.importers.tensorflow.columns import Network
