@@ -39,7 +39,7 @@ class ShardableRows(Protocol):
     def text_form(self, stream: Any) -> TextForm:
         """Returns how the text of a stream of bytes holds rows."""
 
-    def told_by_first(self, stream: Any) -> Any | None:
+    def log_of_first_row(self, stream: Any) -> Any | None:
         """Returns the log of a stream (`columns`, `delimiter`) if its first row alone has the columns, else None."""
 
     def label_in(self, lines: Iterable[bytes] = (), columns: Sequence[str] = ()) -> bool | None:

@@ -28,7 +28,7 @@ from pipelines.models.npz import read_npz
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.recommenders.lowering.lower import fold_program
+from zoo.recommenders.lowering.lower import lower
 
 EXAMPLES = int(os.environ.get("ZOO_FUZZ", "0"))  # a test; 0: the fast tier's, always the same ones
 fuzz = settings(
@@ -264,7 +264,7 @@ def packed_click_model(request, tmp_path_factory):
     else:
         net = Network(request.param)
         feeds = net.feeds(3)
-        graph, _ = fold_program(net.model, calibrate(net.model, [net.feeds(300)], "minmax"), QuantRecipe())
+        graph, _ = lower(net.model, calibrate(net.model, [net.feeds(300)], "minmax"), QuantRecipe())
     path = io.save_mapped(graph, folder / "native.onnx")
     recommender_files.store(path, folder / "m.zoo")
     return path, folder / "m.zoo", feeds

@@ -258,7 +258,7 @@ def test_a_signal_in_a_callback_or_in_a_text_that_exec_runs_ends_in_order(where,
 
 
 def test_a_log_without_rows_is_given_up_soon(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(line_reader, "HOPELESS", 100_000)
+    monkeypatch.setattr(line_reader, "MAX_SKIPPED", 100_000)
     monkeypatch.setattr(sources, "BLOCK", 1 << 16)
     (tmp_path / "rows.tsv.gz").write_bytes(gzip.compress(b"\n" * 1_000_000))
     line = said(capsys, "run", "wide-deep-criteo", tmp_path / "rows.tsv.gz", "-o", "-", "--on-error", "skip")

@@ -13,7 +13,7 @@ from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from zoo.recommenders.export.rewrites import FuseParallelEmbedding, FuseParallelSum
-from zoo.recommenders.lowering.lower import fold_program
+from zoo.recommenders.lowering.lower import lower
 
 ROWS = (20_000, 3, 200)  # so many that the table lies in native.onnx.data
 needs_kernels = pytest.mark.skipif(extension.native() is None, reason=extension.missing())
@@ -53,7 +53,7 @@ def folded(*, dense=True, wide=True, sigmoid=False, ids="int32"):
     rewrite(float32, [FuseParallelEmbedding(), FuseParallelSum()])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "caches", lambda: {"L1d": 2**15, "L2": 2**22, "L3": 2**25})
-        result, report = fold_program(float32, calibrate(float32, [feeds(1000, dense=dense, ids=ids)]), QuantRecipe())
+        result, report = lower(float32, calibrate(float32, [feeds(1000, dense=dense, ids=ids)]), QuantRecipe())
     assert report["fold"], report
     return result, float32
 

@@ -163,7 +163,7 @@ def _split_file(pipeline: Pipeline, path: str, options: Mapping[str, Any]) -> li
         if isinstance(pipeline, ShardableRows):
             form = pipeline.text_form(text)
             text.seek(0)
-            log = pipeline.told_by_first(text)
+            log = pipeline.log_of_first_row(text)
             text.seek(0)
             whole = replace(whole, with_label=pipeline.label_in(text))
             text.seek(0)

@@ -60,10 +60,10 @@ class RankingFamily(family.Family, family.Lowerable, family.OnnxImportable, fami
     def lower(
         self, model: ir.Model, table: CalibrationTable, recipe: QuantRecipe
     ) -> tuple[ir.Model | None, dict[str, Any]]:
-        """See `Lowerable` and `zoo.recommenders.lowering.lower.fold_program`."""
-        from zoo.recommenders.lowering.lower import fold_program
+        """See `Lowerable` and `zoo.recommenders.lowering.lower.lower`."""
+        from zoo.recommenders.lowering.lower import lower
 
-        return fold_program(model, table, recipe)
+        return lower(model, table, recipe)
 
     def from_onnx(
         self, path: Any, data: Any, output: Path, **options: Any

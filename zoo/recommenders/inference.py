@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from zoo.recommenders.data.logs import Log
 
 # rows on their way through `run` together: enough to make every step's overhead vanish, few enough for the cache
-AT_ONCE = 4096
+ROWS_IN_FLIGHT = 4096
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class ClickPipeline(GraphPipeline):
     with_label: bool | None = None
 
     @abc.abstractmethod
-    def likely(self) -> Any:
+    def typical_row(self) -> Any:
         """A raw row that the model might be given, for who has none: its user's own are not kept."""
 
     @abc.abstractmethod
@@ -86,7 +86,7 @@ class ClickPipeline(GraphPipeline):
     def text_form(self, stream: Any) -> TextForm:
         """How the text that begins with this stream of bytes holds rows."""
 
-    def told_by_first(self, stream: Any) -> Log | None:
+    def log_of_first_row(self, stream: Any) -> Log | None:
         """The log that begins with this stream of bytes, where its first row alone tells the columns."""
         return None
 
@@ -217,7 +217,7 @@ class ClickPipeline(GraphPipeline):
         count = clicks = 0
         expected = 0.0
         seconds: defaultdict[str, float] = defaultdict(float)
-        size = self.batch_size * max(1, AT_ONCE // self.batch_size)
+        size = self.batch_size * max(1, ROWS_IN_FLIGHT // self.batch_size)
         np.empty(
             16 << 20, np.uint8
         )  # freed at once: from now on glibc keeps freed blocks of up to this size for the next rows
@@ -281,15 +281,15 @@ class ClickPipeline(GraphPipeline):
         """
         scorers = [self]
         if self.threads > 1:
-            first = self._alone()
+            first = self._single_threaded()
             first.predict(batch)  # "auto" decides once for all
-            others = [self._alone(first.session) for _ in range(self.threads - 1)]
+            others = [self._single_threaded(first.session) for _ in range(self.threads - 1)]
             scorers = [first, *others]
         for scorer in scorers:
             scorer.predict(batch)
         return scorers
 
-    def _alone(self, like: Session | None = None) -> ClickPipeline:
+    def _single_threaded(self, like: Session | None = None) -> ClickPipeline:
         """This pipeline with a single-threaded session; `like`: pipeline whose choice of engines is reused."""
         scorer = copy.copy(self)
         scorer.threads = 1

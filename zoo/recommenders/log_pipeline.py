@@ -41,9 +41,9 @@ class LogPipeline(ClickPipeline):
         """Whether text is rows alone, so that several texts are one."""
         return not self.features.schema.header
 
-    def likely(self) -> dict[str, str] | bytes:
-        """A row of the commonest values, see `Schema.likely`; a line of zeros where there is no header."""
-        return _zeros(self.features) if self.headerless else self.features.schema.likely()
+    def typical_row(self) -> dict[str, str] | bytes:
+        """A row of the commonest values, see `Schema.typical_row`; a line of zeros where there is no header."""
+        return _zeros(self.features) if self.headerless else self.features.schema.typical_row()
 
     def rows(
         self,
@@ -79,7 +79,7 @@ class LogPipeline(ClickPipeline):
             else TextForm(blank=False)
         )
 
-    def told_by_first(self, stream: Any) -> Log | None:
+    def log_of_first_row(self, stream: Any) -> Log | None:
         """Reads properties of all rows from the first one: the keys of JSON, or whether Criteo's rows have a label."""
         if self.headerless:
             return None
@@ -144,7 +144,7 @@ def _rows(log: str | Path, count: int) -> list[dict[str, Any]]:
 
 def _lines(data: str | Path, count: int) -> list[bytes]:
     """Up to `count` first lines of a text file. Raises RequestError where it is no text."""
-    name, kind, place = sources.find(data)
+    name, kind, place = sources.locate(data)
     if kind != "text":
         raise RequestError(
             f"a benchmark takes its raw rows from text, {name} is none; name a TSV file, plain or .gz, with --data"

@@ -16,7 +16,7 @@ import numpy as np
 from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, require
 from pipelines.kernels.recommenders.steps import KINDS, Slots, Step
-from pipelines.kernels.recommenders.steps.base import WIDEST
+from pipelines.kernels.recommenders.steps.base import MAX_WIDTH
 
 OUTPUTS = 64
 
@@ -44,7 +44,7 @@ class ClickProgram:
             raise RequestError(f"a {self.name} has no ids, or counts below 0")
         if not 1 <= len(self.outputs) <= OUTPUTS:
             raise RequestError(f"a {self.name} has {len(self.outputs)} outputs, expected 1 to {OUTPUTS}")
-        if any(kind not in KINDS or not 1 <= width <= WIDEST for kind, width in self.slots):
+        if any(kind not in KINDS or not 1 <= width <= MAX_WIDTH for kind, width in self.slots):
             raise RequestError(f"a {self.name} has buffers of an unknown kind or width")
         slots = Slots(self.slots)
         for step in self.steps:

@@ -32,4 +32,4 @@ def buffers(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scale
     state = Run(ids, numbers, scales, [np.zeros((len(ids), width), KINDS[kind]) for kind, width in program.slots])
     for step in program.steps:
         step.compute(state)
-    return state.of
+    return state.buffers

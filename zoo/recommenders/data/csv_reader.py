@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pipelines.kernels import extension
 from zoo.recommenders.data import logs
 from zoo.recommenders.data.encoding import Encoding, Field
-from zoo.recommenders.data.logs import MISSING, Bad, Log, csv_batches
+from zoo.recommenders.data.logs import MISSING, Log, OnBadRow, csv_batches
 
 PAD = 64  # bytes that the parser may read behind the data
 PIECE = 1 << 19  # bytes parsed at once: they and their arrays stay in the cache
@@ -30,7 +30,7 @@ LOWEST, HIGHEST = -16, 16384  # whole numbers whose encoding is looked up
 BOM, _FEED = b"\xef\xbb\xbf", ord("\n")
 
 
-class Parsed(NamedTuple):
+class ParsedRows(NamedTuple):
     """n rows without a fault, see `zoo.recommenders.data.features.Rows`; None for a column that is absent."""
 
     ids: NDArray[np.int32]
@@ -41,10 +41,11 @@ class Parsed(NamedTuple):
     times: NDArray[np.float64] | None
 
 
-Left = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]  # places, columns and values of numbers
+# numbers that the parser does not scale: flat places int64 [m], columns int64 [m], values float64 [m]
+PendingNumbers = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 
 
-class Room:
+class RowBatcher:
     """Joins the rows of the parser to batches.
 
     The parser writes a column after the other into memory that stays in the cache; from there rows are copied.
@@ -55,7 +56,9 @@ class Room:
         finish: Called with rows and the numbers that the parser left, by their flat places.
     """
 
-    def __init__(self, rows: int, shape: tuple[int, int, int], finish: Callable[[Parsed, Left], None]) -> None:
+    def __init__(
+        self, rows: int, shape: tuple[int, int, int], finish: Callable[[ParsedRows, PendingNumbers], None]
+    ) -> None:
         self.rows, self.shape, self.finish = min(rows, MOST), shape, finish
         self._scratch = self._new(0)
         self._begin()
@@ -68,17 +71,17 @@ class Room:
         self._arrays: list[NDArray[Any]] = []
         self.count = 0
         self._others: list[tuple[Any, ...]] = []  # labels, weights and times of each piece
-        self._left: list[Left] = []
+        self._left: list[PendingNumbers] = []
 
-    def free(self, rows: int) -> list[NDArray[Any]]:
+    def scratch(self, rows: int) -> list[NDArray[Any]]:
         """Memory for a piece of so many rows, or of `MOST` where they are more; valid until `add`."""
         rows = min(rows, MOST)
         if len(self._scratch[0]) < rows:
             self._scratch = self._new(rows)
         return self._scratch
 
-    def add(self, arrays: Any) -> Iterator[Parsed]:
-        """Adds the rows that the parser wrote into `free`; yields full batches."""
+    def add(self, arrays: Any) -> Iterator[ParsedRows]:
+        """Adds the rows that the parser wrote into `scratch`; yields full batches."""
         count, ids, numbers, scales, *others, places, columns, values = arrays
         encoded = self._scratch if ids is None else [ids, numbers, scales]  # or in memory of their own
         begin, width = 0, self.shape[1]
@@ -93,13 +96,13 @@ class Room:
                 self._left.append((places[here] + (self.count - begin) * width, columns[here], values[here]))
             self.count, begin = self.count + end - begin, end
             if self.count == self.rows:
-                yield from self.rest()
+                yield from self.flush()
 
-    def rest(self) -> Iterator[Parsed]:
+    def flush(self) -> Iterator[ParsedRows]:
         """The rows that are there, if any."""
         if self.count:
             others = [None if each[0] is None else np.concatenate(each) for each in zip(*self._others, strict=True)]
-            parsed = Parsed(*(each[: self.count] for each in self._arrays), *others)
+            parsed = ParsedRows(*(each[: self.count] for each in self._arrays), *others)
             none = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
             left: Any = tuple(map(np.concatenate, zip(*self._left, strict=True))) if self._left else none
             self.finish(parsed, left)
@@ -115,7 +118,7 @@ def _names(line: bytes, delimiter: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class NativeReader:
+class CsvReader:
     """Reads one log. names: its columns that are read."""
 
     features: Encoding
@@ -124,7 +127,7 @@ class NativeReader:
     parser: Any
 
     @classmethod
-    def of(cls, features: Encoding, log: Log, names: Sequence[str], isa: str = "") -> NativeReader | None:
+    def of(cls, features: Encoding, log: Log, names: Sequence[str], isa: str = "") -> CsvReader | None:
         """Creates the native reader of a log, if the log and its schema are supported.
 
         Args:
@@ -152,8 +155,8 @@ class NativeReader:
         return cls(features, log, names, parser) if known else None
 
     def batches(
-        self, bad: Bad | None, seconds: defaultdict[str, float], rows: int
-    ) -> Iterator[Parsed | pa.RecordBatch]:
+        self, bad: OnBadRow | None, seconds: defaultdict[str, float], rows: int
+    ) -> Iterator[ParsedRows | pa.RecordBatch]:
         """Reads all rows in order.
 
         Args:
@@ -180,7 +183,7 @@ class NativeReader:
             seconds["read"] += time.perf_counter() - begin
             return buffer, end
 
-        buffers, room = [np.empty(0, np.uint8)] * 2, Room(rows, self.features.shape, self._finish)  # buffers by turns
+        buffers, batcher = [np.empty(0, np.uint8)] * 2, RowBatcher(rows, self.features.shape, self._finish)
         with self.log.reading():
             stream = self.log.stream()
             buffer, end = read(0)
@@ -195,31 +198,31 @@ class NativeReader:
                 last = following_end == left
                 stop = end + (last and buffer[end - 1] != _FEED)  # a row may end with the file
                 buffer[end:stop] = _FEED
-                free = room.free((stop - begin) // len(self.log.columns) + 1)
+                free = batcher.scratch((stop - begin) // len(self.log.columns) + 1)
                 taken, met, arrays = self.parser.parse(buffer[begin:], stop - begin, *free)
                 if last and taken < stop - begin:  # a quote that nothing closes
                     taken, arrays = left, None
                 elif not taken and left >= 3 * logs.BLOCK:  # a quote inside a value, or a row that is longer
-                    yield from room.rest()
+                    yield from batcher.flush()
                     yield from self._again(bad, records - self.log.header, kept)
                     return
                 taken = min(taken, left)
                 if arrays is None:
-                    yield from room.rest()
+                    yield from batcher.flush()
                     text = b"\n" + buffer[begin : begin + taken].tobytes()  # the empty line keeps a BOM from being one
                     for batch in csv_batches(self.log, text, self.names, bad, records):
                         kept += batch.num_rows
                         yield batch
                 elif arrays[0]:
                     kept += arrays[0]
-                    yield from room.add(arrays)
+                    yield from batcher.add(arrays)
                 records += met
                 rest = buffer[begin + taken : end]
                 buffer, begin, end = following, left - len(rest), following_end
                 buffer[begin:left] = rest
-            yield from room.rest()
+            yield from batcher.flush()
 
-    def _again(self, bad: Bad | None, rows: int, kept: int) -> Iterator[pa.RecordBatch]:
+    def _again(self, bad: OnBadRow | None, rows: int, kept: int) -> Iterator[pa.RecordBatch]:
         """Reads the rest of the log by `Log.batches`, after its first `rows` rows, of which `kept` were returned."""
 
         def later(row: int, kind: str, message: str) -> None:
@@ -242,9 +245,9 @@ class NativeReader:
             return None
         return end if _names(line, self.log.delimiter) == self.log.columns else None
 
-    def _finish(self, parsed: Parsed, left: Left) -> None:
+    def _finish(self, parsed: ParsedRows, left: PendingNumbers) -> None:
         """Numbers that the parser left, and missing values where columns are not read."""
-        scale_left(self.features, parsed, left)
+        scale_pending(self.features, parsed, left)
         features = self.features
         fields, numbers = self._unread
         for field in fields:
@@ -253,8 +256,8 @@ class NativeReader:
                 parsed.scales[:, field.scale] = 0
         for at in numbers:
             parsed.numbers[:, at] = features.fills[at]
-            if at in features.gaps:
-                parsed.numbers[:, len(features.numbers) + features.gaps.index(at)] = 1
+            if at in features.indicators:
+                parsed.numbers[:, len(features.numbers) + features.indicators.index(at)] = 1
 
     @cached_property
     def _unread(self) -> tuple[list[Field], list[int]]:
@@ -297,7 +300,7 @@ def add_columns(parser: Any, encoding: Encoding, places: Mapping[str, int]) -> b
             continue
         if np.isnan(tables[at]).any():
             return False
-        gap = len(encoding.numbers) + encoding.gaps.index(at) if at in encoding.gaps else -1
+        gap = len(encoding.numbers) + encoding.indicators.index(at) if at in encoding.indicators else -1
         scaling, scale, fill = column.encoding["type"], _linear(column.encoding), float(encoding.fills[at])
         parser.number(places[column.name], at, gap, scaling, *scale, fill, tables[at])
     for column in encoding.schema.of("label", "weight", "timestamp"):
@@ -306,7 +309,7 @@ def add_columns(parser: Any, encoding: Encoding, places: Mapping[str, int]) -> b
     return True
 
 
-def scale_left(encoding: Encoding, parsed: Parsed, left: Left) -> None:
+def scale_pending(encoding: Encoding, parsed: ParsedRows, left: PendingNumbers) -> None:
     """Scale the numbers that the parser left to its caller, in place.
 
     Args:

@@ -131,7 +131,7 @@ class Field:
             first = np.int32(self.column.encoding["type"] == "hash")
             found = hash_buckets(texts, int(self.column.encoding["buckets"])) + first
         elif self.column.encoding["type"] == "id":
-            numbers = floats(texts)
+            numbers = parse_floats(texts)
             known = (numbers > 0) & (numbers < self.rows) & (numbers == np.floor(numbers))
             return np.where(known, numbers, 0).astype(np.int32)
         else:
@@ -206,7 +206,7 @@ class Encoding:
         return self.schema.of("number")
 
     @cached_property
-    def gaps(self) -> tuple[int, ...]:
+    def indicators(self) -> tuple[int, ...]:
         """Indices of the numbers that have a missing-value indicator."""
         return tuple(i for i, each in enumerate(self.numbers) if each.missing and "fill" not in each.encoding)
 
@@ -220,7 +220,7 @@ class Encoding:
         """Columns of ids, numbers and scales."""
         return (
             sum(each.width for each in self.fields),
-            len(self.numbers) + len(self.gaps),
+            len(self.numbers) + len(self.indicators),
             sum(each.scale >= 0 for each in self.fields),
         )
 
@@ -277,7 +277,7 @@ class Encoding:
         """
         count = len(self.numbers)
         missing = np.isnan(values[:, :count])
-        values[:, count:] = missing[:, list(self.gaps)]
+        values[:, count:] = missing[:, list(self.indicators)]
         np.copyto(values[:, :count], self.fills, where=missing)
 
     def scaled_mixed(self, columns: NDArray[np.int64], x: NDArray[np.float64]) -> Any:
@@ -365,14 +365,14 @@ class Encoding:
                 ids[:, field.start] = field.ids(columns[field.name])
         values = np.zeros((count, numbers), np.float32)
         for at, column in enumerate(self.numbers):
-            values[:, at] = self.scaled(at, floats(columns[column.name]))
+            values[:, at] = self.scaled(at, parse_floats(columns[column.name]))
         self.fill(values)
         labels, weights = None, np.ones(count, np.float32)
         if labelled:
             (label,) = self.schema.of("label")
-            labels = floats(columns[label.name]).astype(np.float32)
+            labels = parse_floats(columns[label.name]).astype(np.float32)
             for each in self.schema.of("weight"):
-                weights = floats(columns[each.name]).astype(np.float32)
+                weights = parse_floats(columns[each.name]).astype(np.float32)
         times = index.astype(np.float64)
         for each in self.schema.of("timestamp"):
             if each.name in columns:
@@ -418,7 +418,7 @@ def log1p_min_max(numbers: NDArray[np.floating[Any]], low: Any, high: Any) -> Fl
     return values
 
 
-def floats(texts: pa.Array) -> NDArray[np.float64]:
+def parse_floats(texts: pa.Array) -> NDArray[np.float64]:
     """Parses texts as numbers, float64 [n]; NaN for null, for text that is not a number, and for infinity."""
     try:
         found = texts.cast(pa.float64())
@@ -441,7 +441,7 @@ def seconds_since_1970(texts: pa.Array, unit: str) -> NDArray[np.float64]:
         Seconds since 1970, float64 [n]; -inf where the text is not a timestamp.
     """
     if unit != "text":
-        return np.nan_to_num(floats(texts) / (1000 if unit == "ms" else 1), nan=-np.inf)
+        return np.nan_to_num(parse_floats(texts) / (1000 if unit == "ms" else 1), nan=-np.inf)
     texts = pc.replace_substring_regex(texts, r"(:\d\d\.\d{6})\d{1,3}", r"\1")  # nanoseconds, as Arrow writes them
     time = r"([01]\d|2[0-3]):[0-5]\d"
     is_time = pc.match_substring_regex(

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.models.sharding import NoRow
 from zoo.recommenders.criteo import schema_of
-from zoo.recommenders.data.csv_reader import NativeReader, Parsed
+from zoo.recommenders.data.csv_reader import CsvReader, ParsedRows
 from zoo.recommenders.data.encoding import Encoding, Field, Rows
 from zoo.recommenders.data.line_reader import read_lines
 from zoo.recommenders.data.logs import Log, open_logs
-from zoo.recommenders.data.row_errors import BAD_SHARE, HOPELESS, ErrorLog, Positions, timed
+from zoo.recommenders.data.row_errors import MAX_SKIPPED, MAX_SKIPPED_SHARE, ErrorLog, RowPositions, timed
 from zoo.recommenders.data.schema import FEATURES, REGRESSION, Schema
 
 
@@ -110,7 +110,7 @@ class Features(Encoding):
             options: Any = {"batch_rows": batch_rows, "errors": log, "seconds": seconds, "with_label": with_label}
             in_steps = any(each.encoding["type"] == "steps" for each in self.numbers)
             return (
-                self.by_steps(read_lines(self.raw, source, **options))
+                self.encode_raw(read_lines(self.raw, source, **options))
                 if in_steps
                 else read_lines(self, source, **options)
             )
@@ -120,7 +120,7 @@ class Features(Encoding):
         clock: defaultdict[str, float] = defaultdict(float) if seconds is None else seconds
         return self._batches(logs, batch_rows, log, clock, labelled, tower)
 
-    def by_steps(self, batches: Iterable[Rows]) -> Iterator[Rows]:
+    def encode_raw(self, batches: Iterable[Rows]) -> Iterator[Rows]:
         """Rows that were read as `raw`, encoded."""
         for rows in batches:
             numbers = np.empty((len(rows), self.shape[1]), np.float32)
@@ -160,7 +160,7 @@ class Features(Encoding):
         parts: list[Rows] = []
         count, start, empty = 0, 0, True
         for log in logs:
-            positions = Positions(start)
+            positions = RowPositions(start)
             for rows in self._encoded(log, positions, errors, seconds, labelled, tower, size):
                 parts.append(rows)
                 count, empty = count + len(rows), False
@@ -178,7 +178,7 @@ class Features(Encoding):
     def _encoded(
         self,
         log: Log,
-        positions: Positions,
+        positions: RowPositions,
         errors: ErrorLog | None,
         seconds: defaultdict[str, float],
         labelled: bool,
@@ -192,15 +192,15 @@ class Features(Encoding):
         def bad(row: int, kind: str, message: str) -> None:
             assert errors is not None
             errors.add(kind, message)
-            positions.leave_out(row)
+            positions.skip(row)
 
         tell = None if errors is None else bad
-        reader = None if tower else NativeReader.of(self, log, names)
+        reader = None if tower else CsvReader.of(self, log, names)
         batches = (
             timed(log.batches(names, tell), seconds, "read") if reader is None else reader.batches(tell, seconds, size)
         )
         for batch in batches:
-            if isinstance(batch, Parsed):
+            if isinstance(batch, ParsedRows):
                 columns, rows = {}, _placed(batch, positions.take(len(batch.ids)))
             else:
                 columns = dict(zip(names, batch.columns, strict=True))
@@ -208,13 +208,13 @@ class Features(Encoding):
             if columns and labelled and (faults := _faults(rows)):
                 _report(faults, columns, self.schema, f"{log.path}", errors)
                 rows = rows[np.setdiff1d(np.arange(len(rows)), [row for row, _ in faults])]
-            if errors is not None and errors.total >= HOPELESS and errors.total > BAD_SHARE * positions.end:
+            if errors is not None and errors.total >= MAX_SKIPPED and errors.total > MAX_SKIPPED_SHARE * positions.end:
                 raise RequestError(f"nearly no row can be used: {errors}")
             if len(rows):
                 yield rows
 
 
-def _placed(parsed: Parsed, index: NDArray[np.int64]) -> Rows:
+def _placed(parsed: ParsedRows, index: NDArray[np.int64]) -> Rows:
     """Rows at these positions."""
     ids, numbers, scales, labels, weights, times = parsed
     return Rows(

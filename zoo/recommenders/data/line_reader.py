@@ -29,12 +29,12 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 from pipelines.models.sharding import NoRow
 from zoo.recommenders.data import sources as row_sources
-from zoo.recommenders.data.csv_reader import PAD, Parsed, Room, add_columns, scale_left
+from zoo.recommenders.data.csv_reader import PAD, ParsedRows, RowBatcher, add_columns, scale_pending
 from zoo.recommenders.data.encoding import Encoding, Field, Floats, Rows
 from zoo.recommenders.data.hashing import buckets_of, fingerprints
 from zoo.recommenders.data.number_parsing import PAD as FRONT
 from zoo.recommenders.data.number_parsing import Ints, parse_numbers
-from zoo.recommenders.data.row_errors import BAD_SHARE, HOPELESS, ErrorLog, timed
+from zoo.recommenders.data.row_errors import MAX_SKIPPED, MAX_SKIPPED_SHARE, ErrorLog, timed
 
 _MOST = 2**32 - PAD  # bytes of a block that the native parser takes
 _BEHIND = bytes(PAD)
@@ -87,7 +87,7 @@ def read_lines(
     if _is_row(sources[0]):
         return _batches(reader.all(reader.memory(sources)), batch_rows, errors)
     try:  # a missing file is found before the first one is read
-        opened = [row_sources.find(source) for source in sources]
+        opened = [row_sources.locate(source) for source in sources]
     except OSError as error:
         raise RequestError(f"cannot read {error.filename}: {error.strerror}") from error
     pieces = (rows for name, kind, place in opened for rows in reader.source(name, kind, place))
@@ -138,8 +138,8 @@ class _Reader:
         self.columns = [each for each in encoding.schema.columns if each.kind != "label"]
         self.places = {each.name: at for at, each in enumerate(self.columns)}
         self.labelled = labelled  # None: unknown before the first row
-        self.seen = self.given = 0  # rows met, and those in front of the ones that wait in the room
-        self.room = Room(batch_rows, encoding.shape, partial(scale_left, encoding))
+        self.seen = self.given = 0  # rows met, and those in front of the ones that the batcher holds
+        self.batcher = RowBatcher(batch_rows, encoding.shape, partial(scale_pending, encoding))
 
     @property
     def width(self) -> int:
@@ -159,7 +159,7 @@ class _Reader:
         return [self.places[each.name] + first for each in self.encoding.fields]
 
     def source(self, name: str, kind: str, place: Any) -> Iterator[Rows]:
-        """Rows of a source, as `sources.find` names it."""
+        """Rows of a source, as `sources.locate` names it."""
         if kind == "text":
             return self.text(name, timed(row_sources.blocks(name, place, PAD), self.seconds, "read"))
         return self.tables(name, timed(row_sources.tables(name, kind, place), self.seconds, "read"))
@@ -202,7 +202,7 @@ class _Reader:
                     f"found {name} {'with' if labelled else 'without'} a label, expected it like the input before it"
                 )
             self.labelled = labelled
-            arrays = {at: row_sources.plain(table[columns[at]].combine_chunks()) for at in self._used()}
+            arrays = {at: row_sources.without_dictionary(table[columns[at]].combine_chunks()) for at in self._used()}
             numbers = [_numbers(name, columns[at], arrays[at]) for at in self.numbers_at]
             values = np.empty((len(table), len(numbers)), np.float32)
             bad = np.zeros(values.shape, np.bool_)
@@ -240,9 +240,9 @@ class _Reader:
 
     def waiting(self) -> Iterator[Rows]:
         """Rows of the native parser that are not given yet."""
-        yield from map(self._placed, self.room.rest())
+        yield from map(self._placed, self.batcher.flush())
 
-    def _placed(self, parsed: Parsed) -> Rows:
+    def _placed(self, parsed: ParsedRows) -> Rows:
         """Yields the next rows with their positions."""
         count = len(parsed.ids)
         index = np.arange(self.given, self.given + count)
@@ -260,12 +260,12 @@ class _Reader:
         parser = None if labelled is None else self._parser(labelled)
         if parser is not None and len(block) < _MOST:
             size = len(block) - PAD
-            free = self.room.free(size // len(self.columns) + 1)
+            free = self.batcher.scratch(size // len(self.columns) + 1)
             _, _, parsed = parser.parse(np.frombuffer(block, np.uint8), size, *free)
             if parsed is not None:
                 self.labelled = labelled
                 self.seen += parsed[0]
-                yield from map(self._placed, self.room.add(parsed))
+                yield from map(self._placed, self.batcher.add(parsed))
                 return
         yield from self.waiting()
         yield self._split(name, before, block[:-PAD])
@@ -356,7 +356,9 @@ class _Reader:
         index = self.seen + complete
         self.seen += piece.count
         self.given = self.seen
-        if self.errors is not None and (left_out := self.errors.total) >= max(HOPELESS, BAD_SHARE * self.seen):
+        if self.errors is not None and (left_out := self.errors.total) >= max(
+            MAX_SKIPPED, MAX_SKIPPED_SHARE * self.seen
+        ):
             raise RequestError(
                 f"found {left_out:,} unusable among the first {self.seen:,} rows, expected a log of clicks; "
                 f"first: {self.errors.messages[0]}"

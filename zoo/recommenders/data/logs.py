@@ -50,7 +50,7 @@ CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1,
 _QUOTED = re.compile(r'"[^"]*("|$)')
 _CRITEO_ROW = re.compile(r"([01]\t)?(-?\d*\t){13}([0-9a-f]{8})?(\t([0-9a-f]{8})?){25}")
 # takes a row left out: its 0-based position in the log, its kind of fault, and what was found and expected
-Bad = Callable[[int, str, str], None]
+OnBadRow = Callable[[int, str, str], None]
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ class Log:
     header: bool = True
     place: Any = None
 
-    def batches(self, columns: Sequence[str] | None = None, bad: Bad | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(self, columns: Sequence[str] | None = None, bad: OnBadRow | None = None) -> Iterator[pa.RecordBatch]:
         """Reads all rows in order as text columns.
 
         Args:
             columns: Names of the columns to read; None: all.
-            bad: Called with every row that has another number of columns, see `Bad`; the row is left out. None: the
-                first such row raises.
+            bad: Called with every row that has another number of columns, see `OnBadRow`; the row is left out. None:
+                the first such row raises.
 
         Returns:
             Record batches of string columns, null where a value is missing.
@@ -140,7 +140,7 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
     path = _spool() if str(source) == "-" else Path(source)
     if not path.is_file():
         try:
-            name, kind, place = sources.find(str(source))
+            name, kind, place = sources.locate(str(source))
         except RequestError:
             expected = "a click log: CSV, TSV or JSON lines (plain or .gz), Parquet, a saved data set, - or a hub id"
             raise RequestError(f"found no file {path}, expected {expected}") from None
@@ -220,10 +220,10 @@ def _in_memory(source: Any) -> pa.Table:
         ) from error
 
 
-def spooled(data: Any) -> Any:
+def spool_stdin(data: Any) -> Any:
     """`data` to be read more than once: where it names stdin ("-"), the file that has its content."""
     if isinstance(data, list | tuple):
-        return [spooled(each) for each in data]
+        return [spool_stdin(each) for each in data]
     return str(_spool()) if isinstance(data, str) and data == "-" else data
 
 
@@ -299,7 +299,7 @@ def _object(path: str | Path, number: int, line: str) -> dict[str, Any]:
 
 
 def csv_batches(
-    log: Log, source: Any, columns: Sequence[str], bad: Bad | None, before: int | None = None
+    log: Log, source: Any, columns: Sequence[str], bad: OnBadRow | None, before: int | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Reads CSV records as text columns, see `Log.batches`.
 

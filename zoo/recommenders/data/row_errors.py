@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Item = TypeVar("Item")
 
-HOPELESS, BAD_SHARE = 1_000_000, 0.99  # rows left out, and the share of all rows, from which on reading ends
+MAX_SKIPPED, MAX_SKIPPED_SHARE = 1_000_000, 0.99  # rows left out, and the share of all rows, from which on reading ends
 
 
 @dataclass
@@ -52,7 +52,7 @@ class ErrorLog:
         return f"{rows} left out ({kinds}); first: {self.messages[0]}" if self.total else "no rows left out"
 
 
-class Positions:
+class RowPositions:
     """0-based positions of the rows of one log in the whole input, counting the rows left out.
 
     Attributes:
@@ -64,7 +64,7 @@ class Positions:
         self.start = self.end = self._next = start
         self._left_out: list[int] = []  # at or behind `_next`, ascending
 
-    def leave_out(self, row: int) -> None:
+    def skip(self, row: int) -> None:
         """The row at this place in the log stays out; rows in order, each before a row behind it is taken."""
         self._left_out.append(self.start + row)
         self.end = max(self.end, self.start + row + 1)

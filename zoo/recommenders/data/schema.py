@@ -188,7 +188,7 @@ class Schema:
         """Columns of these kinds, in order."""
         return tuple(each for each in self.columns if each.kind in kinds)
 
-    def likely(self) -> dict[str, str]:
+    def typical_row(self) -> dict[str, str]:
         """A row that a log of this schema might hold, {column: text}: the commonest values where they are listed."""
         row = {}
         for each in self.of(*FEATURES):
@@ -224,7 +224,7 @@ class Schema:
     def table(self) -> list[list[str]]:
         """Table for display: one row of text per column, with the header `COLUMNS`."""
         return [
-            [each.name, each.kind, f"{each.distinct:,}", f"{each.missing:,}", _told(each), each.why]
+            [each.name, each.kind, f"{each.distinct:,}", f"{each.missing:,}", _encoding_text(each), each.why]
             for each in self.columns
         ]
 
@@ -247,7 +247,7 @@ class Schema:
 COLUMNS = ("column", "kind", "values", "missing", "encoding", "why")
 
 
-def _told(column: Column) -> str:
+def _encoding_text(column: Column) -> str:
     """A column's encoding in a few words."""
     encoding = column.encoding
     size = {"hash": "buckets", "hash-bucket": "buckets", "vocabulary": "values", "id": "rows"}.get(

@@ -80,8 +80,8 @@ def infer(log: Log, label: str | None = None, on_error: str = "raise") -> Schema
     columns = _only("weight", columns, lambda each: len(each.name))  # sample_weight may stand beside the goods' weight
     schema = Schema(tuple(columns), rows)
     if not schema.of(*FEATURES):
-        told = ", ".join(f"{each.name}: {each.why}" for each in schema.columns if each.kind != "label")
-        raise RequestError(f"{log.path} has nothing to predict {chosen} from ({told or 'no other column'})")
+        reasons = ", ".join(f"{each.name}: {each.why}" for each in schema.columns if each.kind != "label")
+        raise RequestError(f"{log.path} has nothing to predict {chosen} from ({reasons or 'no other column'})")
     return schema
 
 
@@ -246,12 +246,12 @@ def _column(seen: _Seen, is_label: bool) -> Column:
     return Column(kind="category", encoding=encoding, why=named + why, **common)
 
 
-def _only(kind: str, columns: Sequence[Column], likely: Callable[[Column], Any]) -> list[Column]:
+def _only(kind: str, columns: Sequence[Column], score: Callable[[Column], Any]) -> list[Column]:
     """Keeps the best column of a kind that may occur once in a schema; the others are ignored."""
     found = [each for each in columns if each.kind == kind]
     if len(found) < 2:
         return list(columns)
-    kept = max(found, key=likely)
+    kept = max(found, key=score)
     why = f"{kept.name} is taken as the {kind}, of which a row has one"
     return [
         replace(each, kind="ignored", unit="", why=f"{each.why}; {why}") if each.kind == kind and each != kept else each
@@ -298,10 +298,10 @@ def _unread(seen: _Seen) -> str:
 
 
 def _separator(seen: _Seen) -> str:
-    """Between the items of a list, "" for a column without lists.
+    """Returns the separator of the items of a list; "" for a column without lists.
 
-    Items come back in many lists: they are fewer than the different values, and a list of words is told from a sentence
-    by its items, which are numbers where the separator is a space.
+    Items occur in many lists, so they are fewer than the distinct values. A list of words differs from a sentence by
+    its items: where the separator is a space, they must be numbers.
     """
     best, least = "", int(seen.distinct)
     for each in SEPARATORS:

@@ -22,7 +22,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 _FILE_NAME = re.compile(r"\.(tsv|txt|csv|gz|parquet)$", re.IGNORECASE)
 
 
-def find(source: Any) -> tuple[str, str, Any]:
+def locate(source: Any) -> tuple[str, str, Any]:
     """Name, kind and place of a source, without opening it. Raises RequestError where there is none."""
     if not isinstance(source, str | os.PathLike):
         raise RequestError(f"found {type(source).__name__} among the sources, expected paths only or rows only")
@@ -167,7 +167,7 @@ def tables(name: str, kind: str, place: Any) -> Iterator[Any]:
     Args:
         name: Name of the source in error messages.
         kind: "parquet" for a file, "saved" for a data set on disk, "hub" for a data set on the hub.
-        place: Location as returned by `find`.
+        place: Location as returned by `locate`.
 
     Returns:
         Arrow tables in order.
@@ -225,7 +225,7 @@ def choose_columns(name: str, names: list[str], columns: Sequence[tuple[str, str
     )
 
 
-def plain(array: Any) -> Any:
+def without_dictionary(array: Any) -> Any:
     """An Arrow array without dictionary, and its text as large_binary."""
     kind = array.type
     if pa.types.is_dictionary(kind):

@@ -1,4 +1,4 @@
-"""Encoding "steps": transforms numbers in float32 steps, as TensorFlow computes them."""
+"""Number encoding "steps": elementwise transforms in float32, as TensorFlow computes them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from zoo.training.onnx_builder import OPSET, Writer, path_of
 if TYPE_CHECKING:
     from torch import fx, nn
 
-PARTS = ("Embeddings", "Scalars", "FactorizationMachine", "Dots", "Columns", "UnitLength", "RowDot")
+PARTS = ("Embeddings", "FirstOrder", "FactorizationMachine", "DotInteraction", "SelectColumns", "L2Normalize", "RowDot")
 
 
 TENSOR = "tensor"  # where a traced step's meta has the name of its result in the graph
@@ -101,7 +101,7 @@ class _Writer(Writer):
         match type(module).__name__:
             case "Embeddings":
                 return self.add("Concat", self._vectors(module, path), path, axis=1)
-            case "Scalars":
+            case "FirstOrder":
                 return self.add("Sum", self._vectors(module, path), path)
             case "FactorizationMachine":
                 e = self._vectors_apart(inputs[0], module.fields, module.size, path)
@@ -110,18 +110,18 @@ class _Writer(Writer):
                 squares = self._sum(self.add("Mul", [e, e], f"{path}.squares"), f"{path}.squares.total", 1, keepdims=0)
                 pairs = self._sum(self.add("Sub", [square, squares], f"{path}.twice"), f"{path}.twice.total", 1)
                 return self.add("Mul", [pairs, self.weight("half", np.array(0.5, np.float32))], path)
-            case "Dots":
+            case "DotInteraction":
                 x = self._vectors_apart(inputs[0], module.count, module.size, path)
                 turned = self.add("Transpose", [x], f"{path}.transposed", perm=[0, 2, 1])
                 products = self.add("MatMul", [x, turned], f"{path}.products")
                 flat = self.weight(f"{path}.flat", np.array([-1, module.count**2]))
                 products = self.add("Reshape", [products, flat], f"{path}.products.flat")
                 return self.add("Gather", [products, self.weight(f"{path}.pairs", module.pairs.numpy())], path, axis=1)
-            case "Columns":
+            case "SelectColumns":
                 return self.add(
                     "Gather", [inputs[0], self.weight(f"{path}.columns", module.chosen.numpy())], path, axis=1
                 )
-            case "UnitLength":
+            case "L2Normalize":
                 squares = self.add("Mul", [inputs[0], inputs[0]], f"{path}.squares")
                 least = self.weight("least", np.array(1e-12, np.float32))
                 total = self.add("Max", [self._sum(squares, f"{path}.total", 1), least], f"{path}.least")

@@ -8,7 +8,6 @@ that id's column, regardless of the original operators (casts, masks, rows times
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,28 +19,37 @@ from pipelines.graph import edit, query
 from pipelines.graph.infer import infer_shapes
 from zoo.recommenders.data.encoding import Field
 from zoo.recommenders.data.features import Features
-from zoo.recommenders.importers.index_ops import gathered, sliced, transposed
-from zoo.recommenders.importers.inputs import Fed, feeds, known_ids, run
+from zoo.recommenders.importers.index_ops import gathered, is_matmul, sliced, transposed
+from zoo.recommenders.importers.inputs import InputSource, input_arrays, known_ids, run
 from zoo.recommenders.importers.values import OF_CODES, TINY, Array, Base, Layout, Writer
 
-RUNS = (3, 5)  # batch sizes by which shapes are told
+RUNS = (3, 5)  # batch sizes by which shapes are source
 UNARY = ("Relu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Neg", "Abs", "Erf", "Softplus", "LeakyRelu", "Elu", "Selu")
 BINARY = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "PRelu")
 VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout")
 
 
 class Rewriter(Writer):
-    """Writes one graph. fed: the old inputs by name. batch: rows as the features encode them, `RUNS` of them at least.
+    """Rewrites the graph of a ranker on the inputs of `Features`.
 
-    Raises RequestError where an id is beyond the table that it looks up.
+    Args:
+        model: Graph to rewrite; it is not changed.
+        features: Encoding of the rows.
+        sources: {input name: source of its entries}.
+        samples: Encoded rows, at least `max(RUNS)`.
+
+    Raises:
+        RequestError: An id exceeds the table that it looks up.
     """
 
     def __init__(
-        self, model: ir.Model, features: Features, fed: Mapping[str, Fed], samples: Mapping[str, Array]
+        self, model: ir.Model, features: Features, sources: Mapping[str, InputSource], samples: Mapping[str, Array]
     ) -> None:
         super().__init__(features, dict(model.opset_imports))
-        self.old, self.fed = model, fed
-        self.runs = [run(model, feeds(fed, {name: x[:n] for name, x in samples.items()}, features)) for n in RUNS]
+        self.old, self.sources = model, sources
+        self.runs = [
+            run(model, input_arrays(sources, {name: x[:n] for name, x in samples.items()}, features)) for n in RUNS
+        ]
         self._constants: dict[ir.Value, Array] = {}
         self._softmaxes: set[Base] = set()
         self.layouts: dict[ir.Value, Layout | Array | None] = {}  # None: sizes, which differ from batch to batch
@@ -54,13 +62,13 @@ class Rewriter(Writer):
         if "numbers" in self.inputs:
             numbers = self.base((self.features.shape[1],), lambda: self.inputs["numbers"])
         for value in self.old.graph.inputs:
-            told = self.fed[str(value.name)]
-            entries = np.empty(told.columns.shape, np.int64)
+            source = self.sources[str(value.name)]
+            entries = np.empty(source.columns.shape, np.int64)
             for place in np.ndindex(entries.shape):
-                column = int(told.columns[place])
-                if told.ids[place]:
+                column = int(source.columns[place])
+                if source.ids[place]:
                     known = codes[self.field(column).start]
-                    entries[place] = self.lookup(column, self._cast_table(known, told.dtype), True).first
+                    entries[place] = self.lookup(column, self._cast_table(known, source.dtype), True).first
                 else:
                     assert numbers is not None
                     entries[place] = numbers.first + column
@@ -154,7 +162,7 @@ class Rewriter(Writer):
             return sliced(x, layouts[1:])
         if op == "Gather":
             return self._gather(node, known)
-        if op in ("Gemm", "MatMul") or _is_product(node):
+        if op in ("Gemm", "MatMul") or is_matmul(node):
             return self._matrix(node, known)
         if op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceL2") and x is not None:
             return self._reduced(node, x)
@@ -483,11 +491,3 @@ class Rewriter(Writer):
             return self.node("ReduceSum", [self.written(stack), axis], "sum", keepdims=0)
 
         return self.base((len(flat),), make).entries().reshape(shape)
-
-
-def _is_product(node: ir.Node) -> bool:
-    """Whether an Einsum is a MatMul of matrices."""
-    if node.op_type != "Einsum":
-        return False
-    equation = node.attributes["equation"].as_string().replace(" ", "")
-    return re.fullmatch(r"(\w)(\w),\2(\w)->\1\3", equation) is not None

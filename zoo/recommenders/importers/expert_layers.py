@@ -38,7 +38,7 @@ class Expert:
     weights: ir.Value
     place: int
 
-    def beside(self, other: Expert) -> bool:
+    def is_parallel_to(self, other: Expert) -> bool:
         """Whether both read the same and are of one size and bias."""
         same = self.x0 is other.x0 and self.x is other.x and self.weights is other.weights
         return same and self.c.shape == other.c.shape and np.array_equal(self.bias, other.bias)
@@ -68,7 +68,7 @@ class MergeExperts(Rewrite):
         if gates is None or sorted(each.place for each in experts) != list(range(gates.weight.shape[1])):
             self.refuse(node, "experts are not all that a softmax of layers weighs")
             return 0
-        if gates.x is not first.x or any(not each.beside(first) for each in experts):
+        if gates.x is not first.x or any(not each.is_parallel_to(first) for each in experts):
             self.refuse(node, "experts read different values, or have biases or sizes of their own")
             return 0
         experts.sort(key=lambda each: each.place)

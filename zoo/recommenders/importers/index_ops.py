@@ -1,11 +1,13 @@
-"""Operators that only move entries (Transpose, GatherND, Slice), as index arithmetic on layouts."""
+"""Operators that only move entries (Transpose, GatherND, Slice), as index arithmetic on layouts; Einsum as MatMul."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from zoo.recommenders.importers.values import Array, Layout
 
@@ -62,3 +64,11 @@ def sliced(x: Array, known: Sequence[Any]) -> Array | None:
         cut[axis] = slice(start, end if abs(end) < 2**31 - 1 else None, step)
     whole = cut[0] in (slice(None), slice(0, None, 1))
     return x[tuple(cut[1:])] if whole else None
+
+
+def is_matmul(node: ir.Node) -> bool:
+    """Whether an Einsum is a MatMul of matrices."""
+    if node.op_type != "Einsum":
+        return False
+    equation = node.attributes["equation"].as_string().replace(" ", "")
+    return re.fullmatch(r"(\w)(\w),\2(\w)->\1\3", equation) is not None

@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Fed:
+class InputSource:
     """Source of the entries of one input of the imported graph: a column of the ids or of the numbers.
 
     Attributes:
@@ -39,11 +39,13 @@ def known_ids(field: Field) -> Array:
     return rows[:, None]
 
 
-def feeds(fed: Mapping[str, Fed], batch: Mapping[str, Array], features: Features) -> dict[str, Array]:
+def input_arrays(
+    sources: Mapping[str, InputSource], batch: Mapping[str, Array], features: Features
+) -> dict[str, Array]:
     """Computes the inputs of the imported graph from encoded rows.
 
     Args:
-        fed: {input name: source of its entries}.
+        sources: {input name: source of its entries}.
         batch: Encoded rows: {"ids": int32 [n, columns], "numbers": float32 [n, numbers]}.
         features: Encoding of the rows.
 
@@ -52,7 +54,7 @@ def feeds(fed: Mapping[str, Fed], batch: Mapping[str, Array], features: Features
     """
     found = {}
     codes = {each.start + at: known_ids(each)[:, 0] for each in features.fields for at in range(each.width)}
-    for name, each in fed.items():
+    for name, each in sources.items():
         out = np.zeros((len(next(iter(batch.values()))), *each.columns.shape), each.dtype)
         for place in np.ndindex(each.columns.shape):
             column = int(each.columns[place])

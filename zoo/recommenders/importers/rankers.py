@@ -33,29 +33,29 @@ from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import Column, Schema
 from zoo.recommenders.importers.canonicalize import RUNS, Rewriter
 from zoo.recommenders.importers.expert_layers import MergeExperts
-from zoo.recommenders.importers.inputs import Array, Fed, feeds, known_ids
+from zoo.recommenders.importers.inputs import Array, InputSource, input_arrays, known_ids
 from zoo.recommenders.lowering.expressions import (
     Crossed,
-    Curved,
     Dots,
     Expression,
     Factorization,
+    FloatVector,
+    L2Normalized,
     Linear,
     Numbers,
     Product,
     Total,
-    Unit,
-    below,
     parts_of,
+    subexpressions,
 )
 from zoo.recommenders.lowering.expressions import Field as Lookup
-from zoo.recommenders.lowering.graph_reader import Reader
+from zoo.recommenders.lowering.graph_reader import GraphReader
 
 RANKER = "ranker.onnx"
 GENERIC = "ranker"
 CALIBRATION_ROWS = 4096
-AGREES = 1e-6  # of probabilities
-PLAIN = {  # the operators of the families
+TOLERANCE = 1e-6  # of probabilities
+FAMILY_OPERATORS = {  # the operators of the families
     *("Gather", "Slice", "Concat", "Reshape", "Gemm", "MatMul", "Add", "Sum", "Relu", "Mul", "Sub", "ReduceSum"),
     *("ReduceMax", "Sigmoid", "Max", "Sqrt", "Div", "Transpose", "Identity", "PRelu", "LeakyRelu", "Tanh", "Softmax"),
 }
@@ -242,7 +242,9 @@ def _is_matrix(model: ir.Model) -> bool:
     return shape is not None and len(shape) == 2 and (shape[1] or 0) > 1
 
 
-def _fed(model: ir.Model, features: Features, names: Sequence[str], path: str | Path) -> dict[str, Fed]:
+def _input_sources(
+    model: ir.Model, features: Features, names: Sequence[str], path: str | Path
+) -> dict[str, InputSource]:
     """Source of every input. Raises RequestError if it does not fit the shape or type of the input."""
     fields = {each.name: each for each in features.fields}
     numbers = {each.name: at for at, each in enumerate(features.numbers)}
@@ -277,7 +279,7 @@ def _fed(model: ir.Model, features: Features, names: Sequence[str], path: str | 
                 f"{path}: the input {value.name} is {dtype.name.lower()}, but the schema says it is a number"
             )
         own = (len(columns),) if len(shape) == 2 else ()
-        found[str(value.name)] = Fed(np.array(columns).reshape(own), ids.reshape(own), dtype.numpy())
+        found[str(value.name)] = InputSource(np.array(columns).reshape(own), ids.reshape(own), dtype.numpy())
     return found
 
 
@@ -299,10 +301,10 @@ def _written(
     path: str | Path,
 ) -> Ranker:
     """The graph in the families' forms, or else as it is behind other inputs; compared with the export."""
-    fed = _fed(model, features, _chosen(model, features.schema, columns, path), path)
+    sources = _input_sources(model, features, _chosen(model, features.schema, columns, path), path)
     try:
         (truth,) = reference_session.run(
-            reference_session.session(model, "reading it needs"), feeds(fed, rows, features), "ids"
+            reference_session.session(model, "reading it needs"), input_arrays(sources, rows, features), "ids"
         )
     except RequestError as error:
         raise RequestError(f"{path} cannot score the rows, as the schema encodes them: {one_line(error)}") from error
@@ -315,18 +317,18 @@ def _written(
     few = {name: np.resize(x, (max(RUNS), x.shape[1])) for name, x in rows.items()}
     why = ""
     try:
-        rewriter = Rewriter(model, features, fed, few)
+        rewriter = Rewriter(model, features, sources, few)
         made = rewriter.rewrite(output)
         driver.rewrite(made, [FoldConstants(), FoldBatchNorm(), FuseLinear(), MergeExperts()])
         difference = _difference(made, rows, truth)
-        if difference > AGREES:
+        if difference > TOLERANCE:
             why = f"written again it differs by {difference:.1e}"
     except RequestError as error:
         if "but its table" in str(error):
             raise RequestError(f"{path}: {error}") from error
         why = str(error)
     if why:
-        made = _behind(model, features, fed, output)
+        made = _wrapped(model, features, sources, output)
         difference = _difference(made, rows, truth)
         return Ranker(made, features, GENERIC, f"mapped as any graph: {why}", rows, difference)
     family, told, features = family_of(made, features)
@@ -351,7 +353,7 @@ def _unread_scales(model: ir.Model, features: Features) -> set[str]:
     return {each.name for each in features.fields if each.scale >= 0 and each.scale not in read}
 
 
-def _behind(model: ir.Model, features: Features, fed: dict[str, Fed], output: ir.Value) -> ir.Model:
+def _wrapped(model: ir.Model, features: Features, sources: dict[str, InputSource], output: ir.Value) -> ir.Model:
     """The old graph as it is, its inputs made of the features'."""
     made = model.clone()
     main, taken = made.graph, query.used_names(made.graph)
@@ -373,7 +375,7 @@ def _behind(model: ir.Model, features: Features, fed: dict[str, Fed], output: ir
         return nodes[-1].outputs[0]
 
     codes = {each.start: known_ids(each)[:, 0] for each in features.fields}
-    for value, told in zip(old, fed.values(), strict=True):
+    for value, told in zip(old, sources.values(), strict=True):
         kind, parts = ir.DataType.from_numpy(told.dtype), []
         for is_id, column in zip(told.ids.ravel(), told.columns.ravel(), strict=True):
             at = edit.initializer(main, "columns.at", np.array([column]), taken)
@@ -415,24 +417,24 @@ def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
     Returns:
         (family, reason, features with towers); the family is `GENERIC` if no family matches.
     """
-    strange = sorted({each.op_type for each in model.graph} - PLAIN)
+    strange = sorted({each.op_type for each in model.graph} - FAMILY_OPERATORS)
     if strange:
         many = "s" * (len(strange) > 1)
         return GENERIC, f"mapped as any graph: no family here has the operator{many} {', '.join(strange)}", features
-    reader = Reader()
+    reader = GraphReader()
     try:
         infer_shapes(model)
         result = reader.read(model.graph.outputs[0])
     except RequestError as error:
         return GENERIC, f"mapped as any graph: {error}", features
-    found = {type(each): each for each in below(result)}
+    found = {type(each): each for each in subexpressions(result)}
     terms = [term for term, _ in result.terms] if isinstance(result, Total) else []
     deep = [
-        any(isinstance(each, Curved) or (isinstance(each, Linear) and each.relu) for each in below(term))
+        any(isinstance(each, FloatVector) or (isinstance(each, Linear) and each.relu) for each in subexpressions(term))
         for term in terms
     ]
     if isinstance(product := found.get(Product), Product):
-        if isinstance(product.x, Unit) and isinstance(product.y, Unit):
+        if isinstance(product.x, L2Normalized) and isinstance(product.y, L2Normalized):
             features = _with_towers(model, features, reader, [product.x, product.y])
             return "two-tower", "its result is the dot product of two networks that read different columns", features
     elif Dots in found:
@@ -451,7 +453,7 @@ def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
     )
 
 
-def _with_towers(model: ir.Model, features: Features, reader: Reader, sides: list[Expression]) -> Features:
+def _with_towers(model: ir.Model, features: Features, reader: GraphReader, sides: list[Expression]) -> Features:
     """Give the graph the results `user` and `item`, and the features the towers that its columns are of.
 
     Which is the item's: as the schema says, else the second of the two.
@@ -471,8 +473,8 @@ def _with_towers(model: ir.Model, features: Features, reader: Reader, sides: lis
 
 def _columns_of(x: Expression, features: Features) -> set[str]:
     """The columns of the log that a value is computed from."""
-    ids = {each.column for each in below(x) if isinstance(each, Lookup)}
-    numbers = {column for each in below(x) if isinstance(each, Numbers) for column in each.columns}
+    ids = {each.column for each in subexpressions(x) if isinstance(each, Lookup)}
+    numbers = {column for each in subexpressions(x) if isinstance(each, Numbers) for column in each.columns}
     return {each.name for each in features.fields if each.start in ids} | {
         each.name for at, each in enumerate(features.numbers) if at in numbers
     }

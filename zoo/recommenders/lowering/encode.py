@@ -11,14 +11,14 @@ from pipelines.kernels.recommenders import steps
 from pipelines.kernels.recommenders.steps import CODES, SLACK
 from pipelines.quantization.calibration.table import CalibrationTable
 from zoo.recommenders.lowering.expressions import Dots, Expression, Field
-from zoo.recommenders.lowering.graph_reader import Reader
+from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import largest, positive
-from zoo.recommenders.lowering.plan import HEADROOM, Plan
+from zoo.recommenders.lowering.plan import HEADROOM, LoweringPlan
 
 Key = tuple[int, int, str, int]  # column, count, pooling, mean of a field
 
 
-class Codes(Plan):
+class CodeLayout(LoweringPlan):
     """A plan with the `slots` and first `steps` of its program.
 
     Attributes:
@@ -28,7 +28,9 @@ class Codes(Plan):
         RequestError: An expression is not supported.
     """
 
-    def __init__(self, reader: Reader, table: CalibrationTable, caches: Mapping[str, int], coarse: bool = True) -> None:
+    def __init__(
+        self, reader: GraphReader, table: CalibrationTable, caches: Mapping[str, int], coarse: bool = True
+    ) -> None:
         super().__init__(reader, table, caches, coarse)
         self.slots: list[tuple[str, int]] = []
         self.steps: list[steps.Step] = []
@@ -47,7 +49,7 @@ class Codes(Plan):
         keys: dict[Key, list[Field]] = {}
         for part in sorted(self.raw, key=lambda each: order[each] if each in needed else len(self.groups)):
             keys.setdefault(_key(part), []).append(part)
-        even = max((self._reach(each) for each in self.even), default=0.0) / CODES
+        even = max((self._max_magnitude(each) for each in self.even), default=0.0) / CODES
         scale = {each: even for each in self.even}
         position = 0
         before = self._before_numbers(keys)
@@ -55,12 +57,12 @@ class Codes(Plan):
             if number == before:
                 self._numbers_at, position = position, position + numbers
             for each in fields:
-                self._at[each] = (position, scale.get(each) or positive(self._reach(each) / CODES))
+                self._at[each] = (position, scale.get(each) or positive(self._max_magnitude(each) / CODES))
                 position += each.width
         if before == len(keys):
             self._numbers_at, position = position, position + numbers
         for piece in (*self.spread, *self._ordered_pieces()):
-            self._at[piece] = (position, scale.get(piece) or positive(self._reach(piece) / CODES))
+            self._at[piece] = (position, scale.get(piece) or positive(self._max_magnitude(piece) / CODES))
             position += piece.width
         self.x = self._slot("i2", max(position, 1))
         self._codes_width = position

@@ -79,11 +79,11 @@ class Leaky(Expression):
     bounded: ClassVar[bool] = False
 
     def sources(self) -> list[Expression]:
-        """See `Curved`."""
+        """See `FloatVector`."""
         return [self.x]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """Creates the step from the buffer of `x` to the buffer `out`, see `Curved`."""
+        """Creates the step from the buffer of `x` to the buffer `out`, see `FloatVector`."""
         return steps.Leaky(sources[0], out, self.slope.astype(np.float32))
 
 
@@ -96,11 +96,11 @@ class Tanh(Expression):
     bounded: ClassVar[bool] = True
 
     def sources(self) -> list[Expression]:
-        """See `Curved`."""
+        """See `FloatVector`."""
         return [self.x]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """Creates the step from the buffer of `x` to the buffer `out`, see `Curved`."""
+        """Creates the step from the buffer of `x` to the buffer `out`, see `FloatVector`."""
         return steps.Tanh(sources[0], out)
 
 
@@ -114,11 +114,11 @@ class Gated(Expression):
     bounded: ClassVar[bool] = True
 
     def sources(self) -> list[Expression]:
-        """See `Curved`."""
+        """See `FloatVector`."""
         return [self.x, self.gates]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """Creates the step from the buffers of `x` and the gates to the buffer `out`, see `Curved`."""
+        """Creates the step from the buffers of `x` and the gates to the buffer `out`, see `FloatVector`."""
         return steps.Mixture(sources[0], sources[1], out)
 
 
@@ -132,11 +132,11 @@ class GatedSum(Expression):
     bounded: ClassVar[bool] = False
 
     def sources(self) -> list[Expression]:
-        """See `Curved`."""
+        """See `FloatVector`."""
         return [*self.vectors, self.gates]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """Creates the step from the buffers of experts and gates to the buffer `out`, see `Curved`."""
+        """Creates the step from the buffers of experts and gates to the buffer `out`, see `FloatVector`."""
         return steps.GatedSum(tuple(sources[:-1]), sources[-1], out, is_relu(self.vectors[0]))
 
 
@@ -178,7 +178,7 @@ class Factorization(Expression):
 
 
 @dataclass(frozen=True, eq=False)
-class Unit(Expression):
+class L2Normalized(Expression):
     """x / sqrt(max(|x|^2 + epsilon, least))."""
 
     x: Expression
@@ -217,7 +217,7 @@ class Vectors(Expression):
 
 
 @dataclass(frozen=True, eq=False)
-class Times(Expression):
+class ElementwiseProduct(Expression):
     """x y, element by element."""
 
     x: Expression
@@ -243,7 +243,7 @@ class Softmax(Expression):
 
 
 @dataclass(frozen=True, eq=False)
-class Shares(Expression):
+class WeightedVectors(Expression):
     """Vectors, each times its part of softmax(gates): [n, vectors, width]."""
 
     vectors: list[Expression]
@@ -251,7 +251,7 @@ class Shares(Expression):
 
 
 @dataclass(frozen=True, eq=False)
-class Means(Expression):
+class MeanScale(Expression):
     """A column of `scales`."""
 
     column: int
@@ -259,12 +259,12 @@ class Means(Expression):
 
 # Vectors that one step computes as floats. sources(): the layers that the step reads, before a ReLU where they end in
 # one. step(buffers of the sources, buffer of the result): the step. bounded: all results are within [-1, 1].
-Curved = Leaky | Tanh | Gated | GatedSum
+FloatVector = Leaky | Tanh | Gated | GatedSum
 
 
 def is_value(x: Expression) -> bool:
     """Whether `x` is one of the values that layers read."""
-    return isinstance(x, Numbers | Field | Concat | Linear | Curved | Crossed | Dots | Unit)
+    return isinstance(x, Numbers | Field | Concat | Linear | FloatVector | Crossed | Dots | L2Normalized)
 
 
 def is_relu(x: Expression) -> bool:
@@ -312,7 +312,7 @@ def gated_sum(vectors: Sequence[Expression], gates: Linear, value: str) -> Gated
         The sum; None unless all experts are layers of one width, and all or none of them end in a ReLU.
     """
     width = vectors[0].width
-    alike = all(isinstance(x, Linear | Curved) and x.width == width for x in vectors)
+    alike = all(isinstance(x, Linear | FloatVector) and x.width == width for x in vectors)
     if not alike or len(vectors) != gates.width or len({is_relu(x) for x in vectors}) > 1:
         return None
     return GatedSum(width, list(vectors), gates, value)
@@ -351,7 +351,7 @@ def layer_of(x: Expression) -> Linear | None:
     return Linear(x.width, source, weight, np.zeros(x.width) + by, False, numbers.value)
 
 
-def below(x: Expression) -> Iterator[Expression]:
+def subexpressions(x: Expression) -> Iterator[Expression]:
     """`x` and all that it is computed from, each once."""
     waiting, met = [x], {x}
     while waiting:
@@ -380,10 +380,10 @@ def stacked(x: Expression | None, form: str = "stack") -> list[Expression] | Non
 
 def square_of(x: Expression) -> Expression | None:
     """Operand of a square."""
-    return x.x if isinstance(x, Times) and x.x is x.y else None
+    return x.x if isinstance(x, ElementwiseProduct) and x.x is x.y else None
 
 
-def crossed_with(product: Times, state: Expression, name: str) -> Expression | None:
+def crossed_with(product: ElementwiseProduct, state: Expression, name: str) -> Expression | None:
     """Recognizes a layer of a cross network, x_{l+1} = x_0 u_l + x_l (Wang et al. 2021, "DCN V2").
 
     Args:
@@ -415,7 +415,7 @@ def times(x: Expression, y: Expression) -> Expression:
     a, b = stacked(x), stacked(y)
     if a and b and len(a) == len(b):
         return Vectors(x.width, [times(v, w) for v, w in zip(a, b, strict=True)])
-    return Times(x.width, x, y)
+    return ElementwiseProduct(x.width, x, y)
 
 
 def scaled(x: Expression, factor: Array) -> Expression | None:

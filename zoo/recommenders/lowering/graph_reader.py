@@ -13,26 +13,26 @@ from pipelines.graph import query
 from zoo.recommenders.lowering.expressions import (
     Array,
     Concat,
-    Curved,
     Dots,
+    ElementwiseProduct,
     Expression,
     Factorization,
     Field,
+    FloatVector,
     Gated,
+    L2Normalized,
     Leaky,
     Linear,
-    Means,
+    MeanScale,
     Numbers,
     Product,
-    Shares,
     Shifted,
     Softmax,
     SquareSum,
     Tanh,
-    Times,
     Total,
-    Unit,
     Vectors,
+    WeightedVectors,
     added,
     columns_of,
     crossed_with,
@@ -55,7 +55,7 @@ VIEWS = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast")
 
 
 @dataclass
-class Reader:
+class GraphReader:
     """Reads values of a graph as expressions, each value once.
 
     Attributes:
@@ -174,7 +174,7 @@ class Reader:
         if isinstance(x, Softmax) and x.times == 1:
             return x
         stack, count = stacked(x), _static(value, 1)
-        if rank == 3 and isinstance(x, Linear | Curved):
+        if rank == 3 and isinstance(x, Linear | FloatVector):
             if count == 1:
                 return Vectors(x.width, [x])
             fits = isinstance(x, Linear) and count and x.width == count * (_static(value, 2) or 0)
@@ -199,7 +199,7 @@ class Reader:
                 if self.scales not in (None, source):
                     return None
                 self.scales = source
-                return Means(1, picked[0])
+                return MeanScale(1, picked[0])
             x = self.read(source)
             assert isinstance(x, Numbers)
             return Numbers(len(picked), [x.columns[each] for each in picked], x.factor[picked])
@@ -337,13 +337,20 @@ class Reader:
             total = total_of(x)
             if total is not None and constant.size == 1:
                 return replace(total, bias=total.bias + float(constant.item()))
-            if (isinstance(x, Times | Shifted) or is_value(x)) and constant.size in (1, x.width) and x.width > 1:
+            if (
+                (isinstance(x, ElementwiseProduct | Shifted) or is_value(x))
+                and constant.size in (1, x.width)
+                and x.width > 1
+            ):
                 return shifted(x, constant.astype(np.float64).ravel())
             return None
         x, y = (self.read(each) for each in node.inputs)
         for a, b in ((x, y), (y, x)):
             (product, by), (state, more) = unshifted(a), unshifted(b)
-            if isinstance(product, Times) and (crossed := crossed_with(product, state, str(value.name))) is not None:
+            if (
+                isinstance(product, ElementwiseProduct)
+                and (crossed := crossed_with(product, state, str(value.name))) is not None
+            ):
                 return shifted(crossed, by + more)
         first, second = layer_of(x), layer_of(y)
         if (
@@ -381,7 +388,7 @@ class Reader:
                 return scaled(self.read(node.inputs[1 - at]), constant.astype(np.float64).ravel())
         x, y = (self.read(each) for each in node.inputs)
         for part, mean in ((x, y), (y, x)):
-            if isinstance(mean, Means):
+            if isinstance(mean, MeanScale):
                 if not isinstance(part, Field) or part.pool != "sum":
                     return None
                 return replace(part, pool="mean", mean=mean.column, value=str(value.name))
@@ -392,7 +399,7 @@ class Reader:
             if isinstance(weights, Softmax) and (experts := stacked(part)):
                 column = query.dimensions(node.inputs[at])
                 fits = column is not None and column[1:] == [len(experts), 1]
-                return Shares(part.width, experts, weights.x) if fits else None
+                return WeightedVectors(part.width, experts, weights.x) if fits else None
         for at, vector, single in ((1, x, y), (0, y, x)):  # x_0 (w . x), a cross layer with a vector
             if single.width == 1 < vector.width and (layer := sum_of_layers(single, str(node.inputs[at].name))):  # type: ignore[union-attr]
                 same = np.ones((1, vector.width))
@@ -410,7 +417,7 @@ class Reader:
             return scaled(x, 1 / constant.astype(np.float64).ravel())
         norm = self.read(node.inputs[1])
         if isinstance(norm, SquareSum) and norm.root and norm.x is x:
-            return Unit(x.width, x, norm.epsilon, norm.least)
+            return L2Normalized(x.width, x, norm.epsilon, norm.least)
         return None
 
     def _sqrt(self, node: ir.Node, value: ir.Value) -> Expression | None:
@@ -432,7 +439,7 @@ class Reader:
             return None
         axis = axes[0] % rank
         stack = stacked(x)
-        if isinstance(x, Shares):
+        if isinstance(x, WeightedVectors):
             return gated_sum(x.vectors, x.gates, str(value.name)) if axis == 1 else None
         if rank == 3 and axis == 1 and stack:
             pooled = self._pooled(x, "sum", value)
@@ -447,7 +454,7 @@ class Reader:
             return replace(x, width=1)
         if (root := square_of(x)) is not None:
             return SquareSum(1, root)
-        if isinstance(x, Times):
+        if isinstance(x, ElementwiseProduct):
             return Product(1, x.x, x.y)
         return Linear(1, x, np.ones((x.width, 1)), np.zeros(1), False, str(value.name)) if is_value(x) else None
 

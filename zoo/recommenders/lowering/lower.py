@@ -24,25 +24,25 @@ from pipelines.kernels.recommenders.steps import CODES
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq.scales import activation_qparams
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.recommenders.lowering.encode import Codes
+from zoo.recommenders.lowering.encode import CodeLayout
 from zoo.recommenders.lowering.expressions import (
     Crossed,
-    Curved,
     Dots,
     Expression,
     Factorization,
     Field,
+    FloatVector,
+    L2Normalized,
     Linear,
     Numbers,
     Product,
     Total,
-    Unit,
     parts_of,
     total_of,
 )
-from zoo.recommenders.lowering.graph_reader import Reader
+from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import FINEST, dense_layer, mixed_layer, positive
-from zoo.recommenders.lowering.plan import HEADROOM, Group
+from zoo.recommenders.lowering.plan import HEADROOM, LayerGroup
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -51,9 +51,7 @@ SAMPLES = 64  # random ones, to learn which units of hidden layers are seldom ac
 FLOAT = 1e-9  # the finest step of a result that stays float
 
 
-def fold_program(
-    model: ir.Model, table: CalibrationTable, recipe: QuantRecipe
-) -> tuple[ir.Model | None, dict[str, Any]]:
+def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tuple[ir.Model | None, dict[str, Any]]:
     """Lowers a rewritten float model to one `ClickProgram`.
 
     Supports the structures of Wide & Deep, DeepFM, DCN V2, DLRM and two-tower models, see
@@ -77,7 +75,7 @@ def fold_program(
     table.require(model)
     found = model.clone()
     infer_shapes(found)
-    reader = Reader()
+    reader = GraphReader()
     try:
         if not recipe.quantize_tables:
             raise RequestError("the recipe keeps tables float")
@@ -110,7 +108,7 @@ def fold_program(
     return result, {"fold": True, "reason": reason, "layers": layers, "refused": {}}
 
 
-class Compiler(Codes):
+class Compiler(CodeLayout):
     """Compiles expressions to a `ClickProgram`. With `coarse`, large layers and tables may use bytes.
 
     `orders` are the orders of the units of hidden layers in their buffers, where not the natural ones.
@@ -121,7 +119,7 @@ class Compiler(Codes):
 
     def __init__(
         self,
-        reader: Reader,
+        reader: GraphReader,
         table: CalibrationTable,
         caches: Mapping[str, int],
         coarse: bool = True,
@@ -155,7 +153,7 @@ class Compiler(Codes):
     def _output(self, x: Expression) -> int:
         if isinstance(x, Total):
             return self._total(x)
-        if isinstance(x, Unit):
+        if isinstance(x, L2Normalized):
             return self._floats(x)
         raise RequestError("an output is no probability, logit or vector of length one")
 
@@ -172,17 +170,17 @@ class Compiler(Codes):
                     for part in parts_of(term.x):
                         rows = term.weight[start : start + part.width, 0] * factor
                         start += part.width
-                        if isinstance(part, Linear | Curved) and self.forms[part] & {"u1", "i2"}:
+                        if isinstance(part, Linear | FloatVector) and self.forms[part] & {"u1", "i2"}:
                             terms.append((self._hidden_term(part, rows), 1.0))
                         elif isinstance(part, Crossed):
                             terms.append((self._cross_total(part, rows), 1.0))
                         else:
-                            for at, scale, row in self._places(part):
+                            for at, scale, row in self._code_positions(part):
                                 weights[at] += rows[row] * scale
                 case Field() if term not in self.raw:
                     looked_up.append((term, factor))
                 case Field() | Numbers():
-                    for at, scale, _ in self._places(term):
+                    for at, scale, _ in self._code_positions(term):
                         weights[at] += factor * scale
                 case Factorization():
                     scale = self._at[term.vectors[0]][1]
@@ -221,7 +219,7 @@ class Compiler(Codes):
         self.steps.append(steps.Weighted(slot, first, weight.astype(np.float32), out))
         return out
 
-    def _places(self, part: Expression, own: bool = False) -> Iterator[tuple[int, float, int]]:
+    def _code_positions(self, part: Expression, own: bool = False) -> Iterator[tuple[int, float, int]]:
         """(position among the codes, scale, column of `part`) of each of its columns; own: of codes that no other
         column has.
         """
@@ -229,27 +227,27 @@ class Compiler(Codes):
             for row, (column, factor) in enumerate(zip(part.columns, part.factor, strict=True)):
                 yield self._numbers_at + column, self._number_scale * float(factor), row
             return
-        self._piece(part)
+        self._write_piece(part)
         position, scale = self._at[part]
         for row in range(part.width):
             yield position + row, scale, row
 
-    def _piece(self, part: Expression) -> None:
+    def _write_piece(self, part: Expression) -> None:
         """Have a computed vector stand among the codes."""
         if part not in self.pieces or (part, "piece") in self._made:
             return
         for before in self._ordered_pieces():  # they are written in order
             if before is part:
                 break
-            self._piece(before)
+            self._write_piece(before)
         self._made[part, "piece"] = (self.x, 1.0)
         position, scale = self._at[part]
-        if isinstance(part, Linear | Curved):
+        if isinstance(part, Linear | FloatVector):
             relu = isinstance(part, Linear) and part.relu
             self.steps.append(steps.Quantize(self._floats(part), self.x, position, 1 / scale, relu))
         elif isinstance(part, Dots):
             for vector in part.vectors:
-                self._piece(vector)
+                self._write_piece(vector)
             size, width = len(part.vectors), part.vectors[0].width
             order = [(i, j) for i in range(size) for j in range(i)]
             if [tuple(sorted(each, reverse=True)) for each in part.pairs] != order:
@@ -260,7 +258,7 @@ class Compiler(Codes):
             self.steps.append(steps.Dots(self.x, self.x, position, at, width, factor))
 
     def _floats(self, x: Expression) -> int:
-        if isinstance(x, Unit):
+        if isinstance(x, L2Normalized):
             if (x, "f4") not in self._made:
                 slot = self._floats(x.x)
                 out = self._slot("f4", x.width)
@@ -268,12 +266,12 @@ class Compiler(Codes):
                 self.steps.append(steps.Normalize(slot, out, x.epsilon, x.least, relu))
                 self._made[x, "f4"] = (out, 1.0)
             return self._made[x, "f4"][0]
-        assert isinstance(x, Linear | Curved)
+        assert isinstance(x, Linear | FloatVector)
         return self._result(x, "f4")[0]
 
-    def _result(self, x: Linear | Curved, form: str) -> tuple[int, float]:
+    def _result(self, x: Linear | FloatVector, form: str) -> tuple[int, float]:
         """(buffer, scale) of a layer's result; before its Relu in the form "f4"."""
-        if (x, form) not in self._made and isinstance(x, Curved):
+        if (x, form) not in self._made and isinstance(x, FloatVector):
             if form == "f4":
                 out, unit = self._curved(x), 1.0
             else:
@@ -285,7 +283,7 @@ class Compiler(Codes):
             single = parts[0] if len(parts) == 1 else None
             if isinstance(single, Linear) and single.relu and self._coarse(x):
                 self._dense(x, single, form)
-            elif isinstance(single, Linear | Curved):
+            elif isinstance(single, Linear | FloatVector):
                 slot, scale = self._result(single, "i2")
                 rows = [(at, scale, row) for at, row in enumerate(self._order(single).tolist())]
                 self._mixed([x], slot, rows, [])
@@ -293,14 +291,14 @@ class Compiler(Codes):
                 self._group(self.groups[tuple(map(id, parts))])
         return self._made[x, form]
 
-    def _curved(self, x: Curved) -> int:
+    def _curved(self, x: FloatVector) -> int:
         """The buffer of a vector that is computed as floats."""
         sources = [self._floats(source) for source in x.sources()]
         out = self._slot("f4", x.width)
         self.steps.append(x.step(sources, out))
         return out
 
-    def _order(self, x: Linear | Curved) -> Array:
+    def _order(self, x: Linear | FloatVector) -> Array:
         """Which unit of a layer stands where in its buffers."""
         order = self._orders.get(x)
         return np.arange(x.width) if order is None else order
@@ -333,7 +331,7 @@ class Compiler(Codes):
         buffers = reference.buffers(program, ids, numbers, scales)
         return {x: np.argsort(-(buffers[slot] > 0).sum(axis=0), kind="stable") for x, slot in hidden.items()}
 
-    def _unit(self, x: Linear | Curved, form: str) -> float:
+    def _unit(self, x: Linear | FloatVector, form: str) -> float:
         """The scale of a layer's result in this form."""
         if form == "u1":
             observed = self.table.tensors.get(x.value)
@@ -357,7 +355,7 @@ class Compiler(Codes):
         self.steps.append(steps.Dense(slot, out, dense_layer(weight[:, order], x.bias[order], scale, unit, form)))
         self._made[x, form] = (out, unit)
 
-    def _hidden_term(self, part: Linear | Curved, rows: Floats) -> int:
+    def _hidden_term(self, part: Linear | FloatVector, rows: Floats) -> int:
         """A hidden layer's share of the logit."""
         rows = rows[self._order(part)]
         if "i2" in self.forms[part]:
@@ -393,7 +391,7 @@ class Compiler(Codes):
             weight, slot = np.zeros(self._codes_width, np.float32), self._slot("f4", 1)
             start = 0
             for part in parts_of(x.x):
-                for at, scale, row in self._places(part, own=True):
+                for at, scale, row in self._code_positions(part, own=True):
                     weight[at] += total[start + row] * scale
                 start += part.width
         self.steps.append(steps.Cross(self.x, change, state, first, 1 / grown, out, slot, weight))
@@ -407,7 +405,7 @@ class Compiler(Codes):
 
     # --- layers on codes
 
-    def _group(self, group: Group) -> None:
+    def _group(self, group: LayerGroup) -> None:
         rows: list[tuple[int, float, int]] = []
         slot, start, folded = self.x, 0, []
         for part in group.parts:
@@ -415,13 +413,13 @@ class Compiler(Codes):
                 slot, grown = self._cross(part)
                 inner = 0
                 for each in parts_of(part.x):
-                    rows += [(at, scale * grown, inner + row) for at, scale, row in self._places(each, True)]
+                    rows += [(at, scale * grown, inner + row) for at, scale, row in self._code_positions(each, True)]
                     inner += each.width
             elif part in group.folded:
                 assert isinstance(part, Field)
                 folded.append((part, start))
             else:
-                rows += [(at, scale, start + row) for at, scale, row in self._places(part)]
+                rows += [(at, scale, start + row) for at, scale, row in self._code_positions(part)]
             start += part.width
         self._mixed(group.layers, slot, rows, folded)
 
@@ -492,7 +490,7 @@ class Compiler(Codes):
         weight, bias = np.zeros((len(layer.weight), self._codes_width)), np.zeros(self._codes_width)
         start = 0
         for part in parts_of(crossed.x):
-            for at, _, row in self._places(part, own=True):
+            for at, _, row in self._code_positions(part, own=True):
                 weight[:, at], bias[at] = layer.weight[:, start + row], layer.bias[start + row]
             start += part.width
         return weight, bias

@@ -15,20 +15,20 @@ from pipelines.quantization.calibration.table import CalibrationTable
 from zoo.recommenders.lowering.expressions import (
     Concat,
     Crossed,
-    Curved,
     Dots,
     Expression,
     Factorization,
     Field,
+    FloatVector,
     GatedSum,
+    L2Normalized,
     Linear,
     Numbers,
     Product,
     Total,
-    Unit,
     parts_of,
 )
-from zoo.recommenders.lowering.graph_reader import Reader
+from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import largest
 
 Floats = NDArray[np.float64]
@@ -68,7 +68,7 @@ class Decision:
 
 
 @dataclass(eq=False)
-class Group:
+class LayerGroup:
     """Linear layers with the same inputs: one step, with one folded table for all of them."""
 
     parts: list[Expression]
@@ -76,7 +76,7 @@ class Group:
     folded: list[Field] = field(default_factory=list)
 
 
-class Plan:
+class LoweringPlan:
     """Requirements of the expressions of a program, and the fields to fold.
 
     With `coarse`, large layers and tables may use bytes.
@@ -85,11 +85,13 @@ class Plan:
         RequestError: An expression is not supported.
     """
 
-    def __init__(self, reader: Reader, table: CalibrationTable, caches: Mapping[str, int], coarse: bool = True) -> None:
+    def __init__(
+        self, reader: GraphReader, table: CalibrationTable, caches: Mapping[str, int], coarse: bool = True
+    ) -> None:
         self.reader, self.table, self.caches, self.coarse = reader, table, caches, coarse
         self.decisions: dict[str, Decision] = {}
-        self.groups: dict[tuple[int, ...], Group] = {}
-        self.forms: dict[Linear | Curved, set[str]] = {}  # how a layer's result is read: "u1", "i2", "f4", "piece"
+        self.groups: dict[tuple[int, ...], LayerGroup] = {}
+        self.forms: dict[Linear | FloatVector, set[str]] = {}  # how a layer's result is read: "u1", "i2", "f4", "piece"
         self.raw: dict[Field, None] = {}  # whose codes are needed, in order
         self.summed: dict[Field, None] = {}  # terms of logits
         self.even: dict[Expression, None] = {}  # vectors whose codes share one scale
@@ -153,9 +155,9 @@ class Plan:
                     self._visit_vector(vector)
                 if isinstance(x, Dots):
                     self.pieces[x] = None
-            case Unit():
+            case L2Normalized():
                 self._visit_float(x.x, relu=True)
-            case _ if isinstance(x, Curved):
+            case _ if isinstance(x, FloatVector):
                 for source in x.sources():
                     self._visit_float(source, relu=isinstance(x, GatedSum) and source is not x.gates)
             case Product():
@@ -171,7 +173,7 @@ class Plan:
                 self.raw[x] = None
             case Numbers():
                 self.spread[x] = None
-            case _ if isinstance(x, Linear | Curved):
+            case _ if isinstance(x, Linear | FloatVector):
                 self.forms.setdefault(x, set()).add("piece")
                 self.pieces[x] = None
             case _:
@@ -184,7 +186,7 @@ class Plan:
             if x.relu and not relu:
                 raise RequestError(f"{x.value} is read as floats after a Relu")
             self.forms.setdefault(x, set()).add("f4")
-        elif not isinstance(x, Unit | Curved):
+        elif not isinstance(x, L2Normalized | FloatVector):
             raise RequestError("a product of other than layers' results")
         self._visit(x)
 
@@ -194,7 +196,7 @@ class Plan:
         term = x in self._terms
         for part in parts:
             form = ""
-            if isinstance(part, Curved):
+            if isinstance(part, FloatVector):
                 form = "i2" if single is part or term else "piece"
                 self.forms.setdefault(part, set()).add(form)
             elif isinstance(part, Linear):
@@ -209,15 +211,15 @@ class Plan:
                 self._uses.setdefault(part, set()).add("total" if term else "codes")
             elif isinstance(part, Field) and term:
                 self.raw[part] = None
-            elif not isinstance(part, Field | Numbers | Dots | Linear | Curved):
+            elif not isinstance(part, Field | Numbers | Dots | Linear | FloatVector):
                 raise RequestError(f"the layer {x.value} reads what has no codes")
             start += part.width
             self._visit(part)
-        if not term and not isinstance(single, Linear | Curved):
+        if not term and not isinstance(single, Linear | FloatVector):
             if any(isinstance(part, Crossed) for part in parts) and single is None:
                 raise RequestError(f"the layer {x.value} reads a cross network and more")
             key = tuple(map(id, parts))
-            self.groups.setdefault(key, Group(parts, [])).layers.append(x)
+            self.groups.setdefault(key, LayerGroup(parts, [])).layers.append(x)
 
     def _decide(self) -> None:
         """Choose the fields that are folded: the bytes of their rows against products, for the tables that they make in
@@ -266,7 +268,7 @@ class Plan:
             estimate = {"gemm": round(times[0], 3), "rows": round(times[1], 3)}
             self.decisions[group.layers[0].value] = Decision(bool(folded), reason, table_bytes, macs, estimate)
 
-    def _row(self, group: Group) -> int:
+    def _row(self, group: LayerGroup) -> int:
         """Columns of the folded table."""
         return sum(-(-each.width // COLUMNS) * COLUMNS * self._outs(each) for each in group.layers)
 
@@ -278,13 +280,13 @@ class Plan:
         forms = {"f4" if form == "piece" else form for form in self.forms.get(layer, ())}
         return max(len(forms), 1)
 
-    def _pays(self, group: Group, part: Field, level: str) -> bool:
+    def _pays(self, group: LayerGroup, part: Field, level: str) -> bool:
         rows = self._row(group) * (1 + self._wide) / BANDWIDTH[level]
         products = part.width * sum(each.width for each in group.layers) / MACS
         codes = 0.0 if part in self.raw else max(LINE, 2 * part.width) / BANDWIDTH["L3"]
         return rows < products + codes
 
-    def _reach(self, x: Expression) -> float:
+    def _max_magnitude(self, x: Expression) -> float:
         """The largest magnitude that codes of `x` have to hold."""
         if isinstance(x, Field):
             most = largest(x.table)
@@ -300,7 +302,7 @@ class Plan:
         if isinstance(x, Numbers) and not x.value:
             assert self.reader.numbers is not None
             return HEADROOM * self._range(str(self.reader.numbers.name)) * float(np.abs(x.factor).max())
-        assert isinstance(x, Linear | Curved | Dots | Numbers)
+        assert isinstance(x, Linear | FloatVector | Dots | Numbers)
         return HEADROOM * self._range(x.value)
 
     def _range(self, value: str) -> float:

@@ -59,22 +59,22 @@ class DCNv2(LazyModule):
     def __init__(self, features: Features, config: DCNv2Config) -> None:
         from torch import nn
 
-        from zoo.recommenders.models.layers import Embeddings, Scalars, counts, mlp
+        from zoo.recommenders.models.layers import Embeddings, FirstOrder, counts, mlp
 
         super().__init__()
         _, self.numbers = counts(features)
         self.embeddings = Embeddings(features.fields, config.embedding_size)
         width = self.embeddings.width + self.numbers
-        self.wide = Scalars(features.fields)
+        self.wide = FirstOrder(features.fields)
         self.cross = nn.ModuleList(Cross(width, config.rank) for _ in range(config.layers))
         self.cross_output = nn.Linear(width, 1)  # beside the network's: one linear layer of both, in two parts
         self.deep = mlp(width, config.hidden, 1, config.dropout)
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
         """Logits, float32 [n, 1]."""
-        from zoo.recommenders.models.layers import joined
+        from zoo.recommenders.models.layers import concat_numbers
 
-        x0 = joined(self.embeddings(ids, scales), numbers, self.numbers)
+        x0 = concat_numbers(self.embeddings(ids, scales), numbers, self.numbers)
         x = x0
         for layer in self.cross:
             x = layer(x0, x)

@@ -32,22 +32,22 @@ class DeepFM(LazyModule):
     def __init__(self, features: Features, config: DeepFMConfig) -> None:
         from torch import nn
 
-        from zoo.recommenders.models.layers import Embeddings, FactorizationMachine, Scalars, counts, mlp
+        from zoo.recommenders.models.layers import Embeddings, FactorizationMachine, FirstOrder, counts, mlp
 
         super().__init__()
         fields, self.numbers = counts(features)
         self.embeddings = Embeddings(features.fields, config.embedding_size)
-        self.order1 = Scalars(features.fields)
+        self.order1 = FirstOrder(features.fields)
         self.order2 = FactorizationMachine(fields, config.embedding_size)
         self.deep = mlp(self.embeddings.width + self.numbers, config.hidden, 1, config.dropout)
         self.linear = nn.Linear(self.numbers, 1, bias=False) if self.numbers else None
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
         """Logits, float32 [n, 1]."""
-        from zoo.recommenders.models.layers import joined
+        from zoo.recommenders.models.layers import concat_numbers
 
         flat = self.embeddings(ids, scales)
-        logits = self.deep(joined(flat, numbers, self.numbers)) + self.order1(ids, scales) + self.order2(flat)
+        logits = self.deep(concat_numbers(flat, numbers, self.numbers)) + self.order1(ids, scales) + self.order2(flat)
         return logits if self.linear is None else logits + self.linear(numbers)
 
 

@@ -39,27 +39,27 @@ class DLRM(LazyModule):
     }
 
     def __init__(self, features: Features, config: DLRMConfig) -> None:
-        from zoo.recommenders.models.layers import Dots, Embeddings, Scalars, counts, mlp
+        from zoo.recommenders.models.layers import DotInteraction, Embeddings, FirstOrder, counts, mlp
 
         super().__init__()
         fields, self.numbers = counts(features)
         size = config.embedding_size
         self.embeddings = Embeddings(features.fields, size)
-        self.wide = Scalars(features.fields)
+        self.wide = FirstOrder(features.fields)
         self.bottom = mlp(self.numbers, [*config.bottom, size], None) if self.numbers else None
         vectors = fields + bool(self.numbers)
-        self.dots = Dots(vectors, size)
+        self.dots = DotInteraction(vectors, size)
         self.top = mlp(vectors * (vectors - 1) // 2 + size * bool(self.numbers), config.hidden, 1, config.dropout)
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
         """Logits, float32 [n, 1]."""
-        from zoo.recommenders.models.layers import joined
+        from zoo.recommenders.models.layers import concat_numbers
 
         flat = self.embeddings(ids, scales)
         if self.bottom is None:
             return self.top(self.dots(flat)) + self.wide(ids, scales)
         z = self.bottom(numbers)
-        return self.top(joined(z, self.dots(joined(z, flat, 1)), 1)) + self.wide(ids, scales)
+        return self.top(concat_numbers(z, self.dots(concat_numbers(z, flat, 1)), 1)) + self.wide(ids, scales)
 
 
 DLRM_FAMILY = TrainableRankingFamily(

@@ -15,7 +15,7 @@ from torch.nn import functional
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query
 from zoo.recommenders.data.features import Features
-from zoo.recommenders.models.layers import Embeddings, Scalars
+from zoo.recommenders.models.layers import Embeddings, FirstOrder
 
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "Abs": torch.abs,
@@ -84,7 +84,7 @@ class GraphNetwork(nn.Module):
             column = node.inputs[1].producer().inputs[1]  # type: ignore[union-attr]
             field = features.fields[int(query.constant(column))]  # type: ignore[arg-type]
             width = arrays[table].shape[1]
-            made = Scalars([field]) if width == 1 else Embeddings([field], width)
+            made = FirstOrder([field]) if width == 1 else Embeddings([field], width)
             self._keep(table, "table", made, made.weight, arrays[table])
         elif node.op_type == "MatMul" and (weight := _name(node.inputs[1])) in arrays:
             if weight not in self._tables:

@@ -71,7 +71,7 @@ class Embeddings(nn.Module):
         return torch.cat(parts, 1)
 
 
-class Scalars(Embeddings):
+class FirstOrder(Embeddings):
     """The sum of one weight a field: float32 [n, 1]."""
 
     def __init__(self, fields: Sequence[Field]) -> None:
@@ -99,7 +99,7 @@ class FactorizationMachine(nn.Module):
         return 0.5 * (total * total - (e * e).sum(1)).sum(1, keepdim=True)
 
 
-class Dots(nn.Module):
+class DotInteraction(nn.Module):
     """The dot products of every two different vectors: float32 [n, count * size] -> [n, count * (count - 1) / 2]."""
 
     pairs: torch.Tensor
@@ -116,7 +116,7 @@ class Dots(nn.Module):
         return torch.bmm(x, x.transpose(1, 2)).flatten(1)[:, self.pairs]
 
 
-class Columns(nn.Module):
+class SelectColumns(nn.Module):
     """Some columns of a matrix: float32 [n, m] -> [n, chosen]."""
 
     chosen: torch.Tensor
@@ -130,7 +130,7 @@ class Columns(nn.Module):
         return x[:, self.chosen]
 
 
-class UnitLength(nn.Module):
+class L2Normalize(nn.Module):
     """x / |x|: float32 [n, size] -> [n, size]."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -156,7 +156,7 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int | None, dropout: float 
     return nn.Sequential(*layers)
 
 
-def joined(flat: torch.Tensor, numbers: torch.Tensor, count: int) -> torch.Tensor:
+def concat_numbers(flat: torch.Tensor, numbers: torch.Tensor, count: int) -> torch.Tensor:
     """Embeddings and, where there are any, numbers, side by side."""
     return torch.cat([flat, numbers], 1) if count else flat
 

@@ -42,7 +42,7 @@ class Tower(LazyModule):
     """The fields and numbers of a user, or of an item, through a network to a vector of length 1."""
 
     def __init__(self, features: Features, side: str, config: TwoTowerConfig) -> None:
-        from zoo.recommenders.models.layers import Columns, Embeddings, UnitLength, mlp
+        from zoo.recommenders.models.layers import Embeddings, L2Normalize, SelectColumns, mlp
 
         super().__init__()
         fields = [each for each in features.fields if each.column.tower == side]
@@ -52,18 +52,18 @@ class Tower(LazyModule):
                 "-o schema.json, then --schema schema.json)"
             )
         own = [at for at, each in enumerate(features.numbers) if each.tower == side]
-        own += [len(features.numbers) + at for at, which in enumerate(features.gaps) if which in own]
+        own += [len(features.numbers) + at for at, which in enumerate(features.indicators) if which in own]
         self.embeddings = Embeddings(fields, config.embedding_size)
-        self.numbers = Columns(own) if own else None
+        self.numbers = SelectColumns(own) if own else None
         self.network = mlp(self.embeddings.width + len(own), config.hidden, config.tower_size, config.dropout)
-        self.unit = UnitLength()
+        self.unit = L2Normalize()
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
         """Vectors, float32 [n, tower_size]."""
-        from zoo.recommenders.models.layers import joined
+        from zoo.recommenders.models.layers import concat_numbers
 
         flat = self.embeddings(ids, scales)
-        x = flat if self.numbers is None else joined(flat, self.numbers(numbers), 1)
+        x = flat if self.numbers is None else concat_numbers(flat, self.numbers(numbers), 1)
         return self.unit(self.network(x))
 
 

@@ -37,20 +37,20 @@ class WideDeep(LazyModule):
     widths: ClassVar = {"embeddings": ("embedding_size",), "deep": ("hidden",)}
 
     def __init__(self, features: Features, config: Any) -> None:
-        from zoo.recommenders.models.layers import Embeddings, Scalars, counts, mlp
+        from zoo.recommenders.models.layers import Embeddings, FirstOrder, counts, mlp
 
         super().__init__()
         _, self.numbers = counts(features)
         self.embeddings = Embeddings(features.fields, config.embedding_size)
-        self.wide = Scalars(features.fields)
+        self.wide = FirstOrder(features.fields)
         self.deep = mlp(self.embeddings.width + self.numbers, config.hidden, 1, config.dropout)
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
         """Logits, float32 [n, 1]."""
-        from zoo.recommenders.models.layers import joined
+        from zoo.recommenders.models.layers import concat_numbers
 
         flat = self.embeddings(ids, scales)
-        return self.deep(joined(flat, numbers, self.numbers)) + self.wide(ids, scales)
+        return self.deep(concat_numbers(flat, numbers, self.numbers)) + self.wide(ids, scales)
 
     def sort_neurons(self, samples: Mapping[str, torch.Tensor]) -> None:
         """Orders the neurons of each hidden layer by how often they are active, most often first. In place.
@@ -63,10 +63,10 @@ class WideDeep(LazyModule):
         import torch
         from torch import nn
 
-        from zoo.recommenders.models.layers import joined
+        from zoo.recommenders.models.layers import concat_numbers
 
         with torch.no_grad():
-            x = joined(self.embeddings(samples["ids"], samples["scales"]), samples["numbers"], self.numbers)
+            x = concat_numbers(self.embeddings(samples["ids"], samples["scales"]), samples["numbers"], self.numbers)
             layers = [each for each in self.deep if isinstance(each, nn.Linear)]
             for layer, following in itertools.pairwise(layers):
                 x = torch.relu(layer(x))
@@ -134,11 +134,11 @@ class CriteoConfig(WideDeepConfig):
 def train(data: Any, output: str | Path, *, config: WideDeepConfig, **options: Any) -> dict[str, Any]:
     """Train on any click log, or on Criteo's rows; see `zoo.recommenders.training.train.train`."""
     from zoo.recommenders import criteo
-    from zoo.recommenders.data.logs import spooled
+    from zoo.recommenders.data.logs import spool_stdin
     from zoo.recommenders.training import train as training
 
     if isinstance(config, CriteoConfig) and options.get("start_from") is options.get("schema") is None:
-        data = spooled(data)
+        data = spool_stdin(data)
         sizes = {"numeric": config.numeric, "categorical": config.categorical, "buckets": config.buckets}
         options["schema"] = criteo.schema(data, on_error=options.get("on_error", "raise"), **sizes)
     start = options.get("start_from")

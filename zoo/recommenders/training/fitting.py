@@ -36,8 +36,8 @@ class Fitting:
         store: Rows of the log.
         features: Features of the networks.
         config: Training recipe.
-        new_trainer: `new_trainer(rows, l2)` returns the trainer of a new network, for the number of training rows and the strength
-            of the prior of embedding tables.
+        new_trainer: `new_trainer(rows, l2)` returns the trainer of a new network, for the number of training rows and
+            the strength of the prior of embedding tables.
         shares: Share of the categories of every column that training replaces by the unknown category.
         teacher: Teacher of a distillation, or None.
     """

@@ -76,11 +76,11 @@ class PruningGroups:
             case "Linear":
                 self.inputs[path], self.outputs[path] = read[0], self._new_columns(module.out_features)
                 return self.outputs[path]
-            case "ReLU" | "Dropout" | "UnitLength":
+            case "ReLU" | "Dropout" | "L2Normalize":
                 return np.asarray(read[0])
-            case "Columns":
+            case "SelectColumns":
                 return np.asarray(read[0][module.chosen.numpy()])
-            case "FactorizationMachine" | "Dots":
+            case "FactorizationMachine" | "DotInteraction":
                 first, *others = read[0].reshape(-1, module.size)
                 for each in others:
                     self._union(first, each)
@@ -88,7 +88,7 @@ class PruningGroups:
             case "RowDot":
                 self._union(*read)
                 return np.array([FIXED])
-            case "Scalars":
+            case "FirstOrder":
                 return np.array([FIXED])
         raise RequestError(f"{path} is a {type(module).__name__}, whose columns cannot be cut")
 

@@ -32,7 +32,7 @@ from pipelines.quantization.training.qat import Range
 from pipelines.rewrites.driver import rewrite
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.export.fx_export import TENSOR, export, trace
-from zoo.recommenders.models.layers import Columns
+from zoo.recommenders.models.layers import SelectColumns
 from zoo.training.runs import QAT_RATE, require_qat
 
 HEAD = "head"  # the network without its layers, in the student: its `losses`, and what they count
@@ -180,7 +180,7 @@ def _split(traced: fx.GraphModule, tensors: set[str], width: int) -> None:
         joined: Any = node.args[0]
         flat, numbers = joined.args[0]
         chosen = traced.get_submodule(str(numbers.target)) if numbers.op == "call_module" else None
-        split = _Split(layer, layer.in_features - (len(chosen.chosen) if isinstance(chosen, Columns) else width))
+        split = _Split(layer, layer.in_features - (len(chosen.chosen) if isinstance(chosen, SelectColumns) else width))
         traced.set_submodule(str(node.target), split)
         with traced.graph.inserting_before(node):
             halves = [

@@ -17,7 +17,7 @@ from torch import nn
 from pipelines.core.errors import RequestError
 from pipelines.core.files import FULL, DiskFull
 from pipelines.core.progress import progress
-from zoo.recommenders.data.encoding import UNKNOWN, floats
+from zoo.recommenders.data.encoding import UNKNOWN, parse_floats
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_logs
 from zoo.recommenders.data.row_errors import ErrorLog
@@ -118,7 +118,7 @@ class RowStore:
         for log in open_logs(data) if names else ():
             for batch in log.batches(names, lambda *_: None):
                 for name, column in zip(names, batch.columns, strict=True):
-                    values = pa.array(floats(column), from_pandas=True) if name in numbers else column
+                    values = pa.array(parse_floats(column), from_pandas=True) if name in numbers else column
                     if values.null_count < len(values):
                         known.add(name)
         if empty := [each for each in names if each not in known]:

@@ -12,7 +12,7 @@ from torch import distributed, nn
 from torch.nn import functional
 
 from pipelines.quantization.training import qat
-from zoo.recommenders.models.layers import Embeddings, Scalars
+from zoo.recommenders.models.layers import Embeddings, FirstOrder
 from zoo.recommenders.training.config import TrainConfig
 from zoo.recommenders.training.row_store import CategoryCounts
 from zoo.recommenders.training.sparse_adam import SparseAdam
@@ -47,7 +47,7 @@ class Trainer:
         lazy = {id(m.weight): m.padding for m in large}
         self.start = [torch.zeros(()) if id(each) in lazy else torch.zeros_like(each) for each in self.weights]
         kinds = {
-            id(m.weight): config.l2_scalars if isinstance(m, Scalars) else config.l2_embeddings[0]
+            id(m.weight): config.l2_scalars if isinstance(m, FirstOrder) else config.l2_embeddings[0]
             for m in model.modules()
             if isinstance(m, Embeddings)
         }

@@ -60,7 +60,7 @@ class RowHandler(Handler):
         try:
             return self.pipeline.example(count)  # type: ignore[no-any-return]
         except RequestError:
-            return [self.pipeline.likely()]
+            return [self.pipeline.typical_row()]
 
     def example_text(self) -> str:
         """Returns example rows: lines of the log, or CSV with a header."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 CODES = 4095
 SLACK = 32  # int16 behind the last row of a table of codes, which kernels may read
 VECTORS = 128  # so many products of two codes an int32 holds the sum of
-WIDEST = 2**20
-OUTS = 64  # buffers that one step writes or sums
+MAX_WIDTH = 2**20
+MAX_OUTPUTS = 64  # buffers that one step writes or sums
 KINDS = {"u1": np.uint8, "i2": np.int16, "f4": np.float32}
 
 
@@ -34,13 +34,13 @@ class Run:
         ids: Integers [n, C].
         numbers: float32 [n, M], or None.
         scales: float32 [n, B], or None.
-        of: The buffers, [n, width] each.
+        buffers: The buffers, [n, width] each.
     """
 
     ids: NDArray[Any]
     numbers: Any
     scales: Any
-    of: list[NDArray[Any]]
+    buffers: list[NDArray[Any]]
 
 
 class Step(ABC):
@@ -88,9 +88,9 @@ class Slots:
         self.written.add(slot)
         return width
 
-    def place(self, step: object, slot: int, position: int, width: int) -> None:
+    def write_codes(self, step: object, slot: int, position: int, width: int) -> None:
         """Columns of codes that the step writes: the next ones, since it may touch those behind."""
-        fits(step, self._ends.get(slot, 0) == position <= self.write(step, slot, "i2") - width)
+        require_fit(step, self._ends.get(slot, 0) == position <= self.write(step, slot, "i2") - width)
         self._ends[slot] = position + width
 
     def _width(self, step: object, slot: int, kind: str) -> int:
@@ -99,13 +99,13 @@ class Slots:
         return self.slots[slot][1]
 
 
-def fits(step: object, right: bool) -> None:
+def require_fit(step: object, right: bool) -> None:
     """Raises RequestError, naming the step, where its sizes are not right."""
     if not right:
         raise RequestError(f"the sizes of {type(step).__name__} do not fit its buffers or the inputs of the program")
 
 
-def finite(step: object, *values: float | Array) -> None:
+def require_finite(step: object, *values: float | Array) -> None:
     """Raises RequestError, naming the step, where a value is infinite or NaN."""
     if not all(np.isfinite(each).all() for each in values):
         raise RequestError(f"{type(step).__name__} has values that are not finite")
@@ -114,8 +114,8 @@ def finite(step: object, *values: float | Array) -> None:
 def require_vectors(step: object, positions: Array, width: int, room: int) -> None:
     """Raises RequestError where vectors of `width` at `positions`, int32 [F], do not fit into `room` codes."""
     require(type(step).__name__, "positions", positions, np.int32, (positions.size,))
-    fits(step, 1 <= positions.size <= VECTORS and 1 <= width <= VECTORS)
-    fits(step, positions.min() >= 0 and positions.max() <= room - width)
+    require_fit(step, 1 <= positions.size <= VECTORS and 1 <= width <= VECTORS)
+    require_fit(step, positions.min() >= 0 and positions.max() <= room - width)
 
 
 def lane_sum(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipelines.kernels.arrays import Array, contiguous, require
-from pipelines.kernels.recommenders.steps.base import OUTS, Run, Slots, Step, finite, fits, lane_sum, softmax
+from pipelines.kernels.recommenders.steps.base import (
+    MAX_OUTPUTS,
+    Run,
+    Slots,
+    Step,
+    lane_sum,
+    require_finite,
+    require_fit,
+    softmax,
+)
 from pipelines.kernels.transformer.reference import exponential
 
 if TYPE_CHECKING:
@@ -28,15 +37,15 @@ class Normalize(Step):
 
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
-        fits(self, slots.read(self, self.x, "f4") == slots.write(self, self.out, "f4") and self.epsilon >= 0)
-        finite(self, self.epsilon, self.least)
+        require_fit(self, slots.read(self, self.x, "f4") == slots.write(self, self.out, "f4") and self.epsilon >= 0)
+        require_finite(self, self.epsilon, self.least)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        x = run.of[self.x]
+        x = run.buffers[self.x]
         x = np.where(x < 0, np.float32(0), x) if self.relu else x
         squares = np.maximum(lane_sum(x * x) + np.float32(self.epsilon), np.float32(self.least))
-        run.of[self.out] = x / np.sqrt(squares)[:, None]
+        run.buffers[self.out] = x / np.sqrt(squares)[:, None]
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
@@ -54,14 +63,14 @@ class Leaky(Step):
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
         width = slots.read(self, self.x, "f4")
-        fits(self, slots.write(self, self.out, "f4") == width)
+        require_fit(self, slots.write(self, self.out, "f4") == width)
         require("Leaky", "slope", self.slope, np.float32, (width,))
-        finite(self, self.slope)
+        require_finite(self, self.slope)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        x = run.of[self.x]
-        run.of[self.out] = np.where(x < 0, x * self.slope, x)
+        x = run.buffers[self.x]
+        run.buffers[self.out] = np.where(x < 0, x * self.slope, x)
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
@@ -77,14 +86,14 @@ class Tanh(Step):
 
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
-        fits(self, slots.read(self, self.x, "f4") == slots.write(self, self.out, "f4"))
+        require_fit(self, slots.read(self, self.x, "f4") == slots.write(self, self.out, "f4"))
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        x = run.of[self.x]
+        x = run.buffers[self.x]
         e = exponential(np.float32(-2) * np.abs(x))
         size = (1 - e) / (1 + e)
-        run.of[self.out] = np.where(x < 0, -size, size)
+        run.buffers[self.out] = np.where(x < 0, -size, size)
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
@@ -102,12 +111,14 @@ class Mixture(Step):
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
         width = slots.read(self, self.x, "f4")
-        fits(self, width % slots.read(self, self.gates, "f4") == 0 and slots.write(self, self.out, "f4") == width)
+        require_fit(
+            self, width % slots.read(self, self.gates, "f4") == 0 and slots.write(self, self.out, "f4") == width
+        )
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        x, weights = run.of[self.x], softmax(run.of[self.gates])
-        run.of[self.out] = x * np.repeat(weights, x.shape[1] // weights.shape[1], axis=1)
+        x, weights = run.buffers[self.x], softmax(run.buffers[self.gates])
+        run.buffers[self.out] = x * np.repeat(weights, x.shape[1] // weights.shape[1], axis=1)
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
@@ -135,17 +146,17 @@ class GatedSum(Step):
 
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
-        fits(self, 1 <= len(self.x) <= OUTS and len(self.x) == slots.read(self, self.gates, "f4"))
+        require_fit(self, 1 <= len(self.x) <= MAX_OUTPUTS and len(self.x) == slots.read(self, self.gates, "f4"))
         widths = {slots.read(self, slot, "f4") for slot in self.x}
-        fits(self, widths == {slots.write(self, self.out, "f4")} and self.out not in (*self.x, self.gates))
+        require_fit(self, widths == {slots.write(self, self.out, "f4")} and self.out not in (*self.x, self.gates))
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        weights, total = softmax(run.of[self.gates]), np.zeros_like(run.of[self.out])
+        weights, total = softmax(run.buffers[self.gates]), np.zeros_like(run.buffers[self.out])
         for slot, weight in zip(self.x, weights.T, strict=True):
-            x = run.of[slot]
+            x = run.buffers[slot]
             total += (np.where(x < 0, np.float32(0), x) if self.relu else x) * weight[:, None]
-        run.of[self.out] = total
+        run.buffers[self.out] = total
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
@@ -162,12 +173,12 @@ class Product(Step):
 
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
-        fits(self, slots.read(self, self.x, "f4") == slots.read(self, self.y, "f4"))
-        fits(self, slots.write(self, self.out, "f4") == 1)
+        require_fit(self, slots.read(self, self.x, "f4") == slots.read(self, self.y, "f4"))
+        require_fit(self, slots.write(self, self.out, "f4") == 1)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        run.of[self.out][:, 0] = lane_sum(run.of[self.x] * run.of[self.y])
+        run.buffers[self.out][:, 0] = lane_sum(run.buffers[self.x] * run.buffers[self.y])
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
@@ -186,14 +197,16 @@ class Weighted(Step):
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
         require("Weighted", "weight", self.weight, np.float32, (self.weight.size,))
-        fits(self, self.weight.size >= 1 and 0 <= self.first <= slots.read(self, self.x, "i2") - self.weight.size)
-        fits(self, slots.write(self, self.out, "f4") == 1)
-        finite(self, self.weight)
+        require_fit(
+            self, self.weight.size >= 1 and 0 <= self.first <= slots.read(self, self.x, "i2") - self.weight.size
+        )
+        require_fit(self, slots.write(self, self.out, "f4") == 1)
+        require_finite(self, self.weight)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        x = run.of[self.x][:, self.first : self.first + self.weight.size]
-        run.of[self.out][:, 0] = lane_sum(x.astype(np.float32) * self.weight)
+        x = run.buffers[self.x][:, self.first : self.first + self.weight.size]
+        run.buffers[self.out][:, 0] = lane_sum(x.astype(np.float32) * self.weight)
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
@@ -216,16 +229,16 @@ class Total(Step):
         """See `Step`."""
         for slot, factor in self.terms:
             slots.read(self, slot, "f4")
-            finite(self, factor)
-        fits(self, slots.write(self, self.out, "f4") == 1)
-        finite(self, self.bias)
+            require_finite(self, factor)
+        require_fit(self, slots.write(self, self.out, "f4") == 1)
+        require_finite(self, self.bias)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
         logit = np.full(len(run.ids), self.bias, np.float32)
         for slot, times in self.terms:
-            logit += run.of[slot][:, 0] * np.float32(times)
-        run.of[self.out][:, 0] = 1 / (1 + np.exp(-logit)) if self.sigmoid else logit
+            logit += run.buffers[slot][:, 0] * np.float32(times)
+        run.buffers[self.out][:, 0] = 1 / (1 + np.exp(-logit)) if self.sigmoid else logit
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""

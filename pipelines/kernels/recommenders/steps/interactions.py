@@ -12,9 +12,9 @@ from pipelines.kernels.recommenders.steps.base import (
     Run,
     Slots,
     Step,
-    finite,
-    fits,
     lane_sum,
+    require_finite,
+    require_fit,
     require_vectors,
     to_codes,
     vectors,
@@ -41,14 +41,14 @@ class Factorization(Step):
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
         require_vectors(self, self.positions, self.width, slots.read(self, self.x, "i2"))
-        fits(self, slots.write(self, self.out, "f4") == 1)
-        finite(self, self.scale)
+        require_fit(self, slots.write(self, self.out, "f4") == 1)
+        require_finite(self, self.scale)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        k = vectors(run.of[self.x], self.positions, self.width)
+        k = vectors(run.buffers[self.x], self.positions, self.width)
         total, squares = (each.sum(axis=1).astype(np.float32) for each in (k, k * k))
-        run.of[self.out][:, 0] = lane_sum(total * total - squares) * np.float32(self.scale)
+        run.buffers[self.out][:, 0] = lane_sum(total * total - squares) * np.float32(self.scale)
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
@@ -76,25 +76,25 @@ class Cross(Step):
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
         width = slots.read(self, self.u, "f4")
-        fits(self, slots.read(self, self.x, "i2") == width == slots.write(self, self.g, "f4"))
+        require_fit(self, slots.read(self, self.x, "i2") == width == slots.write(self, self.g, "f4"))
         if self.out is not None:
-            fits(self, slots.write(self, self.out, "i2") == width)
-        fits(self, (self.total is None) == (self.weight is None))
+            require_fit(self, slots.write(self, self.out, "i2") == width)
+        require_fit(self, (self.total is None) == (self.weight is None))
         if self.total is not None and self.weight is not None:
-            fits(self, slots.write(self, self.total, "f4") == 1)
+            require_fit(self, slots.write(self, self.total, "f4") == 1)
             require("Cross", "weight", self.weight, np.float32, (width,))
-            finite(self, self.weight)
-        finite(self, self.factor)
+            require_finite(self, self.weight)
+        require_finite(self, self.factor)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        g = run.of[self.u] + (np.float32(1) if self.first else run.of[self.g])
-        run.of[self.g], value = g, run.of[self.x].astype(np.float32) * g
+        g = run.buffers[self.u] + (np.float32(1) if self.first else run.buffers[self.g])
+        run.buffers[self.g], value = g, run.buffers[self.x].astype(np.float32) * g
         if self.out is not None:
-            run.of[self.out] = to_codes(value * np.float32(self.factor))
+            run.buffers[self.out] = to_codes(value * np.float32(self.factor))
         if self.total is not None and self.weight is not None:
             weighted = np.where(self.weight == 0, np.float32(0), value * self.weight)
-            run.of[self.total][:, 0] = lane_sum(weighted)
+            run.buffers[self.total][:, 0] = lane_sum(weighted)
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
@@ -119,18 +119,18 @@ class Dots(Step):
         """See `Step`."""
         require_vectors(self, self.positions, self.width, slots.read(self, self.x, "i2"))
         count = self.positions.size * (self.positions.size - 1) // 2
-        fits(self, count >= 1)
+        require_fit(self, count >= 1)
         require("Dots", "factor", self.factor, np.float32, (count,))
-        slots.place(self, self.out, self.position, count)
-        finite(self, self.factor)
+        slots.write_codes(self, self.out, self.position, count)
+        require_finite(self, self.factor)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        k = vectors(run.of[self.x], self.positions, self.width)
+        k = vectors(run.buffers[self.x], self.positions, self.width)
         lower = np.tril_indices(self.positions.size, -1)
         products = np.einsum("nik,njk->nij", k, k)[:, lower[0], lower[1]]
         codes = to_codes(products.astype(np.float32) * self.factor)
-        run.of[self.out][:, self.position : self.position + codes.shape[1]] = codes
+        run.buffers[self.out][:, self.position : self.position + codes.shape[1]] = codes
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""

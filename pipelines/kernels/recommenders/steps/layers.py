@@ -13,13 +13,13 @@ from pipelines.kernels.recommenders.operators import COLUMNS, FIELDS, ZERO, Line
 from pipelines.kernels.recommenders.steps.base import (
     CODES,
     KINDS,
-    OUTS,
-    WIDEST,
+    MAX_OUTPUTS,
+    MAX_WIDTH,
     Run,
     Slots,
     Step,
-    finite,
-    fits,
+    require_finite,
+    require_fit,
     to_codes,
 )
 
@@ -64,27 +64,35 @@ class Mixed(Step):
             *((name, np.int32, fields) for name in ("columns", "offsets", "rows")),
         ):
             require("Mixed", name, getattr(self, name), dtype, (size,))
-        fits(self, 1 <= width <= WIDEST and 1 <= len(self.outs) <= OUTS and 0 <= self.shift <= 14 and fields <= FIELDS)
+        require_fit(
+            self,
+            1 <= width <= MAX_WIDTH
+            and 1 <= len(self.outs) <= MAX_OUTPUTS
+            and 0 <= self.shift <= 14
+            and fields <= FIELDS,
+        )
         if inputs:
-            fits(self, 0 <= self.first <= slots.read(self, self.x, "i2") - inputs)
-        fits(self, (self.table is None) == (fields == 0))
+            require_fit(self, 0 <= self.first <= slots.read(self, self.x, "i2") - inputs)
+        require_fit(self, (self.table is None) == (fields == 0))
         if self.table is not None:
             wide = self.table.dtype == np.int16
             require("Mixed", "table", self.table, np.int16 if wide else np.uint8, (len(self.table), width))
             if wide and max(int(self.table.max()), -int(self.table.min())) * fields > 2**15 - 1:
                 raise RequestError("Mixed has rows whose sum is beyond 16 bits")
             last = self.offsets.astype(np.int64) + self.rows
-            fits(self, self.columns.min() >= 0 and self.columns.max() < program.rows.size)
-            fits(self, self.rows.min() >= 1 and self.offsets.min() >= 0 and last.max() <= len(self.table))
+            require_fit(self, self.columns.min() >= 0 and self.columns.max() < program.rows.size)
+            require_fit(self, self.rows.min() >= 1 and self.offsets.min() >= 0 and last.max() <= len(self.table))
             limits = program.rows[self.columns]
-            fits(self, limits.min() >= 1 and bool((limits <= self.rows).all()))
+            require_fit(self, limits.min() >= 1 and bool((limits <= self.rows).all()))
         for slot, columns, relu in self.outs:
             kind = slots.slots[slot][0] if 0 <= slot < len(slots.slots) else ""
-            fits(self, kind in KINDS and slots.write(self, slot, kind) == columns and not (relu and kind == "f4"))
+            require_fit(
+                self, kind in KINDS and slots.write(self, slot, kind) == columns and not (relu and kind == "f4")
+            )
         reach = ((2**15 if fields else 0) << self.shift) + CODES * np.abs(self.weight.astype(np.int64)).sum(axis=0)
         if reach.max(initial=0) >= 2**31:
             raise RequestError("Mixed can overflow 32 bits; use a smaller shift or weights")
-        finite(self, self.scale, self.bias)
+        require_finite(self, self.scale, self.bias)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
@@ -94,16 +102,16 @@ class Mixed(Step):
             zero = ZERO if self.table.dtype == np.uint8 else 0
             accumulated += (self.table[rows].astype(np.int64) - zero).sum(axis=1) << self.shift
         if inputs := len(self.weight):
-            x = run.of[self.x][:, self.first : self.first + inputs]
+            x = run.buffers[self.x][:, self.first : self.first + inputs]
             accumulated += x.astype(np.int64) @ self.weight.astype(np.int64)
         y = accumulated.astype(np.float32) * self.scale + self.bias
         start = 0
         for slot, width, relu in self.outs:
-            part, dtype = y[:, start : start + width], run.of[slot].dtype
+            part, dtype = y[:, start : start + width], run.buffers[slot].dtype
             if dtype == np.uint8:
                 part = np.rint(np.clip(np.where(np.isnan(part), 0, part), 0, 255))
             out = to_codes(part) if dtype == np.int16 else part.astype(dtype)
-            run.of[slot] = np.maximum(out, 0) if relu and dtype == np.int16 else out
+            run.buffers[slot] = np.maximum(out, 0) if relu and dtype == np.int16 else out
             start += -(-width // COLUMNS) * COLUMNS
 
     def add_to(self, program: NativeProgram) -> None:
@@ -134,12 +142,12 @@ class Dense(Step):
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
         inputs, outputs = self.layer.weight.shape
-        fits(self, slots.read(self, self.x, "u1") == inputs)
-        fits(self, slots.write(self, self.out, "f4" if self.layer.zero_point is None else "u1") == outputs)
+        require_fit(self, slots.read(self, self.x, "u1") == inputs)
+        require_fit(self, slots.write(self, self.out, "f4" if self.layer.zero_point is None else "u1") == outputs)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        run.of[self.out] = self.layer.compute(run.of[self.x])
+        run.buffers[self.out] = self.layer.compute(run.buffers[self.x])
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
@@ -160,14 +168,14 @@ class Quantize(Step):
 
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
-        slots.place(self, self.out, self.position, slots.read(self, self.x, "f4"))
-        finite(self, self.factor)
+        slots.write_codes(self, self.out, self.position, slots.read(self, self.x, "f4"))
+        require_finite(self, self.factor)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        codes = to_codes(run.of[self.x] * np.float32(self.factor))
+        codes = to_codes(run.buffers[self.x] * np.float32(self.factor))
         codes = np.maximum(codes, 0) if self.relu else codes
-        run.of[self.out][:, self.position : self.position + codes.shape[1]] = codes
+        run.buffers[self.out][:, self.position : self.position + codes.shape[1]] = codes
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""

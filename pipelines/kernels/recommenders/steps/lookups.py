@@ -9,7 +9,17 @@ import numpy as np
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, contiguous, require
-from pipelines.kernels.recommenders.steps.base import CODES, SLACK, WIDEST, Run, Slots, Step, finite, fits, to_codes
+from pipelines.kernels.recommenders.steps.base import (
+    CODES,
+    MAX_WIDTH,
+    SLACK,
+    Run,
+    Slots,
+    Step,
+    require_finite,
+    require_fit,
+    to_codes,
+)
 
 if TYPE_CHECKING:
     from pipelines.kernels._native import ClickProgram as NativeProgram
@@ -34,14 +44,14 @@ class Numbers(Step):
         """See `Step`."""
         require("Numbers", "columns", self.columns, np.int32, (self.columns.size,))
         require("Numbers", "scale", self.scale, np.float32, (self.columns.size,))
-        fits(self, self.columns.size >= 1 and self.columns.min() >= 0 and self.columns.max() < program.numbers)
-        slots.place(self, self.out, self.position, self.columns.size)
-        finite(self, self.scale)
+        require_fit(self, self.columns.size >= 1 and self.columns.min() >= 0 and self.columns.max() < program.numbers)
+        slots.write_codes(self, self.out, self.position, self.columns.size)
+        require_finite(self, self.scale)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
         scaled, end = run.numbers[:, self.columns] * self.scale, self.position + self.columns.size
-        run.of[self.out][:, self.position : end] = to_codes(np.where(np.isnan(scaled), np.float32(0), scaled))
+        run.buffers[self.out][:, self.position : end] = to_codes(np.where(np.isnan(scaled), np.float32(0), scaled))
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
@@ -73,14 +83,14 @@ class Gather(Step):
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
         require("Gather", "table", self.table, np.int16, (self.rows * self.stride + SLACK,))
-        fits(self, 1 <= self.width <= self.stride <= WIDEST and self.rows >= 1 and self.pool in POOLS)
-        slots.place(self, self.out, self.position, self.width)
-        fits(self, 1 <= self.count <= 2**16 and (self.count == 1 or bool(self.pool)))
-        fits(self, 0 <= self.column <= program.rows.size - self.count)
+        require_fit(self, 1 <= self.width <= self.stride <= MAX_WIDTH and self.rows >= 1 and self.pool in POOLS)
+        slots.write_codes(self, self.out, self.position, self.width)
+        require_fit(self, 1 <= self.count <= 2**16 and (self.count == 1 or bool(self.pool)))
+        require_fit(self, 0 <= self.column <= program.rows.size - self.count)
         limits = program.rows[self.column : self.column + self.count]
-        fits(self, limits.min() >= 1 and limits.max() <= self.rows)
-        fits(self, (self.pool == "mean") == (self.mean >= 0) and self.mean < program.means)
-        finite(self, self.factor)
+        require_fit(self, limits.min() >= 1 and limits.max() <= self.rows)
+        require_fit(self, (self.pool == "mean") == (self.mean >= 0) and self.mean < program.means)
+        require_finite(self, self.factor)
         if max(int(self.table.max(initial=0)), -int(self.table.min(initial=0))) > CODES:
             raise RequestError(f"Gather has entries beyond {CODES}")
 
@@ -96,7 +106,7 @@ class Gather(Step):
             pooled = to_codes(rows.sum(axis=1, dtype=np.int32).astype(np.float32) * factor)
         else:
             pooled = rows.max(axis=1)
-        run.of[self.out][:, self.position : self.position + self.width] = pooled
+        run.buffers[self.out][:, self.position : self.position + self.width] = pooled
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
@@ -135,20 +145,20 @@ class LookupSum(Step):
         require("LookupSum", "table", self.table, np.float32, (self.table.size,))
         for name in ("columns", "offsets", "rows"):
             require("LookupSum", name, getattr(self, name), np.int32, (fields,))
-        fits(self, fields >= 1 and self.columns.min() >= 0 and self.columns.max() < program.rows.size)
+        require_fit(self, fields >= 1 and self.columns.min() >= 0 and self.columns.max() < program.rows.size)
         last = self.offsets.astype(np.int64) + self.rows
-        fits(self, self.rows.min() >= 1 and self.offsets.min() >= 0 and last.max() <= self.table.size)
+        require_fit(self, self.rows.min() >= 1 and self.offsets.min() >= 0 and last.max() <= self.table.size)
         limits = program.rows[self.columns]
-        fits(self, limits.min() >= 1 and bool((limits <= self.rows).all()))
-        fits(self, slots.write(self, self.out, "f4") == 1)
-        finite(self, self.table)
+        require_fit(self, limits.min() >= 1 and bool((limits <= self.rows).all()))
+        require_fit(self, slots.write(self, self.out, "f4") == 1)
+        require_finite(self, self.table)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
         total = np.zeros(len(run.ids), np.float32)
         for column, offset in zip(self.columns, self.offsets, strict=True):
             total += self.table[offset + run.ids[:, column]]
-        run.of[self.out][:, 0] = total
+        run.buffers[self.out][:, 0] = total
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""

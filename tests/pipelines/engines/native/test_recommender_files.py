@@ -22,7 +22,7 @@ from pipelines.kernels import program_file
 from pipelines.models.record import NATIVE
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.recommenders.lowering.lower import fold_program
+from zoo.recommenders.lowering.lower import lower
 
 
 @pytest.mark.parametrize("text", ["ids = Identity(x)", "h = Relu(x) ids = Neg(h)"])
@@ -196,7 +196,7 @@ def test_the_version_changes_with_what_is_in_a_packed_program(tmp_path):
     for family in FAMILIES:
         net = Network(family)
         table = calibrate(net.model, [net.feeds(700)], "minmax")
-        graphs.append(fold_program(net.model, table, QuantRecipe())[0])
+        graphs.append(lower(net.model, table, QuantRecipe())[0])
     found = []
     for number, graph in enumerate(graphs):
         path = io.save_mapped(graph, tmp_path / f"{number}.onnx")

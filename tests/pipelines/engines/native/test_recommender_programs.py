@@ -17,7 +17,7 @@ from pipelines.kernels.recommenders import reference
 from pipelines.kernels.recommenders.from_graph import click_program
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.recommenders.lowering.lower import fold_program
+from zoo.recommenders.lowering.lower import lower
 
 pytestmark = pytest.mark.skipif(extension.native() is None, reason=extension.missing())
 
@@ -27,7 +27,7 @@ def made(request, tmp_path_factory):
     """(network, native.onnx, feeds, its program)."""
     net = Network(request.param)
     feeds = net.feeds(700)
-    result, report = fold_program(net.model, calibrate(net.model, [feeds], "minmax"), QuantRecipe())
+    result, report = lower(net.model, calibrate(net.model, [feeds], "minmax"), QuantRecipe())
     assert report["fold"]
     path = io.save_mapped(result, tmp_path_factory.mktemp(request.param) / "native.onnx")
     return net, path, feeds, click_program(io.load(path).graph[0])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 from zoo.recommenders.data import csv_reader, logs
-from zoo.recommenders.data.csv_reader import NativeReader
+from zoo.recommenders.data.csv_reader import CsvReader
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import CRITEO, open_log
@@ -85,12 +85,12 @@ def both(tmp_path_factory):
     def compare(content, reader, labelled=True, block=logs.BLOCK, isa="", packed=False):
         path = folder / "log"
         path.write_bytes(gzip.compress(content, 1) if packed else content)
-        of = NativeReader.of
+        of = CsvReader.of
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(logs, "BLOCK", block)
-            patch.setattr(NativeReader, "of", lambda *arguments: of(*arguments, isa))
+            patch.setattr(CsvReader, "of", lambda *arguments: of(*arguments, isa))
             quick = outcome(reader, path, labelled)
-            patch.setattr(NativeReader, "of", lambda *arguments: None)
+            patch.setattr(CsvReader, "of", lambda *arguments: None)
             plain = outcome(reader, path, labelled)
         if block == logs.BLOCK or "straddling" not in str(plain):  # a row longer than the block
             assert unordered(quick) == unordered(plain) if block < logs.BLOCK else quick == plain
@@ -265,7 +265,7 @@ def test_right_rows_never_leave_the_native_parser(both, monkeypatch, isa, quoted
 @pytest.mark.parametrize("native", [True, False])
 def test_positions_count_rows_left_out_where_they_stand(monkeypatch, tmp_path, native):
     if not native:
-        monkeypatch.setattr(NativeReader, "of", lambda *arguments: None)
+        monkeypatch.setattr(CsvReader, "of", lambda *arguments: None)
     monkeypatch.setattr(logs, "BLOCK", 3000)
     paths, lines = [tmp_path / "one", tmp_path / "two"], regular(1000).splitlines(keepends=True)
     for out in (1, 2, 400, 999, 1000):  # counted with the header
@@ -302,7 +302,7 @@ def test_one_tower_leaves_the_columns_of_the_other_missing(monkeypatch, tmp_path
     for tower in ("user", "item"):
         quick = next(reader.read(path, tower=tower))
         with monkeypatch.context() as patch:
-            patch.setattr(NativeReader, "of", lambda *arguments: None)
+            patch.setattr(CsvReader, "of", lambda *arguments: None)
             plain = next(reader.read(path, tower=tower))
         for name in ARRAYS:
             np.testing.assert_array_equal(getattr(quick, name), getattr(plain, name))

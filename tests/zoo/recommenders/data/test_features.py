@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
-from zoo.recommenders.data.encoding import LARGEST, Rows, floats, seconds_since_1970
+from zoo.recommenders.data.encoding import LARGEST, Rows, parse_floats, seconds_since_1970
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.hashing import hash_buckets
 from zoo.recommenders.data.logs import CRITEO, MISSING, is_criteo, open_log
@@ -253,7 +253,7 @@ def test_rows_of_criteo_are_told_by_their_form(tmp_path):
 
 
 def test_numbers_and_times():
-    found = floats(pa.array(["1", " 2 ", None, "x", "1e400", "-3.5"]))
+    found = parse_floats(pa.array(["1", " 2 ", None, "x", "1e400", "-3.5"]))
     np.testing.assert_array_equal(found, [1, 2, np.nan, np.nan, np.nan, -3.5])
     texts = [
         "2024-01-01",

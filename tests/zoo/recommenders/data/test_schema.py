@@ -58,7 +58,7 @@ def log(tmp_path_factory):
 
 def test_a_likely_row_is_one_that_the_log_might_hold(log):
     schema = infer(open_log(log))
-    row = schema.likely()
+    row = schema.typical_row()
     assert list(row) == [each.name for each in schema.of(*FEATURES)]
     assert row["genres"] in GENRES and row["occupation"] in ("writer", "Künstler")
     assert 7 <= float(row["age"]) <= 73 and float(row["price, EUR"]) >= 0 and 1 <= int(row["user_id"]) <= 300

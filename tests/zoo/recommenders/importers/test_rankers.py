@@ -23,10 +23,10 @@ from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.schema import Schema
 from zoo.recommenders.export.rewrites import passes
 from zoo.recommenders.importers.rankers import GENERIC, Ranker, read
-from zoo.recommenders.lowering.lower import fold_program
+from zoo.recommenders.lowering.lower import lower
 
 LENGTH = packages.LENGTH
-AGREES = 1e-6
+TOLERANCE = 1e-6
 NOISE = (
     "Cast",
     "Unsqueeze",
@@ -124,7 +124,7 @@ def test_exports_of_packages_become_families(
     rows = packages.rows(200)
     found = read(tmp_path / "model.onnx", rows, saved(tmp_path, schema()))
     assert found.family == FAMILY.get(name, name)
-    assert found.difference <= AGREES
+    assert found.difference <= TOLERANCE
     operators = query.op_counts(found.model)
     assert not set(NOISE) & set(operators)
     assert [each.name for each in found.model.graph.outputs[1:]] == ["user", "item"][
@@ -133,7 +133,7 @@ def test_exports_of_packages_become_families(
     result = scored(found, rows)
     assert result.shape == (200, 1)
     assert np.ptp(result) > 0.001
-    np.testing.assert_allclose(result.ravel(), scores(tmp_path / "model.onnx", rows), atol=AGREES, rtol=0)
+    np.testing.assert_allclose(result.ravel(), scores(tmp_path / "model.onnx", rows), atol=TOLERANCE, rtol=0)
     assert moved(found) <= 0.002
 
 
@@ -142,7 +142,7 @@ def moved(ranker: Ranker) -> float:
     model = ranker.model.clone()
     rewrite(model, passes(ranker.features.to_json()))
     feeds = {str(each.name): ranker.calibration[str(each.name)] for each in model.graph.inputs}
-    made, report = fold_program(model, calibrate(model, [feeds], "minmax"), QuantRecipe())
+    made, report = lower(model, calibrate(model, [feeds], "minmax"), QuantRecipe())
     assert made is not None, report["reason"]
     program = click_program(made.graph[0])
     found = reference.run(program, feeds["ids"], feeds.get("numbers"), feeds.get("scales"))
@@ -167,7 +167,7 @@ def test_lists_of_every_pooling_and_encoding(package: str, pool: str, kind: str,
     rows = packages.rows(300)
     rows[7]["history"] = "|".join(VALUES)  # its last ones
     found = read(tmp_path / "model.onnx", rows, saved(tmp_path, schema(history={"encoding": KNOWN[kind]})))
-    assert (found.family, found.difference <= AGREES) == ("deepfm", True)
+    assert (found.family, found.difference <= TOLERANCE) == ("deepfm", True)
     assert not {*NOISE, "Div"} & set(query.op_counts(found.model))
     (column,) = found.features.schema.of("categories")
     assert column.pooling == pool
@@ -181,7 +181,7 @@ def test_lists_of_every_pooling_and_encoding(package: str, pool: str, kind: str,
     unknown = [each | {"history": "nothing|" + each["history"] + "|none"} for each in rows]
     for written in (rows, unknown):
         result = scored(found, written).ravel()
-        np.testing.assert_allclose(result, scores(tmp_path / "model.onnx", truth), atol=AGREES, rtol=0)
+        np.testing.assert_allclose(result, scores(tmp_path / "model.onnx", truth), atol=TOLERANCE, rtol=0)
 
 
 OTHERS = [(packages.torch_rechub, "deepfm-dice", "ReduceMean"), (packages.deepctr, "xdeepfm", "Conv, Einsum")]
@@ -193,7 +193,9 @@ def test_exports_of_no_family_say_why(export: Callable[..., None], name: str, st
     rows = packages.rows(50)
     found = read(tmp_path / "model.onnx", rows, saved(tmp_path, schema()))
     assert (found.family, strange in found.why) == (GENERIC, True)
-    np.testing.assert_allclose(scored(found, rows).ravel(), scores(tmp_path / "model.onnx", rows), atol=AGREES, rtol=0)
+    np.testing.assert_allclose(
+        scored(found, rows).ravel(), scores(tmp_path / "model.onnx", rows), atol=TOLERANCE, rtol=0
+    )
 
 
 @pytest.mark.slow
@@ -202,7 +204,7 @@ def test_the_other_exporter_of_torch_gives_the_same(export: Callable[..., None],
     pytest.importorskip("onnxscript")
     export("deepfm", tmp_path / "model.onnx", dynamo=True)
     found = read(tmp_path / "model.onnx", packages.rows(50), saved(tmp_path, schema()))
-    assert (found.family, found.difference <= AGREES) == ("deepfm", True)
+    assert (found.family, found.difference <= TOLERANCE) == ("deepfm", True)
 
 
 # --- the same forms without the packages
@@ -351,15 +353,15 @@ def test_a_graph_with_an_input_a_column(family: str, tmp_path: Path) -> None:
     path = network(GRAPHS[family], tmp_path / "model.onnx")
     rows = packages.rows(40)
     found = read(path, rows, saved(tmp_path, schema()))
-    assert (found.family, found.difference <= AGREES) == (family.partition(",")[0], True)
+    assert (found.family, found.difference <= TOLERANCE) == (family.partition(",")[0], True)
     assert not {*NOISE, "Div"} & set(query.op_counts(found.model))
     assert found.family == GENERIC or moved(found) <= 0.002
     assert [each.name for each in found.features.numbers] == ["age"]  # the graph reads no others
-    assert found.features.gaps == ()
+    assert found.features.indicators == ()
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = {each.name for each in session.get_inputs()}
     feeds = {name: x for name, x in as_fed(rows, False).items() if name in names}
-    np.testing.assert_allclose(scored(found, rows).ravel(), session.run(None, feeds)[0], atol=AGREES, rtol=0)
+    np.testing.assert_allclose(scored(found, rows).ravel(), session.run(None, feeds)[0], atol=TOLERANCE, rtol=0)
 
 
 def test_ids_beside_numbers_in_one_matrix_of_floats(tmp_path: Path) -> None:
@@ -379,10 +381,10 @@ def test_ids_beside_numbers_in_one_matrix_of_floats(tmp_path: Path) -> None:
     path = network(text, tmp_path / "model.onnx", slope=np.array([0.5]))
     rows = packages.rows(20)
     found = read(path, rows, saved(tmp_path, schema()), columns=["user", "age"])
-    assert found.difference <= AGREES
+    assert found.difference <= TOLERANCE
     feeds = {"x": np.array([[each["user"], each["age"]] for each in rows], np.float32)}
     truth = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feeds)[0]
-    np.testing.assert_allclose(scored(found, rows), truth, atol=AGREES, rtol=0)
+    np.testing.assert_allclose(scored(found, rows), truth, atol=TOLERANCE, rtol=0)
 
 
 def test_known_values_are_the_rankers_rows_and_missing_ones_row_zero(tmp_path: Path) -> None:
@@ -395,7 +397,7 @@ def test_known_values_are_the_rankers_rows_and_missing_ones_row_zero(tmp_path: P
     truth[3]["user"] = truth[4]["user"] = "0"
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     feeds = {name: x for name, x in as_fed(truth, False).items() if name in ("user", "item", "history", "age")}
-    np.testing.assert_allclose(scored(found, rows).ravel(), session.run(None, feeds)[0], atol=AGREES, rtol=0)
+    np.testing.assert_allclose(scored(found, rows).ravel(), session.run(None, feeds)[0], atol=TOLERANCE, rtol=0)
 
 
 def test_what_cannot_be_written_again_stands_behind_new_inputs(tmp_path: Path) -> None:

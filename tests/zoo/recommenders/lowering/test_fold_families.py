@@ -19,7 +19,7 @@ from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from zoo.recommenders.export.rewrites import passes
 from zoo.recommenders.lowering import plan as folding
-from zoo.recommenders.lowering.lower import fold_program
+from zoo.recommenders.lowering.lower import lower
 
 pytestmark = pytest.mark.usefixtures("caches")
 BOUND = 0.005
@@ -30,7 +30,7 @@ def folded(found, feeds, rewritten=True, recipe=None):
     found = found.clone()
     if rewritten:
         rewrite(found, passes({"schema": {}}))
-    result, report = fold_program(found, calibrate(found, [feeds], "minmax"), recipe or QuantRecipe())
+    result, report = lower(found, calibrate(found, [feeds], "minmax"), recipe or QuantRecipe())
     assert report["fold"] is (result is not None) and report["reason"]
     return (None if result is None else click_program(result.graph[0])), report
 
@@ -211,7 +211,7 @@ def test_the_same_inputs_give_the_same_file(family, tmp_path):
     table, before = calibrate(found, [feeds], "minmax"), io.digest(found)
     paths = []
     for number in range(2):
-        result, _ = fold_program(found, table, QuantRecipe())
+        result, _ = lower(found, table, QuantRecipe())
         assert io.digest(found) == before
         assert [each.name for each in result.graph.inputs] == [each.name for each in found.graph.inputs]
         assert [each.name for each in result.graph.outputs] == [each.name for each in found.graph.outputs]
@@ -229,7 +229,7 @@ def test_the_recipe_is_kept():
     assert program is None and report["reason"] == "the recipe keeps tables float"
     table = calibrate(found, [feeds], "minmax")
     with pytest.raises(RequestError, match="made for the graph"):
-        fold_program(found, dataclasses.replace(table, graph="0" * 64), QuantRecipe())
+        lower(found, dataclasses.replace(table, graph="0" * 64), QuantRecipe())
 
 
 def test_what_the_recipe_keeps_float_is_not_in_bytes(monkeypatch):
@@ -287,7 +287,7 @@ def test_ranges_that_are_missing_are_named(name):
     found, feeds = network("wide-deep")
     table = calibrate(found, [feeds], "minmax")
     short = {key: each for key, each in table.tensors.items() if key != name}
-    result, report = fold_program(found, dataclasses.replace(table, tensors=short), QuantRecipe())
+    result, report = lower(found, dataclasses.replace(table, tensors=short), QuantRecipe())
     assert result is None and f"no calibrated range for {name}" in report["reason"]
 
 
@@ -302,5 +302,5 @@ def test_tables_that_are_not_finite_are_refused():
         value.const_value = ir.tensor(array, name=name)
         made = dataclasses.replace(table, graph=io.digest(broken))
         with np.errstate(invalid="ignore"):
-            result, report = fold_program(broken, made, QuantRecipe())
+            result, report = lower(broken, made, QuantRecipe())
         assert result is None and "finite" in report["reason"]

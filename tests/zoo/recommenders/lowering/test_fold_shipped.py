@@ -9,7 +9,7 @@ from pipelines.graph import io
 from pipelines.kernels.recommenders import reference
 from pipelines.kernels.recommenders.from_graph import click_program
 from pipelines.quantization.calibration.table import CalibrationTable
-from zoo.recommenders.lowering.lower import fold_program
+from zoo.recommenders.lowering.lower import lower
 
 pytestmark = pytest.mark.usefixtures("caches")
 NAME = "wide-deep-criteo"
@@ -23,7 +23,7 @@ def shipped(tmp_path_factory):
     patch.setenv("ZOO_HOME", str(tmp_path_factory.mktemp("shipped") / "home"))
     folder = zoo.load(NAME)
     table = CalibrationTable.load(folder.path / "calibration.json")
-    result, report = fold_program(io.load(folder.path / "rewritten.onnx"), table, folder.recipe)
+    result, report = lower(io.load(folder.path / "rewritten.onnx"), table, folder.recipe)
     assert report["fold"] and report["layers"]
     pipeline = zoo.pipeline(NAME, precision="fp32", engine="onnxruntime")
     yield folder, click_program(result.graph[0]), pipeline

@@ -14,7 +14,7 @@ from pipelines.kernels.recommenders.program import ClickProgram
 from pipelines.kernels.recommenders.steps import GatedSum, Mixed, Numbers
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.recommenders.lowering.lower import fold_program
+from zoo.recommenders.lowering.lower import lower
 
 WIDTH, EXPERTS = 20, 3
 
@@ -123,7 +123,7 @@ STACKED = f"{EACH} {STACK}"
 )
 def test_forms_of_exporters_become_one_step(experts, mixture, relu):
     found, feeds = network(experts, mixture, relu)
-    result, report = fold_program(found, calibrate(found, [feeds], "minmax"), QuantRecipe())
+    result, report = lower(found, calibrate(found, [feeds], "minmax"), QuantRecipe())
     assert report["fold"], report["reason"]
     made = click_program(result.graph[0])
     (step,) = [step for step in made.steps if isinstance(step, GatedSum)]
@@ -147,5 +147,5 @@ def test_forms_of_exporters_become_one_step(experts, mixture, relu):
 )
 def test_near_misses_are_refused(experts, mixture, said):
     found, feeds = network(experts, mixture, rows=EXPERTS if said == "ReduceSum" and "m, last" in mixture else WIDTH)
-    result, report = fold_program(found, calibrate(found, [feeds], "minmax"), QuantRecipe())
+    result, report = lower(found, calibrate(found, [feeds], "minmax"), QuantRecipe())
     assert result is None and said in report["reason"]

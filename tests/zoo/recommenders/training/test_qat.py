@@ -23,7 +23,7 @@ from pipelines.quantization.qdq.scales import activation_qparams
 torch = pytest.importorskip("torch", reason="needs the train extra")
 
 from pipelines.quantization.training import qat as shared  # noqa: E402
-from zoo.recommenders.export.freeze import network  # noqa: E402
+from zoo.recommenders.export.freeze import load_checkpoint  # noqa: E402
 from zoo.recommenders.models.dcn_v2 import DCNv2  # noqa: E402
 from zoo.recommenders.models.dcn_v2 import DCNv2Config as OfDCN  # noqa: E402
 from zoo.recommenders.models.deepfm import DeepFM  # noqa: E402
@@ -95,8 +95,8 @@ def tuned(log, starts, tmp_path_factory):
 
 def student_of(folder, start, family):
     """The network that was trained, with the weights and ranges that the folder keeps."""
-    model, features = network(folder, *FAMILIES[family])
-    student = qat.rounding(start, features).prepare(model)
+    model, features = load_checkpoint(folder, *FAMILIES[family])
+    student = qat.fake_quantization(start, features).prepare(model)
     shared.start_ranges(student, CalibrationTable.load(folder / "qat.json").tensors)
     return student.eval(), features
 
@@ -124,7 +124,7 @@ def test_the_int8_model_of_the_road_computes_what_was_trained(tuned, starts, log
 @pytest.mark.parametrize("large", [10**6, 20])  # rows beyond which a step changes those of its batch alone
 def test_tables_of_bytes_are_rounded_as_what_is_looked_up(tmp_path, monkeypatch, large):
     """A log of categories alone: nothing is rounded where the int8 model runs, as tables hold bytes."""
-    monkeypatch.setattr("zoo.recommenders.training.trainer.LARGE", large)
+    monkeypatch.setattr("zoo.recommenders.training.trainer.SPARSE_ROWS", large)
     random = np.random.default_rng(0)
     a, b = random.integers(0, 30, 1000), random.integers(0, 20, 1000)
     clicks = random.random(1000) < 1 / (1 + np.exp(-np.sin(a) - np.cos(b)))
@@ -162,8 +162,8 @@ def test_the_table_holds_the_very_ranges_trained(tuned, starts, family):
 
 
 def test_ranges_begin_with_those_of_post_training_quantization(starts):
-    model, features = network(starts("dlrm"), *FAMILIES["dlrm"])
-    student = qat.rounding(starts("dlrm"), features).prepare(model)
+    model, features = load_checkpoint(starts("dlrm"), *FAMILIES["dlrm"])
+    student = qat.fake_quantization(starts("dlrm"), features).prepare(model)
     table = CalibrationTable.load(starts("dlrm") / "calibration.json").tensors
     active = [each for each in student.modules() if isinstance(each, shared.Range) and each.active]
     assert {each.tensor for each in active} >= {"bottom.4", "top.1"}

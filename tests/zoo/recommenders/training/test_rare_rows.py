@@ -141,9 +141,9 @@ def test_rows_that_hold_frequent_values_give_what_they_gave(build, settings, sch
 
 def test_the_unknown_row_is_the_mean_of_what_went_by_how_often_it_was_seen():
     table, count = torch.arange(12.0).reshape(6, 2), np.array([0, 9, 1, 3, 0, 7])
-    found = rare_rows._table(table, np.array([1]), count)  # ids 2, 3 and 4 go
+    found = rare_rows._prune_table(table, np.array([1]), count)  # ids 2, 3 and 4 go
     np.testing.assert_array_equal(found, [(table[2] + 3 * table[3]).numpy() / 4, table[1].numpy(), table[5].numpy()])
-    unseen = rare_rows._table(table, np.array([1, 2, 3]), count)
+    unseen = rare_rows._prune_table(table, np.array([1, 2, 3]), count)
     np.testing.assert_array_equal(unseen, table[[0, 1, 2, 3, 5]])
 
 

@@ -96,7 +96,7 @@ def weights(folder):
 @pytest.mark.parametrize("at", [2, 5])
 def test_resuming_gives_the_same_weights(log, tmp_path, monkeypatch, at, capsys):
     """Broken off in the search, and in the refit."""
-    monkeypatch.setattr(trainers, "LARGE", 0)
+    monkeypatch.setattr(trainers, "SPARSE_ROWS", 0)
     whole, broken, saves = tmp_path / "whole", tmp_path / "broken", []
     training.train(deepfm.DeepFM, str(log), whole, config=CONFIG)
     assert capsys.readouterr().err.count("a step changes the rows of its batch alone") == 1
@@ -118,14 +118,14 @@ def test_resuming_gives_the_same_weights(log, tmp_path, monkeypatch, at, capsys)
 def test_dense_and_lazy_tables_learn_the_same(log, tmp_path, monkeypatch):
     found = []
     for large in (2**17, 0):
-        monkeypatch.setattr(trainers, "LARGE", large)
+        monkeypatch.setattr(trainers, "SPARSE_ROWS", large)
         found.append(training.train(deepfm.DeepFM, str(log), tmp_path / str(large), config=CONFIG))
     assert found[0] != found[1]
     assert found[1]["logloss"] == pytest.approx(found[0]["logloss"], abs=0.01)
 
 
 def in_processes(data: str, folder: str, *, resume: bool) -> None:
-    trainers.LARGE = 0
+    trainers.SPARSE_ROWS = 0
     config = deepfm.DeepFMConfig(
         hidden=(8,), embedding_size=4, epochs=3, batch_size=256, l2_embeddings=(10.0,), refit=False
     )
@@ -134,7 +134,7 @@ def in_processes(data: str, folder: str, *, resume: bool) -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_what_one_does(log, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainers, "LARGE", 0)
+    monkeypatch.setattr(trainers, "SPARSE_ROWS", 0)
     TwoProcesses("tests.zoo.recommenders.training.test_sparse_adam", log, tmp_path).train(tmp_path / "two")
     in_processes(str(log), str(tmp_path / "one"), resume=False)
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
@@ -145,7 +145,7 @@ def test_two_processes_train_what_one_does(log, tmp_path, monkeypatch):
 def test_finetuning_pulls_towards_the_weights_before(log, tmp_path, monkeypatch):
     import zoo
 
-    monkeypatch.setattr(trainers, "LARGE", 0)
+    monkeypatch.setattr(trainers, "SPARSE_ROWS", 0)
     settings = {"hidden": "8", "embedding_size": "4", "epochs": "1", "refit": "false", "batch_size": "256"}
     zoo.train("deepfm", str(log), tmp_path / "model", settings=settings)
     zoo.build(tmp_path / "model")

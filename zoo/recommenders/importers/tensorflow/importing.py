@@ -70,7 +70,7 @@ def from_graph(
     features = fitted(features, rows)
     output.mkdir(parents=True, exist_ok=True)
     write_bytes(output / GRAPH, graph.SerializeToString(deterministic=True))
-    samples: dict[str, Any] = features.encode(next(features.by_steps([rows])))
+    samples: dict[str, Any] = features.encode(next(features.encode_raw([rows])))
     write_npz(output / SAMPLES, samples)
     return {
         "preprocessing": features.to_json(),
