@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import filelock
 
-from pipelines.core import machine, settings
+from pipelines.core import settings
 from pipelines.core.errors import RequestError, one_line, requires
 from pipelines.core.files import read_json, replacing, require_place, sha256, write_bytes
 from pipelines.models.hub import CARD
@@ -343,26 +343,6 @@ def processes() -> Iterator[Processes]:
         # Gloo's threads outlive the group (torch keeps it for DistributedDataParallel), and each needs the GIL to free
         # the tensors of its last collective: one that asks for it while Python ends aborts a process that did its work.
         time.sleep(0.2)
-
-
-def choose_precision(group: Processes, seconds: Callable[[bool], float]) -> str:
-    """Chooses the faster training precision on this machine; all processes agree on it.
-
-    Args:
-        group: Processes that train together.
-        seconds: Measures the seconds of a step; called with True for bf16, False for fp32.
-
-    Returns:
-        "fp32" or "bf16".
-    """
-    import torch
-
-    times = {"fp32": 0.0}
-    if group.device.type == "cuda":
-        times = {"bf16" if torch.cuda.is_bf16_supported() else "fp32": 0.0}
-    elif machine.has_bf16():  # elsewhere it is emulated
-        times = {each: seconds(each == "bf16") for each in ("bf16", "fp32")}
-    return str(group.same(min(times, key=times.__getitem__)))
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:

@@ -18,8 +18,9 @@ from pipelines.compression.losses import l2
 from pipelines.core.errors import ZooError
 from pipelines.core.progress import progress
 from pipelines.quantization.training.qat import freeze_ranges
-from zoo.training.communication import Communication, exchanging, tuned
-from zoo.training.runs import QAT_FROZEN, Processes, choose_precision
+from zoo.training import tuning
+from zoo.training.communication import Communication, exchanging
+from zoo.training.runs import QAT_FROZEN, Processes
 from zoo.translation.data.parallel_text import PAD, START, Corpus, ParallelText, Tokens, batches, by_tokens, padded
 from zoo.translation.metrics import translation_metrics
 from zoo.translation.models.transformer import Transformer, translate, watching
@@ -107,39 +108,18 @@ class Trainer:
         Returns:
             {"precision"}, with tune_communication also the result of `communication.tuned`.
         """
-        config, group = self.config, self.group
-        precision = config.precision
-        if precision == "auto":
-            precision = choose_precision(group, lambda bf16: self._time(data, batch, bf16))
-        found: dict[str, Any] = {}
-        if config.tune_communication and group.count > 1:
-            part = np.array_split(batch, config.accumulate)[0]
+        part = np.array_split(batch, self.config.accumulate)[0]
 
-            def step(model: nn.Module) -> None:
-                loss, *_ = self.loss(model, data, part, precision == "bf16", config.label_smoothing)
-                torch.autograd.backward(loss)
-                model.zero_grad(set_to_none=True)
+        def loss_of(pairs: NDArray[np.int64]) -> tuning.Loss:
+            return lambda model, bf16: self.loss(model, data, pairs, bf16, self.config.label_smoothing)[0]
 
-            about = f"{len(part)} {precision} {config.accumulate}"
-            found = tuned(self.model, group, step, PLAIN, about=about, whole=config.accumulate == 1)
-        return {"precision": precision, **found}
+        losses = loss_of(batch), loss_of(part)
+        return tuning.choose(self.model, self.group, self.config, *losses, PLAIN, about=str(len(part)))
 
     def use(self, chosen: Mapping[str, Any]) -> None:
         """Trains as `choose` found from now on, together with the other processes."""
         self.bf16 = chosen["precision"] == "bf16"
-        if self.group.count > 1:
-            found = chosen.get("communication")
-            self.parallel = (Communication(**found) if found else PLAIN).wrap(self.model, self.group)
-
-    def _time(self, data: Corpus, batch: NDArray[np.int64], bf16: bool) -> float:
-        """Seconds of a forward and a backward pass, the better of two."""
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            torch.autograd.backward(self.loss(self.model, data, batch, bf16, self.config.label_smoothing)[0])
-            times.append(time.perf_counter() - start)
-        self.model.zero_grad(set_to_none=True)
-        return min(times[1:])
+        self.parallel = tuning.distribute(self.model, self.group, chosen, PLAIN)
 
     def loss(
         self, model: nn.Module, data: Corpus, batch: NDArray[np.int64], bf16: bool, smoothing: float

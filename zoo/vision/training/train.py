@@ -24,11 +24,11 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import write_json
 from pipelines.core.progress import progress
 from pipelines.models.npz import write_npz
-from zoo.training.communication import Communication, exchanging, tuned
+from zoo.training import tuning
+from zoo.training.communication import Communication, exchanging
 from zoo.training.runs import (
     QAT_FROZEN,
     Processes,
-    choose_precision,
     load_checkpoint,
     plot_curves,
     processes,
@@ -93,28 +93,19 @@ class Trainer:
         """How this machine trains fastest, by timing steps on noise: {"precision"}, with tune_communication also what
         `communication.tuned` gives. All processes agree.
         """
-        config, group = self.config, self.group
-        precision = config.precision
-        if precision == "auto":
-            precision = choose_precision(group, lambda bf16: self._time(size, batch, bf16))
-        found: dict[str, Any] = {}
-        if config.tune_communication and group.count > 1:
-            x, y = self._noise(size, -(-batch // config.accumulate))
 
-            def step(model: nn.Module) -> None:
-                torch.autograd.backward(self.loss(model, x, y, 1, precision == "bf16")[0])
-                model.zero_grad(set_to_none=True)
+        def loss_of(x: torch.Tensor, y: torch.Tensor) -> tuning.Loss:
+            return lambda model, bf16: self.loss(model, x, y, 1, bf16)[0]
 
-            about = f"{tuple(x.shape)} {precision} {config.accumulate}"
-            found = tuned(self.model, group, step, self._communication(), about=about, whole=config.accumulate == 1)
-        return {"precision": precision, **found}
+        part = self._noise(size, -(-batch // self.config.accumulate))
+        losses = loss_of(*self._noise(size, batch)), loss_of(*part)
+        about = str(tuple(part[0].shape))
+        return tuning.choose(self.model, self.group, self.config, *losses, self._communication(), about=about)
 
     def use(self, chosen: dict[str, Any]) -> None:
         """Train as `choose` found."""
         self.bf16 = chosen["precision"] == "bf16"
-        if self.group.count > 1:
-            found = chosen.get("communication")
-            self.parallel = (Communication(**found) if found else self._communication()).wrap(self.model, self.group)
+        self.parallel = tuning.distribute(self.model, self.group, chosen, self._communication())
 
     def _communication(self) -> Communication:
         return Communication("bf16" if self.config.compress else "", gradient_as_bucket_view=True)
@@ -122,21 +113,6 @@ class Trainer:
     def _noise(self, size: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.randint(256, (batch, 3, size, size), dtype=torch.uint8, device=self.group.device)
         return x, torch.zeros(batch, dtype=torch.int64, device=self.group.device)
-
-    def _time(self, size: int, batch: int, bf16: bool) -> float:
-        """Seconds of a forward and a backward pass, the better of two; leaves weights and statistics as they are."""
-        model, (x, y) = self.model, self._noise(size, batch)
-        weights = {name: each.clone() for name, each in model.state_dict().items()}
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            torch.autograd.backward(self.loss(model, x, y, 1, bf16)[0])
-            if x.is_cuda:
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - start)
-        model.zero_grad(set_to_none=True)
-        model.load_state_dict(weights)
-        return min(times[1:])
 
     def logits(self, model: nn.Module, x: torch.Tensor, bf16: bool) -> torch.Tensor:
         """uint8 [n, 3, size, size] -> float32 [n, classes]."""

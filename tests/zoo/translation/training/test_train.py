@@ -16,6 +16,7 @@ from pipelines.core.files import read_json, write_json
 from zoo.training.runs import Processes
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
+from zoo.training import tuning  # noqa: E402
 from zoo.translation.data import parallel_text as data  # noqa: E402
 from zoo.translation.data import text_files  # noqa: E402
 from zoo.translation.inference import TranslationPipeline  # noqa: E402
@@ -403,11 +404,16 @@ def test_bf16_is_taken_only_where_it_is_quicker(language, monkeypatch):
     trainer, found = Trainer(build("one", 60), replace(QUICK, precision="auto"), Processes()), corpus(language)
     monkeypatch.setattr(machine, "has_bf16", lambda: True)
     for quick in (True, False):
-        monkeypatch.setattr(Trainer, "_time", lambda self, data, batch, bf16, quick=quick: 1.0 + (bf16 != quick))
+        monkeypatch.setattr(tuning, "time_step", lambda model, loss, bf16, quick=quick: 1.0 + (bf16 != quick))
         assert trainer.choose(found, np.arange(4)) == {"precision": "bf16" if quick else "fp32"}
     monkeypatch.undo()
     before = {name: each.clone() for name, each in trainer.model.state_dict().items()}
-    assert trainer._time(found, np.arange(4), False) > 0
+    assert (
+        tuning.time_step(
+            trainer.model, lambda model, bf16: trainer.loss(model, found, np.arange(4), bf16, 0.0)[0], bf16=False
+        )
+        > 0
+    )
     assert all(torch.equal(each, before[name]) for name, each in trainer.model.state_dict().items())
     assert all(each.grad is None for each in trainer.model.parameters())
 
