@@ -66,7 +66,7 @@ def quality() -> None:
 
 
 def stock_quantizer(folder: Path, held_out: Path) -> dict[str, Any]:
-    """Metrics of the same model and rows, quantized by onnxruntime (QDQ, MinMax, per channel) from plain fp32.onnx."""
+    """Evaluates the same model and rows, quantized by onnxruntime (QDQ, MinMax, per channel) from plain fp32.onnx."""
     opened: Any = zoo.pipeline(folder, "fp32", "onnxruntime")
     rows = Rows.concatenate(list(opened.rows(str(held_out))))
     target = folder / "stock.onnx"
@@ -153,27 +153,21 @@ def stream() -> None:
 def training() -> None:
     """An epoch over 8,000,000 synthetic rows, one thread: rows/s, peak memory."""
     options = ("-n", 8_000_000, "--seed", 1)
-    with tempfile.TemporaryDirectory() as scratch:
-        source = Path(scratch) / "rows.tsv"
-        synthesize("criteo", *options, "-o", source)
-        epoch(source, f"scripts/synthesize_criteo.py {' '.join(map(str, options))}")
-
-
-def epoch(source: Path, data: str) -> None:
-    """Writes the report of an epoch."""
     one = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "model"
+        source, folder = Path(scratch) / "rows.tsv", Path(scratch) / "model"
+        synthesize("criteo", *options, "-o", source)
         recipe = ("--epochs", 1, "--batch-size", 4096, "--set", "refit=false")
         command = zoo_command("train", "wide-deep", "--data", source, "-o", folder, *recipe)
         _, measured = watched(command[3:], one)  # not pinned
         found = files.read_json(folder / "train.json")
     environment = machine.environment(threads=1)
     environment["versions"] |= found["versions"]
-    kept = {key: found[key] for key in ("rows", "trained_rows", "seconds", "metrics", "seed")}
+    kept = {key: found[key] for key in ("rows", "metrics", "seed")}
+    kept |= {"trained_rows": found["epochs"] * found["rows"]["train"], "seconds": {"train": found["seconds"]}}
     config = {key: found["config"][key] for key in ("hidden", "buckets", "embedding_size", "batch_size")}
     measured |= {"load_average": os.getloadavg(), "memory": "VmHWM of the process, looked at 20 times a second"}
-    about = {"data": data, "environment": environment}
+    about = {"data": f"scripts/synthesize_criteo.py {' '.join(map(str, options))}", "environment": environment}
     report(f"training-{cpu_slug()}", {"model": MODEL, **kept, **config, **measured, **about})
 
 

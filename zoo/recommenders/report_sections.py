@@ -270,7 +270,7 @@ def _training(trainings: Sequence[Report]) -> str:
     rows = []
     for report in trainings:
         content, seconds = report.content, report.content["seconds"]
-        loop = sum(seconds[part] for part in ("wait", "step", "save"))
+        loop = seconds.get("train") or sum(seconds[part] for part in ("wait", "step", "save"))
         layers = " x ".join(map(str, content["hidden"]))
         rows.append(
             [
@@ -279,9 +279,9 @@ def _training(trainings: Sequence[Report]) -> str:
                 f"{layers}; {content['buckets']:,} buckets of {content['embedding_size']} a field",
                 f"{content['batch_size']:,}",
                 f"{content['trained_rows'] / loop:,.0f}",
-                f"{content['trained_rows'] / seconds['step']:,.0f}",
-                f"{100 * seconds['wait'] / loop:.2f}%",
-                f"{seconds['read']:,.0f} s",
+                f"{content['trained_rows'] / seconds['step']:,.0f}" if "step" in seconds else "",
+                f"{100 * seconds['wait'] / loop:.2f}%" if "wait" in seconds else "",
+                f"{seconds['read']:,.0f} s" if "read" in seconds else "",
                 f"{content['process_seconds']:,.0f} s, {content['processor_seconds']:,.0f} s of CPU time",
                 f"{content['peak_memory_mb']:,.0f}",
             ]
@@ -299,4 +299,4 @@ def _training(trainings: Sequence[Report]) -> str:
     ]
     columns, *cells = zip(*rows, strict=True)
     lines = [[fact, *values] for fact, values in zip(facts, cells, strict=True)]
-    return "One epoch, one TensorFlow thread, not pinned.\n\n" + table(["", *columns], lines)
+    return "One epoch, one thread, not pinned.\n\n" + table(["", *columns], lines)
