@@ -65,19 +65,19 @@ OWN_MODELS = """Models from PyPI packages, quantized by each tool's default comm
 
 
 def sections_of(name: str) -> ReportSections | None:
-    """The module that renders the reports of a model's family; None if the family has none."""
+    """Returns the module that renders the reports of a model's family; None if the family has none."""
     family = zoo.entry(SHIPPED.card(name).entry)
     return family.report_sections() if isinstance(family, Reported) else None
 
 
 def rendered(part: str, name: str) -> Any:
-    """The result of the family's function `part` for a model; None if the family has no such function."""
+    """Returns the result of the family's function `part` for a model; None if the family has no such function."""
     function = getattr(sections_of(name), part, None)
     return function(name) if function else None
 
 
 def families() -> dict[ReportSections, list[str]]:
-    """The modules that render reports, with the names of their models."""
+    """Returns the modules that render reports, with the names of their models."""
     models: dict[ReportSections, list[str]] = {}
     for name in SHIPPED.names():
         if module := sections_of(name):
@@ -86,12 +86,12 @@ def families() -> dict[ReportSections, list[str]]:
 
 
 def licence(text: str) -> str:
-    """The licence's name: the text up to its first comma, colon or full stop, without its parts in brackets."""
+    """Returns the licence's name: the text up to its first comma, colon or full stop, without its parts in brackets."""
     return re.split(r"[:,]|\. |\.$", markdown.outside_brackets(text))[0]
 
 
 def overview() -> str:
-    """The overview of MODELS.md: a table per task, which fits into a terminal of 120 columns."""
+    """Returns the overview of MODELS.md: a table per task, which fits into a terminal of 120 columns."""
     tasks: dict[str, list[str]] = {}
     for name in SHIPPED.names():
         tasks.setdefault(SHIPPED.card(name).description.partition(":")[0].partition(",")[0], []).append(name)
@@ -116,7 +116,7 @@ def overview() -> str:
 
 
 def facts(card: Card) -> str:
-    """The facts of a model's card: data, licence, origin, limits, calibration, files."""
+    """Returns the facts of a model's card: data, licence, origin, limits, calibration, files."""
     details = card.details
     keys = ("data", "licence", "origin", "limits")
     lines = [f"- **{key.capitalize()}:** {details[key]}" for key in keys if key in details]
@@ -127,7 +127,7 @@ def facts(card: Card) -> str:
 
 
 def model(name: str) -> str:
-    """The model's section of MODELS.md."""
+    """Returns the model's section of MODELS.md."""
     card = SHIPPED.card(name)
     architecture = f"; {card.details['architecture']}" if "architecture" in card.details else ""
     what = f"{card.description} Family `{card.entry}`{architecture}."
@@ -142,7 +142,7 @@ def models_page() -> str:
 
 
 def environments() -> str:
-    """The table of reports: machine, versions, commit."""
+    """Returns the table of reports: machine, versions, commit."""
     rows = []
     for report in [
         *(each for name in SHIPPED.names() for each in markdown.reports(zoo.SHIPPED / name / "reports", "")),
@@ -172,7 +172,7 @@ def environments() -> str:
 
 
 def own_models() -> str:
-    """Third-party ONNX models: this project's quantizer and its peers."""
+    """Returns the section of third-party ONNX models."""
     parts = []
     for report in (*markdown.reports(PEERS, "own-models"), *markdown.reports(PEERS, "detectors")):
         filled = [row + [""] * (len(peers.COLUMNS) - len(row)) for row in peers.rows(report.content)]
@@ -183,7 +183,7 @@ def own_models() -> str:
 
 
 def recommenders(page: Path) -> str:
-    """The families of recommenders on a custom log: quality, and speed compared with peers."""
+    """Returns the families of recommenders on a custom log: quality, and speed compared with peers."""
     parts = []
     for report in markdown.reports(PEERS, "click-models"):
         rows = []
@@ -218,7 +218,7 @@ def recommenders(page: Path) -> str:
 
 
 def _reading(report: markdown.Report) -> str:
-    """The log reader compared with peers, file to arrays."""
+    """Returns the log reader compared with peers, file to arrays."""
     rows = []
     for each in report.content["shapes"]:
         (other, ratio), quarter_and_all = next(iter(each["over"].items())), each["peak_memory_mb"]
@@ -235,7 +235,7 @@ def _reading(report: markdown.Report) -> str:
 
 
 def _over_best(model: Mapping[str, Any], size: int) -> tuple[float, str]:
-    """The speed-up of the native kernels over the fastest peer, and that peer."""
+    """Returns the speed-up of the native kernels over the fastest peer, and that peer."""
     (over,) = (r["over"] for r in model["ratios"] if (r["engine"], r["batch_size"]) == ("zoo-native", size))
     known = {peer: ratio for peer, ratio in over.items() if ratio is not None}  # null: never timed
     peer = min(known, key=known.__getitem__)
@@ -255,7 +255,7 @@ LAYERS = "One native session behind each HTTP layer, computed on the server's th
 
 
 def serving() -> str:
-    """Servers compared, and the overhead of `zoo serve` over the model."""
+    """Returns the section of servers and of the overhead of `zoo serve` over the model."""
     parts = []
     for report in markdown.reports(PEERS, "serving"):
         source = markdown.source(report, BENCHMARKS)
@@ -304,7 +304,7 @@ def serving() -> str:
 
 
 def clusters() -> str:
-    """Scoring with several processes and on Ray, serving on Ray, gradient exchange."""
+    """Returns the section of scoring and serving on several processes and on Ray, and of gradient exchange."""
     parts = []
     for report in markdown.reports(PEERS, "cluster"):
         found, rows = report.content, []
@@ -382,7 +382,7 @@ def _servers(found: list[Mapping[str, Any]]) -> str:
 
 
 def smaller() -> str:
-    """Models before and after pruning, and several contexts of one session."""
+    """Returns the section of models before and after pruning, and of several contexts of a session."""
     parts = []
     for report in markdown.reports(PEERS, "smaller"):
         for found in report.content["models"]:
@@ -444,7 +444,7 @@ def benchmarks_page() -> str:
 
 
 def readme(text: str) -> str:
-    """README.md with the table between its markers replaced: per task, the CPU with the smaller ratio."""
+    """Replaces the table of README.md between its markers: per task, the CPU with the smaller ratio."""
     start = text.index("\n", text.index("<!-- table:")) + 1
     end = text.index("<!-- end of table -->")
     lowest: dict[str, chart.Load] = {}

@@ -6,7 +6,7 @@ interleaved within one run; every CPU has a part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from pipelines.analysis import markdown
 
 PEERS = Path(__file__).resolve().parent / "peers" / "reports"
 WIDTH, LEFT, BAR, ROW, HEAD = 480, 12, 15, 68, 34
+KEYS = ("results", "ratios")
 LONGEST = 240  # of a bar; its figures stand behind it
 STYLE = """text{font:13px system-ui,sans-serif;fill:#1f2328}.t{font-weight:600}.p{fill:#59636e}
 .z{fill:#0969da}.o{fill:#c2c9d1}.b{fill:#fff}
@@ -36,97 +37,89 @@ class Load(NamedTuple):
 
 
 def best(times: dict[str, float]) -> str:
-    """The fastest peer; times: the ratio of this project's rate to the rate of every peer."""
+    """Returns the fastest peer; times: the ratio of this project's rate to the rate of every peer."""
     return min(times, key=times.__getitem__)
 
 
+def load(report: markdown.Report, task: str, unit: str, ours: str, rates: Mapping[str, float], **over: float) -> Load:
+    """Returns a load beside its fastest peer.
+
+    Args:
+        report: The report.
+        task: Title of the load.
+        unit: Unit of the rates.
+        ours: This project's system.
+        rates: Rate of every system.
+        over: The ratio to the rate of every peer; those of `rates` where the report has none.
+    """
+    over = over or {name: rates[ours] / rate for name, rate in rates.items() if not name.startswith("zoo")}
+    peer = best(over)
+    return Load(markdown.cpu(report), task, unit, rates[ours], peer, rates[peer], over[peer])
+
+
 def clicks() -> Iterator[Load]:
-    """Rows of a click log with Zipf-distributed ids, native kernels."""
+    """Yields rows of a click log with Zipf-distributed ids, native kernels."""
+    case = {"ids": "zipf", "batch_size": 512}
     for report in markdown.reports(zoo.SHIPPED / "wide-deep-criteo" / "reports", "peers"):
-        at = {"ids": "zipf", "batch_size": 512}
-        found = {
-            each["engine"]: each["samples_per_second"]
-            for each in report.content["results"]
-            if at.items() <= each.items()
-        }
-        for each in report.content["ratios"]:
-            if at.items() <= each.items() and each["engine"] == "zoo-native":
-                peer = best(each["over"])
-                task = "CTR: Wide & Deep, batches of 512"
-                yield Load(
-                    markdown.cpu(report), task, "rows", found["zoo-native"], peer, found[peer], each["over"][peer]
-                )
+        results, ratios = ([row for row in report.content[key] if case.items() <= row.items()] for key in KEYS)
+        rates = {row["engine"]: row["samples_per_second"] for row in results}
+        for row in ratios:
+            if row["engine"] == "zoo-native":
+                yield load(report, "CTR: Wide & Deep, batches of 512", "rows", "zoo-native", rates, **row["over"])
 
 
 def translation() -> Iterator[Load]:
-    """Sentences, text to text."""
+    """Yields sentences, text to text."""
     for report in markdown.reports(PEERS, "translation-amd") + markdown.reports(PEERS, "translation-intel"):
         for case in report.content["cases"]:
-            if (case["model"], case["task"]) != ("multi30k-en-de", "text"):
-                continue
-            rates = {each["engine"]: each["sentences_per_second"]["median"] for each in case["results"]}
+            rates = {row["engine"]: row["sentences_per_second"]["median"] for row in case["results"]}
             over = case["ratios"].get("zoo-native", {})
-            if "zoo-native" in rates and over:
-                peer = best(over)
+            if (case["model"], case["task"]) == ("multi30k-en-de", "text") and "zoo-native" in rates and over:
                 task = f"Translation: Transformer, beam {case['beam']}"
-                yield Load(markdown.cpu(report), task, "sentences", rates["zoo-native"], peer, rates[peer], over[peer])
+                yield load(report, task, "sentences", "zoo-native", rates, **over)
 
 
 def images() -> Iterator[Load]:
-    """Photos, JPEG to label."""
+    """Yields photos, JPEG to label."""
     for report in markdown.reports(PEERS, "images"):
         for model in report.content["models"]:
-            if model["model"] != "mobilenet-v2-imagenet":
-                continue
-            rates = {each["system"]: each["images_per_second"] for each in model["results"]}
-            over = {peer: each["times_as_fast"] for peer, each in model["ours"].items() if not peer.startswith("zoo")}
-            peer = best(over)
-            task = "Images: MobileNet V2, JPEG to label"
-            yield Load(markdown.cpu(report), task, "images", rates["zoo-int8"], peer, rates[peer], over[peer])
+            if model["model"] == "mobilenet-v2-imagenet":
+                rates = {row["system"]: row["images_per_second"] for row in model["results"]}
+                over = {peer: row["times_as_fast"] for peer, row in model["ours"].items() if not peer.startswith("zoo")}
+                yield load(report, "Images: MobileNet V2, JPEG to label", "images", "zoo-int8", rates, **over)
 
 
 def texts() -> Iterator[Load]:
-    """Embeddings of sentences in batches of 32, sorted by length for engines that pad."""
+    """Yields embeddings of sentences in batches of 32, sorted by length for engines that pad."""
     for report in markdown.reports(PEERS, "texts"):
-        for load in report.content["loads"]:
-            if load["load"] != "sentences":
-                continue
-            rates = {way: each["median"] for way, each in load["results"]["sorted"].items()}
-            over = {way: rates["zoo"] / rate for way, rate in rates.items() if not way.startswith("zoo")}
-            peer = best(over)
-            task = "Embeddings: MiniLM-L6, sentences"
-            yield Load(markdown.cpu(report), task, "texts", rates["zoo"], peer, rates[peer], over[peer])
+        for case in report.content["loads"]:
+            if case["load"] == "sentences":
+                rates = {way: figures["median"] for way, figures in case["results"]["sorted"].items()}
+                yield load(report, "Embeddings: MiniLM-L6, sentences", "texts", "zoo", rates)
 
 
 def serving() -> Iterator[Load]:
-    """Requests of one row over HTTP, 64 connections, the server on one core."""
+    """Yields requests of one row over HTTP, 64 connections, the server on one core."""
     for report in markdown.reports(PEERS, "serving"):
         for part in report.content["parts"]:
-            if part["part"] != "peers":
-                continue
-            rates = {
-                each["server"]: each["requests_per_second"]["median"]
-                for each in part["found"]
-                if "left_out" not in each
-            }
-            over = {name: rates["zoo serve"] / rate for name, rate in rates.items() if name != "zoo serve"}
-            peer = best(over)
-            task = "Serving: Wide & Deep, single rows"
-            yield Load(markdown.cpu(report), task, "requests", rates["zoo serve"], peer, rates[peer], over[peer])
+            if part["part"] == "peers":
+                servers = [row for row in part["found"] if "left_out" not in row]
+                rates = {row["server"]: row["requests_per_second"]["median"] for row in servers}
+                yield load(report, "Serving: Wide & Deep, single rows", "requests", "zoo serve", rates)
 
 
 def loads() -> list[Load]:
     """Returns the loads of all tasks."""
-    return [load for task in (clicks, translation, images, texts, serving) for load in task()]
+    return [found for task in (clicks, translation, images, texts, serving) for found in task()]
 
 
 def svg(found: list[Load]) -> str:
-    """The chart: a part per CPU, in the order of their names; the bars of a row share a scale, by `times`."""
+    """Returns the chart: a part per CPU, in the order of their names; the bars of a row share a scale, by `times`."""
     parts, y = [], 0
     for cpu in sorted({each.cpu for each in found}):
         parts.append(_text(LEFT, y + 22, f"{cpu}, one core: int8-zoo, fastest peer", "t"))
         y += HEAD
-        for each in (load for load in found if load.cpu == cpu):
+        for each in (one for one in found if one.cpu == cpu):
             parts.append(_text(LEFT, y + 13, each.task))
             theirs = max(2, round(LONGEST / each.times)) if each.times >= 1 else LONGEST
             ours = LONGEST if each.times >= 1 else max(2, round(LONGEST * each.times))

@@ -73,7 +73,7 @@ def ship(trained: Path, name: str, into: Path | None = None) -> Card:
 
 
 def with_addresses(card: Card) -> Card:
-    """The card with a public address for its float weights where these are too large for a wheel."""
+    """Returns the card with a public address for its float weights where these are too large for a wheel."""
 
     def addressed(file: CardFile) -> CardFile:
         if file.name != HALF:

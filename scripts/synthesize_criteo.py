@@ -59,7 +59,7 @@ _CALIBRATION = 2**64 - 1  # the key of the rows that set the click rate, which n
 
 
 def blocks(rows: int, seed: int, *, label: bool = True, click_rate: float = 0.22) -> Iterator[pa.Table]:
-    """Tables of at most `BLOCK` rows: label (if asked for), 13 integers, 26 strings, null = missing."""
+    """Yields tables of at most `BLOCK` rows: label (if asked for), 13 integers, 26 strings, null = missing."""
     intercept = _intercept(click_rate)
     for index, begin in enumerate(range(0, rows, BLOCK)):
         columns, logits, uniform = _draw(seed, index)
@@ -69,7 +69,7 @@ def blocks(rows: int, seed: int, *, label: bool = True, click_rate: float = 0.22
 
 
 def _draw(seed: int, index: int) -> tuple[list[Any], Array, Array]:
-    """All columns of one block, the planted logits [BLOCK], and the uniform numbers [BLOCK] that decide the labels."""
+    """Draws the columns of a block, its planted logits [BLOCK], and uniform numbers [BLOCK] that decide the labels."""
     random = np.random.Generator(np.random.Philox(key=np.array([seed, index], np.uint64)))
     columns: list[Any] = []
     logits = np.zeros(BLOCK)
@@ -95,7 +95,7 @@ def _draw(seed: int, index: int) -> tuple[list[Any], Array, Array]:
 
 
 def _mix(value: Array) -> Array:
-    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a 64-bit hash of 64-bit integers."""
+    """Returns the finalizer of SplitMix64 (Steele, Lea, Flood 2014): a 64-bit hash of 64-bit integers."""
     value = (value + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -103,7 +103,7 @@ def _mix(value: Array) -> Array:
 
 
 def _hexadecimal(values: Array, absent: Array) -> Any:
-    """uint32 [n] as an Arrow column of 8 hex digits, null where absent."""
+    """Returns uint32 [n] as an Arrow column of 8 hex digits, null where absent."""
     digits = np.stack([_HEX[values >> np.uint32(16)], _HEX[values & np.uint32(0xFFFF)]], axis=1)
     return pa.array(digits.view("S8").ravel(), pa.binary(), mask=absent).cast(pa.string())
 
@@ -113,7 +113,7 @@ def _sigmoid(logits: Array) -> Array:
 
 
 def _intercept(click_rate: float) -> float:
-    """The constant that makes the mean probability `click_rate`, by bisection on rows that are never written."""
+    """Returns the constant that makes the mean probability `click_rate`, by bisection on rows that are never written."""
     logits = np.concatenate([_draw(_CALIBRATION, index)[1] for index in range(2)])
     low, high = -30.0, 30.0
     for _ in range(50):
@@ -123,7 +123,7 @@ def _intercept(click_rate: float) -> float:
 
 
 def write(file: BinaryIO, rows: int, seed: int, *, label: bool = True, click_rate: float = 0.22) -> None:
-    """Write `rows` rows to an open binary file, with progress on stderr."""
+    """Writes `rows` rows to an open binary file, with progress on stderr."""
     options = pyarrow.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
     with progress("rows", rows) as advance:
         for table in blocks(rows, seed, label=label, click_rate=click_rate):

@@ -30,7 +30,7 @@ CHUNK = 100_000
 
 
 def chunks(count: int, seed: int = 0, users: int = 500, items: int = 200) -> Any:
-    """Arrow tables of up to `CHUNK` rows, in order."""
+    """Yields Arrow tables of up to `CHUNK` rows, in order."""
     random = np.random.default_rng(0)  # the shop, its users and items: the same for every seed
     size = 6
     user_vectors, item_vectors = random.normal(0, 0.8, (users, size)), random.normal(0, 0.8, (items, size))
@@ -74,7 +74,7 @@ def chunks(count: int, seed: int = 0, users: int = 500, items: int = 200) -> Any
 
 
 def write(path: Path, count: int, seed: int = 0, users: int = 500, items: int = 200) -> None:
-    """Write `count` rows as CSV, packed where the name ends in .gz."""
+    """Writes `count` rows as CSV, packed where the name ends in .gz."""
     with replacing(path) as temporary:
         sink = (
             pa.CompressedOutputStream(str(temporary), "gzip")
@@ -91,7 +91,7 @@ def write(path: Path, count: int, seed: int = 0, users: int = 500, items: int = 
 
 
 def main() -> None:
-    """Parse the command line and write the log."""
+    """Parses the command line and writes the log."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("output", type=Path)
     parser.add_argument("-n", "--rows", type=int, default=20_000)

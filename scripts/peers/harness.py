@@ -43,7 +43,7 @@ def require_known(kind: str, names: Iterable[str], known: Iterable[str]) -> None
 
 
 def split_names(kind: str, text: str, known: Iterable[str] | None = None) -> list[str]:
-    """The comma-separated names of a text, without repetitions.
+    """Returns the comma-separated names of a text, without repetitions.
 
     Raises:
         RequestError: There is none, or one that is not known.
@@ -57,7 +57,7 @@ def split_names(kind: str, text: str, known: Iterable[str] | None = None) -> lis
 
 
 class Parser(argparse.ArgumentParser):
-    """Options of a comparison: --json and -o of every report, and the kinds that several comparisons have.
+    """Options of a comparison: --json and -o of every report, and kinds that several comparisons have.
 
     Values of the own kinds are read after the parsing, so that a wrong one is a RequestError of one line.
     """
@@ -173,12 +173,12 @@ def gather(
 
 
 def environment(*packages: str, rounds: int, **facts: Any) -> dict[str, Any]:
-    """The machine, the versions of this project's libraries and of `packages`, and facts of the run on one thread."""
+    """Returns the machine, the versions of libraries and of `packages`, and facts of the run on one thread."""
     return machine.environment(threads=1, rounds=rounds, peers=versions(*packages), **facts)
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Versions of the packages that are installed."""
+    """Returns the versions of the packages that are installed."""
     found = {}
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -187,7 +187,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def median(values: Sequence[float], digits: int = 3) -> dict[str, Any]:
-    """{"median", "spread": [minimum, maximum]}, rounded."""
+    """Returns {"median", "spread": [minimum, maximum]}, rounded."""
     return {
         "median": round(float(np.median(values)), digits),
         "spread": [round(float(value), digits) for value in (min(values), max(values))],
@@ -195,17 +195,17 @@ def median(values: Sequence[float], digits: int = 3) -> dict[str, Any]:
 
 
 def medians(values: Mapping[str, Mapping[str, Sequence[float]]], digits: int = 3) -> dict[str, Any]:
-    """`median` of every list in a mapping of mappings."""
+    """Returns the `median` of every list in a mapping of mappings."""
     return {key: {name: median(each, digits) for name, each in inner.items()} for key, inner in values.items()}
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float], digits: int = 3) -> float:
-    """The median over the rounds of the ratios within a round."""
+    """Returns the median over the rounds of the ratios within a round."""
     return round(float(np.median(np.divide(numerators, denominators))), digits)
 
 
 def table(report: Mapping[str, Any], unprinted: Sequence[str] = ()) -> str:
-    """A report as text: lists of results as aligned columns, other figures as lines of "key value"."""
+    """Returns a report as text: lists of results as aligned columns, other figures as lines of "key value"."""
     return "\n".join(_lines(report, (*unprinted, "environment"), ""))
 
 
@@ -233,7 +233,7 @@ def _is_records(value: Any) -> bool:
 
 
 def _cells(node: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """The figures below a node by their paths; a median stands before its spread."""
+    """Returns the figures below a node by their paths; a median stands before its spread."""
     cells: dict[str, str] = {}
     for key, value in node.items():
         if isinstance(value, Mapping) and value.keys() == {"median", "spread"}:
@@ -259,7 +259,7 @@ def folder(path: str | None) -> Iterator[Path]:
 
 
 def development_data(name: str) -> Path:
-    """A file or folder of the development data.
+    """Returns a file or folder of the development data.
 
     Raises:
         RequestError: It is missing.
@@ -271,7 +271,7 @@ def development_data(name: str) -> Path:
 
 
 def reason(error: Exception) -> str:
-    """The error of any library in one line."""
+    """Returns the error of any library in one line."""
     return str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {errors.one_line(error)}"[:300]
 
 

@@ -36,7 +36,7 @@ LOOK_SECONDS = 0.05  # between looks at the memory of processes
 
 
 def last_core() -> int:
-    """The core that single-threaded engines are pinned to."""
+    """Returns the core that single-threaded engines are pinned to."""
     return max(os.sched_getaffinity(0))
 
 
@@ -44,7 +44,7 @@ def last_core() -> int:
 
 
 def memory_mb(field: str, pid: int | str = "self") -> float:
-    """Memory of a process in MB (10^6 bytes).
+    """Returns the memory of a process in MB (10^6 bytes).
 
     Args:
         field: "VmHWM" (peak resident memory), "VmRSS" (resident) or "Pss" (shared pages by shares).
@@ -62,13 +62,13 @@ def memory_mb(field: str, pid: int | str = "self") -> float:
 
 
 def reset_peak() -> None:
-    """The peak memory of this process is counted from now."""
+    """Resets the peak memory of this process."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def session_members(session: int) -> list[int]:
-    """The live processes of a session."""
+    """Returns the live processes of a session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -82,7 +82,7 @@ def session_members(session: int) -> list[int]:
 
 
 def redirect_output(log: Path) -> None:
-    """Output of this process and its libraries goes to a file from now on."""
+    """Redirects the output of this process and its libraries to a file."""
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -106,7 +106,7 @@ def in_process(
     seconds: int = 0,
     environment: Mapping[str, str] | None = None,
 ) -> Any:
-    """Calls a function in a process of its own: libraries disturb each other's threads, and its memory is its own.
+    """Calls a function in a process of its own, as libraries disturb each other's threads.
 
     Args:
         function: A function of a module, so that it can be pickled.

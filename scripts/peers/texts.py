@@ -293,7 +293,7 @@ TEXT_ONLY = ("sentence-transformers", "st-onnx-int8", "st-openvino-int8", "faste
 
 
 def loads(texts: Sequence[str], tokenizer: Any, seed: int = 0) -> dict[str, list[str]]:
-    """Sentences, paragraphs and a mix of both."""
+    """Returns sentences, paragraphs and a mix of both."""
     tokenizer.no_padding()
     tokenizer.no_truncation()
     rng = np.random.default_rng(seed)
@@ -341,7 +341,7 @@ def open_ways(
 def time_load(
     name: str, workers: Mapping[str, Any], texts: Sequence[str], rounds: int, advance: harness.Advance
 ) -> dict[str, Any]:
-    """All ways on one load, in turn: milliseconds of a text alone, texts/s of the streams; medians of the rounds."""
+    """Times all ways on one load, in turn: milliseconds of a single text, texts/s of the streams; medians."""
     results = {}
     for tokenize in (True, False):
         for order, (size, sort) in ORDERS.items():

@@ -23,7 +23,7 @@ Words = str | Path | int
 
 
 def cpu_slug() -> str:
-    """The CPU as part of a file name, e.g. amd-epyc-25-17 (family and model tell apart what shares a name)."""
+    """Returns the CPU as part of a file name, e.g. amd-epyc-25-17 (family and model tell apart what shares a name)."""
     cpu = machine.cpu()
     return re.sub(r"[^a-z0-9]+", "-", f"{cpu['name']} {cpu['family']} {cpu['model']}".lower()).strip("-")
 
@@ -44,7 +44,7 @@ def report(name: str, value: Any, model: str = MODEL) -> None:
 
 
 def peers_report(name: str) -> Path:
-    """The path of a report of several models on this CPU."""
+    """Returns the path of a report of several models on this CPU."""
     return PEERS / "reports" / f"{name}-{cpu_slug()}.json"
 
 
@@ -55,7 +55,7 @@ def card_metrics(model: str, metrics: Mapping[str, Any]) -> None:
 
 
 def evaluate(model: str | Path, data: str | Path, *keys: str) -> dict[str, Any]:
-    """`zoo evaluate` in onnxruntime, with "native": {"metrics", "difference" and `keys`} of int8 in native code."""
+    """Runs `zoo evaluate` in onnxruntime, with "native": {"metrics", "difference", *keys} of int8 in native code."""
     found, native = (zoo.evaluate(model, str(data), engine=engine) for engine in ("onnxruntime", "native"))
     found["native"] = {"metrics": native["metrics"]["int8"], **{key: native[key] for key in ("difference", *keys)}}
     return found
@@ -65,12 +65,12 @@ def evaluate(model: str | Path, data: str | Path, *keys: str) -> dict[str, Any]:
 
 
 def zoo_command(*words: Words) -> list[str]:
-    """A command of this project, pinned to one core, that prints JSON."""
+    """Returns a command of this project, pinned to one core, that prints JSON."""
     return ["taskset", "-c", "0", sys.executable, "-m", "zoo", *map(str, words), "--json"]
 
 
 def zoo_json(*words: Words, pinned: bool = True) -> Any:
-    """The JSON that a command of this project prints."""
+    """Returns the JSON that a command of this project prints."""
     command = zoo_command(*words)[0 if pinned else 3 :]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 

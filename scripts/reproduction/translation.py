@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +21,25 @@ from zoo.translation.metrics import translation_metrics
 
 
 def translators() -> list[str]:
-    """The translation models that ship."""
+    """Returns the translation models that ship."""
     return [name for name in zoo.names() if hub.Hub(zoo.SHIPPED).card(name).entry == "transformer-mt"]
 
 
 def teacher_of(name: str) -> str:
-    """The model that a translation model which ships was trained by, "" if by none."""
+    """Returns the model that a translation model which ships was trained by, "" if by none."""
     training = files.read_json(zoo.SHIPPED / name / "card.json").get("training", {})
     return str(training.get("config", {}).get("teacher", ""))
 
 
 def test_set() -> tuple[Path, Path]:
-    """Sentences of Multi30k's test_2016_flickr, English and German."""
+    """Returns the files of Multi30k's test_2016_flickr, English and German."""
     name = "data/translation/multi30k/test_2016_flickr"
     source, target = (harness.development_data(f"{name}.{language}.gz") for language in ("en", "de"))
     return source, target
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a packed file."""
+    """Returns the lines of a packed file."""
     return gzip.decompress(path.read_bytes()).decode().splitlines()
 
 
@@ -54,10 +55,24 @@ def translation() -> None:
 
 
 def imported() -> None:
-    """The same of the shapes that are imported, of Marian's format beside Marian itself, with shortlists, too."""
+    """The same for shapes of imported models, Marian's format beside Marian itself, also with shortlists."""
     peers = "zoo-native,zoo-shortlist,ctranslate2-int8,marian-int8,marian-fp32"
     arguments = "base,opus,firefox", "--tasks", "steps", "--rounds", "5", "--peers", peers
     measure_together("translation-imported", *arguments, comparison="translation")
+
+
+def in_turn(
+    opened: Mapping[Any, Callable[[list[str]], Any]], texts: list[str], clock: Callable[[], float]
+) -> tuple[dict[Any, Any], dict[Any, list[float]]]:
+    """Translates texts by pipelines in turn; returns the translations, and texts/s of every round by `clock`."""
+    results = {key: translate(texts) for key, translate in opened.items()}  # and warmed up
+    rates: dict[Any, list[float]] = {key: [] for key in opened}
+    for _ in range(ROUNDS):
+        for key, translate in opened.items():
+            start = clock()
+            translate(texts)
+            rates[key].append(len(texts) / (clock() - start))
+    return results, rates
 
 
 def threads() -> None:
@@ -66,17 +81,10 @@ def threads() -> None:
     texts = lines_of(source)
     for name in translators():
         opened = {count: zoo.pipeline(name, engine="native", threads=count) for count in (1, 2)}
-        results = {count: each(texts) for count, each in opened.items()}  # and warmed up
-        rates: dict[int, list[float]] = {count: [] for count in opened}
-        for _ in range(ROUNDS):
-            for count, each in opened.items():
-                start = time.perf_counter()
-                each(texts)
-                rates[count].append(len(texts) / (time.perf_counter() - start))
-        told = {str(count): median(each, 1) for count, each in rates.items()}
+        results, rates = in_turn(opened, texts, time.perf_counter)
         found = {
             "data": f"Multi30k test_2016_flickr ({len(texts):,} sentences), beam {opened[1].beam}",
-            "sentences_per_second": told,
+            "sentences_per_second": {str(count): median(each, 1) for count, each in rates.items()},
             "times_as_fast": round(float(np.median(rates[2]) / np.median(rates[1])), 3),
             "same_translations": results[1] == results[2],
         }
@@ -95,27 +103,22 @@ def students() -> None:
         if not (teacher := teacher_of(name)):
             continue
         opened: dict[str, Any] = {each: zoo.pipeline(each, engine="native") for each in (teacher, name)}
-        said = {each: [one["translation"] for one in opened[each](texts)] for each in opened}  # and warmed up
-        seconds: dict[str, list[float]] = {each: [] for each in opened}
-        for _ in range(ROUNDS):
-            for each, translate in opened.items():
-                start = time.process_time()
-                translate(texts)
-                seconds[each].append(time.process_time() - start)
+        results, rates = in_turn(opened, texts, time.process_time)
+        said = {model: [each["translation"] for each in results[model]] for model in opened}
         found = {
             "teacher": teacher,
             "data": f"Multi30k test_2016_flickr ({len(texts):,} sentences)",
             "beams": {each: translate.beam for each, translate in opened.items()},
             "metrics": {each: translation_metrics(said[each], references) for each in opened},
-            "sentences_per_second": {each: median([len(texts) / one for one in seconds[each]], 1) for each in opened},
-            "times_as_fast": median([a / b for a, b in zip(seconds[teacher], seconds[name], strict=True)]),
+            "sentences_per_second": {model: median(each, 1) for model, each in rates.items()},
+            "times_as_fast": median(np.divide(rates[name], rates[teacher]).tolist()),
         }
         environment = machine.environment(threads=1, rounds=ROUNDS)
         report(f"teacher-{cpu_slug()}", {**found, "environment": environment}, name)
 
 
 def steps() -> None:
-    """What each rewrite of translation is worth in ms a step, fp32 and int8, one pinned thread.
+    """The effect of each rewrite of translation in ms a step, fp32 and int8, one pinned thread.
 
     The smaller of the two models alone: the base one takes an hour more.
     """

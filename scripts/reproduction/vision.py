@@ -47,7 +47,7 @@ def images() -> None:
 
 
 def classify(name: str, folder: Path, data: str) -> None:
-    """One model: speed, quality, card."""
+    """Measures one model: speed, quality, card."""
     options = ("--scenario", "single-stream", "--engine", "onnxruntime,openvino,native", "--count", 200)
     found = zoo_json("benchmark", name, "--data", folder, *options)
     quality = zoo.evaluate(name, str(folder), engine="openvino")

@@ -56,14 +56,14 @@ def quantized_by_onnxruntime(folder: ModelFolder, samples: Path, path: Path) -> 
 
 @dataclass(frozen=True)
 class Peer:
-    """What a peer made, open: (before, after), and what they are timed on."""
+    """The open models of a peer, before and after, and the batch that they are timed on."""
 
     made: pruning.Made
     sessions: tuple[Any, Any]
     batch: dict[str, Any]
 
     def judged(self, images: Any, labels: Any) -> list[float]:
-        """The share of images, normalized in parts, that each recognizes."""
+        """Returns the share of images, normalized in parts, that each recognizes."""
         right = np.zeros(2)
         for begin in range(0, len(labels), AT_ONCE):
             x = images(slice(begin, begin + AT_ONCE))
@@ -73,7 +73,7 @@ class Peer:
         return [round(float(each), 4) for each in right / len(labels)]
 
     def report(self, task: pruning.Task) -> dict[str, Any]:
-        """Its part of the report."""
+        """Returns the peer's part of the report."""
         pixels, labels = task.data["held_out"]
         quality = self.judged(lambda part: task.normalize(pixels[part]).contiguous().numpy(), labels.numpy())
         paths = (self.made.before, self.made.after)
@@ -97,7 +97,7 @@ class OwnBatch:
 def peers_of(
     names: list[str], task: pruning.Task | None, work: Path, size: int
 ) -> tuple[dict[str, Peer], dict[str, str]]:
-    """The peers that run, and why others do not.
+    """Opens the peers; returns those that run, and why others do not.
 
     Raises:
         RequestError: The folder `work` is of another task.

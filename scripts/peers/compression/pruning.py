@@ -66,23 +66,23 @@ class Task:
 
     @cached_property
     def start(self) -> tuple[dict[str, Any], nn.Module]:
-        """(the preprocessing, the network) that is made smaller."""
+        """The preprocessing and the network to make smaller."""
         return network(self.before)
 
     def fresh(self) -> nn.Module:
-        """The network, to be changed."""
+        """Returns a copy of the network."""
         return copy.deepcopy(self.start[1])
 
     @cached_property
     def example(self) -> Tensor:
-        """An input of it, float32 [1, 3, size, size]."""
+        """An input of the network, float32 [1, 3, size, size]."""
         import torch
 
         size = self.start[0]["size"]
         return torch.zeros(1, 3, size, size)
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """uint8 [n, 3, size, size] to the network's input."""
+        """Normalizes uint8 [n, 3, size, size] to the network's input."""
         import torch
 
         from zoo.vision.training.distillation import Normalize
@@ -110,7 +110,7 @@ class Task:
         return found
 
     def some(self, count: int) -> tuple[Tensor, Tensor]:
-        """Normalized training images and their labels, the same ones each time."""
+        """Returns `count` normalized training images and their labels, always the same ones."""
         import torch
 
         pixels, labels = self.data["train"]
@@ -118,7 +118,7 @@ class Task:
         return self.normalize(pixels[chosen]), labels[chosen]
 
     def to_json(self) -> dict[str, Any]:
-        """The identity of the task: a training that goes on must have the same."""
+        """Returns the identity of the task, which a training that is resumed must have."""
         models = {"before": self.before, "after": self.after}
         digests = {name: sha256(zoo.load(model).ensure("fp32.onnx")) for name, model in models.items()}
         return {**digests, "images": Path(self.images).name, "epochs": self.epochs, "images_an_epoch": self.seen}
@@ -148,7 +148,7 @@ class Made:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of both, of OpenVINO's two files each."""
+        """Bytes of both models."""
         return [size_of(path) for path in (self.before, self.after)]
 
 
@@ -287,7 +287,7 @@ def cosine(done: float) -> float:
 
 
 def by_torch_pruning(task: Task, place: Path) -> dict[str, Any]:
-    """before.onnx and after.onnx, int8."""
+    """Writes before.onnx and after.onnx, int8."""
     import torch
     import torch_pruning as tp
     from torch import nn
@@ -325,7 +325,7 @@ def by_torch_pruning(task: Task, place: Path) -> dict[str, Any]:
 
 
 def _quantized(student: nn.Module, task: Task, path: Path) -> None:
-    """Exported by torch, made int8 by onnxruntime."""
+    """Exports a network by torch and quantizes it by onnxruntime."""
     import tempfile
     import warnings
 
@@ -345,7 +345,7 @@ def _quantized(student: nn.Module, task: Task, path: Path) -> None:
 
 
 def by_nncf(task: Task, place: Path) -> dict[str, Any]:
-    """before.xml and after.xml, int8."""
+    """Writes before.xml and after.xml, int8."""
     os.environ.setdefault("NNCF_EXTENSION_LOAD_TIMEOUT", "0")  # it compiles, which may take minutes
     import nncf
     import torch

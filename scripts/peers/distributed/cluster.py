@@ -179,7 +179,7 @@ def by_ray_data(address: str, folder: str, out: str, *rows: str) -> None:
 
 
 def compare(count: int, folder: Path) -> dict[str, Any]:
-    """All ways, one after the other."""
+    """Measures all ways, one after the other."""
     if count < FILES:
         raise RequestError(f"found {count} rows, expected one a file or more")
     model = zoo.load(MODEL)

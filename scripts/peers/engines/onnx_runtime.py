@@ -47,7 +47,7 @@ def quantize_static(
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def get_next(self) -> Any:
-            """The next batch, or None."""
+            """Returns the next batch, or None."""
             return next(batches, None)
 
     with tempfile.TemporaryDirectory() as scratch:

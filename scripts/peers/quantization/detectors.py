@@ -26,7 +26,7 @@ SPEC = Preprocess.from_json({"size": SIZE, "resize": SIZE, "mean": [0, 0, 0], "s
 
 
 def conv(inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> nn.Sequential:
-    """Convolution, batch norm, SiLU."""
+    """Returns a convolution with batch norm and SiLU."""
     layer = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
     return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.SiLU())
 

@@ -14,7 +14,6 @@ kernels those that have such a form. A setting that fails is left out, with its 
 from __future__ import annotations
 
 import resource
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.core import machine
-from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.graph import io
 from scripts.peers import harness, processes
@@ -68,7 +67,7 @@ class Work:
     samples: Path
 
     def batches(self, size: int = 1) -> list[Feed]:
-        """The calibration samples, each for itself."""
+        """Returns the calibration samples, one a batch."""
         return feeds(self.fp32, self.samples)
 
 
@@ -85,13 +84,10 @@ def modernize(path: Path, target: Path) -> None:
 
 
 def zoo(work: Work, target: Path) -> dict[str, Any]:
-    """The default command; its time and peak memory are the command's own."""
+    """Quantizes by the default command of this project."""
     command = [sys.executable, "-m", "zoo", "quantize", str(work.original)]
     command += ["--calibration-data", str(work.samples), "-o", str(target.with_suffix(".onnx"))]
-    done = subprocess.run(command, cwd=harness.ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ZooError((done.stderr.strip().splitlines() or ["no message"])[-1])
-    return {"first_line": (done.stdout.strip().splitlines() or [""])[0]}
+    return {"first_line": (processes.run(command).output.strip().splitlines() or [""])[0]}
 
 
 SETTINGS: dict[str, settings.Quantize] = {
@@ -128,7 +124,7 @@ def sqnr(expected: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]) 
 
 
 def agreement(expected: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]) -> dict[str, float]:
-    """Agreement of the first output.
+    """Returns the agreement of the first output.
 
     Returns:
         {"agreement": of classes (values in the last axis, at most two axes) the percentage of samples with the same
@@ -163,7 +159,7 @@ def _prepare(original: Path, target: Path, samples: Path) -> tuple[list[Feed], l
 def compare(
     name: str, source: Path, chosen: Sequence[str], rounds: int, folder: Path, advance: harness.Advance
 ) -> dict[str, Any]:
-    """Everything measured of one model."""
+    """Returns all measurements of one model."""
     original = source / f"{name}.onnx"
     work = Work(original, folder / f"{name}-fp32.onnx", source / f"{name}.calib.npz")
     tested, expected = processes.in_process(_prepare, original, work.fp32, source / f"{name}.test.npz")

@@ -28,7 +28,7 @@ class Work(Protocol):
         """The float32 ONNX file."""
 
     def batches(self, size: int = 1) -> list[Batch]:
-        """Samples of calibration."""
+        """Returns the calibration samples."""
 
 
 Quantize = Callable[[Any, Path], dict[str, Any]]  # (work, target without suffix) -> facts for the report
@@ -91,18 +91,18 @@ def enumerated(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written(target: Path) -> Path:
-    """The file that a setting wrote: `target` with its suffix."""
+    """Returns the file that a setting wrote: `target` with its suffix."""
     paths = (target.with_name(target.name + suffix) for suffix in (".onnx", ".xml"))
     return next(path for path in paths if path.is_file())
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a model, of OpenVINO's two files."""
+    """Returns the bytes of a model, of both files of OpenVINO."""
     return path.stat().st_size + (path.with_suffix(".bin").stat().st_size if path.suffix == ".xml" else 0)
 
 
 def used(who: int = resource.RUSAGE_SELF) -> dict[str, Any]:
-    """{"seconds" of processor time, "peak_mb"} of this process, or of its children."""
+    """Returns {"seconds" of processor time, "peak_mb"} of this process, or of its children."""
     usage = resource.getrusage(who)
     return {"seconds": round(usage.ru_utime + usage.ru_stime, 1), "peak_mb": round(usage.ru_maxrss / 1024)}
 
@@ -140,13 +140,13 @@ def quantize_all(
 
 
 def onnxruntime_run(path: Path, threads: int, shapes: Any = None) -> Run:
-    """A file in onnxruntime."""
+    """Opens a file in onnxruntime."""
     session = onnx_runtime.session(path, threads)
     return lambda batch: list(session.run(None, batch))
 
 
 def openvino_run(path: Path, threads: int, shapes: Any = None) -> Run:
-    """A file in OpenVINO, with static shapes if they are given."""
+    """Opens a file in OpenVINO, with static `shapes` if there are any."""
     request = open_vino.infer_request(path, shapes, threads)
     count = len(request.model_outputs)
 
@@ -158,7 +158,7 @@ def openvino_run(path: Path, threads: int, shapes: Any = None) -> Run:
 
 
 def native_run(path: Path, threads: int, shapes: Any = None) -> Run:
-    """A file in this project's kernels, where it has such a form."""
+    """Opens a file in this project's kernels, where it has such a form."""
     session = catalog.load(path, "native", threads)
     return lambda batch: list(session.run(batch).values())
 
@@ -169,7 +169,7 @@ RUNS: dict[str, Callable[..., Run]] = {"onnxruntime": onnxruntime_run, "openvino
 def time_files(
     paths: Mapping[str, Path], engines: Sequence[str], batch: Batch, rounds: int, shapes: Any = None
 ) -> dict[str, dict[str, list[float]]]:
-    """{engine: {setting: milliseconds, one number a round}} of the files that run there, in turn on one thread."""
+    """Times files in turn on one thread: {engine: {setting: milliseconds, one number a round}}."""
     found = {}
     for engine in engines:
         calls: dict[str, Callable[[], Any]] = {}

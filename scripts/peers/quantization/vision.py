@@ -47,7 +47,7 @@ PACKAGES = ("nncf", "pillow", "torch")
 
 
 def views(path: Path, spec: Preprocess) -> Array:
-    """The centre crop of a photo, the same mirrored, and three corners, uint8 [5, size, size, 3]."""
+    """Returns the centre crop of a photo, the same mirrored, and three corners, uint8 [5, size, size, 3]."""
     photo = Image.open(path).convert("RGB")
     middle, whole = np.asarray(crop(photo, spec)), resize(photo, spec)
     right, bottom = whole.width - spec.size, whole.height - spec.size
@@ -60,7 +60,7 @@ def views(path: Path, spec: Preprocess) -> Array:
 
 
 def own(observer: str, *, correct: bool = True) -> settings.Quantize:
-    """This project, as `zoo quantize --search` quantizes: shared passes, search, calibration, corrections."""
+    """Returns the quantizer of this project as `zoo quantize --search`: passes, search, calibration, corrections."""
 
     def make(work: Work, target: Path) -> dict[str, Any]:
         model, samples = io.load(work.fp32), work.batches(CHUNK)
@@ -100,14 +100,14 @@ def _make(setting: str, work: Work, target: Path) -> dict[str, Any]:
 
 
 def outputs(path: Path, engine: str, work: Work, pixels: Array) -> Array:
-    """Logits of every view by itself, float32 [n, 5, 1000]; a class for background is left out."""
+    """Returns the logits of every view, float32 [n, 5, 1000]; a class for background is left out."""
     run = settings.RUNS[engine](path, machine.cores(), [1, 3, work.spec.size, work.spec.size])
     found = np.concatenate([run(work.batch(view[None]))[0] for photo in pixels for view in photo])
     return found[:, -1000:].reshape(*pixels.shape[:2], -1)
 
 
 def accuracy(views: Array, reference_views: Array, labels: Array) -> dict[str, float]:
-    """Top-1, its drop and the agreement in percent; SQNR in dB."""
+    """Returns top-1, its drop and the agreement in percent, and the SQNR in dB."""
     y, reference = views[:, 0], reference_views[:, 0]
     found, expected = y.argmax(axis=1), reference.argmax(axis=1)
     top1, exact = (100 * float((each == labels).mean()) for each in (found, expected))
@@ -124,7 +124,7 @@ def accuracy(views: Array, reference_views: Array, labels: Array) -> dict[str, f
 def compare(
     name: str, chosen: Sequence[str], limit: int, rounds: int, folder: Path, advance: harness.Advance
 ) -> dict[str, Any]:
-    """Everything measured of one model."""
+    """Returns all measurements of one model."""
     paths, labels, _ = labelled(photo_folder())
     tested = np.arange(min(limit, len(paths))) % CALIBRATE_EVERY != 0
     work = float_networks.prepare(name, folder / name, paths[:limit:CALIBRATE_EVERY])
@@ -164,7 +164,7 @@ def compare(
 
 
 def _ahead(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """This project's agreement and SQNR minus the best peer's; the lower figure of its engines counts."""
+    """Returns agreement and SQNR minus those of the best peer; the lower figure of this project's engines counts."""
     found = {}
     for key in ("agreement", "agreement_of_views", "sqnr_db"):
         figures = {row["setting"]: [each[key] for each in row["accuracy"].values()] for row in results}

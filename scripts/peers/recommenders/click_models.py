@@ -28,7 +28,7 @@ PACKAGES = (*engines.PACKAGES, "deepctr-torch")
 def compare(
     model: str | Path, sizes: Sequence[int] = (512, 1), peers: Sequence[str] = tuple(ENGINES), rounds: int = 15
 ) -> dict[str, Any]:
-    """One model in all engines.
+    """Measures one model in all engines.
 
     Returns:
         {"model", "family"} and the fields of `wide_deep.compare`.

@@ -81,24 +81,24 @@ class Inputs:
         return self.scratch / "stock.onnx"
 
     def pool(self, kind: str, rows: int) -> Batch:
-        """Rows that the model keeps of its log for calibration, drawn at random."""
+        """Draws rows at random from those that the model keeps of its log for calibration."""
         with np.load(zoo.load(self.model).path / "calibration.npz") as kept:
             columns = {name: kept[name] for name in kept.files}
         drawn = np.random.default_rng(0).integers(0, len(next(iter(columns.values()))), rows)
         return {name: np.ascontiguousarray(column[drawn]) for name, column in columns.items()}
 
     def batches(self, kind: str, size: int) -> list[Batch]:
-        """The pool of inputs in batches: `POOL_ROWS` rows or `POOL_BATCHES` batches, whichever is more."""
+        """Returns the pool of inputs in batches: `POOL_ROWS` rows or `POOL_BATCHES` batches, whichever is more."""
         rows = size * max(POOL_ROWS // size, POOL_BATCHES)
         pool = self.pool(kind, rows)
         return [{name: column[at : at + size] for name, column in pool.items()} for at in range(0, rows, size)]
 
     def samples(self) -> list[Batch]:
-        """Batches of calibration, of all kinds of ids."""
+        """Returns batches of calibration, of all kinds of ids."""
         return [batch for kind in self.kinds for batch in self.batches(kind, CALIBRATION_BATCH)[:CALIBRATION_BATCHES]]
 
     def torch_network(self) -> Any:
-        """The trained network, from its inputs to a probability."""
+        """Returns the trained network, from its inputs to a probability."""
         import torch
 
         folder = zoo.load(self.model)
@@ -116,7 +116,7 @@ class Inputs:
         return Probability().eval()
 
     def torch_inputs(self, batch: Batch) -> tuple[Any, ...]:
-        """A batch as the arguments of `torch_network`."""
+        """Returns a batch as the arguments of `torch_network`."""
         import torch
 
         empty = np.zeros((len(batch["ids"]), 0), np.float32)
@@ -140,7 +140,7 @@ class DrawnInputs(Inputs):
         return self.scratch / "weights.npz"
 
     def pool(self, kind: str, rows: int) -> Batch:
-        """{"ids": int32 [rows, fields], "numbers": float32 [rows, numeric] in [0, 1)}."""
+        """Draws {"ids": int32 [rows, fields], "numbers": float32 [rows, numeric] in [0, 1)}."""
         numbers = np.random.default_rng(2).random((rows, self.numeric), dtype=np.float32)
         return {"ids": draw_ids(kind, rows, self.fields, self.buckets), "numbers": numbers}
 
@@ -149,7 +149,7 @@ class DrawnInputs(Inputs):
 
 
 class Call(NamedTuple):
-    """How a batch is run: `prepare` makes the engine's inputs from arrays (not timed), `run` their probabilities."""
+    """The calls of an engine: `prepare` makes its inputs from arrays (not timed), `run` their probabilities."""
 
     prepare: Callable[[Batch], Any]
     run: Callable[[Any], Any]
@@ -168,7 +168,7 @@ def _onnxruntime(path: Path) -> Opened:
 
 
 def _openvino(model: Any) -> Opened:
-    """Compiled for each batch size by itself: dynamic shapes cost a third."""
+    """Compiles a model per batch size: dynamic shapes cost a third."""
 
     def open_size(size: int) -> Call:
         shapes = {port.any_name: [size, port.partial_shape[1].get_length()] for port in model.inputs}
@@ -179,14 +179,14 @@ def _openvino(model: Any) -> Opened:
 
 
 def _openvino_qdq(inputs: Inputs) -> Opened:
-    """OpenVINO on the file that onnxruntime's quantizer wrote."""
+    """Opens the file that onnxruntime's quantizer wrote in OpenVINO."""
     import openvino as ov
 
     return _openvino(ov.Core().read_model(str(inputs.stock)))
 
 
 def torch_int8(inputs: Inputs) -> Opened:
-    """Quantized by torchao, compiled by Inductor for each batch size by itself, weights frozen."""
+    """Quantizes by torchao and compiles by Inductor per batch size, weights frozen."""
     import torch
     import torch._inductor.config as inductor
 
@@ -249,7 +249,7 @@ def tensorflow_network(weights: Mapping[str, Array]) -> Any:
 
 
 def tensorflow_fp32(inputs: DrawnInputs) -> Opened:
-    """TensorFlow with oneDNN, traced for each batch size by itself."""
+    """Opens TensorFlow with oneDNN, traced per batch size."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -268,7 +268,7 @@ def tensorflow_fp32(inputs: DrawnInputs) -> Opened:
 
 
 def _zoo(engine: str, *, whole: bool = False) -> Callable[[Inputs], Opened]:
-    """This project's int8 model: its session, or the `whole` call with the checks of its inputs."""
+    """Returns the opener of this project's int8 model: its session, or the `whole` call with the checks of inputs."""
 
     def open_model(inputs: Inputs) -> Opened:
         def open_size(size: int) -> Call:
@@ -296,7 +296,7 @@ ENGINES: dict[str, Callable[[Any], Opened]] = {
 
 
 class Engine:
-    """One engine in its own process."""
+    """An engine in a process of its own."""
 
     def __init__(self, name: str, inputs: Inputs) -> None:
         self.name, self.inputs = name, inputs
@@ -322,7 +322,7 @@ class Engine:
         return probabilities
 
     def turn(self) -> Turn:
-        """One turn, of one call at least."""
+        """Runs one turn, of one call at least."""
         self.run(next(self.prepared))  # caches warm again after the others' turns
         taken: list[float] = []
         begin, worked = time.perf_counter(), time.process_time()
@@ -333,5 +333,5 @@ class Engine:
         return np.array(taken), (time.process_time() - worked) / (time.perf_counter() - begin)
 
     def memory(self) -> float:
-        """Peak resident memory since `begin`, in MB (10^6 bytes)."""
+        """Returns the peak resident memory since `begin`, in MB (10^6 bytes)."""
         return processes.memory_mb("VmHWM")

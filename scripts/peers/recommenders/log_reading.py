@@ -33,7 +33,7 @@ READER = "a schema's reader"
 
 
 def with_pandas(log: Path, schema: Schema) -> Iterator[dict[str, Any]]:
-    """Chunks of columns, hashed by pandas, lists split and hashed item by item, numbers scaled."""
+    """Yields chunks of columns, hashed by pandas, lists split and hashed item by item, numbers scaled."""
     import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 
     numbers = {each.name: each for each in schema.of("number")}
@@ -65,7 +65,7 @@ def with_pandas(log: Path, schema: Schema) -> Iterator[dict[str, Any]]:
 
 
 def readers(shape: str, log: Path, schema: Path) -> dict[str, Callable[[], int]]:
-    """Readers of a file of this shape by name, the compared one first; each returns how many rows there were."""
+    """Returns readers of a file of this shape by name, the peer first; a reader returns its number of rows."""
     features = Features(Schema.load(schema))
     own = {READER: lambda: sum(map(len, features.read(str(log))))}
     if shape == "criteo":
@@ -75,7 +75,7 @@ def readers(shape: str, log: Path, schema: Path) -> dict[str, Callable[[], int]]
 
 
 def prepare(shape: str, folder: Path, count: int) -> tuple[Path, Path]:
-    """A log of this shape and its schema; Criteo's categories are hashed, each into as many buckets."""
+    """Writes a log of this shape and its schema; Criteo's categories are hashed."""
     if shape == "criteo":
         log = folder / "criteo.tsv"
         synthesize("criteo", log, count)
@@ -91,7 +91,7 @@ def prepare(shape: str, folder: Path, count: int) -> tuple[Path, Path]:
 
 
 def compare(shape: str, folder: Path, count: int, rounds: int, advance: harness.Advance) -> dict[str, Any]:
-    """One shape; see `measure`."""
+    """Compares the readers on one shape; see `measure`."""
     log, schema = prepare(shape, folder, count)
     seconds: dict[str, list[float]] = {}
     opened = readers(shape, log, schema)  # once, as a model is

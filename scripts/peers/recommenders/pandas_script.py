@@ -31,7 +31,7 @@ BATCH = 512
 
 
 def once_each(column: pd.Series, read: Callable[[pd.Series], Any]) -> Any:
-    """`read` of the distinct values alone."""
+    """Applies `read` to the distinct values alone."""
     codes, distinct = pd.factorize(column, use_na_sentinel=False)
     found = read(pd.Series(distinct))
     return tuple(part[codes] for part in found) if isinstance(found, tuple) else found[codes]
@@ -47,7 +47,7 @@ class CriteoRows:
         self.preprocessing, self.factorize = preprocessing, factorize
 
     def chunks(self, log: str, rows: int | None) -> Iterator[pd.DataFrame]:
-        """Chunks of the file without its label."""
+        """Yields chunks of the file without its label."""
         columns = len(pd.read_csv(log, sep="\t", header=None, nrows=1).columns)
         names = [*NUMBERS, *CATEGORIES] if columns == 39 else ["label", *NUMBERS, *CATEGORIES]
         dtypes = {**dict.fromkeys(NUMBERS, np.float64), **dict.fromkeys(CATEGORIES, str)}
@@ -55,14 +55,14 @@ class CriteoRows:
         return iter(pd.read_csv(log, usecols=list(dtypes), dtype=dtypes, chunksize=CHUNK_ROWS, nrows=rows, **form))
 
     def hashed(self, column: pd.Series) -> Array:
-        """The bucket of every value."""
+        """Returns the bucket of every value."""
         import farmhash  # type: ignore[import-untyped, unused-ignore]
 
         buckets = self.preprocessing["buckets"]
         return np.array([farmhash.fingerprint64(value) % buckets for value in column], np.int32)
 
     def encode(self, chunk: pd.DataFrame) -> dict[str, Array]:
-        """The inputs of the graph."""
+        """Returns the inputs of the graph."""
         low, high, fill = (np.array(self.preprocessing[key]) for key in ("lo", "hi", "fill"))
         numbers = np.log1p(chunk[NUMBERS].to_numpy().clip(min=0))
         numbers = (numbers.clip(low, high) - low) / np.where(high > low, high - low, 1)
@@ -79,13 +79,13 @@ class CriteoRows:
 
 
 def look_up(column: pd.Series, known: dict[str, int]) -> Array:
-    """The id of every value: from 1 on in the vocabulary, 0 of unknown values, len(known) + 1 of missing ones."""
+    """Returns the id of every value: from 1 in the vocabulary, 0 if unknown, len(known) + 1 if missing."""
     found = column.map(known)
     return np.asarray(found.mask(column.isna(), len(known) + 1).fillna(0), np.int32)
 
 
 def look_up_lists(column: pd.Series, known: dict[str, int], length: int, separator: str) -> tuple[Array, Array]:
-    """Ids of the last items of every list, [n, length], and 1 / items."""
+    """Returns ids of the last items of every list, [n, length], and 1 / items."""
     ids, scales = np.full((len(column), length), len(known) + 1, np.int32), np.zeros(len(column), np.float32)
     for at, text in enumerate(column.fillna("")):
         items = [known.get(item.strip(), 0) for item in text.split(separator) if item.strip()][-length:]
@@ -95,7 +95,7 @@ def look_up_lists(column: pd.Series, known: dict[str, int], length: int, separat
 
 
 def scale(x: Array, encoding: dict[str, Any]) -> Array:
-    """Numbers as the schema says."""
+    """Scales numbers as the schema says."""
     if encoding["type"] == "standard":
         return np.asarray(np.clip((x - encoding["mean"]) / encoding["deviation"], -8, 8))
     low, high = encoding["minimum"], encoding["maximum"]
@@ -115,19 +115,19 @@ class SchemaColumns:
         self.factorize = factorize
 
     def chunks(self, log: str, rows: int | None) -> Iterator[pd.DataFrame]:
-        """Chunks of the file."""
+        """Yields chunks of the file."""
         dtypes = {each["name"]: np.float64 if each["kind"] == "number" else str for each in self.columns}
         return iter(pd.read_csv(log, usecols=list(dtypes), dtype=dtypes, chunksize=CHUNK_ROWS, nrows=rows))
 
     def reader(self, column: dict[str, Any]) -> Callable[[pd.Series], Any]:
-        """What makes ids of a column's texts."""
+        """Returns the function from a column's texts to ids."""
         known = {value: at for at, value in enumerate(column["encoding"]["values"], 1)}
         if column["kind"] == "category":
             return lambda texts: look_up(texts, known)
         return lambda texts: look_up_lists(texts, known, column["length"], column["separator"])
 
     def encode(self, chunk: pd.DataFrame) -> dict[str, Array]:
-        """The inputs of the graph."""
+        """Returns the inputs of the graph."""
         ids, numbers, missing, scales = [], [], [], []
         for column in self.columns:
             values = chunk[column["name"]]
@@ -154,7 +154,7 @@ class SchemaColumns:
 
 
 def open_session(graph: str | Path) -> ort.InferenceSession:
-    """A graph in one thread."""
+    """Opens a graph in one thread."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     try:
@@ -164,7 +164,7 @@ def open_session(graph: str | Path) -> ort.InferenceSession:
 
 
 def probabilities(session: ort.InferenceSession, inputs: dict[str, Array]) -> Array:
-    """Of the rows of a chunk, in batches of `BATCH`."""
+    """Returns the probabilities of a chunk of rows, in batches of `BATCH`."""
     names, count = [each.name for each in session.get_inputs()], len(inputs["ids"])
     batches = ({name: inputs[name][at : at + BATCH] for name in names} for at in range(0, count, BATCH))
     return np.concatenate([session.run(["probability"], batch)[0].ravel() for batch in batches])

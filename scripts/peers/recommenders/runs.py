@@ -45,7 +45,7 @@ def quantize(model: str, scratch: Path) -> None:
 
 
 def criteo_ways(model: str, rows: int, scratch: Path, output: Path) -> Ways:
-    """Commands over Criteo's rows."""
+    """Returns commands over Criteo's rows."""
     source, folder = scratch / "rows.tsv", zoo.load(model)
     folder.ensure("fp32.onnx")
     synthesize("criteo", source, rows)
@@ -62,7 +62,7 @@ def criteo_ways(model: str, rows: int, scratch: Path, output: Path) -> Ways:
 
 
 def log_ways(model: str, rows: int, part: int, scratch: Path, output: Path) -> tuple[Ways, dict[str, int]]:
-    """Commands over a log of other columns, and how many rows each scores."""
+    """Returns commands over a log of other columns, and how many rows each scores."""
     folder, whole, first = zoo.load(model), scratch / "log.csv", scratch / "part.csv"
     for name in ("fp32.onnx", "int8.onnx"):
         folder.ensure(name)

@@ -42,7 +42,7 @@ from scripts.peers.recommenders.engines import (
 
 
 def drawn_inputs(model: str, scratch: Path) -> DrawnInputs:
-    """The inputs of a Wide & Deep model.
+    """Returns the inputs of a Wide & Deep model.
 
     Raises:
         RequestError: It is a model of another kind.
@@ -115,19 +115,19 @@ def _reference(inputs: Inputs, kind: str, size: int) -> Array:
 
 
 def summary(size: int, turns: Sequence[Turn]) -> dict[str, Any]:
-    """The figures of an engine's turns; see `compare`."""
+    """Returns the figures of an engine's turns; see `compare`."""
     milliseconds = np.concatenate([taken for taken, _ in turns]) * 1e3
     share = round(float(np.median([share for _, share in turns])), 3)
     return {**speed(_rates(turns) * size, milliseconds), "core_share": share}
 
 
 def _rates(turns: Sequence[Turn]) -> Array:
-    """Calls a second in each turn."""
+    """Returns the calls per second of each turn."""
     return np.array([1 / taken.mean() for taken, _ in turns])
 
 
 def speedups(turns: Mapping[str, Sequence[Turn]]) -> Iterator[dict[str, Any]]:
-    """How many times as fast as each peer the engines of this project are; see `compare`."""
+    """Yields the speed-ups of this project's engines over each peer; see `compare`."""
     rates = {name: _rates(each) for name, each in turns.items()}
     peers = [name for name in rates if not name.startswith("zoo-")]
     for name in rates:

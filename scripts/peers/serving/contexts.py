@@ -27,7 +27,7 @@ ROUND = 16  # times that the batches are asked for before the last is waited for
 
 
 def window(session: Any, batches: list[Any]) -> float:
-    """Batches a second, as many under way as there are contexts and one more."""
+    """Returns the batches per second with one batch more under way than there are contexts."""
     count, begin = 0, time.perf_counter()
     while (taken := time.perf_counter() - begin) < SECONDS:
         count += sum(1 for _ in session.map(batches * ROUND))
@@ -35,7 +35,7 @@ def window(session: Any, batches: list[Any]) -> float:
 
 
 def compare(name: str, rounds: int) -> dict[str, Any]:
-    """Everything of one model."""
+    """Returns all measurements of one model."""
     size = MODELS[name]
     pipeline = zoo.pipeline(name, threads=1, batch_size=size)
     batches = [pipeline.preprocess(pipeline.example(size)) for _ in range(8)]

@@ -12,22 +12,39 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import zoo
 
 
-def message(path: str, kind: str, body: bytes, *headers: str, length: int | None = None) -> bytes:
-    """Returns the bytes of an HTTP request; `length` is stated in place of the body's."""
-    size = len(body) if length is None else length
-    head = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Type: {kind}", *headers, f"Content-Length: {size}"]
-    return "\r\n".join([*head, "", ""]).encode() + body
+class Request(NamedTuple):
+    """A POST request.
+
+    Attributes:
+        path: Path.
+        kind: Content type of the body.
+        body: Body.
+        accept: Content type of the response.
+    """
+
+    path: str
+    kind: str
+    body: bytes
+    accept: str = "*/*"
+
+    def message(self, *headers: str, length: int | None = None) -> bytes:
+        """Returns the bytes of the request; `length` is stated in place of the body's."""
+        size = len(self.body) if length is None else length
+        lines = [f"POST {self.path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Type: {self.kind}"]
+        lines += [f"Accept: {self.accept}", *headers, f"Content-Length: {size}", "", ""]
+        return "\r\n".join(lines).encode() + self.body
 
 
-def ask(port: int, path: str, kind: str, body: bytes) -> tuple[int, bytes]:
+def ask(port: int, request: Request) -> tuple[int, bytes]:
     """Returns status and body of the response to one request.
 
     Raises:
@@ -35,7 +52,7 @@ def ask(port: int, path: str, kind: str, body: bytes) -> tuple[int, bytes]:
     """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
-        connection.request("POST", path, body, {"content-type": kind})
+        connection.request("POST", request.path, request.body, {"content-type": request.kind})
         answer = connection.getresponse()
         return answer.status, answer.read()
     except http.client.HTTPException as error:
@@ -44,10 +61,10 @@ def ask(port: int, path: str, kind: str, body: bytes) -> tuple[int, bytes]:
         connection.close()
 
 
-def status(port: int, path: str, kind: str, body: bytes) -> int:
+def status(port: int, request: Request) -> int:
     """Returns the status of the response to one request, 0 where there is none."""
     try:
-        return ask(port, path, kind, body)[0]
+        return ask(port, request)[0]
     except OSError:
         return 0
 
@@ -72,29 +89,17 @@ def _percentiles(seconds: list[float], took: float) -> dict[str, float]:
 
 
 def at_rate(
-    port: int,
-    path: str,
-    kind: str,
-    body: bytes,
-    rate: float,
-    connections: int,
-    seconds: float,
-    core: int,
-    accept: str = "*/*",
-    even: bool = True,
+    port: int, request: Request, rate: float, connections: int, seconds: float, core: int, even: bool = True
 ) -> dict[str, float]:
     """Sends requests by the clock, whether earlier ones are answered or not.
 
     Args:
         port: Port of the server.
-        path: Path of the requests.
-        kind: Content type of the requests.
-        body: Body of each request.
+        request: The request.
         rate: Requests/s.
         connections: A quarter of the open connections.
         seconds: Duration.
         core: Core of the clients.
-        accept: Content type of the responses.
         even: Requests start at equal distances; else at those of a Poisson process.
 
     Returns:
@@ -103,12 +108,12 @@ def at_rate(
     count = int(rate * seconds)
     apart = np.full(count, 1 / rate) if even else np.random.default_rng(1).exponential(1 / rate, count)
     starts = np.cumsum(apart).tolist()
-    request, found = message(path, kind, body, f"Accept: {accept}"), []
+    message, found = request.message(), []
 
     async def client(queue: asyncio.Queue[float], begin: float) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         while (at := await queue.get()) >= 0:
-            await _request(reader, writer, request)
+            await _request(reader, writer, message)
             found.append(time.perf_counter() - begin - at)
         writer.close()
 
@@ -130,16 +135,12 @@ def at_rate(
     return _percentiles(found, took)
 
 
-def clients(
-    port: int, path: str, kind: str, bodies: list[bytes], count: int, seconds: float, core: int
-) -> dict[str, float]:
+def clients(port: int, requests: Sequence[Request], count: int, seconds: float, core: int) -> dict[str, float]:
     """Runs `count` clients that each send the next request as soon as the last is answered.
 
     Args:
         port: Port of the server.
-        path: Path of the requests.
-        kind: Content type of the requests.
-        bodies: Bodies; client i begins with the i-th and takes every `count`-th.
+        requests: The requests; client i begins with the i-th and takes every `count`-th.
         count: Number of clients.
         seconds: Duration.
         core: Core of the clients.
@@ -147,13 +148,13 @@ def clients(
     Returns:
         {"rate", "p50", "p99"}: responses/s, and milliseconds.
     """
-    requests, found = [message(path, kind, each) for each in bodies], []
+    messages, found = [each.message() for each in requests], []
 
     async def client(first: int, end: float) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         at = first
         while (begin := time.perf_counter()) < end:
-            await _request(reader, writer, requests[at % len(requests)])
+            await _request(reader, writer, messages[at % len(messages)])
             found.append(time.perf_counter() - begin)
             at += count
         writer.close()
@@ -168,14 +169,14 @@ def clients(
     return _percentiles(found, took)
 
 
-def alone(port: int, path: str, kind: str, body: bytes, seconds: float, core: int) -> float:
+def alone(port: int, request: Request, seconds: float, core: int) -> float:
     """Returns the median milliseconds of requests one after the other on one connection."""
     os.sched_setaffinity(0, {core})
-    request, found, end = message(path, kind, body), [], time.perf_counter() + seconds
+    message, found, end = request.message(), [], time.perf_counter() + seconds
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while (begin := time.perf_counter()) < end:
-            connection.sendall(request)
+            connection.sendall(message)
             got = connection.recv(65536)
             while not _whole(got):
                 got += connection.recv(65536)

@@ -19,7 +19,6 @@ from scripts.peers.serving import load
 from scripts.peers.serving.server import CSV, Server, running
 
 MODEL, CLIENTS, ROWS = "shop-clicks", 8, (1, 500)
-PATH = f"/v1/models/{MODEL}:run"
 SERVERS = [
     Server("zoo serve", "", (MODEL, "--workers", "1"), "int8-zoo", pinned=False),
     Server("zoo serve --on ray", "", (MODEL, "--on", "ray", "--replicas", "1"), "int8-zoo", pinned=False),
@@ -27,10 +26,11 @@ SERVERS = [
 STOP_SECONDS = 60.0
 
 
-def request(rows: int) -> bytes:
-    """A body of so many rows of the model's sample."""
+def request(rows: int) -> load.Request:
+    """Returns a request of `rows` rows of the model's sample."""
     header, *lines = gzip.decompress((zoo.load(MODEL).path / "sample.csv.gz").read_bytes()).splitlines(keepends=True)
-    return header + b"".join((lines * (rows // len(lines) + 1))[:rows])
+    body = header + b"".join((lines * (rows // len(lines) + 1))[:rows])
+    return load.Request(f"/v1/models/{MODEL}:run", CSV, body)
 
 
 def options(parser: harness.Parser) -> None:
@@ -42,18 +42,17 @@ def options(parser: harness.Parser) -> None:
 def measure(args: Any) -> dict[str, Any]:
     """Returns {"model", "clients", "results": [{"way", "rows", "rate", "p50", "p99"}], "share", "environment"}."""
     figures: dict[tuple[str, int], list[dict[str, float]]] = {}
-    bodies = {rows: request(rows) for rows in ROWS}
+    requests = {rows: request(rows) for rows in ROWS}
     with contextlib.ExitStack() as stack:
         ports = {
-            server.name: stack.enter_context(running(server, Path(), PATH, CSV, bodies[1], STOP_SECONDS)).port
+            server.name: stack.enter_context(running(server, Path(), requests[1], STOP_SECONDS)).port
             for server in SERVERS
         }
         for number in range(args.rounds + 1):
-            for rows, body in bodies.items():
+            for rows, asked in requests.items():
                 for name, port in ports.items():
                     seconds = args.seconds if number else 1  # the first round warms up
-                    asked = (port, PATH, CSV, [body], CLIENTS, seconds, machine.cores() - 1)
-                    found = processes.in_process(load.clients, *asked)
+                    found = processes.in_process(load.clients, port, [asked], CLIENTS, seconds, machine.cores() - 1)
                     if number:
                         figures.setdefault((name, rows), []).append(found)
     results = [

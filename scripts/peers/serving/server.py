@@ -21,6 +21,7 @@ import zoo
 from pipelines.core.errors import ZooError
 from scripts.peers.processes import ONE_THREAD, session_members
 from scripts.peers.serving import load
+from scripts.peers.serving.load import Request
 
 CLICKS = "wide-deep-criteo"
 SERVERS = Path(__file__).parent / "servers"
@@ -31,7 +32,7 @@ CORES = sorted(os.sched_getaffinity(0))
 
 @dataclass(frozen=True)
 class Server:
-    """How a server is started.
+    """A server to start.
 
     Attributes:
         name: For the report.
@@ -48,7 +49,7 @@ class Server:
     pinned: bool = True
 
     def command(self, environments: Path, port: int) -> list[str]:
-        """The command of the server's process."""
+        """Returns the command of the server's process."""
         if self.environment:
             file, *others = self.arguments
             words = [str(environments / self.environment / "bin/python"), str(SERVERS / file), str(port), *others]
@@ -76,17 +77,13 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(
-    server: Server, environments: Path, path: str, kind: str, body: bytes, grace: float = GRACE
-) -> Iterator[Running]:
+def running(server: Server, environments: Path, request: Request, grace: float = GRACE) -> Iterator[Running]:
     """Runs a server in a session of its own while the block runs.
 
     Args:
         server: The server.
         environments: Folder of the environments.
-        path: Path of a request.
-        kind: Content type of the request.
-        body: Body of the request; the server is ready once it answers this by 200.
+        request: The server is ready once it answers this request by 200.
         grace: Seconds for the server to end.
 
     Raises:
@@ -104,7 +101,7 @@ def running(
             start_new_session=True,
         )
         try:
-            while load.status(port, path, kind, body) != 200:
+            while load.status(port, request) != 200:
                 if time.perf_counter() - start > READY or process.poll() is not None:
                     output.seek(0)
                     last = (output.read().decode(errors="replace").split("\n") or [""])[-2:]
@@ -121,7 +118,7 @@ def running(
 
 
 def _stop(process: subprocess.Popen[bytes], grace: float) -> dict[str, Any]:
-    """SIGTERM: exit code (None: it did not end), seconds, and processes that were left."""
+    """Sends SIGTERM; returns exit code (None: it did not end), seconds, and the number of processes left."""
     start = time.perf_counter()
     process.terminate()
     code: int | None = None
@@ -140,19 +137,14 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def wrk(
-    port: int, path: str, kind: str, body: bytes, connections: int, seconds: float, accept: str = "*/*"
-) -> dict[str, Any]:
+def wrk(port: int, request: Request, connections: int, seconds: float) -> dict[str, Any]:
     """Loads a server by wrk.
 
     Args:
         port: Port of the server.
-        path: Path of the requests.
-        kind: Content type of the requests.
-        body: Body of each request.
+        request: The request.
         connections: Number of connections; each sends the next request as soon as the last is answered.
         seconds: Duration.
-        accept: Content type of the responses.
 
     Returns:
         {"rate": responses with status 200 per second, "p50", "p99": milliseconds, "failed"}.
@@ -162,22 +154,22 @@ def wrk(
     """
     with tempfile.TemporaryDirectory() as scratch:
         file, script = Path(scratch) / "body", Path(scratch) / "post.lua"
-        file.write_bytes(body)
+        file.write_bytes(request.body)
         script.write_text(
             f'local f = io.open("{file}", "rb"); wrk.body = f:read("*a"); f:close(); wrk.method = "POST"\n'
-            f'wrk.headers["Content-Type"] = "{kind}"; wrk.headers["Accept"] = "{accept}"\n'
+            f'wrk.headers["Content-Type"] = "{request.kind}"; wrk.headers["Accept"] = "{request.accept}"\n'
             "done = function(s, l, r) io.write(string.format('%d %d %d %d %d\\n', s.requests, s.duration,"
             " l:percentile(50), l:percentile(99), s.errors.status + s.errors.read + s.errors.timeout)) end\n"
         )
         command = ["taskset", "-c", str(CORES[-1]), "wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s"]
-        url = f"http://127.0.0.1:{port}{path}"
+        url = f"http://127.0.0.1:{port}{request.path}"
         output = subprocess.run([*command, "-s", str(script), url], capture_output=True, text=True).stdout
     numbers = re.search(r"^(\d+) (\d+) (\d+) (\d+) (\d+)$", output, re.M)
     if numbers is None:
         raise ZooError(f"under load it does not answer: wrk printed {output[-200:]!r}")
-    requests, microseconds, p50, p99, failed = map(int, numbers.groups())
+    answered, microseconds, p50, p99, failed = map(int, numbers.groups())
     return {
-        "rate": max(requests - failed, 0) / microseconds * 1e6,
+        "rate": max(answered - failed, 0) / microseconds * 1e6,
         "p50": p50 / 1e3,
         "p99": p99 / 1e3,
         "failed": failed,

@@ -28,10 +28,10 @@ from scripts.peers import harness
 from scripts.peers.harness import median
 from scripts.peers.processes import memory_mb, session_members
 from scripts.peers.serving import load
+from scripts.peers.serving.load import Request
 from scripts.peers.serving.server import CLICKS, CORES, CSV, JSON, TEXT, TSV, Running, Server, running, wrk
 
 PHOTOS, TRANSLATION = "mobilenet-v2-imagenet", "multi30k-en-de"
-INFER, RUN = f"/v2/models/{CLICKS}/infer", f"/v1/models/{CLICKS}:run"
 LOAD = [sys.executable, str(Path(load.__file__))]
 REQUIREMENTS = {
     "uvicorn": ["starlette", "uvicorn", "httptools", "uvloop"],
@@ -82,7 +82,12 @@ SERVED = {"layers": LAYERS, "peers": PEERS}  # part: servers
 # ---------------------------------------------------------------------------------------------------------------- parts
 
 
-def one_row() -> tuple[bytes, float]:
+def run_request(model: str, kind: str, body: bytes, accept: str = "*/*") -> Request:
+    """Returns a request of raw input to a model."""
+    return Request(f"/v1/models/{model}:run", kind, body, accept)
+
+
+def one_row() -> tuple[Request, float]:
     """Returns a request of the protocol with one row, and its probability by onnxruntime."""
     model = zoo.pipeline(CLICKS, engine="onnxruntime", threads=1)
     batch = model.preprocess(model.example(1))
@@ -91,12 +96,13 @@ def one_row() -> tuple[bytes, float]:
         {"name": name, "shape": each.shape, "datatype": kinds[each.dtype.name], "data": each.ravel().tolist()}
         for name, each in batch.items()
     ]
-    return json.dumps({"inputs": inputs}).encode(), float(model.predict(batch)["probability"][0, 0])
+    body = json.dumps({"inputs": inputs}).encode()
+    return Request(f"/v2/models/{CLICKS}/infer", JSON, body), float(model.predict(batch)["probability"][0, 0])
 
 
 def in_turn(servers: list[Server], environments: Path, rounds: int, seconds: float) -> list[dict[str, Any]]:
     """Measures one row a request on 64 connections, then on one; servers are restarted in every round."""
-    body, expected = one_row()
+    request, expected = one_row()
     found: dict[str, list[dict[str, Any]]] = {each.name: [] for each in servers}
     faults: dict[str, str] = {}
     for _ in range(rounds):
@@ -104,11 +110,11 @@ def in_turn(servers: list[Server], environments: Path, rounds: int, seconds: flo
             if server.name in faults:
                 continue
             try:
-                with running(server, environments, INFER, JSON, body) as live:
-                    wrk(live.port, INFER, JSON, body, 8, 1)
-                    many = wrk(live.port, INFER, JSON, body, 64, seconds)
-                    alone = wrk(live.port, INFER, JSON, body, 1, max(1.0, seconds / 4))
-                    answer = json.loads(load.ask(live.port, INFER, JSON, body)[1])
+                with running(server, environments, request) as live:
+                    wrk(live.port, request, 8, 1)
+                    many = wrk(live.port, request, 64, seconds)
+                    alone = wrk(live.port, request, 1, max(1.0, seconds / 4))
+                    answer = json.loads(load.ask(live.port, request)[1])
                     memory = memory_of(live)
                     tables = {each["name"]: each["data"] for each in answer["outputs"]}
                     gap = abs(tables["probability"][0] - expected)
@@ -184,18 +190,18 @@ def rows(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "log.tsv"
         log.write_bytes(body * 1000)
-        command = [*LOAD, "run", CLICKS, str(log)]
+        request, command = run_request(CLICKS, TSV, body, CSV), [*LOAD, "run", CLICKS, str(log)]
         inside: list[float] = []
         served: list[dict[str, Any]] = []
         tail: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
         for _ in range(rounds):
             inside.append(float(_pinned(command)))
-            with running(ZOO, environments, RUN, TSV, body) as live:
-                wrk(live.port, RUN, TSV, body, 4, 1)
-                served.append(wrk(live.port, RUN, TSV, body, 8, seconds, CSV))
+            with running(ZOO, environments, request) as live:
+                wrk(live.port, request, 4, 1)
+                served.append(wrk(live.port, request, 8, seconds))
                 rate = 0.7 * served[-1]["rate"]
                 for even, tails in tail.items():
-                    tails.append(load.at_rate(live.port, RUN, TSV, body, rate, 8, seconds, CORES[-1], CSV, even))
+                    tails.append(load.at_rate(live.port, request, rate, 8, seconds, CORES[-1], even))
     most = median([500 * each["rate"] for each in served], 0)
     return {
         "rows": 500,
@@ -217,22 +223,25 @@ def _pinned(command: list[str]) -> str:
     return run.stdout.strip().splitlines()[-1]
 
 
+def a_row() -> bytes:
+    """Returns a row of the model's sample as TSV."""
+    return bytes(zoo.pipeline(CLICKS, engine="native").example(1)[0].rstrip(b"\n") + b"\n")
+
+
 def lone(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
     """Measures a single request beside the same call in a process: milliseconds of one row and of one photo."""
     found: dict[str, Any] = {}
-    row = zoo.pipeline(CLICKS, engine="native").example(1)[0].rstrip(b"\n") + b"\n"
+    cases = {"row": (CLICKS, TSV, a_row()), "photo": (PHOTOS, "image/jpeg", load.photo())}
     with tempfile.TemporaryDirectory() as scratch:
-        photo = load.photo()
-        for name, model, kind, body in (("row", CLICKS, TSV, row), ("photo", PHOTOS, "image/jpeg", photo)):
-            file = Path(scratch) / name
+        for name, (model, kind, body) in cases.items():
+            file, request = Path(scratch) / name, run_request(model, kind, body)
             file.write_bytes(body)
-            path = f"/v1/models/{model}:run"
             inside, served = [], []
             for _ in range(rounds):
                 inside.append(float(_pinned([*LOAD, "alone", model, str(file)])))
                 server = dataclasses.replace(ZOO, arguments=(model,))
-                with running(server, environments, path, kind, body) as live:
-                    served.append(load.alone(live.port, path, kind, body, seconds, CORES[-1]))
+                with running(server, environments, request) as live:
+                    served.append(load.alone(live.port, request, seconds, CORES[-1]))
             added = round(median(served)["median"] - median(inside)["median"], 3)
             found[name] = {"in_process_ms": median(inside), "served_ms": median(served), "added_ms": added}
     return found
@@ -241,7 +250,7 @@ def lone(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
 def sentences(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
     """Measures 32 clients with a sentence a request beside batches in a process, and a single sentence."""
     texts = list(zoo.pipeline(TRANSLATION, engine="native").example(512))
-    path = f"/v1/models/{TRANSLATION}:run"
+    requests = [run_request(TRANSLATION, TEXT, text.encode()) for text in texts]
     server = dataclasses.replace(ZOO, arguments=(TRANSLATION,))
     inside, served, tails, single, first = [], [], [], [], []
     with tempfile.TemporaryDirectory() as scratch:
@@ -251,12 +260,11 @@ def sentences(environments: Path, rounds: int, seconds: float) -> dict[str, Any]
             rate, alone = _pinned([*LOAD, "translate", TRANSLATION, str(file)]).split()
             inside.append(float(rate))
             single.append(float(alone))
-            with running(server, environments, path, TEXT, texts[0].encode()) as live:
-                bodies = [each.encode() for each in texts]
-                many = load.clients(live.port, path, TEXT, bodies, 32, 2 * seconds, CORES[-1])
+            with running(server, environments, requests[0]) as live:
+                many = load.clients(live.port, requests, 32, 2 * seconds, CORES[-1])
                 served.append(many["rate"])
                 tails.append(many["p99"])
-                first.append(load.alone(live.port, path, TEXT, bodies[0], seconds, CORES[-1]))
+                first.append(load.alone(live.port, requests[0], seconds, CORES[-1]))
     return {
         "clients": 32,
         "in_process_per_second": median(inside, 1),
@@ -271,13 +279,13 @@ def sentences(environments: Path, rounds: int, seconds: float) -> dict[str, Any]
 def workers(environments: Path, rounds: int, seconds: float) -> list[dict[str, Any]]:
     """Measures the memory (PSS) of processes that share one copy of two models, after requests to both."""
     found = []
-    row = zoo.pipeline(CLICKS, engine="native").example(1)[0].rstrip(b"\n") + b"\n"
-    text = zoo.pipeline(TRANSLATION, engine="native").example(1)[0].encode()
+    row = run_request(CLICKS, TSV, a_row())
+    text = run_request(TRANSLATION, TEXT, zoo.pipeline(TRANSLATION, engine="native").example(1)[0].encode())
     for count in (1, 2, 4):
         server = dataclasses.replace(ZOO, arguments=(CLICKS, TRANSLATION, "--workers", str(count)))
-        with running(server, environments, RUN, TSV, row) as live:
-            wrk(live.port, RUN, TSV, row, 16, 1)
-            wrk(live.port, f"/v1/models/{TRANSLATION}:run", TEXT, text, 4 * count, 2)
+        with running(server, environments, row) as live:
+            wrk(live.port, row, 16, 1)
+            wrk(live.port, text, 4 * count, 2)
             time.sleep(0.5)
             memory = round(memory_of(live))
         found.append({"workers": count, "memory_mb": memory})

@@ -26,8 +26,7 @@ import zoo
 from pipelines.core.machine import environment
 from scripts.peers import harness
 from scripts.peers.processes import memory_mb, session_members
-from scripts.peers.serving import load
-from scripts.peers.serving.load import exchange
+from scripts.peers.serving.load import Request, exchange
 from scripts.peers.serving.server import CLICKS, CORES, TEXT, TSV, Server, running
 
 TRANSLATION = "multi30k-en-de"
@@ -41,7 +40,7 @@ STOP_SECONDS = 60.0
 
 
 class Question(NamedTuple):
-    """A request and the values of `key` that its results must have."""
+    """A request to a model, and the values of `key` that its results must have."""
 
     model: str
     body: bytes
@@ -49,13 +48,9 @@ class Question(NamedTuple):
     expected: list[Any]
 
     @property
-    def address(self) -> tuple[str, str]:
-        """Path and content type."""
-        return f"/v1/models/{self.model}:run", TSV if self.model == CLICKS else TEXT
-
-    def message(self, *headers: str, length: int | None = None) -> bytes:
-        """The request; see `load.message`."""
-        return load.message(*self.address, self.body, *headers, length=length)
+    def request(self) -> Request:
+        """The request."""
+        return Request(f"/v1/models/{self.model}:run", TSV if self.model == CLICKS else TEXT, self.body)
 
     def right(self, answer: bytes) -> bool:
         """Returns whether a response has the expected results."""
@@ -107,7 +102,7 @@ class Soak:
             asked = self.random.choice(self.rows if self.random.randrange(ROWS_AMONG) else self.sentences)
             try:
                 async with asyncio.timeout(30):
-                    status, found = await exchange(reader, writer, asked.message())
+                    status, found = await exchange(reader, writer, asked.request.message())
             except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
                 self.counts["lost"] += 1
                 self.faults.append(f"{begin:.3f} {error!r}")
@@ -136,7 +131,7 @@ class Soak:
     async def slow(self) -> None:
         """Sends a request byte by byte, and leaves."""
         _, writer = await self.open()
-        for byte in self.rows[0].message()[:100]:
+        for byte in self.rows[0].request.message()[:100]:
             writer.write(bytes([byte]))
             await asyncio.sleep(0.05)
         writer.close()
@@ -144,7 +139,7 @@ class Soak:
     async def gone(self) -> None:
         """Leaves before the end of a request."""
         _, writer = await self.open()
-        writer.write(self.rows[0].message()[:-10])
+        writer.write(self.rows[0].request.message()[:-10])
         await asyncio.sleep(0.05)
         writer.close()
 
@@ -158,14 +153,14 @@ class Soak:
     async def oversized(self) -> None:
         """States a body over the limit."""
         reader, writer = await self.open()
-        status, _ = await exchange(reader, writer, self.rows[0].message(length=BODY_LIMIT * 100))
+        status, _ = await exchange(reader, writer, self.rows[0].request.message(length=BODY_LIMIT * 100))
         self.counts["413" if status == 413 else "oversized, accepted"] += 1
         writer.close()
 
     async def lying(self) -> None:
         """Sends a row without most of its columns."""
         reader, writer = await self.open()
-        status, _ = await exchange(reader, writer, Question(CLICKS, b"1\t2\t3\n", "", []).message())
+        status, _ = await exchange(reader, writer, Question(CLICKS, b"1\t2\t3\n", "", []).request.message())
         self.counts["400" if status == 400 else "broken, accepted"] += 1
         writer.close()
 
@@ -173,14 +168,14 @@ class Soak:
         """Leaves before the response."""
         _, writer = await self.open()
         asked = self.random.choice([self.rows[0], self.text])
-        writer.write(asked.message())
+        writer.write(asked.request.message())
         await asyncio.sleep(self.random.choice([0.0, 0.02]))
         writer.transport.abort()
 
     async def expiring(self) -> None:
         """Sends a long text with a short deadline."""
         reader, writer = await self.open()
-        status, _ = await exchange(reader, writer, self.text.message("timeout-ms: 10"))
+        status, _ = await exchange(reader, writer, self.text.request.message("timeout-ms: 10"))
         self.counts["504" if status == 504 else "late, answered"] += 1
         writer.close()
 
@@ -285,6 +280,6 @@ def measure(args: Any) -> dict[str, Any]:
     words = (CLICKS, TRANSLATION, "--workers", str(args.workers), "--max-body", str(BODY_LIMIT))
     server, first = Server("zoo serve", "", words, "int8-zoo"), asked[0][0]
     os.sched_setaffinity(0, {CORES[-1]})
-    with running(server, Path(), *first.address, first.body, STOP_SECONDS) as live:
+    with running(server, Path(), first.request, STOP_SECONDS) as live:
         found = asyncio.run(Soak(live.port, live.process.pid, *asked).run(args.minutes))
     return {**found, "exit": live.stop["exit"], "environment": environment(workers=args.workers)}

@@ -174,7 +174,7 @@ def _columns(
     copied: dict[ir.Value | None, ir.Value],
     taken: set[str],
 ) -> ir.Value:
-    """The columns of a layer's result, by a copy of `node` and of what it reads before `before`."""
+    """Returns the columns of a layer's result, by a copy of `node` and of what it reads before `before`."""
     for value in node.inputs:
         array = query.constant(value)
         if value is None or value in copied:
@@ -221,6 +221,27 @@ def without_gemm() -> Iterator[None]:
         yield
 
 
+def without_norm() -> Any:
+    """Leaves the log-sum-exp of the likeliest words out meanwhile."""
+    return mock.patch.object(loop_graph, "_norm", lambda body, *_: body.constant(0.0))
+
+
+def unchanged(model: IncrementalModel) -> None:
+    """Changes nothing."""
+
+
+# rewrites of the whole search: name, the change of its graphs that undoes it, what is patched meanwhile
+SEARCHES: tuple[tuple[str, Callable[[IncrementalModel], None], Callable[[], Any]], ...] = (
+    ("keys and values of the source shared by the beams", copied_source, contextlib.nullcontext),
+    ("beams reordered by Gather, not GatherND", gather_nd, contextlib.nullcontext),
+    ("Q, K and V merged", unmerged, contextlib.nullcontext),
+    ("scale in the weights, no mask in the step", scaled_scores, contextlib.nullcontext),
+    ("Reshape before MatMul, fused with its bias", unchanged, without_gemm),
+    ("Add + LayerNormalization, not SkipLayerNormalization", skip_normalization, contextlib.nullcontext),
+    ("top-k before log-sum-exp", all_normalized, without_norm),
+)
+
+
 # --------------------------------------------------------------------------------------------------------------- forms
 
 
@@ -233,7 +254,7 @@ class Forms:
         self.words = len(Vocabulary.read(folder.verify(VOCABULARY)))
 
     def rewritten(self) -> ir.Model:
-        """The graph in this precision."""
+        """Returns the graph in this precision."""
         model = io.load(self.folder.ensure("fp32.onnx"))
         rewrite(model, passes())
         if self.precision == "fp32":
@@ -242,33 +263,33 @@ class Forms:
         return quantize(model, self.folder.recipe, calibrate(model, samples, "minmax"))[0]
 
     def opened(self, model: ir.Model) -> Session:
-        """In onnxruntime, one thread."""
+        """Opens a graph in onnxruntime, one thread."""
         return load(self.folder.path / "fp32.onnx", "onnxruntime", 1, self.precision, io.serialized(model))
 
     def drawn(self, lengths: Sequence[int]) -> Array:
-        """Sentences of random words, padded."""
+        """Returns sentences of random words, padded."""
         random = np.random.default_rng(0)
         return padded([np.array([*random.integers(END + 1, self.words, each - 1), END]) for each in lengths])
 
-    def session(self, change: Callable[[IncrementalModel], None] = lambda model: None) -> Session:
-        """The whole search in one graph."""
+    def session(self, change: Callable[[IncrementalModel], None] = unchanged) -> Session:
+        """Opens the whole search in one graph."""
         model = incremental_model(self.whole)
         change(model)
         return self.opened(loop_graph.search(model, NEVER))
 
     def search(self, session: Session) -> Run:
-        """Equal lengths."""
+        """Returns the run of a search on sentences of equal length."""
         return lambda count, beam: self.timed(session, self.drawn([SOURCE] * count), beam, (0, STEPS)) / STEPS
 
     def timed(self, session: Session, source: Array, beam: int, growth: tuple[int, int]) -> float:
-        """Milliseconds of a translation."""
+        """Returns the milliseconds of a translation."""
         batch = {"source": source, "beam": np.array([beam]), "best": np.array([1]), "growth": np.array(growth)}
         start = time.perf_counter()
         session.run({**batch, "length_penalty": np.ones(1, np.float32)})
         return 1e3 * (time.perf_counter() - start)
 
     def python(self, begin: Callable[[Array], Step]) -> Run:
-        """The search in Python."""
+        """Returns the run of the search in Python."""
 
         def run(count: int, beam: int) -> float:
             source = self.drawn([SOURCE] * count)
@@ -299,7 +320,7 @@ class Forms:
 
 
 def mixed(count: int) -> list[int]:
-    """Lengths in a random order."""
+    """Returns lengths in a random order."""
     lengths = np.linspace(*MIXED, count).round().astype(int)
     return [int(each) for each in np.random.default_rng(1).permutation(lengths)]
 
@@ -333,21 +354,11 @@ def rows(forms: Forms) -> Iterator[Row]:
     session = forms.session()
     whole = forms.search(session)
     yield Row("the search in the graph, not in Python", whole, in_python)
-    yield Row("keys and values of the source shared by the beams", whole, forms.search(forms.session(copied_source)))
-    yield Row("beams reordered by Gather, not GatherND", whole, forms.search(forms.session(gather_nd)))
-    yield Row("Q, K and V merged", whole, forms.search(forms.session(unmerged)))
-    yield Row("scale in the weights, no mask in the step", whole, forms.search(forms.session(scaled_scores)))
-    with without_gemm():
-        apart = forms.session()
-    yield Row("Reshape before MatMul, fused with its bias", whole, forms.search(apart))
-    del apart
-    yield Row(
-        "Add + LayerNormalization, not SkipLayerNormalization", whole, forms.search(forms.session(skip_normalization))
-    )
-    with mock.patch.object(loop_graph, "_norm", lambda body, *_: body.constant(0.0)):
-        normalized = forms.session(all_normalized)
-    yield Row("top-k before log-sum-exp", whole, forms.search(normalized))
-    del normalized
+    for name, change, patched in SEARCHES:
+        with patched():
+            changed = forms.session(change)
+        yield Row(name, whole, forms.search(changed))
+        del changed
 
     def of_mixed(session: Session, lengths: Callable[[int], list[int]], batches: int = 1) -> Run:
         def run(count: int, beam: int) -> float:
@@ -381,7 +392,7 @@ def rows(forms: Forms) -> Iterator[Row]:
 
 
 def _keys_and_values(model: ir.Model) -> list[str]:
-    """Names of keys and values of the source in a graph that `freeze` wrote."""
+    """Returns the names of keys and values of the source in a graph that `freeze` wrote."""
     names = [str(value.name) for node in model.graph for value in node.outputs]
     return [name for name in names if re.fullmatch(r"decoder\.\d+\.cross\.(key|value)\.split", name)]
 

@@ -51,7 +51,7 @@ PACKAGES = ("ctranslate2", "nncf", "sentencepiece", "sacrebleu", "torch")
 
 
 def test_set(count: int) -> tuple[list[str], list[str]]:
-    """The first `count` sentences and their translations.
+    """Returns the first `count` sentences and their translations.
 
     Raises:
         RequestError: They are missing.
@@ -65,7 +65,7 @@ def test_set(count: int) -> tuple[list[str], list[str]]:
 
 
 class Engine:
-    """One engine in its own process."""
+    """An engine in a process of its own."""
 
     def __init__(self, name: str, work: Work, case: Case) -> None:
         self.name, self.work, self.case = name, work, case
@@ -96,7 +96,7 @@ class Engine:
         return [] if self.case.steps else self.system.write(found)
 
     def turn(self, chosen: Sequence[int]) -> dict[str, Any]:
-        """Translates the inputs of these numbers.
+        """Translates the inputs with these indices.
 
         Returns:
             {"whole", "search": processor seconds, "clock", "tokens", "texts"}.
@@ -112,7 +112,7 @@ class Engine:
         return {"whole": spent, "search": searched - read, "clock": lasted, "tokens": tokens, "texts": texts}
 
     def memory(self) -> dict[str, float]:
-        """Of this process, in MB."""
+        """Returns peak and proportional memory of this process, in MB."""
         return {"peak": processes.memory_mb("VmHWM"), "shares": processes.memory_mb("Pss")}
 
 

@@ -85,7 +85,7 @@ print(json.dumps({"ms": 1e3 * taken, "process_ms": 1e3 * lived, "megabytes": int
 
 
 def products(program: ImageProgram) -> list[int]:
-    """Multiplications of an image, a step each; 0 for steps that are no convolution."""
+    """Returns the multiplications of an image by step; 0 for steps other than convolutions."""
 
     def of(step: Any) -> int:
         height, width = program.tensors[step.out][:2] if step.out >= 0 else (1, 1)
@@ -106,7 +106,7 @@ def in_turn(
 
 
 def calls(work: Work, threads: int, batch: int) -> dict[str, Call]:
-    """Every system's call on one batch. The peers' files take one image."""
+    """Returns every system's call on one batch; the peers' files take one image."""
     int8 = zoo.load(work.model).ensure("int8.onnx")
     x = np.random.default_rng(0).integers(0, 256, (batch, 3, work.spec.size, work.spec.size), dtype=np.uint8)
     found: dict[str, Call] = {}
@@ -128,7 +128,7 @@ def calls(work: Work, threads: int, batch: int) -> dict[str, Call]:
 
 
 def alone(work: Work, rounds: int) -> dict[str, Any]:
-    """One thread: {"limit", "products" (1e6 an image), "share", "layers", "batch_1", "batch_16"}."""
+    """Measures one thread: {"limit", "products" (1e6 an image), "share", "layers", "batch_1", "batch_16"}."""
     program = image_program(io.load(zoo.load(work.model).ensure("int8.onnx")))
     limit, counts = product_limit(), products(program)
     found = {f"batch_{batch}": in_turn(calls(work, 1, batch), rounds, batch) for batch in (1, BATCH)}
@@ -161,7 +161,7 @@ def alone(work: Work, rounds: int) -> dict[str, Any]:
 
 
 def limited_to_avx2(work: Work, rounds: int) -> dict[str, Any]:
-    """One thread, AVX2 alone, both on the same files: {"avx2": weights of 7 bits, "avx2_8_bits"}."""
+    """Measures AVX2 alone on the same files: {"avx2": weights of 7 bits, "avx2_8_bits"}."""
     found = {}
     for name, path in {"avx2": seven_bits(work), "avx2_8_bits": zoo.load(work.model).ensure("int8.onnx")}.items():
         program, session = image_program(io.load(path)), load(path, "openvino", 1)
@@ -175,7 +175,7 @@ def limited_to_avx2(work: Work, rounds: int) -> dict[str, Any]:
 
 
 def seven_bits(work: Work) -> Path:
-    """This project's file with weights of 7 bits, whose products are exact without VNNI."""
+    """Writes this project's file with weights of 7 bits, whose products are exact without VNNI."""
     from pipelines.quantization.calibration.table import CalibrationTable
     from pipelines.quantization.quantizer import quantize
 
@@ -189,7 +189,7 @@ def seven_bits(work: Work) -> Path:
 
 
 def labels(work: Work, photos: Sequence[Path]) -> dict[str, int]:
-    """On how many photos the native label is onnxruntime's: the same integers."""
+    """Counts the photos whose native label is that of onnxruntime."""
     model = zoo.load(work.model)
     sessions = [load(model.ensure("int8.onnx"), engine, 1) for engine in ("native", "onnxruntime")]
     spec, equal = Preprocess.from_json(model.preprocessing), 0
@@ -201,7 +201,7 @@ def labels(work: Work, photos: Sequence[Path]) -> dict[str, int]:
 
 
 def two_threads(work: Work, rounds: int) -> dict[str, Any]:
-    """Two threads, by the clock, and this project's own with one beside them."""
+    """Measures two threads, by the clock, and one of this project's beside them."""
     found = {}
     for batch in (1, BATCH):
         one = {"native-one-thread": calls(work, 1, batch)["native"]}
@@ -210,7 +210,7 @@ def two_threads(work: Work, rounds: int) -> dict[str, Any]:
 
 
 def first_calls(work: Work) -> dict[str, Any]:
-    """Fresh processes in turn: {system: {"ms", "megabytes"}}, medians."""
+    """Measures fresh processes in turn: {system: {"ms", "process_ms", "megabytes"}}, medians."""
     int8 = str(zoo.load(work.model).ensure("int8.onnx"))
     ways = {engine: (int8, engine) for engine in OURS}
     if (path := images.target_of(work, "openvino-int8")).is_file():
@@ -232,7 +232,7 @@ def first_calls(work: Work) -> dict[str, Any]:
 
 
 def compare(name: str, photos: Sequence[Path], rounds: int, scratch: Path, advance: harness.Advance) -> dict[str, Any]:
-    """Everything of one model."""
+    """Returns all measurements of one model."""
     cores, core = os.sched_getaffinity(0), {processes.last_core()}
     work, _, left_out = images.built(name, PEERS, photos[:CALIBRATED], scratch, advance)
     log = work.fp32.with_name("networks.log")

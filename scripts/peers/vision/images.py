@@ -51,13 +51,13 @@ PACKAGES = ("nncf", "pillow", "simplejpeg", "torch", "torchao", "tensorflow-cpu"
 
 
 def build_zoo(work: Work, target: Path) -> None:
-    """This project's files, all that its engines read."""
+    """Writes this project's files, all that its engines read."""
     opened = zoo.pipeline(work.model, batch_size=1)
     opened.predict(opened.blank())  # type: ignore[attr-defined]
 
 
 def build_torch(work: Work, target: Path) -> None:
-    """Quantized by torchao, compiled ahead of time by Inductor, weights frozen."""
+    """Quantizes by torchao and compiles ahead of time by Inductor, weights frozen."""
     import torch
 
     layout = torch.channels_last
@@ -71,7 +71,7 @@ def build_torch(work: Work, target: Path) -> None:
 
 
 def build_litert(work: Work, target: Path) -> None:
-    """Full integer quantization by TensorFlow's converter."""
+    """Quantizes to full integers by TensorFlow's converter."""
     import tensorflow as tf
 
     spec = tf.TensorSpec([1, work.spec.size, work.spec.size, 3], tf.float32)
@@ -104,7 +104,7 @@ def open_onnxruntime(work: Work, path: Path) -> System:
 
 
 def openvino_session(path: Path, threads: int, size: int) -> Callable[[Array], Array]:
-    """A network of one image in OpenVINO."""
+    """Opens a network of one image in OpenVINO."""
     request = open_vino.infer_request(path, [1, 3, size, size], threads)
     return lambda x: request.infer([x], share_inputs=True)[0]
 
@@ -252,7 +252,7 @@ COLUMNS = ("whole", "prepare", "model", "clock")
 
 
 def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """The results of `time_systems`, as the report has them.
+    """Returns the results of `time_systems` as the report has them.
 
     Returns {"best_int8_peer", "results": [{"system", "engine", "ms": {"whole", "prepare", "model", "model_only":
     {"median", "spread"}}, "images_per_second", "times_as_fast_as_best" (median over the rounds), "labels_as_best",
@@ -316,7 +316,7 @@ def built(
 def compare(
     name: str, peers: Sequence[str], photos: Sequence[Path], rounds: int, scratch: Path, advance: harness.Advance
 ) -> dict[str, Any]:
-    """All systems of one model: `summary`, "model", "photos", "build_seconds", "left_out"."""
+    """Measures one model: `summary`, "model", "photos", "build_seconds", "left_out"."""
     tested = [path for index, path in enumerate(photos) if index % CALIBRATE_EVERY]
     about = {"model": name, "photos": {"calibration": len(photos) - len(tested), "tested": len(tested)}}
     try:

@@ -27,7 +27,7 @@ def starlette() -> Any:
 
 
 async def asgi(scope: dict[str, Any], receive: Callable[..., Awaitable[Any]], send: Callable[..., Any]) -> None:
-    """The minimum of ASGI: the cost of a server itself."""
+    """Returns the minimum of ASGI: the cost of a server itself."""
     if scope["type"] != "http":
         return
     body = b""

@@ -41,7 +41,7 @@ def stock() -> Run:
 
 
 def arrays(request: dict[str, Any]) -> dict[str, Any]:
-    """The tensors of a request."""
+    """Returns the tensors of a request."""
     return {
         each["name"]: np.array(each["data"], DTYPES[each["datatype"]]).reshape(each["shape"])
         for each in request["inputs"]
@@ -49,18 +49,18 @@ def arrays(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def response(found: Any) -> dict[str, Any]:
-    """The response with the probabilities of a request."""
+    """Returns the response with the probabilities of a request."""
     output = {"name": "probability", "datatype": "FP32", "shape": list(found.shape), "data": found.ravel().tolist()}
     return {"model_name": NAME, "outputs": [output]}
 
 
 def answered(request: dict[str, Any], run: Run) -> dict[str, Any]:
-    """The response to a request."""
+    """Returns the response to a request."""
     return response(run(arrays(request)))
 
 
 def answers(requests: list[dict[str, Any]], run: Run) -> list[dict[str, Any]]:
-    """The responses to several requests, computed together."""
+    """Returns the responses to several requests, computed together."""
     batches = [arrays(each) for each in requests]
     found = run({name: np.concatenate([each[name] for each in batches]) for name in batches[0]})
     ends = np.cumsum([len(next(iter(each.values()))) for each in batches])
@@ -68,5 +68,5 @@ def answers(requests: list[dict[str, Any]], run: Run) -> list[dict[str, Any]]:
 
 
 def answer(body: bytes) -> bytes:
-    """The native session's response to a request, from bytes to bytes."""
+    """Returns the native session's response to a request, from bytes to bytes."""
     return json.dumps(answered(json.loads(body), native())).encode()
