@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,23 +171,32 @@ def environments() -> str:
     return "## Reports\n\n" + markdown.table([*columns, "other libraries", "commit"], rows)
 
 
+def compared(kind: str, page: Path = BENCHMARKS) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields the content of every report of a kind under scripts/peers, and its source for a page."""
+    for report in markdown.reports(PEERS, kind):
+        yield report.content, markdown.source(report, page)
+
+
+def section(title: str, parts: Sequence[str]) -> str:
+    """Returns a section of a page, "" without parts."""
+    return "\n".join([f"## {title}\n", *parts]) if parts else ""
+
+
 def own_models() -> str:
     """Returns the section of third-party ONNX models."""
     parts = []
-    for report in (*markdown.reports(PEERS, "own-models"), *markdown.reports(PEERS, "detectors")):
-        filled = [row + [""] * (len(peers.COLUMNS) - len(row)) for row in peers.rows(report.content)]
-        parts.append(
-            OWN_MODELS.format(source=markdown.source(report, BENCHMARKS)) + markdown.table(peers.COLUMNS, filled)
-        )
-    return "\n".join(["## Third-party ONNX models\n", *parts]) if parts else ""
+    for found, source in (*compared("own-models"), *compared("detectors")):
+        filled = [row + [""] * (len(peers.COLUMNS) - len(row)) for row in peers.rows(found)]
+        parts.append(OWN_MODELS.format(source=source) + markdown.table(peers.COLUMNS, filled))
+    return section("Third-party ONNX models", parts)
 
 
 def recommenders(page: Path) -> str:
     """Returns the families of recommenders on a custom log: quality, and speed compared with peers."""
     parts = []
-    for report in markdown.reports(PEERS, "click-models"):
+    for found, source in compared("click-models", page):
         rows = []
-        for each in report.content["models"]:
+        for each in found["models"]:
             quality = each["quality"]
             sizes = sorted({ratio["batch_size"] for ratio in each["ratios"]}, reverse=True)
             best = {size: _over_best(each, size) for size in sizes}
@@ -204,23 +213,23 @@ def recommenders(page: Path) -> str:
         columns = ["family", "AUC / LogLoss", "AUC, int8 - fp32", "max probability error", *speeds]
         deepctr = ", ".join(
             f"{name} {metrics['auc']:.4f} / {metrics['logloss']:.4f}"
-            for name, metrics in report.content.get("deepctr", {}).items()
+            for name, metrics in found.get("deepctr", {}).items()
         )
         peer = f" DeepCTR-Torch on the same rows, best of four epochs: {deepctr}." if deepctr else ""
         parts.append(
             "Trained with the default recipes on a log with user, item and list columns, evaluated on "
-            f"{report.content['data']}; int8 in the native engine, engines interleaved, {markdown.source(report, page)}."
+            f"{found['data']}; int8 in the native engine, engines interleaved, {source}."
             f"{peer}\n\n" + markdown.table(columns, rows)
         )
     if page == BENCHMARKS:
-        parts += [_reading(report) for report in markdown.reports(PEERS, "log-reading")]
-    return "\n".join(["## Recommenders on a custom log\n", *parts]) if parts else ""
+        parts += [_reading(found, source) for found, source in compared("log-reading")]
+    return section("Recommenders on a custom log", parts)
 
 
-def _reading(report: markdown.Report) -> str:
+def _reading(report: Mapping[str, Any], source: str) -> str:
     """Returns the log reader compared with peers, file to arrays."""
     rows = []
-    for each in report.content["shapes"]:
+    for each in report["shapes"]:
         (other, ratio), quarter_and_all = next(iter(each["over"].items())), each["peak_memory_mb"]
         memory = " / ".join(f"{megabytes:,.0f}" for megabytes in quarter_and_all)
         speeds = {found["way"]: f"{found['rows_per_second']:,}" for found in each["results"]}
@@ -228,8 +237,8 @@ def _reading(report: markdown.Report) -> str:
         rows.append([each["shape"], f"{each['megabytes']:,.0f}", other, speeds[other], ours, f"{ratio:.2f}x", memory])
     columns = ["log", "MB", "peer", "peer, rows/s", "zoo, rows/s", "speed-up", "peak MB, quarter / all rows"]
     return (
-        f"Logs of {report.content['rows']:,} synthetic rows read to arrays by `scripts/peers/recommenders/log_reading.py` "
-        f"({markdown.source(report, BENCHMARKS)}): Criteo's format against its dedicated reader, custom "
+        f"Logs of {report['rows']:,} synthetic rows read to arrays by `scripts/peers/recommenders/log_reading.py` "
+        f"({source}): Criteo's format against its dedicated reader, custom "
         "columns against pandas with a hash per column.\n\n" + markdown.table(columns, rows)
     )
 
@@ -237,9 +246,9 @@ def _reading(report: markdown.Report) -> str:
 def _over_best(model: Mapping[str, Any], size: int) -> tuple[float, str]:
     """Returns the speed-up of the native kernels over the fastest peer, and that peer."""
     (over,) = (r["over"] for r in model["ratios"] if (r["engine"], r["batch_size"]) == ("zoo-native", size))
-    known = {peer: ratio for peer, ratio in over.items() if ratio is not None}  # null: never timed
-    peer = min(known, key=known.__getitem__)
-    return float(known[peer]), peer
+    timed = {peer: ratio for peer, ratio in over.items() if ratio is not None}  # null: never timed
+    peer = min(timed, key=timed.__getitem__)
+    return float(timed[peer]), peer
 
 
 SERVING = """`zoo serve` and its peers, by `scripts/peers/serving/serving.py`.
@@ -257,9 +266,8 @@ LAYERS = "One native session behind each HTTP layer, computed on the server's th
 def serving() -> str:
     """Returns the section of servers and of the overhead of `zoo serve` over the model."""
     parts = []
-    for report in markdown.reports(PEERS, "serving"):
-        source = markdown.source(report, BENCHMARKS)
-        for part in report.content["parts"]:
+    for report, source in compared("serving"):
+        for part in report["parts"]:
             found = part["found"]
             if part["part"] == "workers":
                 each = ", ".join(f"{one['workers']}: {one['memory_mb']} MB" for one in found)
@@ -289,8 +297,7 @@ def serving() -> str:
                     f"sentences, p99 {found['p99_ms']['median']:.0f} ms; overhead of a single sentence "
                     f"{found['lone_added_ms']:+.2f} ms ({source}).\n"
                 )
-    for report in markdown.reports(PEERS, "soak-serving"):
-        found = report.content
+    for found, source in compared("soak-serving"):
         counts, memory, descriptors = found["counts"], found["memory_mb"], found["descriptors"]
         parts.append(
             f"Soak test, `scripts/peers/serving/soak.py`, {found['minutes']:g} minutes, {found['rate']:,.0f} requests/s of "
@@ -298,16 +305,16 @@ def serving() -> str:
             f"oversized clients: {counts['200']:,} responses, {counts.get('wrong', 0)} wrong, {counts.get('lost', 0)} lost, "
             f"{counts.get('503', 0)} with status 503; memory {memory['first']:.0f} to {memory['last']:.0f} MB "
             f"({memory['slope_per_minute']:+.1f} MB/minute), {descriptors['least']} to {descriptors['most']} descriptors "
-            f"({markdown.source(report, BENCHMARKS)}).\n"
+            f"({source}).\n"
         )
-    return "\n".join(["## Serving\n", SERVING + "\n".join(parts)]) if parts else ""
+    return section("Serving", [SERVING + "\n".join(parts)] if parts else [])
 
 
 def clusters() -> str:
     """Returns the section of scoring and serving on several processes and on Ray, and of gradient exchange."""
     parts = []
-    for report in markdown.reports(PEERS, "cluster"):
-        found, rows = report.content, []
+    for found, source in compared("cluster"):
+        rows = []
         for way, each in found["results"].items():
             equal = {True: "same bytes as one process", False: "other bytes"}.get(each.get("equal"), "")
             memory = [f"{each[key]:,}" if key in each else "" for key in ("memory_mb", "worker_mb")]
@@ -316,23 +323,23 @@ def clusters() -> str:
         head = ["", "rows", "seconds", "rows/s", "MB, largest process", "MB, largest actor", "results"]
         parts.append(
             f"{found['model']}, {found['rows']:,} rows in {found['files']} Parquet files, process start to "
-            f"end, by `scripts/peers/distributed/cluster.py` ({markdown.source(report, BENCHMARKS)}). {found.get('note', '')}\n\n"
+            f"end, by `scripts/peers/distributed/cluster.py` ({source}). {found.get('note', '')}\n\n"
             f"{markdown.table(head, rows)}"
         )
-    for report in markdown.reports(PEERS, "ray-serve"):
-        found, rows = report.content, []
+    for found, source in compared("ray-serve"):
+        rows = []
         for each in found["results"]:
             times = [f"{each[name]:,.1f}" for name in ("rate", "p50", "p99")]
             rows.append([each["way"], f"{each['rows']}", *times])
         head = ["", "rows per request", "requests/s", "p50, ms", "p99, ms"]
         parts.append(
             f"{found['model']}, one worker and one replica, {found['clients']} clients, interleaved, by "
-            f"`scripts/peers/serving/ray_serve.py` ({markdown.source(report, BENCHMARKS)}). {found.get('note', '')}\n\n"
+            f"`scripts/peers/serving/ray_serve.py` ({source}). {found.get('note', '')}\n\n"
             f"{markdown.table(head, rows)}"
         )
-    for report in markdown.reports(PEERS, "communication"):
+    for found, source in compared("communication"):
         rows = []
-        for model in report.content["models"]:
+        for model in found["models"]:
             for each in model["links"]:
                 before, left = each["samples"] / each["seconds"], {at["machines"]: at for at in each["efficiency"]}
                 rates = [f"{before:.1f}", f"{before * each['speedup']:.1f} ({each['speedup']:.2f}x)"]
@@ -343,11 +350,11 @@ def clusters() -> str:
         head += ["efficiency, 8 machines, default", "tuned", "128 machines, default", "tuned"]
         parts.append(
             "Gradient exchange of two processes, one core each, over links shaped by `tc` and a relay, by "
-            f"`scripts/peers/distributed/communication.py` ({markdown.source(report, BENCHMARKS)}). Efficiency is an "
+            f"`scripts/peers/distributed/communication.py` ({source}). Efficiency is an "
             "estimate: share of the machines' single speed, same batch per machine, same overlap of exchange and backward "
             f"pass as measured.\n\n{markdown.table(head, rows)}"
         )
-    return "\n".join(["## Distributed\n", *parts]) if parts else ""
+    return section("Distributed", parts)
 
 
 def _tail(found: Mapping[str, Any]) -> str:
@@ -384,8 +391,8 @@ def _servers(found: list[Mapping[str, Any]]) -> str:
 def smaller() -> str:
     """Returns the section of models before and after pruning, and of several contexts of a session."""
     parts = []
-    for report in markdown.reports(PEERS, "smaller"):
-        for found in report.content["models"]:
+    for report, source in compared("smaller"):
+        for found in report["models"]:
             before, after = found["quality"]
             rows = [
                 [name, *(f"{each[key]['median']:.3f}" for key in ("before_ms", "after_ms")), f"{each['times']:.2f}x"]
@@ -401,46 +408,33 @@ def smaller() -> str:
             parts.append(
                 f"{found['model']}, batches of {found['batch_size']}, int8: {found['metric']} {before:.4f} -> {after:.4f}, "
                 f"{found['bytes'][0] / 1e6:.2f} -> {found['bytes'][1] / 1e6:.2f} MB, by `scripts/peers/compression/compression.py` "
-                f"({markdown.source(report, BENCHMARKS)}); peer: ONNX Runtime's quantizer{peers}.\n\n"
+                f"({source}); peer: ONNX Runtime's quantizer{peers}.\n\n"
                 f"{markdown.table(['engine', 'before, ms', 'after, ms', 'speed-up'], rows)}"
             )
-    for report in markdown.reports(PEERS, "contexts"):
+    for report, source in compared("contexts"):
         rows = [
             [
                 each["model"],
                 each["engine"],
-                f"{each['batch_size']}",
+                str(each["batch_size"]),
                 f"{each['times']:.2f}x",
                 f"{each['megabytes']:+.1f}",
             ]
-            for each in report.content["models"]
+            for each in report["models"]
         ]
         parts.append(
             f"Two contexts of a session compared with one, by `scripts/peers/serving/contexts.py` "
-            f"({markdown.source(report, BENCHMARKS)}).\n\n"
+            f"({source}).\n\n"
             f"{markdown.table(['model', 'engine', 'batch size', 'throughput', 'additional MB'], rows)}"
         )
-    return "\n".join(["## Pruning and parallel contexts\n", *parts]) if parts else ""
+    return section("Pruning and parallel contexts", parts)
 
 
 def benchmarks_page() -> str:
     """Returns docs/benchmarks.md."""
     parts = [module.benchmarks(names) for module, names in families().items() if hasattr(module, "benchmarks")]
-    return "\n".join(
-        filter(
-            None,
-            [
-                BENCHMARKS_HEAD,
-                *parts,
-                recommenders(BENCHMARKS),
-                own_models(),
-                serving(),
-                clusters(),
-                smaller(),
-                environments(),
-            ],
-        )
-    )
+    parts += [recommenders(BENCHMARKS), own_models(), serving(), clusters(), smaller(), environments()]
+    return "\n".join(filter(None, [BENCHMARKS_HEAD, *parts]))
 
 
 def readme(text: str) -> str:

@@ -384,14 +384,14 @@ def measure(args: Any) -> dict[str, Any]:
         (work / "fp32.onnx").write_bytes(zoo.load(MODEL).ensure("fp32.onnx").read_bytes())
         ways = open_ways(args.ways, args.folder, work, texts, workers)
         tokenizer = tokenizers.Tokenizer.from_file(str(args.folder / "tokenizer.json"))
-        given = loads(texts[CALIBRATION:], tokenizer)
+        streams = loads(texts[CALIBRATION:], tokenizer)
         environment = machine.environment(threads=1, packages=harness.versions(*PACKAGES))
-        with progress("comparing", 2 * len(ORDERS) * len(given)) as advance:
+        with progress("comparing", 2 * len(ORDERS) * len(streams)) as advance:
 
             def one(name: str) -> dict[str, Any]:
-                return time_load(name, workers.live, given[name], args.rounds, advance)
+                return time_load(name, workers.live, streams[name], args.rounds, advance)
 
-            report = harness.gather("loads", given, one, None, environment)
+            report = harness.gather("loads", streams, one, None, environment)
         for name, memory in workers.ask_all("memory").items():
             ways[name]["memory_mb"] = memory
         sizes = {name: zoo.load(MODEL).ensure(f"{name}.onnx").stat().st_size for name in ("fp32", "int8")}

@@ -22,6 +22,7 @@ from scripts import synthesize_log
 from scripts.peers import harness
 from scripts.peers.engines import onnx_runtime
 from scripts.peers.recommenders import click_models
+from scripts.peers.recommenders.runs import synthesize
 from scripts.reproduction.reports import (
     MODEL,
     ROUNDS,
@@ -32,7 +33,6 @@ from scripts.reproduction.reports import (
     measure_together,
     peers_report,
     report,
-    synthesize,
     watched,
     written,
     zoo_command,
@@ -144,7 +144,7 @@ def stream() -> None:
     """`zoo run` on 2,000,000 synthetic rows, file to file, one pinned thread: rows/s and peak resident memory."""
     with tempfile.TemporaryDirectory() as scratch:
         source, target = Path(scratch) / "rows.tsv", Path(scratch) / "scores.csv"
-        synthesize("criteo", "-n", 2_000_000, "-o", source)
+        synthesize("criteo", source, 2_000_000)
         out, measured = watched(zoo_command("run", MODEL, source, "-o", target))
     about = {"data": "scripts/synthesize_criteo.py -n 2000000", "environment": machine.environment(threads=1)}
     report(f"stream-{cpu_slug()}", {**json.loads(out), **measured, **about})
@@ -152,14 +152,13 @@ def stream() -> None:
 
 def training() -> None:
     """An epoch over 8,000,000 synthetic rows, one thread: rows/s, peak memory."""
-    options = ("-n", 8_000_000, "--seed", 1)
-    one = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
+    count = 8_000_000
     with tempfile.TemporaryDirectory() as scratch:
         source, folder = Path(scratch) / "rows.tsv", Path(scratch) / "model"
-        synthesize("criteo", *options, "-o", source)
+        synthesize("criteo", source, count, "--seed", 1)
         recipe = ("--epochs", 1, "--batch-size", 4096, "--set", "refit=false")
         command = zoo_command("train", "wide-deep", "--data", source, "-o", folder, *recipe)
-        _, measured = watched(command[3:], one)  # not pinned
+        _, measured = watched(command[3:], {"OMP_NUM_THREADS": "1"})  # not pinned
         found = files.read_json(folder / "train.json")
     environment = machine.environment(threads=1)
     environment["versions"] |= found["versions"]
@@ -167,7 +166,7 @@ def training() -> None:
     kept |= {"trained_rows": found["epochs"] * found["rows"]["train"], "seconds": {"train": found["seconds"]}}
     config = {key: found["config"][key] for key in ("hidden", "buckets", "embedding_size", "batch_size")}
     measured |= {"load_average": os.getloadavg(), "memory": "VmHWM of the process, looked at 20 times a second"}
-    about = {"data": f"scripts/synthesize_criteo.py {' '.join(map(str, options))}", "environment": environment}
+    about = {"data": f"scripts/synthesize_criteo.py -n {count} --seed 1", "environment": environment}
     report(f"training-{cpu_slug()}", {"model": MODEL, **kept, **config, **measured, **about})
 
 

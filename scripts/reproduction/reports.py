@@ -75,11 +75,6 @@ def zoo_json(*words: Words, pinned: bool = True) -> Any:
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def synthesize(kind: str, *words: Words) -> None:
-    """Runs scripts/synthesize_KIND.py."""
-    subprocess.run([sys.executable, ROOT / "scripts" / f"synthesize_{kind}.py", *map(str, words)], check=True)
-
-
 def watched(command: list[str], environment: dict[str, str] | None = None) -> tuple[str, dict[str, float]]:
     """Runs a command with further environment variables.
 

@@ -109,7 +109,7 @@ class Task:
             found[name] = torch.from_numpy(pixels), torch.from_numpy(split.labels)
         return found
 
-    def some(self, count: int) -> tuple[Tensor, Tensor]:
+    def sample(self, count: int) -> tuple[Tensor, Tensor]:
         """Returns `count` normalized training images and their labels, always the same ones."""
         import torch
 
@@ -180,17 +180,17 @@ def make(peer: str, task: Task, place: Path) -> Made:
         RequestError: The folder is of another task.
     """
     place.mkdir(parents=True, exist_ok=True)
-    told = place / ABOUT
-    if told.is_file():
-        about = read_json(told)
+    record = place / ABOUT
+    if record.is_file():
+        about = read_json(record)
         if about["task"] != task.to_json():
             raise RequestError(f"found {place} of another task, expected one of this; name another folder with --work")
         if "seconds" in about:
             return _made(peer, place, about)
-    write_json(told, {"task": task.to_json()})
+    write_json(record, {"task": task.to_json()})
     begin = time.monotonic()
     about = PEERS[peer].make(task, place)
-    write_json(told, about := {"task": task.to_json(), **about, "seconds": round(time.monotonic() - begin, 1)})
+    write_json(record, about := {"task": task.to_json(), **about, "seconds": round(time.monotonic() - begin, 1)})
     return _made(peer, place, about)
 
 
@@ -300,7 +300,7 @@ def by_torch_pruning(task: Task, place: Path) -> dict[str, Any]:
     student, goal = task.fresh(), cost(network(task.after)[1])
     whole = cost(student)
     head = [each for each in student.modules() if isinstance(each, nn.Linear)][-1]
-    x, y = task.some(SEEN)
+    x, y = task.sample(SEEN)
     options = {"global_pruning": True, "round_to": TILE, "ignored_layers": [head], "iterative_steps": STEPS}
     importance = tp.importance.GroupTaylorImportance()
     pruner = tp.pruner.BasePruner(
@@ -337,7 +337,7 @@ def _quantized(student: nn.Module, task: Task, path: Path) -> None:
         fp32, names = Path(scratch) / "fp32.onnx", {"input_names": ["image"], "output_names": ["logits"]}
         axes = {"image": {0: "n"}, "logits": {0: "n"}}
         torch.onnx.export(student, (task.example,), str(fp32), dynamo=False, dynamic_axes=axes, **names)
-        samples = task.some(KEPT)[0].contiguous().numpy()
+        samples = task.sample(KEPT)[0].contiguous().numpy()
         onnx_runtime.quantize_static(fp32, path, ({"image": each[None]} for each in samples))
 
 
@@ -351,7 +351,7 @@ def by_nncf(task: Task, place: Path) -> dict[str, Any]:
     import torch
     from nncf.torch.function_hook.pruning.magnitude.schedulers import MultiStepMagnitudePruningScheduler
 
-    samples = nncf.Dataset([each[None] for each in task.some(KEPT)[0]])
+    samples = nncf.Dataset([each[None] for each in task.sample(KEPT)[0]])
 
     def quantized(each: nn.Module) -> nn.Module:
         found: nn.Module = nncf.quantize(each.eval(), samples, subset_size=KEPT)

@@ -93,10 +93,10 @@ def cluster() -> Iterator[str]:
     command = [sys.executable, "-c", HELD, str(WORKERS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as held:
         assert held.stdin is not None and held.stdout is not None
-        told = next((each for each in held.stdout if each.startswith(b"address ")), b"")
-        if not told:
+        line = next((each for each in held.stdout if each.startswith(b"address ")), b"")
+        if not line:
             raise ZooError("no cluster of Ray could be started here")
-        yield told.decode().split()[1]
+        yield line.decode().split()[1]
         held.stdin.close()
 
 

@@ -78,17 +78,17 @@ class CriteoRows:
 # -------------------------------------------------------------------------------------------------- columns of a schema
 
 
-def look_up(column: pd.Series, known: dict[str, int]) -> Array:
-    """Returns the id of every value: from 1 in the vocabulary, 0 if unknown, len(known) + 1 if missing."""
-    found = column.map(known)
-    return np.asarray(found.mask(column.isna(), len(known) + 1).fillna(0), np.int32)
+def look_up(column: pd.Series, vocabulary: dict[str, int]) -> Array:
+    """Returns the id of every value: from 1 in the vocabulary, 0 if unknown, len(vocabulary) + 1 if missing."""
+    found = column.map(vocabulary)
+    return np.asarray(found.mask(column.isna(), len(vocabulary) + 1).fillna(0), np.int32)
 
 
-def look_up_lists(column: pd.Series, known: dict[str, int], length: int, separator: str) -> tuple[Array, Array]:
+def look_up_lists(column: pd.Series, vocabulary: dict[str, int], length: int, separator: str) -> tuple[Array, Array]:
     """Returns ids of the last items of every list, [n, length], and 1 / items."""
-    ids, scales = np.full((len(column), length), len(known) + 1, np.int32), np.zeros(len(column), np.float32)
+    ids, scales = np.full((len(column), length), len(vocabulary) + 1, np.int32), np.zeros(len(column), np.float32)
     for at, text in enumerate(column.fillna("")):
-        items = [known.get(item.strip(), 0) for item in text.split(separator) if item.strip()][-length:]
+        items = [vocabulary.get(item.strip(), 0) for item in text.split(separator) if item.strip()][-length:]
         if items:
             ids[at, : len(items)], scales[at] = items, 1 / len(items)
     return ids, scales
@@ -121,10 +121,10 @@ class SchemaColumns:
 
     def reader(self, column: dict[str, Any]) -> Callable[[pd.Series], Any]:
         """Returns the function from a column's texts to ids."""
-        known = {value: at for at, value in enumerate(column["encoding"]["values"], 1)}
+        vocabulary = {value: at for at, value in enumerate(column["encoding"]["values"], 1)}
         if column["kind"] == "category":
-            return lambda texts: look_up(texts, known)
-        return lambda texts: look_up_lists(texts, known, column["length"], column["separator"])
+            return lambda texts: look_up(texts, vocabulary)
+        return lambda texts: look_up_lists(texts, vocabulary, column["length"], column["separator"])
 
     def encode(self, chunk: pd.DataFrame) -> dict[str, Array]:
         """Returns the inputs of the graph."""

@@ -63,10 +63,10 @@ def questions() -> tuple[list[Question], list[Question], Question]:
     lines = [each.rstrip(b"\n") for each in clicks.example(400)]
     rows = []
     for at in range(0, 400, 4):
-        some = lines[at : at + 1 + at // 4 % 4]
-        found = clicks.predict(clicks.preprocess(some))["probability"].ravel()
+        chunk = lines[at : at + 1 + at // 4 % 4]
+        found = clicks.predict(clicks.preprocess(chunk))["probability"].ravel()
         expected = [float(str(each)) for each in found]
-        rows.append(Question(CLICKS, b"\n".join(some) + b"\n", "probability", expected))
+        rows.append(Question(CLICKS, b"\n".join(chunk) + b"\n", "probability", expected))
     texts = list(translation.example(200))
     sentences = [
         Question(TRANSLATION, each.encode(), "translation", [translation(each)[0]["translation"]]) for each in texts
@@ -219,12 +219,12 @@ class Soak:
         self.end = begin + 60 * minutes
 
         async def pace() -> None:
-            given = 0
+            sent = 0
             while (now := time.monotonic()) < self.end:
                 due = int(rate * (now - begin))
-                for i in range(given, due):  # what the server does not keep up with is asked later
+                for i in range(sent, due):  # what the server does not keep up with is asked later
                     tickets.put_nowait(begin + i / rate)
-                given = due
+                sent = due
                 await asyncio.sleep(0.002)
             self.never_asked = tickets.qsize()
             for _ in range(CONNECTIONS):

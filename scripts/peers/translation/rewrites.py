@@ -309,8 +309,8 @@ class Forms:
 
         def run(count: int, beam: int) -> float:
             source = self.drawn([SOURCE] * count)
-            given = {"source": source, **encoder.run({"source": source})}
-            batch = {name: np.repeat(each, beam, axis=0) for name, each in given.items() if name in session.inputs}
+            inputs = {"source": source, **encoder.run({"source": source})}
+            batch = {name: np.repeat(each, beam, axis=0) for name, each in inputs.items() if name in session.inputs}
             batch["target"] = np.full((count * beam, STEPS // 2), START)
             start = time.perf_counter()
             session.run(batch)
@@ -334,14 +334,14 @@ def rows(forms: Forms) -> Iterator[Row]:
 
     naive = forms.opened(edit.extract(forms.whole, ["source", "memory", "target"], ["logits"]))
     yield Row("all caches (in Python)", in_python, forms.recomputed(naive, encoder))
-    given = [*_keys_and_values(forms.whole), "source.mask"]
-    decoder = forms.opened(edit.extract(forms.whole, ["target", *given], ["logits"]))
-    of_source = forms.opened(edit.extract(forms.whole, ["source"], given))
+    constants = [*_keys_and_values(forms.whole), "source.mask"]
+    decoder = forms.opened(edit.extract(forms.whole, ["target", *constants], ["logits"]))
+    of_source = forms.opened(edit.extract(forms.whole, ["source"], constants))
     yield Row("keys and values of self-attention cached (in Python)", in_python, forms.recomputed(decoder, of_source))
 
     keys = forms.opened(edit.extract(forms.whole, ["memory"], _keys_and_values(forms.whole)))
 
-    def anew(source: Array) -> Step:
+    def recomputing(source: Array) -> Step:
         memory, cached = encoder.run({"source": source}), cached_step(step, first.run({"source": source}), model.caches)
 
         def both(tokens: Array, parents: Array) -> Array:
@@ -350,7 +350,7 @@ def rows(forms: Forms) -> Iterator[Row]:
 
         return both
 
-    yield Row("keys and values of the source computed once (in Python)", in_python, forms.python(anew))
+    yield Row("keys and values of the source computed once (in Python)", in_python, forms.python(recomputing))
     session = forms.session()
     whole = forms.search(session)
     yield Row("the search in the graph, not in Python", whole, in_python)
@@ -445,8 +445,8 @@ def options(parser: harness.Parser) -> None:
 
 def measure(args: Any) -> dict[str, Any]:
     """Returns {"models": [{"model", "precision", "rows": `compare`}], "environment"}."""
-    known = [*RANDOM, *zoo.names()]
-    harness.require_known("model", [name for name in args.models if not Path(name).is_dir()], known)
+    names = [*RANDOM, *zoo.names()]
+    harness.require_known("model", [name for name in args.models if not Path(name).is_dir()], names)
     cases, pairs = (
         list(itertools.product(*each)) for each in ((args.batch_size, args.beam), (args.models, args.precision))
     )

@@ -78,8 +78,8 @@ def make_openvino(work: Work) -> None:
             return mask, *(each for layer in model.decoder for each in layer.cross.keys_values(memory))
 
     class Decoder(torch.nn.Module):
-        def forward(self, tokens: Any, parents: Any, position: Any, mask: Any, *given: Any) -> Any:
-            memory, past = given[: 2 * form.decoder], given[2 * form.decoder :]
+        def forward(self, tokens: Any, parents: Any, position: Any, mask: Any, *states: Any) -> Any:
+            memory, past = states[: 2 * form.decoder], states[2 * form.decoder :]
             x = model.embedding(tokens)[:, None] * math.sqrt(form.width) + model.positions[position]
             grown: list[Any] = []
 
@@ -145,14 +145,14 @@ class System(NamedTuple):
     """An open engine.
 
     Attributes:
-        given: Tokens (`END` last) to the engine's input.
+        prepare: Tokens (`END` last) to the engine's input.
         read: Texts to the engine's input.
         search: Input to result.
         tokens: Result to the best translations as tokens.
         write: Result to the best translations as texts.
     """
 
-    given: Callable[[Sequence[Tokens]], Any]
+    prepare: Callable[[Sequence[Tokens]], Any]
     read: Callable[[list[str]], Any]
     search: Callable[[Any], Any]
     tokens: Callable[[Any], list[list[int]]]
@@ -239,7 +239,7 @@ def open_ctranslate2(precision: str, batched: bool = True) -> Callable[[Work, Ca
         return System(
             lambda sentences: [[names[token] for token in each[:-1]] for each in sentences],
             lambda texts: text.encode(texts, out_type=str),
-            lambda given: translator.translate_batch(given, **options),
+            lambda batch: translator.translate_batch(batch, **options),
             lambda found: [[ids[each] for each in one.hypotheses[0]] for one in found],
             lambda found: text.decode([one.hypotheses[0] for one in found]),
         )
@@ -349,15 +349,15 @@ def open_openvino(work: Work, case: Case) -> System:
     )
 
     def begin(source: Array) -> Step:
-        given = [np.array(each) for each in encoder.infer([source]).values()]
+        encoded = [np.array(each) for each in encoder.infer([source]).values()]
         decoder.reset_state()
-        sentences, rows, position = np.arange(len(source)), given, 0
+        sentences, rows, position = np.arange(len(source)), encoded, 0
 
         def step(tokens: Array, parents: Array) -> Array:
             nonlocal sentences, rows, position
             before, sentences = sentences, sentences[parents]
             if not np.array_equal(before, sentences):
-                rows = [each[sentences] for each in given]
+                rows = [each[sentences] for each in encoded]
             memory = {f"memory.{i}": each for i, each in enumerate(rows[1:])}
             batch = {"tokens": tokens, "parents": parents, "position": np.array([position]), "mask": rows[0], **memory}
             position += 1

@@ -85,7 +85,7 @@ class Engine:
             ZooError: A translation of task steps has another number of tokens.
         """
         self.system = PEERS[self.name].open(self.work, self.case)
-        self.inputs = [self.system.given(each) for each in inputs] if self.case.steps else list(inputs)
+        self.inputs = [self.system.prepare(each) for each in inputs] if self.case.steps else list(inputs)
         first = self.inputs[0] if self.case.steps else self.system.read(self.inputs[: self.case.batch_size])
         found = self.system.search(first)
         if self.case.steps and (wrong := {len(each) for each in self.system.tokens(found)} - {self.case.steps}):
@@ -274,8 +274,8 @@ def measure(args: Any) -> dict[str, Any]:
             work, left_out = prepared[key]
             able = [name for name in fitting(case.model, peers) if name not in left_out]
             able = [name for name in able if not (case.steps and PEERS[name].texts)]
-            given = ([], []) if case.model in WITHOUT_TEXT else text
-            found = compare(case, work, able, args.rounds, given, advance)
+            pairs = ([], []) if case.model in WITHOUT_TEXT else text
+            found = compare(case, work, able, args.rounds, pairs, advance)
             return {**found, "left_out": left_out | found["left_out"]}
 
         return harness.gather("cases", chosen, one, args.output, facts)

@@ -138,10 +138,10 @@ def open_litert(work: Work, path: Path) -> System:
 
     interpreter = tf.lite.Interpreter(str(path), num_threads=1)
     interpreter.allocate_tensors()
-    (given,), (found,) = interpreter.get_input_details(), interpreter.get_output_details()
+    (source,), (found,) = interpreter.get_input_details(), interpreter.get_output_details()
 
     def run(x: Array) -> Array:
-        interpreter.set_tensor(given["index"], x)
+        interpreter.set_tensor(source["index"], x)
         interpreter.invoke()
         logits: Array = interpreter.get_tensor(found["index"])
         return logits
@@ -204,11 +204,11 @@ def time_systems(work: Work, names: Sequence[str], photos: Sequence[Path], round
     """
     opened: dict[str, System] = {}
     left_out: dict[str, str] = {}
-    some = photos[0].read_bytes()
+    photo = photos[0].read_bytes()
     for name in names:
         with harness.leave_out(name, left_out):
             system = SYSTEMS[name].open(work, target_of(work, name))
-            system.run(system.prepare(some))
+            system.run(system.prepare(photo))
             opened[name] = system
     labels: dict[str, list[int]] = {name: [] for name in opened}
     spent = {name: np.zeros((rounds, 4)) for name in opened}
@@ -237,7 +237,7 @@ def time_systems(work: Work, names: Sequence[str], photos: Sequence[Path], round
         key: {name: list(each[:, i] / len(photos) * 1e3) for name, each in spent.items()}
         for i, key in enumerate(COLUMNS)
     }
-    inputs = {name: system.prepare(some) for name, system in opened.items()}
+    inputs = {name: system.prepare(photo) for name, system in opened.items()}
     again = {name: functools.partial(system.run, inputs[name]) for name, system in opened.items()}
     times["model_only"] = harness.in_turn(again, rounds)
     return {

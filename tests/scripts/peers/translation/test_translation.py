@@ -179,7 +179,7 @@ def test_all_engines_take_exactly_so_many_steps(torch, folder, name, beam, monke
     engines.make(name, work)
     opened = engines.PEERS[name].open(work, engines.Case("little", "steps", 4, beam, 7))
     sentences = models.drawn(PIECES, 4)
-    assert [len(each) for each in opened.tokens(opened.search(opened.given(sentences)))] == [7] * 4
+    assert [len(each) for each in opened.tokens(opened.search(opened.prepare(sentences)))] == [7] * 4
 
 
 def test_drawn_sentences_end_and_fit_into_one_batch() -> None:
