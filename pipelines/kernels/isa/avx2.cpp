@@ -3,9 +3,9 @@
 
 #include <cstring>
 
-#include "isa/click_kernels.h"
 #include "isa/isa.h"
-#include "isa/row_kernels.h"
+#include "isa/vectors/click_kernels.h"
+#include "isa/vectors/row_kernels.h"
 
 namespace zoo {
 namespace {
@@ -16,7 +16,7 @@ inline void store(void *at, __m256i value) { _mm256_storeu_si256(static_cast<__m
 }  // namespace
 }  // namespace zoo
 
-#include "isa/image_avx2.h"
+#include "isa/images/avx2.h"
 
 namespace zoo {
 namespace {

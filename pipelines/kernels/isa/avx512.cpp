@@ -3,9 +3,9 @@
 
 #include <cstring>
 
-#include "isa/click_kernels.h"
 #include "isa/isa.h"
-#include "isa/row_kernels.h"
+#include "isa/vectors/click_kernels.h"
+#include "isa/vectors/row_kernels.h"
 
 namespace zoo {
 namespace {
@@ -18,7 +18,7 @@ inline __m512i load(const void *at) { return _mm512_loadu_si512(at); }
 }  // namespace
 }  // namespace zoo
 
-#include "isa/image_avx512.h"
+#include "isa/images/avx512.h"
 
 namespace zoo {
 namespace {

@@ -2,10 +2,10 @@
 #include <cmath>
 #include <cstring>
 
-#include "isa/click_kernels.h"
-#include "isa/image_portable.h"
+#include "isa/images/portable.h"
 #include "isa/isa.h"
-#include "isa/row_kernels.h"
+#include "isa/vectors/click_kernels.h"
+#include "isa/vectors/row_kernels.h"
 
 namespace zoo {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 #include <immintrin.h>
 
-#include "isa/image_kernels.h"
+#include "isa/images/kernels.h"
 
 namespace zoo {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "isa/isa.h"
-#include "isa/lanes.h"
+#include "isa/vectors/lanes.h"
 
 namespace zoo {
 namespace {

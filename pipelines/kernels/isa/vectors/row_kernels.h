@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "isa/isa.h"
-#include "isa/lanes.h"
-#include "isa/quantized_attention.h"
+#include "isa/vectors/lanes.h"
+#include "isa/vectors/quantized_attention.h"
 
 namespace zoo {
 namespace {

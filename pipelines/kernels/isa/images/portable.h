@@ -1,6 +1,6 @@
 // The image kernels in plain C++.
 #pragma once
-#include "isa/image_kernels.h"
+#include "isa/images/kernels.h"
 
 namespace zoo {
 namespace {

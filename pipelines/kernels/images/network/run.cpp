@@ -4,7 +4,7 @@
 #include <cstring>
 #include <ctime>
 
-#include "images/network.h"
+#include "images/network/network.h"
 #include "isa/threads.h"
 
 namespace zoo {

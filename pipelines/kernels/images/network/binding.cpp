@@ -11,7 +11,7 @@
 #include <optional>
 #include <tuple>
 
-#include "images/network.h"
+#include "images/network/network.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

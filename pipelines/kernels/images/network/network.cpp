@@ -1,4 +1,4 @@
-#include "images/network.h"
+#include "images/network/network.h"
 
 #include <algorithm>
 #include <cstring>

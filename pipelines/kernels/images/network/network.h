@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "images/arenas.h"
+#include "images/network/arenas.h"
 #include "isa/arrays.h"
 #include "isa/dispatch.h"
 

@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "isa/image_kernels.h"
+#include "isa/images/kernels.h"
 
 namespace zoo {
 namespace {
