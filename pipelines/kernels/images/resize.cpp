@@ -1,4 +1,4 @@
-// Antialiased resize and crop of an RGB image. Arithmetic: operators.py (Resize), reference.py (the same in numpy).
+// Antialiased resize and crop of an RGB image. Arithmetic: images/operators.py (Resize), images/reference.py (the same in numpy).
 //
 // Both passes are one kernel, Isa::resample: weighted sums of whole rows of uint8. For the pass along the rows, blocks of 64 rows are
 // transposed before it and back after it, which also parts the channels.

@@ -1,5 +1,5 @@
 // The interface between the layers and their kernels, one table of functions (`Isa`) an instruction set. The arithmetic is defined in
-// operators.py and program.py; reference.py has the same in numpy.
+// recommenders/steps/, images/steps/, images/operators.py and transformer/operations.py, with the same in numpy.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -79,7 +79,7 @@ struct KeysValues {
 
 enum class Activation { kSwish, kGelu, kTanh };
 
-// The kernels of row_kernels.h, lowered for one instruction set.
+// The kernels of vectors/row_kernels.h, lowered for one instruction set.
 struct RowKernels {
     void (*quantize_rows)(const Rows &rows, int64_t stride, const QParams &, int64_t n);
     void (*layer_norm)(const LayerNorm &, const float *x, int64_t x_stride, const Rows &out, int64_t n);
@@ -158,7 +158,7 @@ struct Cross {
     const float *weight;  // [width padded to whole 64] or null
 };
 
-// The kernels of click_kernels.h. Rows of int16 may be read and written for 32 more than their width, and float rows come in whole 64.
+// The kernels of vectors/click_kernels.h. Rows of int16 may be read and written for 32 more than their width, and float rows come in whole 64.
 struct ClickKernels {
     int64_t lanes;
     void (*mixed)(const MixedLinear &, const uint32_t *rows, const int16_t *x, int64_t x_stride, int64_t n, const Columns *columns);
@@ -203,7 +203,7 @@ struct ByteSum {
     int32_t low, high;
 };
 
-// A quantized product of bytes, see Product in images/program.py.
+// A quantized product of bytes, see `Product` in images/steps/elementwise.py.
 struct ByteProduct {
     int32_t x_zero, gate_zero;
     float x_scale, gate_scale, scale;
@@ -241,7 +241,7 @@ struct Mean {
     int32_t x_zero;
 };
 
-// The kernels of image classifiers. Pixels have whole 16 bytes, of which those behind the channels hold anything; up to 64 bytes behind
+// The kernels of image classifiers (isa/images/). Pixels have whole 16 bytes, of which those behind the channels hold anything; up to 64 bytes behind
 // the last pixel of a tensor may be read.
 struct ImageKernels {
     int64_t (*dense_bytes)(int64_t inputs, int64_t outputs);

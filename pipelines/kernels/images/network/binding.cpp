@@ -1,4 +1,4 @@
-// Image classifiers for Python: see network.h.
+// Image classifiers for Python: see images/network/network.h.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>

@@ -1,4 +1,4 @@
-// An image classifier as steps on tensors of bytes, channels last. Arithmetic: steps/, each with numpy's reference.
+// An image classifier as steps on tensors of bytes, channels last. Arithmetic: images/steps/, each with its reference in numpy.
 //
 // Tensors lie in one arena, those that are never needed at once over each other. A pixel takes whole 16 bytes (the first tensor's may
 // take 4), and around a tensor are as many pixels of padding as its widest reader wants, so that no kernel looks for borders.
@@ -51,7 +51,7 @@ class Network {
     explicit Network(const std::string &isa) : isa_(choose_isa(isa)) {}
     const char *isa() const { return isa_.name; }
 
-    // The next tensor. Sizes are checked in Python (program.py, steps/) and here, where memory depends on them: ValueError.
+    // The next tensor. Sizes are checked in Python (images/program.py, images/steps/) and here, where memory depends on them: ValueError.
     int64_t tensor(int64_t height, int64_t width, int64_t channels, int64_t pitch);
     void pixels(int64_t out, int64_t channels, const std::vector<int64_t> &fills, bool last, bool floats, float scale, int32_t zero);
     // packed: see ConvolutionShape::pack; it must live as long as this. out -1: the results

@@ -55,7 +55,7 @@ class Step(ABC):
     """One operator of an image program: a frozen dataclass whose attributes are its parameters and tensors.
 
     Attributes:
-        method: Name of its method of `Network` in network.h and `ImageNetwork` in Python; files of packed programs
+        method: Name of its method of `Network` in network/network.h and `ImageNetwork` in Python; files of packed programs
             name the step by it.
     """
 

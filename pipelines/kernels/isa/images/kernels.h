@@ -1,4 +1,4 @@
-// What the image kernels of every instruction set have in common, lowered for each by the compiler; images/program.py defines it.
+// The image kernels that are the same for every instruction set, lowered for each by the compiler; images/steps/ defines them.
 #pragma once
 #include <cmath>
 #include <cstring>

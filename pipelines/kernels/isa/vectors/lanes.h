@@ -1,6 +1,6 @@
 // Float vectors of every instruction set: `Vec` is its native vector, `Vec16` sixteen lanes, in one, two or four of these. Included
 // into each version's file, where the compiler lowers it. A reduction runs over the sixteen lanes (lane l adds elements l, l + 16, ...),
-// then over one fixed tree, and every operation is rounded alone: all versions, and reference.py, return the same bits.
+// then over one fixed tree, and every operation is rounded alone: all versions and the references in numpy return the same bits.
 #pragma once
 #include <cstdint>
 #include <cstring>

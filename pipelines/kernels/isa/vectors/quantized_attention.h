@@ -1,4 +1,4 @@
-// Self-attention of an encoder in integers, `QuantizedAttention` of program.py: queries, keys, values and weights are codes of 8 bits.
+// Self-attention of an encoder in integers, `QuantizedAttention` of transformer/operations.py: queries, keys, values and weights are codes of 8 bits.
 // Written once and lowered for each instruction set, of which only the product of codes differs: integers are exact in any order.
 #pragma once
 #include <cmath>

@@ -1,5 +1,5 @@
 // The kernels of a Transformer that work row by row: quantization, layer normalization, attention, top-k. Written once and lowered for each
-// instruction set (see lanes.h); program.py defines what they compute. Rows are padded with zeros to whole cache lines.
+// instruction set (see lanes.h); transformer/operations.py defines what they compute. Rows are padded with zeros to whole cache lines.
 #pragma once
 #include <cmath>
 

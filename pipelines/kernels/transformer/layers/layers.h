@@ -1,5 +1,5 @@
 // What the encoder and the decoder of a Transformer share: a list of operations over numbered registers, checked as they are added
-// (program.py has the same as dataclasses).
+// (transformer/program.py has the same as dataclasses).
 #pragma once
 #include <algorithm>
 #include <deque>

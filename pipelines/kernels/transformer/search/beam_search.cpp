@@ -240,7 +240,7 @@ bool BeamSearch::advance(Sentence &sentence, int64_t row) {
     return false;
 }
 
-// Whether a sentence has its translations after `length` tokens, by the toolkit's rules; see `KINDS` in decode.py.
+// Whether a sentence has its translations after `length` tokens, by the toolkit's rules; see `KINDS` in zoo/translation/search/beam_search.py.
 bool BeamSearch::is_done(const Sentence &sentence, int64_t length) const {
     const auto count = static_cast<int64_t>(sentence.hypotheses.size());
     const double penalty = options_.length_penalty;

@@ -1,4 +1,4 @@
-// The encoder of a Transformer and what makes one result of each text: pooling, layers of a head, normalization (text_program.py).
+// The encoder of a Transformer and what makes one result of each text: pooling, layers of a head, normalization (transformer/text/program.py).
 #pragma once
 #include <deque>
 #include <string>
