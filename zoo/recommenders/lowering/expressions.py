@@ -19,9 +19,10 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """A float value of `width` columns a sample."""
+    """A float value of `width` columns a sample. rectifies: its step applies the ReLU in which a source ends."""
 
     width: int
+    rectifies: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +131,7 @@ class GatedSum(Expression):
     gates: Linear
     value: str
     bounded: ClassVar[bool] = False
+    rectifies: ClassVar[bool] = True
 
     def sources(self) -> list[Expression]:
         """See `FloatVector`."""

@@ -20,7 +20,6 @@ from zoo.recommenders.lowering.expressions import (
     Factorization,
     Field,
     FloatVector,
-    GatedSum,
     L2Normalized,
     Linear,
     Numbers,
@@ -159,7 +158,7 @@ class LoweringPlan:
                 self._visit_float(x.x, relu=True)
             case _ if isinstance(x, FloatVector):
                 for source in x.sources():
-                    self._visit_float(source, relu=isinstance(x, GatedSum) and source is not x.gates)
+                    self._visit_float(source, relu=x.rectifies)
             case Product():
                 self._visit_float(x.x)
                 self._visit_float(x.y)

@@ -142,8 +142,13 @@ def test_forms_of_exporters_become_one_step(experts, mixture, relu):
             "gu = Unsqueeze(s, one) m = Mul(x, gu) y = ReduceSum<keepdims=0>(m, last)",
             "Mul",
         ),
+        (
+            STACKED,
+            f"gr = Relu(g) sr = Softmax<axis=1>(gr) {COLUMN.format(order='x, gu').replace('(s,', '(sr,')}",
+            "Softmax",
+        ),
     ],
-    ids=["one without a ReLU", "summed over columns", "gates along columns"],
+    ids=["one without a ReLU", "summed over columns", "gates along columns", "gates behind a ReLU"],
 )
 def test_near_misses_are_refused(experts, mixture, said):
     found, feeds = network(experts, mixture, rows=EXPERTS if said == "ReduceSum" and "m, last" in mixture else WIDTH)
