@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted([*ROOT.glob("pipelines/**/*.py"), *ROOT.glob("zoo/**/*.py")])
+NATIVE = sorted([*ROOT.glob("pipelines/**/*.cpp"), *ROOT.glob("pipelines/**/*.h")])
 HEAVY = {"torch", "tensorflow", "keras", "datasets", "tf2onnx", "matplotlib"}
 HEAVY_ROOMS = {"training", "models", "export", "importers"}  # torch, tensorflow and datasets at module level
 # packages of pipelines/: each imports those before it, never one behind it; a file joins its package's place by lying
@@ -105,6 +106,7 @@ DOCUMENTED = (  # rooms and files whose public functions describe their argument
     "pipelines/engines",
     "pipelines/graph",
     "pipelines/kernels/arrays",
+    "pipelines/kernels/extension",
     "pipelines/kernels/images",
     "pipelines/kernels/program_file",
     "pipelines/models/folder",
@@ -149,13 +151,22 @@ LISTS = {"pipelines/rewrites", "zoo/recommenders/models"}
 
 
 def test_no_folder_has_more_files_than_a_reader_overlooks() -> None:
-    counts = Counter(str(path.parent.relative_to(ROOT)) for path in FILES if path.name != "__init__.py")
+    files = [path for path in (*FILES, *NATIVE) if path.name != "__init__.py"]
+    counts = Counter(str(path.parent.relative_to(ROOT)) for path in files)
     assert not {folder: n for folder, n in counts.items() if n > SIDE_BY_SIDE and folder not in LISTS}
 
 
 def test_no_file_is_longer_than_500_lines() -> None:
-    lengths = {path: len(path.read_text().splitlines()) for path in (*FILES, *ROOT.glob("scripts/**/*.py"))}
+    lengths = {path: len(path.read_text().splitlines()) for path in (*FILES, *NATIVE, *ROOT.glob("scripts/**/*.py"))}
     assert not {str(path.relative_to(ROOT)): n for path, n in lengths.items() if n > 500}
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_comments_of_native_code_name_files_that_exist(path: Path) -> None:
+    known = [f"/{other.relative_to(ROOT)}" for other in (*FILES, *NATIVE)]
+    comments = re.findall(r"//.*", path.read_text())
+    named = {name for comment in comments for name in re.findall(r"\w[\w./]*\.(?:py|h|cpp)\b", comment)}
+    assert not {name for name in named if not any(other.endswith(f"/{name}") for other in known)}
 
 
 TASKS = ("recommenders", "translation", "texts", "vision")
