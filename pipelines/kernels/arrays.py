@@ -32,6 +32,13 @@ def require(what: str, name: str, found: Array, dtype: type, shape: tuple[int, .
 
 
 def contiguous(array: Any) -> Any:
-    """Returns the array C-contiguous and aligned: itself, or a copy."""
+    """Makes an array C-contiguous and aligned.
+
+    Args:
+        array: Array of any dtype and shape, or what NumPy makes one of.
+
+    Returns:
+        The array itself if it is C-contiguous and aligned, else a copy of the same dtype and shape.
+    """
     usable = isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned
     return array if usable else np.require(array, requirements=("C_CONTIGUOUS", "ALIGNED"))

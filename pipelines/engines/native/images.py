@@ -123,7 +123,7 @@ class ImageSession(Asynchronous):
             given = {name: f"{np.asarray(each).dtype} {list(np.shape(each))}" for name, each in batch.items()}
             raise BatchError(f"the native kernels cannot run {self.path} on {given}; expected {wanted}")
         try:
-            found = self._network(contiguous(x), self.threads)
+            found: NDArray[Any] = self._network(contiguous(x), self.threads)
             if program.parts:
                 return self._outputs(found)
         except ZooError:  # of onnxruntime, about the batch

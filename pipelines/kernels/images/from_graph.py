@@ -21,8 +21,8 @@ from pipelines.kernels.images.fuse import drop_unread, fuse_sums, renumbered
 from pipelines.kernels.images.operators import ceil_mode_pads, windows
 from pipelines.kernels.images.program import ENDINGS, ImageProgram
 from pipelines.kernels.images.qdq import (
+    data_input,
     evaluated,
-    given,
     input_at,
     int8_weight,
     int32_bias,
@@ -57,7 +57,7 @@ def image_program(model: ir.Model) -> ImageProgram:
     """Maps a quantized image network.
 
     Args:
-        model: QDQ model.
+        model: QDQ model, an image network [n, C, H, W] or [n, H, W, C].
 
     Returns:
         The program.
@@ -75,16 +75,16 @@ class _Mapping(Walk):
         """See `image_program`."""
         if len(self.main.inputs) != 1:
             raise RequestError("the graph has several inputs; the image kernels take one")
-        (self.given,), found = self.main.inputs, self.main.outputs[0]
-        shape = query.dimensions(self.given)
+        (self.input,), found = self.main.inputs, self.main.outputs[0]
+        shape = query.dimensions(self.input)
         if shape is None or len(shape) != 4 or None in shape[1:]:
-            raise RequestError(f"the input {self.given.name} has shape {shape}; expected [n, C, H, W] of fixed sizes")
+            raise RequestError(f"the input {self.input.name} has shape {shape}; expected [n, C, H, W] of fixed sizes")
         self.shape: Shape = (int(shape[1] or 0), int(shape[2] or 0), int(shape[3] or 0))
-        if self.given.dtype not in (ir.DataType.UINT8, ir.DataType.FLOAT):
-            raise RequestError(f"the input {self.given.name} is {self.given.dtype}; expected uint8 or float32")
-        self.floats = self.given.dtype == ir.DataType.FLOAT
+        if self.input.dtype not in (ir.DataType.UINT8, ir.DataType.FLOAT):
+            raise RequestError(f"the input {self.input.name} is {self.input.dtype}; expected uint8 or float32")
+        self.floats = self.input.dtype == ir.DataType.FLOAT
         last = self.shape[2] <= 4 < self.shape[0]  # as few channels as images have
-        self.values[self.given] = Input(last, last)
+        self.values[self.input] = Input(last, last)
         ending, rest = None, Rest(self.model)
         for node in self.main:
             if rest.reads(node):
@@ -106,7 +106,7 @@ class _Mapping(Walk):
         fuse_sums(self.steps)
         tensors, steps = renumbered(self.tensors, self.steps)
         return ImageProgram(
-            str(self.given.name),
+            str(self.input.name),
             tuple(str(each.name) for each in self.main.outputs),
             "float32" if self.floats else "uint8",
             self.shape,
@@ -121,7 +121,7 @@ class _Mapping(Walk):
 
     def _map(self, node: ir.Node) -> None:
         if node.domain not in ("", "ai.onnx"):
-            raise refused(node, f"of {node.domain} has no form in the image kernels")
+            raise refused(node, f"of {node.domain} has no native form")
         rule = RULES.get(node.op_type)
         try:
             if rule is not None and not self._is_function(node):
@@ -129,14 +129,14 @@ class _Mapping(Walk):
             elif node.op_type in FUNCTIONS:
                 self._function(node)
             else:
-                raise refused(node, "has no form in the image kernels")
+                raise refused(node, "has no native form")
         except RequestError as error:
             if query.label(node) in str(error):
                 raise
             raise refused(node, str(error)) from error
 
     def _end(self, value: ir.Value | None, ending: ir.Node | None) -> tuple[int, ...]:
-        """The last step; the shape of a sample's results."""
+        """Adds the last step; returns the shape of the results of a sample."""
         found = None if value is None else self.values.get(value)
         if isinstance(found, Pending) and found.result is not None and (found.low, found.high) == (-np.inf, np.inf):
             shape = found.result()
@@ -144,7 +144,9 @@ class _Mapping(Walk):
         elif value is not None and self._is_dequantized(value):
             shape = self._result(value)
         else:
-            raise RequestError(f"the output {self.main.outputs[0].name} is no layer's result, nor a dequantized tensor")
+            raise RequestError(
+                f"the output {self.main.outputs[0].name} is neither the result of a layer nor a dequantized tensor"
+            )
         softmax = ending is not None and ending.op_type == "Softmax"
         if ending is not None and softmax and (len(shape) != 1 or ending.attributes.get_int("axis", -1) not in (1, -1)):
             raise refused(ending, "is not over the classes")
@@ -158,7 +160,7 @@ class _Mapping(Walk):
         while odd := [each for each in rest.inputs(self.values) if not self._is_dequantized(each)]:
             producer = odd[0].producer()
             if producer is None:
-                raise rest.reason or RequestError(f"the output {odd[0].name} is no dequantized tensor")
+                raise rest.reason or RequestError(f"the output {odd[0].name} is not a dequantized tensor")
             rest.take(producer)
         weights = sum(step.weight.size for step in self.steps if isinstance(step, Convolution))
         if rest and rest.weights() * LEAST > weights:
@@ -170,7 +172,7 @@ class _Mapping(Walk):
         return isinstance(found, Bytes) and found.real and found.scale is not None
 
     def _result(self, value: ir.Value) -> tuple[int, ...]:
-        """The step that gives a dequantized value as results; the shape of a sample's."""
+        """Adds the step that dequantizes a value to results; returns the shape of the results of a sample."""
         found = self.values[value]
         assert isinstance(found, Bytes) and found.scale is not None
         height, width, channels = self.tensors[found.tensor]
@@ -209,7 +211,7 @@ class _Mapping(Walk):
 
         def result() -> tuple[int, ...]:
             if not flat and counts != (1, 1):
-                raise refused(node, "gives the output, and is larger than a pixel")
+                raise refused(node, "computes the output and has several pixels")
             step(-1, scales)
             return (len(weight),) if flat else (len(weight), 1, 1)
 
@@ -224,7 +226,7 @@ class _Mapping(Walk):
             or weight.ndim != 4
             or node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
         ):
-            raise refused(node, "is not over [n, C, H, W], or pads by itself")
+            raise refused(node, "is not over [n, C, H, W], or sets auto_pad")
         ints = node.attributes.get_ints
         top, left, bottom, right = ints("pads", [0, 0, 0, 0])
         if min(top, left, bottom, right) < 0:
@@ -261,7 +263,7 @@ class _Mapping(Walk):
         x = self._read(node)
         height, width, channels = self.tensors[x.tensor]
         if not x.flat or weight.ndim != 2 or weight.shape[1] != height * width * channels:
-            raise refused(node, "does not read all of a flattened tensor")
+            raise refused(node, "does not read a whole flattened tensor")
         cut = weight.reshape(len(weight), height, width, channels) if x.last else None
         if cut is None:
             cut = weight.reshape(len(weight), channels, height, width).transpose(0, 2, 3, 1)
@@ -290,26 +292,26 @@ class _Mapping(Walk):
     # ----------------------------------------------------------------------------------------------------------- pools
 
     def _window(self, node: ir.Node, x: Bytes) -> tuple[Any, Any, Any, tuple[int, int]]:
-        """Kernel, strides and pads of a pool, and how many windows there are."""
+        """Kernel, strides and pads of a pool, and the number of windows along height and width."""
         ints, dilations = node.attributes.get_ints, node.attributes.get_ints("dilations", [1, 1])
         if set(dilations) != {1} or len(ints("kernel_shape", [])) != 2:
-            raise refused(node, "has dilations, or no two axes")
+            raise refused(node, "has dilations, or other than two axes")
         if node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or x.last or x.flat:
-            raise refused(node, "is not over [n, C, H, W], or pads by itself")
+            raise refused(node, "is not over [n, C, H, W], or sets auto_pad")
         kernel, strides, pads = (
             tuple(ints(key, default)) for key, default in (("kernel_shape", []), ("strides", [1, 1]), ("pads", [0] * 4))
         )
         shape = self.tensors[x.tensor]
         if node.attributes.get_int("ceil_mode", 0) != 0:
             if node.attributes.get_int("count_include_pad", 0) != 0:
-                raise refused(node, "counts pads, and has a ceil mode")
+                raise refused(node, "counts pads in ceil mode")
             pads = ceil_mode_pads(shape, kernel, strides, pads)
         return kernel, strides, pads, windows(shape, kernel, strides, pads)
 
     def _maxpool(self, node: ir.Node) -> None:
-        x = self.values[given(node)]
+        x = self.values[data_input(node)]
         if not isinstance(x, Bytes):
-            raise refused(node, "reads what is not quantized")
+            raise refused(node, "reads a float value")
         kernel, strides, pads, counts = self._window(node, x)
         out = self._new((*counts, self.tensors[x.tensor][2]))
         self.steps.append(MaxPool(x.tensor, out, kernel, strides, pads))
@@ -337,8 +339,8 @@ class _Mapping(Walk):
     def _reducemean(self, node: ir.Node) -> None:
         x = self._read(node)
         axes = query.integers(node, "axes", 1)
-        wanted = [1, 2] if x.last else [2, 3]
-        if x.flat or axes is None or sorted(axis % 4 for axis in axes) != wanted:
+        spatial = [1, 2] if x.last else [2, 3]
+        if x.flat or axes is None or sorted(axis % 4 for axis in axes) != spatial:
             raise refused(node, "is not over height and width")
         self._global_average(node, x, flat=node.attributes.get_int("keepdims", 1) == 0)
 
@@ -373,11 +375,11 @@ class _Mapping(Walk):
     def _clip(self, node: ir.Node) -> None:
         low, high = (query.scalar(input_at(node, position)) for position in (1, 2))
         if any(input_at(node, at) is not None and bound is None for at, bound in ((1, low), (2, high))):
-            raise refused(node, "has bounds that are no constants")
+            raise refused(node, "has bounds that are not constant")
         self._bounded(node, -np.inf if low is None else low, np.inf if high is None else high)
 
     def _bounded(self, node: ir.Node, low: float, high: float) -> None:
-        found = self.values.get(given(node))
+        found = self.values.get(data_input(node))
         if not isinstance(found, Pending):
             self._function(node)
             return
@@ -399,7 +401,7 @@ class _Mapping(Walk):
         alike = self.tensors[a.tensor] == self.tensors[b.tensor] and (a.last, a.flat) == (b.last, b.flat)
         gated = not (a.flat or b.flat) and self.tensors[b.tensor] == (1, 1, self.tensors[a.tensor][2])
         if not (same or alike or gated):
-            raise refused(node, "multiplies tensors of different shapes, of which none is a pixel")
+            raise refused(node, "multiplies tensors of different shapes, neither of which is a pixel")
         assert a.scale is not None
         assert b.scale is not None
         a_scale, b_scale = a.scale, b.scale
@@ -416,7 +418,7 @@ class _Mapping(Walk):
         self.values[node.outputs[0]] = Pending(emit, last=a.last, flat=a.flat)
 
     def _function_of(self, tensor: int) -> tuple[int, Array]:
-        """(the tensor of whose single values this one is a function, the function as a table)."""
+        """(the tensor that determines this one byte by byte, the function as a table)."""
         table: Array = np.arange(256, dtype=np.uint8)
         tables = {step.out: step for step in self.steps if isinstance(step, Lookup)}
         while tensor in tables:
@@ -431,22 +433,22 @@ class _Mapping(Walk):
         return any(each is None or (isinstance(each, Pending) and each.curve is not None) for each in inputs)
 
     def _curve(self, node: ir.Node, value: ir.Value) -> tuple[int, Array, Bytes | Pending]:
-        """(the tensor of whose bytes a value is a function, its float32 for each byte, the value)."""
+        """(the tensor that determines a value byte by byte, the float32 of each byte, the value)."""
         found = self.values[value]
         if isinstance(found, Pending) and found.curve is not None:
             base, values = found.curve
             return base, np.clip(values, np.float32(found.low), np.float32(found.high)), found
         if not isinstance(found, Bytes) or not found.real or found.scale is None:
-            raise refused(node, "reads what is not quantized")
+            raise refused(node, "reads a float value")
         base, table = self._function_of(found.tensor)
         return base, (table.astype(np.float32) - np.float32(found.zero)) * found.scale, found
 
     def _function(self, node: ir.Node) -> None:
-        """A function of single values between two quantizations: a table, of what onnxruntime computes."""
+        """Maps a function of single values between two quantizations to a table, which onnxruntime computes."""
         curves = [self._curve(node, value) for value in node.inputs if value is not None and value in self.values]
         (base, _, found), shapes = curves[0], {(each[0], each[2].last, each[2].flat) for each in curves}
         if len(shapes) != 1:
-            raise refused(node, "is of several tensors")
+            raise refused(node, "is a function of several tensors")
         real = iter([each[1] for each in curves])
         arguments = [next(real) if value is not None and value in self.values else value for value in node.inputs]
         axis = -1 if found.last or found.flat else -3

@@ -10,7 +10,11 @@ from pipelines.kernels.images.steps import Addition, Concatenation, Convolution,
 
 
 def drop_unread(steps: list[Step]) -> None:
-    """Removes steps whose results no step reads, in place."""
+    """Removes steps without readers, in place.
+
+    Args:
+        steps: Steps of a program, in order.
+    """
     for at in range(len(steps) - 1, 0, -1):
         out = getattr(steps[at], "out", -1)
         if out >= 0 and not any(out in each.reads() for each in steps[at:]):
@@ -21,6 +25,9 @@ def fuse_sums(steps: list[Step]) -> None:
     """Fuses an Addition into the convolution before it, in place.
 
     The Addition must be the only reader of the convolution's result, and the other summand must exist before.
+
+    Args:
+        steps: Steps of a program, in order.
     """
     readers: dict[int, int] = {}
     writers: dict[int, int] = {}

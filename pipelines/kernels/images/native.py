@@ -29,33 +29,46 @@ def resize(image: Any, resizing: Resize, out: Any, isa: str = "") -> None:
         isa: Instruction set; "": the best of the CPU.
 
     Raises:
-        ValueError: An array has another shape, or the box is empty or outside the image.
+        ValueError: An array has another shape, the box is empty or outside the image, or the CPU has no such
+            instruction set.
         TypeError: An array has another dtype.
         RequestError: The kernels are missing.
     """
-    required().resize(contiguous(image), resizing.size, resizing.crop, resizing.bicubic, resizing.box, out, isa)
+    required().resize(
+        image=contiguous(image),
+        size=resizing.size,
+        crop=resizing.crop,
+        bicubic=resizing.bicubic,
+        box=resizing.box,
+        out=out,
+        isa=isa,
+    )
 
 
 def product_limit(isa: str = "") -> float:
-    """Measures exact u8 x s8 products that one core computes in registers, in 1e9 per second.
+    """Measures how many exact u8 x s8 products one core computes in registers.
 
     This is the upper bound of any layer.
 
     Args:
         isa: Instruction set; "": the best of the CPU.
 
+    Returns:
+        1e9 products per second.
+
     Raises:
         RequestError: The kernels are missing.
+        ValueError: The CPU has no such instruction set.
     """
-    return float(required().product_limit(isa)) / 1e9
+    return float(required().product_limit(isa=isa)) / 1e9
 
 
 def _tensor(network: ImageNetwork, height: int, width: int, channels: int, pitch: int) -> None:
-    network.tensor(height, width, channels, pitch)
+    network.tensor(height=height, width=width, channels=channels, pitch=pitch)
 
 
 def _finish(network: ImageNetwork, results: int) -> None:
-    network.finish(results)
+    network.finish(results=results)
 
 
 # what a call of a packed program does; files name it
@@ -97,17 +110,17 @@ class PackedProgram:
     batch: int
     calls: tuple[tuple[str, tuple[Any, ...]], ...]
 
-    def open(self) -> Any:
+    def open(self) -> ImageNetwork:
         """Creates the native object, which uses the packed weights in place.
 
         Returns:
-            A function from samples [n, ...] and a number of threads to float32 [n, results].
+            The network, a function from samples [n, ...] and a number of threads to float32 [n, results].
 
         Raises:
-            ValueError: The program is damaged.
+            ValueError: The program is damaged, or the CPU has no such instruction set.
             RequestError: The kernels are missing.
         """
-        network = required().ImageNetwork(self.isa)
+        network: ImageNetwork = required().ImageNetwork(isa=self.isa)
         for method, arguments in self.calls:
             ADD[method](network, *arguments)
         return network
@@ -125,6 +138,7 @@ def pack(program: ImageProgram, isa: str = "") -> PackedProgram:
 
     Raises:
         RequestError: The kernels are missing.
+        ValueError: The CPU has no such instruction set.
     """
     module = required()
     isa = isa or module.isas()[0]

@@ -76,7 +76,7 @@ class ImageProgram:
 
     @property
     def results(self) -> int:
-        """Number of float32 results of a sample."""
+        """The number of float32 results of a sample."""
         return int(np.prod(self.result_shape, dtype=np.int64))
 
     def read(self, step: object, tensor: int, written: set[int]) -> Shape:
@@ -106,6 +106,8 @@ class ImageProgram:
             RequestError: The tensor does not exist or is written already.
         """
         if tensor in written or not 0 <= tensor < len(self.tensors):
-            raise RequestError(f"{type(step).__name__} writes tensor {tensor}, which is no new one")
+            raise RequestError(
+                f"{type(step).__name__} writes tensor {tensor}, which does not exist or holds values already"
+            )
         written.add(tensor)
         return self.tensors[tensor]

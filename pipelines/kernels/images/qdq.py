@@ -14,8 +14,12 @@ from pipelines.graph import query, reference_session
 from pipelines.kernels.arrays import Array
 
 
-def given(node: ir.Node) -> ir.Value:
-    """Returns the first input of a node."""
+def data_input(node: ir.Node) -> ir.Value:
+    """Returns the first input of a node.
+
+    Args:
+        node: Operator with at least one input.
+    """
     value = node.inputs[0]
     assert value is not None
     return value
@@ -32,7 +36,7 @@ def input_at(node: ir.Node, position: int) -> ir.Value | None:
 
 
 def refused(node: ir.Node, why: str) -> RequestError:
-    """Returns the error for an operator without a form in the image kernels.
+    """Returns the error for an operator without a native form.
 
     Args:
         node: Operator.
@@ -42,18 +46,24 @@ def refused(node: ir.Node, why: str) -> RequestError:
 
 
 def qparams(node: ir.Node) -> tuple[np.float32, int]:
-    """Returns scale and zero point of a QuantizeLinear or DequantizeLinear; signed zero points count from -128.
+    """Reads the qparams of a QuantizeLinear or DequantizeLinear.
+
+    Args:
+        node: The operator.
+
+    Returns:
+        Scale, and zero point from 0 to 255; 128 is added to a signed one.
 
     Raises:
-        RequestError: They are not constant, per tensor and 8 bits.
+        RequestError: The qparams are not constant, per tensor and of 8 bits.
     """
     scale, zero = query.constant(input_at(node, 1)), query.constant(input_at(node, 2))
     if scale is None or scale.size != 1 or scale.dtype != np.float32:
-        raise refused(node, "has no one constant scale")
+        raise refused(node, "has no single constant scale")
     if zero is None and input_at(node, 2) is None:
         zero = np.zeros((), np.uint8)
     if zero is None or zero.size != 1 or zero.dtype not in (np.uint8, np.int8) or not scale.item() > 0:
-        raise refused(node, "is not to 8 bits with a constant zero point")
+        raise refused(node, "is not 8 bits with a constant zero point")
     return np.float32(scale.item()), int(zero.item()) + (128 if zero.dtype == np.int8 else 0)
 
 
@@ -61,12 +71,12 @@ def quantized(real: Any, scale: np.float32, zero: int) -> NDArray[np.uint8]:
     """Applies QuantizeLinear.
 
     Args:
-        real: Float array.
+        real: Array of any float dtype and shape.
         scale: Scale.
-        zero: Zero point.
+        zero: Zero point, 0 to 255.
 
     Returns:
-        uint8 of the same shape.
+        uint8 of the same shape, ties rounded to even.
     """
     steps = np.rint(np.asarray(real, np.float32) / scale) + zero
     return np.asarray(np.minimum(np.maximum(steps, 0), 255), np.uint8)
@@ -80,7 +90,7 @@ def int8_weight(node: ir.Node, axis: int) -> tuple[Array, Array]:
         axis: Axis of the output channels.
 
     Returns:
-        int8 weights, and float32 scales of the output channels.
+        Weights, int8 of the initializer's shape, and scales, float32 of one element or [outputs].
 
     Raises:
         RequestError: The weights are not symmetric int8 with scales per output.
@@ -94,7 +104,7 @@ def int8_weight(node: ir.Node, axis: int) -> tuple[Array, Array]:
     assert dequantize is not None
     along = dequantize.attributes.get_int("axis", 1)
     if scale.size > 1 and (scale.shape != (integers.shape[axis],) or along % integers.ndim != axis):
-        raise refused(node, "has weights that are not scaled by outputs")
+        raise refused(node, "has weights whose scales are not per output channel")
     return integers, scale
 
 
@@ -118,15 +128,15 @@ def int32_bias(node: ir.Node, bias: ir.Value | None, scales: Array, outputs: int
     found = query.dequantized(bias)
     if found is not None and found[0].dtype == np.int32 and not (found[2] is not None and found[2].any()):
         same = np.allclose(np.broadcast_to(found[1].ravel(), outputs), scales, rtol=1e-4, atol=0)
-        given = found[0] if same else found[0] * (found[1].ravel().astype(np.float64) / scales)
+        biases = found[0] if same else found[0] * (found[1].ravel().astype(np.float64) / scales)
     else:
         constant = query.constant(bias)
         if constant is None or constant.dtype != np.float32:
-            raise refused(node, "has a bias that is no constant")
-        given = constant / scales.astype(np.float64)
-    if given.size != outputs:
-        raise refused(node, f"has {given.size} biases for {outputs} outputs")
-    return np.asarray(np.rint(given).ravel(), np.int64)
+            raise refused(node, "has a bias that is not constant")
+        biases = constant / scales.astype(np.float64)
+    if biases.size != outputs:
+        raise refused(node, f"has {biases.size} biases for {outputs} outputs")
+    return np.asarray(np.rint(biases).ravel(), np.int64)
 
 
 def evaluated(
@@ -146,7 +156,7 @@ def evaluated(
         axis: Axis of the channels, from the end (-1: the last).
 
     Returns:
-        float32 [256], or [channels, 256] if an argument has a value per channel.
+        float32 [256], or float32 [channels, 256] if an argument has a value per channel.
 
     Raises:
         RequestError: An argument is neither constant nor one value per channel.
@@ -159,7 +169,7 @@ def evaluated(
             constant = query.constant(each)
             single = constant is not None and constant.size == 1
             if constant is None or not (single or (constant.size == channels == _length(constant, axis))):
-                raise refused(node, "has an argument that is no constant, nor one for each channel")
+                raise refused(node, "has an argument that is neither constant nor one value per channel")
             constant = constant.reshape(() if single else (-1, 1))
             value = ir.Value(name=f"c{at}", const_value=ir.tensor(constant, name=f"c{at}"))
             constants.append(value)
@@ -179,21 +189,21 @@ def computed(model: ir.Model, node: ir.Node, x: Array) -> Array:
     Args:
         model: Model of the node.
         node: Operator.
-        x: float32 input.
+        x: float32 of any shape, the first input.
 
     Returns:
-        The output.
+        float32, the first output.
 
     Raises:
         RequestError: An argument is not constant.
     """
-    given = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(x.shape))
-    inputs: list[ir.Value | None] = [given]
+    x_value = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(x.shape))
+    inputs: list[ir.Value | None] = [x_value]
     constants = []
     for at, each in enumerate(node.inputs[1:]):
         constant = query.constant(each)
         if each is not None and constant is None:
-            raise refused(node, "has an argument that is no constant")
+            raise refused(node, "has an argument that is not constant")
         value = None if constant is None else ir.Value(name=f"c{at}", const_value=ir.tensor(constant, name=f"c{at}"))
         constants += [] if value is None else [value]
         inputs.append(value)
@@ -207,7 +217,7 @@ def _computed(
     constants: Sequence[ir.Value],
     feeds: dict[str, NDArray[np.float32]],
 ) -> Array:
-    """The result of a node by itself, of these inputs, some of which are constants."""
+    """The result of a graph of this one node; `constants` are the inputs without a feed."""
     alone = ir.node(node.op_type, inputs, attributes=dict(node.attributes), name="alone")
     alone.outputs[0].name, alone.outputs[0].type = "y", ir.TensorType(ir.DataType.FLOAT)
     graph = ir.Graph(

@@ -32,13 +32,13 @@ def resize(image: NDArray[np.uint8], resizing: Resize) -> NDArray[np.uint8]:
 
 
 def _weights(
-    inputs: int, begin: float, end: float, outputs: int, wanted: NDArray[np.int64], bicubic: bool
+    inputs: int, begin: float, end: float, outputs: int, places: NDArray[np.int64], bicubic: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For each wanted output its first input [n] and its weights [n, taps], those of 0 also beyond the inputs."""
+    """The first input [n] and the weights [n, taps] of the outputs at `places`; weights past the inputs are 0."""
     scale = float(np.float32(end) - np.float32(begin)) / outputs
     wide = max(scale, 1.0)
     support = (2.0 if bicubic else 1.0) * wide
-    centre = float(np.float32(begin)) + (wanted + 0.5) * scale
+    centre = float(np.float32(begin)) + (places + 0.5) * scale
     first = np.maximum((centre - support + 0.5).astype(np.int64), 0)
     last = np.minimum((centre + support + 0.5).astype(np.int64), inputs)
     tap = np.arange((last - first).max())

@@ -134,7 +134,7 @@ void resize(const Array &image, std::array<int64_t, 2> size, std::array<int64_t,
     const auto [x0, y0, x1, y1] = box.value_or(std::array<float, 4>{0, 0, static_cast<float>(width), static_cast<float>(height)});
     if (image.shape(2) != 3 || !fits(width, x0, x1, left, right, size[0]) || !fits(height, y0, y1, top, bottom, size[1]))
         throw nb::value_error(
-            "wanted an image [height, width, 3], at most 2^24 a side, a box within it, and a crop within the size, none of them empty");
+            "expected an image [height, width, 3], at most 2^24 a side, a box within it, and a crop within the size, none of them empty");
     if (out.shape(0) != 3 || static_cast<int64_t>(out.shape(1)) != rows || static_cast<int64_t>(out.shape(2)) != columns)
         throw nb::value_error("the output has another shape than [3, bottom - top, right - left]");
     nb::gil_scoped_release unlocked;

@@ -30,7 +30,11 @@ class Rest:
         return bool(self._nodes)
 
     def reads(self, node: ir.Node) -> bool:
-        """Returns whether a node reads a value of the remainder."""
+        """Returns whether a node reads a value of the remainder.
+
+        Args:
+            node: Operator of the graph.
+        """
         return any(value in self._made for value in node.inputs if value is not None)
 
     def take(self, node: ir.Node, why: RequestError | None = None) -> None:
@@ -45,7 +49,7 @@ class Rest:
         self._made.update(node.outputs)
 
     def weights(self) -> int:
-        """Number of elements of the remainder's constants, including int8 ones."""
+        """Returns the number of elements of the remainder's constants, including int8 ones."""
         total = 0
         for value in (value for node in self._nodes for value in node.inputs):
             constant, int8 = query.constant(value), query.dequantized(value)
@@ -53,12 +57,26 @@ class Rest:
         return total
 
     def inputs(self, computed: Container[ir.Value]) -> list[ir.Value]:
-        """Returns those of the `computed` values that the remainder reads, and the other graph outputs."""
+        """Lists the values that the native program computes for the remainder and the graph outputs.
+
+        Args:
+            computed: Values that the native program can compute.
+
+        Returns:
+            `computed` values that the remainder reads, then graph outputs outside the remainder, each once.
+        """
         read = [value for node in self._nodes for value in node.inputs if value is not None and value in computed]
         return list(dict.fromkeys(each for each in (*read, *self._model.graph.outputs) if each not in self._made))
 
     def model(self, parts: tuple[tuple[str, tuple[int, ...]], ...]) -> bytes:
-        """Returns the serialized ONNX model from `parts` to the remaining graph outputs; b"" if there are none."""
+        """Serializes the remainder as an ONNX model from `parts` to the graph outputs that it computes.
+
+        Args:
+            parts: (name, shape of a sample) of its float32 inputs.
+
+        Returns:
+            Bytes of the model; empty if it computes no graph output.
+        """
         outputs = [str(each.name) for each in self._model.graph.outputs if each in self._made]
         if not outputs:
             return b""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
-from pipelines.kernels.images.qdq import computed, given, input_at, qparams, quantized, refused
+from pipelines.kernels.images.qdq import computed, data_input, input_at, qparams, quantized, refused
 from pipelines.kernels.images.steps import Concatenation, Lookup, Pixels, Resampling, Selection, Shape, Step
 
 
@@ -108,7 +108,7 @@ class Walk:
         """The tensor of the input; quantized where it is float."""
         if self.first is not None:
             if self.first[:3] != (given, scale, zero):
-                raise RequestError("reads the input in another way than an operator before it")
+                raise RequestError("reads the input with other qparams or another layout than an earlier operator")
             return self.first[3]
         height, width = self.shape[:2] if given.stored else self.shape[1:]
         channels = self.shape[2] if given.stored else self.shape[0]
@@ -127,7 +127,7 @@ class Walk:
 
     def _quantizelinear(self, node: ir.Node) -> None:
         scale, zero = qparams(node)
-        found = self.values[given(node)]
+        found = self.values[data_input(node)]
         if isinstance(found, Input):
             if not self.floats:
                 raise refused(node, "quantizes bytes")
@@ -141,7 +141,7 @@ class Walk:
             self.values[node.outputs[0]] = Bytes(tensor, scale, zero, found.last, found.flat)
             return
         if not found.real or found.scale is None:
-            raise refused(node, "quantizes what is quantized")
+            raise refused(node, "quantizes a quantized value")
         tensor = found.tensor
         if (found.scale, found.zero) != (scale, zero):
             real = (np.arange(256, dtype=np.float32) - np.float32(found.zero)) * found.scale
@@ -150,12 +150,12 @@ class Walk:
 
     def _dequantizelinear(self, node: ir.Node) -> None:
         scale, zero = qparams(node)
-        found = self.values[given(node)]
+        found = self.values[data_input(node)]
         if isinstance(found, Input):
             tensor = self._pixels(found, None, 0)
             found = Bytes(tensor, scale, zero, found.last)
         if isinstance(found, Pending) or found.real:
-            raise refused(node, "dequantizes what is not quantized")
+            raise refused(node, "dequantizes a float value")
         self.values[node.outputs[0]] = replace(found, scale=scale, zero=zero, real=True)
 
     def _lookup(self, tensor: int, table: NDArray[np.uint8]) -> int:
@@ -170,12 +170,12 @@ class Walk:
         bytes_of = [each for each in parts if isinstance(each, Bytes)]
         axis = node.attributes.get_int("axis", 1)
         if len(bytes_of) != len(parts) or len({(each.last, each.flat, each.real) for each in bytes_of}) != 1:
-            raise refused(node, "joins what is not quantized")
+            raise refused(node, "concatenates a float value")
         first = bytes_of[0]
         ranked = 2 if first.flat else 4
         pixels = all(self.tensors[each.tensor][:2] == (1, 1) for each in bytes_of)
         if axis % ranked != (3 if first.last and not first.flat else 1) or (first.flat and not pixels):
-            raise refused(node, "does not join channels")
+            raise refused(node, "does not concatenate channels")
         if first.real:
 
             def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
@@ -201,7 +201,7 @@ class Walk:
         return out
 
     def _pad(self, node: ir.Node) -> None:
-        found, pads = self.values[given(node)], query.integers(node, "pads", 1)
+        found, pads = self.values[data_input(node)], query.integers(node, "pads", 1)
         fill = query.scalar(input_at(node, 2)) if input_at(node, 2) is not None else 0.0
         if not isinstance(found, Input) or found.fills or self.floats or fill is None:
             raise refused(node, "pads more than the channels of the input")
@@ -217,11 +217,11 @@ class Walk:
         self.values[node.outputs[0]] = replace(found, fills=(int(fill),) * pads[4 + channel])
 
     def _identity(self, node: ir.Node) -> None:
-        self.values[node.outputs[0]] = self.values[given(node)]
+        self.values[node.outputs[0]] = self.values[data_input(node)]
 
     def _flatten(self, node: ir.Node) -> None:
         if node.attributes.get_int("axis", 1) != 1:
-            raise refused(node, "keeps another axis than that of the samples")
+            raise refused(node, "keeps other axes than the batch axis")
         self._flattened(node)
 
     def _squeeze(self, node: ir.Node) -> None:
@@ -235,7 +235,7 @@ class Walk:
 
     def _flattened(self, node: ir.Node, sizes: Sequence[int | str | None] | None = None, alone: bool = False) -> None:
         """All axes but the first as one, or a pixel's four axes again."""
-        found = self.values[given(node)]
+        found = self.values[data_input(node)]
         if isinstance(found, Input):
             raise refused(node, "reshapes the input")
         pixel = isinstance(found, Pending) or self.tensors[found.tensor][:2] == (1, 1)
@@ -247,7 +247,7 @@ class Walk:
             self.values[node.outputs[0]] = replace(found, flat=True)
             return
         if isinstance(found, Pending) or (alone and not pixel):
-            raise refused(node, "reshapes what is not quantized, or larger than a pixel")
+            raise refused(node, "reshapes a float value, or a tensor of several pixels")
         if sizes is not None and len(sizes) == 5:
             self._shuffled(node, found, sizes)
             return
@@ -261,7 +261,7 @@ class Walk:
         self.values[node.outputs[0]] = replace(found, flat=flat, last=found.last and not unflat)
 
     def _is_row(self, sizes: Sequence[int | str | None], count: int) -> bool:
-        """Whether a Reshape to [sizes[0], sizes[1], ...] leaves a sample's `count` values beside each other."""
+        """Whether a Reshape to [sizes[0], sizes[1], ...] leaves the `count` values of a sample on one axis."""
         samples = (query.dimensions(self.main.inputs[0]) or [None])[0]
         keeps = not isinstance(sizes[0], int) or sizes[0] in (0, samples)
         return sizes[1] == count or (sizes[1] == -1 and keeps)
@@ -286,10 +286,10 @@ class Walk:
             or whole is None
             or len(whole) != 4
             or not all(
-                size in (-1, 0, wanted) for size, wanted in zip(whole[1:], (channels, height, width), strict=True)
+                size in (-1, 0, expected) for size, expected in zip(whole[1:], (channels, height, width), strict=True)
             )
         ):
-            raise refused(node, f"reshapes to {sizes}, and not for a shuffle of channels")
+            raise refused(node, f"reshapes to {sizes}, which is no channel shuffle")
         order = np.arange(channels).reshape(groups, -1).T.ravel()
         self.values[back.outputs[0]] = replace(found, tensor=self._selected(found.tensor, order))
 
@@ -299,13 +299,13 @@ class Walk:
         return out
 
     def _part(self, node: ir.Node, axis: int) -> Bytes:
-        """The quantized value whose channels are cut along this axis."""
-        found = self.values[given(node)]
+        """The quantized value to cut along this axis, which must be that of its channels."""
+        found = self.values[data_input(node)]
         if not isinstance(found, Bytes) or (found.flat and self.tensors[found.tensor][:2] != (1, 1)):
-            raise refused(node, "cuts what is not quantized, or flat")
+            raise refused(node, "slices a float or flattened value")
         ranked = 2 if found.flat else 4
         if axis % ranked != (3 if found.last and not found.flat else 1):
-            raise refused(node, "cuts another axis than that of the channels")
+            raise refused(node, "slices another axis than the channels")
         return found
 
     def _slice(self, node: ir.Node) -> None:
@@ -313,12 +313,12 @@ class Walk:
         steps = query.constant(input_at(node, 4))
         starts, ends, axes = bounds
         if starts is None or ends is None or axes is None or len(axes) != 1:
-            raise refused(node, "has bounds that are no constants, or cuts several axes")
+            raise refused(node, "has bounds that are not constant, or slices several axes")
         found = self._part(node, axes[0])
         cut = slice(starts[0], ends[0], 1 if steps is None else int(steps.item()))
         channels = range(self.tensors[found.tensor][2])[cut]
         if not channels:
-            raise refused(node, "leaves nothing")
+            raise refused(node, "has an empty result")
         self.values[node.outputs[0]] = replace(found, tensor=self._selected(found.tensor, channels))
 
     def _split(self, node: ir.Node) -> None:
@@ -336,10 +336,10 @@ class Walk:
             self.values[output] = replace(found, tensor=part)
 
     def _resize(self, node: ir.Node) -> None:
-        """To nearest neighbours: which, onnxruntime says of the places themselves."""
-        found = self.values[given(node)]
+        """Maps resizing to nearest neighbours, which onnxruntime computes from ramps of indices."""
+        found = self.values[data_input(node)]
         if not isinstance(found, Bytes) or found.flat:
-            raise refused(node, "resizes what is not quantized, or flat")
+            raise refused(node, "resizes a float or flattened value")
         if node.attributes.get_string("mode", "nearest") != "nearest":
             raise refused(node, "interpolates between pixels")
         height, width, channels = self.tensors[found.tensor]
@@ -352,20 +352,20 @@ class Walk:
             along = np.moveaxis(made, axis, 0).reshape(made.shape[axis], -1)
             pixels = made.shape[axes[0]] * made.shape[axes[1]]
             if made.size != pixels * channels or np.ptp(along, axis=1).any():
-                raise refused(node, "resizes other axes than those of the pixels")
+                raise refused(node, "resizes other axes than height and width")
             places.append(tuple(along[:, 0].astype(int).tolist()))
         out = self._new((len(places[0]), len(places[1]), channels))
         self.steps.append(Resampling(found.tensor, out, *places))
         self.values[node.outputs[0]] = replace(found, tensor=out)
 
     def _transpose(self, node: ir.Node) -> None:
-        found, order = self.values[given(node)], tuple(node.attributes.get_ints("perm", []))
+        found, order = self.values[data_input(node)], tuple(node.attributes.get_ints("perm", []))
         if isinstance(found, Pending) or (isinstance(found, Bytes) and found.flat):
-            raise refused(node, "transposes what is not quantized, or flat")
+            raise refused(node, "transposes a float or flattened value")
         to_last, to_first = order == (0, 2, 3, 1), order == (0, 3, 1, 2)
         if isinstance(found, Input):
             if not to_first or found.stored != found.last or found.fills:
-                raise refused(node, "transposes the input otherwise than [n, H, W, C] to [n, C, H, W]")
+                raise refused(node, "transposes the input, but not from [n, H, W, C] to [n, C, H, W]")
             self.values[node.outputs[0]] = Input(stored=True)
             return
         pixel = self.tensors[found.tensor][:2] == (1, 1)
@@ -375,6 +375,6 @@ class Walk:
 
 
 def _only_reader(node: ir.Node) -> ir.Node | None:
-    """The node that alone reads a node's output."""
+    """The only reader of a node's output, None if there are several."""
     uses = [use.node for use in node.outputs[0].uses()]
     return uses[0] if len(uses) == 1 and not node.outputs[0].is_graph_output() else None

@@ -43,8 +43,8 @@ class Buffer {
     int64_t size_ = 0;
 };
 
-// Memory for what lives as long as a model, given back all at once; in huge pages, where the system has them: a step of a decoder reads all
-// of its weights, and looking up the addresses of small pages takes up to a third of its time.
+// Memory with the lifetime of a model, freed at once. Huge pages, if the system has them: a step of a decoder reads all weights, and the
+// address translation of small pages takes up to a third of its time.
 class Arena {
   public:
     void *take(int64_t bytes) {

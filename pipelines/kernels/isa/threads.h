@@ -1,4 +1,4 @@
-// A call's work on several threads, none of which it waits for unless it has begun, and in pieces that they take as they come.
+// Runs the work of one call on several threads, in pieces that threads take in order. The call waits only for threads that have begun.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -13,7 +13,7 @@ namespace zoo {
 
 // Calls work() here and on up to `threads` - 1 others at once; it must take its share as it comes and throw nothing. Returns when this
 // thread's call and those of the others that have begun are over: on a busy machine the scheduler may begin a thread 100 ms later,
-// which then finds that it is not wanted.
+// which then finds no work left.
 inline void on_threads(int64_t threads, const std::function<void(bool main_thread)> &work) {
     struct Call {
         std::mutex mutex;
@@ -53,8 +53,8 @@ class Pieces {
         for (int64_t spins = 0;;) {
             int64_t piece = next_.load();
             if (piece >= count_) return -1;
-            const int64_t wanted = before(piece);
-            if (done_.load() >= wanted) {
+            const int64_t needed = before(piece);
+            if (done_.load() >= needed) {
                 if (next_.compare_exchange_weak(piece, piece + 1)) return piece;
             } else if (++spins < kSpins) {
 #ifdef __x86_64__
@@ -63,7 +63,7 @@ class Pieces {
             } else {
                 std::unique_lock<std::mutex> lock(mutex_);
                 ++asleep_;
-                woken_.wait(lock, [&] { return done_.load() >= wanted; });
+                woken_.wait(lock, [&] { return done_.load() >= needed; });
                 --asleep_;
                 spins = 0;
             }

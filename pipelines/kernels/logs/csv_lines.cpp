@@ -76,9 +76,9 @@ nb::bytes csv_lines(nb::list columns) {
     for (nb::handle column : columns) {
         nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu> array;
         if (!nb::try_cast(column, array, false) || (array.dtype() != nb::dtype<int64_t>() && array.dtype() != nb::dtype<float>()))
-            throw std::invalid_argument("wanted contiguous columns of int64 or float32");
+            throw std::invalid_argument("expected contiguous columns of int64 or float32");
         if (!cells.empty() && array.size() != count)
-            throw std::invalid_argument("wanted columns of one length");
+            throw std::invalid_argument("expected columns of one length");
         count = array.size();
         const bool whole = array.dtype() == nb::dtype<int64_t>();
         const void *data = array.data();

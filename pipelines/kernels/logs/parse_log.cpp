@@ -58,9 +58,9 @@ class LogParser {
         : schema_{width, byte(delimiter), form == "quoted", form == "lines", Missing(missing), ids, numbers, scales},
           parse_(versions.of(isa)) {
         if (form != "quoted" && form != "unquoted" && form != "lines")
-            throw std::invalid_argument("found the form " + form + ", wanted quoted, unquoted or lines");
+            throw std::invalid_argument("found the form " + form + ", expected quoted, unquoted or lines");
         if (!width || width > 1 << 20 || schema_.delimiter == FEED || schema_.delimiter == RETURN || schema_.delimiter == QUOTE)
-            throw std::invalid_argument("wanted 1 to 2^20 columns and a delimiter that is no quote and no end of a line");
+            throw std::invalid_argument("expected 1 to 2^20 columns and a delimiter that is no quote and no end of a line");
     }
     void hashed(size_t place, size_t at, int64_t buckets) { category(place, at, std::make_shared<Ids>(buckets)); }
     void hash_bucket(size_t place, size_t at, int64_t buckets, int32_t missing) {
@@ -101,12 +101,12 @@ class LogParser {
             found = kind == "s" ? Kind::seconds : kind == "ms" ? Kind::milliseconds : Kind::instant;
             schema_.times = true;
         } else
-            throw std::invalid_argument("found the kind " + kind + ", wanted label, weight, s, ms or text");
+            throw std::invalid_argument("found the kind " + kind + ", expected label, weight, s, ms or text");
         schema_.columns.push_back({found, place});
     }
     nb::tuple parse(Bytes data, size_t size, Rows<int32_t> ids, Rows<float> numbers, Rows<float> scales) const {
         if (size > data.size() || data.size() - size < PAD || size > std::numeric_limits<uint32_t>::max() - PAD)
-            throw std::invalid_argument("wanted 64 bytes behind the data, and fewer of them than 2^32");
+            throw std::invalid_argument("expected 64 bytes behind the data, and fewer of them than 2^32");
         const Room room{ids.data(), numbers.data(), scales.data(), ids.shape(0)};
         if (ids.shape(1) != schema_.ids || numbers.shape(1) != schema_.numbers || scales.shape(1) != schema_.scales ||
             numbers.shape(0) != room.rows || scales.shape(0) != room.rows)
@@ -140,7 +140,7 @@ class LogParser {
   private:
     static uint8_t byte(const std::string &text) {
         if (text.size() != 1 || static_cast<uint8_t>(text[0]) >= 0x80)
-            throw std::invalid_argument("wanted one ASCII character");
+            throw std::invalid_argument("expected one ASCII character");
         return static_cast<uint8_t>(text[0]);
     }
     static std::shared_ptr<Ids> vocabulary(const std::vector<std::string> &values) {
@@ -177,7 +177,7 @@ nb::ndarray<nb::numpy, int32_t> hash_buckets(Values<uint8_t> data, Values<int64_
     const size_t count = starts.size();
     const auto size = static_cast<int64_t>(data.size());
     if (lengths.size() != count)
-        throw std::invalid_argument("wanted as many lengths as starts");
+        throw std::invalid_argument("expected as many lengths as starts");
     std::unique_ptr<int32_t[]> out(new int32_t[count]);
     bool inside = true;
     {

@@ -52,7 +52,7 @@ class Modulo {
   public:
     explicit Modulo(int64_t divisor) : divisor_(divisor), inverse_(divisor > 0 ? ~uint64_t{0} / divisor_ : 0) {
         if (divisor < 1 || divisor > 0x7fffffff)
-            throw std::invalid_argument("found " + std::to_string(divisor) + " hash buckets, wanted 1 to 2147483647");
+            throw std::invalid_argument("found " + std::to_string(divisor) + " hash buckets, expected 1 to 2147483647");
     }
     int32_t divisor() const { return static_cast<int32_t>(divisor_); }
     int32_t operator()(uint64_t value) const {

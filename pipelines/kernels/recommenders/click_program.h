@@ -189,7 +189,7 @@ class Program {
         for (int64_t i = 0; i < n * count; ++i)
             if (out[i] < 0 || out[i] > last[i % count])
                 throw nb::index_error(("found id " + std::to_string(ids[i]) + " in row " + std::to_string(first + i / count) + ", column " +
-                                       std::to_string(i % count) + "; wanted 0 to " + std::to_string(last[i % count]))
+                                       std::to_string(i % count) + "; expected 0 to " + std::to_string(last[i % count]))
                                           .c_str());
     }
 

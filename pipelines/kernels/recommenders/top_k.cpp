@@ -60,9 +60,9 @@ nb::tuple top_k(Codes queries, Codes items, int64_t count, const std::string &is
     const auto n = static_cast<int64_t>(queries.shape(0)), m = static_cast<int64_t>(items.shape(0));
     const auto size = static_cast<int64_t>(queries.shape(1));
     if (static_cast<int64_t>(items.shape(1)) != size || size < 1 || size > (1 << 16))
-        throw std::invalid_argument("wanted queries and items of one size, 1 to 65536");
+        throw std::invalid_argument("expected queries and items of one size, 1 to 65536");
     if (count < 1 || count > m)
-        throw std::invalid_argument("wanted 1 to as many results as there are items");
+        throw std::invalid_argument("expected 1 to as many results as there are items");
     const Dots products = versions.of(isa);
     std::unique_ptr<int64_t[]> best(new int64_t[n * count]);
     std::unique_ptr<int32_t[]> scores(new int32_t[n * count]);

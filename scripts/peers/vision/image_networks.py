@@ -136,7 +136,7 @@ def alone(work: Work, rounds: int) -> dict[str, Any]:
     rate = sum(counts) / found["batch_1"]["native"]["ms"]["median"] / 1e6
     size = (1, *program.shape)
     x = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
-    seconds = pack(program).open().time_steps(x, 2.0)
+    seconds = pack(program).open().time_steps(x=x, seconds=2.0)
     layers = []
     for step, count, spent in zip(program.steps, counts, seconds, strict=True):
         layer: dict[str, Any] = {"step": type(step).__name__, "us": round(1e6 * spent, 1)}

@@ -46,6 +46,14 @@ def test_the_stub_is_that_of_the_extension():
     assert found == wanted, "the extension has other functions or arguments than its stub; run: make stub"
 
 
+def test_every_argument_of_the_extension_has_a_name():
+    tree = ast.parse(STUB.read_text())
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert len(functions) > 50
+    unnamed = [each.name for each in functions if any(a.arg != "self" for a in each.args.posonlyargs)]
+    assert not unnamed, "nanobind numbers arguments without a name"
+
+
 def test_packages_are_marked_as_typed():
     root = STUB.parents[2]
     assert all((root / package / "py.typed").is_file() for package in ("zoo", "pipelines"))

@@ -10,7 +10,7 @@
 namespace zoo {
 namespace {
 
-constexpr int64_t kPixels = 240;  // whose windows are listed at a time
+constexpr int64_t kPixels = 240;  // pixels per list of windows
 
 void require(bool fits, const char *what) {
     if (!fits) throw std::invalid_argument(std::string("the sizes of ") + what + " do not fit its tensors");
@@ -107,7 +107,7 @@ void Network::step_of_samples(int64_t out, const std::vector<int64_t> &reads, in
     steps_.push_back({rows, out, together, std::move(compute)});
 }
 
-// x gets the padding that windows of this kernel want, and there are height x width of them.
+// Gives x the padding that height x width windows of this kernel need.
 void Network::pad(int64_t x, Pair kernel, Pair strides, Pair dilations, Sides pads, int32_t fill, int64_t height, int64_t width) {
     constexpr int64_t kMost = 1 << 16;
     auto &t = tensors_[static_cast<size_t>(known(x, true))];
@@ -439,7 +439,7 @@ void Network::dequantize(int64_t x, float scale, int32_t zero, bool last) {
 void Network::finish(int64_t results) {
     require(!finished_ && results == found_ && results > 0, "the results");
     finished_ = true, results_ = results;
-    for (size_t i = 0; i < tensors_.size(); ++i) {  // at the lowest place that is free while it lives
+    for (size_t i = 0; i < tensors_.size(); ++i) {  // at the lowest address that is free from its first to its last step
         Tensor &t = tensors_[i];
         require(t.first >= 0, "a tensor that no step writes");
         std::vector<std::pair<int64_t, int64_t>> taken;

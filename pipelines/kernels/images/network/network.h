@@ -1,7 +1,7 @@
 // An image classifier as steps on tensors of bytes, channels last. Arithmetic: images/steps/, each with its reference in numpy.
 //
 // Tensors lie in one arena, those that are never needed at once over each other. A pixel takes whole 16 bytes (the first tensor's may
-// take 4), and around a tensor are as many pixels of padding as its widest reader wants, so that no kernel looks for borders.
+// take 4), and around a tensor is the padding of its widest reader, so that no kernel checks for borders.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -39,7 +39,7 @@ struct ConvolutionShape {
     void pack(const Isa &, const int8_t *weight, const int32_t *bias, const float *scale, uint8_t *packed) const;
 };
 
-// What a step that sums two tensors adds to it.
+// The sum of a convolution's result with another tensor.
 struct SumArguments {
     ByteSum sum;
     int64_t other;
@@ -54,7 +54,7 @@ class Network {
     // The next tensor. Sizes are checked in Python (images/program.py, images/steps/) and here, where memory depends on them: ValueError.
     int64_t tensor(int64_t height, int64_t width, int64_t channels, int64_t pitch);
     void pixels(int64_t out, int64_t channels, const std::vector<int64_t> &fills, bool last, bool floats, float scale, int32_t zero);
-    // packed: see ConvolutionShape::pack; it must live as long as this. out -1: the results
+    // packed: see ConvolutionShape::pack; it must outlive the network. out -1: the results
     void convolution(int64_t x, int64_t out, const ConvolutionShape &, const uint8_t *packed, int64_t bytes, Pair strides, Sides pads,
                      Pair dilations, int32_t fill, Requantization, const SumArguments *);
     void product(int64_t x, int64_t gate, int64_t out, const ByteProduct &);

@@ -1,4 +1,4 @@
-// An image classifier's calls.
+// Calls of an image network: samples and steps on several threads.
 #include <algorithm>
 #include <atomic>
 #include <cstring>

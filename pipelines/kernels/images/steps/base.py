@@ -55,8 +55,8 @@ class Step(ABC):
     """One operator of an image program: a frozen dataclass whose attributes are its parameters and tensors.
 
     Attributes:
-        method: Name of its method of `Network` in network/network.h and `ImageNetwork` in Python; files of packed programs
-            name the step by it.
+        method: Name of its method of `Network` in images/network/network.h and of `ImageNetwork` in Python; files of
+            packed programs name the step by it.
     """
 
     method: ClassVar[str]
@@ -90,7 +90,13 @@ class Step(ABC):
         """Returns the arguments of `add_to`, in a form that a file can hold.
 
         Args:
-            packing: The program and what its tensors take.
+            packing: The program, its instruction set and the bytes of its tensors' pixels.
+
+        Returns:
+            Numbers, nested tuples of numbers, and arrays, in the order of the parameters of `add_to`.
+
+        Raises:
+            RequestError: The kernels are missing.
         """
 
     @staticmethod
@@ -100,8 +106,12 @@ class Step(ABC):
 
         Args:
             network: The network.
-            arguments: Arguments of `packed`.
-            options: None; subclasses name their arguments.
+            arguments: Arguments of `packed`, which subclasses name.
+            options: None.
+
+        Raises:
+            ValueError: The arguments do not fit the tensors of the network.
+            TypeError: An array has another dtype or shape.
         """
 
 
@@ -134,11 +144,14 @@ def bytes_fit(step: object, *values: int) -> None:
 
 
 def clipped(values: Array, low: int = 0, high: int = 255) -> NDArray[np.uint8]:
-    """Returns rounded values as bytes.
+    """Clips rounded values to bytes.
 
     Args:
-        values: Whole numbers, of any float or integer dtype.
+        values: Whole numbers of any float or integer dtype and any shape.
         low: Lower bound.
         high: Upper bound.
+
+    Returns:
+        uint8 of the shape of `values`.
     """
     return np.minimum(np.maximum(values, low), high).astype(np.uint8)

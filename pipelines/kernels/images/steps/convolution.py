@@ -14,7 +14,7 @@ from pipelines.kernels.arrays import Array, require
 from pipelines.kernels.extension import required
 from pipelines.kernels.images.operators import windows
 from pipelines.kernels.images.steps.base import LARGEST, Packing, Run, Step, bytes_fit, clipped, fits
-from pipelines.kernels.images.steps.elementwise import PackedSum, Sum
+from pipelines.kernels.images.steps.elementwise import PackedSum, Sum, byte_sum
 
 if TYPE_CHECKING:
     from pipelines.kernels._native import ImageNetwork
@@ -102,13 +102,21 @@ class Convolution(Step):
 
     def packed(self, packing: Packing) -> tuple[Any, ...]:
         """See `Step`."""
-        layer = [np.ascontiguousarray(array) for array in (self.weight, self.bias, self.scale)]
+        weight, bias, scale = (np.ascontiguousarray(array) for array in (self.weight, self.bias, self.scale))
         pitch = packing.pitches[self.x]
-        packed = required().pack_convolution(*layer, self.groups, pitch, self.dilations[1] > 1, packing.isa)
+        packed = required().pack_convolution(
+            weight=weight,
+            bias=bias,
+            scale=scale,
+            groups=self.groups,
+            pitch=pitch,
+            dilated=self.dilations[1] > 1,
+            isa=packing.isa,
+        )
         geometry = (tuple(self.weight.shape), self.groups, pitch, self.strides, self.pads, self.dilations)
-        bytes_of = (self.zero, self.low, self.high)
+        bounds = (self.zero, self.low, self.high)
         sums = (self.sum.packed() if self.sum else None, self.other, self.other_first)
-        return (self.x, self.out, packed, *geometry, self.fill, bytes_of, *sums)
+        return (self.x, self.out, packed, *geometry, self.fill, bounds, *sums)
 
     @staticmethod
     def add_to(
@@ -116,21 +124,37 @@ class Convolution(Step):
         x: int,
         out: int,
         packed: Array,
-        weight: Sequence[int],
+        weight_shape: Sequence[int],
         groups: int,
         pitch: int,
         strides: Sequence[int],
         pads: Sequence[int],
         dilations: Sequence[int],
         fill: int,
-        bytes_of: Sequence[int],
-        total: PackedSum | None,
+        bounds: Sequence[int],
+        packed_sum: PackedSum | None,
         other: int,
         other_first: bool,
     ) -> None:
         """See `Step`."""
+        zero, low, high = bounds
         network.convolution(
-            x, out, packed, weight, groups, pitch, strides, pads, dilations, fill, bytes_of, total, other, other_first
+            x=x,
+            out=out,
+            packed=packed,
+            weight_shape=weight_shape,
+            groups=groups,
+            pitch=pitch,
+            strides=strides,
+            pads=pads,
+            dilations=dilations,
+            fill=fill,
+            zero=zero,
+            low=low,
+            high=high,
+            sum=None if packed_sum is None else byte_sum(*packed_sum),
+            other=other,
+            other_first=other_first,
         )
 
 
@@ -150,7 +174,7 @@ def _convolved(step: Convolution, x: Array) -> NDArray[np.int64]:
             top, left = i * step.dilations[0], j * step.dilations[1]
             taps = padded[top :: step.strides[0], left :: step.strides[1]][:rows, :columns]
             for group in range(step.groups):
-                wanted = slice(group * each, (group + 1) * each)
+                outs = slice(group * each, (group + 1) * each)
                 part = taps[..., group * inputs : (group + 1) * inputs]
-                total[..., wanted] += part @ step.weight[wanted, i, j].astype(np.int64).T
+                total[..., outs] += part @ step.weight[outs, i, j].astype(np.int64).T
     return total

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.kernels.arrays import Array, require
+from pipelines.kernels.extension import required
 from pipelines.kernels.images.steps.base import Packing, Run, Step, bytes_fit, clipped, fits
 
 if TYPE_CHECKING:
-    from pipelines.kernels._native import ImageNetwork
+    from pipelines.kernels._native import ByteSum, ImageNetwork
     from pipelines.kernels.images.program import ImageProgram
 
 PackedSum = tuple[float, float, float, int, int]
@@ -63,8 +64,28 @@ class Sum:
         return clipped(np.rint(outer), self.low, self.high)
 
     def packed(self) -> PackedSum:
-        """Returns the values as the native network takes them."""
+        """Returns the arguments of `byte_sum`, in a form that a file can hold."""
         return self.a_ratio, self.b_ratio, self.fixed, self.low, self.high
+
+
+def byte_sum(a_ratio: float, b_ratio: float, fixed: float, low: int, high: int) -> ByteSum:
+    """Creates the parameters of a native sum, see `Sum`.
+
+    Args:
+        a_ratio: s_a / s_y.
+        b_ratio: s_b / s_y.
+        fixed: Constant of the sum.
+        low: Lower bound of the result.
+        high: Upper bound of the result.
+
+    Returns:
+        The native object.
+
+    Raises:
+        RequestError: The kernels are missing.
+    """
+    found: ByteSum = required().ByteSum(a_ratio=a_ratio, b_ratio=b_ratio, fixed=fixed, low=low, high=high)
+    return found
 
 
 @dataclass(frozen=True)
@@ -96,9 +117,9 @@ class Addition(Step):
         return self.a, self.b, self.out, self.sum.packed()
 
     @staticmethod
-    def add_to(network: ImageNetwork, a: int, b: int, out: int, total: PackedSum) -> None:
+    def add_to(network: ImageNetwork, a: int, b: int, out: int, packed_sum: PackedSum) -> None:
         """See `Step`."""
-        network.addition(a, b, out, total)
+        network.addition(a=a, b=b, out=out, sum=byte_sum(*packed_sum))
 
 
 @dataclass(frozen=True)
@@ -156,7 +177,20 @@ class Product(Step):
         network: ImageNetwork, x: int, gate: int, out: int, numbers: tuple[int, int, float, float, float, int, int, int]
     ) -> None:
         """See `Step`."""
-        network.product(x, gate, out, numbers)
+        x_zero, gate_zero, x_scale, gate_scale, scale, zero, low, high = numbers
+        network.product(
+            x=x,
+            gate=gate,
+            out=out,
+            x_zero=x_zero,
+            gate_zero=gate_zero,
+            x_scale=x_scale,
+            gate_scale=gate_scale,
+            scale=scale,
+            zero=zero,
+            low=low,
+            high=high,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,15 +224,15 @@ class Lookup(Step):
     @staticmethod
     def add_to(network: ImageNetwork, x: int, out: int, table: Array) -> None:
         """See `Step`."""
-        network.lookup(x, out, table)
+        network.lookup(x=x, out=out, table=table)
 
 
 def product(a: Array, b: Array, scales: Sequence[np.float32], zero: int, low: int, high: int) -> NDArray[np.uint8]:
     """Computes `Product` of factors without their zero points.
 
     Args:
-        a: Integers of x.
-        b: Integers of the gate.
+        a: int32 of x, minus its zero point.
+        b: int32 of the gate, minus its zero point; broadcast to `a`.
         scales: (x scale, gate scale, result scale).
         zero: Zero point of the result.
         low: Lower bound.

@@ -75,7 +75,7 @@ class Pixels(Step):
         zero: int,
     ) -> None:
         """See `Step`."""
-        network.pixels(out, channels, fills, last, floats, scale, zero)
+        network.pixels(out=out, channels=channels, fills=fills, last=last, floats=floats, scale=scale, zero=zero)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Concatenation(Step):
     @staticmethod
     def add_to(network: ImageNetwork, xs: Sequence[int], out: int) -> None:
         """See `Step`."""
-        network.concatenation(xs, out)
+        network.concatenation(xs=xs, out=out)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Selection(Step):
     @staticmethod
     def add_to(network: ImageNetwork, x: int, out: int, channels: Sequence[int]) -> None:
         """See `Step`."""
-        network.selection(x, out, channels)
+        network.selection(x=x, out=out, channels=channels)
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Resampling(Step):
     @staticmethod
     def add_to(network: ImageNetwork, x: int, out: int, rows: Sequence[int], columns: Sequence[int]) -> None:
         """See `Step`."""
-        network.resampling(x, out, rows, columns)
+        network.resampling(x=x, out=out, rows=rows, columns=columns)
 
 
 @dataclass(frozen=True)
@@ -218,4 +218,4 @@ class Dequantize(Step):
     @staticmethod
     def add_to(network: ImageNetwork, x: int, scale: float, zero: int, last: bool) -> None:
         """See `Step`."""
-        network.dequantize(x, scale, zero, last)
+        network.dequantize(x=x, scale=scale, zero=zero, last=last)

@@ -51,7 +51,7 @@ class MaxPool(Step):
         network: ImageNetwork, x: int, out: int, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int]
     ) -> None:
         """See `Step`."""
-        network.max_pool(x, out, kernel, strides, pads)
+        network.max_pool(x=x, out=out, kernel=kernel, strides=strides, pads=pads)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,18 @@ class AveragePool(Step):
         padded: bool,
     ) -> None:
         """See `Step`."""
-        network.average_pool(x, out, kernel, strides, pads, x_scale, x_zero, scale, zero, padded)
+        network.average_pool(
+            x=x,
+            out=out,
+            kernel=kernel,
+            strides=strides,
+            pads=pads,
+            x_scale=x_scale,
+            x_zero=x_zero,
+            scale=scale,
+            zero=zero,
+            padded=padded,
+        )
 
 
 @dataclass(frozen=True)
@@ -163,7 +174,7 @@ class GlobalAverage(Step):
     @staticmethod
     def add_to(network: ImageNetwork, x: int, out: int, x_zero: int, scale: float, zero: int) -> None:
         """See `Step`."""
-        network.global_average(x, out, x_zero, scale, zero)
+        network.global_average(x=x, out=out, x_zero=x_zero, scale=scale, zero=zero)
 
 
 def _pool(
@@ -175,7 +186,7 @@ def _pool(
     program: ImageProgram,
     written: set[int],
 ) -> None:
-    """Raise RequestError for a pool whose windows do not fit, or one of which lies outside."""
+    """Raises RequestError if windows do not fit the tensors, or one lies outside."""
     fits(step, min(*kernel, *strides) >= 1 and min(pads) >= 0)
     fits(step, all(max(pads[axis], pads[axis + 2]) < kernel[axis] for axis in range(2)))
     found = (*windows(shape, kernel, strides, pads), shape[2])

@@ -51,7 +51,7 @@ def test_a_wrong_batch_and_a_graph_without_a_form_are_refused(tmp_path: Path) ->
     with pytest.raises(BatchError, match=r"expected image uint8 \[n, 3, 64, 64\]"):
         session.run({"image": np.zeros((1, 3, 32, 32), np.uint8)})
     half = INT8.with_name("fp16.onnx")
-    with pytest.raises(RequestError, match=r"the operator image.float \(Cast\) has no form"):
+    with pytest.raises(RequestError, match=r"the operator image.float \(Cast\) has no native form"):
         catalog.load(half, "native")
     assert "reason" in images.form(half)
     assert images.form(INT8)["steps"]["Convolution"] == 28

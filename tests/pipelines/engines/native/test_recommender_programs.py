@@ -71,7 +71,7 @@ def test_wrong_batches_are_refused(made, threads):
     session = load(path, "native", threads)
     ids = feeds["ids"].copy()
     ids[650, 1] = program.rows[1]
-    with pytest.raises(BatchError, match=f"found id {program.rows[1]} in row 650, column 1; wanted 0 to"):
+    with pytest.raises(BatchError, match=f"found id {program.rows[1]} in row 650, column 1; expected 0 to"):
         session.run(feeds | {"ids": ids})
     for wrong in ({"ids": feeds["ids"][:, :-1].copy()}, {"numbers": feeds["numbers"][:5].copy()}, {"scales": None}):
         with pytest.raises(BatchError):

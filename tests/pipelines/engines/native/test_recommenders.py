@@ -89,7 +89,7 @@ def test_ids_out_of_range_are_refused_before_anything(session, count):
         ids[-1, 1] = wrong
         with pytest.raises(RequestError) as error:
             session.run({**right, "ids": ids})
-        one_line(error, f"found id {wrong} in row {count - 1}, column 1; wanted 0 to 2")
+        one_line(error, f"found id {wrong} in row {count - 1}, column 1; expected 0 to 2")
     assert session.run(right)["y"].shape == (count, 1)
 
 

@@ -138,7 +138,7 @@ def test_arguments_are_checked_before_memory_is_read():
     fine = Resize((4, 4), (0, 0, 4, 4))
     resize(image[::2], fine, out)  # any strides: it is copied
     for wrong in (image[:, :, :2], image[:0], image[:, :0], np.zeros((1, 2**24 + 1, 3), np.uint8)):
-        with pytest.raises(ValueError, match="wanted an image"):
+        with pytest.raises(ValueError, match="expected an image"):
             resize(wrong, fine, out)
     with pytest.raises(TypeError, match="image has another type"):
         resize(image.astype(np.float32), fine, out)

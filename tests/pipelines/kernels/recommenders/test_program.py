@@ -416,7 +416,7 @@ def test_ids_that_are_no_rows_are_refused(rng, isa, wrong):
     kernel, (ids, numbers, scales) = native.click_program(small(rng), isa), feeds(rng, 200, np.int64)
     kernel(ids, numbers, scales)
     ids[130, 2] = wrong
-    with pytest.raises(IndexError, match=f"found id {wrong} in row 130, column 2; wanted 0 to 8"):
+    with pytest.raises(IndexError, match=f"found id {wrong} in row 130, column 2; expected 0 to 8"):
         kernel(ids, numbers, scales)
 
 

@@ -72,7 +72,7 @@ def test_ids_that_are_no_rows_are_refused(rng, isa, wrong):
         kernel, (good, x), expected = kernel_of(isa)
         ids = good.astype(dtype)
         ids[3, 1] = wrong
-        with pytest.raises(IndexError, match=rf"found id {wrong} in row 3, column 1; wanted 0 to 6"):
+        with pytest.raises(IndexError, match=rf"found id {wrong} in row 3, column 1; expected 0 to 6"):
             kernel(ids, x)
         works(kernel, (good, x), expected)
 

@@ -343,7 +343,7 @@ def test_what_does_not_fit_is_refused():
     for size, sign in ((0, ","), (2, "ä"), (2, ",,"), (2, '"'), (2, "\n")):
         with pytest.raises(ValueError, match="wanted"):
             new(size, sign, "quoted", [], 1, 1, 1)
-    with pytest.raises(ValueError, match="found the form loose, wanted quoted, unquoted or lines"):
+    with pytest.raises(ValueError, match="found the form loose, expected quoted, unquoted or lines"):
         new(2, ",", "loose", [], 1, 1, 1)
     with pytest.raises(ValueError, match="does not run neon"):
         new(2, ",", "quoted", [], 1, 1, 1, "neon")
