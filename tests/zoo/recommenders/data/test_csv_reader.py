@@ -341,7 +341,7 @@ def test_a_torn_archive_is_refused_alike(both, tmp_path):
 def test_what_does_not_fit_is_refused():
     new = extension.native().LogParser
     for size, sign in ((0, ","), (2, "ä"), (2, ",,"), (2, '"'), (2, "\n")):
-        with pytest.raises(ValueError, match="wanted"):
+        with pytest.raises(ValueError, match="expected"):
             new(size, sign, "quoted", [], 1, 1, 1)
     with pytest.raises(ValueError, match="found the form loose, expected quoted, unquoted or lines"):
         new(2, ",", "loose", [], 1, 1, 1)
@@ -372,5 +372,5 @@ def test_what_does_not_fit_is_refused():
         lambda: parser.parse(np.zeros(100, np.uint8), 36, room[0][:, :2].copy(), *room[1:]),
         lambda: parser.parse(np.zeros(100, np.uint8), 36, *room[:2], room[2][:4]),
     ):
-        with pytest.raises(ValueError, match="wanted|outside|found"):
+        with pytest.raises(ValueError, match="expected|outside|found"):
             call()
