@@ -1,10 +1,10 @@
-"""A model zoo with optimized INT8 pipelines for CPUs.
+r"""A model zoo with optimized INT8 pipelines for CPUs.
 
     import zoo
     ctr = zoo.pipeline("wide-deep-criteo", precision="int8", engine="auto", threads=1)
-    ctr(["\\t".join(row) for row in rows])
+    ctr(["\t".join(row) for row in rows])
 
-`names` and `load` find models, `pipeline` opens one. Verbs of the `zoo` command are functions of the same name here
+`names` and `load` find models, `pipeline` opens one. Commands of `zoo` are functions of the same name here
 (`zoo.evaluate`, `zoo.benchmark`, ...; `zoo.import_model`), loaded from `zoo.api` on first use; nothing heavy is
 imported with the package.
 """
@@ -94,7 +94,7 @@ def load(model: str | Path) -> ModelFolder:
         return folder
     try:
         build(folder, until="rewritten.onnx")
-    except (OSError, ZooError) as error:  # int8 runs without them; who needs them is told
+    except (OSError, ZooError) as error:  # int8 runs without them; stages that need them raise
         logger.info("the float graphs of %s are not made: %s", model, error)
     return folder
 

@@ -1,4 +1,4 @@
-"""`zoo`, and `python -m zoo`: signals while modules are being imported end it in order, too."""
+"""Entry point of `zoo` and `python -m zoo`, with clean termination by signals, also during imports."""
 
 import gc
 import os
@@ -7,19 +7,21 @@ import sys
 import threading
 from typing import Any
 
-AGAIN = 0.05  # seconds until a signal whose exception Python could not raise is sent again
+AGAIN = 0.05  # seconds until a signal is sent again if its exception was lost
 
 
 class Interrupted(KeyboardInterrupt):
-    """Python ends by SIGINT itself, whatever exit code is asked for, once a KeyboardInterrupt, and no class below it,
-    left a text that exec runs, as in `namedtuple` (CPython, Python/pythonrun.c, run_eval_code_obj).
+    """A KeyboardInterrupt that keeps the exit code.
+
+    If a plain KeyboardInterrupt leaves code run by `exec`, as in `namedtuple`, Python ends with SIGINT whatever the
+    exit code (CPython, Python/pythonrun.c, run_eval_code_obj).
     """
 
 
 def main() -> None:
     """Entry point of the `zoo` command."""
-    gc.set_threshold(100_000, 20)  # importing libraries makes many objects, and none of them garbage
-    asked: list[int] = []  # exit codes of signals: what they raise may be lost where a library ignores what it catches
+    gc.set_threshold(100_000, 20)  # imports make many objects and no garbage
+    asked: list[int] = []  # exit codes of received signals; a library may swallow their exceptions
     pending: list[threading.Timer] = []  # signals to be sent again
 
     def terminate(*_: object) -> None:
@@ -31,7 +33,7 @@ def main() -> None:
         raise Interrupted
 
     def ignored(lost: Any) -> None:
-        """Python prints what is raised in a weak reference's callback (imports run some) and goes on: we do not."""
+        """Sends the signal again if its exception was lost in a callback of a weak reference; imports run some."""
         if not asked or not isinstance(lost.exc_value, KeyboardInterrupt | SystemExit):
             sys.__unraisablehook__(lost)
             return
@@ -43,7 +45,7 @@ def main() -> None:
     try:
         sys.unraisablehook = ignored
         signal.signal(signal.SIGTERM, terminate)
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not one that is ignored
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # unless ignored
             signal.signal(signal.SIGINT, interrupt)
         from zoo.cli import app as cli
 
@@ -55,12 +57,12 @@ def main() -> None:
         _end(_signalled(error))
         raise
     finally:
-        for each in pending:  # what was raised ended it after all: as Python ends, a signal would kill it
+        for each in pending:  # a signal during the shutdown of Python would kill the process
             each.cancel()
 
 
 def _signalled(error: BaseException | None) -> int:
-    """The exit code that a signal asked for where an extension's import made another exception of it, else 0."""
+    """Returns the exit code of a signal in the causes of an exception (an import replaces it), else 0."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code == 143):
             return 130 if isinstance(error, KeyboardInterrupt) else 143

@@ -188,13 +188,13 @@ def _metric(x: NDArray[Any], labels: NDArray[Any] | None) -> tuple[str, Callable
             )
         return "top1", lambda y: float((y.argmax(1) == labels).mean())
     found = f"labels {labels.dtype} {list(labels.shape)} for outputs {list(x.shape)}"
-    wanted = "class numbers [n] for outputs [n, classes], or values like the output's"
+    expected = "class numbers [n] for outputs [n, classes], or values like the output's"
     if labels.dtype.kind not in "biuf" or not np.isfinite(labels).all():
-        raise MetricError(f"found {found}, not all of them numbers; expected {wanted}")
+        raise MetricError(f"found {found}, not all of them numbers; expected {expected}")
     if labels.size == x.size == len(x) and set(np.unique(labels)) == {0, 1}:
         return "auc", lambda y: auc(labels.ravel().astype(np.float64), y.ravel().astype(np.float64))
     if labels.shape == x.shape or labels.size == x.size:
         truth = labels.reshape(x.shape).astype(np.float64)
         variance = float(((truth - truth.mean()) ** 2).sum()) or 1.0
         return "r2", lambda y: 1 - float(((y - truth) ** 2).sum()) / variance
-    raise MetricError(f"found {found}; expected {wanted}")
+    raise MetricError(f"found {found}; expected {expected}")

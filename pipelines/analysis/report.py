@@ -301,16 +301,14 @@ class _Comparison:
 
     def probe(self, feed: Batch) -> int:
         """Open the sessions and return how many samples to run at once, by the size of the results of these few."""
-        wanted = sorted(
+        names = sorted(
             {_stem(name) for name in self.outputs.values()} | (set(self.tensors) - self.inputs) | set(self.results)
         )
         order = {str(out.name): index for index, node in enumerate(self.float.graph) for out in node.outputs}
-        wanted.sort(key=lambda name: order[name])
-        sizes = {
-            name: array.nbytes for name, array in zip(wanted, _run(_session(self.float, wanted), feed), strict=True)
-        }
+        names.sort(key=lambda name: order[name])
+        sizes = {name: array.nbytes for name, array in zip(names, _run(_session(self.float, names), feed), strict=True)}
         groups: list[list[str]] = [[]]
-        for name in wanted:
+        for name in names:
             if groups[-1] and 3 * sum(sizes[each] for each in groups[-1]) + 3 * sizes[name] > MEMORY:
                 groups.append([])
             groups[-1].append(name)
@@ -408,8 +406,8 @@ def results(model: ir.Model, names: Sequence[str], batch: Batch) -> list[Any]:
 
 
 def _run(session: Any, feed: Batch) -> list[Any]:
-    wanted = {each.name for each in session.get_inputs()}
-    return reference_session.run(session, {name: array for name, array in feed.items() if name in wanted})
+    inputs = {each.name for each in session.get_inputs()}
+    return reference_session.run(session, {name: array for name, array in feed.items() if name in inputs})
 
 
 def _cut(samples: Iterable[Batch], fixed: int, probe: Any) -> Iterator[Batch]:

@@ -29,16 +29,16 @@ def whole_number(what: str, value: Any, most: int = MOST) -> int:
     Raises:
         RequestError: The value is not a whole number from 1 to `most`.
     """
-    wanted = ""
+    expected = ""
     try:
         number = operator.index(value)
     except TypeError:
-        wanted = "a whole number"
+        expected = "a whole number"
     else:
         if 1 <= number <= most:
             return number
-    wanted = wanted or ("1 or more" if number < 1 else f"at most {most:,}")
-    raise RequestError(f"{what} must be {wanted}, not {value!r}")
+    expected = expected or ("1 or more" if number < 1 else f"at most {most:,}")
+    raise RequestError(f"{what} must be {expected}, not {value!r}")
 
 
 def length(batch: Batch) -> int:

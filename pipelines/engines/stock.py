@@ -35,8 +35,8 @@ def require_installed(*engines: str) -> None:
     """
     for engine in engines:
         if engine in STOCK and engine not in available():
-            wanted = "int8-zoo[openvino]" if engine == "openvino" else engine  # the one comes as an extra
-            raise RequestError(f"the engine {engine} is not installed; run: pip install '{wanted}'")
+            package = "int8-zoo[openvino]" if engine == "openvino" else engine  # the one comes as an extra
+            raise RequestError(f"the engine {engine} is not installed; run: pip install '{package}'")
 
 
 def exact(engine: str) -> bool:

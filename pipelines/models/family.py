@@ -198,6 +198,9 @@ class Freezable(Protocol):
     def freeze(self, folder: Path) -> dict[str, Any]:
         """Writes fp32.onnx from the checkpoint of a folder.
 
+        Args:
+            folder: Model folder.
+
         Returns:
             Statistics of the graph for build.json.
         """
@@ -205,7 +208,7 @@ class Freezable(Protocol):
 
 @runtime_checkable
 class Lowerable(Protocol):
-    """A family whose models have a form of their own for the native kernels."""
+    """A family that lowers its models for the native kernels."""
 
     @abc.abstractmethod
     def lower(
@@ -301,19 +304,28 @@ class HasNetwork(Protocol):
     def network(self, folder: Path) -> tuple[dict[str, Any], Any]:
         """Opens the trained network of a folder with fp32.onnx.
 
+        Args:
+            folder: Model folder.
+
         Returns:
             ({"features": the preprocessing, ...}, the torch module in evaluation mode).
         """
 
 
 def network_of(folder: ModelFolder) -> tuple[dict[str, Any], Any]:
-    """Opens the trained network of a model folder; see `HasNetwork.network`.
+    """Opens the trained network of a model folder.
+
+    Args:
+        folder: Model folder.
+
+    Returns:
+        See `HasNetwork.network`.
 
     Raises:
         RequestError: The family has no network in torch.
     """
     if not isinstance(folder.entry, HasNetwork):
-        raise RequestError(f"found {folder.card.name} of {folder.entry.name}, a family whose networks cannot be opened")
+        raise RequestError(f"found {folder.card.name} of {folder.entry.name}, a family without torch networks")
     folder.ensure("fp32.onnx")
     return folder.entry.network(folder.path)
 
@@ -324,7 +336,11 @@ class Shortlistable(Protocol):
 
     @abc.abstractmethod
     def shortlist(self, folder: ModelFolder, data: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """Reads a shortlist, or learns one from parallel text.
+        """Reads a shortlist, or builds one from parallel text.
+
+        Args:
+            folder: Model folder.
+            data: Shortlist or parallel text.
 
         Returns:
             (entries of the card's preprocessing, {file name: content}).
@@ -348,7 +364,7 @@ class ScenarioBenchmark(Protocol):
 
 @runtime_checkable
 class Servable(Protocol):
-    """A family with a request handler of its own; others are served by the Open Inference Protocol alone."""
+    """A family with its own request handler; other families are served by the Open Inference Protocol only."""
 
     @abc.abstractmethod
     def handler(self) -> type[Any]:
@@ -357,17 +373,17 @@ class Servable(Protocol):
 
 @runtime_checkable
 class FixedForm(Protocol):
-    """A family that trains on rows of one fixed form.
+    """A family that trains on rows of a built-in format.
 
     Attributes:
-        log_family: Name of the family that trains on logs with columns of their own.
+        log_family: Name of the family that trains on logs with a schema.
     """
 
     log_family: ClassVar[str]
 
     @abc.abstractmethod
     def reads(self, data: Any, schema: Any = None, label: str | None = None) -> bool:
-        """Whether raw data is of the fixed form.
+        """Returns whether raw data have the built-in format.
 
         Args:
             data: Raw data.
@@ -385,7 +401,14 @@ class ReportSections(Protocol):
     """
 
     def sections(self, name: str) -> str:
-        """Returns the Markdown section of MODELS.md on one model."""
+        """Renders the section of a model in MODELS.md.
+
+        Args:
+            name: Name of the model.
+
+        Returns:
+            Markdown.
+        """
 
 
 @runtime_checkable

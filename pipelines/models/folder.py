@@ -18,7 +18,7 @@ from pipelines.models.record import (
 )
 from pipelines.quantization.recipe import QuantRecipe
 
-if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model needs none of it, and keeps 60 MB
+if TYPE_CHECKING:  # imported in the stages: running a finished model does not need them and saves 60 MB
     from pipelines.quantization.calibration.table import CalibrationTable
 
 
@@ -54,11 +54,21 @@ class ModelFolder:
         return str(published["file"])
 
     def given(self, name: str) -> bool:
-        """Returns whether the file came with the card instead of being built here."""
+        """Returns whether a file comes with the card instead of being built here.
+
+        Args:
+            name: Name of the file.
+        """
         return any(each.name == name for each in self.card.files)
 
     def verify(self, name: str) -> Path:
-        """Returns the path of a file of this folder.
+        """Checks a file of this folder.
+
+        Args:
+            name: Name of the file.
+
+        Returns:
+            Path of the file.
 
         Raises:
             RequestError: The file is missing, or differs from the one that the card lists.
@@ -74,9 +84,19 @@ class ModelFolder:
         return path
 
     def ensure(self, name: str) -> Path:
-        """Returns the path of a file of this folder: verified if the card lists it, built if it is missing or stale."""
+        """Verifies a file of this folder if the card lists it, or builds it if it is missing or stale.
+
+        Args:
+            name: Name of the file.
+
+        Returns:
+            Path of the file.
+
+        Raises:
+            RequestError: See `verify` and `pipelines.models.stages.build`.
+        """
         if name in STAGES and not self.given(name):
-            from pipelines.models.stages import build  # who only reads a folder builds nothing
+            from pipelines.models.stages import build  # not needed to read a folder
 
             build(self, until=name)
         return self.verify(name)
@@ -140,7 +160,7 @@ def open_folder(
     if not (path / CARD).is_file():
         if (path / "checkpoint").is_dir():
             raise RequestError(
-                f"{path} holds a training that was interrupted; go on with: zoo train ... -o {path} --resume"
+                f"{path} holds an interrupted training; resume it with: zoo train ... -o {path} --resume"
             )
         raise RequestError(
             f"{path} is no model folder (it has no {CARD}); make one with: zoo train, or zoo download NAME"

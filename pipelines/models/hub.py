@@ -53,7 +53,7 @@ class CardFile:
     def __post_init__(self) -> None:
         require_plain("file name", self.name)
         if self.name == CARD:
-            raise RequestError(f"{CARD} is the card itself; take it out of its list of files")
+            raise RequestError(f"{CARD} must not be in the list of files of the card")
         if self.size is not None and (type(self.size) is not int or self.size < 0):
             raise RequestError(f"{self.name}: size is {self.size!r}; give its bytes as a whole number, or null")
         if self.sha256 is not None and not _matches(_DIGEST, self.sha256):
@@ -71,7 +71,11 @@ class CardFile:
         return cls(path.name, path.stat().st_size, disk.sha256(path), None)
 
     def fault(self, path: Path) -> str | None:
-        """Returns how the file at `path` differs from `size` and `sha256`, or None."""
+        """Returns how a file differs from `size` and `sha256`, or None.
+
+        Args:
+            path: Path of the file.
+        """
         return fault_of(path, self.size, self.sha256)
 
 
@@ -103,7 +107,7 @@ class Card:
                 raise RequestError(f"card of {self.name}: {key} is {value!r}; give a text")
         names = [file.name for file in self.files]
         if len(set(names)) < len(names):
-            raise RequestError(f"card of {self.name}: a file is listed twice among {', '.join(names)}")
+            raise RequestError(f"card of {self.name}: found a file name twice in {', '.join(names)}")
         if taken := {"name", "entry", "description", "files"} & set(self.details):
             raise RequestError(
                 f"card of {self.name}: details may not hold {', '.join(sorted(taken))}; these are fields of the card"
@@ -164,7 +168,11 @@ class Hub:
         return sorted({path.parent.name for folder in self.folders for path in folder.glob(f"*/{CARD}")})
 
     def shipped(self, name: str) -> Path:
-        """Returns the folder of a known model in its package."""
+        """Returns the folder of a known model in its package.
+
+        Args:
+            name: Name of the model.
+        """
         return next(folder / name for folder in self.folders if (folder / name / CARD).is_file())
 
     def card(self, name: str) -> Card:
@@ -195,7 +203,14 @@ class Hub:
         return card
 
     def folder(self, name: str) -> Path:
-        """Returns the model's working folder: home()/models/NAME/<12 digits of the card's digest>; `fetch` fills it."""
+        """Returns the working folder of a model, home()/models/NAME/<12 digits of the card's digest>.
+
+        Args:
+            name: Name of the model.
+
+        Returns:
+            Path of the folder, which `fetch` fills.
+        """
         return home() / "models" / name / self.card(name).digest()[:12]
 
     def fetch(self, name: str, files: Iterable[str] | None = None, later: Iterable[str] = ()) -> Path:
@@ -221,36 +236,36 @@ class Hub:
         """
         card = self.card(name)
         known = {file.name: file for file in card.files}
-        wanted = list(dict.fromkeys(known if files is None else files))
-        if strange := [file for file in wanted if file not in known]:
+        selected = list(dict.fromkeys(known if files is None else files))
+        if strange := [file for file in selected if file not in known]:
             raise RequestError(f"{name} has no file {strange[0]!r}; its card lists: {', '.join(known) or 'none'}")
         folder = self.folder(name)
         _ship(self.shipped(name) / CARD, folder / CARD)
-        for file in (known[key] for key in wanted):
+        for file in (known[key] for key in selected):
             if file.name in later and not (folder / file.name).is_file() and not self._here(card, file):
                 continue
             ensure(folder / file.name, file.size, file.sha256, functools.partial(self._obtain, card, file))
         return folder
 
     def _packaged(self, card: Card, file: CardFile) -> list[Path]:
-        """Where the package has a file, and the source tree that it was installed from."""
+        """Returns the paths of a file in the package and in the source tree that it was installed from."""
         place, tree = self.shipped(card.name), source_tree()
         own = tree.joinpath(*place.parts[-3:], file.name) if tree else None
         return [place / file.name, *([own] if own and own.is_file() else [])]
 
     def _here(self, card: Card, file: CardFile) -> bool:
-        """Whether the package has a file, its source tree, or a mirror that is a folder."""
+        """Returns whether the package, its source tree or a local mirror has a file."""
         base = mirror()
         places = [*self._packaged(card, file), *(_mirrored(base, card, file) if base else [])]
         return any(isinstance(each, Path) and each.is_file() and not file.fault(each) for each in places)
 
     def _obtain(self, card: Card, file: CardFile, target: Path) -> None:
-        """Put `file` at `target` from the first source that has it right."""
+        """Copies or downloads a file from the first source that has a correct one."""
         base = mirror()
         mirrored = _mirrored(base, card, file) if base else []
         public = [file.url] if file.url else []
         sources: list[Path | str] = [*self._packaged(card, file), *mirrored, *public]
-        found: list[str] = []  # what was wrong with the sources that had something
+        problems: list[str] = []  # errors of earlier sources
         for source in sources:
             try:
                 if isinstance(source, Path):
@@ -260,27 +275,29 @@ class Hub:
                     continue
                 else:
                     bring(source, target, file.size, file.sha256)
-                if found:
-                    logger.warning("%s of %s came from %s, because: %s", file.name, card.name, source, "; ".join(found))
+                if problems:
+                    logger.warning(
+                        "%s of %s came from %s, because: %s", file.name, card.name, source, "; ".join(problems)
+                    )
                 return
             except disk.DiskFull:
-                raise  # no fault of the source
+                raise  # other sources would fail, too
             except ZooError as error:
-                if not (isinstance(error, Refused) and source in mirrored[:-1]):  # its files may lie flat
-                    found.append(str(error))
+                if not (isinstance(error, Refused) and source in mirrored[:-1]):  # a mirror may have no subfolders
+                    problems.append(str(error))
         remote = any(isinstance(source, str) for source in sources)
         what = f"{file.name} of {card.name}"
         if remote and offline():
-            remark = f" ({'; '.join(found)})" if found else ""
+            remark = f" ({'; '.join(problems)})" if problems else ""
             raise RequestError(
                 f"{what} is not on this machine{remark} and ZOO_OFFLINE forbids the network: "
                 f"run `zoo download {card.name}` without ZOO_OFFLINE, or set ZOO_MIRROR to a folder that holds the file"
             )
         if file.url:
             raise ZooError(
-                f"cannot fetch {what}: {'; '.join(found)}; ZOO_MIRROR may name a folder or address that holds it"
+                f"cannot fetch {what}: {'; '.join(problems)}; ZOO_MIRROR may name a folder or address that holds it"
             )
-        why = "; ".join(found) or f"not in the package{f', not in ZOO_MIRROR={base}' if base else ''}"
+        why = "; ".join(problems) or f"not in the package{f', not in ZOO_MIRROR={base}' if base else ''}"
         raise RequestError(
             f"cannot find {what}: {why}, and its card has no url; set ZOO_MIRROR to a folder or http(s) address that "
             "holds it"
@@ -304,7 +321,7 @@ def source_tree() -> Path | None:
 
 
 def _mirrored(base: str, card: Card, file: CardFile) -> list[Path | str]:
-    """Where a mirror may have a file: in the model's own sub-folder, or flat in it; of a folder the one that is."""
+    """Returns the places of a file in a mirror: the subfolder of the model, and the mirror itself."""
     if _matches(_URL, base):
         return [f"{base.rstrip('/')}/{part}{file.name}" for part in (f"{card.name}/", "")]
     folder = Path(base).expanduser()
@@ -313,11 +330,9 @@ def _mirrored(base: str, card: Card, file: CardFile) -> list[Path | str]:
 
 
 def _copy(source: Path, target: Path, file: CardFile) -> bool:
-    """Copy `source` to `target` where it exists. Raises ZooError where it is not the file that the card means."""
+    """Copies a file if it exists, and returns whether it does; raises ZooError if it does not match the card."""
     if not source.parent.is_dir():
-        raise ZooError(
-            f"there is no folder {source.parent} (ZOO_MIRROR)"
-        )  # the package's own is there: it holds the card
+        raise ZooError(f"there is no folder {source.parent} (ZOO_MIRROR)")
     if not source.is_file():
         return False
     if fault := fault_of(source, file.size, file.sha256):
@@ -327,15 +342,15 @@ def _copy(source: Path, target: Path, file: CardFile) -> bool:
 
 
 def _ship(source: Path, target: Path) -> None:
-    """Copy `source` to `target` where it differs."""
+    """Copies `source` to `target` if they differ."""
     with one_line(target):
-        wanted = source.read_bytes()
-        if not target.is_file() or target.read_bytes() != wanted:
-            disk.write_bytes(target, wanted)
+        content = source.read_bytes()
+        if not target.is_file() or target.read_bytes() != content:
+            disk.write_bytes(target, content)
 
 
 def _card_file(name: str, value: Any) -> CardFile:
-    """One item of a card's `files`. Raises RequestError where it is no object or has other keys."""
+    """Reads an item of the card's `files`; raises RequestError if it is no object or has other keys."""
     if not isinstance(value, dict) or not set(value) <= {"size", "sha256", "url"}:
         raise RequestError(f"{name}: found {value!r}; give an object with the keys size, sha256 and url")
     return CardFile(name, value.get("size"), value.get("sha256"), value.get("url"))

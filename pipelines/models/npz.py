@@ -46,16 +46,22 @@ def read_npz(path: str | Path, batch_size: int = 256) -> tuple[Iterator[Batch], 
 def read_arrays(path: str | Path) -> dict[str, Any]:
     """Reads the arrays of an .npz.
 
+    Args:
+        path: The file.
+
+    Returns:
+        {name: array}.
+
     Raises:
         RequestError: The file is invalid.
     """
     try:
         with Path(path).open("rb") as file:
             if not zipfile.is_zipfile(file):
-                raise ValueError("it is no archive as numpy.savez writes them")
+                raise ValueError("it is no archive of numpy.savez")
         with np.load(path, allow_pickle=False) as archive:
             return {name: np.asarray(archive[name]) for name in archive.files}
-    except Exception as error:  # numpy, zipfile and zlib raise their own kinds for every sort of damage
+    except Exception as error:  # numpy, zipfile and zlib raise many types for damaged files
         why = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
         raise RequestError(f"cannot read {path} as .npz: {why}; it must hold one array per graph input") from error
 

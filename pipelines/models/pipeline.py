@@ -62,8 +62,7 @@ def model_file(precision: str, engine: str) -> str:
 def graph_file(folder: ModelFolder, precision: str, engine: str) -> Path:
     """Returns the graph of a model folder for a precision and engine; it is made if missing.
 
-    The engine "native" takes native.onnx if the family has such a form, otherwise int8.onnx, which the engine maps
-    itself.
+    The engine "native" takes native.onnx if the family lowers its models, otherwise int8.onnx.
 
     Args:
         folder: Model folder.
@@ -95,16 +94,16 @@ class Pipeline(abc.ABC):
         RequestError: The precision or engine is unknown, or batch size or threads are below 1.
     """
 
-    BATCH_SIZE: ClassVar[int] = 512
-    CALIBRATION: ClassVar[int] = 4096  # samples that ranges are chosen on, unless told
-    ON_ERROR: ClassVar[str] = "raise"  # what `run` does about bad input unless told: "raise", or "skip"
-    ENGINES: ClassVar[tuple[str, ...]] = catalog.ENGINES  # that compute it
-    # what input is cut into by `zoo run --shard`: "file" (each whole), "files" (images), or what has positions: "lines"
-    # of text, "rows" of logs, "texts" (files whole, too)
+    BATCH_SIZE: ClassVar[int] = 512  # default
+    CALIBRATION: ClassVar[int] = 4096  # default number of calibration samples
+    ON_ERROR: ClassVar[str] = "raise"  # default of `run` for invalid input: "raise" or "skip"
+    ENGINES: ClassVar[tuple[str, ...]] = catalog.ENGINES  # engines that support the pipeline
+    # parts of an input for `zoo run --shard`: "file" (whole files), "files" (images), or parts with positions: "lines"
+    # of text, "rows" of logs, "texts" (whole files)
     PARTS: ClassVar[str] = "file"
-    in_parts: bool = False  # whether `run` gets parts of an input: that nothing in one is good is no error then
-    first_row: int = 0  # the position of the first row that `run` gets, where rows have positions
-    TUNED: ClassVar[tuple[str, ...]] = tuple(stock.STOCK)  # those of them that compute any int8 form of its graph
+    in_parts: bool = False  # whether `run` gets one part of an input; a part without valid input is no error
+    first_row: int = 0  # position of the first row of the part
+    TUNED: ClassVar[tuple[str, ...]] = tuple(stock.STOCK)  # engines that support any int8 version of its graph
 
     def __init__(
         self,
@@ -117,7 +116,7 @@ class Pipeline(abc.ABC):
         model: Path | None = None,
     ) -> None:
         if model is None:
-            model_file(precision, engine)  # raises for what there is not
+            model_file(precision, engine)  # raises for unsupported combinations
         batch_size = whole_number("batch size", self.BATCH_SIZE if batch_size is None else batch_size)
         machine.require_threads(threads)
         self.folder, self.precision, self.threads, self.batch_size = folder, precision, threads, batch_size
@@ -147,7 +146,14 @@ class Pipeline(abc.ABC):
 
     @classmethod
     def engines(cls, folder: ModelFolder) -> list[str]:
-        """Returns those of `ENGINES` that this machine and the folder's model have."""
+        """Returns the engines that the machine and the model support.
+
+        Args:
+            folder: Model folder.
+
+        Returns:
+            Names, a subset of `ENGINES`.
+        """
         return [each for each in cls.ENGINES if each in stock.available() or (each == "native" and extension.isas())]
 
     @classmethod
@@ -165,10 +171,13 @@ class Pipeline(abc.ABC):
     def read_columns(self, names: Sequence[str]) -> None:
         """Selects the columns of tables that samples are read from.
 
+        Args:
+            names: Names of the columns.
+
         Raises:
             RequestError: The family's input has no columns to choose.
         """
-        raise RequestError(f"--column is of encoders of texts; {self.folder.card.name} is a {self.folder.entry.name}")
+        raise RequestError(f"--column requires a text encoder; {self.folder.card.name} is a {self.folder.entry.name}")
 
     @property
     def path(self) -> Path:
@@ -176,12 +185,19 @@ class Pipeline(abc.ABC):
         return self.folder.path
 
     def __call__(self, raw: Any) -> Any:
-        """Raw input -> results."""
+        """Runs the whole pipeline.
+
+        Args:
+            raw: Raw input of `preprocess`.
+
+        Returns:
+            Results of `postprocess`.
+        """
         return self.postprocess(self.predict(self.preprocess(raw)))
 
     @abc.abstractmethod
     def _open(self, engine: str, model: Path | None) -> None:
-        """Make ready to compute `model`, or the folder's own files where it is None."""
+        """Opens the sessions for `model`, or for the folder's files if it is None."""
 
     @property
     @abc.abstractmethod
@@ -215,7 +231,14 @@ class Pipeline(abc.ABC):
 
     @abc.abstractmethod
     def postprocess(self, out: dict[str, NDArray[Any]]) -> Any:
-        """Converts outputs of `predict` to results for a user."""
+        """Converts outputs to results.
+
+        Args:
+            out: Outputs of `predict`.
+
+        Returns:
+            Results, one per sample.
+        """
 
     @abc.abstractmethod
     def run(self, inputs: Any, output: str | Path, on_error: str = "raise") -> dict[str, Any]:
@@ -263,7 +286,7 @@ class Pipeline(abc.ABC):
 
     @functools.cached_property
     def _ports(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-        """Element type and shape of one sample of every input whose sizes are all fixed."""
+        """Element type and shape of one sample, for inputs with static shapes."""
         fixed = {
             name: (dtype, tuple(d for d in shape[1:] if d is not None))
             for name, (dtype, shape) in self.input_ports.items()
@@ -272,7 +295,7 @@ class Pipeline(abc.ABC):
 
     def _check(self, batch: Batch) -> int:
         counts = {0}
-        if batch.keys() == self._ports.keys():  # nothing wrong, usually: found in two microseconds
+        if batch.keys() == self._ports.keys():  # fast path for valid batches, 2 microseconds
             counts = {
                 len(array)
                 if isinstance(array, np.ndarray) and (array.dtype, array.shape[1:]) == self._ports[name] and array.ndim
@@ -282,10 +305,7 @@ class Pipeline(abc.ABC):
         return counts.pop() if len(counts) == 1 and 0 not in counts else self._fault(batch)
 
     def _fault(self, batch: Batch) -> int:
-        """Returns the number of samples of a batch that `_check` rejected.
-
-        Raises RequestError with the fault.
-        """
+        """Checks a batch that `_check` rejected; raises RequestError, or returns the number of samples."""
         if wrong := [name for name, array in batch.items() if not isinstance(array, np.ndarray) or not array.ndim]:
             raise RequestError(
                 f"input {wrong[0]} is {type(batch[wrong[0]]).__name__}; expected a numpy array, first axis = samples"
@@ -293,11 +313,11 @@ class Pipeline(abc.ABC):
         counts = {name: len(array) for name, array in batch.items()}
         if len(set(counts.values())) != 1 or 0 in counts.values():
             raise RequestError(f"inputs hold {counts or 'no'} samples; expected the same number, at least 1, in each")
-        wanted = self.input_ports
-        if set(batch) != set(wanted):
-            raise RequestError(f"found inputs {', '.join(sorted(batch))}; the model takes {', '.join(wanted)}")
+        ports = self.input_ports
+        if set(batch) != set(ports):
+            raise RequestError(f"found inputs {', '.join(sorted(batch))}; the model takes {', '.join(ports)}")
         for name, array in batch.items():
-            dtype, shape = wanted[name]
+            dtype, shape = ports[name]
             if (
                 array.dtype != dtype
                 or array.ndim != len(shape)
@@ -316,7 +336,7 @@ class Pipeline(abc.ABC):
 class GraphPipeline(Pipeline):
     """A pipeline whose `predict` is one call of the model's graph per batch, in a session.
 
-    The engine "auto" is a `QuickestSession`; int8 also runs in the native kernels if the family has such a form.
+    The engine "auto" is a `QuickestSession`; int8 also runs in the native kernels if they support the model.
     """
 
     _session: Session
@@ -337,7 +357,14 @@ class GraphPipeline(Pipeline):
 
     @classmethod
     def engines(cls, folder: ModelFolder) -> list[str]:
-        """Returns the installed stock engines, and "native" if the model has such a form."""
+        """Returns the installed stock engines, and "native" if the native kernels support the model.
+
+        Args:
+            folder: Model folder.
+
+        Returns:
+            Names of the engines.
+        """
         if not extension.isas():
             return stock.available()
         try:
@@ -395,7 +422,7 @@ class GraphPipeline(Pipeline):
             RequestError: The batch is larger, or see `predict`.
         """
         if self._check(batch) > self.batch_size:
-            raise RequestError(f"found more than the batch size of {self.batch_size} samples in one call; cut them")
+            raise RequestError(f"found more samples than the batch size {self.batch_size}; split the batch")
         return self._session.submit(batch)
 
 
@@ -406,7 +433,11 @@ class Predictor:
     pipeline: Pipeline
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """Returns the pipeline's outputs for a batch."""
+        """Returns the outputs of `Pipeline.predict`.
+
+        Args:
+            batch: Array [n, ...] for every graph input.
+        """
         return self.pipeline.predict(batch)
 
 
@@ -443,7 +474,7 @@ def choose_engine(folder: ModelFolder, precision: str, batch: Batch, threads: in
 
 
 def _options(folder: ModelFolder, precision: str, threads: int) -> tuple[str, dict[str, Option]]:
-    """The digest of the model and the ways to run it here."""
+    """Returns the digest of the model and its options on this machine."""
     path = folder.ensure(PRECISIONS[precision])
     options = {name: Option(opener) for name, opener in stock.candidates(path, threads, precision).items()}
     if precision == "int8" and extension.isas():

@@ -9,40 +9,44 @@ from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
 
-ROAD = ("fp32.onnx", "rewritten.onnx", "calibration.json", "int8.onnx")
+BUILD_STAGES = ("fp32.onnx", "rewritten.onnx", "calibration.json", "int8.onnx")
 NATIVE = "native.onnx"
-STAGES = (*ROAD, NATIVE)
-HALF = "fp16.onnx"  # the weights of a shipped model, see graph.compress_fp16
+STAGES = (*BUILD_STAGES, NATIVE)
+HALF = "fp16.onnx"  # float16 weights of a shipped model, see graph.compress_fp16
 SAMPLES = "calibration.npz"
-# ranges of quantization-aware training: a table of no graph yet, with the recipe that they were trained for
+# ranges of quantization-aware training: a calibration table without a graph, with its recipe
 TRAINED = "qat.json"
-# {tensor: greatest magnitude} of tensors whose ranges came with the model, whatever samples say; of no tensor but those
+# {tensor: largest magnitude} of tensors with ranges that come with the model and override calibration
 RANGES = "ranges.json"
 RECORD = "build.json"
 QUANTIZATION = "quantization.json"
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Reads build.json; {} if nothing was built.
+    """Reads build.json; invalid entries are dropped, so that their stages are rebuilt.
 
-    Entries in another form than `note` writes are dropped, so that they are rebuilt.
+    Args:
+        folder: Model folder.
+
+    Returns:
+        {stage: record}; {} if nothing was built.
     """
     try:
         record = files.read_json(folder / RECORD)
     except RequestError:
         return {}
     return (
-        {stage: record[stage] for stage in STAGES if stage in record and _sound(stage, record[stage])}
+        {stage: record[stage] for stage in STAGES if stage in record and _is_valid(stage, record[stage])}
         if isinstance(record, dict)
         else {}
     )
 
 
-def _sound(stage: str, said: Any) -> bool:
-    """Whether this is what `note` writes of a stage."""
+def _is_valid(stage: str, said: Any) -> bool:
+    """Returns whether a record has the form that `pipelines.models.stages` writes."""
     if not isinstance(said, dict) or not isinstance(said.get("inputs"), dict):
         return False
-    identities = said.get("files", {})  # as `files.identity` gives them; none where an older version built
+    identities = said.get("files", {})  # see `files.identity`; missing in older records
     if not isinstance(identities, dict) or not all(
         isinstance(each, dict) and {"bytes", "modified", "sha256"} <= each.keys() for each in identities.values()
     ):
@@ -54,7 +58,14 @@ def _sound(stage: str, said: Any) -> bool:
 
 
 def recipe_of(kept: Any) -> QuantRecipe | None:
-    """Reads the result of `QuantRecipe.to_json`; None for another value."""
+    """Reads a recipe.
+
+    Args:
+        kept: Result of `QuantRecipe.to_json`.
+
+    Returns:
+        The recipe; None for another value.
+    """
     try:
         return QuantRecipe(**kept)
     except (KeyError, TypeError, ValueError):

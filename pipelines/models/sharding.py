@@ -1,6 +1,6 @@
-"""How the input of a model is cut into parts that other processes score: protocols that pipelines implement.
+"""Protocols of pipelines whose input is split into parts for other processes.
 
-`Pipeline.PARTS` says what an input is cut into. A pipeline whose parts are "rows" is a `ShardableRows`, one whose parts
+`Pipeline.PARTS` names the kind of the parts. A pipeline whose parts are "rows" is a `ShardableRows`, one whose parts
 are "files" a `ShardableFiles`.
 """
 
@@ -15,10 +15,11 @@ from pipelines.data.text import TextForm
 
 
 class NoRow(RequestError):
-    """An input without a row to use.
+    """An input without valid rows.
 
-    Attributes:
-        left_out: Number of rows that were left out because of faults.
+    Args:
+        message: Error message.
+        left_out: Number of invalid rows.
     """
 
     def __init__(self, message: str, left_out: int = 0) -> None:
@@ -37,16 +38,35 @@ class ShardableRows(Protocol):
     with_label: bool | None
 
     def text_form(self, stream: Any) -> TextForm:
-        """Returns how the text of a stream of bytes holds rows."""
+        """Detects the text format of rows.
+
+        Args:
+            stream: Binary stream.
+        """
 
     def log_of_first_row(self, stream: Any) -> Any | None:
-        """Returns the log of a stream (`columns`, `delimiter`) if its first row alone has the columns, else None."""
+        """Reads the header of a log.
+
+        Args:
+            stream: Binary stream.
+
+        Returns:
+            The log (`columns`, `delimiter`) if only its first line has the columns, else None.
+        """
 
     def label_in(self, lines: Iterable[bytes] = (), columns: Sequence[str] = ()) -> bool | None:
-        """Whether rows of these lines, or of a table with these columns, have a label; None: not decided here."""
+        """Detects whether rows have a label.
+
+        Args:
+            lines: First lines of text.
+            columns: Columns of a table.
+
+        Returns:
+            Whether there is a label; None if it cannot be detected.
+        """
 
     def part_of_log(self, path: Path, delimiter: str, columns: Sequence[str]) -> Any:
-        """Returns the input of `Pipeline.run` for rows without the line that has their columns.
+        """Returns the input of `Pipeline.run` for a part without a header.
 
         Args:
             path: File of the rows.
@@ -55,13 +75,35 @@ class ShardableRows(Protocol):
         """
 
     def write_no_rows(self, output: Path, left_out: int) -> dict[str, Any]:
-        """Writes the results of a part whose rows were all left out, and returns its summary without the engine."""
+        """Writes the empty results of a part without valid rows.
+
+        Args:
+            output: File to write.
+            left_out: Number of invalid rows.
+
+        Returns:
+            Summary of `Pipeline.run` without the engine.
+        """
 
     def rows(self, inputs: Any) -> Iterator[Any]:
-        """Reads rows."""
+        """Reads rows.
+
+        Args:
+            inputs: Input of `Pipeline.run`.
+
+        Yields:
+            Blocks of rows.
+        """
 
     def score(self, rows: Any) -> Any:
-        """Scores rows: float32 [n]."""
+        """Scores rows.
+
+        Args:
+            rows: Block of n rows.
+
+        Returns:
+            Probabilities, float32 [n].
+        """
 
 
 @runtime_checkable

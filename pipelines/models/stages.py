@@ -23,12 +23,12 @@ from pipelines.core.errors import RequestError
 from pipelines.models.family import Freezable, Lowerable, OnnxImportable
 from pipelines.models.npz import read_npz
 from pipelines.models.record import (
+    BUILD_STAGES,
     HALF,
     NATIVE,
     QUANTIZATION,
     RANGES,
     RECORD,
-    ROAD,
     SAMPLES,
     STAGES,
     TRAINED,
@@ -36,7 +36,7 @@ from pipelines.models.record import (
 )
 from pipelines.quantization.recipe import QuantRecipe
 
-if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model needs none of it, and keeps 60 MB
+if TYPE_CHECKING:  # imported in the stages: running a finished model does not need them and saves 60 MB
     import onnx_ir as ir
 
     from pipelines.models.folder import ModelFolder
@@ -45,13 +45,13 @@ if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model n
 
 logger = logging.getLogger(__name__)
 
-# Bump it when a table or a graph's digest changes for the same files (tests/pipelines/models/test_table_version.py).
+# Increment it when the digest of a table or graph changes (tests/pipelines/models/test_table_version.py).
 TABLE_VERSION = 1
-NATIVE_FORM = 2  # of what native.onnx holds: bump it when kernels read other steps, so that such files are made anew
-UNTOLD = "calibration.found.json"  # a table that was replaced, of which build.json told nothing
+NATIVE_FORM = 2  # version of native.onnx; increment it when its steps change
+REPLACED_TABLE = "calibration.found.json"  # copy of a replaced table that build.json does not list
 
 
-def build(folder: ModelFolder, *, until: str = ROAD[-1], force: bool = False) -> dict[str, str]:
+def build(folder: ModelFolder, *, until: str = BUILD_STAGES[-1], force: bool = False) -> dict[str, str]:
     """Runs the stages up to a file.
 
     Two processes may build one folder at once: the second waits for the first. A complete folder may be read-only.
@@ -95,7 +95,7 @@ def _build(folder: ModelFolder, stages: tuple[str, ...], force: bool = False) ->
 
 @contextlib.contextmanager
 def _locked(folder: ModelFolder) -> Iterator[None]:
-    """Hold the folder's lock: one process at a time writes its files and build.json."""
+    """Holds the lock of the folder; one process at a time writes its files and build.json."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(files.locked(folder.path / ".build.lock", f"another process builds {folder.path}"))
@@ -107,7 +107,7 @@ def _locked(folder: ModelFolder) -> Iterator[None]:
 
 
 def _state(folder: ModelFolder, stage: str) -> str:
-    """Whether a stage is "given", "kept" or "stale", where those before it are not stale."""
+    """Returns whether a stage is "given", "kept" or "stale"; earlier stages must not be stale."""
     if folder.given(stage):
         folder.verify(stage)
         return "given"
@@ -130,13 +130,13 @@ def _digests(folder: ModelFolder, stage: str, record: Mapping[str, Any]) -> dict
     for name in _inputs(folder, stage):
         path = folder.path / name
         if not path.is_file():
-            raise RequestError(f"{path} is missing, {stage} is made from it; train or download the model again")
+            raise RequestError(f"{path} is missing, which {stage} is built from; train or download the model again")
         digests[name] = _digest(path, record)
     return digests
 
 
 def _digest(path: Path, record: Mapping[str, Any]) -> str:
-    """`sha256` of a file: as a stage's record tells it, while size and time are those of then."""
+    """Returns the SHA-256 of a file, from the record of a stage if size and time are unchanged."""
     if (was := record.get("files", {}).get(path.name)) is not None:
         now = path.stat()
         if (now.st_size, now.st_mtime_ns) == (was["bytes"], was["modified"]):
@@ -159,7 +159,7 @@ def _fresh(folder: ModelFolder, stage: str) -> bool:
             and record.get("data_sha256") == _digest(data, record)
         )
     if stage == "calibration.json" and record.get("reader") != _reader():
-        try:  # other code may see another graph, or want another table, in the same files
+        try:  # another version may read the files differently
             _table(path).require(_graph(folder.path / "rewritten.onnx"))
         except RequestError:
             return False
@@ -171,7 +171,7 @@ def _make(folder: ModelFolder, stage: str) -> None:
     for name in _inputs(folder, stage):
         if folder.fetch and folder.given(name) and not (folder.path / name).is_file():
             folder.fetch(name)
-    _digests(folder, stage, {})  # says what is missing
+    _digests(folder, stage, {})  # raises if an input is missing
     match stage:
         case "fp32.onnx":
             report = _expand(folder) if folder.given(HALF) else _freeze(folder)
@@ -189,7 +189,7 @@ def _make(folder: ModelFolder, stage: str) -> None:
 
 
 def _note(folder: ModelFolder, said: Mapping[str, dict[str, Any]]) -> None:
-    """Record in build.json what stages were made from, what they made and what they reported."""
+    """Records inputs, result and report of stages in build.json."""
     noted = {}
     for stage, report in said.items():
         names = [*_inputs(folder, stage), stage, *([files.mapped(Path(stage)).name] if stage == NATIVE else [])]
@@ -217,7 +217,7 @@ def _native(folder: ModelFolder) -> dict[str, Any]:
 
     if not isinstance(folder.entry, Lowerable):
         raise RequestError(
-            f"{folder.entry.name} has no form for the native kernels; it runs in onnxruntime and openvino"
+            f"the native kernels do not support {folder.entry.name}; it runs in onnxruntime and openvino"
         )
     table = _table(folder.path / "calibration.json")
     recipe = folder.recipe
@@ -242,7 +242,7 @@ def derived(
 ) -> Path:
     """Returns the path of a file derived from a file of the folder, see `pipelines.core.derived`.
 
-    It is written beside the source, or in the cache if the folder is not writable.
+    It is written to the folder, or to the cache if the folder is not writable.
 
     Args:
         folder: Model folder.
@@ -301,7 +301,7 @@ def native_form(folder: ModelFolder) -> dict[str, Any]:
 def _freeze(folder: ModelFolder) -> dict[str, Any]:
     if not isinstance(folder.entry, Freezable):
         again = f" with: {folder.entry.command}" if isinstance(folder.entry, OnnxImportable) else ""
-        raise RequestError(f"{folder.path} lacks its fp32.onnx; make it again{again}")
+        raise RequestError(f"{folder.path} lacks its fp32.onnx; rebuild the model{again}")
     return dict(folder.entry.freeze(folder.path))
 
 
@@ -363,11 +363,11 @@ def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) ->
     values = [
         *model.graph.inputs,
         *(value for node in model.graph if node.op_type != "DequantizeLinear" for value in node.outputs),
-    ]  # that is bytes already
+    ]  # without int8 tensors
     names = [str(value.name) for value in values if query.is_float(value)]
     if unknown := trained.tensors.keys() - set(names):
         raise RequestError(
-            f"{folder.path / TRAINED} has ranges of {min(unknown)}, which the model has not; fine-tune it again"
+            f"{folder.path / TRAINED} has a range of {min(unknown)}, which the model lacks; fine-tune it again"
         )
     ranges = dict(trained.tensors)
     if missing := [name for name in names if name not in ranges]:
@@ -392,7 +392,7 @@ def _samples(folder: ModelFolder) -> tuple[list[Batch], int]:
 
 
 def _keep_own_data(folder: ModelFolder, observer: str) -> None:
-    """Raise RequestError where the folder was calibrated on data that only its owner has."""
+    """Raises RequestError if the folder was calibrated on own data, which a new calibration would lose."""
     if folder.record.get("calibration.json", {}).get("own_data"):
         raise RequestError(
             f"{folder.path} was calibrated on own data, which a new calibration needs; "
@@ -402,21 +402,21 @@ def _keep_own_data(folder: ModelFolder, observer: str) -> None:
 
 @contextlib.contextmanager
 def _kept_unless_same(folder: ModelFolder) -> Iterator[None]:
-    """Context that keeps a replaced table unknown to build.json, which may come from the user's own data."""
-    path, aside = folder.path / "calibration.json", folder.path / UNTOLD
+    """Context that saves a copy of a table that build.json does not list, if it is replaced by another one."""
+    path, copy = folder.path / "calibration.json", folder.path / REPLACED_TABLE
     if not path.is_file() or path.name in folder.record:
         yield
         return
     before = path.read_bytes()
-    files.write_bytes(aside, before)
+    files.write_bytes(copy, before)
     yield
     if path.read_bytes() == before:
-        aside.unlink()
+        copy.unlink()
     else:
         logger.warning(
-            "%s tells nothing of calibration.json, which was made anew; the one found is kept as %s",
+            "%s does not list calibration.json, which was rebuilt; the previous file is kept as %s",
             folder.path / RECORD,
-            aside,
+            copy,
         )
 
 
@@ -426,7 +426,7 @@ def _save_table(folder: ModelFolder, table: CalibrationTable) -> dict[str, Any]:
 
 
 def _reader() -> str:
-    """Names the code that reads a table and its graph: what it found to belong together needs no second look."""
+    """Returns the version of the code that checks tables against graphs; a passed check is not repeated."""
     return f"{TABLE_VERSION} {importlib.metadata.version('onnx-ir')}"
 
 
@@ -482,7 +482,7 @@ def set_recipe(folder: ModelFolder, recipe: QuantRecipe) -> None:
 
 
 def _other_table(folder: ModelFolder, recipe: QuantRecipe) -> bool:
-    """Whether `recipe` wants another calibration than that by the recipe last used; corrections on own data stay."""
+    """Returns whether a recipe needs another calibration than the last recipe; corrections on own data are kept."""
     before, table = folder.recipe, _table(folder.path / "calibration.json")
     if recipe.observer != before.observer:
         return True

@@ -15,12 +15,12 @@ from pipelines.core import files as disk
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 
-ATTEMPTS = 5  # failed requests in a row, none of which brought the file further, before a download is given up
-PATIENCE = 40.0  # seconds in which they may begin
+ATTEMPTS = 5  # maximum number of consecutive failed requests without progress
+PATIENCE = 40.0  # seconds after which no further attempt starts
 BACKOFF = 0.5  # seconds before the second attempt; doubles with every further one
 CONNECT_TIMEOUT = 10.0  # seconds
 READ_TIMEOUT = 20.0  # seconds without a byte
-CHUNK = 1 << 16  # bytes; what a broken connection may lose
+CHUNK = 1 << 16  # bytes per read
 FULL_DIGEST = 64  # digits
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
@@ -36,7 +36,7 @@ class Refused(ZooError):
 
 
 class _Partial:
-    """A partial download beside its target, kept between calls with the server's validator."""
+    """A partial download in the folder of its target, kept between calls with the ETag of the server."""
 
     def __init__(self, target: Path) -> None:
         self.path = target.with_name(f".{target.name}.partial")
@@ -46,12 +46,12 @@ class _Partial:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def etag(self, url: str) -> str | None:
-        """The strong ETag under which `url` gave these bytes."""
+        """Returns the strong ETag of these bytes at a URL, or None."""
         origin, _, etag = self._note.read_text("latin-1").partition("\n") if self._note.exists() else ("", "", "")
         return etag or None if origin == url else None
 
     def remember(self, url: str, etag: str | None) -> None:
-        if etag and etag.startswith('"'):  # a weak one (W/"...") does not promise equal bytes
+        if etag and etag.startswith('"'):  # a weak ETag (W/"...") does not guarantee equal bytes
             self._note.write_text(f"{url}\n{etag}", "latin-1", "replace")  # as headers are
         else:
             self._note.unlink(missing_ok=True)
@@ -88,13 +88,13 @@ def bring(url: str, target: Path, size: int | None, sha256: str | None) -> None:
             return
         if not resumed:
             break
-        logger.info("%s: the parts do not make the file (%s); once more, from nothing", url, fault)
-    raise ZooError(f"what came from {url} does not match and was deleted: {fault}")
+        logger.info("%s: the resumed file does not match (%s); downloading it again", url, fault)
+    raise ZooError(f"the file from {url} does not match and was deleted: {fault}")
 
 
 def _fill(url: str, partial: _Partial, size: int | None, sha256: str | None) -> bool:
-    """Request `url` until `partial` is complete. Returns whether it was put together from more than one answer."""
-    import requests  # nothing else needs the network, and these take 10 MB
+    """Requests a URL until the partial file is complete; returns whether it has parts of several responses."""
+    import requests  # imported here to save 10 MB
     import urllib3
 
     again = (_Transient, requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError)
@@ -104,11 +104,11 @@ def _fill(url: str, partial: _Partial, size: int | None, sha256: str | None) -> 
             return _receive(url, partial, size, sha256)
         except again as error:
             failures += 1
-            if partial.size() > longest:  # whatever brings the file further starts the count anew
+            if partial.size() > longest:  # progress resets the count
                 failures, longest, begun = 1, partial.size(), time.monotonic()
             if failures >= ATTEMPTS or time.monotonic() - begun > PATIENCE:
                 raise ZooError(
-                    f"cannot download {url}: {_why(error)} ({failures} attempts); run it again to go on"
+                    f"cannot download {url}: {_why(error)} ({failures} attempts); run it again to resume"
                 ) from error
             pause = BACKOFF * 2 ** (failures - 1)
             logger.info("%s: %s; next attempt in %g s", url, _why(error), pause)
@@ -126,7 +126,7 @@ def _receive(url: str, partial: _Partial, size: int | None, sha256: str | None) 
 
     start, etag = partial.size(), partial.etag(url)
     if (sha256 is None and etag is None) or (size is not None and start > size):
-        start = 0  # nothing would tell whether the two parts belong together, or they do not
+        start = 0  # the partial file cannot be verified, or is too long
     if start and start == size:
         return True
     headers = {"Accept-Encoding": "identity"}
@@ -158,17 +158,15 @@ def _receive(url: str, partial: _Partial, size: int | None, sha256: str | None) 
             progress(f"{partial.path.name[1:].removesuffix('.partial')} (MB)", total and total / 1e6) as advance,
         ):
             if not resumed:
-                partial.remember(url, given)  # now that the old bytes are gone
+                partial.remember(url, given)  # the old bytes are truncated
             advance(done / 1e6)
-            # raw: the bytes as they lie on the server, whatever Content-Encoding it adds
+            # raw: the bytes of the file, whatever Content-Encoding the server adds
             for chunk in response.raw.stream(CHUNK, decode_content=False):
                 done += len(chunk)
                 if size is not None and done > size:
                     partial.drop()
                     found = length if length.isdigit() else f"over {size}"
-                    raise ZooError(
-                        f"what came from {url} does not match and was deleted: size {found}, expected {size}"
-                    )
+                    raise ZooError(f"the file from {url} does not match and was deleted: size {found}, expected {size}")
                 file.write(chunk)
                 advance(len(chunk) / 1e6)
     if total is not None and done < total:
@@ -189,7 +187,7 @@ def ensure(target: Path, size: int | None, sha256: str | None, obtain: Callable[
     """
     with one_line(target):
         if target.is_file() and fault_of(target, size, sha256) is None:
-            return  # before the lock: a cache that is filled may be read-only
+            return  # without the lock: a complete cache may be read-only
         with _locked(target):
             if target.is_file():
                 fault = fault_of(target, size, sha256)
@@ -199,7 +197,7 @@ def ensure(target: Path, size: int | None, sha256: str | None, obtain: Callable[
                 target.unlink()
             obtain(target)
             if sha256 is not None and len(sha256) < FULL_DIGEST:
-                logger.warning("%s is checked by the first %d digits of its SHA-256 alone", target, len(sha256))
+                logger.warning("%s is only checked by the first %d digits of its SHA-256", target, len(sha256))
 
 
 def fault_of(path: Path, size: int | None, sha256: str | None) -> str | None:
@@ -209,18 +207,21 @@ def fault_of(path: Path, size: int | None, sha256: str | None) -> str | None:
         path: The file.
         size: Expected size in bytes; None: not checked.
         sha256: Expected digest in hexadecimal; None: not checked.
+
+    Returns:
+        The difference in one line, or None.
     """
     checks: list[tuple[str, object, object]] = []
     if size is not None:
         checks.append(("size", path.stat().st_size, size))
     if sha256 is not None:
         checks.append(("sha256", disk.sha256(path)[: len(sha256)], sha256.lower()))
-    return "; ".join(f"{key} {found}, expected {wanted}" for key, found, wanted in checks if found != wanted) or None
+    return "; ".join(f"{key} {found}, expected {value}" for key, found, value in checks if found != value) or None
 
 
 @contextlib.contextmanager
 def _locked(target: Path) -> Iterator[None]:
-    """Hold the lock beside `target`, so that one process at a time writes it."""
+    """Holds the lock of a file, so that one process at a time writes it."""
     with disk.locked(target.with_name(f".{target.name}.lock"), f"another process fetches {target}"):
         yield
 
@@ -251,7 +252,7 @@ def one_line(target: Path) -> Iterator[None]:
 
 
 def _why(error: BaseException) -> str:
-    """The innermost reason of a network error, in one line: `requests` wraps it three times."""
+    """Returns the innermost cause of a network error in one line; `requests` wraps it three times."""
     while inner := error.__cause__ or next((arg for arg in error.args if isinstance(arg, BaseException)), None):
         error = inner
     return " ".join(str(error).split()) or type(error).__name__

@@ -128,10 +128,10 @@ class _Normalized:
 
 def _level(folded: Floats, rest: Floats, zero: int) -> int:
     """The least k, negative where z + k exceeds 255, for which |rest / k| exceeds no weight maximum of its output."""
-    reach, wanted = (np.abs(each).reshape(len(each), -1).max(axis=1) for each in (folded, rest))
+    reach, target = (np.abs(each).reshape(len(each), -1).max(axis=1) for each in (folded, rest))
     live = reach > 0
     least = math.ceil(
-        float((wanted[live] / reach[live]).max(initial=0)) - 1e-3
+        float((target[live] / reach[live]).max(initial=0)) - 1e-3
     )  # what float32 means leave counts for nothing
     level = min(max(least, 1), max(zero, WHITE - zero))
     return level if zero + level <= WHITE else -level

@@ -53,22 +53,22 @@ class FuseActivations(Rewrite):
             else:
                 x, nodes = inner[0], [before, node]
                 low, high = (min(max(each, low), high) for each in inner[1:])
-        wanted = "Relu" if low == 0 and high == math.inf else "Clip"
-        if len(nodes) == 1 and node.op_type == wanted:
+        op_type = "Relu" if low == 0 and high == math.inf else "Clip"
+        if len(nodes) == 1 and node.op_type == op_type:
             return 0
         main, name = node.graph, str(node.outputs[0].name)
         assert isinstance(main, ir.Graph)
         bounds: list[ir.Value | None] = []
-        if wanted == "Clip":
+        if op_type == "Clip":
             for label, bound in (("min", low), ("max", high)):
                 bounds.append(
                     None
                     if math.isinf(bound)
                     else edit.initializer(main, f"{name}.{label}", np.array(bound, np.float32))
                 )
-        if wanted == "Clip" and bounds[1] is None:
+        if op_type == "Clip" and bounds[1] is None:
             bounds.pop()
-        edit.substitute(nodes, ir.node(wanted, [x, *bounds], name=node.name))
+        edit.substitute(nodes, ir.node(op_type, [x, *bounds], name=node.name))
         return 1
 
     def _leaky(self, node: ir.Node) -> int:

@@ -162,8 +162,8 @@ def _joined(branches: list[_Branch]) -> list[tuple[ir.Node, int, list[_Branch]]]
         assert concat is not None
         rank = query.rank(concat.outputs[0])
         axis = concat.attributes.get_int("axis", 0)
-        wanted = 1 if branches[0].nodes[0].op_type == "Conv" else None if rank is None else rank - 1
-        if axis != wanted and (rank is None or axis + rank != wanted):
+        channels = 1 if branches[0].nodes[0].op_type == "Conv" else None if rank is None else rank - 1
+        if axis != channels and (rank is None or axis + rank != channels):
             continue
         run: list[_Branch] = []
         runs = []

@@ -30,8 +30,8 @@ class ReshapeChains(Rewrite):
         x, result = node.inputs[0], node.outputs[0]
         if x is None:
             return 0
-        wanted = _result(node)
-        if wanted is not None and None not in wanted and wanted == query.symbolic_shape(x):
+        dims = _result(node)
+        if dims is not None and None not in dims and dims == query.symbolic_shape(x):
             edit.bypass(node, x)
             return 1
         before = x.producer()
@@ -45,7 +45,7 @@ class ReshapeChains(Rewrite):
         elif not computed:
             self.refuse(node, "the reshape before it has another reader")
             return 0
-        target = None if wanted is None else _written(wanted, query.symbolic_shape(x) or [])
+        target = None if dims is None else _written(dims, query.symbolic_shape(x) or [])
         if target is None:
             self.refuse(node, "two dimensions of its result are not static")
             return 0
@@ -91,11 +91,11 @@ def _factors(dims: list[int | str | None]) -> tuple[Counter[str], int]:
     )
 
 
-def _written(wanted: list[int | str | None], source: list[int | str | None]) -> list[int] | None:
-    """`wanted` as Reshape takes it for an input of dimensions `source`."""
-    if sum(not isinstance(each, int) for each in wanted) > 1:
-        kept = [0 if isinstance(each, str) and source[i : i + 1] == [each] else each for i, each in enumerate(wanted)]
+def _written(dims: list[int | str | None], source: list[int | str | None]) -> list[int] | None:
+    """`dims` as Reshape takes it for an input of dimensions `source`."""
+    if sum(not isinstance(each, int) for each in dims) > 1:
+        kept = [0 if isinstance(each, str) and source[i : i + 1] == [each] else each for i, each in enumerate(dims)]
     else:
-        kept = wanted
+        kept = dims
     target = [each if isinstance(each, int) else -1 for each in kept]
     return target if target.count(-1) < 2 else None

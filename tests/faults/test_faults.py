@@ -111,7 +111,7 @@ def test_a_used_folder_is_refused_before_a_framework_is_imported(verb, here, tmp
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("")
     said = refused(capsys, *verb, "--data", "pairs.tsv", "-o", str(tmp_path / "used"))
-    assert "in use, wanted a new or empty folder" in said
+    assert "in use, expected a new or empty folder" in said
 
 
 def test_samples_that_may_not_be_read_are_named_with_the_reason(tmp_path, monkeypatch):
@@ -132,7 +132,7 @@ def test_two_processes_do_not_train_into_one_folder(tmp_path):
     found = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "work" / ".." / "model"], capture_output=True, text=True
     )
-    assert "another process that trains into" in found.stderr
+    assert "another training in" in found.stderr
     found = subprocess.run([sys.executable, "-c", code, tmp_path / "other"], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (0, "")
 
@@ -148,20 +148,20 @@ def test_a_folder_without_permission_is_named_with_the_reason(tmp_path, monkeypa
 
 def test_a_report_replaces_neither_the_model_nor_what_it_is_made_of(here, capsys):
     quantize = ["quantize", "../m.onnx", "--calibration-data", "../x.npz", "-o"]
-    assert "both o.json" in refused(capsys, *quantize, "o.json", "--report", "./o.json")
+    assert "the same path o.json" in refused(capsys, *quantize, "o.json", "--report", "./o.json")
     cli.call(["calibrate", "../m.onnx", "--data", "../x.npz", "-o", "../table.json"])
     capsys.readouterr()
     said = refused(
         capsys, "quantize", "../m.onnx", "--table", "../table.json", "-o", "o.onnx", "--report", "../table.json"
     )
-    assert "measured on samples" in said
+    assert "a report needs samples" in said
     (here / "x.json").write_bytes((here / "x.npz").read_bytes())
     said = refused(capsys, *quantize[:3], "../x.json", "-o", "o.onnx", "--report", "../x.json")
-    assert "is the input ../x.json" in said
+    assert "would replace the input ../x.json" in said
 
 
 def test_rewrite_does_not_pass_over_an_output(here, capsys):
-    assert "-o is for an .onnx file" in refused(capsys, "rewrite", "wide-deep-criteo", "-o", "o.onnx")
+    assert "-o requires an .onnx file" in refused(capsys, "rewrite", "wide-deep-criteo", "-o", "o.onnx")
 
 
 # ------------------------------------------------------------------------------------------------ numbers out of range
@@ -195,16 +195,19 @@ def test_numbers_out_of_range(arguments, said, here, capsys):
 DATA = {
     "names": (
         ["plan", "../m.onnx", "--data", "../far.npz"],
-        "x float32 [40, 8], label int64 [40]; wanted the graph's inputs, x float32 [n, 8]",
+        "x float32 [40, 8], label int64 [40]; expected the graph's inputs, x float32 [n, 8]",
     ),
-    "text": (["plan", "../m.onnx", "--data", "../text.npz"], "x <U1 [2]; wanted the graph's inputs, x float32 [n, 8]"),
+    "text": (
+        ["plan", "../m.onnx", "--data", "../text.npz"],
+        "x <U1 [2]; expected the graph's inputs, x float32 [n, 8]",
+    ),
     "shape": (
         ["plan", "../m.onnx", "--data", "../short.npz"],
-        "x float32 [40, 5]; wanted the graph's inputs, x float32 [n, 8]",
+        "x float32 [40, 5]; expected the graph's inputs, x float32 [n, 8]",
     ),
     "too large for the graph's dtype": (
         [*TUNE, "../large.npz"],
-        "holds x as float64; the graph takes float32, which cannot hold its values",
+        "holds x as float64; expected float32, which cannot hold its values",
     ),
 }
 
@@ -293,7 +296,7 @@ def test_a_server_that_says_nothing_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(transfer, "PATIENCE", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         begun = time.monotonic()
-        with pytest.raises(ZooError, match=r"timed out \(1 attempts\); run it again to go on"):
+        with pytest.raises(ZooError, match=r"timed out \(1 attempts\); run it again to resume"):
             download(f"http://127.0.0.1:{silent.getsockname()[1]}/x", tmp_path / "x", size=3)
     assert time.monotonic() - begun < 5
 
@@ -309,7 +312,7 @@ def test_a_library_that_tries_again_says_nothing(caplog):
 
 
 @pytest.mark.parametrize("verb", ["build", "download", "freeze"])
-def test_a_file_where_a_model_is_wanted(verb, here, capsys):
+def test_a_file_where_a_model_is_expected(verb, here, capsys):
     said = refused(capsys, verb, "../m.onnx")
     assert (
         "found the file ../m.onnx, expected a model folder, or one of: minilm" in said and "zoo quantize, tune" in said
@@ -319,7 +322,7 @@ def test_a_file_where_a_model_is_wanted(verb, here, capsys):
 def test_one_array_is_no_archive(here, capsys):
     np.save(here / "x.npy", np.zeros((3, 8), np.float32))
     quantize = ["quantize", "../m.onnx", "-o", "o.onnx", "--calibration-data"]
-    assert "cannot read ../x.npy as .npz: it is no archive as numpy.savez writes them; it must hold" in refused(
+    assert "cannot read ../x.npy as .npz: it is no archive of numpy.savez; it must hold" in refused(
         capsys, *quantize, "../x.npy"
     )
     assert "cannot read nothing.npz as .npz: No such file or directory; it must hold" in refused(
@@ -367,7 +370,7 @@ def test_a_damaged_report_of_quantization_says_what_mends_it(capsys, zoo_home):
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:
         cli.call(["info", "wide-deep-criteo"])
-    assert end.value.code == 2 and "make it anew with: zoo build wide-deep-criteo --force" in capsys.readouterr().err
+    assert end.value.code == 2 and "rebuild it with: zoo build wide-deep-criteo --force" in capsys.readouterr().err
 
 
 def test_no_engine_reports_to_its_maker(here):

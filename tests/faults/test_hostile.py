@@ -88,7 +88,7 @@ def test_a_short_digest_says_that_it_is_one(tmp_path, caplog):
         target = tmp_path / f"{digits}"
         transfer.ensure(target, 7, digest[:digits], lambda path: path.write_bytes(b"weights"))
         assert len(caplog.records) == count
-    assert "is checked by the first 8 digits of its SHA-256 alone" in caplog.text
+    assert "is only checked by the first 8 digits of its SHA-256" in caplog.text
 
 
 # --------------------------------------------------------------------------------------------------------------- names

@@ -28,15 +28,15 @@ from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD
 from pipelines.models.pipeline import Pipeline, Predictor
 from pipelines.models.record import SAMPLES as FOLDER_SAMPLES
-from zoo.api.paths import Model, listed
+from zoo.api.paths import Model, as_list
 from zoo.api.training_settings import convert, finetuned, require_trainable, write_trained_card
-from zoo.training.runs import beside_taught, require_free, require_task
+from zoo.training.runs import require_free, require_task, training_files
 
 logger = logging.getLogger(__name__)
 
 LOG, SENSITIVITY, WORK = "compression.json", "sensitivity.json", "checkpoint"
-TIMED = 1.5  # seconds for the measurement of one speed
-SAMPLES = 16  # for the ranges of a model that is timed alone
+TIMED = 1.5  # seconds to measure a speedup
+SAMPLES = 16  # calibration samples of a model that is only timed
 
 
 def plan(
@@ -60,14 +60,14 @@ def plan(
     """
     given = {name: settings.pop(name) for name in ("teacher", "qat", "epochs") if name in settings}
     if strategy is not None:
-        if said := [*(["prune"] if prune else []), *given]:
-            raise RequestError(f"found --{said[0]} beside --strategy, which says that itself; leave one of them out")
+        if conflicts := [*(["prune"] if prune else []), *given]:
+            raise RequestError(f"found --{conflicts[0]} and --strategy, which sets the same; leave one of them out")
         found = strategies.read(strategy)
     else:
         try:
             epochs = int(given.get("epochs", require_trainable(folder.entry).finetune_config().epochs))
         except ValueError:
-            raise RequestError(f"setting epochs is {given['epochs']!r}; wanted a whole number") from None
+            raise RequestError(f"setting epochs is {given['epochs']!r}; expected a whole number") from None
         teacher, qat = given.get("teacher", ""), convert("qat", given.get("qat", "false"), False)
         found = strategies.preset(epochs, prune or "", teacher=teacher, qat=qat, distil=bool(teacher))
     for step in found.steps():
@@ -76,8 +76,8 @@ def plan(
             require_task(name, folder.entry.task)
         own, known = (zoo.load(each).card.details.get("classes") for each in (folder.path, name))
         if own != known:
-            told = f"{len(known)} classes" if isinstance(known, list) else f"{known} classes"
-            raise RequestError(f"found the teacher {name} of {told}, wanted one of those of {folder.card.name}")
+            classes = f"{len(known)} classes" if isinstance(known, list) else f"{known} classes"
+            raise RequestError(f"found the teacher {name} of {classes}, expected one of those of {folder.card.name}")
     return found if drop is None else replace(found, drop=drop)
 
 
@@ -114,25 +114,24 @@ def compress(
     """
     if not isinstance(folder.entry, Prunable):
         able = ", ".join(name for name, entry in zoo.entries().items() if isinstance(entry, Prunable))
-        raise RequestError(f"{folder.entry.name} cannot be made smaller by a strategy; these families can: {able}")
+        raise RequestError(f"{folder.entry.name} cannot be pruned; these families can: {able}")
     steps = strategy.steps()
     for step in steps:
         if step.cut and step.cut.goal.rows and not hasattr(folder.entry.prunable(), "prune_rows"):
             raise RequestError(
-                f"found the goal {step.cut.goal} for {folder.entry.name}, which has no tables with a row for each "
-                "value of a vocabulary; leave rows out"
+                f"found the goal {step.cut.goal} for {folder.entry.name}, which has no embedding tables; leave rows out"
             )
-    configs = [_config(folder, step, settings) for step in steps]  # raises before an hour is spent
+    configs = [_config(folder, step, settings) for step in steps]  # checked before the work begins
     new = not output.exists()
     run = {"strategy": strategy.to_json(), "settings": settings, "start": folder.card.name}
     kept = output / WORK / "run.json"
     if not resume:
         require_free(output)
     elif not kept.is_file():
-        raise RequestError(f"found no {WORK}/{kept.name} in {output} to resume from; begin without --resume")
+        raise RequestError(f"found no {WORK}/{kept.name} in {output} to resume from; start without --resume")
     elif read_json(kept) != run:
         raise RequestError(
-            f"found another strategy, settings or model begun in {output}; go on with those, or elsewhere"
+            f"found a run with another strategy, settings or model in {output}; use the same, or another folder"
         )
     require_place(kept)
     write_json(kept, run)
@@ -143,7 +142,7 @@ def compress(
         for step, config in zip(steps, configs, strict=True):
             previous = work.step(previous, step, config)
     except ZooError:
-        if not resume and "base" not in work.log:  # nothing was done that could be gone on with
+        if not resume and "base" not in work.log:  # nothing to resume from
             shutil.rmtree(output if new else output / WORK)
         raise
     return work.finish()
@@ -154,7 +153,7 @@ def _config(folder: ModelFolder, step: Step, settings: Mapping[str, str]) -> Any
     defaults = require_trainable(folder.entry).finetune_config()
     values = {"epochs": str(step.epochs), **({"qat": "true"} if step.qat else {})}
     if hasattr(defaults, "refit"):
-        values["refit"] = "false"  # who has learned the held-out rows cannot be judged by them
+        values["refit"] = "false"  # the held-out rows evaluate the model, so it must not be trained on them
     if step.distil is not None:
         named = {
             "weight": getattr(defaults, "SOFT", "distillation"),
@@ -166,18 +165,22 @@ def _config(folder: ModelFolder, step: Step, settings: Mapping[str, str]) -> Any
 
 
 @dataclass(frozen=True)
-class _Fed(Predictor):
-    """One that is timed on a batch of its own, as models encode the same samples otherwise."""
+class _OwnBatch(Predictor):
+    """A predictor timed on its own batch, because models may encode the same samples differently."""
 
     batch: Batch
 
     def run(self, batch: Batch) -> dict[str, Any]:
-        """The pipeline's arrays for its own batch."""
+        """Returns the outputs for the own batch.
+
+        Args:
+            batch: Ignored.
+        """
         return super().run(self.batch)
 
 
 class _Run:
-    """A strategy at work in its output folder."""
+    """A run of a strategy in its output folder."""
 
     def __init__(
         self, start: ModelFolder, kind: type[Any], data: Any, output: Path, strategy: Strategy, on_error: str
@@ -185,36 +188,41 @@ class _Run:
         self.start, self.data, self.output, self.strategy = start, data, output, strategy
         self.on_error, self.kind = on_error, kind
         self.base: Pipeline | None = None
-        self.raw: Any = None  # what is timed
-        self.judge: Any = None  # the first model opened with its data, which judges all
+        self.raw: Any = None  # samples of the timing
+        self.evaluator: Any = None  # the first model, opened with the data, which evaluates all models
         log = output / WORK / LOG
         self.log: dict[str, Any] = read_json(log) if log.is_file() else {"strategy": strategy.to_json(), "steps": []}
 
     def _open(self, folder: ModelFolder, config: Any, importance: str = "taylor") -> Any:
         options = {"config": config, "importance": importance, "on_error": self.on_error}
-        return self.kind(folder, self.data, **options, like=self.judge)
+        return self.kind(folder, self.data, **options, like=self.evaluator)
 
     def begin(self, config: Any) -> None:
-        """Open the first model with its data, and judge it. Raises RequestError for other data than it was judged by
-        before.
+        """Opens the first model with the data and evaluates it.
+
+        Args:
+            config: Training configuration of the first step.
+
+        Raises:
+            RequestError: A resumed run had other data.
         """
-        self.judge = self._open(self.start, config)
+        self.evaluator = self._open(self.start, config)
         if "base" not in self.log:
-            base = {"model": self.start.card.name, **self._told(self.start, self._judged(self.start), 1.0)}
-            self._note(base=base, data=self.judge.digest)
-            self._say("as it is", base)
-        elif self.log.get("data", self.judge.digest) != self.judge.digest:
+            base = {"model": self.start.card.name, **self._figures(self.start, self._quality(self.start), 1.0)}
+            self._note(base=base, data=self.evaluator.digest)
+            self._print("baseline", base)
+        elif self.log.get("data", self.evaluator.digest) != self.evaluator.digest:
             raise RequestError(
-                f"found a checkpoint in {self.output} made with other data; resume with the same, or begin in an empty "
+                f"found a checkpoint in {self.output} made with other data; resume with the same, or start in an empty "
                 "folder"
             )
 
-    def _judged(self, folder: ModelFolder) -> dict[str, float]:
-        found: dict[str, float] = self.judge.quality(self._int8(folder))
+    def _quality(self, folder: ModelFolder) -> dict[str, float]:
+        found: dict[str, float] = self.evaluator.quality(self._int8(folder))
         return found
 
     def _int8(self, folder: ModelFolder, **options: Any) -> Pipeline:
-        """A model of the family in its quickest form: the last of its engines."""
+        """Opens an int8 model in the fastest engine of the family, the last one."""
         kind = self.start.entry.pipeline()
         return kind(folder, "int8", kind.engines(folder)[-1], **options)
 
@@ -223,17 +231,22 @@ class _Run:
         write_json(self.output / WORK / LOG, self.log)
 
     def speed(self, folder: ModelFolder, count: int) -> float:
-        """How many times as fast as the model that all began with, both in turn, on `count` samples at once."""
+        """Measures the speedup over the first model; both are timed in turn.
+
+        Args:
+            folder: Model folder.
+            count: Batch size.
+        """
         if self.base is None:
             self.base = self._int8(self.start, batch_size=count)
         if self.raw is None:
             try:
                 self.raw = self.base.example(count)
-            except RequestError:  # a model that was trained here has no sample of its own
-                self.raw = self.base.example(count, listed(self.data)[0])
+            except RequestError:  # a model without shipped samples
+                self.raw = self.base.example(count, as_list(self.data)[0])
         timed = getattr(self.kind, "timed", lambda pipeline: pipeline)
         pipelines = (self.base, self._int8(folder, batch_size=count))
-        both = [_Fed(timed(each), each.preprocess(self.raw)) for each in pipelines]
+        both = [_OwnBatch(timed(each), each.preprocess(self.raw)) for each in pipelines]
         times: list[list[float]] = []
         begin = time.monotonic()
         while len(times) < 3 or time.monotonic() - begin < TIMED:
@@ -242,7 +255,16 @@ class _Run:
         return float(before / after)
 
     def step(self, previous: ModelFolder, step: Step, config: Any) -> ModelFolder:
-        """Cut, if the step does, train on, build and judge; what is done already is left as it is."""
+        """Runs a step: prunes, fine-tunes, builds, evaluates and times the model. Finished parts are kept.
+
+        Args:
+            previous: Model folder of the previous step.
+            step: Step of the strategy.
+            config: Training configuration of the step.
+
+        Returns:
+            Model folder of the step.
+        """
         place = self.output / WORK / step.name
         if step.cut is not None and step.cut.goal.rows:
             previous = self._prune_rows(previous, step, config, place.with_name(f"{step.name}.rows"))
@@ -250,7 +272,7 @@ class _Run:
             previous = self._cut(previous, step, config, place.with_name(f"{step.name}.cut"))
         if not (place / CARD).is_file():
             resume = any((place / "checkpoint").glob("state.*"))
-            for each in beside_taught(place) if place.exists() and not resume else ():
+            for each in training_files(place) if place.exists() and not resume else ():
                 if each.is_dir():
                     shutil.rmtree(each)
                 else:
@@ -263,57 +285,57 @@ class _Run:
         folder = zoo.load(place)
         if step.name not in {each["step"] for each in self.log["steps"]}:
             stages.build(folder)
-            told = self._told(folder, self._judged(folder), self.speed(folder, self.kind.batch_size))
-            told |= self._within(told)
-            self._note(steps=[*self.log["steps"], {"step": step.name, "epochs": step.epochs, **told}])
-            self._say(f"step {step.name}", told)
+            figures = self._figures(folder, self._quality(folder), self.speed(folder, self.kind.batch_size))
+            figures |= self._drop(figures)
+            self._note(steps=[*self.log["steps"], {"step": step.name, "epochs": step.epochs, **figures}])
+            self._print(f"step {step.name}", figures)
         return folder
 
-    def _told(self, folder: ModelFolder, quality: Mapping[str, float], speed: float) -> dict[str, Any]:
+    def _figures(self, folder: ModelFolder, quality: Mapping[str, float], speed: float) -> dict[str, Any]:
         size = folder.ensure("int8.onnx").stat().st_size
         return {"metrics": dict(quality), "speed": round(speed, 3), "bytes": size}
 
-    def _within(self, told: Mapping[str, Any]) -> dict[str, Any]:
+    def _drop(self, figures: Mapping[str, Any]) -> dict[str, Any]:
         metric = self.kind.metric
-        fell = self.log["base"]["metrics"][metric] - told["metrics"][metric]
+        fell = self.log["base"]["metrics"][metric] - figures["metrics"][metric]
         return {"drop": round(fell, 6), "within": bool(fell <= self.drop)}
 
     @property
     def drop(self) -> float:
-        """By how much the metric may fall."""
+        """Maximum drop of the metric."""
         return float(self.kind.drop if self.strategy.drop is None else self.strategy.drop)
 
-    def _say(self, what: str, told: Mapping[str, Any]) -> None:
+    def _print(self, what: str, figures: Mapping[str, Any]) -> None:
         metric = self.kind.metric
         fell = (
-            f", {told['drop']:+.4f} lost, {'within' if told['within'] else 'outside'} {self.drop:g}"
-            if "drop" in told
+            f", drop {figures['drop']:+.4f} ({'within' if figures['within'] else 'outside'} {self.drop:g})"
+            if "drop" in figures
             else ""
         )
         print_line(
-            f"{what}: int8 {metric} {told['metrics'][metric]:.4f}{fell}; {told['speed']:.2f}x, "
-            f"{told['bytes'] / 1e6:.2f} MB",
+            f"{what}: int8 {metric} {figures['metrics'][metric]:.4f}{fell}; {figures['speed']:.2f}x, "
+            f"{figures['bytes'] / 1e6:.2f} MB",
         )
 
     def _prune_rows(self, previous: ModelFolder, step: Step, config: Any, place: Path) -> ModelFolder:
-        """The folder of the model without seldom seen rows, untrained."""
+        """Prunes low-frequency embedding rows; returns the folder of the model, not fine-tuned yet."""
         assert step.cut is not None
         if (place / CARD).is_file():
             return zoo.load(place)
         found = self._open(previous, config).prune_rows(step.cut.goal.rows, place)
         self._note(rows=found)
-        made = f"{self.start.card.name} without seldom seen rows, not trained since"
+        made = f"{self.start.card.name} without low-frequency rows, not fine-tuned"
         write_trained_card(place, self.start.entry.name, made)
         before, after = found["rows"]
-        kept = f"; those of {', '.join(found['kept'])} stay, which have no vocabulary" if found["kept"] else ""
-        said = ", ".join(f"{name} {rows[0]:,} -> {rows[1]:,}" for name, rows in found["columns"].items())
+        kept = f"; {', '.join(found['kept'])} are kept, which have no vocabulary" if found["kept"] else ""
+        columns = ", ".join(f"{name} {rows[0]:,} -> {rows[1]:,}" for name, rows in found["columns"].items())
         print_line(
-            f"cut rows={found['least']}: {before - after:,} of {before:,} rows of tables ({said}){kept}",
+            f"pruned rows={found['least']}: {before - after:,} of {before:,} embedding rows ({columns}){kept}",
         )
         return zoo.load(place)
 
     def _cut(self, previous: ModelFolder, step: Step, config: Any, place: Path) -> ModelFolder:
-        """The folder of the cut model, untrained."""
+        """Prunes channels; returns the folder of the model, not fine-tuned yet."""
         assert step.cut is not None
         goal = replace(step.cut.goal, rows=0)
         if (place / CARD).is_file():
@@ -336,17 +358,17 @@ class _Run:
             write_json(place / "cuts.json", made)
         made = read_json(place / "cuts.json")
         model.save(made["widths"], place)
-        write_trained_card(place, self.start.entry.name, f"{self.start.card.name}, cut and not trained since")
+        write_trained_card(place, self.start.entry.name, f"{self.start.card.name}, pruned, not fine-tuned")
         left = sum(made["widths"].values())
         print_line(
-            f"cut {made['goal']}: {self.log['channels'] - left:,} of {self.log['channels']:,} channels"
+            f"pruned {made['goal']}: {self.log['channels'] - left:,} of {self.log['channels']:,} channels"
             + (f", {made['speed']:.2f}x before training" if "speed" in made else ""),
         )
         return zoo.load(place)
 
     def _quickly_built(self, place: Path) -> ModelFolder:
-        """A folder up to int8, for its speed alone."""
-        write_trained_card(place, self.start.entry.name, "for its speed alone")
+        """Builds the int8 model of a folder without accuracy measures, only for timing."""
+        write_trained_card(place, self.start.entry.name, "only for timing")
         arrays = npz.read_arrays(place / FOLDER_SAMPLES)
         npz.write_npz(place / FOLDER_SAMPLES, {name: each[:SAMPLES] for name, each in arrays.items()})
         folder = zoo.load(place)
@@ -355,7 +377,7 @@ class _Run:
         return folder
 
     def finish(self) -> dict[str, Any]:
-        """Leave the best step in the output folder; returns the log."""
+        """Copies the best step to the output folder, and returns the log."""
         metric, steps = self.kind.metric, self.log["steps"]
         within = [each for each in steps if each["within"]]
         best = (
@@ -371,10 +393,13 @@ class _Run:
         for cut in sorted((self.output / WORK).glob(f"*.cut/{SENSITIVITY}")):
             copy_file(cut, self.output / SENSITIVITY)
         write_json(self.output / LOG, self.log)
-        made = f"{self.start.card.name} made smaller by its user, step {best['step']}"
+        made = f"{self.start.card.name} pruned by its user, step {best['step']}"
         write_trained_card(self.output, self.start.entry.name, made)
         if not within:
             logger.warning(
-                "no step is within a drop of %g; the best, %s, is left, %g below", self.drop, best["step"], best["drop"]
+                "no step is within a drop of %g; the best one, %s, is kept, with a drop of %g",
+                self.drop,
+                best["step"],
+                best["drop"],
             )
         return self.log

@@ -30,10 +30,10 @@ from pipelines.kernels import extension
 from pipelines.models.family import ScenarioBenchmark
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS, GraphPipeline, choose_engine, graph_file, model_file
-from zoo.api.paths import Model, is_file, listed, open_model, spare, used
+from zoo.api.paths import Model, as_list, files_of, is_file, open_model, require_distinct
 from zoo.api.samples import examples_of
 
-AS_IT_IS = "as it is"  # the precision of a file that a user brings
+AS_IT_IS = "as it is"  # precision of an .onnx file
 logger = logging.getLogger(__name__)
 
 
@@ -83,7 +83,7 @@ def evaluate(
     where = machine.environment(threads=threads, batch_size=next(iter(pipelines.values())).batch_size, engines=engines)
     return {
         "model": folder.card.name,
-        "data": [Path(part).name for each in listed(data) for part in str(each).split(",")],
+        "data": [Path(part).name for each in as_list(data) for part in str(each).split(",")],
         **found,
         "environment": where,
     }
@@ -109,8 +109,8 @@ def benchmark(
 ) -> dict[str, Any]:
     """Measures throughput, latency and memory of every precision and engine.
 
-    Configurations run in turn, once per round, for each batch size. An ONNX file is timed as it is, beside `others`
-    with the same inputs, in the stock engines and, where supported, in the native kernels.
+    Configurations run in turn, once per round, for each batch size. An ONNX file and `others` of the same inputs are
+    timed as they are, in the stock engines and, where supported, in the native kernels.
 
     Args:
         model: Name of a pretrained model, path of a model folder, or path of an .onnx file.
@@ -127,7 +127,7 @@ def benchmark(
         instances: Number of concurrent processes, each pinned to `threads` cores. With 2 or more, only the model is
             timed, without pre- and postprocessing (see `pipelines.analysis.benchmark.instances`).
         scenario: "single-stream" or "offline" for image classifiers: measures from image files in `data` to classes,
-            after the accuracy (see `zoo.vision.timed_evaluation.harness`).
+            after the accuracy (see `zoo.vision.timed_evaluation.run_scenario`).
         count: Number of images that a scenario times.
         min_top1: Minimum top-1 accuracy, from 0 to 1, for a configuration to be timed.
         min_top5: Minimum top-5 accuracy, from 0 to 1, for a configuration to be timed.
@@ -144,27 +144,27 @@ def benchmark(
     """
     if is_file(model):
         if scenario is not None:
-            raise RequestError(f"scenarios are of the zoo's models; {model} is an ONNX file, leave out --scenario")
+            raise RequestError(f"--scenario requires a zoo model; {model} is an ONNX file")
         sizes = batch_sizes or (1,)
         return _benchmark_files([model, *others], data, preprocess, engines, sizes, threads, rounds, instances)
     if others:
-        raise RequestError(f"further files are compared with an ONNX file; {model} is a model of the zoo")
+        raise RequestError(f"further files require an ONNX file as MODEL; {model} is a zoo model")
     folder = open_model(model, preprocess)
     if wrong := [each for each in precisions if each not in PRECISIONS]:
         raise RequestError(f"unknown precision {', '.join(wrong)}; choose among {', '.join(PRECISIONS)}")
     if scenario is not None:
         if instances != 1 or batch_sizes is not None:
             raise RequestError(
-                "a scenario has batch sizes of its own, and one process; leave out --batch-size and --instances"
+                "a scenario selects its batch sizes and runs in one process; leave out --batch-size and --instances"
             )
         if price_per_hour is not None and not price_per_hour >= 0:
-            raise RequestError(f"the price is {price_per_hour} an hour; wanted 0 or more")
+            raise RequestError(f"the price is {price_per_hour} an hour; expected 0 or more")
         least = {"top1": min_top1, "top5": min_top5}
         more = {"scenario": scenario, "count": count, "least": least, "price_per_hour": price_per_hour}
         return _scenario(folder, precisions, engines or ("auto",), threads, data, more)
     if {min_top1, min_top5, price_per_hour} != {None}:
         raise RequestError(
-            "a least accuracy or a price belongs to a scenario; add --scenario single-stream or --scenario offline"
+            "--min-top1, --min-top5 and --price-per-hour require --scenario single-stream or --scenario offline"
         )
     kind = folder.entry.pipeline()
     batch_sizes = (kind.BATCH_SIZE,) if batch_sizes is None else batch_sizes
@@ -182,7 +182,7 @@ def benchmark(
         for precision in precisions:
             chosen = [kind.quickest(folder, precision, batch, threads) if each == "auto" else each for each in names]
             usable = _usable(chosen, precision)
-            usable = usable or (chosen if precision == BF16 else [])  # which is refused
+            usable = usable or (chosen if precision == BF16 else [])  # raises below
             configurations += [configuration(folder, precision, each) for each in usable]
         if cores:
             results += time_instances(
@@ -208,14 +208,14 @@ def _benchmark_files(
     rounds: int,
     instances: int,
 ) -> dict[str, Any]:
-    """ONNX files in turn, in stock engines and those that have such a form in the engine native; see `benchmark`."""
+    """Times ONNX files in turn, in the stock engines and in the native kernels if they support a file."""
     _require_counts(batch_sizes, rounds, threads, instances)
-    there = [*available(), *(["native"] if extension.isas() else [])]
+    supported = [*available(), *(["native"] if extension.isas() else [])]
     files = [Path(each) for each in paths if is_file(each) or _not_a_file(each)]
-    names = list(dict.fromkeys(engines or there))
+    names = list(dict.fromkeys(engines or supported))
     require_installed(*names)
-    if wrong := [each for each in names if each not in there]:
-        raise RequestError(f"unknown or missing engine {', '.join(wrong)}; an ONNX file runs in {', '.join(there)}")
+    if wrong := [each for each in names if each not in supported]:
+        raise RequestError(f"unknown or missing engine {', '.join(wrong)}; an ONNX file runs in {', '.join(supported)}")
     machine.require_threads(threads)
     graphs = [io.load(each) for each in files]
     batches = examples_of(graphs[0], data, batch_sizes, preprocess)
@@ -229,7 +229,7 @@ def _benchmark_files(
         raise RequestError(failed[0])
     stock = [each for each in names if each != "native"]
     if engines is None:
-        stock = _that_run(stock, paths, batches[0], threads)
+        stock = _runnable(stock, paths, batches[0], threads)
     configurations = [Configuration(engine, label, path) for label, path in pairs for engine in stock]
     configurations += [Configuration("native", label, path) for label, path in pairs if asked[label][0]]
     sizes = {label: Path(path).stat().st_size for label, path in pairs}
@@ -268,7 +268,7 @@ def _require_same_inputs(paths: Sequence[Model], graphs: Sequence[ir.Model]) -> 
 
 
 def _with_speedups(rows: list[dict[str, Any]], model: str, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The rows of one batch size with "bytes" and "speedup", the throughput relative to `model`; see `benchmark`."""
+    """Adds "bytes" and "speedup", the throughput relative to `model`, to the rows of one batch size."""
     first = {each["engine"]: each["samples_per_second"] for each in rows if each["precision"] == model}
     for each in rows:
         each["bytes"] = sizes[each["precision"]]
@@ -277,8 +277,8 @@ def _with_speedups(rows: list[dict[str, Any]], model: str, sizes: Mapping[str, i
     return rows
 
 
-def _that_run(engines: Sequence[str], paths: Sequence[Model], batch: Batch, threads: int) -> list[str]:
-    """The engines that run all files; the others are named in the log. Raises ZooError where none does."""
+def _runnable(engines: Sequence[str], paths: Sequence[Model], batch: Batch, threads: int) -> list[str]:
+    """Returns the engines that run all files; logs the others. Raises ZooError if there are none."""
     found, problems = [], []
     for engine in engines:
         try:
@@ -299,9 +299,7 @@ def _not_a_file(path: Model) -> bool:
 
 
 def _random(batch: Batch) -> Batch:
-    """Floats and bytes drawn at random (standard normal; 0 to 255) in place of zeros; other integers, which may be
-    indices, stay 0.
-    """
+    """Replaces zeros by random floats (standard normal) and bytes; other integers may be indices and stay 0."""
     rng = np.random.default_rng(0)
 
     def drawn(zeros: NDArray[Any]) -> NDArray[Any]:
@@ -329,7 +327,7 @@ def configuration(folder: ModelFolder, precision: str, engine: str) -> Configura
 
 
 def _usable(engines: Sequence[str], precision: str) -> list[str]:
-    """Those of the engines that have a precision: the native kernels int8 alone."""
+    """Returns the engines that support a precision; the native kernels support int8 only."""
     found = dict.fromkeys(engines)
     return [each for each in found if computes(each, precision) and (each != "native" or precision == "int8")]
 
@@ -342,35 +340,47 @@ def _scenario(
     data: Any,
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The figures of a scenario; see `benchmark`."""
+    """Measures a scenario, see `benchmark`."""
     if not isinstance(folder.entry, ScenarioBenchmark):
         raise RequestError(f"{folder.entry.name} has no scenarios; leave out --scenario")
     if data is None:
-        raise RequestError("a scenario is run on images; give them with --data FOLDER")
+        raise RequestError("a scenario needs images; give them with --data FOLDER")
     kind = folder.entry.pipeline()
     usable = {precision: _usable(engines, precision) for precision in precisions}
     if not any(usable.values()):
-        usable = {precision: list(engines) for precision in precisions}  # which are refused
+        usable = {precision: list(engines) for precision in precisions}  # raises below
     pipelines = [kind(folder, precision, each, threads, 1) for precision in precisions for each in usable[precision]]
     found = folder.entry.run_scenario(pipelines, data, **more)
-    names = [Path(str(each)).name for each in listed(data)]
+    names = [Path(str(each)).name for each in as_list(data)]
     return {"model": folder.card.name, "data": names, **found, "environment": machine.environment(threads=threads)}
 
 
 class WholePipeline:
-    """The pipeline of a model folder, to be timed like a session (see `Runnable`); its batches have the size that it is
-    given.
+    """The pipeline of a model folder as a session for timing (see `Runnable`).
+
+    Args:
+        path: Model folder.
+        engine: Name of the engine.
+        threads: Number of intra-op threads.
+        precision: Name of the precision.
     """
 
     def __init__(self, path: str | Path, engine: str, threads: int, precision: str) -> None:
-        self._asked = path, precision, engine, threads
+        self._arguments = path, precision, engine, threads
         self._opened: dict[int, Any] = {}
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """The pipeline's arrays for a batch."""
+        """Computes the outputs of a batch, with its size as batch size of the pipeline.
+
+        Args:
+            batch: Array [n, ...] for every graph input.
+
+        Returns:
+            Outputs of `Pipeline.predict`.
+        """
         size = length(batch)
         if size not in self._opened:
-            self._opened = {size: zoo.pipeline(*self._asked, size)}
+            self._opened = {size: zoo.pipeline(*self._arguments, size)}
         found: dict[str, NDArray[Any]] = self._opened[size].predict(batch)
         return found
 
@@ -393,7 +403,7 @@ def plan(
 
     Args:
         model: Name of a pretrained model, path of a model folder, or path of an .onnx file.
-        output: Path of the plan file; None for MODEL.plan beside the .onnx file, or model.plan in the model's folder.
+        output: Path of the plan file; None for MODEL.plan next to the .onnx file, or model.plan in the model folder.
         precisions: None for int8. "bf16" is fp32 computed in bfloat16, if the CPU supports it. An .onnx file runs as it
             is, and also in "bf16" if named.
         engines: Inference engines; None for all that the machine and the model support.
@@ -423,7 +433,7 @@ def plan(
     if is_file(model):
         path = Path(model)
         target = Path(output) if output is not None else path.with_suffix(".plan")
-        spare(target, model, data, preprocess)
+        require_distinct(target, model, data, preprocess)
         batches = examples_of(io.load(path), data, batch_sizes or (1,), preprocess)
         named = [AS_IT_IS, *(each for each in precisions or () if each == BF16)]
         candidates = _candidates(dict.fromkeys(named, path), names)
@@ -434,11 +444,11 @@ def plan(
     kind = folder.entry.pipeline()
     if not issubclass(kind, GraphPipeline):
         raise RequestError(
-            f"{folder.card.name} computes its graph many times for one result, of which a plan file has no form; "
-            "time its engines with: zoo benchmark MODEL, and name one with --engine"
+            f"{folder.card.name} runs its graph many times for one result, which plan files do not support; "
+            "time its engines with: zoo benchmark MODEL, and select one with --engine"
         )
     target = Path(output) if output is not None else folder.path / "model.plan"
-    spare(target, *used(folder), data)
+    require_distinct(target, *files_of(folder), data)
     opened = kind(folder, "fp32", "onnxruntime")
     batches = [opened.preprocess(opened.example(size, data)) for size in batch_sizes or (opened.BATCH_SIZE,)]
     precisions = precisions or ("int8",)
@@ -454,7 +464,7 @@ def plan(
 
 
 def _native(path: Path | Callable[[], Path], precision: str, names: Sequence[str]) -> tuple[list[Candidate], list[str]]:
-    """(the native kernels, where they are asked for and compute the file; why they do not)."""
+    """Returns the candidate of the native kernels if they are requested and support the file, or the reason."""
     if "native" not in names:
         return [], []
     try:
@@ -466,6 +476,6 @@ def _native(path: Path | Callable[[], Path], precision: str, names: Sequence[str
 
 
 def _candidates(paths: dict[str, Path], names: Sequence[str]) -> list[Candidate]:
-    """Every stock engine named with every precision that it has."""
+    """Returns the candidates of the stock engines for all precisions that they support."""
     pairs = [(name, kind) for kind in paths for name in names if name in available() and computes(name, kind)]
     return [Candidate(name, kind, paths[kind]) for name, kind in pairs]

@@ -17,8 +17,8 @@ from pipelines.models.pipeline import PRECISIONS
 from zoo.api.paths import Model
 
 TO = ("triton", "ovms")
-MAX_BATCH = 64  # requests that Triton may gather, each of one sample or more
-GATHER_US = 100  # for so long it waits for others, while all instances are busy or not
+MAX_BATCH = 64  # maximum dynamic batch size of Triton, in requests
+GATHER_US = 100  # maximum queue delay of Triton, in microseconds
 # https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto, enum DataType
 TRITON = {
     "FLOAT": "TYPE_FP32",
@@ -41,7 +41,7 @@ TRITON = {
 def export(model: Model, to: str, output: str | Path, *, precision: str = "int8", threads: int = 1) -> dict[str, Any]:
     """Exports a model to a model repository of NVIDIA Triton or the OpenVINO Model Server (OVMS).
 
-    Writes the ONNX file to output/NAME/VERSION/, with config.pbtxt beside it for Triton, or an entry in
+    Writes the ONNX file to output/NAME/VERSION/, with output/NAME/config.pbtxt for Triton, or an entry in
     output/config.json for OVMS. VERSION is the highest existing version plus one; if the highest version holds the same
     file, it is reused.
 
@@ -62,11 +62,11 @@ def export(model: Model, to: str, output: str | Path, *, precision: str = "int8"
     if to not in TO:
         raise RequestError(f"unknown server {to!r}; choose {' or '.join(TO)}")
     if precision not in ("int8", "fp32"):
-        raise RequestError(f"found the precision {precision!r}; wanted int8 or fp32")
+        raise RequestError(f"found the precision {precision!r}; expected int8 or fp32")
     folder = zoo.load(model)
     name, source = folder.card.name, folder.ensure(PRECISIONS[precision])
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise RequestError(f"{name!r} cannot be a folder's name in a repository; name the model otherwise in its card")
+        raise RequestError(f"{name!r} is no valid folder name in a model repository; change the name in the card")
     repository = Path(output)
     config = repository / ("config.json" if to == "ovms" else f"{name}/config.pbtxt")
     text = (
@@ -124,7 +124,7 @@ def triton(model: ir.Model, name: str, file: str, threads: int) -> str:
                 raise RequestError(f"{kind} {value.name} is {dtype} of shape {shape}, which Triton cannot hold")
             dims = ", ".join("-1" if size is None else str(size) for size in shape[batched:])
             lines.append(f'{kind} {{ name: "{value.name}" data_type: {TRITON[dtype]} dims: [ {dims} ] }}')
-            if batched and len(shape) == 1:  # Triton wants at least one axis
+            if batched and len(shape) == 1:  # Triton requires at least one axis
                 lines[-1] = lines[-1].replace("dims: [  ]", "dims: [ 1 ] reshape { shape: [ ] }")
     if batched:
         lines.append(f"dynamic_batching {{ max_queue_delay_microseconds: {GATHER_US} }}")
@@ -136,11 +136,14 @@ def triton(model: ir.Model, name: str, file: str, threads: int) -> str:
 
 
 def _ovms(config: Path, name: str) -> dict[str, Any]:
-    """config.json with the model in it: https://docs.openvino.ai/2025/model-server/ovms_docs_parameters.html"""
+    """Returns config.json with an entry for the model.
+
+    Format: https://docs.openvino.ai/2025/model-server/ovms_docs_parameters.html
+    """
     found: Any = files.read_json(config) if config.is_file() else {"model_config_list": []}
-    listed = found.get("model_config_list") if isinstance(found, dict) else None
-    if not isinstance(listed, list) or not all(isinstance(each, dict) and "config" in each for each in listed):
+    configs = found.get("model_config_list") if isinstance(found, dict) else None
+    if not isinstance(configs, list) or not all(isinstance(each, dict) and "config" in each for each in configs):
         raise RequestError(f"{config} has no list model_config_list; name another folder with -o")
     own = {"config": {"name": name, "base_path": name, "target_device": "CPU"}}
-    others = [each for each in listed if each["config"].get("name") != name]
+    others = [each for each in configs if each["config"].get("name") != name]
     return {**found, "model_config_list": [*others, own]}

@@ -13,7 +13,7 @@ from pipelines.core.errors import RequestError, one_line, requires
 from pipelines.core.files import require_place
 from pipelines.models.family import Family, Importable, Importer
 from pipelines.models.hub import CARD
-from zoo.api.paths import Model, required
+from zoo.api.paths import Model, output_path
 from zoo.api.training_settings import write_card
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -36,7 +36,7 @@ def import_model(source: Model, output: Model | None, *, format: str | None = No
     Raises:
         RequestError: The format or an option is unknown, or the model is not supported.
     """
-    target = required(output, "an imported model")
+    target = output_path(output, "an imported model")
     importers = [(entry, entry.importer()) for entry in zoo.entries().values() if isinstance(entry, Importable)]
     formats = {name: what for _, each in importers for name, what in each.formats.items()}
     if format is not None and format not in formats:
@@ -64,30 +64,36 @@ def import_model(source: Model, output: Model | None, *, format: str | None = No
 def _recognized(
     path: Path, format: str | None, importers: Sequence[tuple[Any, Importer]]
 ) -> tuple[Family, Importer, str]:
-    """The family, the importer and the format of a model. Raises RequestError where none is known."""
+    """Returns the family, importer and format of a model; raises RequestError if no importer recognizes it."""
     for entry, importer in importers:
         found = format if format in importer.formats else "" if format else importer.recognize(path)
         if found:
             return entry, importer, found
-    wanted = "; ".join(f"{what} ({name})" for _, each in importers for name, what in each.formats.items())
-    raise RequestError(f"found no model in {path}, wanted: {wanted}")
+    expected = "; ".join(f"{what} ({name})" for _, each in importers for name, what in each.formats.items())
+    raise RequestError(f"found no model in {path}, expected: {expected}")
 
 
 def _found(source: str, patterns: list[str]) -> Path:
-    """The path of a model: itself, or of the copy of what has this id on the hub. Raises RequestError where it is
-    neither.
+    """Returns the local path of a source; a hub id is downloaded.
+
+    Args:
+        source: Path, or hub id ORG/NAME.
+        patterns: Patterns of the files to download.
+
+    Raises:
+        RequestError: There is no such path or hub id, or the download failed.
     """
     path = Path(source)
     if path.exists():
         return path
     if not HUB_ID.fullmatch(source):
-        raise RequestError(f"found no {source}; wanted a folder, a file, or the hub id ORG/NAME of a model")
+        raise RequestError(f"found no {source}; expected a folder, a file, or the hub id ORG/NAME of a model")
     with requires(f"found no folder {source}; to fetch it as a hub id", "int8-zoo[import]"):
         import huggingface_hub
     try:
         return Path(
             huggingface_hub.snapshot_download(source, allow_patterns=patterns, local_files_only=settings.offline())
         )
-    except Exception as error:  # the library's own kinds, those of its HTTP client, ValueError for a name
-        why = "ZOO_OFFLINE forbids to fetch what is not in the cache" if settings.offline() else one_line(error)
-        raise RequestError(f"found no folder {source}, and cannot have it from the hub: {why}") from error
+    except Exception as error:  # errors of the library and its HTTP client, ValueError for an invalid name
+        why = "it is not in the cache, and ZOO_OFFLINE forbids downloads" if settings.offline() else one_line(error)
+        raise RequestError(f"found no folder {source}, and cannot download it from the hub: {why}") from error

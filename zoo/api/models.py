@@ -19,8 +19,8 @@ from pipelines.models import stages
 from pipelines.models.family import Lowerable
 from pipelines.models.folder import open_folder
 from pipelines.models.pipeline import PRECISIONS
-from pipelines.models.record import QUANTIZATION, ROAD, read_record
-from zoo.api.paths import Model, is_file, listed, spare, used
+from pipelines.models.record import BUILD_STAGES, QUANTIZATION, read_record
+from zoo.api.paths import Model, as_list, files_of, is_file, require_distinct
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +50,9 @@ def info(model: Model) -> dict[str, Any]:
         folder = zoo.load(model)
         card, path = folder.card, folder.path
     else:
-        shelf = zoo.hub()
-        card = shelf.card(str(model))
-        path = shelf.folder(card.name)
+        hub = zoo.hub()
+        card = hub.card(str(model))
+        path = hub.folder(card.name)
     found = {**card.to_json(), "path": str(path)}
     if path.is_dir():
         found["on_disk"] = {
@@ -62,19 +62,19 @@ def info(model: Model) -> dict[str, Any]:
         }
         if built := read_record(path):
             found["built"] = built
-        if (path / ROAD[1]).is_file() and (path / ROAD[2]).is_file():
+        if (path / BUILD_STAGES[1]).is_file() and (path / BUILD_STAGES[2]).is_file():
             found["native"] = stages.native_form(open_folder(path, zoo.entry))
             if not found["native"] and (path / PRECISIONS["int8"]).is_file() and extension.isas():
                 from pipelines.engines.native import images
 
                 found["native"] = images.form(path / PRECISIONS["int8"])
         elif isinstance(zoo.entry(card.entry), Lowerable):
-            found["native"] = {"reason": f"not decided yet; run: zoo download {model}"}
+            found["native"] = {"reason": f"not built yet; run: zoo download {model}"}
         if (path / QUANTIZATION).is_file():
             try:
                 found["quantization"] = read_json(path / QUANTIZATION)
             except RequestError as error:
-                raise RequestError(f"{error}; make it anew with: zoo build {model} --force") from error
+                raise RequestError(f"{error}; rebuild it with: zoo build {model} --force") from error
     return found
 
 
@@ -148,8 +148,8 @@ def run(
     opened: Any = zoo.pipeline(model, precision, engine, threads, batch_size)
     name, known = opened.folder.card.name, {option.name for option in opened.folder.entry.run_options}
     if unknown := more.keys() - known:
-        raise RequestError(f"{name} has no option {', '.join(sorted(unknown))}; that is for other models")
-    spare(output, *used(opened.folder), *listed(inputs))
+        raise RequestError(f"{name} has no option {', '.join(sorted(unknown))}; other families do")
+    require_distinct(output, *files_of(opened.folder), *as_list(inputs))
     return {"model": name, **opened.run(inputs, output, on_error or opened.ON_ERROR, **more)}
 
 
@@ -193,7 +193,7 @@ def doctor(speed: bool = False) -> dict[str, Any]:
             name: _check_engine(name) if name in available() else "not installed (pip install 'int8-zoo[openvino]')"
             for name in STOCK
         },
-        "kernels": f"{reason}; until then everything runs in {' and '.join(available())}"
+        "kernels": f"{reason}; falls back to {' and '.join(available())}"
         if (reason := extension.missing())
         else f"ok: {', '.join(extension.isas())}",
         "settings": {"ZOO_HOME": str(cache), "ZOO_OFFLINE": settings.offline(), "ZOO_MIRROR": settings.mirror()},
@@ -206,7 +206,7 @@ def doctor(speed: bool = False) -> dict[str, Any]:
 
 
 def _check_engine(name: str) -> str:
-    """Run a small int8 layer made to saturate 16-bit pairs against its float form."""
+    """Compares a small int8 layer, in which 16-bit pair sums would saturate, with its float form."""
     from pipelines.analysis.selfcheck import largest_error
 
     try:

@@ -1,4 +1,4 @@
-"""Validation of user-given paths: models, input files and outputs."""
+"""Validation of paths given by the user: models, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -25,29 +25,47 @@ def open_model(model: Model, preprocess: Model | None) -> ModelFolder:
         model: Name of a pretrained model, or path of a model folder.
         preprocess: Must be None.
 
+    Returns:
+        The model folder.
+
     Raises:
         RequestError: `preprocess` is given, or there is no such model.
     """
     if preprocess is not None:
-        raise RequestError(
-            f"--preprocess describes the images of an ONNX file; {model} knows what it takes, leave the option out"
-        )
+        raise RequestError(f"--preprocess is for ONNX files; {model} has its own preprocessing, leave the option out")
     return zoo.load(model)
 
 
-def used(folder: ModelFolder) -> list[Path]:
-    """Returns the files of a model folder that no output may replace."""
+def files_of(folder: ModelFolder) -> list[Path]:
+    """Returns the files of a model folder that no output may replace.
+
+    Args:
+        folder: Model folder.
+
+    Returns:
+        Paths, existing or not.
+    """
     built = (*STAGES, SAMPLES, RECORD, QUANTIZATION, folder.weights, CARD)
     return [folder.path / name for name in (*built, *(each.name for each in folder.card.files))]
 
 
-def listed(data: Any) -> Sequence[Any]:
-    """Returns `data` if it is a list, else a list with it."""
+def as_list(data: Any) -> Sequence[Any]:
+    """Returns data as a list.
+
+    Args:
+        data: One value, or a list or tuple of values.
+
+    Returns:
+        `data` if it is a list or tuple, else [data].
+    """
     return data if isinstance(data, list | tuple) else [data]
 
 
 def is_file(model: Model) -> bool:
     """Returns whether a model is given as a file, such as an .onnx file.
+
+    Args:
+        model: Name, folder or file of a model.
 
     Raises:
         RequestError: The path ends in .onnx, but there is no such file.
@@ -61,7 +79,7 @@ def is_file(model: Model) -> bool:
     return path.is_file()
 
 
-def spare(output: Model | None, *inputs: Any) -> None:
+def require_distinct(output: Model | None, *inputs: Any) -> None:
     """Checks that an output can be written and replaces no input.
 
     Args:
@@ -75,9 +93,7 @@ def spare(output: Model | None, *inputs: Any) -> None:
         return
     for each in inputs:
         if isinstance(each, str | os.PathLike) and _same(each, output):
-            raise RequestError(
-                f"the output {output} is the input {each}, which it would replace; choose another output path"
-            )
+            raise RequestError(f"the output {output} would replace the input {each}; choose another output path")
     files.require_place(output)
 
 
@@ -97,32 +113,32 @@ def require_report(report_path: Model | None, output: Model, *inputs: Any, sampl
         return
     report_html.require_format(report_path)
     if not samples:
-        raise RequestError(
-            "a report is measured on samples, and there are none; leave out --report, or give an .onnx file with "
-            "--calibration-data"
-        )
+        raise RequestError("a report needs samples; leave out --report, or give an .onnx file with --calibration-data")
     if _same(report_path, output):
-        raise RequestError(f"the model and its report are both {output}; choose another name for one of them")
-    spare(report_path, *inputs)
+        raise RequestError(f"the model and its report have the same path {output}; choose another one for the report")
+    require_distinct(report_path, *inputs)
 
 
 def _same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
-    """Whether two paths are of one file, which need not be there yet."""
+    """Returns whether two paths name the same file, which may not exist yet."""
     if os.path.exists(one) and os.path.exists(other):  # noqa: PTH110 (pathlib's raises for a name too long)
         return os.path.samefile(one, other)  # noqa: PTH121
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def required(output: Model | None, what: str = "an ONNX file") -> Path:
+def output_path(output: Model | None, what: str = "an ONNX file") -> Path:
     """Returns an output as a path.
 
     Args:
         output: Path given by the user, or None.
-        what: The kind of result, for the message.
+        what: Kind of the result, for the message.
+
+    Returns:
+        The path.
 
     Raises:
         RequestError: `output` is None.
     """
     if output is None:
-        raise RequestError(f"{what} needs a place for the result; give it with -o")
+        raise RequestError(f"{what} needs an output path; give it with -o")
     return Path(output)

@@ -36,7 +36,7 @@ from pipelines.rewrites import driver
 from pipelines.rewrites.driver import RewriteReport
 from pipelines.rewrites.shared import SHARED
 from zoo.api.models import run_stage
-from zoo.api.paths import Model, is_file, listed, open_model, require_report, required, spare, used
+from zoo.api.paths import Model, as_list, files_of, is_file, open_model, output_path, require_distinct, require_report
 from zoo.api.samples import Samples, TaskMetric, quality_metric_of, raw_samples, read_once, samples_of
 from zoo.api.training import import_ranker
 
@@ -47,8 +47,7 @@ def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:
     """Applies the graph rewrites.
 
     Args:
-        model: Zoo model, whose own passes turn fp32.onnx into rewritten.onnx; or an .onnx file, which gets the shared
-            passes.
+        model: Zoo model, with the passes of its family; or path of an .onnx file, with the shared passes.
         output: Path of the result; for an .onnx file only.
 
     Returns:
@@ -59,12 +58,10 @@ def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:
     """
     if not is_file(model):
         if output is not None:
-            raise RequestError(
-                f"-o is for an .onnx file; {model} keeps its rewritten.onnx in its own folder, leave the option out"
-            )
+            raise RequestError(f"-o requires an .onnx file; the rewritten.onnx of {model} is in its model folder")
         return run_stage(model, "rewritten.onnx")
-    target = required(output)
-    spare(target, model)
+    target = output_path(output)
+    require_distinct(target, model)
     graph, passes = rewritten(model)
     io.save(graph, target)
     return passes.to_json()
@@ -72,7 +69,7 @@ def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Calibration:
-    """Where the samples of a calibration come from, see `samples_of`, and what memory it may take."""
+    """Options of a calibration: the arguments of `samples_of`, memory limit and time limit."""
 
     data: Any = None
     count: int | None = None
@@ -83,17 +80,17 @@ class _Calibration:
     columns: Sequence[str] = ()
 
     def table(self, float_model: ir.Model, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
-        """The calibration table of `float_model` on `samples`."""
+        """Makes the calibration table of a zoo model by its recipe."""
         total, memory = samples.total, self.max_memory
         return make_table(float_model, recipe, samples, total, max_memory=memory, seconds=self.seconds)
 
     def auto_calibrate(self, float_model: ir.Model, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
-        """The same for a model that brings no recipe of its own: every step is judged on samples held back."""
+        """Makes the calibration table of an ONNX file; every step is evaluated on held-out samples."""
         memory = self.max_memory
         return auto_calibrate(float_model, recipe, samples, samples.total, max_memory=memory, seconds=self.seconds)
 
     def samples(self, float_model: ir.Model) -> Samples:
-        """The samples for an ONNX file."""
+        """Opens the samples for an ONNX file."""
         return samples_of(float_model, self.data, self.preprocess, self.on_error, self.count)
 
 
@@ -144,7 +141,7 @@ def calibrate(
     calibration = _Calibration(data, samples, max_memory, preprocess, on_error, time_budget, columns)
     if is_file(model):
         if columns:
-            raise RequestError("--column is of encoders of texts; an ONNX file takes arrays or images")
+            raise RequestError("--column requires a text encoder; an ONNX file takes arrays or images")
         table, path = _calibrate_file(model, output, changes, calibration)
     else:
         table, path = _calibrate_folder(open_model(model, preprocess), output, changes, calibration)
@@ -154,13 +151,13 @@ def calibrate(
 def _calibrate_file(
     model: Model, output: Model | None, changes: dict[str, Any], calibration: _Calibration
 ) -> tuple[CalibrationTable, Path]:
-    """Calibrate an ONNX file; returns the table and where it is."""
+    """Calibrates an ONNX file; returns the table and its path."""
     if calibration.data is None:
         raise RequestError(
-            "an ONNX file is calibrated on samples; give them with --data: an .npz of its inputs, or a folder of images"
+            "calibration needs samples; give them with --data: an .npz of the graph's inputs, or a folder of images"
         )
-    target = required(output)
-    spare(target, model, *listed(calibration.data), calibration.preprocess)
+    target = output_path(output)
+    require_distinct(target, model, *as_list(calibration.data), calibration.preprocess)
     float_model, _ = rewritten(model)
     samples = calibration.samples(float_model)
     table = calibration.auto_calibrate(float_model, _changed(QuantRecipe(), changes), samples)
@@ -170,18 +167,18 @@ def _calibrate_file(
 def _calibrate_folder(
     folder: ModelFolder, output: Model | None, changes: dict[str, Any], calibration: _Calibration
 ) -> tuple[CalibrationTable, Path]:
-    """Calibrate a zoo model; returns the table and where it is."""
+    """Calibrates a zoo model; returns the table and its path."""
     name, data = folder.card.name, calibration.data
     if isinstance(data, list):
-        raise RequestError(f"found {len(data)} x --data; {name} is calibrated on one file or folder")
+        raise RequestError(f"found {len(data)} x --data, expected one file or folder for {name}")
     if output is None and folder.given("calibration.json"):
         raise RequestError(
-            f"{name} ships its calibration table, which stays as it is; make yours elsewhere with --data FILE -o FILE"
+            f"{name} ships its calibration table, which is read-only; write another one with --data FILE -o FILE"
         )
-    spare(output, *used(folder), *listed(data))
+    require_distinct(output, *files_of(folder), *as_list(data))
     if folder.trained is not None and data is None and output is None and changes["observer"] is None:
         raise RequestError(
-            f"{name} has the ranges of its training ({TRAINED}); for others give --data FILE or --observer NAME"
+            f"{name} has trained ranges ({TRAINED}); for other ranges give --data FILE or --observer NAME"
         )
     samples = raw_samples(folder, data, "--data", calibration.count, calibration.on_error, calibration.columns)
     recipe = _changed(folder.recipe, changes)
@@ -256,19 +253,18 @@ def quantize(
     if table is not None and calibration_data is not None:
         raise RequestError("give --table or --calibration-data, not both")
     file = is_file(model)
-    told: dict[str, Any] = {}
+    imported: dict[str, Any] = {}
     if schema is not None:
         if not file:
-            raise RequestError(f"--schema is for a ranker from elsewhere, an .onnx file; {model} has one of its own")
+            raise RequestError(f"--schema requires an .onnx file of a third-party ranker; {model} has its own schema")
         own = import_ranker(model, calibration_data, output, schema, None, columns, output_node, on_error)
-        told = {"family": own.entry.name, "structure": own.card.details["structure"]}
+        imported = {"family": own.entry.name, "structure": own.card.details["structure"]}
         model, output, calibration_data, file = own.path, None, None, False
     elif columns or output_node:
-        raise RequestError("--columns and --output-node are for a ranker of a click log; add --schema schema.json")
+        raise RequestError("--columns and --output-node require --schema schema.json")
     if observer and (table is not None or (output is not None and not file)):
         raise RequestError(
-            "the observer was chosen when the table was made; make another with: zoo calibrate MODEL --observer NAME "
-            "-o FILE"
+            "the table determines the observer; make another table with: zoo calibrate MODEL --observer NAME -o FILE"
         )
     changes = {
         "observer": observer,
@@ -286,14 +282,14 @@ def quantize(
     folder = open_model(model, preprocess)
     if output is None and folder.given("int8.onnx"):
         raise RequestError(
-            f"{folder.card.name} ships its int8.onnx, which stays as it is; write yours elsewhere with -o FILE"
+            f"{folder.card.name} ships its int8.onnx, which is read-only; write another one with -o FILE"
         )
     if calibration_data is not None:
         raise RequestError(
             "a zoo model is calibrated on raw data; run: zoo calibrate MODEL --data FILE, then zoo quantize MODEL "
             "--table FILE"
         )
-    return told | _quantize_folder(folder, output, changes, table, report_path)
+    return imported | _quantize_folder(folder, output, changes, table, report_path)
 
 
 def _quantize_file(
@@ -304,10 +300,10 @@ def _quantize_file(
     calibration: _Calibration,
     report_path: Model | None,
 ) -> dict[str, Any]:
-    """Quantize an ONNX file by a table, or on samples."""
-    target = required(output)
-    inputs = (model, *listed(calibration.data), calibration.preprocess, table_path)
-    spare(target, *inputs)
+    """Quantizes an ONNX file with a table or samples."""
+    target = output_path(output)
+    inputs = (model, *as_list(calibration.data), calibration.preprocess, table_path)
+    require_distinct(target, *inputs)
     require_report(report_path, target, *inputs, samples=table_path is None)
     recipe = _changed(QuantRecipe(), changes)
     machine.return_large_arrays()
@@ -331,20 +327,22 @@ def _quantize_folder(
     table_path: Model | None,
     report_path: Model | None,
 ) -> dict[str, Any]:
-    """Quantize a zoo model in its folder, or by one of its tables to elsewhere."""
+    """Quantizes a zoo model in its folder, or to another path."""
     kept = folder.path / SAMPLES
-    require_report(report_path, output or folder.path / "int8.onnx", *used(folder), table_path, samples=kept.is_file())
+    require_report(
+        report_path, output or folder.path / "int8.onnx", *files_of(folder), table_path, samples=kept.is_file()
+    )
     own = folder.own_recipe
     more = {name: (*getattr(own, name), *changes[name]) for name in ("keep_float", "dynamic")}
     recipe = _changed(folder.recipe, {**changes, **more})
     if output is not None:
-        spare(output, *used(folder), table_path)
+        require_distinct(output, *files_of(folder), table_path)
         float_model = io.load(folder.ensure("rewritten.onnx"))
         table = CalibrationTable.load(table_path or folder.ensure("calibration.json"))
         samples = read_once(kept) if report_path is not None else ()
         return _write_int8(float_model, recipe, table, Path(output), report_path, samples)
     if table_path is not None:
-        raise RequestError("a table given by --table is used once; say where to write the result with -o FILE")
+        raise RequestError("--table requires an output path; give it with -o FILE")
     stages.set_recipe(folder, recipe)
     path = folder.ensure("int8.onnx")
     if report_path is not None:
@@ -364,9 +362,9 @@ def _write_int8(
     report_path: Model | None = None,
     samples: Samples | tuple[()] = (),
 ) -> dict[str, Any]:
-    """Quantize by a table to `path`; with a report_path also explain the model on `samples`.
+    """Quantizes with a table and writes the model, and a report of the error on `samples` if requested.
 
-    The summary is of those of `samples` that no correction was fitted to.
+    The summary is computed on held-out samples, which no correction was fitted to.
     """
     int8, quantized = quantize_model(float_model, recipe, table)
     io.save(int8, path)
@@ -384,7 +382,7 @@ def _summary(
     table: CalibrationTable,
     samples: Iterable[Batch],
 ) -> dict[str, Any]:
-    """`summarize`, with its warnings logged."""
+    """Runs `summarize` and logs its warnings."""
     summary = summarize(float_model, int8, quantized, table, samples)
     for warning in summary["warnings"]:
         logger.warning("%s", warning)
@@ -392,7 +390,7 @@ def _summary(
 
 
 def _changed(recipe: QuantRecipe, changes: dict[str, Any]) -> QuantRecipe:
-    """`recipe` with those changes that are not None."""
+    """Returns the recipe with all changes that are not None."""
     return dataclasses.replace(recipe, **{key: value for key, value in changes.items() if value is not None})
 
 
@@ -438,27 +436,27 @@ def tune(
         RequestError: The data or options are invalid.
     """
     target = Path(output)
-    require_report(report_path, target, model, *listed(evaluation_data), *listed(calibration_data))
+    require_report(report_path, target, model, *as_list(evaluation_data), *as_list(calibration_data))
     if target.suffix != ".onnx":
-        raise RequestError(f"the result is an ONNX model, not {target.name}; give it a name that ends in .onnx")
+        raise RequestError(f"found the output {target.name}, expected a name that ends in .onnx")
     if batch_size < 1:
-        raise RequestError(f"batch size is {batch_size}; wanted 1 or more")
+        raise RequestError(f"batch size is {batch_size}; expected 1 or more")
     begin = time.monotonic()
     options: dict[str, Any] = {"max_drop": max_drop, "engine": engine, "threads": threads}
     metric: QualityMetric
     if is_file(model):
-        spare(target, model, *listed(evaluation_data), *listed(calibration_data), preprocess)
+        require_distinct(target, model, *as_list(evaluation_data), *as_list(calibration_data), preprocess)
         float_model, _ = rewritten(model)
         metric, samples = quality_metric_of(float_model, evaluation_data, calibration_data, batch_size, preprocess)
     else:
         folder = open_model(model, preprocess)
-        spare(target, *used(folder), *listed(evaluation_data), *listed(calibration_data))
+        require_distinct(target, *files_of(folder), *as_list(evaluation_data), *as_list(calibration_data))
         float_model = io.load(folder.ensure("rewritten.onnx"))
         samples = raw_samples(folder, calibration_data, "--calibration-data")
         metric = own = TaskMetric(folder, evaluation_data, next(iter(samples)), batch_size)
         options |= {"recipe": folder.recipe, "opener": own.open, "engines": own.engines}
-    left = max(seconds - (time.monotonic() - begin), 0) if 0 <= seconds < math.inf else seconds
-    options["seconds"] = left  # reading samples takes its share of the budget
+    remaining = max(seconds - (time.monotonic() - begin), 0) if 0 <= seconds < math.inf else seconds
+    options["seconds"] = remaining  # without the time of reading samples
     result = search_recipes(
         float_model, samples, metric, target, total=samples.total, report_path=report_path, **options
     )
@@ -468,10 +466,13 @@ def tune(
 
 
 def rewritten(model: Model) -> tuple[ir.Model, RewriteReport]:
-    """An ONNX file as `rewrite`, `calibrate`, `quantize` and `tune` see it, and which passes fired.
+    """Opens an ONNX file for quantization: float32 weights, shared passes applied, batch size fixed where implied.
 
-    Its weights are float32, the shared passes are applied, and its inputs have the batch size that the graph fixes, if
-    it does.
+    Args:
+        model: Path of the ONNX file.
+
+    Returns:
+        The graph, and the report of the passes.
     """
     graph = io.load(model)
     passes = driver.rewrite(graph, [shared() for shared in SHARED])

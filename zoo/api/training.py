@@ -19,11 +19,11 @@ from pipelines.models.family import Family, FixedForm, GraphImportable, OnnxImpo
 from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD, CardFile
 from zoo.api.models import run_stage
-from zoo.api.paths import Model, listed, required, spare
+from zoo.api.paths import Model, as_list, output_path, require_distinct
 from zoo.api.training_settings import configured, finetuned, require_trainable, write_card, write_trained_card
 from zoo.training.runs import is_first, require_free
 
-NOT_COPIED = ("checkpoint", "reports", ".*")  # of a model folder, into one with a shortlist
+NOT_COPIED = ("checkpoint", "reports", ".*")  # files of a model folder that its copy with a shortlist lacks
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,8 @@ def schema(
     from zoo.recommenders.data.schema_inference import infer
 
     if delimiter is not None and len(delimiter) != 1:
-        raise RequestError(f"found the delimiter {delimiter!r}, wanted one character")
-    spare(output, log)
+        raise RequestError(f"found the delimiter {delimiter!r}, expected one character")
+    require_distinct(output, log)
     found = infer(open_log(log, delimiter), label, on_error)
     path = None if output is None else str(found.save(output))
     return {"schema": found.to_json(), "table": found.table(), "path": path}
@@ -103,7 +103,7 @@ def train(
         )
         raise RequestError(f"{entry.name} takes no --{next(iter(options))}; these families do: {able}")
     if not resume and is_first():
-        require_free(Path(output), taught=True)  # before the seconds that importing a framework takes
+        require_free(Path(output), allow_targets=True)  # checked before the slow import of a framework
     config = configured(entry.name, trainer.train_config(), settings or {})
     result = trainer.train(data, Path(output), config=config, resume=resume, on_error=on_error, **options)
     write_trained_card(Path(output), entry.name, f"{entry.title}; trained by its user")
@@ -120,6 +120,9 @@ def trained_by(family: str, data: Any, schema: Any = None, label: str | None = N
         data: Training data.
         schema: Schema of the log, or None.
         label: Column to predict, or None.
+
+    Returns:
+        The family.
     """
     entry = zoo.entry(family)
     if isinstance(entry, FixedForm) and not entry.reads(data, schema, label):
@@ -166,8 +169,7 @@ def finetune(
     folder = zoo.load(model)
     if "from" in folder.card.details.get("weights", {}) and not isinstance(folder.entry, GraphImportable):
         raise RequestError(
-            f"{folder.card.name} came as a graph (zoo freeze --from-onnx), which cannot be trained; start with: "
-            "zoo train"
+            f"{folder.card.name} is an imported graph (zoo freeze --from-onnx), which cannot be trained; run: zoo train"
         )
     if prune is not None or strategy is not None:
         from zoo.api import compression
@@ -176,9 +178,9 @@ def finetune(
         planned = compression.plan(folder, prune, strategy, drop, own)
         return compression.compress(folder, data, Path(output), planned, settings=own, resume=resume, on_error=on_error)
     if drop is not None:
-        raise RequestError("--drop is of --prune or --strategy; name one of them")
+        raise RequestError("--drop requires --prune or --strategy")
     if not resume and is_first():
-        require_free(Path(output), taught=True)
+        require_free(Path(output), allow_targets=True)
     entry = folder.entry
     config = finetuned(folder, settings or {})
     folder.ensure("fp32.onnx")
@@ -230,11 +232,11 @@ def freeze(
     """
     if shortlist is not None:
         if any(each is not None for each in (from_pb, from_onnx, schema, data, columns, output_node)):
-            raise RequestError("--shortlist is for a translation model, which takes no other option but -o")
+            raise RequestError("--shortlist takes a translation model and -o, no other options")
         return run_stage(_with_shortlist(model, shortlist, output), "fp32.onnx")
     if from_onnx is not None:
         if from_pb is not None:
-            raise RequestError("found --from-pb and --from-onnx; a model is made of one graph")
+            raise RequestError("found --from-pb and --from-onnx, expected one of them")
         folder = import_ranker(from_onnx, data, output, schema, str(model), columns, output_node, on_error)
         made = stages.build(folder)
         shown = {key: folder.card.details[key] for key in ("structure", "weights")}
@@ -246,22 +248,21 @@ def freeze(
             **shown,
         }
     if schema is not None:
-        raise RequestError("--schema is of the log of a ranker from elsewhere; name that with --from-onnx RANKER.onnx")
+        raise RequestError("--schema requires --from-onnx RANKER.onnx")
     if from_pb is None:
         if any(each is not None for each in (data, output, columns, output_node)):
             raise RequestError(
-                "--data, -o, --columns and --output-node are for a graph from elsewhere; name it with --from-pb "
-                "GRAPH.pb"
+                "--data, -o, --columns and --output-node require an imported graph; give it with --from-pb GRAPH.pb"
             )
         return run_stage(model, "fp32.onnx")
     if Path(model).is_dir():
-        raise RequestError(f"{model} is a folder, but a graph is read as one of a family: {', '.join(_readers())}")
+        raise RequestError(f"found the folder {model}, expected the family of the graph: {', '.join(_readers())}")
     entry = zoo.entry(str(model))
     if not isinstance(entry, GraphImportable):
-        raise RequestError(f"{entry.name} cannot be read from a graph; these can: {', '.join(_readers())}")
-    if data is None or not listed(data):
-        raise RequestError("int8 needs rows to calibrate on; give some thousand rows of the log with --data FILE")
-    require_place((target := required(output, "a graph")) / CARD)
+        raise RequestError(f"{entry.name} cannot be imported from a graph; these families can: {', '.join(_readers())}")
+    if data is None or not as_list(data):
+        raise RequestError("calibration needs rows; give some thousand rows of the log with --data FILE")
+    require_place((target := output_path(output, "a graph")) / CARD)
     options: dict[str, Any] = {"columns": columns, "output_node": output_node, "on_error": on_error}
     details = entry.from_graph(from_pb, data, target, **options)
     write_card(target, entry.name, f"{entry.title}; from the graph {Path(from_pb).name}", details)
@@ -303,41 +304,43 @@ def import_ranker(
         named = zoo.entry(family)
         family = named.log_family if isinstance(named, FixedForm) else family
         if family not in able:
-            raise RequestError(f"{family} cannot be read from an ONNX graph; these can: {', '.join(able)}")
-    if schema is None or data is None or not listed(data):
-        lost = "--schema schema.json (zoo schema LOG -o schema.json)" if schema is None else "--data LOG"
-        raise RequestError(f"a ranker from elsewhere needs its log and what that log's columns are; add {lost}")
-    require_place((target := required(output, "a ranker")) / CARD)
+            raise RequestError(f"{family} cannot be imported from an ONNX graph; these families can: {', '.join(able)}")
+    if schema is None or data is None or not as_list(data):
+        missing = "--schema schema.json (zoo schema LOG -o schema.json)" if schema is None else "--data LOG"
+        raise RequestError(f"an imported ranker needs its log and the schema of the log; add {missing}")
+    require_place((target := output_path(output, "a ranker")) / CARD)
     read = able[family or next(iter(able))].from_onnx
     options: dict[str, Any] = {"columns": columns, "output_node": output_node, "on_error": on_error}
     found, details, files = read(path, data, target, schema=schema, family=family, **options)
     recipe, operators = zoo.entry(found).recipe, [query.label(each) for each in io.load(target / "fp32.onnx").graph]
     kept = tuple(each for each in recipe.keep_float if any(re.fullmatch(each, name) for name in operators))
-    details["recipe"] = dataclasses.replace(recipe, keep_float=kept).to_json()  # the family's, of operators it has
+    details["recipe"] = dataclasses.replace(
+        recipe, keep_float=kept
+    ).to_json()  # without patterns of operators that the graph lacks
     write_card(target, found, f"{zoo.entry(found).title}; from the graph {Path(path).name}", details, files)
     return zoo.load(target)
 
 
 def _with_shortlist(model: Model, data: str, output: Model | None) -> Path:
-    """The folder of a model that has the shortlist of `data`: its own, or its copy `output`."""
+    """Adds a shortlist to a model folder, or to its copy `output`; returns the folder."""
     folder = zoo.load(model)
     name = folder.card.name
     if not isinstance(folder.entry, Shortlistable):
-        raise RequestError(f"{name} takes no shortlist; that is for translation")
+        raise RequestError(f"{name} takes no shortlist; translation models do")
     if output is None and not Path(model).is_dir():
-        raise RequestError(f"{name} stays as its card lists it; name a folder for the one with a shortlist: -o FOLDER")
+        raise RequestError(f"{name} is read-only; give a folder for its copy with the shortlist: -o FOLDER")
     target = folder.path if output is None else Path(output)
     if output is not None and target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RequestError(f"found {target} in use, wanted a new or empty folder; choose another")
+        raise RequestError(f"found {target} in use, expected a new or empty folder; choose another")
     require_place(target / CARD)
-    said, made = folder.entry.shortlist(folder, data)
+    preprocessing, made = folder.entry.shortlist(folder, data)
     if output is not None:
         shutil.copytree(folder.path, target, ignore=shutil.ignore_patterns(CARD, *NOT_COPIED), dirs_exist_ok=True)
     for each, content in made.items():
         write_bytes(target / each, content)
     files = {each.name: each for each in folder.card.files}
     files |= {each: CardFile.of(target / each) for each in made}
-    details = {**folder.card.details, "preprocessing": {**folder.preprocessing, **said}}
+    details = {**folder.card.details, "preprocessing": {**folder.preprocessing, **preprocessing}}
     write_card(target, folder.entry.name, folder.card.description, details, [*files.values()])
     return target
 

@@ -19,7 +19,13 @@ from zoo.training.settings import require_kept
 
 
 def require_trainable(family: Family) -> Trainable:
-    """Returns the family as one that trains models.
+    """Checks that a family trains models.
+
+    Args:
+        family: Family.
+
+    Returns:
+        The family.
 
     Raises:
         RequestError: The family has no training; the message names the families of the task that have.
@@ -27,7 +33,7 @@ def require_trainable(family: Family) -> Trainable:
     if isinstance(family, Trainable):
         return family
     able = [name for name, each in zoo.entries().items() if isinstance(each, Trainable) and each.task == family.task]
-    raise RequestError(f"a {family.name} is trained where it comes from; train one of {', '.join(sorted(able))}")
+    raise RequestError(f"{family.name} models are only imported, not trained; train one of {', '.join(sorted(able))}")
 
 
 def configured(family: str, defaults: Any, settings: Mapping[str, str]) -> Any:
@@ -46,9 +52,7 @@ def configured(family: str, defaults: Any, settings: Mapping[str, str]) -> Any:
     """
     known = {each.name: getattr(defaults, each.name) for each in dataclasses.fields(defaults)}
     if "qat" in settings and "qat" not in known:
-        raise RequestError(
-            f"{family} has no training with int8's rounding (--qat); these families do: {_qat_families()}"
-        )
+        raise RequestError(f"{family} has no quantization-aware training (--qat); these families do: {_qat_families()}")
     if unknown := [name for name in settings if name not in known]:
         raise RequestError(f"{family} has no training setting {', '.join(unknown)}; choose among {', '.join(known)}")
     return dataclasses.replace(defaults, **{name: convert(name, text, known[name]) for name, text in settings.items()})
@@ -104,13 +108,13 @@ def convert(name: str, text: str, like: Any) -> Any:
         return type(like)(text)
     except (KeyError, ValueError):
         shown = ",".join(map(str, like)) if isinstance(like, tuple) else like
-        raise RequestError(f"setting {name} is {text!r}; wanted a value like {shown}") from None
+        raise RequestError(f"setting {name} is {text!r}; expected a value like {shown}") from None
 
 
 def _qat_families() -> str:
     able = []
     for name, entry in zoo.entries().items():
-        with contextlib.suppress(RequestError):  # a framework that is not installed
+        with contextlib.suppress(RequestError):  # its framework is not installed
             able += [name] if isinstance(entry, Trainable) and hasattr(entry.finetune_config(), "qat") else []
     return ", ".join(able)
 

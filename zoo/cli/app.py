@@ -29,17 +29,17 @@ TOPICS: dict[str, tuple[click.Command, ...]] = {
 }
 
 
-class Verbs(click.Group):
+class CommandGroup(click.Group):
     """Command group whose help lists the commands by topic, with untruncated descriptions."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the commands with their full short help."""
+        """See `click.Group.format_commands`."""
         for topic, commands in TOPICS.items():
             with formatter.section(topic):
                 formatter.write_dl([(str(each.name), each.get_short_help_str(limit=1000)) for each in commands])
 
 
-class Once(logging.Filter):
+class UniqueMessages(logging.Filter):
     """Filter that passes each message once."""
 
     def __init__(self) -> None:
@@ -47,7 +47,11 @@ class Once(logging.Filter):
         self._seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether the message is new."""
+        """Returns whether the message is new.
+
+        Args:
+            record: Record of the message.
+        """
         text = record.getMessage()
         new = text not in self._seen
         self._seen.add(text)
@@ -62,7 +66,7 @@ class _Plain(logging.Formatter):
         return plain(super().format(record))
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="int8-zoo", prog_name="zoo")
 def cli() -> None:
     """Optimized INT8 models for CPUs. MODEL is a name from `zoo list` or a model folder."""
@@ -76,17 +80,15 @@ for _commands in TOPICS.values():
 def main() -> None:
     """Entry point of the `zoo` command."""
     handler = logging.StreamHandler()
-    handler.addFilter(Once())
+    handler.addFilter(UniqueMessages())
     handler.setFormatter(_Plain("zoo: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    logging.getLogger("PIL").setLevel(logging.CRITICAL)  # what is wrong with an image is said where it is read
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)  # faults of images are reported by the reader
     warnings.filterwarnings("ignore", module="PIL")
     try:
         call(sys.argv[1:])
     except SystemExit as end:
-        if (
-            end.code == INTERRUPTED
-        ):  # all clean-up is done; an engine interrupted while compiling may not let the interpreter end
+        if end.code == INTERRUPTED:  # clean-up is done; an engine interrupted while compiling can block the exit
             sys.stderr.flush()
             os._exit(INTERRUPTED)
         raise
@@ -94,6 +96,9 @@ def main() -> None:
 
 def call(arguments: Sequence[str]) -> None:
     """Runs the command with arguments.
+
+    Args:
+        arguments: Arguments of the command line.
 
     Raises:
         SystemExit: The command failed; its message is on stderr.

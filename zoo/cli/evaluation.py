@@ -13,11 +13,11 @@ from zoo.cli.options import (
     as_json,
     batch_size,
     columns,
+    combined,
     engine,
     on_error,
     preprocess,
     threads,
-    together,
 )
 from zoo.cli.output import emit, interval, left_out, number, percent, table
 
@@ -41,7 +41,7 @@ batch_sizes = click.option(
     show_default=True,
     help="Precisions to compare with fp32.",
 )
-@together(columns, engine, threads, batch_size, on_error, as_json)
+@combined(columns, engine, threads, batch_size, on_error, as_json)
 def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Compare the quality of fp32 and int8 (or bf16) on the same samples."""
     from zoo import api
@@ -62,7 +62,7 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
             table([f"{report['samples']:,} samples", fp32, name, f"{name} - {fp32}", "95% interval"], rows)
         if kept := report.get("kept"):
             shares = ", ".join(f"{share:.1%} in {dtype}" for dtype, share in kept.items())
-            click.echo(f"--output-dtype: of the ten nearest texts by float32 stay {shares}")
+            click.echo(f"--output-dtype: recall of the ten nearest texts by float32: {shares}")
 
     emit(report, as_json, show)
 
@@ -112,7 +112,7 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
 @click.option(
     "--price-per-hour", type=float, default=None, help="Price of the machine; adds the cost per million images."
 )
-@together(preprocess, threads, as_json)
+@combined(preprocess, threads, as_json)
 def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Measure throughput, latency and memory of MODEL in every engine and precision.
 
@@ -133,7 +133,7 @@ def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any
         speedup = f"vs {report['model']}"
         table(["engine", "file", "batch", "p50 ms", "p95 ms", "samples/s", speedup, "file MB", "peak MB"], rows)
         left_out(report)
-        click.echo(f"{report['environment']['cpu']}, {options['threads']} thread(s) an instance")
+        click.echo(f"{report['environment']['cpu']}, {options['threads']} thread(s) per instance")
 
     def show_scenario() -> None:
         columns = [
@@ -156,7 +156,7 @@ def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any
             rows[-1] += [f"{offline['images_per_second']:,.1f}", str(offline["batch_size"]), f"{each['memory_mb']:.0f}"]
             rows[-1] += [number(each.get("cost_per_million"), 2)]
         table([*columns, "images/s", "batch", "MB", "cost of 1M"], rows)
-        where = f"{report['images']:,} images timed, {report['samples']:,} judged"
+        where = f"{report['images']:,} images timed, {report['samples']:,} evaluated"
         click.echo(f"{where}; {report['environment']['cpu']}, {options['threads']} thread(s) for the model")
 
     def show() -> None:
@@ -175,7 +175,7 @@ def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any
             for each in report["results"]
         ]
         table(columns, rows)
-        click.echo(f"{report['environment']['cpu']}, {options['threads']} thread(s) an instance")
+        click.echo(f"{report['environment']['cpu']}, {options['threads']} thread(s) per instance")
 
     files = any("speedup" in each for each in report["results"])
     emit(report, as_json, show_files if files else show if options["scenario"] is None else show_scenario)
@@ -210,7 +210,7 @@ def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any
 )
 @click.option("--threads", type=Numbers(), default="1", show_default=True, help="Numbers of intra-op threads to try.")
 @batch_sizes
-@together(preprocess, as_json)
+@combined(preprocess, as_json)
 def plan(model: str, output: str | None, as_json: bool, **options: Any) -> None:
     """Time engines, precisions, threads and batch sizes of MODEL or an .onnx file; write the fastest to a plan file."""
     from zoo import api

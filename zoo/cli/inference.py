@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import zoo
-from zoo.cli.options import Duration, as_json, batch_size, engine, precision, threads, together
+from zoo.cli.options import Duration, as_json, batch_size, combined, engine, precision, threads
 from zoo.cli.output import emit, tree
 
 logger = logging.getLogger(__name__)
@@ -19,10 +19,14 @@ class Run(click.Command):
     """`zoo run`, with the options that the families declare (`Family.run_options`)."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Returns the options of the command, with the options of the families before the shared options."""
+        """Returns the options of the command, with the options of the families before the shared options.
+
+        Args:
+            ctx: Context of the call.
+        """
         own = super().get_params(ctx)
         at = next(i for i, option in enumerate(own) if option.name == "precision")
-        if "zoo.run" not in ctx.meta:  # asked for several times in one call
+        if "zoo.run" not in ctx.meta:  # called several times per command
             ctx.meta["zoo.run"] = self._of_families()
         return [*own[:at], *ctx.meta["zoo.run"], *own[at:]]
 
@@ -34,18 +38,22 @@ class Run(click.Command):
             for option in entry.run_options:
                 kind: Any = {"is_flag": True} if option.kind is bool else {"type": option.kind}
                 default = "" if option.default in (None, False) else f" [default: {option.default}]"
-                told = f"{entry.task.capitalize()}: {option.help}{default}"
-                flag = click.Option([f"--{option.name.replace('_', '-')}"], default=None, help=told, **kind)
+                text = f"{entry.task.capitalize()}: {option.help}{default}"
+                flag = click.Option([f"--{option.name.replace('_', '-')}"], default=None, help=text, **kind)
                 if (other := options.setdefault(option.name, flag)) is flag:
                     continue
                 if other.type is not flag.type:
-                    logger.warning("the option %s of %s is left out: another family has it", option.name, name)
-                elif told not in (other.help or ""):
-                    other.help = f"{other.help} {told}"
+                    logger.warning(
+                        "the option %s of %s is ignored: another family has an option of this name and another type",
+                        option.name,
+                        name,
+                    )
+                elif text not in (other.help or ""):
+                    other.help = f"{other.help} {text}"
         return list(options.values())
 
 
-class Named(str):
+class InputPath(str):
     """Input given on the command line: a path, never raw text."""
 
     def __fspath__(self) -> str:
@@ -88,7 +96,7 @@ class Named(str):
 @click.option(
     "--check", is_flag=True, help="Check that all shards in the folder MODEL are complete, and print their totals."
 )
-@together(precision, engine, threads, batch_size, as_json)
+@combined(precision, engine, threads, batch_size, as_json)
 def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **options: Any) -> None:
     """Run MODEL on raw INPUT: files of rows or sentences, or images and folders.
 
@@ -99,9 +107,9 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
     check, shard, suffix = (options.pop(name) for name in ("check", "shard", "format"))
     on, cluster = options.pop("on"), {name: options.pop(name) for name in ("address", "workers")}
     if on is None and any(value is not None for value in cluster.values()):
-        raise click.UsageError("--address and --workers are of --on ray")
+        raise click.UsageError("--address and --workers require --on ray")
     if shard and on:
-        raise click.UsageError("--on ray takes all shards; leave --shard out")
+        raise click.UsageError("--on ray scores all shards; leave --shard out")
     if check or shard or on:
         given = {name: value for name, value in options.items() if value is not None}
         if check:
@@ -113,11 +121,11 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
         emit(report, as_json, lambda: tree({key: value for key, value in report.items() if key != "files"}))
         return
     if suffix:
-        raise click.UsageError("--format is of --shard and --on; a single output is named by its suffix")
+        raise click.UsageError("--format requires --shard or --on; the suffix of -o selects the format otherwise")
     if as_json and output == "-":
-        raise click.UsageError("--json prints a summary on stdout, where the results would go; add -o FILE")
+        raise click.UsageError("--json and the results both write to stdout; add -o FILE")
     given = {name: value for name, value in options.items() if value is not None}
-    files = [each if each == "-" or "://" in each or "\t" in each else Named(each) for each in inputs]
+    files = [each if each == "-" or "://" in each or "\t" in each else InputPath(each) for each in inputs]
     report = api.run(model, files or ["-"], output, **given)
     if as_json:
         emit(report, True, lambda: None)
@@ -131,7 +139,7 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
 @click.argument("model")
 @click.option("--to", required=True, type=click.Choice(["triton", "ovms"]), help="Target model server.")
 @click.option("-o", "--output", required=True, help="Folder of the model repository; its other contents are kept.")
-@together(precision, threads)
+@combined(precision, threads)
 @as_json
 def export(model: str, as_json: bool, **options: Any) -> None:
     """Export MODEL to a model repository of NVIDIA Triton or the OpenVINO Model Server."""
@@ -176,7 +184,7 @@ def export(model: str, as_json: bool, **options: Any) -> None:
     default=None,
     help="With --on ray: maximum number of open models per replica. [default: all]",
 )
-@together(precision, engine, threads)
+@combined(precision, engine, threads)
 def serve(models: tuple[str, ...], **options: Any) -> None:
     """Serve MODELs over HTTP until SIGTERM or Ctrl-C: raw input, or tensors (Open Inference Protocol)."""
     from zoo import api
@@ -185,9 +193,9 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     cluster = {name: value for name, value in cluster.items() if value is not None}
     if on:
         if options.pop("workers") is not None:
-            raise click.UsageError("--on ray has --replicas in place of --workers")
+            raise click.UsageError("--on ray takes --replicas instead of --workers")
         api.serve_on_ray(models, **options, **cluster)
         return
     if cluster:
-        raise click.UsageError(f"--{next(iter(cluster)).replace('_', '-')} is of --on ray")
+        raise click.UsageError(f"--{next(iter(cluster)).replace('_', '-')} requires --on ray")
     api.serve(models, **options)

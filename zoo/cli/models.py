@@ -16,15 +16,17 @@ def list_models(as_json: bool) -> None:
     hub = zoo.hub()
     cards = [hub.card(name) for name in hub.names()]
     models = [{"name": card.name, "entry": card.entry, "description": card.description} for card in cards]
-    emit(models, as_json, lambda: table(["name", "family", "what it is"], [list(each.values()) for each in models]))
+    emit(models, as_json, lambda: table(["name", "family", "description"], [list(each.values()) for each in models]))
 
 
 @click.command()
 @click.argument("model")
 @as_json
 def info(model: str, as_json: bool) -> None:
-    """Describe MODEL: card, files, build record and quantization report; native support of an .onnx file; timings and
-    selection of a plan file, and whether it is valid on this machine.
+    """Describe a model, an .onnx file or a plan file.
+
+    Prints the card, files, build record and quantization report of a model, the native support of an .onnx file, or the
+    timings and selection of a plan file, and whether the plan is valid on this machine.
     """
     from zoo import api
 

@@ -17,11 +17,11 @@ class Numbers(click.ParamType[Any]):
     name = "N,N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """ "1,2" -> (1, 2)."""
+        """See `click.ParamType.convert`: "1,2" becomes (1, 2)."""
         try:
             return tuple(int(each) for each in value.split(",")) if isinstance(value, str) else value
         except ValueError:
-            self.fail(f"{value!r} is not a comma list of whole numbers", param, ctx)
+            self.fail(f"{value!r} is no comma-separated list of whole numbers", param, ctx)
 
 
 class Words(click.ParamType[Any]):
@@ -30,11 +30,11 @@ class Words(click.ParamType[Any]):
     name = "NAME,NAME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """ "a,b" -> ("a", "b")."""
+        """See `click.ParamType.convert`: "a,b" becomes ("a", "b")."""
         if not isinstance(value, str):
             return value
         words = tuple(each.strip() for each in value.split(",") if each.strip())
-        return words or self.fail(f"{value!r} names nothing", param, ctx)
+        return words or self.fail(f"{value!r} has no names", param, ctx)
 
 
 class Share(click.ParamType[Any]):
@@ -43,7 +43,7 @@ class Share(click.ParamType[Any]):
     name = "SHARE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """ "0.5%" -> 0.005."""
+        """See `click.ParamType.convert`: "0.5%" becomes 0.005."""
         try:
             share = float(str(value).removesuffix("%")) / (100 if str(value).endswith("%") else 1)
         except ValueError:
@@ -57,7 +57,7 @@ class Duration(click.ParamType[Any]):
     name = "TIME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """ "20m" -> 1200.0."""
+        """See `click.ParamType.convert`: "20m" becomes 1200.0."""
         text = str(value)
         try:
             seconds = float(text.rstrip("smh")) * {"m": 60, "h": 3600}.get(text[-1:], 1)
@@ -70,8 +70,15 @@ class Duration(click.ParamType[Any]):
         )
 
 
-def together(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
-    """Combines options into one decorator, in this order."""
+def combined(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    """Combines options into one decorator, in this order.
+
+    Args:
+        *options: Decorators of click.
+
+    Returns:
+        Decorator.
+    """
 
     def add(function: Function) -> Function:
         for option in reversed(options):
@@ -155,7 +162,7 @@ search = click.option(
     help="Also try channel equalization, weight clipping and other ranges, and keep the candidate with the highest "
     "output SQNR; takes minutes.",
 )
-training = together(
+training = combined(
     click.option(
         "--data",
         multiple=True,
@@ -197,7 +204,7 @@ training = together(
     click.option(
         "--storage",
         default=None,
-        help="With --on ray: shared folder or URL for checkpoints. [default: beside the output]",
+        help="With --on ray: shared folder or URL for checkpoints. [default: folder of the output]",
     ),
     on_error,
     as_json,

@@ -1,4 +1,4 @@
-"""Output of commands: tables, trees, JSON, and error messages."""
+"""Output of commands: tables, trees, JSON and error messages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ import click
 
 from pipelines.core.errors import plain
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 def show(report: Mapping[str, Any], as_json: bool) -> None:
-    """Prints a report as JSON, or as a tree."""
+    """Prints a report as JSON or as a tree.
+
+    Args:
+        report: Report of JSON types.
+        as_json: Whether to print JSON.
+    """
     emit(report, as_json, lambda: tree(report))
 
 
@@ -66,18 +71,30 @@ def tree(value: Mapping[str, Any], depth: int = 0) -> None:
 
 
 def left_out(report: Mapping[str, Any]) -> None:
-    """Prints the configurations that were not timed, with the reason."""
+    """Prints the configurations that were not timed, with the reason.
+
+    Args:
+        report: Report with "failed".
+    """
     for problem in report["failed"]:
         click.echo(f"left out: {problem}", err=True)
 
 
 def percent(share: float | None) -> str:
-    """Formats a fraction in percent; "" for None."""
+    """Formats a fraction in percent; "" for None.
+
+    Args:
+        share: Fraction, 0 to 1.
+    """
     return "" if share is None else f"{100 * share:.3f}%"
 
 
 def count(value: int | None) -> str:
-    """Formats a count with thousands separators; "" for None."""
+    """Formats a count with thousands separators; "" for None.
+
+    Args:
+        value: Count.
+    """
     return "" if value is None else f"{value:,}"
 
 
@@ -92,7 +109,11 @@ def number(value: float | None, digits: int) -> str:
 
 
 def interval(bounds: Sequence[float] | None) -> str:
-    """Formats a confidence interval; "" for None."""
+    """Formats a confidence interval; "" for None.
+
+    Args:
+        bounds: Lower and upper bound.
+    """
     return f"[{bounds[0]:+.6f}, {bounds[1]:+.6f}]" if bounds else ""
 
 

@@ -14,6 +14,7 @@ from zoo.cli.options import (
     Words,
     as_json,
     columns,
+    combined,
     correct,
     max_memory,
     observer,
@@ -22,11 +23,10 @@ from zoo.cli.options import (
     search,
     threads,
     time_budget,
-    together,
 )
 from zoo.cli.output import count, emit, number, percent, show, table
 
-COSTLIEST = 10  # float operators that quantize names
+COSTLIEST = 10  # float operators listed by quantize
 
 
 @click.command()
@@ -60,7 +60,7 @@ def rewrite(model: str, output: str | None, as_json: bool) -> None:
     help="Number of samples. [default: all for an .onnx file; 256 images, 4096 rows, 256 sentences]",
 )
 @max_memory
-@together(columns, observer, correct, search, preprocess, on_error, as_json)
+@combined(columns, observer, correct, search, preprocess, on_error, as_json)
 def calibrate(model: str, data: tuple[str, ...], output: str | None, as_json: bool, **options: Any) -> None:
     """Calibrate the activation ranges of MODEL or of an .onnx file."""
     from zoo import api
@@ -69,7 +69,14 @@ def calibrate(model: str, data: tuple[str, ...], output: str | None, as_json: bo
 
 
 def one_or_list(values: tuple[str, ...]) -> str | list[str] | None:
-    """Returns the value of a repeatable option: None, a single value, or a list."""
+    """Returns the value of a repeatable option.
+
+    Args:
+        values: Values of the option.
+
+    Returns:
+        None, a single value, or a list.
+    """
     return list(values) if len(values) > 1 else values[0] if values else None
 
 
@@ -121,7 +128,7 @@ def one_or_list(values: tuple[str, ...]) -> str | list[str] | None:
     is_flag=True,
     help="List every operator instead of counts by type and the most expensive float operators.",
 )
-@together(max_memory, time_budget, preprocess, observer, correct, search, on_error, as_json)
+@combined(max_memory, time_budget, preprocess, observer, correct, search, on_error, as_json)
 def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **options: Any) -> None:
     """Quantize MODEL or an .onnx file to int8."""
     from zoo import api
@@ -148,7 +155,7 @@ def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **op
             if summary is not None and summary["costliest"]:
                 left = summary["costliest"][:COSTLIEST]
                 rows = [[each["name"], each["type"], count(each["cost"]), each["reason"]] for each in left]
-                table(["costliest float operators", "type", "MACs or elements", "why"], rows)
+                table(["costliest float operators", "type", "MACs or elements", "reason"], rows)
         click.echo(report["path"])
 
     emit(report, as_json, show)
@@ -174,7 +181,7 @@ def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **op
 @click.option(
     "--time-budget", "seconds", type=Duration(), default="20m", show_default=True, help="Time limit of the search."
 )
-@click.option("-o", "--output", required=True, help="Int8 model; the log of all trials is written beside it.")
+@click.option("-o", "--output", required=True, help="Int8 model; the log of all trials is written to the same folder.")
 @click.option(
     "--report", "report_path", default=None, help="Also write a report of the selected model, .html or .json."
 )
@@ -186,7 +193,7 @@ def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **op
     help="Engine for evaluation and timing: auto (the fastest), onnxruntime, openvino, or native if the model "
     "supports it.",
 )
-@together(preprocess, threads, as_json)
+@combined(preprocess, threads, as_json)
 def tune(
     model: str,
     evaluation_data: tuple[str, ...],
@@ -206,7 +213,7 @@ def tune(
         for each in report["trials"]:
             figures = [percent(each["drop"]), number(each["sqnr_db"], 1), number(each.get("milliseconds"), 3)]
             rows.append([each["name"], *figures, "kept" if each["best"] else each.get("error", "")])
-        table(["recipe", f"{report['metric']} lost", "SQNR dB", "ms", ""], rows)
+        table(["recipe", f"{report['metric']} drop", "SQNR dB", "ms", ""], rows)
         click.echo(
             f"{report['path']} in {report['engine']}; fp32 {report['fp32_ms']:.3f} ms in {report['fp32_engine']}; "
             f"stopped: {report['stopped']}"
@@ -216,8 +223,6 @@ def tune(
     if not report["met"]:
         best = report["best"]
         raise ZooError(
-            f"the goal is missed by {percent(report['missed_by'])}: the best model, {best['name']}, loses "
-            f"{percent(best['drop'])} of "
-            f"{report['metric']}; {report['path']} holds it; allow more with --max-drop, or a longer search with "
-            "--time-budget"
+            f"the maximum drop is exceeded by {percent(report['missed_by'])}: the best model, {best['name']} in "
+            f"{report['path']}, drops {report['metric']} by {percent(best['drop'])}; raise --max-drop or --time-budget"
         )

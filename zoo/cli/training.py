@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from zoo.cli.options import Words, as_json, columns, on_error, together, training
+from zoo.cli.options import Words, as_json, columns, combined, on_error, training
 from zoo.cli.output import INTERRUPTED, emit, fail, show, table
 
 CLUSTER = ("address", "workers", "cores", "storage")  # options of training on Ray
-BEGUN = ("state.*", "run.json")  # in a checkpoint: what --resume goes on from, of a training and of a strategy
-NAMED = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # settings of training with an option of their own
+CHECKPOINTS = ("state.*", "run.json")  # files that --resume needs, of a training and of a strategy
+OPTIONS = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # training settings with their own option
 
 
 @click.command()
@@ -72,7 +72,7 @@ def train(family: str, as_json: bool, held_out: float | None, **options: Any) ->
     default=None,
     help="With --prune or --strategy: maximum drop of the int8 metric. [default: .005 top-1, .001 AUC, .3 BLEU]",
 )
-@together(columns)
+@combined(columns)
 @training
 def finetune(
     model: str,
@@ -88,9 +88,9 @@ def finetune(
     from zoo import api
 
     given = {"prune": prune, "strategy": strategy, "drop": drop}
-    options |= (smaller := {name: each for name, each in given.items() if each is not None})
-    if options["on"] and smaller:
-        raise click.UsageError(f"--{next(iter(smaller))} cuts and trains in one process; leave --on out")
+    options |= (pruning := {name: each for name, each in given.items() if each is not None})
+    if options["on"] and pruning:
+        raise click.UsageError(f"--{next(iter(pruning))} runs in one process; leave --on out")
 
     if qat:
         options["settings"] += ("qat=true",)
@@ -138,7 +138,7 @@ def finetune(
     metavar="DATA",
     help="Translation: parallel text, as in zoo import, or a Marian shortlist (lex.s2t); -o writes a copy of MODEL.",
 )
-@together(on_error, as_json)
+@combined(on_error, as_json)
 def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Export the checkpoint of MODEL as fp32.onnx, or import a third-party graph as an int8 model.
 
@@ -191,7 +191,7 @@ def import_model(source: str, output: str | None, as_json: bool, **options: Any)
 @click.option("-o", "--output", default=None, help="JSON file of the schema. [default: only print it]")
 @click.option("--label", default=None, metavar="COLUMN", help="Column to predict, of values 0 and 1.")
 @click.option("--delimiter", default=None, metavar="CHARACTER", help="Delimiter of CSV. [default: detected]")
-@together(on_error, as_json)
+@combined(on_error, as_json)
 def schema(log: str, output: str | None, as_json: bool, **options: Any) -> None:
     """Infer the schema of a click LOG: type and encoding of every column, with the reason.
 
@@ -217,22 +217,22 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
         settings[name.strip().replace("-", "_")] = value
     if options.pop("tune_communication"):
         settings["tune_communication"] = "true"
-    settings |= {name: str(options[name]) for name in NAMED if options[name] is not None}
-    left = {name: value for name, value in options.items() if name not in NAMED}
-    output = left.pop("output")
-    on, given = left.pop("on"), {name: left.pop(name) for name in CLUSTER}
+    settings |= {name: str(options[name]) for name in OPTIONS if options[name] is not None}
+    others = {name: value for name, value in options.items() if name not in OPTIONS}
+    output = others.pop("output")
+    on, given = others.pop("on"), {name: others.pop(name) for name in CLUSTER}
     cluster = {name: value for name, value in given.items() if value is not None}
     if on is None and cluster:
-        raise click.UsageError(f"--{next(iter(cluster))} is of --on ray")
+        raise click.UsageError(f"--{next(iter(cluster))} requires --on ray")
     if on:
         from zoo import api
 
-        verb, left = functools.partial(api.train_on_ray, verb.__name__), {"workers": 1, **cluster, **left}
+        verb, others = functools.partial(api.train_on_ray, verb.__name__), {"workers": 1, **cluster, **others}
     try:
-        report = verb(model, list(left.pop("data")), output, settings=settings, **left)
+        report = verb(model, list(others.pop("data")), output, settings=settings, **others)
     except KeyboardInterrupt:
-        if not any(any(Path(output).glob(f"checkpoint/{each}")) for each in BEGUN):
+        if not any(any(Path(output).glob(f"checkpoint/{each}")) for each in CHECKPOINTS):
             raise
-        fail("interrupted; the same command with --resume goes on from the last checkpoint", INTERRUPTED)
+        fail("interrupted; resume from the last checkpoint with --resume", INTERRUPTED)
     if is_first():
         show(report, as_json)

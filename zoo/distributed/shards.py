@@ -17,7 +17,7 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, require_place, sha256, write_json, write_text
 from pipelines.models.pipeline import PRECISIONS
 from pipelines.models.sharding import NoRow, ShardableRows
-from zoo.api.paths import spare
+from zoo.api.paths import require_distinct
 from zoo.distributed import remote_files
 from zoo.distributed.parts import Part, open_part, split_inputs
 
@@ -118,7 +118,7 @@ class ShardedRun:
         if engine == "auto":
             engine = "native" if precision == "int8" and "native" in pipeline_type.engines(loaded) else "onnxruntime"
         if unknown := more.keys() - {option.name for option in loaded.entry.run_options}:
-            raise RequestError(f"{model} has no option {', '.join(sorted(unknown))}; that is for other models")
+            raise RequestError(f"{model} has no option {', '.join(sorted(unknown))}; other families do")
         formats = FORMATS if pipeline_type.PARTS == "lines" else FORMATS[1:]
         suffix = format or formats[0]
         if suffix not in formats:
@@ -292,7 +292,7 @@ def _require_inputs_kept(results: Iterable[Path], inputs: Sequence[str]) -> None
         return
     for path in (name.removeprefix("file://") for name in inputs):
         if not remote_files.is_url(path) and (result := existing.get(_inode(path))) is not None:
-            spare(result, path)
+            require_distinct(result, path)
 
 
 def _inode(path: str | Path) -> tuple[int, int]:

@@ -1,3 +1,1 @@
-"""Training runs: output folders, checkpoints and processes (`runs`), settings and their ranges (`settings`), gradient
-exchange (`communication`), torch networks in files that load no torch (`lazy_module`), and the writer of ONNX graphs
-from torch modules (`onnx_builder`)."""
+"""Shared parts of training: runs, settings, gradient exchange, lazy torch modules, and the export to ONNX."""

@@ -30,7 +30,7 @@ from zoo.training.runs import Processes
 
 logger = logging.getLogger(__name__)
 
-TRIED: dict[str, tuple[Any, ...]] = {  # in this order: what saves most first
+CANDIDATES: dict[str, tuple[Any, ...]] = {  # in the order of their usual gain
     "hook": ("bf16", "fp16"),
     "bucket_cap_mb": (1.0, 4.0, 100.0),
     "threads": (1, 4),
@@ -41,9 +41,9 @@ WARM, ROUNDS, FINAL = (
     3,
     5,
     9,
-)  # steps before timing (the second step of DistributedDataParallel orders its buckets anew)
-SECONDS = 120.0  # of the search, then the best so far is compared with the start
-LEAST = 0.02  # of a step's time, that is worth another way
+)  # warm-up steps (DistributedDataParallel reorders its buckets in the second step), steps of a comparison
+SECONDS = 120.0  # time limit of the search
+LEAST = 0.02  # minimum gain for a change of options, as a share of the time of a step
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Communication:
             wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         elif self.hook:
             hook = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}[self.hook]
-            # by its own name torch's bf16 hook is refused wherever nccl is not, though gloo adds bf16 as well
+            # torch refuses its bf16 hook by name without nccl, although gloo supports bf16
             wrapped.register_comm_hook(wrapped.process_group, lambda group, bucket: hook(group, bucket))
         return wrapped
 
@@ -113,7 +113,7 @@ def exchanging(model: nn.Module, now: bool) -> contextlib.AbstractContextManager
 
 @functools.cache
 def _with_threads(threads: int, world: Any) -> Any:
-    """One group of all processes for each number of gloo's threads, as long as these are joined."""
+    """Returns a group of all processes with a number of gloo threads; cached."""
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._threads = threads
     return distributed.new_group(backend="gloo", pg_options=options)
@@ -148,7 +148,7 @@ def tuned(
     everyone: list[Any] = [None] * group.count
     distributed.all_gather_object(everyone, own)
     sizes = [tuple(each.shape) for each in model.parameters() if each.requires_grad]
-    key = hashlib.sha256(repr((sizes, everyone, about, asdict(start), TRIED)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((sizes, everyone, about, asdict(start), CANDIDATES)).encode()).hexdigest()[:16]
     path = settings.home() / "communication" / f"{key}.json"
     try:
         known = read_json(path) if group.rank == 0 and path.is_file() else None
@@ -163,7 +163,7 @@ def tuned(
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, found)
         except OSError as error:
-            logger.warning("cannot remember how gradients are exchanged: %s", error)
+            logger.warning("cannot cache the options of the gradient exchange: %s", error)
     return found
 
 
@@ -171,7 +171,7 @@ def _searched(
     model: nn.Module, group: Processes, step: Callable[[nn.Module], None], start: Communication, whole: bool
 ) -> dict[str, Any]:
     best, tried, begin = start, [], time.monotonic()
-    for name, values in TRIED.items():
+    for name, values in CANDIDATES.items():
         for value in values:
             if getattr(best, name) == value or (name == "static_graph" and not whole):
                 continue
@@ -220,7 +220,7 @@ def compared(
             step(each)
     times = np.array([[step_seconds(group, step, each) for each in wrapped] for _ in range(rounds)])
     medians = np.median(times, axis=0)
-    spread = 1.4826 * np.median(np.abs(times - medians), axis=0) / medians  # of a normal distribution, by its median
+    spread = 1.4826 * np.median(np.abs(times - medians), axis=0) / medians  # robust estimate of the standard deviation
     return float(medians[0] / medians[1]), float(np.sqrt((spread**2).sum() * np.pi / 2 / rounds))
 
 

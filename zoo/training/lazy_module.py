@@ -1,4 +1,4 @@
-"""Networks of torch in files that must not load torch."""
+"""Base class of torch modules in files that must not import torch."""
 
 from __future__ import annotations
 

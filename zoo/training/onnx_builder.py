@@ -22,7 +22,11 @@ OPSET = 18
 
 
 def path_of(node: fx.Node) -> str:
-    """Name of the result of a module or function in the graph."""
+    """Returns the name of the result of a module or function in the graph.
+
+    Args:
+        node: Node of a torch.fx graph.
+    """
     if node.op == "call_module":
         return str(node.target)
     kind = getattr(node.target, "__name__", str(node.target))
@@ -31,7 +35,11 @@ def path_of(node: fx.Node) -> str:
 
 
 class Writer:
-    """Appends operators to one graph; a name that is taken gets a number."""
+    """Appends operators to a graph; names that exist already get a number.
+
+    Args:
+        main: Graph to extend.
+    """
 
     def __init__(self, main: ir.Graph) -> None:
         self.main = main

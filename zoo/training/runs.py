@@ -24,34 +24,41 @@ from pipelines.models.hub import CARD
 if TYPE_CHECKING:
     import torch
 
-TAUGHT = "checkpoint/distilled.*"  # what a teacher said: dear, and of use to a training that begins anew
-QAT_FROZEN = 0.3  # the last share of the steps of QAT, in which ranges and the statistics of batch norms stand still
-QAT_RATE = 0.1  # share of fine-tuning's learning rate, where what is predicted stays the same
+DISTILLATION_TARGETS = "checkpoint/distilled.*"  # cached teacher outputs, costly and reused by a new training
+QAT_FROZEN = 0.3  # last share of the steps of QAT, with frozen ranges and BatchNorm statistics
+QAT_RATE = 0.1  # factor of the learning rate of fine-tuning, if the prediction target is the same
 
-_CLAIMED: dict[Path, filelock.BaseFileLock] = {}  # output folders of this process's trainings
+_LOCKS: dict[Path, filelock.BaseFileLock] = {}  # locked output folders of this process
 
 
-def require_free(output: Path, taught: bool = False) -> None:
+def require_free(output: Path, allow_targets: bool = False) -> None:
     """Checks that an output folder is new or empty.
 
     Args:
         output: Folder to train into.
-        taught: Whether the folder may contain cached distillation targets.
+        allow_targets: Whether the folder may contain cached distillation targets.
 
     Raises:
         RequestError: The folder is in use.
     """
-    if output.exists() and (not output.is_dir() or any(beside_taught(output) if taught else output.iterdir())):
+    if output.exists() and (not output.is_dir() or any(training_files(output) if allow_targets else output.iterdir())):
         raise RequestError(
-            f"found {output} in use, wanted a new or empty folder; choose another, or go on training there with "
+            f"found {output} in use, expected a new or empty folder; choose another, or resume the training with "
             "--resume"
         )
 
 
-def beside_taught(output: Path) -> list[Path]:
-    """Contents of a folder, except cached distillation targets and the folder `checkpoint` around them."""
+def training_files(output: Path) -> list[Path]:
+    """Lists the contents of a training folder, except cached distillation targets and the folder `checkpoint`.
+
+    Args:
+        output: Folder of a training.
+
+    Returns:
+        Paths.
+    """
     found = (*output.iterdir(), *output.glob("checkpoint/*"))
-    return [each for each in found if each != output / "checkpoint" and not each.match(TAUGHT)]
+    return [each for each in found if each != output / "checkpoint" and not each.match(DISTILLATION_TARGETS)]
 
 
 def require_output(output: Path, state: str, resume: bool) -> None:
@@ -69,46 +76,59 @@ def require_output(output: Path, state: str, resume: bool) -> None:
     if resume and not (output / state).is_file():
         raise RequestError(f"found no {state} in {output} to resume from; train without --resume")
     if not resume:
-        require_free(output, taught=True)
+        require_free(output, allow_targets=True)
     require_place(output / state)
     if is_first():
-        _claim(output.resolve())
+        _lock(output.resolve())
 
 
-def _claim(output: Path) -> None:
+def _lock(output: Path) -> None:
     lock = settings.home() / "locks" / f"{hashlib.sha256(bytes(output)).hexdigest()[:16]}.lock"
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        _CLAIMED.setdefault(output, filelock.FileLock(lock)).acquire(timeout=0)
+        _LOCKS.setdefault(output, filelock.FileLock(lock)).acquire(timeout=0)
     except filelock.Timeout as error:
-        raise RequestError(
-            f"found another process that trains into {output}; wait for it, or choose another folder"
-        ) from error
+        raise RequestError(f"found another training in {output}; wait for it, or choose another folder") from error
     except OSError:
-        return  # a cache that cannot be written keeps nobody from training
+        return  # training does not need a writable cache
 
 
-_KEEPERS: list[Callable[[Path], None]] = []
+_CHECKPOINT_HOOKS: list[Callable[[Path], None]] = []
 
 
 @contextlib.contextmanager
-def keeping(keep: Callable[[Path], None]) -> Iterator[None]:
-    """Call `keep` with the output folder after every checkpoint of a training in several processes, in each of them."""
-    _KEEPERS.append(keep)
+def checkpoint_hook(hook: Callable[[Path], None]) -> Iterator[None]:
+    """Context with a hook that every process calls after every checkpoint of a distributed training.
+
+    Args:
+        hook: Called with the output folder.
+    """
+    _CHECKPOINT_HOOKS.append(hook)
     try:
         yield
     finally:
-        _KEEPERS.remove(keep)
+        _CHECKPOINT_HOOKS.remove(hook)
 
 
 def checkpointed(output: Path) -> None:
-    """To be called by all processes after the first has written a checkpoint into `output`; see `keeping`."""
-    for keep in _KEEPERS:
-        keep(output)
+    """Calls the hooks of `checkpoint_hook`; all processes call it after rank 0 has written a checkpoint.
+
+    Args:
+        output: Folder of the training.
+    """
+    for hook in _CHECKPOINT_HOOKS:
+        hook(output)
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    """Training record of a model folder: train.json, or the record in the card of a published model."""
+    """Reads the training record of a model folder: train.json, or "training" in the card of a published model.
+
+    Args:
+        folder: Model folder.
+
+    Returns:
+        The record; {} if there is none.
+    """
     trained = folder / "train.json"
     found: dict[str, Any] = read_json(trained) if trained.is_file() else read_json(folder / CARD).get("training", {})
     return found
@@ -154,12 +174,10 @@ def require_qat(start: object, processes: int, precision: str = "fp32") -> None:
     if start is None:
         raise RequestError("found qat without a trained model to start from; run: zoo finetune MODEL --qat")
     if processes > 1:
-        raise RequestError(
-            f"found {processes} processes, wanted one: qat does not train under torchrun; start it without"
-        )
+        raise RequestError(f"found {processes} processes, expected one: qat does not support torchrun")
     if precision == "bf16":
         raise RequestError(
-            "found precision bf16 with qat, wanted fp32 (or auto): bfloat16 has no room for the steps of 8 bits"
+            "found precision bf16 with qat, expected fp32 (or auto): bfloat16 is too coarse for the steps of int8"
         )
 
 
@@ -176,7 +194,7 @@ def require_task(teacher: str | Path, task: str) -> None:
     import zoo
 
     if (found := zoo.entry_of(teacher).task) != task:
-        raise RequestError(f"found the teacher {teacher} of the task {found}, wanted a model of the task {task}")
+        raise RequestError(f"found the teacher {teacher} of the task {found}, expected a model of the task {task}")
 
 
 def require_same_run(path: Path, kept: Mapping[str, Any], run: Mapping[str, Any]) -> None:
@@ -203,12 +221,16 @@ def require_same_run(path: Path, kept: Mapping[str, Any], run: Mapping[str, Any]
 
 
 def datasets() -> Any:
-    """The library of that name. Raises RequestError where it is not installed."""
+    """Imports the library `datasets`.
+
+    Raises:
+        RequestError: It is not installed.
+    """
     with requires("reading a data set", "int8-zoo[train]"):
         import datasets
     logging.getLogger("huggingface_hub").setLevel(
         logging.CRITICAL
-    )  # two lines an attempt; what is wrong is said at the end
+    )  # it logs two lines per attempt; the final error is reported
     return datasets
 
 
@@ -228,7 +250,7 @@ def load_dataset(name: str, load: Callable[[Any], Any]) -> Any:
     library = datasets()
     try:
         return load(library)
-    except Exception as error:  # dozens of types: no such data set, no network, not a data set's folder
+    except Exception as error:  # dozens of types for missing data sets, network errors and invalid folders
         raise RequestError(
             f"cannot load the data set {name}: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
         ) from error
@@ -252,7 +274,7 @@ def plot_curves(
         axes: Labels of the left and right axis.
         best: Epoch to mark; None: no mark.
     """
-    from matplotlib.figure import Figure  # without pyplot: no window system is asked for
+    from matplotlib.figure import Figure  # pyplot would need a window system
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -301,7 +323,14 @@ class Processes:
     device: torch.device = field(default_factory=_cpu)
 
     def same(self, value: Any) -> Any:
-        """Broadcasts the value of process 0 to all processes."""
+        """Broadcasts a value.
+
+        Args:
+            value: Value of this process.
+
+        Returns:
+            The value of rank 0.
+        """
         from torch import distributed
 
         values = [value]
@@ -413,14 +442,14 @@ def fill(model: torch.nn.Module, state: Mapping[str, torch.Tensor], source: str 
     Raises:
         RequestError: Weights are missing, unexpected or of another shape; the message lists them.
     """
-    wanted = {name: each for name, each in model.state_dict().items() if not name.endswith("num_batches_tracked")}
+    expected = {name: each for name, each in model.state_dict().items() if not name.endswith("num_batches_tracked")}
     found = {name: each for name, each in state.items() if not name.endswith("num_batches_tracked")}
     faults = {
-        "missing": [name for name in wanted if name not in found],
-        "unexpected": [name for name in found if name not in wanted],
+        "missing": [name for name in expected if name not in found],
+        "unexpected": [name for name in found if name not in expected],
         "of another shape": [
-            f"{name} {list(found[name].shape)}, wanted {list(each.shape)}"
-            for name, each in wanted.items()
+            f"{name} {list(found[name].shape)}, expected {list(each.shape)}"
+            for name, each in expected.items()
             if name in found and found[name].shape != each.shape
         ],
     }

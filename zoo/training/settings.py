@@ -10,7 +10,12 @@ from pipelines.core.errors import RequestError
 
 
 class Range(NamedTuple):
-    """The values that a setting of training may have: in words, and as a test of one (of a tuple: of each)."""
+    """Allowed values of a training setting.
+
+    Attributes:
+        words: Description.
+        holds: Whether a value is allowed; called for each item of a tuple.
+    """
 
     words: str
     holds: Callable[[Any], bool]
@@ -36,11 +41,11 @@ def require_settings(settings: Mapping[str, Any], ranges: Mapping[str, Range]) -
     """
     wrong = []
     for name, value in settings.items():
-        wanted = ranges.get(name, Range("", lambda value: True) if isinstance(value, str | bool) else ABOVE_0)
+        expected = ranges.get(name, Range("", lambda value: True) if isinstance(value, str | bool) else ABOVE_0)
         values = value if isinstance(value, tuple) else (value,)
         finite = all(not isinstance(each, float) or math.isfinite(each) for each in values)
-        if not (values and finite and all(map(wanted.holds, values))):
-            wrong.append(f"{name} {value} (wanted {wanted.words}{'' if finite else ', finite'})")
+        if not (values and finite and all(map(expected.holds, values))):
+            wrong.append(f"{name} {value} (expected {expected.words}{'' if finite else ', finite'})")
     if wrong:
         raise RequestError(f"found training settings out of range: {', '.join(wrong)}")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipelines.models import family
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.vision.training.config import FINETUNE, Settings
+from zoo.vision.training.config import FINETUNE, TrainConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,7 +46,7 @@ class ImageFamily(
     recipe: QuantRecipe = field(default_factory=lambda: QuantRecipe(search=True))
     summary: str = "{images:,} images, {skipped:,} left out, {images_per_second:,.0f} images/s, {precision} in {engine}"
     build: Callable[[str, int, float], nn.Module]
-    config: Settings
+    config: TrainConfig
     formats: Mapping[str, Callable[[Path], State]] = field(default_factory=dict, hash=False)
 
     def pipeline(self) -> type[Pipeline]:
@@ -67,11 +67,11 @@ class ImageFamily(
 
         return evaluate(pipelines, data, on_error)
 
-    def train_config(self) -> Settings:
+    def train_config(self) -> TrainConfig:
         """See `Trainable`."""
         return self.config
 
-    def finetune_config(self) -> Settings:
+    def finetune_config(self) -> TrainConfig:
         """See `Trainable`."""
         return replace(FINETUNE, arch=self.config.arch)
 
@@ -100,10 +100,10 @@ class ImageFamily(
         return PrunableImages
 
     def run_scenario(self, pipelines: Sequence[Any], data: Any, **options: Any) -> dict[str, Any]:
-        """See `ScenarioBenchmark` and `zoo.vision.timed_evaluation.harness`."""
-        from zoo.vision.timed_evaluation import harness
+        """See `ScenarioBenchmark` and `zoo.vision.timed_evaluation.run_scenario`."""
+        from zoo.vision.timed_evaluation import run_scenario
 
-        return harness(pipelines, data, **options)
+        return run_scenario(pipelines, data, **options)
 
     def handler(self) -> type[Handler]:
         """See `Servable`."""

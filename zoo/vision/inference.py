@@ -31,21 +31,27 @@ from pipelines.models.pipeline import GraphPipeline
 from zoo.vision.data.datasets import SPLITS, TRAIN, Item, find_images
 
 INPUT, OUTPUT = "image", "logits"
-NAMES = "classes.txt"  # of a model's folder: the class names, one a line
+CLASSES_FILE = "classes.txt"  # in a model folder: class names, one per line
 IMAGENET = (
     Path(__file__).parent / "imagenet.txt"
-)  # lemmas of WordNet 3.0 (Princeton University) for ImageNet-1k's synsets, in its order
+)  # lemmas of WordNet 3.0 (Princeton University) for the synsets of ImageNet-1k, in order
 TOP = 5
-WORKERS = 8  # threads that decode, at most
-SHOWN = 3  # broken images that a message names
-PHOTOS = 16  # different ones that `example` makes
+WORKERS = 8  # maximum number of decoding threads
+SHOWN = 3  # unreadable images that a message names
+SYNTHETIC_IMAGES = 16  # different images of `ImagePipeline.example`
 
 logger = logging.getLogger(__name__)
 
 
 class Loaded(NamedTuple):
-    """A few images: their names, what is wrong with each ("": nothing), pixels uint8 [those well, 3, size, size], and
-    seconds taken.
+    """A batch of decoded images.
+
+    Attributes:
+        names: Names of the images.
+        faults: Error message of every image, "" for a readable one.
+        pixels: Pixels of the readable images, uint8 [n, 3, size, size].
+        decode: Seconds of decoding.
+        preprocess: Seconds of preprocessing.
     """
 
     names: list[str]
@@ -58,7 +64,7 @@ class Loaded(NamedTuple):
 class ImagePipeline(GraphPipeline):
     """Classifies images; see `zoo.pipeline`."""
 
-    BATCH_SIZE: ClassVar[int] = 4  # a fifth quicker than one by one; more gain little
+    BATCH_SIZE: ClassVar[int] = 4  # 20% faster than 1; larger batches gain little
     CALIBRATION: ClassVar[int] = 256
     ON_ERROR: ClassVar[str] = "skip"
     PARTS: ClassVar[str] = "files"
@@ -68,16 +74,22 @@ class ImagePipeline(GraphPipeline):
         self.spec = Preprocess.from_json(folder.preprocessing)
         self.background = int(
             bool(folder.card.details.get("background"))
-        )  # classes before the first one that labels count
+        )  # number of background classes before class 0
         self.smallest = 2 * (self.spec.resize or self.spec.size) if self.spec.scaled_decode else 0
         self._names: list[str] = []
 
     def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
-        """Images -> {"image": uint8 [n, 3, size, size], R, G, B}.
+        """Decodes, resizes and crops images; all of them in memory at once, whereas `run` streams.
 
-        raw: a path or a folder, the bytes of an image file, pixels uint8 [H, W, 3] or [H, W], a Pillow image, or a list
-        of these. All of it in memory at once; `run` streams. Raises RequestError for an image that cannot be read, or
-        none at all.
+        Args:
+            raw: Path of a file or folder, content of an image file, pixels uint8 [h, w, 3] (RGB) or [h, w], a Pillow
+                image, or a list of these.
+
+        Returns:
+            {"image": uint8 [n, 3, size, size]}, RGB.
+
+        Raises:
+            RequestError: An image is unreadable, or there are no images.
         """
         images = list(_each(raw))
         if not images:
@@ -88,14 +100,21 @@ class ImagePipeline(GraphPipeline):
         return {INPUT: pixels}
 
     def items(self, files: Iterable[tuple[str, Callable[[], bytes]]]) -> list[Item]:
-        """See `ShardableFiles`."""
+        """See `ShardableFiles.items`."""
         return [Item(name, "", "", read) for name, read in files]
 
     def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
-        """[{"label": class name, "index": of the output, "probability", "top5": [(name, probability), ...]}, ...], one
-        per image.
+        """Converts logits to class names and softmax probabilities.
 
-        Probabilities are the softmax of the logits. Raises ZooError where these are not finite.
+        Args:
+            out: {"logits": float32 [n, classes]}.
+
+        Returns:
+            {"label": class name, "index": class index, "probability", "top5": [(name, probability), ...]} of each
+            image.
+
+        Raises:
+            ZooError: A logit is not finite.
         """
         logits = out[OUTPUT]
         names = self.names(logits.shape[1])
@@ -103,7 +122,7 @@ class ImagePipeline(GraphPipeline):
         for row in logits:
             some = min(TOP, len(row))
             top = row.argpartition(-some)[-some:]
-            top.sort()  # so that of equal ones the first comes first, as in argmax
+            top.sort()  # equal logits keep the order of their classes, as in argmax
             top = top[(-row[top]).argsort(kind="stable")]
             if not np.isfinite(row[top]).all():  # NaN counts as the largest
                 raise ZooError("the model computes NaN or infinite logits; check its weights and the input")
@@ -121,55 +140,62 @@ class ImagePipeline(GraphPipeline):
     # --------------------------------------------------------------------------------------------------------- classes
 
     @functools.cached_property
-    def given_names(self) -> list[str] | None:
-        """The class names of the model's card, its classes.txt or its training; None where there are none."""
+    def class_names(self) -> list[str] | None:
+        """Class names of the model's card, classes.txt or train.json; None if there are none."""
         found = self.folder.card.details.get("classes")
         if isinstance(found, list):
             return [str(each) for each in found]
-        file = IMAGENET if self.folder.card.details.get("names") == IMAGENET.stem else self.path / NAMES
+        file = IMAGENET if self.folder.card.details.get("names") == IMAGENET.stem else self.path / CLASSES_FILE
         try:
             if file.is_file():
                 return [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
-            raise RequestError(f"cannot read {file}: {error}; wanted the class names in UTF-8, one a line") from error
+            raise RequestError(f"cannot read {file}: {error}; expected the class names in UTF-8, one a line") from error
         trained = self.path / "train.json"
         return [str(each) for each in read_json(trained)["classes"]] if trained.is_file() else None
 
     def names(self, classes: int) -> list[str]:
-        """A name for each of the network's `classes` outputs: the given ones, or "class 0", "class 1", ...
+        """Returns the names of all outputs: `class_names`, or "class 0", "class 1", ...
 
-        Raises RequestError where another number of names is given.
+        Args:
+            classes: Number of outputs of the network.
+
+        Raises:
+            RequestError: The model has another number of class names.
         """
         if len(self._names) != classes:
-            given = self.given_names or [f"class {index}" for index in range(classes - self.background)]
+            given = self.class_names or [f"class {index}" for index in range(classes - self.background)]
             names = [*["background"] * self.background, *given] if len(given) == classes - self.background else given
             if len(names) != classes:
                 raise RequestError(
-                    f"{self.path} names {len(names)} classes, and its network tells {classes} apart; correct its "
-                    f"{NAMES}"
+                    f"{self.path} names {len(names)} classes, but its network has {classes} outputs; correct its "
+                    f"{CLASSES_FILE}"
                 )
             self._names = names
         return self._names
 
     @functools.cached_property
     def classes(self) -> int:
-        """How many classes the network tells apart. Runs it once, on a batch of nothing."""
+        """Number of outputs of the network, from one inference of black images."""
         return int(self.predict(self.blank())[OUTPUT].shape[1])
 
     # --------------------------------------------------------------------------------------------------------- streams
 
     @property
     def workers(self) -> int:
-        """Threads that decode while this one classifies; 0 on a single CPU, where that gains nothing."""
+        """Number of decoding threads that run ahead of the inference; 0 on a single core, where they gain nothing."""
         cores = machine.cores()
         return min(WORKERS, max(1, cores - self.threads)) if cores > 1 else 0
 
     def load(self, images: Sequence[Path | Item], on_error: str = "raise") -> Loaded:
-        """Decodes and preprocesses a few images.
+        """Decodes and preprocesses images.
 
         Args:
             images: Image files.
             on_error: "raise" to stop at the first unreadable image, "skip" to report it in the result.
+
+        Returns:
+            The batch.
 
         Raises:
             RequestError: An image is unreadable.
@@ -202,9 +228,9 @@ class ImagePipeline(GraphPipeline):
         Returns:
             Generator of batches; close it to stop early.
         """
-        left = iter(images)
-        groups = iter(lambda: list(itertools.islice(left, self.batch_size)), [])
-        return ordered_map(lambda some: self.load(some, on_error), groups, self.workers)
+        remaining = iter(images)
+        batches = iter(lambda: list(itertools.islice(remaining, self.batch_size)), [])
+        return ordered_map(lambda batch: self.load(batch, on_error), batches, self.workers)
 
     def run(self, inputs: Any, output: str | Path, on_error: str = "skip") -> dict[str, Any]:
         """Classifies any number of images in constant memory and input order.
@@ -253,7 +279,7 @@ class ImagePipeline(GraphPipeline):
                 count, skipped = count + len(batch.pixels), skipped + len(bad)
                 advance(len(batch.names))
             seconds["wall"] = time.perf_counter() - start
-            report_faults(skipped, count, faults, self.in_parts)
+            log_unreadable(skipped, count, faults, self.in_parts)
         return {
             "images": count,
             "skipped": skipped,
@@ -278,7 +304,7 @@ class ImagePipeline(GraphPipeline):
         Raises:
             RequestError: An image is unreadable, or there are no images.
         """
-        images = pictures(data)
+        images = unlabelled_images(data)
         count = min(count, len(images))
         chosen = [images[index * len(images) // count] for index in range(count)]
         with closing(self.stream(chosen, on_error)) as batches, progress("reading images", count) as advance:
@@ -287,7 +313,7 @@ class ImagePipeline(GraphPipeline):
                 loaded.append(batch)
                 advance(len(batch.names))
         faults = [fault for batch in loaded for fault in batch.faults if fault]
-        report_faults(len(faults), count - len(faults), faults)
+        log_unreadable(len(faults), count - len(faults), faults)
         return {INPUT: np.concatenate([batch.pixels for batch in loaded])}
 
     def example(self, count: int, data: Any = None) -> list[bytes]:
@@ -301,30 +327,31 @@ class ImagePipeline(GraphPipeline):
             Contents of the files.
         """
         if data is None:
-            height, width = (
-                self.spec.size * 375 // 224,
-                self.spec.size * 500 // 224,
-            )  # to the input as ImageNet's photos are, usually
-            some = [photo(seed, width, height) for seed in range(min(count, PHOTOS))]
+            # the usual size of ImageNet's images for an input of 224 x 224
+            height, width = self.spec.size * 375 // 224, self.spec.size * 500 // 224
+            files = [synthetic_jpeg(seed, width, height) for seed in range(min(count, SYNTHETIC_IMAGES))]
         else:
-            some = [content(image) for image in pictures(data)[:count]]
-        return list(itertools.islice(itertools.cycle(some), count))
+            files = [content(image) for image in unlabelled_images(data)[:count]]
+        return list(itertools.islice(itertools.cycle(files), count))
 
     def _slots(self, count: int) -> NDArray[np.uint8]:
         return np.empty((count, 3, self.spec.size, self.spec.size), np.uint8)
 
     def blank(self) -> Batch:
-        """A batch of black images."""
+        """Returns a batch of black images, uint8 [batch_size, 3, size, size]."""
         return {INPUT: np.zeros((self.batch_size, 3, self.spec.size, self.spec.size), np.uint8)}
 
 
-def photo(seed: int, width: int, height: int) -> bytes:
+def synthetic_jpeg(seed: int, width: int, height: int) -> bytes:
     """Generates a JPEG file of noise at several scales, similar in size and detail to a photograph.
 
     Args:
         seed: Random seed; the same seed gives the same bytes.
         width: Width in pixels.
         height: Height in pixels.
+
+    Returns:
+        Content of the file.
     """
     rng = np.random.default_rng(seed)
     pixels = np.zeros((height, width, 3), np.float32)
@@ -337,7 +364,7 @@ def photo(seed: int, width: int, height: int) -> bytes:
 
 
 def _each(raw: Any) -> Iterator[Any]:
-    """The images in what `preprocess` takes, folders opened."""
+    """Yields the images of the input of `preprocess`; folders are expanded."""
     alone = isinstance(raw, bytes | str | os.PathLike | Image.Image) or (isinstance(raw, np.ndarray) and raw.ndim < 4)
     for image in [raw] if alone or not isinstance(raw, Iterable) else raw:
         if isinstance(image, str | os.PathLike):
@@ -346,13 +373,21 @@ def _each(raw: Any) -> Iterator[Any]:
             yield image
         else:
             raise RequestError(
-                f"found {type(image).__name__}; wanted a path, the bytes of an image file, pixels, or a Pillow image"
+                f"found {type(image).__name__}; expected a path, the bytes of an image file, pixels, or a Pillow image"
             )
 
 
-def pictures(data: Any) -> list[Path | Item]:
-    """Images without labels: of files and folders, or of an archive or a data set; of those for training only, where
-    there is a split.
+def unlabelled_images(data: Any) -> list[Path | Item]:
+    """Finds images, labelled or not; only the training images if the source is split.
+
+    Args:
+        data: Image files and folders, an archive, or a data set (see `zoo.vision.data.datasets.open_images`).
+
+    Returns:
+        The images, unopened.
+
+    Raises:
+        RequestError: There are no images.
     """
     sources = list(data) if isinstance(data, list | tuple) else [data]
     path = Path(sources[0]) if len(sources) == 1 else None
@@ -371,7 +406,17 @@ def pictures(data: Any) -> list[Path | Item]:
 
 
 def content(image: Path | Item) -> bytes:
-    """The bytes of an image file. Raises RequestError where it cannot be read."""
+    """Reads an image file.
+
+    Args:
+        image: Path, or item of a data set.
+
+    Returns:
+        Content of the file.
+
+    Raises:
+        RequestError: The file is unreadable.
+    """
     try:
         return image.read() if isinstance(image, Item) else image.read_bytes()
     except OSError as error:
@@ -397,15 +442,15 @@ def _name(image: Path | Item) -> str:
 
 
 def _columns(columns: Mapping[str, Any], batch: Loaded, results: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Results of a batch as `pipelines.data.tables` takes them."""
+    """Converts the results of a batch to columns for `pipelines.data.tables`."""
     found: dict[str, list[Any]] = {name: [] for name in columns}
-    left = iter(results)
+    remaining = iter(results)
     for name, fault in zip(batch.names, batch.faults, strict=True):
         row: dict[str, Any] = {"file": _text(name)}
         if fault:
             row["error"] = _text(fault.removeprefix(f"{name} "))
         else:
-            result = next(left)
+            result = next(remaining)
             row["index"] = result["index"]
             for place, (label, probability) in enumerate(result["top5"], 1):
                 row |= {f"label{place}" if place > 1 else "label": label}
@@ -416,11 +461,11 @@ def _columns(columns: Mapping[str, Any], batch: Loaded, results: list[dict[str, 
 
 
 def _text(name: str) -> str:
-    """A file's name may hold bytes that are no UTF-8."""
+    """Replaces bytes of a file name that are not UTF-8."""
     return name.encode("utf-8", "replace").decode()
 
 
-def report_faults(skipped: int, count: int, faults: Sequence[str], in_parts: bool = False) -> None:
+def log_unreadable(skipped: int, count: int, faults: Sequence[str], in_parts: bool = False) -> None:
     """Logs unreadable images.
 
     Args:

@@ -13,9 +13,9 @@ from pipelines.analysis.metrics import LEVEL, RESAMPLES, Floats, against_fp32, i
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from zoo.vision.data.datasets import HELD_OUT, Item, find_images
-from zoo.vision.inference import INPUT, OUTPUT, ImagePipeline, report_faults
+from zoo.vision.inference import INPUT, OUTPUT, ImagePipeline, log_unreadable
 
-TOP = (1, 5)  # a prediction is right where the right class is among its first so many
+TOP = (1, 5)  # k of the top-k accuracies
 
 
 def evaluate(pipelines: Mapping[str, ImagePipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
@@ -57,7 +57,7 @@ def find_labelled(pipeline: ImagePipeline, data: Any) -> tuple[list[Item], NDArr
     chosen = next((name for name in HELD_OUT if name in {item.split for item in items}), None)
     items = [item for item in items if chosen is None or item.split == chosen]
     given = sorted({item.label for item in items})
-    names, known = pipeline.given_names, pipeline.names(pipeline.classes)
+    names, known = pipeline.class_names, pipeline.names(pipeline.classes)
     index = {name: i for i, name in enumerate(known)}
     if names is None or not set(given) <= index.keys():
         if all(label.isdecimal() for label in given):
@@ -107,7 +107,7 @@ def rank_images(
             for name, pipeline in pipelines.items() if len(right) else ():
                 parts[name].append(rank(pipeline.predict({INPUT: batch.pixels})[OUTPUT], right))
             advance(len(well))
-    report_faults(len(faults), len(images) - len(faults), faults)
+    log_unreadable(len(faults), len(images) - len(faults), faults)
     ranked = {name: Ranked(*map(np.concatenate, zip(*part, strict=True))) for name, part in parts.items()}
     return ranked, len(faults)
 
@@ -126,6 +126,9 @@ def rank(logits: Floats, labels: NDArray[np.int64]) -> Ranked:
         logits: float [n, classes].
         labels: Correct classes, int64 [n].
 
+    Returns:
+        Top classes and ranks.
+
     Raises:
         ZooError: A logit is not finite.
     """
@@ -140,7 +143,14 @@ def rank(logits: Floats, labels: NDArray[np.int64]) -> Ranked:
 
 
 def class_metrics(ranked: Ranked) -> dict[str, float]:
-    """{"top1", "top5"}: the share of images whose right class comes first, or among the first five."""
+    """Computes top-1 and top-5 accuracy.
+
+    Args:
+        ranked: Ranks of n images.
+
+    Returns:
+        {"top1", "top5"}, shares from 0 to 1.
+    """
     return {f"top{k}": float((ranked.place < k).mean()) for k in TOP}
 
 
@@ -165,13 +175,13 @@ def compare_classes(outputs: Mapping[str, Ranked], seed: int = 0) -> dict[str, A
 
 
 def _compare_ranked(a: Ranked, b: Ranked, seed: int) -> dict[str, Any]:
-    """What b changes of a; see `compare_classes`. Each metric is a mean of values from {-1, 0, 1}, one an image."""
+    """Compares b with a; see `compare_classes`. Each metric is the mean over images of values in {-1, 0, 1}."""
     values = {f"top{k}": (b.place < k).astype(np.int64) - (a.place < k) for k in TOP} | {
         "agreement": (a.first == b.first).astype(np.int64)
     }
     rng = np.random.default_rng(seed)
     intervals: dict[str, Any] = {"level": LEVEL, "resamples": RESAMPLES}
-    for name, value in values.items():  # a draw of n images with replacement is a draw of how often each value comes
+    for name, value in values.items():  # a bootstrap sample is a multinomial draw of the counts of values
         kinds, counts = np.unique(value, return_counts=True)
         means = rng.multinomial(len(value), counts / len(value), RESAMPLES) @ kinds / len(value)
         intervals[name] = interval(means)

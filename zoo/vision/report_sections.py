@@ -17,7 +17,14 @@ OVERVIEW = "ms per photo, JPEG to label"
 
 
 def overview(name: str) -> dict[str, str]:
-    """The model's cells in the overview table, by column; {} if nothing was measured."""
+    """Returns the cells of a model in the overview table.
+
+    Args:
+        name: Name of the model.
+
+    Returns:
+        {column: cell}; {} if nothing was measured.
+    """
     measured = _reports(name)
     if not measured:
         return {}
@@ -39,7 +46,14 @@ def _speed_up(report: Report) -> str:
 
 
 def sections(name: str) -> str:
-    """The body of the model's section in MODELS.md."""
+    """Renders the section of a model in MODELS.md.
+
+    Args:
+        name: Name of the model.
+
+    Returns:
+        Markdown, without the heading.
+    """
     spec = Hub(zoo.SHIPPED).card(name).details["preprocessing"]
     mean, deviation = (", ".join(f"{value:.4g}" for value in spec[key]) for key in ("mean", "std"))
     lines = [
@@ -55,11 +69,18 @@ def sections(name: str) -> str:
 
 
 def benchmarks(names: Sequence[str]) -> str:
-    """The image classifiers `names` in docs/benchmarks.md."""
+    """Renders the section of image classifiers in docs/benchmarks.md.
+
+    Args:
+        names: Names of the models.
+
+    Returns:
+        Markdown; "" if nothing was measured.
+    """
     measured = [(name, report) for name in names for report in _reports(name)]
-    pipelines = [_beside_pipelines(report) for report in reports(PEERS, "images")]
+    pipelines = [_peer_pipelines(report) for report in reports(PEERS, "images")]
     networks = [_networks_alone(report) for report in reports(PEERS, "image-networks")]
-    quantizers = [_beside_quantizers(report) for report in reports(PEERS, "vision")]
+    quantizers = [_peer_quantizers(report) for report in reports(PEERS, "vision")]
     parts = [
         *(["### From JPEG to label\n", _pipelines(measured)] if measured else []),
         *(["### Peer pipelines\n", *pipelines] if pipelines else []),
@@ -151,7 +172,7 @@ def _pipelines(measured: Sequence[tuple[str, Report]]) -> str:
     return f"Single photos. Data and reports:\n\n{sources}\n\n" + table(columns, rows)
 
 
-def _beside_pipelines(report: Report) -> str:
+def _peer_pipelines(report: Report) -> str:
     """JPEG to label: this project and peer pipelines."""
     rows = []
     for model in report.content["models"]:
@@ -196,11 +217,11 @@ def _networks_alone(report: Report) -> str:
         }
         for part, found in parts.items():
             if found:
-                beside = [
+                peers = [
                     f"{found[each]['ms']['median']:.2f} ({found[each]['native_is']:.2f}x)" if each in found else ""
                     for each in engines
                 ]
-                rows.append([model["model"], part, f"{found['native']['ms']['median']:.2f}", *beside])
+                rows.append([model["model"], part, f"{found['native']['ms']['median']:.2f}", *peers])
         first = {
             name: [each[key]["median"] for key in ("ms", "megabytes")] for name, each in model["first_call"].items()
         }
@@ -231,7 +252,7 @@ def _networks_alone(report: Report) -> str:
     )
 
 
-def _beside_quantizers(report: Report) -> str:
+def _peer_quantizers(report: Report) -> str:
     """This project's quantizer and its peers, per network and setting."""
     rows = []
     for model in report.content["models"]:
@@ -240,10 +261,10 @@ def _beside_quantizers(report: Report) -> str:
             for engine in ("onnxruntime", "openvino"):
                 timing = model["milliseconds"].get(engine, {}).get(result["setting"])
                 medians.append(f"{timing['median']:.2f}" if timing else "")
-            for judge, metrics in result["accuracy"].items():
+            for engine_name, metrics in result["accuracy"].items():
                 shares = [f"{metrics[key]:.2f}" for key in ("drop", "agreement", "agreement_of_views")]
                 cells = [*shares, f"{metrics['sqnr_db']:.1f}", *medians, f"{result['peak_mb']:,.0f}"]
-                rows.append([model["model"], result["setting"], judge, *cells])
+                rows.append([model["model"], result["setting"], engine_name, *cells])
     columns = [
         "network",
         "setting",

@@ -1,6 +1,4 @@
-"""From image files to classes, timed in DAWNBench's manner: accuracy first, then one image after the other, then as
-many as can be.
-"""
+"""Benchmark of image classifiers from image files to classes, as in DAWNBench: accuracy, latency, throughput."""
 
 from __future__ import annotations
 
@@ -22,20 +20,20 @@ from pipelines.core.progress import progress
 from pipelines.data.images import decode, prepare
 from pipelines.models.pipeline import graph_file
 from zoo.vision.data.datasets import Item
-from zoo.vision.inference import INPUT, ImagePipeline, content, pictures
+from zoo.vision.inference import INPUT, ImagePipeline, content, unlabelled_images
 from zoo.vision.metrics import class_metrics, find_labelled, rank_images
 
 SCENARIOS = ("single-stream", "offline")
 BATCHES = (1, 4, 16)
-BLOCK = 10  # images that one model classifies before the next one's turn
-PROBE = 64  # images that a batch size is tried on
-ROUNDS = 3  # turns of the stream
+BLOCK = 10  # images that one pipeline classifies before the next pipeline's turn
+PROBE = 64  # images to time a batch size on
+ROUNDS = 3  # rounds of the throughput measurement
 STEPS = ("decode", "preprocess", "model", "postprocess")
 
 logger = logging.getLogger(__name__)
 
 
-def harness(
+def run_scenario(
     pipelines: Sequence[ImagePipeline],
     data: Any,
     *,
@@ -69,16 +67,16 @@ def harness(
     if scenario not in SCENARIOS:
         raise RequestError(f"unknown scenario {scenario!r}; choose {' or '.join(SCENARIOS)}")
     if count < 1:
-        raise RequestError(f"count is {count}; wanted at least 1 image")
-    wanted = {name: share for name, share in (least or {}).items() if share is not None}
-    images, labels = _images(pipelines[0], data, wanted)
+        raise RequestError(f"count is {count}; expected at least 1 image")
+    minimums = {name: share for name, share in (least or {}).items() if share is not None}
+    images, labels = _images(pipelines[0], data, minimums)
     for each in pipelines:
-        each.predict(each.blank())  # "auto" decides
+        each.predict(each.blank())  # engine "auto" selects an engine
     results: list[dict[str, Any]] = [
         {"engine": each.engine, "precision": each.precision, "threads": each.threads} for each in pipelines
     ]
     if labels is not None:
-        for result, metrics in zip(results, _accuracy(pipelines, images, labels, wanted), strict=True):
+        for result, metrics in zip(results, _accuracy(pipelines, images, labels, minimums), strict=True):
             result |= metrics
     count = min(count, len(images))
     chosen = [images[index * len(images) // count] for index in range(count)]
@@ -100,50 +98,50 @@ def harness(
 
 
 def _images(
-    pipeline: ImagePipeline, data: Any, wanted: Mapping[str, float]
+    pipeline: ImagePipeline, data: Any, minimums: Mapping[str, float]
 ) -> tuple[Sequence[Path | Item], NDArray[np.int64] | None]:
     try:
         return find_labelled(pipeline, data)
     except RequestError as error:
-        if wanted:
-            asked = " and ".join(f"--min-{name}" for name in wanted)
+        if minimums:
+            asked = " and ".join(f"--min-{name}" for name in minimums)
             raise RequestError(f"{asked} asks for the labels of the images: {error}") from error
-        images = pictures(data)
+        images = unlabelled_images(data)
         logger.warning("no accuracy: %s", error)
         return images, None
 
 
 def _accuracy(
-    pipelines: Sequence[ImagePipeline], images: Sequence[Any], labels: NDArray[np.int64], wanted: Mapping[str, float]
+    pipelines: Sequence[ImagePipeline], images: Sequence[Any], labels: NDArray[np.int64], minimums: Mapping[str, float]
 ) -> list[dict[str, float]]:
     ranked, _ = rank_images({str(index): each for index, each in enumerate(pipelines)}, images, labels)
     metrics = [class_metrics(each) for each in ranked.values()]
     for pipeline, found in zip(pipelines, metrics, strict=True):
-        for name, share in wanted.items():
+        for name, share in minimums.items():
             if found[name] < share:
                 who = f"{pipeline.folder.card.name} in {pipeline.precision}, {pipeline.engine}"
                 raise ZooError(
-                    f"{who}: {name} is {found[name]:.4f} on {len(labels):,} images, wanted {share:g} or more; nothing "
-                    "was timed"
+                    f"{who}: {name} is {found[name]:.4f} on {len(labels):,} images, expected {share:g} or more; "
+                    "nothing was timed"
                 )
     return metrics
 
 
 def _one_by_one(pipelines: Sequence[ImagePipeline], images: Sequence[Path | Item]) -> list[NDArray[np.float64]]:
-    """Milliseconds [images, steps] of every pipeline."""
+    """Measures the latency of images one by one; milliseconds, float64 [images, steps], of every pipeline."""
     times: list[list[list[float]]] = [[] for _ in pipelines]
     with progress("classifying one by one", len(images)) as advance:
         for start in range(0, len(images), BLOCK):
             block = [content(image) for image in images[start : start + BLOCK]]
             for pipeline, taken in zip(pipelines, times, strict=True):
-                _steps(pipeline, block[-1])  # caches warm again after the others' turns
+                _steps(pipeline, block[-1])  # warms the caches after the turns of other pipelines
                 taken += [_steps(pipeline, each) for each in block]
             advance(len(block))
     return [np.array(taken) for taken in times]
 
 
 def _steps(pipeline: ImagePipeline, data: bytes) -> list[float]:
-    """Milliseconds of every step from the bytes of a file to its classes."""
+    """Measures the milliseconds of every step from the content of a file to its classes."""
     at = [time.perf_counter()]
     decoded = decode(data, smallest=pipeline.smallest)
     at.append(time.perf_counter())
@@ -181,7 +179,7 @@ def _offline(pipelines: Sequence[ImagePipeline], images: Sequence[Path | Item]) 
 
 
 def _seconds(pipeline: ImagePipeline, images: Sequence[Path | Item], batch_size: int) -> float:
-    """Seconds from files to classes, others decoded meanwhile."""
+    """Measures the seconds from files to classes, with decoding threads."""
     sized = copy.copy(pipeline)
     sized.batch_size = batch_size
     sized.predict(sized.blank())  # compiled and warm

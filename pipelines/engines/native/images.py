@@ -119,9 +119,9 @@ class ImageSession(Asynchronous):
         x = batch.get(program.input)
         fits = x is not None and x.shape[1:] == tuple(program.shape) and program.batch in (0, len(x))
         if x is None or not fits or x.dtype != program.dtype:
-            wanted = f"{program.input} {program.dtype} [{program.batch or 'n'}, {', '.join(map(str, program.shape))}]"
+            expected = f"{program.input} {program.dtype} [{program.batch or 'n'}, {', '.join(map(str, program.shape))}]"
             given = {name: f"{np.asarray(each).dtype} {list(np.shape(each))}" for name, each in batch.items()}
-            raise BatchError(f"the native kernels cannot run {self.path} on {given}; expected {wanted}")
+            raise BatchError(f"the native kernels cannot run {self.path} on {given}; expected {expected}")
         try:
             found: NDArray[Any] = self._network(contiguous(x), self.threads)
             if program.parts:

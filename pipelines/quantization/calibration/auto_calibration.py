@@ -232,12 +232,12 @@ def hold_back(model: ir.Model, samples: Iterable[Batch], count: int) -> tuple[li
     return judging, _Fitting(model, samples, stride) if stride > 1 else judging
 
 
-def _stride(model: ir.Model, samples: Iterable[Batch], count: int, wanted: int) -> int:
-    """Of how many chunks one is to be drawn for `wanted` of `count` samples, or for `MOST` elements of them."""
+def _stride(model: ir.Model, samples: Iterable[Batch], count: int, most: int) -> int:
+    """Of how many chunks one is to be drawn for `most` of `count` samples, or for `MOST` elements of them."""
     first = next(iter(sample_chunks(model, samples)))
     size, elements = length(first), max(sum(array.size for array in first.values()), 1)
     chunks = -(-count // size)
-    return max(chunks // max(min(wanted // size, MOST // elements), 1), 1)
+    return max(chunks // max(min(most // size, MOST // elements), 1), 1)
 
 
 def _drawn(model: ir.Model, samples: Iterable[Batch], stride: int) -> list[Batch]:

@@ -294,17 +294,18 @@ def _session(
     """A session that computes the tensors `names` of `model`, in their order; or, if `shapes`, only their shapes."""
     copy = model.clone()
     values = {str(out.name): out for node in copy.graph for out in node.outputs}
-    wanted = [values[name] for name in names]
+    requested = [values[name] for name in names]
     for value in values.values():
         value.shape = None  # an output's shape is checked against the run's, and inference may have guessed
     if shapes:
         taken = query.used_names(copy.graph)
         nodes = [
-            edit.node("Shape", [value], f"{value.name}.shape", dtype=ir.DataType.INT64, taken=taken) for value in wanted
+            edit.node("Shape", [value], f"{value.name}.shape", dtype=ir.DataType.INT64, taken=taken)
+            for value in requested
         ]
         copy.graph.extend(nodes)
-        wanted = [each.outputs[0] for each in nodes]
-    copy.graph.outputs[:] = wanted
+        requested = [each.outputs[0] for each in nodes]
+    copy.graph.outputs[:] = requested
     RemoveUnusedNodesPass()(copy)
     options = reference_session.options(lean=True, prepack=False)
     used = [name for name in shared if name in copy.graph.initializers]

@@ -68,13 +68,13 @@ def sample_chunks(model: ir.Model, samples: Iterable[Batch], most: int = CHUNK, 
         RequestError: The names of the samples differ from those of the inputs.
     """
     inputs = [value for value in model.graph.inputs if not value.is_initializer()]
-    wanted = {str(value.name) for value in inputs}
+    expected = {str(value.name) for value in inputs}
     sizes = {(query.dimensions(value) or [0])[0] for value in inputs}  # None: dynamic, 0: no axis
     size = fixed = (sizes.pop() or -1) if len(sizes) == 1 and 0 not in sizes else 0
     rest: list[Batch] = []
     for batch in samples:
-        if set(batch) != wanted:
-            raise RequestError(f"the samples hold {', '.join(batch)}; the graph takes {', '.join(sorted(wanted))}")
+        if set(batch) != expected:
+            raise RequestError(f"the samples hold {', '.join(batch)}; the graph takes {', '.join(sorted(expected))}")
         if not size or len({len(array) for array in batch.values()}) > 1:
             yield batch
             continue

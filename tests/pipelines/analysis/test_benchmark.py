@@ -341,4 +341,4 @@ def test_the_table_shows_the_instances(monkeypatch, capsys):
         and "pre /" not in header
     )
     assert line.split() == ["native", "int8", "512", "3", "1,234", "1.000", "2.000", "3.000", "1.000", "78"]
-    assert last.strip() == "C, 1 thread(s) an instance"
+    assert last.strip() == "C, 1 thread(s) per instance"

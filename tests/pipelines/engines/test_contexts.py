@@ -94,5 +94,5 @@ def test_what_contexts_compute_is_what_one_call_after_the_other_does(engine):
     found = [each["probability"] for each in pipeline.session.map(several)]
     assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
     assert np.array_equal(pipeline.submit(several[0]).result()["probability"], wanted[0])
-    with pytest.raises(RequestError, match="more than the batch size"):
+    with pytest.raises(RequestError, match="more samples than the batch size"):
         pipeline.submit({name: np.concatenate([each] * 2) for name, each in several[0].items()})

@@ -17,18 +17,18 @@ from pipelines.graph import edit, io, query
 from pipelines.models import stages
 from pipelines.models.folder import ModelFolder, open_folder
 from pipelines.models.hub import Card, CardFile
-from pipelines.models.record import HALF, QUANTIZATION, RECORD, ROAD, SAMPLES
+from pipelines.models.record import BUILD_STAGES, HALF, QUANTIZATION, RECORD, SAMPLES
 from pipelines.models.stages import build
 
 # --- stages
 
 
 def test_every_stage_is_made_once(folder):
-    assert build(folder) == dict.fromkeys(ROAD, "made")
-    assert build(folder) == dict.fromkeys(ROAD, "kept")
+    assert build(folder) == dict.fromkeys(BUILD_STAGES, "made")
+    assert build(folder) == dict.fromkeys(BUILD_STAGES, "kept")
     assert (folder.path / "frozen.log").read_text() == "frozen\n"
     record = json.loads((folder.path / RECORD).read_text())
-    assert list(record) == list(ROAD)
+    assert list(record) == list(BUILD_STAGES)
     assert (
         record["fp32.onnx"]["inputs"] == {"seed.txt": sha256(folder.path / "seed.txt")}
         and record["fp32.onnx"]["nodes"] == 4
@@ -55,9 +55,9 @@ def test_building_stops_where_it_is_told(folder):
 
 def test_force_makes_everything_again(folder):
     build(folder)
-    before = {name: (folder.path / name).read_bytes() for name in ROAD}
+    before = {name: (folder.path / name).read_bytes() for name in BUILD_STAGES}
     assert outcome(folder, force=True) == "mmmm"
-    assert before == {name: (folder.path / name).read_bytes() for name in ROAD}  # the same bytes
+    assert before == {name: (folder.path / name).read_bytes() for name in BUILD_STAGES}  # the same bytes
 
 
 def edit_record(path, stage, change):
@@ -158,7 +158,7 @@ def test_a_complete_folder_may_be_read_only(folder, monkeypatch):
 def test_a_missing_checkpoint_is_named(folder):
     (folder.path / "seed.txt").unlink()
     with pytest.raises(
-        RequestError, match=r"seed\.txt is missing, fp32\.onnx is made from it; train or download the model again"
+        RequestError, match=r"seed\.txt is missing, which fp32\.onnx is built from; train or download the model again"
     ):
         build(folder)
 
@@ -267,9 +267,7 @@ def test_preprocessing_that_is_no_object_is_named_with_its_card(folder):
 
 def test_an_interrupted_training_can_go_on(tmp_path):
     (tmp_path / "checkpoint").mkdir()
-    with pytest.raises(
-        RequestError, match=r"training that was interrupted; go on with: zoo train \.\.\. -o .* --resume"
-    ):
+    with pytest.raises(RequestError, match=r"an interrupted training; resume it with: zoo train \.\.\. -o .* --resume"):
         open_folder(tmp_path, {}.__getitem__)
 
 

@@ -161,7 +161,7 @@ def test_a_wrong_request_gets_one_line_exit_code_2_and_leaves_nothing(
 
 
 def test_a_warning_comes_once() -> None:
-    once = cli.Once()
+    once = cli.UniqueMessages()
     records = [logging.makeLogRecord({"msg": "line %d", "args": (number,)}) for number in (1, 2, 1)]
     assert [once.filter(each) for each in records] == [True, True, False]
 

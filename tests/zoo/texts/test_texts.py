@@ -362,10 +362,10 @@ def test_pairs_come_from_columns_by_name(tmp_path):
     for verb, names in (("calibrate", "answer"), ("evaluate", "question,answer,how")):
         result = CliRunner().invoke(cli, [verb, str(tmp_path / "ours"), *data, names])
         assert result.exit_code == 0, result.output
-    assert "of the ten nearest texts by float32 stay" in result.output
+    assert "recall of the ten nearest texts by float32" in result.output
     columns = ("question", "answer", "how")
     assert zoo.evaluate(tmp_path / "ours", str(tmp_path / "t.parquet"), columns=columns)["samples"] == len(rows)
-    with pytest.raises(RequestError, match="--column is of encoders of texts"):
+    with pytest.raises(RequestError, match="--column requires a text encoder"):
         zoo.evaluate("wide-deep-criteo", str(tmp_path / "qa.csv"), columns=columns)
 
 

@@ -38,9 +38,9 @@ with processes() as group:
             wait = slow["after" if self.hook == "bf16" else "before"]
             wrapped.register_forward_pre_hook(lambda *_: time.sleep(wait))
             return wrapped
-    communication.TRIED = {"hook": ("bf16", "fp16"), "bucket_cap_mb": (4.0,)}
+    communication.CANDIDATES = {"hook": ("bf16", "fp16"), "bucket_cap_mb": (4.0,)}
     found = communication.tuned(model, group, step, Slowed(), about=sys.argv[1])
-    communication.TRIED = {"hook": ("fp16",)}
+    communication.CANDIDATES = {"hook": ("fp16",)}
     kept = communication.tuned(model, group, step, Slowed("bf16"), about="kept")
     def never(module):
         raise AssertionError("what is known is not timed again")

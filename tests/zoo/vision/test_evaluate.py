@@ -1,4 +1,4 @@
-"""Image classifiers judged: against a plain loop, archives, published weights; and the harness that judges, then times."""
+"""Evaluation of image classifiers: against a plain loop, archives, published weights; and the benchmark of a scenario, accuracy first."""
 
 import shutil
 import tarfile
@@ -114,7 +114,7 @@ def test_published_weights_are_as_good_as_they_should_be(
     assert found["metrics"]["fp32"] == pytest.approx({"top1": top1, "top5": top5}, abs=0.005)
 
 
-# --- the harness
+# --- the benchmark of a scenario
 
 
 def test_the_harness_judges_then_times(folder: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +143,7 @@ def test_the_harness_judges_then_times(folder: Path, photos: Path, capsys: pytes
     cli.call(["benchmark", str(folder), "--data", str(photos), "--scenario", "offline", "--precision", "int8", "--engine", "onnxruntime",
               "--count", "5"])  # fmt: skip
     out = capsys.readouterr().out
-    assert "100.000%" in out and "5 images timed, 35 judged" in out
+    assert "100.000%" in out and "5 images timed, 35 evaluated" in out
 
 
 def test_the_harness_times_the_native_kernels_of_int8_alone(folder: Path, photos: Path) -> None:
@@ -168,14 +168,14 @@ def test_the_harness_times_nothing_that_is_not_good_enough(
         (
             ["--data", tmp_path / "wrong", "--scenario", "offline", "--min-top1", "93%"],
             1,
-            "colors in int8, onnxruntime: top1 is 0.0000 on 5 images, wanted 0.93 or more",
+            "colors in int8, onnxruntime: top1 is 0.0000 on 5 images, expected 0.93 or more",
         ),
         (
             ["--data", tmp_path / "loose", "--scenario", "single-stream", "--min-top1", "50%"],
             2,
             "--min-top1 asks for the labels",
         ),
-        (["--data", photos, "--min-top1", "0.5"], 2, "add --scenario"),
+        (["--data", photos, "--min-top1", "0.5"], 2, "require --scenario"),
         (["--scenario", "offline"], 2, "--data FOLDER"),
         (["--data", photos, "--scenario", "offline", "--batch-size", "8"], 2, "leave out --batch-size"),
         (["--data", photos, "--scenario", "offline", "--count", "0"], 2, "count is 0"),

@@ -58,8 +58,8 @@ def test_a_pipeline_takes_what_people_have(opened: ImagePipeline, photos: Path) 
         (b"no image", "is no image"),
         ("nowhere.jpg", "nowhere.jpg does not exist"),
         ([], "found no images"),
-        ([3], "found int; wanted a path"),
-        (3, "found int; wanted a path"),
+        ([3], "found int; expected a path"),
+        (3, "found int; expected a path"),
         (np.zeros((4, 4, 2), np.uint8), r"\[4, 4, 2\]; expected pixels"),
     ],
 )
@@ -91,7 +91,7 @@ def test_probabilities_are_the_softmax_and_equal_ones_come_in_order(opened: Imag
 
 
 def test_two_classes_have_no_top_five(opened: ImagePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened.__dict__["given_names"] = ["no", "yes"]
+    opened.__dict__["class_names"] = ["no", "yes"]
     assert len(opened.postprocess({"logits": np.array([[0, 1]], np.float32)})[0]["top5"]) == 2
 
 
@@ -108,7 +108,7 @@ def test_names_come_from_the_card_a_file_or_the_training_or_are_numbers(
     (path / "classes.txt").write_text("\n".join(["none", *NAMES]) + "\n")
     assert label(path) == "red"
     (path / "classes.txt").write_text("red\ngreen\n")
-    with pytest.raises(RequestError, match=r"names 2 classes, and its network tells 8 apart"):
+    with pytest.raises(RequestError, match=r"names 2 classes, but its network has 8 outputs"):
         label(path)
     (path / "classes.txt").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(RequestError, match="UTF-8"):
@@ -142,7 +142,7 @@ def test_examples_are_files_given_or_made_up(opened: ImagePipeline, photos: Path
         path.read_bytes() for path in [*everything(photos / "red"), photos / "red" / "0.jpg"]
     ]
     made = opened.example(20)
-    assert len(set(made)) == inference.PHOTOS and made == opened.example(20)
+    assert len(set(made)) == inference.SYNTHETIC_IMAGES and made == opened.example(20)
     opened.spec = replace(opened.spec, size=224, resize=256)
     first = opened.example(1)[0]
     assert Image.open(io.BytesIO(first)).size == (500, 375) and 30_000 < len(first) < 200_000

@@ -135,7 +135,7 @@ def _train_loop(config: Mapping[str, Any]) -> dict[str, Any]:
             train.report({}, checkpoint=train.Checkpoint.from_directory(output) if is_first else None)
 
         try:
-            with runs.keeping(report):
+            with runs.checkpoint_hook(report):
                 command = getattr(api, config["verb"])
                 resume = checkpoint is not None
                 metrics = command(config["model"], config["data"], folder, resume=resume, **config["options"])

@@ -21,7 +21,7 @@ from zoo.translation.inference import TranslationPipeline
 from zoo.translation.training.config import TrainingConfig
 
 KEPT, OF = "distilled.npz", "distilled.sha256"  # in a checkpoint: the pairs, and a digest of what they were made of
-TAUGHT = 4096  # sentences between two steps of the teacher's progress
+DISTILLATION_TARGETS = 4096  # sentences between two steps of the teacher's progress
 
 
 def distilled(
@@ -62,9 +62,9 @@ def distilled(
     asked = vocabulary.encode(text.vocabulary.decode([each[:-1].tolist() for each in own]))
     if group.rank == 0:
         with progress("the teacher translates", len(asked)) as advance:
-            for begin in range(0, len(asked), TAUGHT):
-                said += [each[0].tokens for each in teacher.translate(asked[begin : begin + TAUGHT])]
-                advance(min(TAUGHT, len(asked) - begin))
+            for begin in range(0, len(asked), DISTILLATION_TARGETS):
+                said += [each[0].tokens for each in teacher.translate(asked[begin : begin + DISTILLATION_TARGETS])]
+                advance(min(DISTILLATION_TARGETS, len(asked) - begin))
     said = group.same(said)
     spoken = [
         pair

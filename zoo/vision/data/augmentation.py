@@ -11,11 +11,10 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from zoo.vision.data.datasets import Images, Pixels
 
-GREY = (128, 128, 128)  # what comes into view from outside an image
-STRONGEST = 10.0
+GREY = (128, 128, 128)  # fill color outside the image
+MAX_MAGNITUDE = 10.0
 
-# Every operation takes an image, a strength in [0, 1] and a sign of +-1. Greatest strengths are those of Cubuk et al.
-# 2020.
+# Operations take an image, a strength in [0, 1] and a sign of +-1. Strength 1 is the maximum of Cubuk et al. 2020.
 Operation = Callable[[Image.Image, float, float], Image.Image]
 
 
@@ -55,7 +54,7 @@ RANDAUGMENT: tuple[Operation, ...] = (
 AUGMIX: tuple[Operation, ...] = (
     *TONAL.values(),
     *GEOMETRIC.values(),
-)  # none that the corruptions it is judged by resemble
+)  # without operations that resemble the corruptions of its evaluation
 
 
 def randaugment(image: Image.Image, count: int, magnitude: float, random: np.random.Generator) -> Image.Image:
@@ -71,7 +70,7 @@ def randaugment(image: Image.Image, count: int, magnitude: float, random: np.ran
         The augmented image.
     """
     for _ in range(count):
-        image = _apply(RANDAUGMENT, image, magnitude / STRONGEST, random)
+        image = _apply(RANDAUGMENT, image, magnitude / MAX_MAGNITUDE, random)
     return image
 
 
@@ -96,7 +95,7 @@ def augmix(
     for weight in weights:
         chain = image
         for _ in range(random.integers(1, 4)):
-            chain = _apply(AUGMIX, chain, random.uniform(0.1, severity) / STRONGEST, random)
+            chain = _apply(AUGMIX, chain, random.uniform(0.1, severity) / MAX_MAGNITUDE, random)
         mixed += np.float32(weight) * np.asarray(chain, np.float32)
     return np.asarray(np.rint((1 - share) * original + share * mixed).clip(0, 255), np.uint8)
 
@@ -147,13 +146,19 @@ def resized_crop(image: Image.Image, size: int, random: np.random.Generator, lea
 
 
 @dataclass(frozen=True)
-class Views:
-    """Training images at `size` pixels as an epoch sees them; anything that indexes takes (index, whether AugMix is
-    wanted).
+class AugmentedImages:
+    """Augmented training images of one epoch, a data set for `torch.utils.data.DataLoader`.
 
-    Gives (uint8 [views, size, size, 3], label): one view, or the plain one and two by AugMix. An image's randomness
-    hangs on seed, epoch and index alone, so that workers may share the work in any way. Small images are moved and
-    changed as they are and then resized.
+    The random numbers of an image depend on seed, epoch and index only, not on the worker. Small images are augmented
+    before they are resized.
+
+    Attributes:
+        images: Training images.
+        size: Height and width of the result, in pixels.
+        count: RandAugment: operations per image.
+        magnitude: RandAugment: magnitude, 0 to 10.
+        seed: Random seed.
+        epoch: Epoch, from 0.
     """
 
     images: Images
@@ -167,7 +172,14 @@ class Views:
         return len(self.images)
 
     def __getitem__(self, key: tuple[int, bool]) -> tuple[Pixels, int]:
-        """Pixels and label of image `index`, augmented; key: (index, whether it will be mixed with another)."""
+        """Returns an augmented image.
+
+        Args:
+            key: (index, whether to apply AugMix instead of RandAugment).
+
+        Returns:
+            Pixels, uint8 [views, size, size, 3], and the label. AugMix has three views, the first one without it.
+        """
         index, mixed = key
         random = np.random.default_rng([self.seed, self.epoch, index])
         if self.images.pixels is not None:
@@ -175,7 +187,7 @@ class Views:
         else:
             image = resized_crop(
                 self.images.image(index, 2 * self.size), self.size, random
-            )  # the least window is half a side
+            )  # the smallest window has half the height and width
         if random.random() < 0.5:
             image = ImageOps.mirror(image)
         views: list[Image.Image] = [image]

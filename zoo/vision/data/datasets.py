@@ -33,17 +33,22 @@ Pixels = npt.NDArray[np.uint8]  # [height, width, 3], RGB
 TRAIN, HELD_OUT = (
     "train",
     ("test", "val", "valid", "validation"),
-)  # folders or splits; of several to hold out, the first is used
+)  # folders or splits; the first held-out one that exists is used
 SPLITS = {**{each: each for each in (TRAIN, *HELD_OUT)}, "training": TRAIN, "testing": HELD_OUT[0]}  # in lower case
-SMALL = 64  # pixels a side up to which images are decoded once and kept
-MEMORY = 1 << 30  # bytes of decoded small images, or of the files in an archive, that are kept
+SMALL = 64  # maximum height and width of images that stay decoded in memory, in pixels
+MEMORY = 1 << 30  # maximum bytes of decoded small images, or of the files of an archive, in memory
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
 class Item:
-    """An image file: its name in the source, the split and the class that the source says, and how its bytes are
-    had.
+    """An image file of a data set.
+
+    Attributes:
+        name: Name in the source.
+        split: "train", "test", ..., or "" without a split.
+        label: Class name or class number.
+        read: Returns the content of the file.
     """
 
     name: str
@@ -54,8 +59,13 @@ class Item:
 
 @dataclass(frozen=True)
 class Images:
-    """Images of one split. names and readers: of each; labels int64 [n]; pixels: uint8 [n, h, w, 3] where they are
-    small, else None.
+    """Images of one split.
+
+    Attributes:
+        names: Names of the n images.
+        labels: Class indices, int64 [n].
+        readers: Functions that return the content of the files.
+        pixels: uint8 [n, h, w, 3] of small images, else None.
     """
 
     names: tuple[str, ...]
@@ -88,11 +98,14 @@ class Images:
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Images to train on and held-out ones, both labelled with indices into `classes`, which are sorted by name, or
-    number.
+    """A data set of labelled images, split into training and held-out images.
 
-    left_out: a message for every image that could not be read. digest: of names, labels and contents (for large images,
-    of names and labels alone).
+    Attributes:
+        classes: Names of the classes, sorted, or numbers in order.
+        train: Training images.
+        held_out: Held-out images.
+        left_out: A message for every unreadable image.
+        digest: Digest of names, labels and, for small images, contents.
     """
 
     classes: tuple[str, ...]
@@ -123,10 +136,10 @@ def open_images(data: Any, *, held_out: float = 0.1, seed: int = 0, on_error: st
         RequestError: There are fewer than two classes, or an image is unreadable.
     """
     if on_error not in ("raise", "skip"):
-        raise RequestError(f"on_error is {on_error!r}; wanted raise or skip")
+        raise RequestError(f"on_error is {on_error!r}; expected raise or skip")
     items = find_images(data)
     left_out: list[str] = []
-    pixels = _look(items, on_error, left_out)
+    pixels = _read_small(items, on_error, left_out)
     kept = [item for item, array in zip(items, pixels, strict=True) if array is not None]
     small = [array for array in pixels if array is not None]
     whole = np.stack(small) if small and all(each.size and each.shape == small[0].shape for each in small) else None
@@ -155,7 +168,8 @@ def open_images(data: Any, *, held_out: float = 0.1, seed: int = 0, on_error: st
     if len(classes) < 2 or unseen or not len(test):
         found = f"{len(classes)} classes, {len(train)} images to train on and {len(test)} held out in {data}"
         raise RequestError(
-            f"found {found}, wanted two classes or more and some of each" + (f"; none of {unseen[0]}" if unseen else "")
+            f"found {found}, expected two classes or more and some of each"
+            + (f"; none of {unseen[0]}" if unseen else "")
         )
     digest = hashlib.sha256("\n".join(f"{item.split}/{item.name}={item.label}" for item in kept).encode())
     digest.update(b"" if whole is None else whole.tobytes())
@@ -163,23 +177,41 @@ def open_images(data: Any, *, held_out: float = 0.1, seed: int = 0, on_error: st
 
 
 def find_images(data: Any) -> list[Item]:
-    """All labelled images of a source (see `open_images`) by name, none of them opened. Raises RequestError where there
-    are none.
+    """Finds the labelled images of a source without opening them.
+
+    Args:
+        data: Path or hub id (see `open_images`).
+
+    Returns:
+        Images, sorted by name.
+
+    Raises:
+        RequestError: There are no images.
     """
     source = one_source(data)
     items = sorted(_items(source), key=lambda item: item.name)
     if not items:
         raise RequestError(
-            f"found no images in {source}, wanted a subfolder of them for every class, or labels.csv (file,label)"
+            f"found no images in {source}, expected a subfolder of them for every class, or labels.csv (file,label)"
         )
     return items
 
 
 def one_source(data: Any) -> str:
-    """The path or hub id in `data`, which may be a list of one. Raises RequestError for none or several."""
+    """Returns the source of a data set.
+
+    Args:
+        data: Path or hub id, or a list of one.
+
+    Returns:
+        The path or hub id.
+
+    Raises:
+        RequestError: There are several sources, or none.
+    """
     sources = list(data) if isinstance(data, list | tuple) else [data]
     if len(sources) != 1 or not isinstance(sources[0], str | os.PathLike):
-        raise RequestError(f"found {len(sources)} sources of images, wanted one folder, archive or hub id")
+        raise RequestError(f"found {len(sources)} sources of images, expected one folder, archive or hub id")
     return os.fspath(sources[0])
 
 
@@ -206,15 +238,15 @@ def prepare(image: Image.Image, features: dict[str, Any]) -> Pixels:
     return prepare_pixels(np.asarray(image), Preprocess.from_json(features)).transpose(1, 2, 0)
 
 
-def _look(items: Sequence[Item], on_error: str, left_out: list[str]) -> list[Pixels | None]:
-    """For every item its pixels, empty where they are not kept, or None where it cannot be read."""
+def _read_small(items: Sequence[Item], on_error: str, left_out: list[str]) -> list[Pixels | None]:
+    """Returns the pixels of every small image, an empty array for a large one, None for an unreadable one."""
     pixels: list[Pixels | None] = []
     nothing, keep, budget, first = np.empty(0, np.uint8), True, MEMORY, None
     with progress("reading images", len(items)) as advance, ThreadPoolExecutor() as pool:
-        look = map if _look_at(items[0])[0].size else pool.map  # threads pay for photos, whose decoding leaves Python
+        check = map if _check(items[0])[0].size else pool.map  # decoding of large images releases the GIL
         for start in range(0, len(items), 1024):
             block = items[start : start + 1024]
-            for item, (array, reason) in zip(block, look(_look_at, block), strict=True):
+            for item, (array, reason) in zip(block, check(_check, block), strict=True):
                 advance(1)
                 if reason:
                     if on_error == "raise":
@@ -227,23 +259,19 @@ def _look(items: Sequence[Item], on_error: str, left_out: list[str]) -> list[Pix
                     continue
                 first = first or array.shape
                 budget -= array.nbytes
-                if keep and (
-                    array.shape != first or budget < 0
-                ):  # one image is large, or all are: they are read again when needed
+                if keep and (array.shape != first or budget < 0):  # large images are decoded when needed
                     keep, pixels = False, [None if each is None else nothing for each in pixels]
                 pixels.append(array if keep else nothing)
     return pixels
 
 
-def _look_at(item: Item) -> tuple[Pixels, str]:
-    """Pixels of a small image, or an empty array, and what is wrong with it."""
+def _check(item: Item) -> tuple[Pixels, str]:
+    """Returns the pixels of a small image, or an empty array, and the error message, "" for a readable file."""
     try:
         content = item.read()
         with Image.open(io.BytesIO(content)) as image:
             small = max(image.size) <= SMALL
-        array = np.asarray(
-            decode(content, 0 if small else 8)
-        )  # at an eighth of the size a JPEG's every byte is still read
+        array = np.asarray(decode(content, 0 if small else 8))  # scaled decoding of a JPEG still reads the whole file
         return array if small else np.empty(0, np.uint8), ""
     except Exception as error:  # Pillow raises dozens of kinds for damaged files
         return np.empty(0, np.uint8), _reason(error)
@@ -258,7 +286,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _share(text: str) -> float:
-    """A number in [0, 1) that is the same for the same text."""
+    """Hashes a text to a number in [0, 1)."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
 
 
@@ -280,10 +308,10 @@ def _items(name: str) -> Iterator[Item]:
         from pipelines.core.settings import offline
 
         if offline():
-            raise RequestError(f"found no folder {name}, and ZOO_OFFLINE forbids to look for it on the hub")
+            raise RequestError(f"found no folder {name}, and ZOO_OFFLINE forbids access to the hub")
         return _dataset(name, lambda datasets: datasets.load_dataset(name))
     raise RequestError(
-        f"found no {name}, wanted a folder of images, a .tar or .tar.gz of one, or the hub id org/name of a data set"
+        f"found no {name}, expected a folder of images, a .tar or .tar.gz of one, or the hub id org/name of a data set"
     )
 
 
@@ -304,16 +332,21 @@ def _archive(path: Path) -> dict[str, Callable[[], bytes]]:
                 assert content is not None  # it is a file
                 files[name.as_posix()] = functools.partial(bytes, content.read())
             while archive.fileobj is not None and archive.fileobj.read(1 << 20):
-                pass  # a damaged header passes for the end of the archive; gzip knows better, at its own
+                pass  # reads to the end: gzip detects a damaged header that tarfile takes for the end
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise RequestError(
-            f"cannot read {path}: {_reason(error)}; wanted a .tar or .tar.gz archive of image folders"
+            f"cannot read {path}: {_reason(error)}; expected a .tar or .tar.gz archive of image folders"
         ) from error
     return files
 
 
 def _labelled(source: str, files: dict[str, Callable[[], bytes]]) -> Iterator[Item]:
-    """Items of the files of a folder or archive: {relative path: how its bytes are had}."""
+    """Yields the items of a folder or archive.
+
+    Args:
+        source: Name of the folder or archive, for messages.
+        files: {relative path: function that returns the content}.
+    """
     known = {
         name: PurePosixPath(name)
         for name in files
@@ -324,7 +357,7 @@ def _labelled(source: str, files: dict[str, Callable[[], bytes]]) -> Iterator[It
         and len({path.parts[0] for path in known.values()}) == 1
         and all(len(path.parts) > 2 for path in known.values())
     ):
-        known = {name: path.relative_to(path.parts[0]) for name, path in known.items()}  # an archive's one outer folder
+        known = {name: path.relative_to(path.parts[0]) for name, path in known.items()}  # removes a single outer folder
     by_path = {path: files[name] for name, path in known.items()}
     for top, split in _splits(source, by_path).items():
         inside = {path.relative_to(top): read for path, read in by_path.items() if not top or path.parts[0] == top}
@@ -336,20 +369,20 @@ def _labelled(source: str, files: dict[str, Callable[[], bytes]]) -> Iterator[It
 
 
 def _splits(source: str, paths: Collection[PurePosixPath]) -> dict[str, str]:
-    """{folder: its split}; {"": ""} where the folders are classes. Raises RequestError where some may be either."""
-    if any(len(path.parts) == 1 for path in paths):  # labels.csv, which says the classes, or what is refused
+    """Returns {folder: split}, or {"": ""} if the folders are classes. Raises RequestError if a folder may be both."""
+    if any(len(path.parts) == 1 for path in paths):  # labels.csv, or files outside of folders, which are refused
         return {"": ""}
     folders = {path.parts[0] for path in paths}
     found = {each: SPLITS[each.lower()] for each in sorted(folders) if each.lower() in SPLITS}
     if len(found) == len(folders):
         return found
-    # Images in the folder train itself, in none below it, can only be of the class train; those in test may have none.
+    # Images directly in the folder train belong to a class of that name; images directly in test may be unlabelled.
     nested = {path.parts[0] for path in paths if len(path.parts) > 2 or path.name == "labels.csv"}
     if either := [each for each, split in found.items() if split != TRAIN or each in nested]:
         others = ", ".join(sorted(folders - set(either)))
         raise RequestError(
-            f"found {', '.join(either)} beside {others[:200]} in {source}, wanted splits alone (train, test or val) or "
-            "classes alone; take out what is neither, or name the classes in labels.csv (file,label)"
+            f"found {', '.join(either)} and {others[:200]} in {source}, expected splits alone (train, test or val) "
+            "or classes alone; remove the other folders, or name the classes in labels.csv (file,label)"
         )
     return {"": ""}
 
@@ -358,7 +391,7 @@ def _subfolders(place: str, paths: Iterable[PurePosixPath]) -> Iterator[tuple[Pu
     for path in paths:
         if len(path.parts) < 2:
             raise RequestError(
-                f"found {path} in {place} outside the classes' subfolders, and no labels.csv (file,label) beside it"
+                f"found {path} in {place} outside the classes' subfolders, and no labels.csv (file,label)"
             )
         yield path, path.parts[0]
 
@@ -370,7 +403,7 @@ def _table(place: str, content: bytes) -> Iterator[tuple[PurePosixPath, str]]:
             yield PurePosixPath(row["file"]), row["label"].strip()
     except (KeyError, AttributeError, ValueError, csv.Error) as error:
         raise RequestError(
-            f"cannot read {place} ({_reason(error)}); wanted UTF-8 with the columns file and label"
+            f"cannot read {place} ({_reason(error)}); expected UTF-8 with the columns file and label"
         ) from error
 
 
@@ -387,12 +420,14 @@ def _dataset(name: str, load: Callable[[Any], Any]) -> Iterator[Item]:
         image = next((key for key, kind in rows.features.items() if isinstance(kind, datasets().Image)), None)
         label = next((key for key in ("label", "labels", "fine_label") if key in rows.features), None)
         if image is None or label is None:
-            raise RequestError(f"found the columns {', '.join(rows.features)} in {name}, wanted an image and its label")
+            raise RequestError(
+                f"found the columns {', '.join(rows.features)} in {name}, expected an image and its label"
+            )
         names = getattr(rows.features[label], "names", None)
-        pictures = rows.select_columns([image]).cast_column(image, datasets().Image(decode=False))
+        column = rows.select_columns([image]).cast_column(image, datasets().Image(decode=False))
         for i, value in enumerate(rows[label]):
             text = names[value] if names else str(value)
-            yield Item(f"{split}/{i:08d}", split, text, functools.partial(_row, pictures, i, image))
+            yield Item(f"{split}/{i:08d}", split, text, functools.partial(_row, column, i, image))
 
 
 def _row(rows: Any, index: int, column: str) -> bytes:

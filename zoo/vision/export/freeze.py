@@ -67,7 +67,7 @@ def freeze(
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    """file, format, arch, classes (their number), preprocessing and, where it has them, width and shapes."""
+    """Returns {"file", "format", "arch", "classes" (number), "preprocessing"} and, if known, "width" and "shapes"."""
     if (folder / "train.json").is_file():
         trained = read_json(folder / "train.json")
         known = {key: trained[key] for key in ("arch", "width", "shapes") if key in trained}
@@ -100,7 +100,14 @@ def _read(reader: Callable[[Path], State], file: Path) -> State:
 
 
 def read_torch(file: Path) -> State:
-    """The state dict in a file of torch or safetensors, alone or under "state_dict"."""
+    """Reads the state dict of a torch or safetensors file; a key "state_dict" around it is removed.
+
+    Args:
+        file: Path of the file.
+
+    Returns:
+        {name: tensor}.
+    """
     if file.suffix == ".safetensors":
         from safetensors.torch import load_file
 

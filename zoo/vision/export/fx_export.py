@@ -78,14 +78,12 @@ def _columns(logits: ir.Value) -> int:
     gemm = logits.producer()
     weight = query.constant(gemm.inputs[1]) if gemm is not None and gemm.op_type == "Gemm" else None
     if weight is None:
-        raise RequestError("the network does not end with a linear layer; wanted is a classifier")
+        raise RequestError("the network does not end with a linear layer; expected a classifier")
     return int(weight.shape[0])
 
 
 def _drop_ceil(pool: ir.Node) -> None:
-    """A pool whose windows end with the picture does the same without ceil_mode, and then engines have an int8 form for
-    it.
-    """
+    """Clears ceil_mode if it has no effect (all windows end at the border); engines have no int8 kernel with it."""
     sides, kernel, strides = (
         query.dimensions(pool.inputs[0] if pool.inputs else None),
         *(pool.attributes.get_ints(key, ()) for key in ("kernel_shape", "strides")),
@@ -97,10 +95,10 @@ def _drop_ceil(pool: ir.Node) -> None:
 
 
 class _Writer(Writer):
-    """What image classifiers are made of."""
+    """Writer of the modules and functions of image classifiers."""
 
     def layer(self, inputs: list[ir.Value], path: str, module: nn.Module) -> ir.Value:
-        """Append what `module` computes after training."""
+        """See `Writer.layer`; supports the modules of convolutional networks."""
         kind = type(module).__name__
         state = {
             key: self.weight(f"{path}.{key}", np.array(each.cpu()))
@@ -135,7 +133,18 @@ class _Writer(Writer):
         )
 
     def function(self, inputs: list[ir.Value], node: fx.Node) -> ir.Value:
-        """Append a function that a module's `forward` calls."""
+        """Appends a function that the `forward` of a module calls.
+
+        Args:
+            inputs: Inputs of the function.
+            node: Call of the function in the traced network.
+
+        Returns:
+            Output of the function.
+
+        Raises:
+            RequestError: The function is not supported.
+        """
         kind, path = getattr(node.target, "__name__", str(node.target)), path_of(node)
         options = {key: value for key, value in node.kwargs.items() if value is not None}
         match kind, node.args[1:]:

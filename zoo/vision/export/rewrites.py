@@ -1,4 +1,4 @@
-"""Graph rewrites of the image classifiers: the shared ones, and uint8 pixels into the first convolution."""
+"""Graph rewrites of image classifiers: the shared ones, and folding of the input normalization."""
 
 from __future__ import annotations
 
@@ -11,5 +11,9 @@ from pipelines.rewrites.shared import SHARED
 
 
 def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
-    """The passes from fp32.onnx to rewritten.onnx, in order."""
+    """Returns the passes from fp32.onnx to rewritten.onnx, in order.
+
+    Args:
+        preprocessing: Not used.
+    """
     return [FoldInputNormalization(), *(each() for each in SHARED)]

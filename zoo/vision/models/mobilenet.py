@@ -1,6 +1,4 @@
-"""MobileNet V1 (Howard et al. 2017) and V2 (Sandler et al. 2018), in torch: plain `nn.Module`s that torch.fx can
-trace.
-"""
+"""MobileNet V1 (Howard et al. 2017) and V2 (Sandler et al. 2018) in torch; torch.fx can trace the modules."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ import numpy as np
 from pipelines.core.errors import RequestError
 from zoo.training.lazy_module import LazyModule
 from zoo.vision.family import ImageFamily
-from zoo.vision.training.config import Settings
+from zoo.vision.training.config import TrainConfig
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
     from zoo.vision.export.freeze import State
 
-V1 = ((64, 1, 1), (128, 2, 2), (256, 2, 2), (512, 6, 2), (1024, 2, 2))  # channels, blocks, stride of the first
+V1 = ((64, 1, 1), (128, 2, 2), (256, 2, 2), (512, 6, 2), (1024, 2, 2))  # channels, blocks, stride of the first block
 V2 = (
     (1, 16, 1, 1),
     (6, 24, 2, 2),
@@ -41,17 +39,25 @@ SLIM_LAYER = re.compile(
 
 
 def build(arch: str, classes: int, width: float = 1.0) -> nn.Module:
-    """The untrained network: float32 [N,3,H,W], normalized as its data wants, to logits [N,classes].
+    """Builds an untrained network, from normalized float32 [n, 3, h, w] to logits float32 [n, classes].
 
-    arch: "mobilenet-v1" (names and outputs of timm's mobilenetv1_100), "mobilenet-v2" (those of torchvision's
-    mobilenet_v2), or "mobilenet-v1-slim": TF-Slim's V1 as its published files hold it, batch norms folded into biased
-    convolutions and padded as TensorFlow's "SAME" pads sides that are multiples of 32. width: multiplies all channels,
-    rounded to multiples of 8. Raises RequestError for an unknown `arch` or a `width` that is not positive.
+    Args:
+        arch: "mobilenet-v1" (parameter names and outputs of timm's mobilenetv1_100), "mobilenet-v2" (those of
+            torchvision's mobilenet_v2), or "mobilenet-v1-slim" (TF-Slim's V1 as published: batch norms folded into
+            biased convolutions, and the padding "SAME" of TensorFlow for sizes that are multiples of 32).
+        classes: Number of classes.
+        width: Width multiplier; channels are rounded to multiples of 8.
+
+    Returns:
+        The network.
+
+    Raises:
+        RequestError: `arch` is unknown, or `width` is not positive.
     """
     if arch not in ARCHITECTURES:
         raise RequestError(f"no MobileNet {arch!r}; known: {', '.join(ARCHITECTURES)}")
     if not (math.isfinite(width) and width > 0):
-        raise RequestError(f"width is {width!r}; wanted a positive number")
+        raise RequestError(f"width is {width!r}; expected a positive number")
     return (
         MobileNetV2(classes, width)
         if arch == "mobilenet-v2"
@@ -60,15 +66,27 @@ def build(arch: str, classes: int, width: float = 1.0) -> nn.Module:
 
 
 def channels(count: float) -> int:
-    """`count` rounded to a multiple of 8, at least 8, and not below 90% of it (TF-Slim's, torchvision's and timm's
-    rule).
+    """Rounds a number of channels to a multiple of 8, as TF-Slim, torchvision and timm do.
+
+    Args:
+        count: Number of channels, multiplied by the width.
+
+    Returns:
+        A multiple of 8, at least 8 and at least 90% of `count`.
     """
     rounded = max(8, int(count + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * count else rounded
 
 
 class DepthwiseSeparable(LazyModule):
-    """A 3x3 convolution of every channel by itself, then a 1x1 over all, each normalized and rectified to 0..6."""
+    """Depthwise 3x3 convolution, then pointwise 1x1 convolution, each with BatchNorm and ReLU6.
+
+    Args:
+        inputs: Input channels.
+        outputs: Output channels.
+        stride: Stride of the depthwise convolution.
+        slim: The form of "mobilenet-v1-slim", see `build`.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int, slim: bool) -> None:
         from torch import nn
@@ -83,14 +101,15 @@ class DepthwiseSeparable(LazyModule):
         self.act2 = nn.ReLU6(inplace=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Depthwise convolution, then pointwise: [n, inputs, h, w] -> [n, outputs, h / stride, w / stride]."""
+        """Maps [n, inputs, h, w] to [n, outputs, h / stride, w / stride]."""
         x = self.act1(self.bn1(self.conv_dw(self.pad(x))))
         return self.act2(self.bn2(self.conv_pw(x)))  # type: ignore[no-any-return]
 
 
 def _padding(stride: int, slim: bool) -> tuple[nn.Module, int]:
-    """What pads before a 3x3 convolution, and how much that does itself: "SAME" puts the one pixel of an even side
-    behind it.
+    """Returns the padding module before a 3x3 convolution, and the padding of the convolution.
+
+    TensorFlow's "SAME" pads even sizes at the end only.
     """
     from torch import nn
 
@@ -123,7 +142,7 @@ class MobileNetV1(LazyModule):
         _initialize(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images float32 [n, 3, height, width], normalized -> logits float32 [n, classes]."""
+        """Maps normalized images, float32 [n, 3, h, w], to logits, float32 [n, classes]."""
         import torch
 
         x = self.blocks(self.act1(self.bn1(self.conv_stem(self.pad(x)))))
@@ -131,8 +150,15 @@ class MobileNetV1(LazyModule):
 
 
 class InvertedResidual(LazyModule):
-    """1x1 to `expansion` times the channels, 3x3 of every channel by itself, linear 1x1 back; plus its input where
-    shapes agree.
+    """Inverted residual block: 1x1 expansion, depthwise 3x3, linear 1x1 projection.
+
+    The input is added to the output if their shapes are equal.
+
+    Args:
+        inputs: Input channels.
+        outputs: Output channels.
+        stride: Stride of the depthwise convolution.
+        expansion: Ratio of the inner channels to the input channels.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int) -> None:
@@ -147,10 +173,10 @@ class InvertedResidual(LazyModule):
         )
         self.residual = stride == 1 and inputs == outputs
         if self.residual:
-            nn.init.zeros_(last.weight)  # the block starts as its input
+            nn.init.zeros_(last.weight)  # the block starts as the identity
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Expand, depthwise convolution, project: [n, inputs, h, w] -> [n, outputs, h / stride, w / stride]."""
+        """Maps [n, inputs, h, w] to [n, outputs, h / stride, w / stride]."""
         y: torch.Tensor = self.conv(x)
         return x + y if self.residual else y
 
@@ -183,14 +209,14 @@ class MobileNetV2(LazyModule):
         _initialize(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images float32 [n, 3, height, width], normalized -> logits float32 [n, classes]."""
+        """Maps normalized images, float32 [n, 3, h, w], to logits, float32 [n, classes]."""
         import torch
 
         return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))  # type: ignore[no-any-return]
 
 
 def _initialize(model: nn.Module) -> None:
-    """He et al. 2015, counting the outputs of one group alone; the head near zero."""
+    """Initializes convolutions as He et al. 2015, with the fan-out of one group, and the head near zero."""
     from torch import nn
 
     for module in model.modules():
@@ -205,16 +231,25 @@ def _initialize(model: nn.Module) -> None:
 
 
 def read_tflite(file: Path) -> State:
-    """The weights of TF-Slim's MobileNet V1 in a float .tflite file, under the names of "mobilenet-v1-slim".
+    """Reads the weights of TF-Slim's MobileNet V1 from a float .tflite file, with the names of "mobilenet-v1-slim".
 
-    It keeps kernels as [outputs, height, width, inputs], depthwise ones as [1, height, width, channels]; the head is a
-    1x1 convolution.
+    Kernels in the file are [outputs, height, width, inputs], depthwise kernels [1, height, width, channels]; the head
+    is a 1x1 convolution.
+
+    Args:
+        file: Path of the .tflite file.
+
+    Returns:
+        State dict.
+
+    Raises:
+        RequestError: A weight is not float32.
     """
     import torch
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # tf2onnx imports tensorflow, which talks, and oneDNN in it
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # tf2onnx imports tensorflow, which logs; so does oneDNN
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-    from tf2onnx.tflite.Model import Model  # the format's schema
+    from tf2onnx.tflite.Model import Model  # schema of the format
 
     model = Model.GetRootAsModel(file.read_bytes(), 0)
     main = model.Subgraphs(0)
@@ -223,7 +258,7 @@ def read_tflite(file: Path) -> State:
         if (match := SLIM_LAYER.fullmatch(tensor.Name().decode())) is None:
             continue
         if tensor.Type() != 0:
-            raise RequestError(f"{file} holds {match[0]} in another type than float32; wanted is the float model")
+            raise RequestError(f"{file} holds {match[0]} in another type than float32; expected the float model")
         array = model.Buffers(tensor.Buffer()).DataAsNumpy().view(np.float32).reshape(tensor.ShapeAsNumpy())
         path = _torch_path(match[1])
         if array.ndim == 4:
@@ -234,16 +269,16 @@ def read_tflite(file: Path) -> State:
 
 
 def _torch_path(layer: str) -> str:
-    """The path in `MobileNetV1` of a layer of TF-Slim: "Conv2d_0", "Conv2d_3_depthwise", ..."""
+    """Returns the path in `MobileNetV1` of a layer of TF-Slim, e.g. "Conv2d_3_depthwise"."""
     blocks = [f"blocks.{stage}.{index}" for stage, (_, count, _) in enumerate(V1) for index in range(count)]
     if match := re.fullmatch(r"Conv2d_(\d+)_(depth|point)wise", layer):
         return f"{blocks[int(match[1]) - 1]}.conv_{'dw' if match[2] == 'depth' else 'pw'}"
     return {"Conv2d_0": "conv_stem", "Logits/Conv2d_1c_1x1": "classifier"}.get(layer, layer)
 
 
-# Small networks underfit in few epochs: no epoch at half size, where the last maps of small images have one pixel, and
-# small batches.
-CONFIG = Settings(epochs=30, progressive=(0.75,), progressive_epochs=0.33, batch_size=128)
+# Small networks underfit in few epochs: small batches, and no epoch at half size, where the last feature maps of small
+# images have one pixel.
+CONFIG = TrainConfig(epochs=30, progressive=(0.75,), progressive_epochs=0.33, batch_size=128)
 MOBILENET_V1 = ImageFamily(
     name="mobilenet-v1",
     title="MobileNet V1: image classification on small machines",

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pipelines.core.errors import RequestError
 from zoo.training.settings import BELOW_1, FROM_0, PRECISION, SEED, SHARE, Range, require_settings
 
-WARMUP_STEPS = 200  # with fewer, a fresh deep network can be thrown so far off that it does not recover
+WARMUP_STEPS = 200  # with fewer, the training of a deep network from scratch can diverge
 RANGES = {
     "progressive": Range("shares above 0, up to 1", lambda share: 0 < share <= 1),
     "randaugment_m": Range("0 to 10", lambda strength: 0 <= strength <= 10),
@@ -22,40 +22,52 @@ RANGES = {
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The training recipe.
+class TrainConfig:
+    """Training configuration.
 
-    arch, width: of the network, which the family builds.
-    image_size: pixels a side of its final input; 0 takes that of the model that is fine-tuned, else `SMALL` for images
-    up to that size and `LARGE` for others.
-    progressive: smaller sizes that are trained first, as shares of image_size (rounded to multiples of 8). They take
-    the share `progressive_epochs` of all epochs, in equal parts.
-    learning_rate: for 256 images a batch, of all processes together; for others in proportion (Goyal et al. 2017). It
-    rises from zero over `warmup_epochs`, of small data sets over `WARMUP_STEPS`, but over no more than a third of all
-    steps, and falls linearly to zero.
-    clip: greatest norm of the gradient. Without a limit a wide head over few classes throws the first steps far off.
-    weight_decay: not of norms and biases.
-    randaugment_n, randaugment_m: operations an image, and their strength in 0..10.
-    augmix: share of the batches that are trained on three views with the Jensen-Shannon loss, weighed by `jsd`; each
-    costs three.
-    ema: momentum of the average of the weights over steps; the average is evaluated and kept.
-    precision: auto, fp32 or bf16; auto takes bf16 on a GPU that has it, and times a step of each on a CPU that has it.
-    compress: send gradients in bf16 between processes. tune_communication: time at the start how they are sent fastest
-    (`zoo.training.communication`).
-    accumulate: parts of a batch that are computed one after another, in that much less memory; processes exchange
-    gradients after the last. BatchNorm sees a part at a time.
-    validation: share held out where the data has no test split.
-    workers: processes that decode large images.
-    qat: fine-tune with the rounding of int8 (`zoo.vision.training.qat`), whose ranges the model then keeps; in fp32, in
-    one
-    process, and where the classes stay the same at a tenth of the learning rate.
-    teacher: a model of the same classes to learn from; "" with distillation: the float model that it starts from.
-    distillation: share of the loss that is the difference from the teacher's soft labels (Hinton et al. 2015), at
-    `temperature`. features, fsp: as many times is added how far the student's feature maps are from the teacher's, and
-    the flow between them (`zoo.vision.training.distillation`). Raises RequestError for values out of range.
+    Attributes:
+        arch: Architecture of the network.
+        width: Width multiplier of the network.
+        image_size: Final height and width of the input, in pixels; 0: that of the fine-tuned model, else `SMALL` for
+            images up to that size and `LARGE` for larger images.
+        progressive: Smaller sizes to train first, as shares of `image_size` (rounded to multiples of 8).
+        progressive_epochs: Share of the epochs at these smaller sizes, in equal parts.
+        epochs: Number of epochs.
+        batch_size: Images per step, of all processes together.
+        learning_rate: Peak learning rate for 256 images per step; scaled linearly to `batch_size` (Goyal et al. 2017).
+            It decays linearly to zero.
+        momentum: Nesterov momentum of SGD.
+        clip: Maximum norm of the gradient. Without a limit, the first steps of a wide head can diverge.
+        weight_decay: Weight decay, not applied to norms and biases.
+        label_smoothing: Label smoothing of the cross entropy.
+        randaugment_n: RandAugment: operations per image.
+        randaugment_m: RandAugment: magnitude, 0 to 10.
+        augmix: Share of the batches that are trained on three AugMix views, at three times the cost.
+        jsd: Weight of the Jensen-Shannon loss of AugMix.
+        warmup_epochs: Epochs of linear warmup; at least `WARMUP_STEPS` steps, at most a third of all steps.
+        ema: Momentum of the exponential moving average of the weights, which is evaluated and saved.
+        precision: "fp32", "bf16", or "auto": bf16 on a GPU that supports it; on a CPU that supports it, the faster one.
+        compress: Whether processes exchange gradients in bf16.
+        tune_communication: Whether to time options of the gradient exchange first (`zoo.training.communication`).
+        accumulate: Gradient accumulation: parts of a batch that are computed one after another. BatchNorm sees one part
+            at a time.
+        validation: Share of held-out images if the data have no test split.
+        workers: Processes that decode large images.
+        qat: Quantization-aware fine-tuning (`zoo.vision.training.qat`), in fp32 and in one process; at a tenth of the
+            learning rate if the classes are the same.
+        teacher: Teacher model with the same classes; "" with distillation: the float model that fine-tuning starts
+            from.
+        distillation: Weight of the soft-label loss, 0 to 1 (Hinton et al. 2015).
+        temperature: Temperature of the soft labels.
+        features: Weight of the distance between feature maps of student and teacher.
+        fsp: Weight of the distance between the flows of feature maps (`zoo.vision.training.distillation`).
+        seed: Random seed.
+
+    Raises:
+        RequestError: A value is out of range, or there is distillation without a teacher.
     """
 
-    KEPT: ClassVar[tuple[str, ...]] = ("arch", "width")  # of a model that is gone on from
+    KEPT: ClassVar[tuple[str, ...]] = ("arch", "width")  # of the model that fine-tuning starts from
     arch: str = ""
     width: float = 1.0
     image_size: int = 0
@@ -91,17 +103,19 @@ class Settings:
     def __post_init__(self) -> None:
         require_settings(asdict(self), RANGES)
         if self.distilled and not (self.qat or self.teacher):
-            raise RequestError(
-                "found distillation without a teacher or qat, to which it belongs; name a model with --teacher"
-            )
+            raise RequestError("found distillation without a teacher or qat; name a model with --teacher")
 
     @property
     def distilled(self) -> bool:
-        """Whether a teacher is listened to."""
+        """Whether a distillation loss has a weight above 0."""
         return bool(self.distillation or self.features or self.fsp)
 
     def size(self, epoch: int) -> int:
-        """Pixels a side in `epoch`, counted from 0."""
+        """Returns the height and width of images in an epoch, in pixels.
+
+        Args:
+            epoch: Epoch, from 0.
+        """
         first = min(round(self.progressive_epochs * self.epochs), self.epochs - 1)  # the last epoch has the final size
         if epoch >= first:
             return self.image_size
@@ -120,7 +134,7 @@ class Settings:
         return self.learning_rate * self.batch_size / 256 * share
 
 
-# Fine-tuning starts near a good minimum: few epochs, all at the model's own size, at a tenth of the rate.
-FINETUNE = Settings(
+# Fine-tuning starts near a minimum: few epochs, all at the model's input size, at a low learning rate.
+FINETUNE = TrainConfig(
     progressive=(1.0,), epochs=10, batch_size=64, learning_rate=0.04, weight_decay=1e-4, warmup_epochs=1.0, ema=0.99
 )

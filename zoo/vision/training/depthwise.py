@@ -8,8 +8,10 @@ from torch import nn
 
 
 class _Depthwise(nn.Conv2d):
-    """A depthwise convolution kept from two forms for which oneDNN's backward pass is ten times slower: bf16 with a
-    stride, and images smaller than the kernel.
+    """A depthwise convolution that avoids the two cases in which oneDNN's backward pass is ten times slower.
+
+    Strided convolutions run in float32 instead of bfloat16; images smaller than the kernel are padded before the
+    convolution.
     """
 
     def _conv_forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -23,8 +25,14 @@ class _Depthwise(nn.Conv2d):
             return F.conv2d(x, weight, bias, self.stride, padding, self.dilation, self.groups)
 
 
-def spare_depthwise(model: nn.Module) -> None:
-    """Let every depthwise convolution of `model` take the quick forms; parameters, names and results stay."""
+def use_fast_depthwise(model: nn.Module) -> None:
+    """Replaces the class of all depthwise convolutions by one that is fast in training on a CPU.
+
+    Parameters, names and results do not change.
+
+    Args:
+        model: Network, changed in place.
+    """
     for module in model.modules():
         if (
             type(module) is nn.Conv2d

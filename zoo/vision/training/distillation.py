@@ -16,29 +16,34 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from zoo.vision.training.config import Settings
+    from zoo.vision.training.config import TrainConfig
 
 
 class Normalize:
-    """uint8 [n, 3, size, size] (R, G, B) -> float32 of the same shape, as the preprocessing `features` wants."""
+    """Normalizes pixels on a device: uint8 [n, 3, size, size] in RGB -> float32 of the same shape.
+
+    Args:
+        features: Preprocessing of the model's card: "mean", "std", "channels".
+        device: Device of the pixels.
+    """
 
     def __init__(self, features: Mapping[str, Any], device: torch.device) -> None:
         import torch
 
         self.swap = features["channels"] == "BGR"
-        order = slice(None, None, -1 if self.swap else 1)  # features are of R, G, B
+        order = slice(None, None, -1 if self.swap else 1)  # mean and std are in RGB
         self.mean = 255 * torch.tensor(features["mean"][order], device=device).view(1, 3, 1, 1)
         self.scale = 1 / (255 * torch.tensor(features["std"][order], device=device).view(1, 3, 1, 1))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The pixels of a batch."""
+        """Returns the normalized pixels of a batch, in the channels_last memory format."""
         import torch
 
         pixels = (x.flip(1) if self.swap else x).float().sub_(self.mean).mul_(self.scale)
         return pixels.contiguous(memory_format=torch.channels_last)
 
 
-def teacher_of(name: str, classes: Sequence[str]) -> tuple[nn.Module, dict[str, Any]]:
+def open_teacher(name: str, classes: Sequence[str]) -> tuple[nn.Module, dict[str, Any]]:
     """Opens the teacher network of a distillation.
 
     Args:
@@ -55,19 +60,31 @@ def teacher_of(name: str, classes: Sequence[str]) -> tuple[nn.Module, dict[str, 
     folder = zoo.load(name)
     about, network = network_of(folder)
     if (known := folder.card.details.get("classes")) != list(classes):
-        told = f"{len(known)} classes" if isinstance(known, list) else f"{known} classes"
+        own_classes = f"{len(known)} classes" if isinstance(known, list) else f"{known} classes"
         raise RequestError(
-            f"found the teacher {name} of {told}, wanted one of the {len(classes)} classes of the data; fine-tune it "
-            "on them first"
+            f"found the teacher {name} of {own_classes}, expected one of the {len(classes)} classes of the data; "
+            "fine-tune it on them first"
         )
     return network, about["features"]
 
 
 class Teacher:
-    """A network that a student listens to, by `Settings.distillation`, `.features` and `.fsp`.
+    """Teacher network of a knowledge distillation: soft labels, feature maps and FSP, see `TrainConfig`.
 
-    The feature maps that are compared are the last ones of every size that both networks have. adapters: 1x1
-    convolutions, trained with the student, from its channels to the teacher's where these are others.
+    The last feature map of every spatial size that both networks have is compared.
+
+    Args:
+        network: Teacher, normalized float32 [n, 3, size, size] -> logits [n, classes].
+        features: Preprocessing of the teacher.
+        student: Network in training.
+        config: Training configuration.
+        device: Device of both networks.
+
+    Attributes:
+        adapters: 1x1 convolutions from the student's channels to the teacher's, trained with the student.
+
+    Raises:
+        RequestError: Feature maps are compared, but the networks have other input sizes or no size in common.
     """
 
     def __init__(
@@ -75,7 +92,7 @@ class Teacher:
         network: nn.Module,
         features: Mapping[str, Any],
         student: nn.Module,
-        config: Settings,
+        config: TrainConfig,
         device: torch.device,
     ) -> None:
         import torch
@@ -94,18 +111,18 @@ class Teacher:
                 "not fit; set features and fsp to 0"
             )
         example = torch.zeros(2, 3, self.size, self.size, device=device)
-        own, wanted = (_last_of_each_size(each, example) for each in (student, self.network))
-        self.sides = sorted((own.keys() & wanted.keys()) - {self.size}, reverse=True)  # that are the images themselves
+        own, layers = (_last_of_each_size(each, example) for each in (student, self.network))
+        self.sides = sorted((own.keys() & layers.keys()) - {self.size}, reverse=True)  # not the input images
         if len(self.sides) < 1 + bool(config.fsp):
             raise RequestError("found no feature maps of one size in teacher and student; set features and fsp to 0")
         for side in self.sides:
-            for (module, _), maps in zip((own[side], wanted[side]), self.maps, strict=True):
+            for (module, _), maps in zip((own[side], layers[side]), self.maps, strict=True):
                 module.register_forward_hook(_keep(maps))
-            sizes = own[side][1], wanted[side][1]
+            sizes = own[side][1], layers[side][1]
             same = sizes[0] == sizes[1]
             self.adapters.append(nn.Identity() if same else nn.Conv2d(*sizes, 1, bias=False).to(device))
 
-    def teach(self, loss: torch.Tensor, logits: torch.Tensor, x: torch.Tensor, bf16: bool) -> torch.Tensor:
+    def add_losses(self, loss: torch.Tensor, logits: torch.Tensor, x: torch.Tensor, bf16: bool) -> torch.Tensor:
         """Adds the distillation losses of a batch to the loss of the student.
 
         Args:
@@ -125,9 +142,9 @@ class Teacher:
             pixels = functional.interpolate(pixels, (self.size, self.size), mode="bilinear")
         own = dict(self.maps[0])
         with torch.no_grad(), torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-            wanted = self.network(pixels).float()
-        loss = torch.lerp(loss, distillation_loss(logits, wanted, config.temperature), config.distillation)
-        if x.shape[-1] != self.size or not self.sides:  # of smaller images that begin a training the maps are others
+            teacher_logits = self.network(pixels).float()
+        loss = torch.lerp(loss, distillation_loss(logits, teacher_logits, config.temperature), config.distillation)
+        if x.shape[-1] != self.size or not self.sides:  # progressive sizes
             return loss
         pairs = [
             (adapt(own[side][: len(x)].float()), self.maps[1][side].float())
@@ -141,7 +158,7 @@ class Teacher:
 
 
 def _last_of_each_size(network: nn.Module, example: torch.Tensor) -> dict[int, tuple[nn.Module, int]]:
-    """{side: (the module without parts that gives the last feature map of that size, its channels)}."""
+    """Returns {side: (leaf module of the last feature map of that size, channels)}."""
     import torch
 
     last: dict[int, tuple[nn.Module, int]] = {}

@@ -18,9 +18,18 @@ if TYPE_CHECKING:
 MODEL = "model.pt"
 
 
-def about_of(folder: Path) -> dict[str, Any]:
-    """What is known of a model folder to start from: "source" of its weights, "features", and "arch", "width",
-    "classes", "shapes" if they are.
+def describe(folder: Path) -> dict[str, Any]:
+    """Reads the description of the network in a model folder.
+
+    Args:
+        folder: Model folder.
+
+    Returns:
+        {"source": file of the weights, "features": preprocessing} and, if known, "arch", "width", "classes" (names or
+        their number) and "shapes" (of a pruned network).
+
+    Raises:
+        RequestError: The folder holds no image model.
     """
     source = folder / MODEL
     if (folder / "train.json").is_file():
@@ -40,14 +49,14 @@ def about_of(folder: Path) -> dict[str, Any]:
     }
 
 
-def fill_from(model: nn.Module, about: dict[str, Any], classes: Sequence[str] | int) -> str:
+def load_weights(model: nn.Module, about: dict[str, Any], classes: Sequence[str] | int) -> str:
     """Loads the weights of a model folder into a network.
 
     The head (last linear layer) is not loaded if the classes differ.
 
     Args:
         model: The network.
-        about: Description of the folder (see `about_of`).
+        about: Description of the folder (see `describe`).
         classes: Classes of the network, or their number.
 
     Returns:
@@ -84,12 +93,12 @@ def network(folder: Path, build: Callable[..., nn.Module]) -> tuple[dict[str, An
         build: Builds the network (see `zoo.vision.export.freeze.freeze`).
 
     Returns:
-        Description of the folder (see `about_of`), and the network in inference mode.
+        Description of the folder (see `describe`), and the network in inference mode.
 
     Raises:
         RequestError: The folder holds no network.
     """
-    about = about_of(folder)
+    about = describe(folder)
     try:
         classes = about["classes"]
         count = classes if isinstance(classes, int) else len(classes)
@@ -98,5 +107,5 @@ def network(folder: Path, build: Callable[..., nn.Module]) -> tuple[dict[str, An
         raise RequestError(
             f"{folder} does not say what network it holds ({error!r}); train or download the model again"
         ) from error
-    fill_from(model, about, classes)
+    load_weights(model, about, classes)
     return about, model.eval()

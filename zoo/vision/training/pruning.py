@@ -19,7 +19,7 @@ from zoo.training.runs import record_of, save_weights
 from zoo.vision.data.datasets import Images, LabelledImages, open_images, prepare
 from zoo.vision.inference import INPUT, OUTPUT
 from zoo.vision.metrics import class_metrics, rank
-from zoo.vision.training.config import Settings
+from zoo.vision.training.config import TrainConfig
 from zoo.vision.training.distillation import Normalize
 from zoo.vision.training.initialization import MODEL
 
@@ -29,29 +29,40 @@ if TYPE_CHECKING:
 
     from pipelines.models.pipeline import GraphPipeline
 
-HELD_OUT, SEEN, KEPT = 1000, 512, 256  # images of a loss, of importance, for calibration
-MEMORY = 1 << 28  # bytes of pixels of one of these, at most
+HELD_OUT, SEEN, KEPT = 1000, 512, 256  # images for the loss, the importance and the calibration
+MEMORY = 1 << 28  # maximum bytes of the pixels of one of these sets
 BATCH = 64
 
 
 class PrunableImages:
-    """See `pipelines.compression.search.Prunable`. Raises RequestError for images of other classes than the model's."""
+    """An image classifier to prune, see `pipelines.compression.search.Prunable`.
+
+    Args:
+        folder: Model folder.
+        data: Labelled images (see `open_images`).
+        config: Training configuration; its `validation` and `seed` split the images.
+        importance: Criterion of channels, see `pipelines.compression.channels.importances`.
+        on_error: "raise" to stop at the first unreadable image, "skip" to leave it out.
+        like: Model opened with the same data, which are not read again.
+
+    Raises:
+        RequestError: The images have other classes than the model.
+    """
 
     metric: ClassVar[str] = "top1"
-    drop: ClassVar[float] = 0.005  # of the metric, that may be lost unless told
-    batch_size: ClassVar[int] = 1  # that is timed
+    drop: ClassVar[float] = 0.005  # default accepted loss of the metric
+    batch_size: ClassVar[int] = 1  # of the timing
 
     def __init__(
         self,
         folder: ModelFolder,
         data: Any,
         *,
-        config: Settings,
+        config: TrainConfig,
         importance: str = "taylor",
         on_error: str = "raise",
         like: PrunableImages | None = None,
     ) -> None:
-        """like: another model opened with the same data, which is not read again."""
         import torch
 
         self.folder = folder
@@ -64,24 +75,24 @@ class PrunableImages:
         )
         self.classes = list(self.images.classes)
         if (known := folder.card.details.get("classes")) != self.classes:
-            told = f"{', '.join(map(str, known[:4]))}, ..." if isinstance(known, list) else f"{known} classes"
+            names = f"{', '.join(map(str, known[:4]))}, ..." if isinstance(known, list) else f"{known} classes"
             raise RequestError(
-                f"found images of {', '.join(self.classes[:4])}, ..., wanted those of {folder.card.name} ({told}) to "
-                "prune it by; fine-tune it on yours first"
+                f"found images of {', '.join(self.classes[:4])}, ..., expected those of {folder.card.name} ({names}); "
+                "fine-tune the model on your images first"
             )
         self.digest = self.images.digest
         self.network.to(memory_format=torch.channels_last)
         self.normalize = Normalize(self.features, torch.device("cpu"))
         self.example = torch.zeros(1, 3, self.features["size"], self.features["size"])
         self.seed, self.importance = config.seed, importance
-        self.held = self._some(self.images.held_out, HELD_OUT)
+        self.held = self._subset(self.images.held_out, HELD_OUT)
         self.members = channels.groups(self.network, self.example)
         self.groups: Widths = {name: len(members[0][1]) for name, members in self.members.items()}
         self.tiles: Widths = dict.fromkeys(self.groups, TILE)
         self._order: dict[str, Any] = {}
 
-    def _some(self, images: Images, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pixels uint8 [n, 3, size, size] and labels int64 [n] of some of the images, the same ones each time."""
+    def _subset(self, images: Images, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pixels uint8 [n, 3, size, size] and labels int64 [n] of a fixed random subset."""
         import torch
 
         count = min(count, len(images), max(1, MEMORY // (3 * self.features["size"] ** 2)))
@@ -95,11 +106,11 @@ class PrunableImages:
         return functional.cross_entropy(network(self.normalize(batch[0])), batch[1])
 
     def _removed(self, widths: Widths) -> dict[str, Any]:
-        """{group: its least important channels, which go}."""
+        """Returns {group: indices of its least important channels}, which are removed."""
         import torch
 
         if not self._order:
-            pixels, labels = self._some(self.images.train, SEEN)
+            pixels, labels = self._subset(self.images.train, SEEN)
             batches = zip(torch.split(pixels, BATCH), torch.split(labels, BATCH), strict=True)
             found = channels.importances(self.network, self.members, batches, self._loss, self.importance)
             self._order = {name: np.argsort(each, kind="stable") for name, each in found.items()}
@@ -114,7 +125,11 @@ class PrunableImages:
         return channels.cut(self.network, self.example, removed) if removed else self.network
 
     def loss(self, widths: Widths) -> float:
-        """Cross entropy in nats of held-out images, see `Prunable`."""
+        """Computes the cross entropy of held-out images, in nats.
+
+        Args:
+            widths: Channels of every pruning group.
+        """
         import torch
 
         network = self._cut(widths).eval()
@@ -134,7 +149,7 @@ class PrunableImages:
         network = self._cut(widths)
         folder.mkdir(parents=True, exist_ok=True)
         save_weights(folder / MODEL, network.state_dict())
-        write_npz(folder / SAMPLES, {"image": self._some(self.images.train, KEPT)[0].numpy()})
+        write_npz(folder / SAMPLES, {"image": self._subset(self.images.train, KEPT)[0].numpy()})
         before = record_of(self.folder.path)
         shapes = {**self.about.get("shapes", {}), **channels.shapes(network, self.network)}
         named: dict[str, Any] = {key: self.about[key] for key in ("arch", "width") if key in self.about}
@@ -143,7 +158,11 @@ class PrunableImages:
         write_json(folder / "train.json", about)
 
     def quality(self, pipeline: GraphPipeline) -> dict[str, float]:
-        """{"top1", "top5"} of an opened model on all held-out images."""
+        """Returns {"top1", "top5"} of a model on all held-out images.
+
+        Args:
+            pipeline: Opened model.
+        """
         held, parts = self.images.held_out, []
         for begin in range(0, len(held), 256):
             several = range(begin, min(begin + 256, len(held)))

@@ -1,9 +1,7 @@
-"""Quantization-aware fine-tuning of image classifiers: the network that is trained computes what the road's int8.onnx
-will.
+"""Quantization-aware fine-tuning of image classifiers: the trained network simulates the future int8.onnx.
 
-`pipelines.quantization.training.qat` says how. A model folder keeps to its road: model.pt has the names of the family,
-and the
-trained ranges lie beside it by the names of rewritten.onnx, which are paths of modules.
+See `pipelines.quantization.training.qat` for the method. In the model folder, model.pt has the parameter names of the
+family, and qat.json has the trained ranges by the tensor names of rewritten.onnx, which are module paths.
 """
 
 from __future__ import annotations
@@ -28,13 +26,13 @@ from zoo.training.onnx_builder import path_of
 from zoo.training.runs import QAT_RATE, require_qat
 from zoo.vision.export.fx_export import export
 from zoo.vision.export.rewrites import passes
-from zoo.vision.training.config import Settings
+from zoo.vision.training.config import TrainConfig
 
-__all__ = ["distillation_loss", "freeze_ranges", "prepare", "save_ranges", "settled", "weights"]
-RECIPE = QuantRecipe(observer="minmax", correct=False)  # what was trained is neither chosen nor corrected anew
+__all__ = ["distillation_loss", "effective_config", "freeze_ranges", "prepare", "save_ranges", "weights"]
+RECIPE = QuantRecipe(observer="minmax", correct=False)  # trained ranges and weights are kept as they are
 
 
-def settled(config: Settings, start: Any, same_classes: bool, processes: int) -> Settings:
+def effective_config(config: TrainConfig, start: Any, same_classes: bool, processes: int) -> TrainConfig:
     """Returns the effective configuration of a quantization-aware training.
 
     Args:
@@ -55,12 +53,18 @@ def settled(config: Settings, start: Any, same_classes: bool, processes: int) ->
 
 
 def prepare(network: nn.Module, features: Mapping[str, Any]) -> fx.GraphModule:
-    """A copy of `network` to train: normalized float32 [n, 3, size, size] to logits, computed as the int8 model does.
+    """Returns a copy of a network for quantization-aware training, which simulates the int8 model.
 
-    features: the preprocessing, see `Preprocess`. Pixels are bytes already, so nothing is rounded there. Not simulated
-    besides what `pipelines.quantization.training.qat` lists: the rounding of what the means leave in the first layer,
-    where they
-    are no whole pixels.
+    The input is not rounded, because pixels are uint8 already. If the means are no whole pixels, the rounding of the
+    first layer's bias by `FoldInputNormalization` is not simulated; see `pipelines.quantization.training.qat` for
+    further differences.
+
+    Args:
+        network: Float network, normalized float32 [n, 3, size, size] -> logits [n, classes].
+        features: Preprocessing (see `Preprocess`).
+
+    Returns:
+        The network to train, of the same inputs and outputs.
     """
     preprocess = Preprocess.from_json(features)
     model = export(network, preprocess)
@@ -68,7 +72,7 @@ def prepare(network: nn.Module, features: Mapping[str, Any]) -> fx.GraphModule:
     student = qat.prepare(network, _example(features), RECIPE, lower=lambda traced: (model, _tensors(traced, model)))
     first = next(each for node in student.graph.nodes if isinstance(each := _module(student, node), qat.Layer))
     std = preprocess.std[::-1] if preprocess.channels == "BGR" else preprocess.std
-    first.input_scale = 1 / torch.tensor(std).view(3, 1, 1)  # which the road folds into its weights
+    first.input_scale = 1 / torch.tensor(std).view(3, 1, 1)  # FoldInputNormalization folds it into the weights
     return student
 
 

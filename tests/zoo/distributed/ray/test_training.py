@@ -100,10 +100,10 @@ def test_what_ray_does_not_train_is_refused(tmp_path):
 
 
 def test_all_processes_are_told_of_every_checkpoint(log, tmp_path):
-    from zoo.training.runs import keeping
+    from zoo.training.runs import checkpoint_hook
 
     seen = []
-    with keeping(lambda folder: seen.append((folder / "checkpoint/state.pt").stat().st_mtime_ns)):
+    with checkpoint_hook(lambda folder: seen.append((folder / "checkpoint/state.pt").stat().st_mtime_ns)):
         zoo.train("deepfm", str(log), tmp_path / "model", settings={**SMALL, "epochs": "2"})
     assert len(set(seen)) == 2
 

@@ -455,14 +455,14 @@ def test_a_ranker_becomes_a_model_of_the_zoo(tmp_path: Path) -> None:
     assert zoo.info(tmp_path / "made")["entry"] == "deepfm"
     made = zoo.pipeline(tmp_path / "made", precision="fp32", engine="onnxruntime")
     assert len(made(rows)) == 60
-    with pytest.raises(RequestError, match="came as a graph"):
+    with pytest.raises(RequestError, match="is an imported graph"):
         zoo.finetune(tmp_path / "made", [str(log)], tmp_path / "tuned")
     frozen = zoo.freeze("ranker", from_onnx=path, schema=known, data=[str(log)], output=tmp_path / "any")
     assert (frozen["family"], frozen["structure"]["family"]) == ("ranker", "deepfm")
     for family, wanted in (
         ("dlrm", "is no dlrm, but deepfm"),
         ("wide-deep", "is no wide-deep-log, but deepfm"),
-        ("resnet50", "cannot be read"),
+        ("resnet50", "cannot be imported"),
     ):
         with pytest.raises(RequestError, match=wanted):
             zoo.freeze(family, from_onnx=path, schema=known, data=[str(log)], output=tmp_path / "other")

@@ -200,10 +200,10 @@ def test_resuming_changes_nothing(log, starts, tmp_path, refit):
 def test_what_cannot_be_done_is_said_in_one_line(log, starts, tmp_path):
     with pytest.raises(RequestError, match="zoo finetune MODEL --qat"):
         zoo.train("dlrm", log, tmp_path / "x", settings={"qat": "true"})
-    with pytest.raises(RequestError, match="found 2 processes, wanted one"):
+    with pytest.raises(RequestError, match="found 2 processes, expected one"):
         qat.for_qat(OfDLRM(), "digest", 2)
     with pytest.raises(
-        RequestError, match=r"cross-encoder has no training with int8's rounding .*: wide-deep.*dlrm.*resnet50"
+        RequestError, match=r"cross-encoder has no quantization-aware training .*: wide-deep.*dlrm.*resnet50"
     ):
         zoo.train("cross-encoder", log, tmp_path / "x", settings={"qat": "true"})
     assert not (tmp_path / "x").exists()

@@ -459,7 +459,7 @@ def test_formats_and_places(wrong, capsys, tmp_path):
     assert "a folder of transformers (huggingface)" in refused(wrong, capsys)
     assert "cannot read config.json" in refused(wrong, capsys, "--format", "huggingface")
     assert "hub id ORG/NAME" in refused(tmp_path / "nothing" / "at" / "all", capsys)
-    with pytest.raises(RequestError, match="needs a place"):
+    with pytest.raises(RequestError, match="needs an output path"):
         zoo.import_model(wrong, None)
 
 

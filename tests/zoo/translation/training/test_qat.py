@@ -86,7 +86,7 @@ def test_what_cannot_be_done_is_said_in_one_line(translator, pairs, tmp_path):
         zoo.train("transformer-mt", pairs, tmp_path / "x", settings={"qat": "true"})
     with pytest.raises(RequestError, match="bf16"):
         zoo.finetune(translator, pairs, tmp_path / "x", settings={"qat": "true", "precision": "bf16"})
-    with pytest.raises(RequestError, match="found 2 processes, wanted one"):
+    with pytest.raises(RequestError, match="found 2 processes, expected one"):
         qat.settled(TrainingConfig(), "digest", 2)
     assert not (tmp_path / "x" / "model.pt").exists()
 

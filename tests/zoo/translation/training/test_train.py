@@ -120,7 +120,7 @@ def test_same_seed_same_weights_and_resuming_changes_nothing(quick, tmp_path, pa
     # of 5 steps an epoch or so: it breaks off in the second
     broken_off(Trainer, 7, lambda: train(pairs, tmp_path / "parts", config=QUICK))
     assert {each.name for each in (tmp_path / "parts").iterdir()} == {"checkpoint"}
-    with pytest.raises(RequestError, match="go on training there with --resume"):
+    with pytest.raises(RequestError, match="resume the training with --resume"):
         train(pairs, tmp_path / "parts", config=QUICK)
     with pytest.raises(RequestError, match=r"dropout 0.2 \(now 0.1\)"):
         train(pairs, tmp_path / "parts", config=replace(QUICK, dropout=0.1), resume=True)
@@ -396,7 +396,7 @@ def test_a_diverging_training_ends_with_advice(pairs, tmp_path, monkeypatch):
     ],
 )
 def test_settings_out_of_range_are_refused(settings):
-    with pytest.raises(RequestError, match=rf"out of range: {next(iter(settings))} \S+ \(wanted "):
+    with pytest.raises(RequestError, match=rf"out of range: {next(iter(settings))} \S+ \(expected "):
         TrainingConfig(**settings)
 
 

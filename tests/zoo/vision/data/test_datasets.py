@@ -10,9 +10,9 @@ from PIL import Image
 
 from pipelines.core.errors import RequestError, ZooError
 from zoo.vision.data import augmentation
-from zoo.vision.data.augmentation import Views
+from zoo.vision.data.augmentation import AugmentedImages
 from zoo.vision.data.datasets import decode, open_images, prepare
-from zoo.vision.inference import pictures
+from zoo.vision.inference import unlabelled_images
 
 RED, BLUE = (220, 30, 20), (10, 40, 200)
 
@@ -72,7 +72,7 @@ def test_a_folder_with_splits_keeps_them(tmp_path, name):
     images = open_images(tmp_path)
     assert (len(images.train), len(images.held_out)) == (10, 4)
     assert all(each.startswith(f"{name}/") for each in images.held_out.names)
-    assert len(pictures(tmp_path)) == 10  # what int8 is calibrated on
+    assert len(unlabelled_images(tmp_path)) == 10  # what int8 is calibrated on
 
 
 def test_train_is_a_class_where_other_classes_are(tmp_path):
@@ -86,7 +86,7 @@ def test_splits_beside_other_folders_are_no_classes(tmp_path, names):
     for name in names:
         fill(tmp_path / name, 3)
     with pytest.raises(
-        RequestError, match=rf"found {', '.join(names[:-1])} beside {names[-1]} in .*wanted splits alone"
+        RequestError, match=rf"found {', '.join(names[:-1])} and {names[-1]} in .*expected splits alone"
     ):
         open_images(tmp_path)
 
@@ -110,7 +110,7 @@ def test_a_damaged_archive_is_refused(tmp_path):
         packed = bytearray(whole)
         packed[start : start + 400] = b"\xff" * 400
         (tmp_path / "photos.tar.gz").write_bytes(packed)
-        with pytest.raises(RequestError, match=r"cannot read .*photos.tar.gz: .*wanted a .tar or .tar.gz"):
+        with pytest.raises(RequestError, match=r"cannot read .*photos.tar.gz: .*expected a .tar or .tar.gz"):
             open_images(tmp_path / "photos.tar.gz")
 
 
@@ -191,7 +191,7 @@ def test_bad_images_stop_the_run_or_are_counted(tmp_path):
     images = open_images(tmp_path, on_error="skip")
     assert [each.partition(":")[0] for each in images.left_out] == ["blue/5.jpg", "red/3.jpg", "red/4.jpg"]
     assert len(images.train) + len(images.held_out) == 17
-    with pytest.raises(RequestError, match="wanted raise or skip"):
+    with pytest.raises(RequestError, match="expected raise or skip"):
         open_images(tmp_path, on_error="ignore")
 
 
@@ -298,12 +298,12 @@ def test_crops_lie_inside_the_image():
 
 def test_views_hang_on_seed_epoch_and_index_alone(tmp_path):
     images = open_images(fill(tmp_path, 8, size=(32, 32)), held_out=0.3).train
-    views = Views(images, 48, 2, 5.0, seed=3, epoch=1)
+    views = AugmentedImages(images, 48, 2, 5.0, seed=3, epoch=1)
     some, label = views[2, False]
     assert some.shape == (1, 48, 48, 3)
     assert label == images.labels[2]
-    np.testing.assert_array_equal(Views(images, 48, 2, 5.0, seed=3, epoch=1)[2, False][0], some)
-    for other in (Views(images, 48, 2, 5.0, 4, 1), Views(images, 48, 2, 5.0, 3, 2)):
+    np.testing.assert_array_equal(AugmentedImages(images, 48, 2, 5.0, seed=3, epoch=1)[2, False][0], some)
+    for other in (AugmentedImages(images, 48, 2, 5.0, 4, 1), AugmentedImages(images, 48, 2, 5.0, 3, 2)):
         assert (other[2, False][0] != some).any()
     mixed = views[2, True][0]
     assert mixed.shape == (3, 48, 48, 3)

@@ -85,7 +85,7 @@ def test_the_road_starts_from_the_file_that_the_card_names(tmp_path: Path) -> No
     assert folder.record["fp32.onnx"]["inputs"] == {"w.pth": files.sha256(tmp_path / "w.pth")}
     assert folder.record["fp32.onnx"]["network"] == "mobilenet-v2"
     (tmp_path / "w.pth").unlink()
-    with pytest.raises(RequestError, match=r"w.pth is missing, fp32.onnx is made from it"):
+    with pytest.raises(RequestError, match=r"w.pth is missing, which fp32.onnx is built from"):
         folder.ensure("rewritten.onnx")
 
 
@@ -110,7 +110,7 @@ def test_what_does_not_freeze_says_why(tmp_path: Path) -> None:
     trained(tmp_path, features={"mean": [0, 0, 0]})
     refused("no size")
     trained(tmp_path, classes=["a", "b"])
-    refused(r"2 of another shape \(classifier.weight \[3, 256\], wanted \[2, 256\], classifier.bias")
+    refused(r"2 of another shape \(classifier.weight \[3, 256\], expected \[2, 256\], classifier.bias")
 
 
 def test_weights_that_do_not_fit_are_all_named() -> None:
@@ -123,7 +123,7 @@ def test_weights_that_do_not_fit_are_all_named() -> None:
         fill(model, state, "w.pth")
     assert "w.pth" in str(error.value)
     assert "5 missing (conv_stem.weight, blocks.0.0.bn1.weight, blocks.0.0.bn1.bias, ...)" in str(error.value)
-    assert "1 unexpected (head.bias); 1 of another shape (classifier.bias [11], wanted [10])" in str(error.value)
+    assert "1 unexpected (head.bias); 1 of another shape (classifier.bias [11], expected [10])" in str(error.value)
 
 
 def test_keras_names_and_layouts(tmp_path: Path) -> None:

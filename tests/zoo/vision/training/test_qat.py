@@ -148,11 +148,11 @@ def test_building_anew_needs_neither_samples_nor_the_training(tuned, tmp_path):
     zoo.build(copy)
     zoo.build(copy, force=True)
     assert before == ((copy / "int8.onnx").read_bytes(), (copy / "calibration.json").read_bytes())
-    with pytest.raises(RequestError, match="has the ranges of its training"):
+    with pytest.raises(RequestError, match="has trained ranges"):
         zoo.calibrate(copy)
     table = CalibrationTable.load(copy / "qat.json")
     replace(table, tensors={"other": table.tensors["logits"]}).save(copy / "qat.json")
-    with pytest.raises(RequestError, match="ranges of other, which the model has not"):
+    with pytest.raises(RequestError, match="a range of other, which the model lacks"):
         zoo.build(copy)
 
 
@@ -200,8 +200,8 @@ def test_what_cannot_be_done_is_said_in_one_line(pictures, start, tmp_path, monk
     others = write_images(tmp_path / "others", {"cyan": (60, 200, 200), "pink": (220, 120, 160)}, size=32)
     with pytest.raises(RequestError, match="other classes"):
         zoo.finetune(start, others, tmp_path / "x", settings={"qat": "true", "distillation": "0.5"})
-    with pytest.raises(RequestError, match="found 2 processes, wanted one"):
-        qat.settled(MOBILENET_V1.finetune_config(), "digest", True, 2)
+    with pytest.raises(RequestError, match="found 2 processes, expected one"):
+        qat.effective_config(MOBILENET_V1.finetune_config(), "digest", True, 2)
 
 
 def test_new_classes_train_at_the_full_rate(start, tmp_path):

@@ -16,6 +16,7 @@ from pipelines.quantization.recipe import QuantRecipe
 from zoo.api import compression
 from zoo.api.training_settings import finetuned
 from zoo.cli import app as cli
+from zoo.training.runs import Processes
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 pytest.importorskip("torch_pruning", reason="needs the train extra")
@@ -152,8 +153,8 @@ def test_features_and_flow_are_learned_through_adapters(start, pictures):
     student, teacher = build("mobilenet-v1", 3, 0.25), build("mobilenet-v1", 3, 0.5)
     for _ in range(20):
         teacher.train()(torch.randn(64, 3, 32, 32))  # so that its norms know of some data
-    trainer = training.Trainer(student, config, features, training.Processes())
-    trainer.listen(Teacher(teacher, features, student, config, torch.device("cpu")))
+    trainer = training.Trainer(student, config, features, Processes())
+    trainer.distill_from(Teacher(teacher, features, student, config, torch.device("cpu")))
     x, y = torch.randint(256, (8, 3, 32, 32), dtype=torch.uint8), torch.arange(8) % 3
     losses = [trainer.step(x, y, 1, 50)[0] for _ in range(40)]
     assert np.mean(losses[-5:]) < 0.95 * np.mean(losses[:5])
@@ -168,7 +169,7 @@ def test_features_and_flow_are_learned_through_adapters(start, pictures):
         ({"prune": "1.5x", "settings": {"teacher": "wide-deep-criteo"}}, "teacher wide-deep-criteo of the task"),
         ({"prune": "1.5x", "settings": {"teacher": "mobilenet-v1-cifar10"}}, "of 10 classes"),
         ({"prune": "1.5x", "settings": {"nonsense": "1"}}, "no training setting nonsense"),
-        ({"drop": 0.1}, "--drop is of"),
+        ({"drop": 0.1}, "--drop requires"),
     ],
 )
 def test_a_bad_request_is_one_line(start, pictures, tmp_path, options, message):
@@ -181,7 +182,7 @@ def test_a_bad_request_is_one_line(start, pictures, tmp_path, options, message):
 def test_a_model_whose_card_counts_its_classes_is_refused_in_one_line(start, pictures, tmp_path):
     counted = shutil.copytree(start, tmp_path / "counted")
     write_json(counted / "card.json", read_json(counted / "card.json") | {"classes": 1000})
-    with pytest.raises(RequestError, match=r"wanted those of small \(1000 classes\) to prune it by") as error:
+    with pytest.raises(RequestError, match=r"expected those of small \(1000 classes\); fine-tune the model") as error:
         zoo.finetune(counted, pictures, tmp_path / "out", prune="ratio=.3", settings=SETTINGS | {"epochs": "1"})
     assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
@@ -202,7 +203,7 @@ def test_what_was_begun_stays_where_it_cannot_be_gone_on_with(start, pictures, t
 
     options = {"prune": "ratio=.3", "settings": SETTINGS | {"epochs": "1"}}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(compression._Run, "_judged", ended)
+        patch.setattr(compression._Run, "_quality", ended)
         zoo.finetune(start, pictures, tmp_path / "out", **options)
     options["settings"] = SETTINGS | {"epochs": "1"}
     with pytest.raises(RequestError):

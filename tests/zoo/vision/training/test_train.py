@@ -12,16 +12,18 @@ from PIL import Image
 
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json
-from zoo.vision.training.config import FINETUNE, Settings
+from zoo.training.runs import Processes
+from zoo.vision.training.config import FINETUNE, TrainConfig
 
 training = pytest.importorskip("zoo.vision.training.train", reason="needs the train extra")
-spare_depthwise = pytest.importorskip("zoo.vision.training.depthwise").spare_depthwise
+use_fast_depthwise = pytest.importorskip("zoo.vision.training.depthwise").use_fast_depthwise
 torch = pytest.importorskip("torch")
 nn = torch.nn
 fit = training.fit
+jensen_shannon = pytest.importorskip("zoo.vision.training.trainer").jensen_shannon
 torch.set_num_threads(1)  # such small work only waits for a second thread
 
-TINY = Settings(
+TINY = TrainConfig(
     arch="tiny",
     image_size=16,
     epochs=3,
@@ -210,7 +212,7 @@ def test_settings_out_of_range_are_refused(change):
 
 
 def test_sizes_grow_and_the_rate_rises_and_falls():
-    config = Settings(image_size=64, epochs=20, batch_size=128)
+    config = TrainConfig(image_size=64, epochs=20, batch_size=128)
     assert [config.size(epoch) for epoch in range(20)] == [32] * 5 + [48] * 5 + [64] * 10
     for epoch_steps, warm in (
         (150, 300),
@@ -237,7 +239,7 @@ def test_the_rate_falls_in_the_shortest_training_too(epochs, epoch_steps):
 
 def test_a_step_is_limited():
     config = replace(TINY, clip=1e-3, momentum=0.0, weight_decay=0.0)
-    trainer = training.Trainer(build(config.arch, 3), config, dict(training.PREPROCESSING), training.Processes())
+    trainer = training.Trainer(build(config.arch, 3), config, dict(training.PREPROCESSING), Processes())
     before = torch.cat([each.detach().clone().flatten() for each in trainer.model.parameters()])
     trainer.step(torch.randint(256, (8, 3, 16, 16), dtype=torch.uint8), torch.arange(8) % 3, 1, 1)
     moved = torch.cat([each.detach().flatten() for each in trainer.model.parameters()]) - before
@@ -245,7 +247,7 @@ def test_a_step_is_limited():
 
 
 def test_norms_and_biases_do_not_decay():
-    trainer = training.Trainer(build(TINY.arch, 3), TINY, dict(training.PREPROCESSING), training.Processes())
+    trainer = training.Trainer(build(TINY.arch, 3), TINY, dict(training.PREPROCESSING), Processes())
     decayed, plain = trainer.optimizer.param_groups
     assert (decayed["weight_decay"], plain["weight_decay"]) == (TINY.weight_decay, 0.0)
     assert {each.ndim for each in plain["params"]} == {1}
@@ -257,7 +259,7 @@ def test_norms_and_biases_do_not_decay():
 def test_depthwise_convolutions_are_spared_slow_forms_and_nothing_else(size, stride):
     plain = nn.Conv2d(6, 6, 3, stride, 1, groups=6)
     spared = nn.Sequential(copy.deepcopy(plain))
-    spare_depthwise(spared)
+    use_fast_depthwise(spared)
     assert type(spared[0]) is not nn.Conv2d
     x = torch.randn(2, 6, size, size, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(spared(x), plain(x))
@@ -268,16 +270,16 @@ def test_depthwise_convolutions_are_spared_slow_forms_and_nothing_else(size, str
 
 def test_jensen_shannon_divergence():
     logits = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
-    assert training.jensen_shannon(logits[:1].expand(3, -1, -1)).item() == pytest.approx(0, abs=1e-6)
+    assert jensen_shannon(logits[:1].expand(3, -1, -1)).item() == pytest.approx(0, abs=1e-6)
     p = logits.softmax(-1).numpy().astype(np.float64)
     mixture = p.mean(0)
     expected = np.mean([(each * np.log(each / mixture)).sum(-1) for each in p])
-    assert training.jensen_shannon(logits).item() == pytest.approx(expected, rel=1e-4)
+    assert jensen_shannon(logits).item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_timing_precisions_leaves_no_trace():
     trainer = training.Trainer(
-        build(TINY.arch, 3), replace(TINY, precision="auto"), dict(training.PREPROCESSING), training.Processes()
+        build(TINY.arch, 3), replace(TINY, precision="auto"), dict(training.PREPROCESSING), Processes()
     )
     before = {name: each.clone() for name, each in trainer.model.state_dict().items()}
     assert trainer.choose(16, 4)["precision"] in ("fp32", "bf16")
