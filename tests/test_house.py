@@ -121,6 +121,7 @@ DOCUMENTED = (  # rooms and files whose public functions describe their argument
     "zoo/serving",
     "zoo/texts",
     "zoo/training",
+    "zoo/translation",
     "zoo/vision",
 )
 

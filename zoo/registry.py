@@ -33,7 +33,7 @@ BUILT_IN = {
     "mobilenet-v2": "zoo.vision.models.mobilenet:MOBILENET_V2",
     "sentence-encoder": "zoo.texts.family:SENTENCE_ENCODER",
     "cross-encoder": "zoo.texts.family:CROSS_ENCODER",
-    "transformer-mt": "zoo.translation.models.transformer_mt:TRANSFORMER_MT",
+    "transformer-mt": "zoo.translation.family:TRANSFORMER_MT",
 }
 
 logger = logging.getLogger(__name__)

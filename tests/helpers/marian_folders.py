@@ -18,10 +18,10 @@ import pytest
 import sentencepiece
 import torch
 
-from zoo.translation.data.parallel_text import END, START, padded
+from zoo.translation.data.parallel_text import END, START, pad
 from zoo.translation.data.vocabularies import PIECES, ImportedVocabulary
 from zoo.translation.importers import marian_file
-from zoo.translation.importers.imported import Imported
+from zoo.translation.importers.imported import ImportedModel
 from zoo.translation.models.transformer import Transformer
 from zoo.translation.search.beam_search import Hypothesis, beam_search
 from zoo.translation.search.shortlist import SHORTLIST, Shortlist
@@ -213,17 +213,17 @@ def folder_of(path: Path, changed: Mapping[str, Any], seed: int = 0, **more: Any
     return path
 
 
-def network(found: Imported) -> tuple[Transformer, ImportedVocabulary]:
+def network(found: ImportedModel) -> tuple[Transformer, ImportedVocabulary]:
     """What was read, as modules."""
     sizes = [len(each) for each in found.pieces]
-    model = Transformer(found.form, sizes[-1], pre_norm=found.pre_norm, dropout=0.0, source_vocabulary=sizes[0])
+    model = Transformer(found.config, sizes[-1], pre_norm=found.pre_norm, dropout=0.0, source_vocabulary=sizes[0])
     model.load_state_dict({key: torch.from_numpy(each) for key, each in found.state.items()})
     texts = dict(zip(("source", "target"), found.pieces, strict=False))
     return model.eval(), ImportedVocabulary(found.framing, {**found.files, PIECES: json.dumps(texts).encode()})
 
 
 @torch.inference_mode()
-def search(found: Imported, texts: Sequence[str], beam: int, **rules: Any) -> list[list[tuple[str, float]]]:
+def search(found: ImportedModel, texts: Sequence[str], beam: int, **rules: Any) -> list[list[tuple[str, float]]]:
     """Texts and scores of the `beam` best translations of every text."""
     model, vocabulary = network(found)
     shortlist = Shortlist.from_bytes(found.files[SHORTLIST]) if SHORTLIST in found.files else None
@@ -239,7 +239,7 @@ def search(found: Imported, texts: Sequence[str], beam: int, **rules: Any) -> li
         "allowed": allowed,
     }
     given: list[list[Hypothesis]] = beam_search(
-        model.begin(torch.from_numpy(padded(tokens))), limits, start=START, end=END, **options
+        model.begin(torch.from_numpy(pad(tokens))), limits, start=START, end=END, **options
     )
     return [[(vocabulary.decode([one.tokens])[0], one.score) for one in each] for each in given]
 

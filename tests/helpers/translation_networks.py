@@ -30,7 +30,7 @@ def network(form="small", pre=True, sharp=3.0, seed=0):
             elif each.ndim == 1:
                 torch.nn.init.uniform_(each, 0.7, 1.3)
         model.embedding.weight *= sharp
-        if not model.form.tied_output:
+        if not model.config.tied_output:
             model.output_weight *= sharp
         for each in model.buffers():
             if not each.any():

@@ -1,4 +1,4 @@
-"""What families of translation models declare: the protocols of `pipelines.models.family`, implemented once."""
+"""Family of translation models: encoder-decoder Transformers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipelines.models import family
+from pipelines.models.family import RunOption
+from pipelines.quantization.recipe import QuantRecipe
 from zoo.translation.training.config import FINETUNE, TrainingConfig
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ class TranslationFamily(
         return passes(preprocessing)
 
     def evaluate(self, pipelines: Mapping[str, Any], data: Any, on_error: str) -> dict[str, Any]:
-        """BLEU and chrF; see `zoo.translation.metrics.evaluate`."""
+        """See `Family` and `zoo.translation.metrics.evaluate`: BLEU and chrF."""
         from zoo.translation.metrics import evaluate
 
         return evaluate(pipelines, data, on_error)
@@ -93,14 +95,14 @@ class TranslationFamily(
     def prunable(self) -> type[Any]:
         """See `Prunable`."""
         with self.needs("prune"):
-            from zoo.translation.training.pruning import PrunableText
-        return PrunableText
+            from zoo.translation.training.pruning import PrunableTranslator
+        return PrunableTranslator
 
     def shortlist(self, folder: ModelFolder, data: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
         """See `Shortlistable` and `zoo.translation.search.shortlist.for_model`."""
-        from zoo.translation.search.shortlist import for_model
+        from zoo.translation.search.shortlist import build_shortlist
 
-        return for_model(folder, data)
+        return build_shortlist(folder, data)
 
     def handler(self) -> type[Handler]:
         """See `Servable`."""
@@ -113,3 +115,22 @@ class TranslationFamily(
         from zoo.translation import report_sections
 
         return report_sections
+
+
+TRANSFORMER_MT = TranslationFamily(  # Vaswani et al. 2017, "Attention Is All You Need"
+    name="transformer-mt",
+    title="Transformer: translation of sentences, encoder-decoder with beam search",
+    # attention products are too small to gain from int8
+    recipe=QuantRecipe(correct=False, keep_float=(r".*\.(products|found)",)),
+    run_options=(
+        RunOption("beam", int, None, "Beam size; 1 is greedy search. [default: 4, or the model's own]"),
+        RunOption("n_best", int, 1, "Translations of each sentence, at most the beam size."),
+        RunOption("scores", bool, False, "Write the mean log probability of a token before each translation."),
+        RunOption("sentences", bool, False, "Translate the sentences of a line one by one."),
+        RunOption("source_language", str, None, "Source language of a multilingual model."),
+        RunOption("target_language", str, None, "Target language of a multilingual model."),
+        RunOption(
+            "max_tokens", int, None, "Maximum tokens of a translation. [default: the model's, or 2 * source + 10]"
+        ),
+    ),
+)

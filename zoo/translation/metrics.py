@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pipelines.analysis.metrics import LEVEL, RESAMPLES, against_fp32, interval
 from pipelines.core.errors import RequestError, requires
-from zoo.translation.data.parallel_text import tidy
+from zoo.translation.data.parallel_text import normalize_whitespace
 from zoo.translation.data.text_files import Faults, read_pairs
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def evaluate(pipelines: Mapping[str, TranslationPipeline], data: Any, on_error: 
         read_pairs(data, languages, held_out=True, on_error=on_error, faults=faults), 1
     ):
         line = first.line(f"pair {number}", source)
-        first._note([line], faults, on_error)
+        first._report_errors([line], faults, on_error)
         if not line.fault:
             sources.append(line.text)
-            references.append(tidy(reference))
+            references.append(normalize_whitespace(reference))
     tokens = first.vocabulary.encode(sources)
     translations = {}
     for name, pipeline in pipelines.items():
@@ -73,7 +73,7 @@ def signatures() -> dict[str, str]:
 
 
 def _metrics() -> dict[str, Any]:
-    """sacreBLEU's metrics by key. Raises RequestError where it is not installed."""
+    """Returns the metrics of sacreBLEU by key. Raises RequestError if it is not installed."""
     with requires("the quality of translations", "int8-zoo[train]"):
         import sacrebleu
     return {"bleu": sacrebleu.BLEU(), "chrf": sacrebleu.CHRF()}
@@ -124,9 +124,9 @@ def compare_translations(
 
 
 def _score(metric: Any, statistics: NDArray[Any], draws: NDArray[Any] | None = None) -> NDArray[np.float64]:
-    """The corpus score of all sentences, [1], or of every draw of them, [draws].
+    """Computes corpus scores: of all sentences, [1], or of every draw of them, [draws].
 
-    statistics: [sentences, counts], what the metric counts in each sentence (n-grams and lengths).
+    statistics: Counts of n-grams and lengths of each sentence, [sentences, counts].
     """
     totals = statistics.sum(axis=0)[None] if draws is None else draws @ statistics
     return np.array([metric._compute_score_from_stats(total.tolist()).score for total in totals])

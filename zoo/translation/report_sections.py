@@ -51,7 +51,14 @@ class TextToText(NamedTuple):
     results: dict[str, dict[str, Any]]
 
     def rate(self, engine: str) -> float:
-        """Returns sentences per second of an engine."""
+        """Returns the throughput of an engine.
+
+        Args:
+            engine: Name of the engine.
+
+        Returns:
+            Sentences per second.
+        """
         return float(self.results[engine]["sentences_per_second"]["median"])
 
     def speed_up(self) -> str:
@@ -61,7 +68,14 @@ class TextToText(NamedTuple):
 
 
 def overview(name: str) -> dict[str, str]:
-    """Returns the cells of a model in the overview table, by column; {} without measurements."""
+    """Returns the cells of a model in the overview table.
+
+    Args:
+        name: Name of the model.
+
+    Returns:
+        Cell by column; {} without measurements.
+    """
     qualities = reports(zoo.SHIPPED / name / "reports", "bleu")
     if not qualities:
         return {}
@@ -84,7 +98,11 @@ def _times_teacher(name: str, report: Report) -> str:
 
 
 def sections(name: str) -> str:
-    """Returns the body of a model's section in MODELS.md."""
+    """Returns the body of a model's section in MODELS.md.
+
+    Args:
+        name: Name of the model.
+    """
     spec = Hub(zoo.SHIPPED).card(name).details["preprocessing"]
     parts = [
         f"- **Run:** `zoo run {name} text.txt -o translated.txt`",

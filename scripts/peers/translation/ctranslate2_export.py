@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from zoo.translation.data.parallel_text import END, START, UNKNOWN, Vocabulary
 
 if TYPE_CHECKING:
-    from zoo.translation.models.transformer import Attention, Layer, Transformer
+    from zoo.translation.models.layers import Attention, Layer
+    from zoo.translation.models.transformer import Transformer
 
 
 def export(model: Transformer, vocabulary: Vocabulary, target: Path, quantization: str = "float32") -> None:
@@ -31,7 +32,7 @@ def specification(model: Transformer, vocabulary: Vocabulary) -> Any:
     from ctranslate2.specs import TransformerSpec  # type: ignore[import-untyped]
     from torch import nn
 
-    names, form = vocabulary.pieces, model.form
+    names, form = vocabulary.pieces, model.config
     spec = TransformerSpec.from_config((form.encoder, form.decoder), form.heads, pre_norm=model.pre_norm)
     for side, layers, last in (
         (spec.encoder, model.encoder, model.encoder_norm),

@@ -13,7 +13,7 @@ from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.models.hub import CARD, Card
 from scripts.peers.translation import marian_export
-from zoo.translation.data.parallel_text import END, PAD, START, VOCABULARY, Tokens, Vocabulary, padded
+from zoo.translation.data.parallel_text import END, PAD, START, VOCABULARY, Tokens, Vocabulary, pad
 from zoo.translation.data.vocabularies import ImportedVocabulary, open_vocabulary
 from zoo.translation.search.shortlist import Shortlist
 
@@ -87,9 +87,7 @@ def untrained(arch: str, pieces: int, folder: Path) -> None:
     card = Card(f"random-{arch}", "transformer-mt", "random weights", (), {"preprocessing": features})
     files.write_json(folder / CARD, card.to_json())
     sources = drawn(pieces, CALIBRATION)
-    np.savez(
-        folder / "calibration.npz", source=padded(sources), target=padded([[START, *each[:-1]] for each in sources])
-    )
+    np.savez(folder / "calibration.npz", source=pad(sources), target=pad([[START, *each[:-1]] for each in sources]))
 
 
 def imported(steps: int, folder: Path) -> None:

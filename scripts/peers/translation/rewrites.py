@@ -37,7 +37,7 @@ from pipelines.quantization.quantizer import quantize
 from pipelines.rewrites.driver import rewrite
 from scripts.peers import harness
 from scripts.peers.translation.models import RANDOM, copied
-from zoo.translation.data.parallel_text import END, START, VOCABULARY, Vocabulary, padded
+from zoo.translation.data.parallel_text import END, START, VOCABULARY, Vocabulary, pad
 from zoo.translation.export.rewrites import passes
 from zoo.translation.search import loop_graph, step_graph
 from zoo.translation.search.beam_search import Step, beam_search
@@ -269,7 +269,7 @@ class Forms:
     def drawn(self, lengths: Sequence[int]) -> Array:
         """Returns sentences of random words, padded."""
         random = np.random.default_rng(0)
-        return padded([np.array([*random.integers(END + 1, self.words, each - 1), END]) for each in lengths])
+        return pad([np.array([*random.integers(END + 1, self.words, each - 1), END]) for each in lengths])
 
     def session(self, change: Callable[[IncrementalModel], None] = unchanged) -> Session:
         """Opens the whole search in one graph."""
@@ -368,7 +368,7 @@ def rows(forms: Forms) -> Iterator[Row]:
 
         return run
 
-    with mock.patch.object(loop_graph, "FEW", (0, 1)):
+    with mock.patch.object(loop_graph, "ACTIVE_SHARE", (0, 1)):
         staying = forms.session()
     yield Row("finished sentences leave (mixed lengths)", of_mixed(session, mixed), of_mixed(staying, mixed), False)
     in_order = of_mixed(session, lambda count: sorted(mixed(count)), BATCHES)

@@ -16,7 +16,7 @@ from pipelines.core.errors import RequestError
 from scripts.peers.engines import open_vino, pytorch
 from scripts.peers.translation import marian_export
 from scripts.peers.translation.models import FIREFOX, FIREFOX_LENGTH, RANDOM, Work, listed
-from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, VOCABULARY, Tokens, by_tokens, padded
+from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, VOCABULARY, Tokens, batch_by_tokens, pad
 from zoo.translation.search.beam_search import Step, beam_search, limit, naive_step
 
 Array = NDArray[Any]
@@ -69,7 +69,7 @@ def make_openvino(work: Work) -> None:
 
     model, _ = load_model(work.folder)
     model.requires_grad_(False)
-    form = model.form
+    form = model.config
     heads, width = form.heads, form.width // form.heads
 
     class Encoder(torch.nn.Module):
@@ -165,19 +165,19 @@ def force_steps(steps: int, engine: str) -> None:
     This holds for the search in Python, and for that in the graph, which has the growth of a sentence as an input, and
     is made with its end.
     """
-    from zoo.translation import inference
+    from zoo.translation import translator
     from zoo.translation.search import beam_search as decode
 
     changes: dict[Any, dict[str, Any]] = {
         decode: {"limit": lambda source, most: steps},
-        inference: {"END": NO_TOKEN, "GROWTH": (0, steps)},
+        translator: {"END": NO_TOKEN, "LENGTH_LIMIT": (0, steps)},
     }
     if engine != "native":  # which has no use for the graph, nor memory for what reads it
         from zoo.translation.search import loop_graph
 
         changes[loop_graph] = {
             "search": partial(loop_graph.search, end=NO_TOKEN),
-            "FORM": f"{loop_graph.FORM}, endless",
+            "GRAPH_VERSION": f"{loop_graph.GRAPH_VERSION}, endless",
         }
     for module, values in changes.items():
         for name, value in values.items():
@@ -196,9 +196,9 @@ def open_zoo(precision: str, engine: str, shortlist: bool = False) -> Callable[[
             if case.model not in (*RANDOM, FIREFOX):
                 raise RequestError("a shortlist is drawn for random weights alone")
             opened.shortlist = listed(len(opened.vocabulary))
-            opened._native.share_words(opened.shortlist.everywhere.astype(np.int32))
+            opened._native.share_words(opened.shortlist.common_tokens.astype(np.int32))
         return System(
-            lambda sentences: {"source": padded(sentences)},
+            lambda sentences: {"source": pad(sentences)},
             opened.preprocess,
             opened.predict,
             lambda out: [row[0][row[0] != PAD].tolist() for row in out["tokens"]],
@@ -291,10 +291,10 @@ def stepping(begin: Callable[[Array], Step], work: Work, case: Case) -> System:
     def search(sentences: Sequence[Tokens]) -> list[list[int]]:
         found: list[list[int]] = [[] for _ in sentences]
         order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
-        for a, b in by_tokens([len(sentences[i]) for i in order], AVERAGE * case.batch_size, case.batch_size):
+        for a, b in batch_by_tokens([len(sentences[i]) for i in order], AVERAGE * case.batch_size, case.batch_size):
             chosen = [sentences[i] for i in order[a:b]]
             end = NO_TOKEN if case.steps else END
-            best = beam_search(begin(padded(chosen)), case.limits(chosen), start=START, end=end, beam=case.beam)
+            best = beam_search(begin(pad(chosen)), case.limits(chosen), start=START, end=end, beam=case.beam)
             for i, each in zip(order[a:b], best, strict=True):
                 found[i] = each[0].tokens
         return found

@@ -37,7 +37,7 @@ from pipelines.core.progress import progress
 from scripts.peers import harness, processes
 from scripts.peers.translation.models import FIREFOX, FIREFOX_LENGTH, LENGTHS, RANDOM, Work, copied, drawn
 from scripts.peers.translation.systems import PEERS, Case, System, isa, make
-from zoo.translation.data.parallel_text import tidy
+from zoo.translation.data.parallel_text import normalize_whitespace
 from zoo.translation.data.text_files import read_pairs
 from zoo.translation.metrics import signatures, translation_metrics
 
@@ -57,7 +57,10 @@ def test_set(count: int) -> tuple[list[str], list[str]]:
         RequestError: They are missing.
     """
     names = [harness.development_data(f"{TEST_SET}.{language}.gz") for language in ("en", "de")]
-    pairs = [(tidy(a), tidy(b)) for a, b in itertools.islice(read_pairs(",".join(map(str, names))), count)]
+    pairs = [
+        (normalize_whitespace(a), normalize_whitespace(b))
+        for a, b in itertools.islice(read_pairs(",".join(map(str, names))), count)
+    ]
     return [a for a, _ in pairs], [b for _, b in pairs]
 
 

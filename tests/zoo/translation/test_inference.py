@@ -18,6 +18,7 @@ from pipelines.kernels import extension
 from pipelines.models.folder import open_folder
 from zoo.cli import app as cli
 from zoo.translation import inference
+from zoo.translation import translator as translators
 from zoo.translation.data.parallel_text import PAD, Vocabulary
 from zoo.translation.data.sentence_splitting import split_sentences
 
@@ -127,9 +128,9 @@ def test_auto_is_native_code_where_it_can_be(translator, monkeypatch, caplog):
         raise RequestError("no such decoder")
 
     monkeypatch.setattr(extension, "isas", lambda: ["portable"])
-    monkeypatch.setattr(inference, "NativeTranslator", refuse)
+    monkeypatch.setattr(translators, "NativeTranslator", refuse)
     assert zoo.pipeline(translator).engine == "onnxruntime"
-    assert "no such decoder; onnxruntime translates instead" in caplog.text
+    assert "no such decoder; falling back to onnxruntime" in caplog.text
     with pytest.raises(RequestError, match="no such decoder"):
         zoo.pipeline(translator, engine="native")
     monkeypatch.setattr(extension, "isas", list)  # compiled without
@@ -147,11 +148,11 @@ def test_batches_are_of_like_lengths_and_no_larger_than_allowed(translator, text
     monkeypatch.setattr(inference.TranslationPipeline, "_search", note)
     pipeline(texts)
     assert [length for each in shapes for length in each] == sorted(length for each in shapes for length in each)
-    assert all(len(each) <= 4 and len(each) * max(each) <= 4 * inference.AVERAGE for each in shapes)
+    assert all(len(each) <= 4 and len(each) * max(each) <= 4 * translators.MEAN_TOKENS for each in shapes)
 
 
 def test_run_keeps_the_order_and_empty_lines(translate, opened, texts, monkeypatch):
-    monkeypatch.setattr(inference, "AT_ONCE", 1)  # several windows
+    monkeypatch.setattr(inference, "SORT_WINDOW", 1)  # several windows
     lines = [*texts[:7], "", "  ", *texts[7:30]]
     summary, found = translate("\n".join(lines).encode(), batch_size=4)
     wanted = [each["translation"] for each in opened([line.strip() for line in lines])]

@@ -173,7 +173,7 @@ class TranslationRequest:
         for number, line in enumerate(self.lines[first:last], first + 1):
             end = offset + len(line.parts)
             for k in range(best):
-                rows.append(self.pipeline.joined([self.hypotheses[i][k] for i in range(offset, end)]))
+                rows.append(self.pipeline.join_sentences([self.hypotheses[i][k] for i in range(offset, end)]))
                 numbers.append(number)
                 errors.append(line.fault or None)
             offset = end
@@ -331,7 +331,7 @@ def _with_options(pipeline: TranslationPipeline, options: Mapping[str, str]) -> 
     )
     if "max_tokens" in options:
         changed.rules = replace(pipeline.rules, most=_integer(options, "max_tokens", 1 << 20, 1))
-    changed.apart = options.get("sentences", "false").lower() in ("", "1", "true", "yes")
+    changed.split_lines = options.get("sentences", "false").lower() in ("", "1", "true", "yes")
     return changed
 
 

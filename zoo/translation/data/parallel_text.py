@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError, ZooError
 from zoo.translation.data.text_files import Faults, Pair, read_pairs, sources
 
-PAD, UNKNOWN, START, END = 0, 1, 2, 3  # of every vocabulary
-POSITIONS = 512  # tokens of a sentence, at most
+PAD, UNKNOWN, START, END = 0, 1, 2, 3  # tokens of every vocabulary
+POSITIONS = 512  # default maximum number of tokens of a sentence
 VOCABULARY = "vocabulary.model"
-SAMPLED = 1_000_000  # sentences, at most, that a vocabulary is trained on
+MAX_VOCABULARY_SENTENCES = 1_000_000  # of the sample that a vocabulary is learned from
 
 Tokens = NDArray[np.int32]
 
@@ -27,17 +27,31 @@ Tokens = NDArray[np.int32]
 # ------------------------------------------------------------------------------------------------------------ cleaning
 
 
-def tidy(text: str) -> str:
-    """Returns `text` with single spaces between its words and none around it."""
+def normalize_whitespace(text: str) -> str:
+    """Replaces whitespace by single spaces and strips the ends.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        The normalized text.
+    """
     return " ".join(text.split())
 
 
-def strange(text: str) -> str:
-    """Returns the reason why a text is no sentence (control characters, invalid code points); "" if it is one."""
-    if text.isprintable():  # nearly all are, and this is quick
+def character_error(text: str) -> str:
+    """Checks a text for control characters and invalid code points.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        The reason why the text is no sentence; "" for a sentence.
+    """
+    if text.isprintable():  # fast path
         return ""
-    bad = next((each for each in text if unicodedata.category(each) in ("Cc", "Cs", "Cn", "Co")), None)
-    return "" if bad is None else f"holds the character U+{ord(bad):04X}"
+    invalid = next((char for char in text if unicodedata.category(char) in ("Cc", "Cs", "Cn", "Co")), None)
+    return "" if invalid is None else f"holds the character U+{ord(invalid):04X}"
 
 
 def clean(pairs: Iterable[Pair], faults: Faults) -> Iterator[Pair]:
@@ -51,11 +65,11 @@ def clean(pairs: Iterable[Pair], faults: Faults) -> Iterator[Pair]:
         The pairs, tidied.
     """
     seen: set[bytes] = set()
-    for source, target in ((tidy(a), tidy(b)) for a, b in pairs):
+    for source, target in ((normalize_whitespace(a), normalize_whitespace(b)) for a, b in pairs):
         key = hashlib.blake2b(f"{source}\t{target}".encode(errors="surrogatepass"), digest_size=8).digest()
         if not source or not target:
             faults.add("empty")
-        elif strange(source) or strange(target):
+        elif character_error(source) or character_error(target):
             faults.add("strange characters")
         elif key in seen:
             faults.add("repeated")
@@ -84,8 +98,8 @@ def learn_vocabulary(pairs: Sequence[Pair], size: int, seed: int) -> bytes:
     import sentencepiece
 
     chosen: Iterable[int] = range(len(pairs))
-    if 2 * len(pairs) > SAMPLED:
-        chosen = np.random.default_rng(seed).choice(len(pairs), SAMPLED // 2, replace=False).tolist()
+    if 2 * len(pairs) > MAX_VOCABULARY_SENTENCES:
+        chosen = np.random.default_rng(seed).choice(len(pairs), MAX_VOCABULARY_SENTENCES // 2, replace=False).tolist()
     written = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -141,6 +155,12 @@ class Vocabulary:
     def read(cls, path: Path) -> Vocabulary:
         """Opens a model file.
 
+        Args:
+            path: The file.
+
+        Returns:
+            The vocabulary.
+
         Raises:
             RequestError: The file is missing or no vocabulary.
         """
@@ -151,8 +171,8 @@ class Vocabulary:
                 f"cannot read {path}: {error.strerror or error}; train or download the model again"
             ) from error
 
-    source_language = ""  # it has none to choose from
-    frame, prefix = 1, ()  # tokens around a source: its end; those that translations begin with
+    source_language = ""  # there are no languages to choose from
+    frame, prefix = 1, ()  # number of special tokens around a source; tokens that translations begin with
 
     def __len__(self) -> int:
         return int(self._pieces.get_piece_size())
@@ -163,10 +183,17 @@ class Vocabulary:
         return len(self)
 
     def choose(self, source_language: str = "", target_language: str = "") -> Vocabulary:
-        """Returns itself.
+        """Chooses languages, which this vocabulary does not have.
+
+        Args:
+            source_language: Must be empty.
+            target_language: Must be empty.
+
+        Returns:
+            The vocabulary itself.
 
         Raises:
-            RequestError: A language is given; the model has none to choose.
+            RequestError: A language is given.
         """
         if source_language or target_language:
             raise RequestError(
@@ -182,17 +209,27 @@ class Vocabulary:
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Tokenizes texts.
 
+        Args:
+            texts: Texts of either language.
+
         Returns:
             Tokens of each text, int32, `END` last.
         """
         return [
             np.array([*self._pieces.encode(each), END], np.int32) for each in texts
-        ]  # a list makes threads, ten times as slow for one
+        ]  # encoding a list starts threads, ten times slower for one text
 
-    source_pieces, encode_target = pieces, encode  # both languages are cut by one table
+    source_pieces, encode_target = pieces, encode  # one vocabulary for both languages
 
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """Returns the texts of tokens without start and end."""
+        """Detokenizes texts.
+
+        Args:
+            tokens: Tokens of each text, without start and end.
+
+        Returns:
+            The texts.
+        """
         return [str(self._pieces.decode(list(each))) for each in tokens]
 
 
@@ -219,7 +256,14 @@ class Corpus:
         return len(self.source_starts) - 1
 
     def pair(self, index: int) -> tuple[Tokens, Tokens]:
-        """Returns source and target tokens of a pair, `END` last in each."""
+        """Returns the tokens of a pair.
+
+        Args:
+            index: Index of the pair.
+
+        Returns:
+            Source and target tokens, int32, `END` last in each.
+        """
         (a, b), (c, d) = self.source_starts[index : index + 2], self.target_starts[index : index + 2]
         return self.source[a:b], self.target[c:d]
 
@@ -270,7 +314,15 @@ def corpus(
 
 
 def from_tokens(source: Sequence[Tokens], target: Sequence[Tokens]) -> Corpus:
-    """Returns a corpus of tokenized sentences."""
+    """Builds a corpus of tokenized sentences.
+
+    Args:
+        source: Source tokens of each pair, int32.
+        target: Target tokens of each pair, int32.
+
+    Returns:
+        The corpus.
+    """
     joined = (np.concatenate([np.zeros(0, np.int32), *each]) for each in (source, target))
     starts = (np.cumsum([0, *map(len, each)], dtype=np.int64) for each in (source, target))
     return Corpus(*joined, *starts)
@@ -291,12 +343,12 @@ def batches(data: Corpus, tokens: int, seed: Sequence[int] | None = None) -> lis
     sources, targets = data.lengths
     shuffled = np.arange(len(data)) if seed is None else random.permutation(len(data))
     order = shuffled[np.lexsort((targets[shuffled], sources[shuffled]))]
-    found = by_tokens(np.maximum(sources, targets)[order].tolist(), tokens)
+    found = batch_by_tokens(np.maximum(sources, targets)[order].tolist(), tokens)
     parts = [order[a:b] for a, b in found]
     return parts if seed is None else [parts[i] for i in random.permutation(len(parts))]
 
 
-def by_tokens(lengths: Sequence[int], tokens: int, rows: int = 1 << 30) -> list[tuple[int, int]]:
+def batch_by_tokens(lengths: Sequence[int], tokens: int, rows: int = 1 << 30) -> list[tuple[int, int]]:
     """Cuts sentences into batches, in their order.
 
     Args:
@@ -316,8 +368,15 @@ def by_tokens(lengths: Sequence[int], tokens: int, rows: int = 1 << 30) -> list[
     return [*found, (first, len(lengths))] if len(lengths) else []
 
 
-def padded(sentences: Sequence[Sequence[int] | Tokens]) -> NDArray[np.int64]:
-    """Pads sentences with `PAD` to int64 [n, longest]."""
+def pad(sentences: Sequence[Sequence[int] | Tokens]) -> NDArray[np.int64]:
+    """Pads sentences with `PAD` to the longest.
+
+    Args:
+        sentences: Tokens of each sentence.
+
+    Returns:
+        int64 [n, longest].
+    """
     found = np.full((len(sentences), max(map(len, sentences))), PAD, np.int64)
     for row, each in zip(found, sentences, strict=True):
         row[: len(each)] = each
@@ -327,10 +386,10 @@ def padded(sentences: Sequence[Sequence[int] | Tokens]) -> NDArray[np.int64]:
 def decoder_samples(
     sentences: Sequence[Sequence[int] | Tokens], translations: Sequence[Sequence[int]]
 ) -> dict[str, NDArray[np.int64]]:
-    """Makes calibration samples of a decoder.
+    """Builds calibration samples of a decoder.
 
-    A graph computes the logits of the last token alone; whole translations would all predict the end. So every other
-    target is cut.
+    A graph computes the logits of the last target token only, which for complete translations always predict the end.
+    Therefore every other target is truncated at random.
 
     Args:
         sentences: Source tokens of each sentence.
@@ -341,10 +400,10 @@ def decoder_samples(
     """
     random = np.random.default_rng(0)
     parts = [each[: int(random.integers(len(each) + 1))] if i % 2 else each for i, each in enumerate(translations)]
-    return {"source": padded(sentences), "target": padded([[START, *part] for part in parts])}
+    return {"source": pad(sentences), "target": pad([[START, *part] for part in parts])}
 
 
-# ----------------------------------------------------------------------------------------------------------- the whole
+# ------------------------------------------------------------------------------------------------------- parallel text
 
 
 @dataclass
@@ -371,7 +430,7 @@ class ParallelText:
         return hashlib.sha256(f"{self.train.digest}{self.held_out.digest}".encode()).hexdigest()
 
 
-def open_text(
+def load_parallel_text(
     data: Any,
     vocabulary: Callable[[Sequence[Pair]], Vocabulary],
     *,

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from zoo.translation.data.parallel_text import END, START, Tokens
 
-CONTEXT = 3  # tokens that the next is drawn after, at most
-DRAWN = 8192  # sentences that are written at once
+CONTEXT = 3  # maximum number of tokens of a context
+SAMPLES_AT_ONCE = 8192  # sentences that are sampled together
 
 
-class Continuations:
+class NGramCounts:
     """Continuations of every context of a text, as an n-gram model counts them."""
 
     def __init__(self, stream: NDArray[np.int64], length: int, base: int) -> None:
@@ -56,27 +56,28 @@ class Continuations:
         return token, (self.keys[at] == key) & (random.random(len(past)) < count / (count + self.distinct[at]))
 
 
-def imitations(sentences: Sequence[Tokens], count: int, *, seed: int = 0, longest: int = 128) -> list[Tokens]:
-    """Draws sentences from an n-gram model of `CONTEXT` tokens, interpolated with its shorter ones (Witten and Bell
-    1991, "The Zero-Frequency Problem", method C). The same seed gives the same sentences.
+def sample_sentences(sentences: Sequence[Tokens], count: int, *, seed: int = 0, longest: int = 128) -> list[Tokens]:
+    """Samples sentences from an interpolated n-gram model with contexts of up to `CONTEXT` tokens.
+
+    Interpolation: Witten and Bell 1991, "The Zero-Frequency Problem", method C. A seed gives the same sentences.
 
     Args:
-        sentences: Sentences to imitate, int32.
+        sentences: Sentences of the model, int32.
         count: Maximum number of sentences.
         seed: Seed of the random generator.
         longest: Maximum number of tokens.
 
     Returns:
-        Different sentences that are not among `sentences`, int32, `END` last.
+        Distinct sentences that are not among `sentences`, int32, `END` last.
     """
     random, base = np.random.default_rng(seed), 1 + max(int(each.max()) for each in sentences)
     start = np.full(CONTEXT, START, np.int64)
     stream = np.concatenate([part for each in sentences for part in (start, each)])
-    levels = [Continuations(stream, length, base) for length in range(CONTEXT, -1, -1)]
+    levels = [NGramCounts(stream, length, base) for length in range(CONTEXT, -1, -1)]
     seen, found = {each.tobytes() for each in sentences}, []
-    for _ in range(0, 4 * count, DRAWN):  # a text so small that it repeats itself gives fewer
-        written = np.full((DRAWN, CONTEXT + longest), START, np.int32)
-        open_rows = np.arange(DRAWN)
+    for _ in range(0, 4 * count, SAMPLES_AT_ONCE):  # a small text gives fewer distinct sentences
+        written = np.full((SAMPLES_AT_ONCE, CONTEXT + longest), START, np.int32)
+        open_rows = np.arange(SAMPLES_AT_ONCE)
         for position in range(CONTEXT, CONTEXT + longest):
             past = written[open_rows, position - CONTEXT : position].astype(np.int64)
             token, missing = np.zeros(len(past), np.int64), np.ones(len(past), bool)
@@ -91,7 +92,7 @@ def imitations(sentences: Sequence[Tokens], count: int, *, seed: int = 0, longes
             open_rows = open_rows[token != END]
             if not len(open_rows):
                 break
-        for row in written[np.setdiff1d(np.arange(DRAWN), open_rows), CONTEXT:]:
+        for row in written[np.setdiff1d(np.arange(SAMPLES_AT_ONCE), open_rows), CONTEXT:]:
             sentence = row[: int(np.argmax(row == END)) + 1].copy()
             if len(sentence) > 1 and sentence.tobytes() not in seen:
                 seen.add(sentence.tobytes())

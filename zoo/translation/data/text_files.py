@@ -16,8 +16,8 @@ from pipelines.core.errors import RequestError
 from pipelines.data.text_files import decoded, read_lines
 from zoo.training.runs import load_dataset
 
-HELD_OUT = ("validation", "val", "valid", "dev", "test")  # splits of a data set; of several the first is used
-SHOWN = 20  # faults that are told one by one
+HELD_OUT = ("validation", "val", "valid", "dev", "test")  # splits of a data set, in order of preference
+MAX_WARNINGS = 20  # errors that are reported one by one
 
 Pair = tuple[str, str]
 
@@ -25,26 +25,32 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class Faults(Counter[str]):
-    """Counts of dropped lines or pairs by reason; the first `SHOWN` are stored word for word."""
+    """Counts of dropped lines or pairs by reason; the first `MAX_WARNINGS` are stored verbatim."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shown: list[str] = []
 
     def add(self, reason: str, where: str = "") -> None:
-        """Counts one.
+        """Counts a dropped line.
 
         Args:
             reason: The reason.
-            where: Its place.
+            where: File and line, for messages.
         """
         self[reason] += 1
-        if where and len(self.shown) < SHOWN:
+        if where and len(self.shown) < MAX_WARNINGS:
             self.shown.append(f"{where}: {reason}")
 
 
 def sources(data: Any) -> list[str]:
-    """Returns the paths and hub ids in `data`, one or a list.
+    """Lists the sources of parallel text.
+
+    Args:
+        data: A path or hub id, or a list of them.
+
+    Returns:
+        The paths and hub ids.
 
     Raises:
         RequestError: There are none.
@@ -92,7 +98,7 @@ def read_pairs(
 
 
 def _raw_pairs(source: str, languages: str, held_out: bool) -> Iterator[Pair | str]:
-    """Pairs, and what is wrong where a line is none."""
+    """Yields pairs, and for an invalid line the reason."""
     path = Path(source)
     if path.is_dir():
         return _dataset(source, languages, held_out, lambda datasets: datasets.load_from_disk(source))
@@ -126,7 +132,7 @@ def _columns(path: Path) -> Iterator[Pair | str]:
 
 
 def _table_in(path: Path) -> Iterator[str | None]:
-    """The lines of the one member of a .zip whose first line has a TAB."""
+    """Yields the lines of the only member of a .zip whose first line has a TAB."""
     try:
         archive = zipfile.ZipFile(path)
         tables = [

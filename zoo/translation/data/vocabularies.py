@@ -23,7 +23,7 @@ class Framing:
     """Tokenizer of a model and the special tokens around a sentence.
 
     Attributes:
-        kind: Tokenizer, a key of `CUTTERS`.
+        kind: Tokenizer, a key of `TOKENIZERS`.
         files: Its files, of the source and of the target where that differs.
         before: Source tokens before the pieces; `SOURCE` and `TARGET` stand for the tokens of the languages.
         after: Source tokens after the pieces.
@@ -50,7 +50,13 @@ class Framing:
 
     @staticmethod
     def from_json(values: Any) -> Framing:
-        """Reads what `to_json` returned.
+        """Reads the result of `to_json`.
+
+        Args:
+            values: Plain values.
+
+        Returns:
+            The framing.
 
         Raises:
             RequestError: A key is unknown.
@@ -59,7 +65,7 @@ class Framing:
             found = Framing(**from_plain(values))
         except (AttributeError, TypeError):
             found = Framing("", ())
-        if found.kind not in CUTTERS:
+        if found.kind not in TOKENIZERS:
             raise RequestError(
                 f"found the vocabulary {values}, expected what zoo import writes; import the model again"
             )
@@ -92,7 +98,7 @@ class ImportedVocabulary:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise RequestError(f"{PIECES} is not what zoo import writes; import the model again") from error
         self._tokens = {piece: token for token, piece in enumerate(self._source) if piece is not None}
-        cut = CUTTERS[framing.kind]
+        cut = TOKENIZERS[framing.kind]
         cutters = [cut(contents[name], name) for name in framing.files] or [cut(b"", "")]
         self._cutter, self._joiner = cutters[0], cutters[-1]
         self._hidden = frozenset(framing.hidden)
@@ -170,6 +176,9 @@ class ImportedVocabulary:
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Tokenizes source texts.
 
+        Args:
+            texts: Source texts.
+
         Returns:
             Tokens of each text, int32, special tokens included.
         """
@@ -182,6 +191,9 @@ class ImportedVocabulary:
     def encode_target(self, texts: Sequence[str]) -> list[Tokens]:
         """Tokenizes translations.
 
+        Args:
+            texts: Target texts.
+
         Returns:
             Tokens of each text, int32, `END` last.
         """
@@ -192,7 +204,14 @@ class ImportedVocabulary:
         ]
 
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """Returns the texts of target tokens."""
+        """Detokenizes translations.
+
+        Args:
+            tokens: Target tokens of each text.
+
+        Returns:
+            The texts.
+        """
         found = [[self._target[token] for token in each if token not in self._hidden] for each in tokens]
         return [self._joiner.join([piece for piece in each if piece is not None]) for each in found]
 
@@ -209,11 +228,25 @@ class SentencePieces:
             raise RequestError(f"{name} is no vocabulary of sentencepiece") from error
 
     def cut(self, text: str) -> list[str]:
-        """Returns the pieces of a text."""
+        """Splits a text into pieces.
+
+        Args:
+            text: The text.
+
+        Returns:
+            The pieces.
+        """
         return list(self._pieces.encode(text, out_type=str))
 
     def join(self, pieces: list[str]) -> str:
-        """Returns the text of pieces."""
+        """Joins pieces to a text.
+
+        Args:
+            pieces: The pieces.
+
+        Returns:
+            The text.
+        """
         return str(self._pieces.decode_pieces(pieces)).replace("▁", " ").strip()
 
 
@@ -231,11 +264,25 @@ class TokenizersPieces:
         self._tokenizer.no_truncation()
 
     def cut(self, text: str) -> list[str]:
-        """Returns the pieces of a text."""
+        """Splits a text into pieces.
+
+        Args:
+            text: The text.
+
+        Returns:
+            The pieces.
+        """
         return list(self._tokenizer.encode(text, add_special_tokens=False).tokens)
 
     def join(self, pieces: list[str]) -> str:
-        """Returns the text of pieces."""
+        """Joins pieces to a text.
+
+        Args:
+            pieces: The pieces.
+
+        Returns:
+            The text.
+        """
         found = [self._tokenizer.token_to_id(piece) for piece in pieces]
         return str(self._tokenizer.decode([each for each in found if each is not None])).strip()
 
@@ -247,15 +294,29 @@ class Words:
         pass
 
     def cut(self, text: str) -> list[str]:
-        """Returns the words of a text."""
+        """Splits a text into pieces.
+
+        Args:
+            text: The text.
+
+        Returns:
+            The pieces.
+        """
         return text.split()
 
     def join(self, pieces: list[str]) -> str:
-        """Returns the text of words."""
+        """Joins pieces to a text.
+
+        Args:
+            pieces: The pieces.
+
+        Returns:
+            The text.
+        """
         return " ".join(pieces)
 
 
-CUTTERS: dict[str, Callable[[bytes, str], Any]] = {
+TOKENIZERS: dict[str, Callable[[bytes, str], Any]] = {
     "sentencepiece": SentencePieces,
     "tokenizers": TokenizersPieces,
     "words": Words,

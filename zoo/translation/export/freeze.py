@@ -16,19 +16,19 @@ from pipelines.graph import edit, io, query
 from pipelines.graph.infer import infer_shapes
 from zoo.translation.data.parallel_text import PAD, VOCABULARY
 from zoo.translation.models.checkpoints import MODEL, STATE, load_model
-from zoo.translation.models.transformer import Attention, Average, FeedForward, Layer, Recurrence, Residual, Transformer
+from zoo.translation.models.layers import Attention, Average, FeedForward, Layer, Recurrence, Residual
+from zoo.translation.models.transformer import Transformer
 
 OPSET = 18
 SOURCE, TARGET, MEMORY, LOGITS = "source", "target", "memory", "logits"
-NOWHERE = -1e9  # added to a score, it leaves no weight
+MASKED = -1e9  # added to an attention score: its softmax is 0
 
 
 def freeze(folder: str | Path) -> dict[str, Any]:
-    """Writes fp32.onnx of a folder that `zoo.translation.training.train.train` wrote; the same weights give the same
-    bytes.
+    """Writes fp32.onnx of a trained model folder; the same weights give the same bytes.
 
     Args:
-        folder: The model folder.
+        folder: Folder that `zoo.translation.training.train.train` wrote.
 
     Returns:
         {"parameters", "operators": {type: count}, "bytes": {file: size}}.
@@ -49,14 +49,13 @@ def freeze(folder: str | Path) -> dict[str, Any]:
 
 
 def export(model: Transformer) -> ir.Model:
-    """Writes the network as one graph.
+    """Exports a network as an ONNX graph without KV caches.
 
     Inputs: source int64 [batch, source_length] and target int64 [batch, target_length], both padded. Output: logits
     float32 [batch, vocabulary] of the token after the last one of each target that is not padding. The value `memory`,
-    float32 [batch, source_length, width], is the encoder's result, where
-    `zoo.translation.search.sessions.split_sessions` cuts the graph. Nothing is cached:
-    `zoo.translation.search.kv_cache` derives the decoding step. Weights have their names of the state dict; those of
-    linear layers are transposed.
+    float32 [batch, source_length, width], is the output of the encoder, where
+    `zoo.translation.search.sessions.split_sessions` splits the graph; `zoo.translation.search.kv_cache` derives the
+    decoding step. Initializers have the names of the state dict; weights of linear layers are transposed.
 
     Args:
         model: The network.
@@ -64,7 +63,7 @@ def export(model: Transformer) -> ir.Model:
     Returns:
         The graph, opset 18.
     """
-    form = model.form
+    config = model.config
     writer = _Writer(model)
     source, target = (writer.tokens(name) for name in (SOURCE, TARGET))
     padding = writer.padding(source)
@@ -77,7 +76,7 @@ def export(model: Transformer) -> ir.Model:
     memory = writer.norm(x, model.encoder_norm, "encoder_norm")
     memory.name = MEMORY
     x = writer.embed("target", target)
-    back = writer.back(target) if form.autoregression == "attention" else None
+    back = writer.back(target) if config.autoregression == "attention" else None
     for i, layer in enumerate(model.decoder):
         assert isinstance(layer, Layer)
         path = f"decoder.{i}"
@@ -96,12 +95,12 @@ def export(model: Transformer) -> ir.Model:
     writer.main.outputs.append(logits)
     exported = ir.Model(writer.main, ir_version=9)
     infer_shapes(exported)
-    memory.shape = ir.Shape(["batch", f"{SOURCE}_length", form.width])
+    memory.shape = ir.Shape(["batch", f"{SOURCE}_length", config.width])
     return exported
 
 
 class _Writer:
-    """Appends operators to one graph; a name that is taken gets a number."""
+    """Appends operators to a graph; a name that exists gets a number."""
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
@@ -110,14 +109,14 @@ class _Writer:
         self.taken: set[str] = set()
 
     def tokens(self, name: str) -> ir.Value:
-        """An input of tokens."""
+        """Adds an input of tokens."""
         self.taken.add(name)
         value = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["batch", f"{name}_length"]))
         self.main.inputs.append(value)
         return value
 
     def constant(self, name: str, array: NDArray[Any] | Sequence[int] | float) -> ir.Value:
-        """An initializer, made at its first use."""
+        """Returns an initializer, which is added at its first use."""
         found = self.main.initializers.get(name)
         if found is not None:
             return found
@@ -125,7 +124,7 @@ class _Writer:
         return edit.initializer(self.main, name, value, self.taken)
 
     def state(self, name: str, transposed: bool = False) -> ir.Value:
-        """A weight of the network."""
+        """Returns a weight of the network."""
         array = self.weights[name]
         return self.constant(name, np.ascontiguousarray(array.T) if transposed else array)
 
@@ -137,36 +136,36 @@ class _Writer:
         dtype: ir.DataType = ir.DataType.FLOAT,
         **attributes: Any,
     ) -> ir.Value:
-        """Append an operator; returns its result."""
+        """Appends an operator and returns its result."""
         node = edit.node(op, list(inputs), name, dtype=dtype, taken=self.taken, **attributes)
         self.main.append(node)
         return node.outputs[0]
 
     def padding(self, tokens: ir.Value) -> ir.Value:
-        """float32 [batch, 1, 1, tokens]: `NOWHERE` at padding, else 0."""
+        """Appends the padding mask, float32 [batch, 1, 1, tokens]: `MASKED` at padding, else 0."""
         empty = self.add(
             "Equal", [tokens, self.constant("padding", np.array(PAD))], f"{tokens.name}.empty", ir.DataType.BOOL
         )
         scores = self.add("Cast", [empty], f"{tokens.name}.empty_score", to=int(ir.DataType.FLOAT))
-        scores = self.add("Mul", [scores, self.constant("nowhere", NOWHERE)], f"{tokens.name}.score")
+        scores = self.add("Mul", [scores, self.constant("nowhere", MASKED)], f"{tokens.name}.score")
         return self.add("Unsqueeze", [scores, self.constant("heads_queries", [1, 2])], f"{tokens.name}.mask")
 
     def _length(self, tokens: ir.Value) -> ir.Value:
         return self.add("Shape", [tokens], f"{tokens.name}.length", ir.DataType.INT64, start=1, end=2)
 
     def back(self, tokens: ir.Value) -> ir.Value:
-        """float32 [tokens, tokens]: `NOWHERE` right of the diagonal, else 0."""
+        """Appends the causal mask, float32 [tokens, tokens]: `MASKED` right of the diagonal, else 0."""
         length = self._length(tokens)
         square = self.add("Concat", [length, length], f"{tokens.name}.square", ir.DataType.INT64, axis=0)
-        full = self.add("Expand", [self.constant("nowhere", NOWHERE), square], f"{tokens.name}.nowhere")
+        full = self.add("Expand", [self.constant("nowhere", MASKED), square], f"{tokens.name}.nowhere")
         return self.add("Trilu", [full, self.constant("one", np.array(1))], f"{tokens.name}.mask", upper=1)
 
     def embed(self, side: str, tokens: ir.Value) -> ir.Value:
-        """Embeddings, scaled where the form says so, plus position encodings, float32 [batch, tokens, width]."""
+        """Appends token embeddings, scaled if configured, plus positions: float32 [batch, tokens, width]."""
         table, positions, norm = self.model.table_of(side)
         rows = self.add("Gather", [self.state(f"{table}.weight"), tokens], f"{tokens.name}.rows")
-        if self.model.form.scaled:
-            scale = self.constant("embedding.scale", math.sqrt(self.model.form.width))
+        if self.model.config.scaled:
+            scale = self.constant("embedding.scale", math.sqrt(self.model.config.width))
             rows = self.add("Mul", [rows, scale], f"{tokens.name}.scaled")
         found = self.constant(positions, getattr(self.model, positions).cpu().numpy())
         first = self.add(
@@ -176,23 +175,23 @@ class _Writer:
         return self.norm(x, getattr(self.model, norm), norm) if norm else x
 
     def output(self, x: ir.Value) -> ir.Value:
-        """The logits of a row."""
-        form = self.model.form
-        table = self.state("embedding.weight" if form.tied_output else "output_weight")
+        """Appends the logits of a row."""
+        config = self.model.config
+        table = self.state("embedding.weight" if config.tied_output else "output_weight")
         table = self.add("Transpose", [table], "output.weight", perm=[1, 0])
-        if not form.output_bias:
+        if not config.output_bias:
             return self.add("MatMul", [x, table], LOGITS)
         return self.add("Add", [self.add("MatMul", [x, table], "output"), self.state("output_bias")], LOGITS)
 
     def linear(self, x: ir.Value, path: str) -> ir.Value:
-        """x W, plus b where there is one, over the last axis."""
+        """Appends a linear layer over the last axis, with its bias if it has one."""
         y = self.add("MatMul", [x, self.state(f"{path}.weight", transposed=True)], path)
         return (
             self.add("Add", [y, self.state(f"{path}.bias")], f"{path}.biased") if f"{path}.bias" in self.weights else y
         )
 
     def norm(self, x: ir.Value, module: nn.Module, path: str) -> ir.Value:
-        """Layer normalization, if it is one."""
+        """Appends layer normalization; other modules are the identity."""
         if not isinstance(module, nn.LayerNorm):
             return x
         return self.add(
@@ -213,11 +212,11 @@ class _Writer:
         memory: ir.Value | None,
         mask: ir.Value,
     ) -> ir.Value:
-        """The block of attention to itself, or to `memory`."""
+        """Appends self-attention, or cross-attention to `memory`, with its residual."""
         norm, path = f"{path}.around_{name}.norm", f"{path}.{name}"
         y = self.norm(x, around.norm, norm) if around.pre_norm else x
         given = y if memory is None else memory
-        other = "" if attention.heads == self.model.form.heads else f".{attention.heads}"
+        other = "" if attention.heads == self.model.config.heads else f".{attention.heads}"
         heads = self.constant(f"heads{other}", [0, 0, attention.heads, -1])
 
         def split(x: ir.Value, kind: str, order: list[int]) -> ir.Value:
@@ -246,7 +245,7 @@ class _Writer:
         return y if around.pre_norm else self.norm(y, around.norm, norm)
 
     def feed(self, x: ir.Value, layer: Layer, path: str) -> ir.Value:
-        """The feed-forward block."""
+        """Appends a feed-forward block with its residual."""
         assert isinstance(layer.feed, FeedForward)
         norm, around = f"{path}.around_feed.norm", layer.around_feed
         y = self.norm(x, around.norm, norm) if around.pre_norm else x
@@ -255,11 +254,11 @@ class _Writer:
         return y if around.pre_norm else self.norm(y, around.norm, norm)
 
     def fed(self, x: ir.Value, path: str, activation: str) -> ir.Value:
-        """Two linear layers with an activation between."""
+        """Appends two linear layers with an activation between them."""
         return self.linear(self.activate(self.linear(x, f"{path}.inner"), path, activation), f"{path}.outer")
 
     def activate(self, x: ir.Value, path: str, kind: str) -> ir.Value:
-        """An activation of feed-forward layers: ReLU, x sigmoid(x), or x (1 + erf(x / sqrt 2)) / 2."""
+        """Appends an activation: ReLU, x sigmoid(x), or x (1 + erf(x / sqrt 2)) / 2."""
         if kind == "relu":
             return self.add("Relu", [x], f"{path}.relu")
         if kind == "swish":
@@ -271,7 +270,7 @@ class _Writer:
         return self.add("Mul", [product, self.constant("half", 0.5)], f"{path}.gelu")
 
     def recur(self, x: ir.Value, around: Residual, path: str, tokens: ir.Value) -> ir.Value:
-        """The block of `Recurrence`."""
+        """Appends a `Recurrence` with its residual."""
         norm, name = f"{path}.around_attention.norm", f"{path}.attention"
         y = self.norm(x, around.norm, norm) if around.pre_norm else x
         one = self.constant("one.float", 1.0)
@@ -283,7 +282,7 @@ class _Writer:
         return y if around.pre_norm else self.norm(y, around.norm, norm)
 
     def average(self, x: ir.Value, layer: Layer, path: str, tokens: ir.Value) -> ir.Value:
-        """The block of `Average`: the mean of t rows is (t - 1) / t of the mean before and 1 / t of the newest row."""
+        """Appends an `Average`: mean_t = (t - 1) / t mean_(t-1) + 1 / t row_t."""
         assert isinstance(layer.attention, Average)
         around, norm, name = layer.around_attention, f"{path}.around_attention.norm", f"{path}.attention"
         y = self.norm(x, around.norm, norm) if around.pre_norm else x
@@ -308,8 +307,8 @@ class _Writer:
         return y if around.pre_norm else self.norm(y, around.norm, norm)
 
     def cells(self, keep: ir.Value, added: ir.Value, name: str, tokens: ir.Value) -> ir.Value:
-        """c_t = keep_t c_(t-1) + added_t, c_0 = 0, in a Scan over the tokens; all float32 [batch, tokens, width]."""
-        width = self.model.form.width
+        """Appends c_t = keep_t c_(t-1) + added_t, c_0 = 0, as a Scan; float32 [batch, tokens, width]."""
+        width = self.model.config.width
         batch = self.add("Shape", [tokens], f"{name}.batch", ir.DataType.INT64, start=0, end=1)
         shape = [batch, self.constant("width", [width])]
         shape = [self.constant("zero", 0.0), self.add("Concat", shape, f"{name}.shape", ir.DataType.INT64, axis=0)]
@@ -339,7 +338,7 @@ class _Writer:
         return scan.outputs[1]
 
     def last(self, x: ir.Value, tokens: ir.Value) -> ir.Value:
-        """Of `x` [batch, tokens, width] the row of each sentence's last token that is no padding, [batch, width]."""
+        """Appends the row of each sentence's last token, [batch, tokens, width] -> [batch, width]."""
         given = self.add(
             "Cast", [tokens], f"{tokens.name}.given", ir.DataType.BOOL, to=int(ir.DataType.BOOL)
         )  # PAD is 0

@@ -1,6 +1,4 @@
-"""Importers of other toolkits' translation models: a reader for each format (`FORMATS`), each of which returns
-`imported.Imported`.
-"""
+"""Importers of translation models of other toolkits; a module per format (`FORMATS`) reads an `ImportedModel`."""
 
 from __future__ import annotations
 
@@ -17,9 +15,9 @@ from pipelines.models.family import Importer
 from pipelines.models.hub import CARD, CardFile
 from pipelines.models.record import RANGES
 from zoo.translation.data.vocabularies import PIECES, SOURCE, TARGET, ImportedVocabulary
-from zoo.translation.search.shortlist import SHORTLIST, of_data
+from zoo.translation.search.shortlist import SHORTLIST, load_shortlist
 
-FORMATS = {  # modules of this package; of two that recognize a folder the first reads it
+FORMATS = {  # modules of this package, in order of preference
     "ctranslate2": "a folder of CTranslate2",
     "huggingface": "a folder of transformers",
     "marian": "a model of Marian, .npz or .bin",
@@ -40,8 +38,15 @@ PATTERNS = (
 
 
 def recognize(path: Path) -> str:
-    """Returns the format of a folder or file, a key of `FORMATS`; "" for an unknown format."""
-    return next((name for name in FORMATS if _reader(name).recognized(path)), "")
+    """Returns the format of a model.
+
+    Args:
+        path: Folder or file.
+
+    Returns:
+        A key of `FORMATS`; "" for an unknown format.
+    """
+    return next((name for name in FORMATS if _reader(name).recognizes(path)), "")
 
 
 def write(
@@ -80,9 +85,9 @@ def write(
     files = {**found.files, PIECES: json.dumps(pieces, ensure_ascii=False).encode()}
     vocabulary = ImportedVocabulary(found.framing, files)  # raises, where they are none, before anything is written
     if shortlist:
-        files[SHORTLIST] = of_data(shortlist, vocabulary).to_bytes()
+        files[SHORTLIST] = load_shortlist(shortlist, vocabulary).to_bytes()
     features = {
-        "form": found.form.to_json(),
+        "form": found.config.to_json(),
         "pre_norm": found.pre_norm,
         "languages": found.languages,
         "max_length": found.max_length,
@@ -91,7 +96,7 @@ def write(
         **({"shortlist": SHORTLIST} if SHORTLIST in files else {}),
     }
     sizes = [len(each) for each in found.pieces]
-    model = Transformer(found.form, sizes[-1], pre_norm=found.pre_norm, dropout=0.0, source_vocabulary=sizes[0])
+    model = Transformer(found.config, sizes[-1], pre_norm=found.pre_norm, dropout=0.0, source_vocabulary=sizes[0])
     fill(model, {name: torch.from_numpy(each) for name, each in found.state.items()}, path)
     if found.magnitudes:
         files[RANGES] = json.dumps(_ranges(export(model), found.magnitudes), indent=1).encode()
@@ -102,7 +107,7 @@ def write(
     save_weights(output / MODEL, model.state_dict())
     about = {
         "features": features,
-        "form": dataclasses.asdict(found.form),
+        "form": dataclasses.asdict(found.config),
         "vocabulary": sizes,
         "imported": dict(found.about),
     }
@@ -111,7 +116,7 @@ def write(
 
 
 def _ranges(graph: Any, magnitudes: Mapping[str, float]) -> dict[str, float]:
-    """{what a weight of `magnitudes` is multiplied with in the frozen graph: its greatest magnitude}."""
+    """Returns the maximum magnitude of each input of a MatMul whose weight is in `magnitudes`."""
     found: dict[str, float] = {}
     for node in graph.graph:
         if node.op_type == "MatMul":
@@ -124,7 +129,7 @@ def _ranges(graph: Any, magnitudes: Mapping[str, float]) -> dict[str, float]:
 
 
 def _reader(name: str) -> Any:
-    """The module with `recognized` and `read`."""
+    """Returns the module of a format, with `recognizes` and `read`."""
     return importlib.import_module(f"{__name__}.{name}")
 
 

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from zoo.translation.data.parallel_text import END, POSITIONS
 from zoo.translation.data.vocabularies import Framing
-from zoo.translation.importers.imported import Imported, Renumbering
+from zoo.translation.importers.imported import ImportedModel, Renumbering
 from zoo.translation.importers.model_reader import ModelReader, refuse_languages
 from zoo.translation.models.config import ModelConfig, sinusoids
-from zoo.translation.search.beam_search import Rules
+from zoo.translation.search.beam_search import SearchConfig
 
 MODEL, CONFIG = "model.bin", "config.json"
 VERSION, KIND = 6, "TransformerSpec"
@@ -39,8 +39,12 @@ ZERO = ("alibi", "scale_alibi", "sliding_window", "multi_query_attention")
 Array = NDArray[Any]
 
 
-def recognized(path: Path) -> bool:
-    """Returns whether a path is a CTranslate2 folder."""
+def recognizes(path: Path) -> bool:
+    """Returns whether a path holds a model of this format.
+
+    Args:
+        path: Folder.
+    """
     try:
         with (path / MODEL).open("rb") as file:
             head = file.read(64)
@@ -49,7 +53,7 @@ def recognized(path: Path) -> bool:
     return len(head) > 8 and 2 <= head[0] <= 32 and not any(head[1:4]) and b"Spec\0" in head
 
 
-def read(folder: Path, *, source_language: str = "", target_language: str = "") -> Imported:
+def read(folder: Path, *, source_language: str = "", target_language: str = "") -> ImportedModel:
     """Reads a model; nothing in it is executed. Its search rules are CTranslate2's, but a translation may be empty.
 
     Args:
@@ -138,17 +142,17 @@ class _Reader(ModelReader):
         except (ValueError, KeyError, struct.error) as error:
             raise RequestError(f"{folder} cannot be imported: {MODEL} is damaged ({error})") from error
 
-    def read(self) -> Imported:
+    def read(self) -> ImportedModel:
         """See `read`."""
         if self.kind != KIND:
             raise RequestError(f"{self.folder} cannot be imported: found a {self.kind}, expected a {KIND}")
         vocabularies = self._vocabularies()
-        form, pre_norm = self._form()
+        model_config, pre_norm = self._model_config()
         if self.faults:
             raise self.refusal()
-        form, state, renumbered, start = self._state(form, vocabularies)
+        model_config, state, renumbered, start = self._state(model_config, vocabularies)
         if left := sorted(name for name in self.tensors.keys() - self.used if not name.endswith(HARMLESS)):
-            self.faults.append(f"found {', '.join(left[:5])}, which is not known here")
+            self.faults.append(f"found {', '.join(left[:5])}, which is not supported")
         if self.faults:
             raise self.refusal()
         source = renumbered[0]
@@ -157,16 +161,20 @@ class _Reader(ModelReader):
         )
         kind, files = self._pieces()
         framing = Framing(kind, tuple(files), tuple(before), (END,) if self._flag("add_source_eos") else ())
-        given = zip(renumbered, vocabularies, strict=True) if not form.shared_source else [(source, vocabularies[0])]
-        return Imported(
-            form,
+        given = (
+            zip(renumbered, vocabularies, strict=True)
+            if not model_config.shared_source
+            else [(source, vocabularies[0])]
+        )
+        return ImportedModel(
+            model_config,
             pre_norm,
             {name: np.ascontiguousarray(each) for name, each in state.items()},
             framing,
             tuple(one.pieces(each) for one, each in given),
             files,
-            Rules(beam=2, most=MOST),
-            min(form.positions[0], MOST_INPUT),
+            SearchConfig(beam=2, most=MOST),
+            min(model_config.positions[0], MOST_INPUT),
             about={"format": "ctranslate2", "architecture": self.kind, "start": start},
         )
 
@@ -228,7 +236,7 @@ class _Reader(ModelReader):
             {name.split("/")[1] for name in self.tensors if name.startswith(f"{side}/layer_") and name.count("/") > 2}
         )
 
-    def _form(self) -> tuple[ModelConfig, bool]:
+    def _model_config(self) -> tuple[ModelConfig, bool]:
         """The form without its tables, and whether layers normalize before."""
         for side in ("encoder", "decoder"):
             for name in ZERO:
@@ -262,7 +270,7 @@ class _Reader(ModelReader):
             self.faults.append(f"{width} units cannot be shared by {', '.join(map(str, heads))} heads")
         hidden = [self._hidden(side) for side in ("encoder", "decoder")]
         epsilon = self.config.get("layer_norm_epsilon")
-        form = ModelConfig(
+        model_config = ModelConfig(
             self._layers("encoder"),
             self._layers("decoder"),
             width,
@@ -277,7 +285,7 @@ class _Reader(ModelReader):
             output_bias=True,
             epsilon=float(epsilon) if isinstance(epsilon, int | float) else 1e-5,
         )
-        return form, bool(self._shared("pre_norm", 1))
+        return model_config, bool(self._shared("pre_norm", 1))
 
     def _hidden(self, side: str) -> int:
         return len(self.tensors.get(f"{side}/layer_0/ffn/linear_0/weight", np.zeros((1, 1))))
@@ -287,10 +295,10 @@ class _Reader(ModelReader):
         return self.fitted(name, self.tensors.get(name), shape)
 
     def _state(
-        self, form: ModelConfig, vocabularies: Sequence[Sequence[str]]
+        self, model_config: ModelConfig, vocabularies: Sequence[Sequence[str]]
     ) -> tuple[ModelConfig, dict[str, Array], list[Renumbering], str]:
         """The form, the state dict of the zoo's network, how tokens are renumbered, what translations start after."""
-        width = form.width
+        width = model_config.width
         names = [
             "encoder/embeddings_0/weight"
             if "encoder/embeddings_0/weight" in self.tensors
@@ -317,8 +325,8 @@ class _Reader(ModelReader):
             for pieces, count in zip(vocabularies, rows, strict=False)
         ]
         positions = tuple(self._positions(side, width) for side in ("encoder", "decoder"))
-        form = replace(
-            form,
+        model_config = replace(
+            model_config,
             shared_source=vocabularies[0] == vocabularies[1] and np.array_equal(source, target),
             tied_output=np.array_equal(target, output),
             positions=tuple(len(each) for each in positions),
@@ -332,9 +340,9 @@ class _Reader(ModelReader):
                 self._array(bias, rows[1]) if bias in self.tensors else np.zeros(rows[1], np.float32)
             ),
         }
-        if not form.shared_source:
+        if not model_config.shared_source:
             found["source_embedding.weight"] = numbered[0].table(source)
-        if not form.tied_output:
+        if not model_config.tied_output:
             found["output_weight"] = numbered[1].table(output)
 
         def norm(ours: str, theirs: str) -> None:
@@ -350,8 +358,8 @@ class _Reader(ModelReader):
                 found[f"{name}.weight"], found[f"{name}.bias"] = part, more
 
         for side, other, layers, hidden in (
-            ("encoder", "source", form.encoder, form.hidden),
-            ("decoder", "target", form.decoder, form.decoder_hidden or form.hidden),
+            ("encoder", "source", model_config.encoder, model_config.hidden),
+            ("decoder", "target", model_config.decoder, model_config.decoder_hidden or model_config.hidden),
         ):
             for i in range(layers):
                 ours, theirs = f"{side}.{i}", f"{side}/layer_{i}"
@@ -368,11 +376,11 @@ class _Reader(ModelReader):
                 linear([f"{ours}.feed.inner"], f"{theirs}/ffn/linear_0", hidden, width)
                 linear([f"{ours}.feed.outer"], f"{theirs}/ffn/linear_1", width, hidden)
                 norm(f"{ours}.around_feed.norm", f"{theirs}/ffn/layer_norm")
-            if form.embedding_norm:
+            if model_config.embedding_norm:
                 norm(f"{other}_norm", f"{side}/layernorm_embedding")
-            if form.final_norm:
+            if model_config.final_norm:
                 norm(f"{side}_norm", f"{side}/layer_norm")
-        return form, found, numbered, "" if zero else start
+        return model_config, found, numbered, "" if zero else start
 
     def _positions(self, side: str, width: int) -> Array:
         """Position encodings [tokens, width]; where the file has none, sines and cosines that begin with the second."""

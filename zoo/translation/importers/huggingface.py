@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import not_installed, one_line
 from zoo.translation.data.vocabularies import SOURCE, TARGET
-from zoo.translation.importers.imported import Imported, Renumbering
+from zoo.translation.importers.imported import ImportedModel, Renumbering
 from zoo.translation.models.config import ModelConfig, sinusoids
-from zoo.translation.search.beam_search import Rules
+from zoo.translation.search.beam_search import SearchConfig
 
 if TYPE_CHECKING:
     import torch
@@ -25,15 +25,21 @@ from zoo.translation.importers.huggingface_folder import CONFIG, GENERATION
 from zoo.translation.importers.huggingface_vocabulary import Vocabulary, VocabularyFolder
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-INDEX = ".index.json"  # after the name of weights that lie in several files
-OFFSET = 2  # rows of a table of positions that stand before the first
+INDEX = ".index.json"  # suffix of the index of sharded weights
+OFFSET = 2  # rows of a position table before the first position
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
 
 
 @dataclass(frozen=True)
-class Family:
-    """What models of an architecture share. positions: where their encodings come from. activation, scaled: where the
-    configuration says nothing.
+class Architecture:
+    """Properties that models of an architecture share.
+
+    Attributes:
+        pre_norm: Whether layers are pre-LN.
+        embedding_norm: Whether embeddings are normalized.
+        positions: Source of the position encodings: "interleaved rates", "sinusoids" or "learned".
+        activation: Default activation of feed-forward layers.
+        scaled: Whether embeddings are scaled by default.
     """
 
     pre_norm: bool
@@ -43,27 +49,31 @@ class Family:
     scaled: bool = False
 
 
-FAMILIES = {
-    "MarianMTModel": Family(False, False, "interleaved rates"),
-    "M2M100ForConditionalGeneration": Family(True, False, "sinusoids", "relu", True),
-    "MBartForConditionalGeneration": Family(True, True, "learned"),
-    "BartForConditionalGeneration": Family(False, True, "learned"),
+ARCHITECTURES = {
+    "MarianMTModel": Architecture(False, False, "interleaved rates"),
+    "M2M100ForConditionalGeneration": Architecture(True, False, "sinusoids", "relu", True),
+    "MBartForConditionalGeneration": Architecture(True, True, "learned"),
+    "BartForConditionalGeneration": Architecture(False, True, "learned"),
 }
-REFUSED = {
+UNSUPPORTED_ARCHITECTURES = {
     **dict.fromkeys(
         ("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"),
-        "its relative positions are added to attention scores, which a decoding step here has not",
+        "its relative positions are added to attention scores, which the decoding step does not support",
     ),
     "NllbMoeForConditionalGeneration": "it mixes experts",
 }
 
 
-def recognized(folder: Path) -> bool:
-    """Returns whether a path is a transformers folder of translation."""
+def recognizes(folder: Path) -> bool:
+    """Returns whether a path holds a model of this format.
+
+    Args:
+        folder: Folder.
+    """
     return (folder / CONFIG).is_file()
 
 
-def read(folder: Path, *, source_language: str = "", target_language: str = "") -> Imported:
+def read(folder: Path, *, source_language: str = "", target_language: str = "") -> ImportedModel:
     """Reads a model; nothing in it is executed.
 
     Args:
@@ -81,48 +91,50 @@ def read(folder: Path, *, source_language: str = "", target_language: str = "") 
 
 
 class _Reader(VocabularyFolder):
-    """Reads one folder, and gathers what is wrong with it."""
+    """Reads a folder and collects its errors."""
 
-    def read(self) -> Imported:
+    def read(self) -> ImportedModel:
         """See `read`."""
-        family = self._family()
-        if family is None:
+        architecture = self._architecture()
+        if architecture is None:
             raise self.refusal()
-        form = self._form(family)
+        model_config = self._model_config(architecture)
         sound = not self.faults
         nothing = Vocabulary("sentencepiece", [], {}, -1, "", set(), {})
-        vocabulary, tensors = self._guarded("its vocabulary", self._vocabulary, nothing), self._weights()
+        vocabulary, tensors = self._try_read("its vocabulary", self._vocabulary, nothing), self._weights()
         end, start = self._token("eos_token_id"), self._start(vocabulary)
-        tables = self._tables(tensors, form) if tensors and sound else None
+        tables = self._tables(tensors, model_config) if tensors and sound else None
         size = len(vocabulary.target) if tables is None else len(tables[1])
-        rules = self._guarded(GENERATION, lambda: self._rules(size, vocabulary.unknown, end), Rules("transformers"))
+        rules = self._try_read(
+            GENERATION, lambda: self._rules(size, vocabulary.unknown, end), SearchConfig("transformers")
+        )
         if tables is not None:
             self._fits(vocabulary, tables, end)
         if self.faults or tables is None:
             raise self.refusal()
         source, target = (Renumbering(len(each), vocabulary.unknown, end) for each in tables[:2])
-        form, state = self._state(tensors, form, family, tables, (source, target), start)
+        model_config, state = self._state(tensors, model_config, architecture, tables, (source, target), start)
         if self.faults:
             raise self.refusal()
         framing, pieces = vocabulary.framed(source, target, rules, self.languages)
         if framing.prefixed:
             rules = replace(rules, prefix=())
         about = {"architecture": self.config["architectures"][0], "format": "huggingface", **self._licence()}
-        return Imported(
-            form,
-            family.pre_norm,
+        return ImportedModel(
+            model_config,
+            architecture.pre_norm,
             {name: np.ascontiguousarray(each) for name, each in state.items()},
             framing,
             pieces,
             vocabulary.files,
             rules,
-            min(form.positions[0], self._most_tokens()),
+            min(model_config.positions[0], self._most_tokens()),
             "-".join(filter(None, (framing.source_language, framing.target_language))),
             about,
         )
 
     def _licence(self) -> dict[str, str]:
-        """What the model's README says of its licence."""
+        """Returns the licence in the model's README."""
         path = self.path / "README.md"
         text = path.read_text("utf-8", "replace") if path.is_file() else ""
         found = re.search(r"\A---\n(?:.*\n)*?license:\s*(\S+)", text)
@@ -130,25 +142,25 @@ class _Reader(VocabularyFolder):
 
     # ------------------------------------------------------------------------------------------------- configuration
 
-    def _family(self) -> Family | None:
-        """The family of its architecture; None, with a fault, for one that cannot be read."""
+    def _architecture(self) -> Architecture | None:
+        """Returns the architecture; None, with an error, for an unsupported one."""
         names = self.config.get("architectures")
         name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-        if name in FAMILIES:
-            return FAMILIES[name]
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name]
         if self.faults:
             return None
         kind = name or f"the model type {self.config.get('model_type')}"
-        why = REFUSED.get(name) or (
-            "it is a decoder alone, which translates nothing"
+        why = UNSUPPORTED_ARCHITECTURES.get(name) or (
+            "it is a decoder-only model"
             if name.endswith(("CausalLM", "LMHeadModel")) or not self.config.get("is_encoder_decoder")
-            else "it is none that is read here"
+            else "the architecture is not supported"
         )
-        self.faults.append(f"found {kind}, expected {', '.join(FAMILIES)}: {why}")
+        self.faults.append(f"found {kind}, expected {', '.join(ARCHITECTURES)}: {why}")
         return None
 
-    def _form(self, family: Family) -> ModelConfig:
-        """The sizes that the configuration gives; the tables are looked at later."""
+    def _model_config(self, architecture: Architecture) -> ModelConfig:
+        """Returns the configuration without the tables, which are checked later."""
         sizes: dict[str, Any] = {
             name: self._whole(key)
             for name, key in {
@@ -164,7 +176,7 @@ class _Reader(VocabularyFolder):
         for heads in {sizes["heads"], sizes["decoder_heads"]}:
             if sizes["width"] % heads or sizes["width"] % 2:
                 self.faults.append(f"{CONFIG} has d_model {sizes['width']}, which {heads} heads cannot share")
-        activation = self.config.get("activation_function", family.activation)
+        activation = self.config.get("activation_function", architecture.activation)
         if activation not in ACTIVATIONS:
             self.faults.append(f"found the activation {activation}, expected one of {', '.join(ACTIVATIONS)}")
         if sizes["decoder_hidden"] == sizes["hidden"]:
@@ -175,15 +187,15 @@ class _Reader(VocabularyFolder):
         return ModelConfig(
             **sizes,
             activation=ACTIVATIONS.get(activation, "relu"),
-            scaled=bool(self.config.get("scale_embedding", family.scaled)),
-            embedding_norm=family.embedding_norm,
-            final_norm=family.pre_norm,
+            scaled=bool(self.config.get("scale_embedding", architecture.scaled)),
+            embedding_norm=architecture.embedding_norm,
+            final_norm=architecture.pre_norm,
             output_bias=True,
             positions=(positions, positions),
         )
 
     def _start(self, vocabulary: Vocabulary) -> int:
-        """The token that translations start after: of mBART the language that is asked for."""
+        """Returns the token that starts translations; for mBART that of the target language."""
         start = self._token("decoder_start_token_id")
         start = self._token("bos_token_id") if start < 0 else start
         if vocabulary.starts and self.languages[TARGET]:
@@ -244,10 +256,10 @@ class _Reader(VocabularyFolder):
         return self.fitted(name, tensors[name].detach().float().numpy() if name in tensors else None, shape)
 
     def _tables(
-        self, tensors: Mapping[str, torch.Tensor], form: ModelConfig
+        self, tensors: Mapping[str, torch.Tensor], model_config: ModelConfig
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]] | None:
         """Embeddings of the source and the target, and the weights of the output, [tokens, width] each."""
-        before, shape = len(self.faults), (-1, form.width)
+        before, shape = len(self.faults), (-1, model_config.width)
         shared, output = "model.shared.weight", "lm_head.weight"
         source, target = (f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
         tied = self.config.get("tie_word_embeddings", True)
@@ -274,8 +286,8 @@ class _Reader(VocabularyFolder):
     def _state(
         self,
         tensors: Mapping[str, torch.Tensor],
-        form: ModelConfig,
-        family: Family,
+        model_config: ModelConfig,
+        architecture: Architecture,
         tables: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]],
         renumbered: tuple[Renumbering, Renumbering],
         start: int,
@@ -285,12 +297,12 @@ class _Reader(VocabularyFolder):
         source, target = renumbered
         if not start < len(decoder):
             self.faults.append(f"decoder_start_token_id is {start}, the vocabulary has {len(decoder)} tokens")
-            return form, {}
+            return model_config, {}
         shared = encoder is decoder or np.array_equal(encoder, decoder)
         tied = output is decoder or np.array_equal(output, decoder)
-        positions = tuple(self._positions(tensors, family, side, form) for side in ("encoder", "decoder"))
+        positions = tuple(self._positions(tensors, architecture, side, model_config) for side in ("encoder", "decoder"))
         lengths = tuple(len(each) for each in positions)
-        form = replace(form, shared_source=shared, tied_output=tied, positions=lengths)
+        model_config = replace(model_config, shared_source=shared, tied_output=tied, positions=lengths)
         bias = np.zeros(len(decoder), np.float32)
         if "final_logits_bias" in tensors:
             bias = self._array(tensors, ("final_logits_bias",), (1, len(decoder)))[0]
@@ -309,10 +321,10 @@ class _Reader(VocabularyFolder):
             found[f"{ours}.weight"] = self._array(tensors, (f"{theirs}.weight",), shape)
             found[f"{ours}.bias"] = self._array(tensors, (f"{theirs}.bias",), shape[:1])
 
-        width = form.width
+        width = model_config.width
         for side, other, layers, hidden in (
-            ("encoder", "source", form.encoder, form.hidden),
-            ("decoder", "target", form.decoder, form.decoder_hidden or form.hidden),
+            ("encoder", "source", model_config.encoder, model_config.hidden),
+            ("decoder", "target", model_config.decoder, model_config.decoder_hidden or model_config.hidden),
         ):
             blocks = {"attention": "self_attn"} | ({"cross": "encoder_attn"} if side == "decoder" else {})
             for i in range(layers):
@@ -324,24 +336,24 @@ class _Reader(VocabularyFolder):
                 copy(f"{ours}.feed.inner", f"{theirs}.fc1", hidden, width)
                 copy(f"{ours}.feed.outer", f"{theirs}.fc2", width, hidden)
                 copy(f"{ours}.around_feed.norm", f"{theirs}.final_layer_norm", width)
-            if form.embedding_norm:
+            if model_config.embedding_norm:
                 copy(f"{other}_norm", f"model.{side}.layernorm_embedding", width)
-            if form.final_norm:
+            if model_config.final_norm:
                 copy(f"{side}_norm", f"model.{side}.layer_norm", width)
         layer = re.compile(r"model\.(encoder|decoder)\.layers\.(\d+)\.")
         found_layers = {name: layer.match(name) for name in tensors}
-        if more := [name for name, at in found_layers.items() if at and int(at[2]) >= getattr(form, at[1])]:
+        if more := [name for name, at in found_layers.items() if at and int(at[2]) >= getattr(model_config, at[1])]:
             self.faults.append(f"found {more[0]}, which is of more layers than {CONFIG} says")
-        return form, found
+        return model_config, found
 
     def _positions(
-        self, tensors: Mapping[str, torch.Tensor], family: Family, side: str, form: ModelConfig
+        self, tensors: Mapping[str, torch.Tensor], architecture: Architecture, side: str, model_config: ModelConfig
     ) -> NDArray[np.float32]:
         """Position encodings [tokens, width] of the encoder or the decoder."""
-        length, width = form.positions[0], form.width
-        if family.positions == "learned":
+        length, width = model_config.positions[0], model_config.width
+        if architecture.positions == "learned":
             return self._array(tensors, (f"model.{side}.embed_positions.weight",), (-1, width))[OFFSET:]
-        if family.positions == "sinusoids":
+        if architecture.positions == "sinusoids":
             return sinusoids(length + OFFSET, width)[OFFSET:]
         angles = np.arange(length)[:, None] / np.power(10_000, 2 * np.arange(width // 2) / width)
         return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)

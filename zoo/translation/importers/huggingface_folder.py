@@ -10,12 +10,12 @@ from pipelines.core.errors import one_line
 from zoo.translation.data.parallel_text import END
 from zoo.translation.importers.imported import Renumbering
 from zoo.translation.importers.model_reader import ModelReader
-from zoo.translation.search.beam_search import Rules
+from zoo.translation.search.beam_search import SearchConfig
 
 Made = TypeVar("Made")
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
-LAYERS, SIZES = 1000, 1 << 20  # of a network, at most
-# What of generation_config.json chooses tokens and has no form here: {name: values with which it does nothing}
+LAYERS, SIZES = 1000, 1 << 20  # upper bounds of a network
+# Options of generation_config.json that are not supported: {name: values with which they have no effect}
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "do_sample": (False,),
     "repetition_penalty": (1, 1.0),
@@ -43,7 +43,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     ),
     **dict.fromkeys(("renormalize_logits", "remove_invalid_values", "token_healing", "use_mtp"), (False,)),
 }
-# What it may say besides: read here, or without influence on the tokens of a search that draws none
+# Other options: supported, or without effect on a deterministic search
 HARMLESS = (
     "max_length max_new_tokens min_length min_new_tokens early_stopping num_beams length_penalty no_repeat_ngram_size "
     "bad_words_ids suppress_tokens forced_bos_token_id forced_eos_token_id decoder_start_token_id eos_token_id "
@@ -59,7 +59,12 @@ SUPPORTED = frozenset(HARMLESS.split())
 
 
 class Folder(ModelReader):
-    """The files of one folder, and what is wrong with them. languages: the chosen ones, of `SOURCE` and `TARGET`."""
+    """Files of a transformers folder, and their errors.
+
+    Args:
+        path: The folder.
+        languages: Chosen language by side, `SOURCE` and `TARGET`.
+    """
 
     def __init__(self, path: Path, languages: Mapping[str, str]) -> None:
         super().__init__(path)
@@ -71,10 +76,8 @@ class Folder(ModelReader):
         }
         self.tokenizer = self.read_json(TOKENIZER, dict) if (path / TOKENIZER).is_file() else {}
 
-    def _guarded(self, what: str, make: Callable[[], Made], otherwise: Made) -> Made:
-        """What `make` makes; `otherwise`, with a fault, where a file holds values of other kinds than transformers
-        writes.
-        """
+    def _try_read(self, what: str, make: Callable[[], Made], otherwise: Made) -> Made:
+        """Returns the result of `make`; on unexpected values adds an error and returns `otherwise`."""
         try:
             return make()
         except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -90,7 +93,7 @@ class Folder(ModelReader):
         return 1
 
     def _token(self, key: str) -> int:
-        """A token that the configuration names, -1 where it names none."""
+        """Returns a token of the configuration; -1 for none."""
         found = self.generation.get(key)
         found = self.config.get(key) if found is None else found
         if isinstance(found, list):
@@ -109,8 +112,8 @@ class Folder(ModelReader):
         found: Any = self.tokenizer.get("model_max_length")
         return int(found) if isinstance(found, int | float) and 1 <= found < 1 << 20 else 1 << 20
 
-    def _rules(self, size: int, unknown: int, end: int) -> Rules:
-        """What generation_config.json says of the search, where it has a form here. size: tokens of a target."""
+    def _rules(self, size: int, unknown: int, end: int) -> SearchConfig:
+        """Returns the search options of generation_config.json. size: tokens of the target vocabulary."""
         ours = Renumbering(size, *(each if each < size else -1 for each in (unknown, end))).ours
         given = {key: value for key, value in self.generation.items() if value is not None}
         for key, value in given.items():
@@ -118,7 +121,7 @@ class Folder(ModelReader):
                 if value not in UNSUPPORTED[key]:
                     self.faults.append(f"{key} {value!r} is not supported; remove it from {GENERATION}")
             elif key not in SUPPORTED and value is not False:
-                self.faults.append(f"{GENERATION} has {key}, which is not known here; remove it")
+                self.faults.append(f"{GENERATION} has {key}, which is unknown; remove it")
 
         def number(key: str, default: float, kinds: type | tuple[type, ...] = int) -> Any:
             found: Any = given.get(key, default)
@@ -157,9 +160,9 @@ class Folder(ModelReader):
             self.faults.append("no_repeat_ngram_size 1 is not supported")
         if most and most <= len(prefix):
             self.faults.append(f"translations of at most {most} tokens have no room for one")
-        return Rules(
+        return SearchConfig(
             "transformers",
-            beam=number("num_beams", Rules().beam),
+            beam=number("num_beams", SearchConfig().beam),
             length_penalty=float(number("length_penalty", 1.0, (int, float))),
             early_stopping=stopping,
             prefix=tuple(prefix),

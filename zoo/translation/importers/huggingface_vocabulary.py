@@ -12,7 +12,7 @@ from zoo.translation.data.parallel_text import END
 from zoo.translation.data.vocabularies import SOURCE, TARGET, Framing
 from zoo.translation.importers.huggingface_folder import TOKENIZER, Folder
 from zoo.translation.importers.imported import Renumbering
-from zoo.translation.search.beam_search import Rules
+from zoo.translation.search.beam_search import SearchConfig
 
 FAST, PIECES = "tokenizer.json", "sentencepiece.bpe.model"
 SPARE = 128  # rows of a table, at most, that no token has
@@ -33,10 +33,10 @@ FIRST_LANGUAGE = {
 
 
 class VocabularyFolder(Folder):
-    """A folder whose vocabulary is read."""
+    """Reads the vocabulary of a transformers folder."""
 
     def _vocabulary(self) -> Vocabulary:
-        """The vocabulary of the folder; an empty one, with a fault, where there is none."""
+        """Returns the vocabulary; an empty one, with an error, if there is none."""
         there = {each.name for each in self.path.iterdir() if each.is_file()}
         if there & {"source.spm", "target.spm"}:
             return self._of_marian()
@@ -58,7 +58,7 @@ class VocabularyFolder(Folder):
         return str(found.get("content", default)) if isinstance(found, dict) else str(found or default)
 
     def _numbered(self, name: str) -> list[str | None]:
-        """A {piece: token} file as a list of pieces."""
+        """Reads a {piece: token} file as a list of pieces."""
         return self._in_order(self.read_json(name, dict), name)
 
     def _in_order(self, found: Mapping[str, Any], name: str) -> list[str | None]:
@@ -104,7 +104,7 @@ class VocabularyFolder(Folder):
         return self._of_languages(found, "M2M100Tokenizer")
 
     def _of_fairseq(self) -> Vocabulary:
-        """Pieces of sentencepiece in the order of fairseq: four of its own first, then languages, at last the mask."""
+        """Reads sentencepiece pieces in fairseq's order: four special tokens, pieces, languages, and the mask."""
         import sentencepiece
 
         content = self.read_bytes(PIECES)
@@ -141,7 +141,7 @@ class VocabularyFolder(Folder):
         return self._of_languages(found, self._tokenizer_class("BartTokenizer"))
 
     def _of_byte_pairs(self) -> Vocabulary:
-        """vocab.json and merges.txt as one tokenizer.json."""
+        """Converts vocab.json and merges.txt to one tokenizer.json."""
         try:
             import tokenizers
         except ModuleNotFoundError:
@@ -167,7 +167,7 @@ class VocabularyFolder(Folder):
         }.get(self.config["architectures"][0], "BartTokenizer")
 
     def _of_languages(self, found: Vocabulary, kind: str) -> Vocabulary:
-        """What stands around a source with this class of tokenizer."""
+        """Sets the special tokens around a source for a tokenizer class."""
         if kind not in FIRST_LANGUAGE:
             found.before = ("bos",)
             found.bos = self._special("bos_token", "<s>")
@@ -186,11 +186,24 @@ class VocabularyFolder(Folder):
 
 @dataclass
 class Vocabulary:
-    """A vocabulary in the original's tokens.
+    """A vocabulary with the original token numbers.
 
-    source, target: pieces by token. hidden: pieces that are no text. languages: {name: token}. first: the languages
-    that the folder itself chooses. starts: translations start after the token of the target language, instead of
-    beginning with it (`prefixed`).
+    Attributes:
+        kind: Tokenizer, a key of `zoo.translation.data.vocabularies.TOKENIZERS`.
+        source: Source piece of each token.
+        files: Content by file name.
+        unknown: Unknown token; -1: none.
+        end: Piece of the end token.
+        hidden: Pieces that are not part of the text.
+        languages: Token by language.
+        target: Target piece of each token.
+        spare: Maximum number of embedding rows without a token.
+        before: Special tokens before a source.
+        after: Special tokens after a source.
+        bos: Piece of the start token.
+        first: Default languages of the folder, by side.
+        starts: Whether the token of the target language takes the place of the start token.
+        prefixed: Whether translations begin with the token of the target language.
     """
 
     kind: str
@@ -213,9 +226,22 @@ class Vocabulary:
         self.target = self.target or self.source
 
     def framed(
-        self, source: Renumbering, target: Renumbering, rules: Rules, languages: Mapping[str, str]
+        self, source: Renumbering, target: Renumbering, rules: SearchConfig, languages: Mapping[str, str]
     ) -> tuple[Framing, tuple[list[str | None], ...]]:
-        """The framing and the pieces in the zoo's tokens. Raises RequestError for a language that the model has not."""
+        """Converts framing and pieces to the zoo's token numbers.
+
+        Args:
+            source: Renumbering of source tokens.
+            target: Renumbering of target tokens.
+            rules: Search options.
+            languages: Chosen language by side; "" for the default.
+
+        Returns:
+            The framing, and the pieces of the source, and of the target if it has others.
+
+        Raises:
+            RequestError: The model does not have a language.
+        """
         ours = source.ours
         places: dict[str, int | str] = {"eos": END, SOURCE: SOURCE, TARGET: TARGET}
         if self.bos in self.source:

@@ -11,29 +11,37 @@ from numpy.typing import NDArray
 
 from zoo.translation.data.parallel_text import END, PAD, START, UNKNOWN
 from zoo.translation.data.vocabularies import Framing
-from zoo.translation.models.config import BARRED, ModelConfig
-from zoo.translation.search.beam_search import Rules
+from zoo.translation.models.config import EXCLUDED_LOGIT, ModelConfig
+from zoo.translation.search.beam_search import SearchConfig
 
-FIRST = 1 + max(PAD, UNKNOWN, START, END)  # the token that the original's own begin with
+FIRST = 1 + max(PAD, UNKNOWN, START, END)  # first token of the original's other tokens
 
 
 @dataclass(frozen=True)
-class Imported:
-    """Another toolkit's model for the zoo's `Transformer`.
+class ImportedModel:
+    """A model of another toolkit, converted for `Transformer`.
 
-    `state` is its state dict, as arrays. `framing`, `pieces` and `files` are of its vocabularies
-    (`zoo.translation.data.vocabularies`); `pieces` are the texts of the source tokens, and of the target tokens where
-    those differ. `max_length` is the maximum number of source tokens. `magnitudes` are {weight of the state dict:
-    maximum magnitude of its input}, if the original has them. `about` is for the card.
+    Attributes:
+        config: Configuration of the network.
+        pre_norm: Whether layers are pre-LN.
+        state: State dict, float32.
+        framing: Special tokens around sentences, see `zoo.translation.data.vocabularies`.
+        pieces: Pieces of the source tokens, and of the target tokens if those differ.
+        files: Content of the vocabulary's files by name.
+        rules: Search options.
+        max_length: Maximum number of source tokens.
+        languages: "source-target", such as "en-de".
+        about: Facts for the card.
+        magnitudes: Maximum magnitude of the input of a weight, if the original has them.
     """
 
-    form: ModelConfig
+    config: ModelConfig
     pre_norm: bool
     state: Mapping[str, NDArray[np.float32]]
     framing: Framing
     pieces: tuple[Sequence[str | None], ...]
     files: Mapping[str, bytes]
-    rules: Rules
+    rules: SearchConfig
     max_length: int
     languages: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -42,8 +50,10 @@ class Imported:
 
 @dataclass(frozen=True)
 class Renumbering:
-    """Mapping of original tokens to the zoo's: the unknown token and the end become `UNKNOWN` and `END`, all others
-    follow from `FIRST` on in their order. `PAD` and `START` are new.
+    """Mapping of original tokens to the zoo's.
+
+    The unknown token and the end become `UNKNOWN` and `END`; all others follow from `FIRST` on in their order. `PAD`
+    and `START` are new.
 
     Attributes:
         size: Size of the original vocabulary.
@@ -88,13 +98,27 @@ class Renumbering:
         return found
 
     def bias(self, original: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Renumbers the bias of the logits, float32 [size] -> [tokens]; new tokens get `BARRED`."""
-        found = np.full(self.tokens, BARRED, np.float32)
+        """Renumbers the bias of the logits.
+
+        Args:
+            original: float32 [size].
+
+        Returns:
+            float32 [tokens]; new tokens get `EXCLUDED_LOGIT`.
+        """
+        found = np.full(self.tokens, EXCLUDED_LOGIT, np.float32)
         found[self.ours] = original
         return found
 
     def pieces(self, original: Sequence[str | None]) -> list[str | None]:
-        """Renumbers the pieces of tokens; None for no piece."""
+        """Renumbers the pieces of tokens.
+
+        Args:
+            original: Piece of each original token.
+
+        Returns:
+            Piece of each token; None for no piece.
+        """
         found: list[str | None] = [None] * self.tokens
         for token, piece in zip(self.ours.tolist(), original, strict=False):
             found[token] = piece

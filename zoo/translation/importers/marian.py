@@ -14,20 +14,24 @@ from numpy.typing import NDArray
 
 from zoo.translation.data.parallel_text import POSITIONS, UNKNOWN
 from zoo.translation.data.vocabularies import Framing
-from zoo.translation.importers.imported import Imported, Renumbering
+from zoo.translation.importers.imported import ImportedModel, Renumbering
 from zoo.translation.importers.marian_file import Tensor, candidates, is_model
 from zoo.translation.importers.marian_folder import Folder, Vocabulary
 from zoo.translation.importers.model_reader import refuse_languages
 from zoo.translation.models.config import ModelConfig
-from zoo.translation.search.beam_search import Rules
+from zoo.translation.search.beam_search import SearchConfig
 from zoo.translation.search.shortlist import MAGIC, SHORTLIST, Shortlist, read_binary, read_text
 
 EPSILON = 1e-6
 ALPHA = "_QuantMultA"
-FIREFOX = Rules(kind="marian", beam=1, length_penalty=1.0, growth=2.0, banned=(UNKNOWN,))  # how a browser decodes
-OWN = Rules(kind="marian", beam=12, length_penalty=0.0, growth=3.0, banned=(UNKNOWN,))  # Marian's defaults
+FIREFOX = SearchConfig(
+    kind="marian", beam=1, length_penalty=1.0, growth=2.0, banned=(UNKNOWN,)
+)  # defaults of the browser
+MARIAN_DECODER = SearchConfig(
+    kind="marian", beam=12, length_penalty=0.0, growth=3.0, banned=(UNKNOWN,)
+)  # Marian's defaults
 DECODERS = {"self-attention": "attention", "rnn": "ssru", "average-attention": "average"}
-# Options with which a model computes what is not computed here: {name: values that are}
+# Options of the network: {name: supported values}
 SUPPORTED = {
     "type": ("transformer",),
     "transformer-decoder-autoreg": tuple(DECODERS),
@@ -49,9 +53,9 @@ SUPPORTED = {
     "lemma-dim-emb": ("0",),
     "factors-dim-emb": ("0",),
 }
-# Around layers, the embeddings and all: d is dropout, a adds what came in, n normalizes
+# Defaults of operations around layers, embeddings and the top: d dropout, a residual, n normalization
 OPERATIONS = {"preprocess": "", "postprocess": "dan", "postprocess-emb": "d", "postprocess-top": ""}
-# Of averaged attention alone
+# Options of average attention
 SUPPORTED_AVERAGE = {
     "transformer-aan-activation": ("relu", "swish", "gelu"),
     "transformer-aan-depth": ("2",),
@@ -60,12 +64,16 @@ SUPPORTED_AVERAGE = {
 CONTROL = tuple(f"<0x{i:02X}>" for i in range(32))  # pieces that Marian never chooses
 
 
-def recognized(path: Path) -> bool:
-    """Returns whether a path is a model of Marian, or a folder with one."""
+def recognizes(path: Path) -> bool:
+    """Returns whether a path holds a model of this format.
+
+    Args:
+        path: Folder or file.
+    """
     return any(is_model(each) for each in candidates(path))
 
 
-def read(path: Path, *, source_language: str = "", target_language: str = "") -> Imported:
+def read(path: Path, *, source_language: str = "", target_language: str = "") -> ImportedModel:
     """Reads a model; nothing in it is executed.
 
     Args:
@@ -84,7 +92,7 @@ def read(path: Path, *, source_language: str = "", target_language: str = "") ->
 
 
 class _Reader(Folder):
-    """Reads one model, and gathers what is wrong with it."""
+    """Reads a model and collects its errors."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -92,18 +100,18 @@ class _Reader(Folder):
         self.int8: set[str] = set()
         self.magnitudes: dict[str, float] = {}
 
-    def read(self) -> Imported:
+    def read(self) -> ImportedModel:
         """See `read`."""
         if not self.tensors or not self.options:
             raise self.refusal()
         vocabularies = self._vocabularies()
-        form, pre_norm = self._form()
+        model_config, pre_norm = self._model_config()
         if self.faults:
             raise self.refusal()
-        state, renumbered, form = self._state(form, pre_norm, vocabularies)
+        state, renumbered, model_config = self._state(model_config, pre_norm, vocabularies)
         left = self.tensors.keys() - self.used - {name for name in self.tensors if name.endswith(ALPHA)}
         if left:
-            self.faults.append(f"found {', '.join(sorted(left)[:5])}, which is not known here")
+            self.faults.append(f"found {', '.join(sorted(left)[:5])}, which is not supported")
         rules = self._rules(vocabularies[-1], renumbered[-1])
         pieces = tuple(each.pieces(one.pieces) for each, one in zip(renumbered, vocabularies, strict=True))
         files = {name: content for each in vocabularies for name, content in each.files.items()}
@@ -114,8 +122,8 @@ class _Reader(Folder):
             raise self.refusal()
         version = self._option("version").split(" ")[0]
         about = {"format": "marian", "architecture": self._option("type"), "version": version}
-        return Imported(
-            form,
+        return ImportedModel(
+            model_config,
             pre_norm,
             {name: np.ascontiguousarray(each) for name, each in state.items()},
             framing,
@@ -128,8 +136,8 @@ class _Reader(Folder):
             self.magnitudes,
         )
 
-    def _form(self) -> tuple[ModelConfig, bool]:
-        """The form, and whether layers normalize before. What is not supported becomes a fault by its option's name."""
+    def _model_config(self) -> tuple[ModelConfig, bool]:
+        """Returns the configuration, and whether layers are pre-LN; unsupported options become errors."""
         autoregression = self._option("transformer-decoder-autoreg", "self-attention")
         supported = dict(SUPPORTED)
         if autoregression == "rnn":
@@ -162,7 +170,7 @@ class _Reader(Folder):
             self.faults.append(f"dim-emb {width} cannot be shared by transformer-heads {heads}")
         hidden, other = self._whole("transformer-dim-ffn", "2048"), self._whole("transformer-decoder-dim-ffn", "0", 0)
         everywhere = self.flag("tied-embeddings-all")
-        form = ModelConfig(
+        model_config = ModelConfig(
             self._whole("enc-depth", "1"),
             self._whole("dec-depth", "1"),
             width,
@@ -178,13 +186,13 @@ class _Reader(Folder):
             output_bias=True,
             epsilon=EPSILON,
         )
-        if form.autoregression == "average":
+        if model_config.autoregression == "average":
             hidden, activation = (
                 self._whole("transformer-dim-aan", "2048"),
                 self._option("transformer-aan-activation", "swish"),
             )
-            form = replace(form, average_hidden=hidden, average_activation=activation)
-        return form, before == "n"
+            model_config = replace(model_config, average_hidden=hidden, average_activation=activation)
+        return model_config, before == "n"
 
     def _normalizes_before(self, autoregression: str) -> None:
         version = re.match(r"v1\.(\d+)", self._option("version"))
@@ -203,13 +211,13 @@ class _Reader(Folder):
                 "transformer-preprocess: n with transformer-decoder-autoreg: average-attention is not supported"
             )
 
-    def _rules(self, vocabulary: Vocabulary, renumbered: Renumbering) -> Rules:
-        """Those of marian-decoder's options in the folder; of a browser where there are none beside a .bin."""
+    def _rules(self, vocabulary: Vocabulary, renumbered: Renumbering) -> SearchConfig:
+        """Returns the search options of decoder.yml; without one those of Firefox for .bin, else Marian's defaults."""
         if not self.decoding:
             assert self.file is not None
-            plain = FIREFOX if self.file.suffix == ".bin" else OWN
+            plain = FIREFOX if self.file.suffix == ".bin" else MARIAN_DECODER
         else:
-            plain = OWN
+            plain = MARIAN_DECODER
 
         def number(name: str, default: float) -> float:
             found = self.decoding.get(name, default)
@@ -223,7 +231,7 @@ class _Reader(Folder):
         if self.decoding.get("allow-special") != "true":
             ours = renumbered.ours
             banned += tuple(int(ours[i]) for i, piece in enumerate(vocabulary.pieces) if piece in CONTROL)
-        return Rules(
+        return SearchConfig(
             "marian",
             beam=max(int(number("beam-size", plain.beam)), 1),
             length_penalty=number("normalize", plain.length_penalty),
@@ -233,7 +241,7 @@ class _Reader(Folder):
         )
 
     def _shortlist(self, vocabularies: Sequence[Vocabulary], renumbered: Sequence[Renumbering]) -> Shortlist | None:
-        """The one in the folder, in the zoo's tokens; None where there is none."""
+        """Returns the shortlist of the folder with the zoo's token numbers; None without one."""
         name, *numbers = self._listed(self.decoding, "shortlist") or [""]
         found = sorted(each for each in self.folder.glob("lex*") if ".s2t" in each.name or each.suffix == ".bin")
         if name:
@@ -270,7 +278,7 @@ class _Reader(Folder):
         return None
 
     def _languages(self) -> str:
-        """ "en-de" of the "ende" in the name of a model of Firefox."""
+        """Returns "en-de" for a Firefox model whose file name has "ende"."""
         assert self.file is not None
         found = re.search(r"\.([a-z]{2})([a-z]{2})\.", self.file.name)
         return f"{found[1]}-{found[2]}" if found else ""
@@ -278,7 +286,7 @@ class _Reader(Folder):
     # ------------------------------------------------------------------------------------------------------- weights
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """A tensor of this shape, which may stand in the file with further sizes of 1 before."""
+        """Returns a tensor of this shape; leading dimensions of 1 are dropped."""
         self.used.add(name)
         found = self.tensors.get(name)
         values = None if found is None else found.values
@@ -287,11 +295,11 @@ class _Reader(Folder):
         return Tensor(self.fitted(name, values, shape), found.multiplier if found else 0.0)
 
     def _state(
-        self, form: ModelConfig, pre_norm: bool, vocabularies: Sequence[Vocabulary]
+        self, model_config: ModelConfig, pre_norm: bool, vocabularies: Sequence[Vocabulary]
     ) -> tuple[dict[str, NDArray[np.float32]], tuple[Renumbering, ...], ModelConfig]:
-        """The state dict of the zoo's network, and how tokens are renumbered."""
-        width, found = form.width, {}
-        tables = ["Wemb"] if form.shared_source else ["encoder_Wemb", "decoder_Wemb"]
+        """Returns the state dict, the renumbering of tokens, and the configuration."""
+        width, found = model_config.width, {}
+        tables = ["Wemb"] if model_config.shared_source else ["encoder_Wemb", "decoder_Wemb"]
         sizes = [len(self.tensors[name].values) if name in self.tensors else 1 for name in tables]
         originals = [self.tensor(name, size, width) for name, size in zip(tables, sizes, strict=True)]
         if len(vocabularies) > len(tables):
@@ -306,12 +314,14 @@ class _Reader(Folder):
         renumbered = [Renumbering(size, each.unknown, each.end) for each, size in zip(vocabularies, sizes, strict=True)]
         source, target = renumbered[0], renumbered[-1]
         found["embedding.weight"] = target.table(originals[-1].values)
-        self.note_quantized("embedding.weight", originals[-1], *([tables[-1], "none"] if form.tied_output else []))
-        if not form.shared_source:
+        self.note_quantized(
+            "embedding.weight", originals[-1], *([tables[-1], "none"] if model_config.tied_output else [])
+        )
+        if not model_config.shared_source:
             found["source_embedding.weight"] = source.table(originals[0].values)
             self.note_quantized("source_embedding.weight", originals[0])
         out = "decoder_ff_logit_out"
-        if not form.tied_output:
+        if not model_config.tied_output:
             if f"{out}_W" in self.tensors:
                 one = self.tensor(f"{out}_W", width, sizes[-1])
                 output = Tensor(one.values.T, one.multiplier)
@@ -323,32 +333,32 @@ class _Reader(Folder):
         found["output_bias"] = target.bias(
             np.zeros(sizes[-1], np.float32) if omitted else self.tensor(f"{out}_b", sizes[-1]).values
         )
-        return found | self._layers(form, pre_norm), tuple(renumbered), form
+        return found | self._layers(model_config, pre_norm), tuple(renumbered), model_config
 
-    def _layers(self, form: ModelConfig, pre_norm: bool) -> dict[str, NDArray[np.float32]]:
-        """The part of the state dict that the layers of encoder and decoder are."""
-        layers = _Layers(self, form, pre_norm)
-        for i in range(form.encoder):
+    def _layers(self, model_config: ModelConfig, pre_norm: bool) -> dict[str, NDArray[np.float32]]:
+        """Returns the state dict of the encoder and decoder layers."""
+        layers = _Layers(self, model_config, pre_norm)
+        for i in range(model_config.encoder):
             layers.attention(f"encoder.{i}", "attention", f"encoder_l{i + 1}_self")
-            layers.feed(f"encoder.{i}", f"encoder_l{i + 1}_ffn", form.hidden)
-        tied = self._listed(self.options, "transformer-tied-layers") or [str(i + 1) for i in range(form.decoder)]
-        if len(tied) != form.decoder:
-            self.faults.append(f"transformer-tied-layers has {len(tied)} layers, dec-depth is {form.decoder}")
-        for i, layer in enumerate(tied[: form.decoder]):
+            layers.feed(f"encoder.{i}", f"encoder_l{i + 1}_ffn", model_config.hidden)
+        tied = self._listed(self.options, "transformer-tied-layers") or [
+            str(i + 1) for i in range(model_config.decoder)
+        ]
+        if len(tied) != model_config.decoder:
+            self.faults.append(f"transformer-tied-layers has {len(tied)} layers, dec-depth is {model_config.decoder}")
+        for i, layer in enumerate(tied[: model_config.decoder]):
             layers.autoregression(f"decoder.{i}", f"decoder_l{layer}")
             layers.attention(f"decoder.{i}", "cross", f"decoder_l{layer}_context")
-            layers.feed(f"decoder.{i}", f"decoder_l{layer}_ffn", form.decoder_hidden or form.hidden)
+            layers.feed(f"decoder.{i}", f"decoder_l{layer}_ffn", model_config.decoder_hidden or model_config.hidden)
         for side, other in (("encoder", "source"), ("decoder", "target")):
-            if form.embedding_norm:
+            if model_config.embedding_norm:
                 layers.norm(f"{other}_norm", f"{side}_emb", "_pre")
-            if form.final_norm:
+            if model_config.final_norm:
                 layers.norm(f"{side}_norm", f"{side}_top")
         return layers.state
 
     def note_quantized(self, ours: str, weight: Tensor, *names: str) -> None:
-        """Note a quantized weight, and the greatest magnitude of what it is multiplied with, where the file has that
-        one's multiplier.
-        """
+        """Registers a quantized weight, and the maximum magnitude of its input if the file has its multiplier."""
         if weight.multiplier:
             self.int8.add(ours)
             alpha = next((each.values for name in names if (each := self.tensors.get(name + ALPHA))), np.zeros(1))
@@ -363,8 +373,8 @@ class _Layers:
         state: {name in the zoo's network: array} of the layers read so far.
     """
 
-    def __init__(self, reader: _Reader, form: ModelConfig, pre_norm: bool) -> None:
-        self.reader, self.form, self.pre_norm, self.width = reader, form, pre_norm, form.width
+    def __init__(self, reader: _Reader, model_config: ModelConfig, pre_norm: bool) -> None:
+        self.reader, self.config, self.pre_norm, self.width = reader, model_config, pre_norm, model_config.width
         self.unbiased, self.plain = reader.flag("transformer-no-bias"), reader.flag("transformer-no-affine")
         self.state: dict[str, NDArray[np.float32]] = {}
 
@@ -407,12 +417,12 @@ class _Layers:
 
     def autoregression(self, ours: str, theirs: str) -> None:
         """Reads the first sublayer of a decoder layer: a recurrence, an average or self-attention."""
-        width, hidden = self.width, self.form.average_hidden
-        if self.form.autoregression == "ssru":
+        width, hidden = self.width, self.config.average_hidden
+        if self.config.autoregression == "ssru":
             self.linear(f"{ours}.attention.value", f"{theirs}_rnn", "", width, width, bias=False)
             self.linear(f"{ours}.attention.forget", f"{theirs}_rnn", "f", width, width)
             self.around(f"{ours}.around_attention", f"{theirs}_rnn", f"{theirs}_rnn_ffn")
-        elif self.form.autoregression == "average":
+        elif self.config.autoregression == "average":
             prefix = f"{theirs}_aan"
             self.linear(f"{ours}.attention.inner", prefix, "1", width, hidden)
             self.linear(f"{ours}.attention.outer", prefix, "2", hidden, width)

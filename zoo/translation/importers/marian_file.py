@@ -40,7 +40,13 @@ class Tensor:
 
 
 def tensors(path: Path) -> tuple[dict[str, Tensor], str]:
-    """Reads the tensors of a model by name, and its options, in YAML.
+    """Reads the tensors and options of a model.
+
+    Args:
+        path: A .npz or .bin file.
+
+    Returns:
+        Tensor by name, and the options in YAML.
 
     Raises:
         RequestError: The file is damaged or no model.
@@ -67,7 +73,7 @@ def _text(options: bytes) -> str:
 
 
 def _of_bin(content: bytes) -> tuple[dict[str, Tensor], str]:
-    """See the module."""
+    """Reads a .bin file, see the module."""
     at = 0
 
     def take(count: int) -> bytes:
@@ -113,14 +119,25 @@ def _of_bin(content: bytes) -> tuple[dict[str, Tensor], str]:
 
 
 def candidates(path: Path) -> list[Path]:
-    """Returns the files of a folder that may be models; a file itself."""
+    """Lists the files that may be models.
+
+    Args:
+        path: A folder, or a file, which is returned as it is.
+
+    Returns:
+        The .npz and .bin files of the folder.
+    """
     if path.is_file():
         return [path]
     return sorted(each for each in path.glob("*") if each.suffix in (".npz", ".bin") and ".optimizer." not in each.name)
 
 
 def is_model(path: Path) -> bool:
-    """Returns whether a file is a model, by its first bytes or its arrays."""
+    """Returns whether a file is a model of Marian.
+
+    Args:
+        path: A .npz file, checked by the names of its arrays, or a .bin file, checked by its first bytes.
+    """
     if path.suffix == ".npz":
         try:
             with zipfile.ZipFile(path) as archive:

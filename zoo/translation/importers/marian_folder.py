@@ -14,7 +14,7 @@ from zoo.translation.importers.model_reader import ModelReader
 
 
 class Folder(ModelReader):
-    """Files of a model, and their faults."""
+    """Files of a Marian model, and their errors."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -35,7 +35,7 @@ class Folder(ModelReader):
     # ------------------------------------------------------------------------------------------------- configuration
 
     def _yaml(self, text: str, name: str) -> dict[str, Any]:
-        """A file of options; every value is text, a list or a dict."""
+        """Parses a file of options, whose values are texts, lists and dicts."""
         try:
             import yaml  # type: ignore[import-untyped]
         except ModuleNotFoundError:
@@ -51,7 +51,7 @@ class Folder(ModelReader):
         return {}
 
     def _decoding(self) -> Mapping[str, Any]:
-        """The options of marian-decoder in the folder, empty where there are none."""
+        """Returns the options of marian-decoder in the folder; empty without them."""
         for path in sorted(self.folder.glob("*.yml")):
             text = path.read_text("utf-8", "replace")
             if re.search(r"^models:", text, re.MULTILINE):
@@ -63,7 +63,7 @@ class Folder(ModelReader):
         return [str(each) for each in (found if isinstance(found, list) else [found])]
 
     def _chosen(self) -> Path | None:
-        """The model's file."""
+        """Returns the file of the model."""
         names = [Path(each).name for each in self._listed(self.decoding, "models")]
         if len(names) > 1:
             self.faults.append(
@@ -93,13 +93,17 @@ class Folder(ModelReader):
         return least
 
     def flag(self, name: str) -> bool:
-        """Whether an option is true."""
+        """Returns whether an option is true.
+
+        Args:
+            name: Name of the option.
+        """
         return self._option(name, "false") == "true"
 
     # ---------------------------------------------------------------------------------------------------- vocabulary
 
     def _vocabularies(self) -> list[Vocabulary]:
-        """Of the source, and of the target where it is another."""
+        """Returns the vocabulary of the source, and that of the target if it differs."""
         named: list[str] = []
         assert self.file is not None
         beside = Path(f"{self.file}.yml")
@@ -124,7 +128,7 @@ class Folder(ModelReader):
         return [self._vocabulary(name, side) for name, side in zip(dict.fromkeys(named), sides, strict=False)]
 
     def _vocabulary(self, name: str, sides: Sequence[str]) -> Vocabulary:
-        """The vocabulary in a file. sides: whose spm cuts text where it is YAML."""
+        """Reads a vocabulary. sides: sides whose .spm tokenizes text if the vocabulary is YAML."""
         if not (content := self.read_bytes(name)):
             return Vocabulary("", [], 0, 0, {})
         if name.endswith(".spm"):
@@ -168,8 +172,16 @@ class Folder(ModelReader):
 
 @dataclass
 class Vocabulary:
-    """A vocabulary in the original's tokens. spare: rows of the table that no piece has, at most; -1: pieces beyond the
-    table are left out, as Marian does with dim-vocabs.
+    """A vocabulary with the original token numbers.
+
+    Attributes:
+        kind: Tokenizer, a key of `zoo.translation.data.vocabularies.TOKENIZERS`.
+        pieces: Piece of each token.
+        unknown: Unknown token.
+        end: End token.
+        files: Content by file name.
+        spare: Maximum number of embedding rows without a piece; -1: pieces beyond the table are dropped, as Marian does
+            with dim-vocabs.
     """
 
     kind: str
@@ -185,7 +197,12 @@ class Vocabulary:
         return {piece: token for token, piece in enumerate(self.pieces) if piece is not None}
 
     def fit(self, rows: int, faults: list[str]) -> None:
-        """Checks that the vocabulary belongs to a table of `rows` rows; appends to `faults` if not."""
+        """Checks that the vocabulary belongs to an embedding table.
+
+        Args:
+            rows: Rows of the table.
+            faults: Gets an error if the vocabulary belongs to another table.
+        """
         if self.spare < 0:
             self.pieces = self.pieces[:rows]
         spare = self.spare if self.spare >= 0 else rows

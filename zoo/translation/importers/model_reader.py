@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
-from zoo.translation.data.text_files import SHOWN
+from zoo.translation.data.text_files import MAX_WARNINGS
 
 Kind = TypeVar("Kind")
 
@@ -48,11 +48,18 @@ class ModelReader:
     def refusal(self) -> RequestError:
         """Returns the error that lists the faults."""
         faults = list(dict.fromkeys(self.faults))
-        more = [f"and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
-        return RequestError(f"{self.path} cannot be imported: {'; '.join([*faults[:SHOWN], *more])}")
+        more = [f"and {len(faults) - MAX_WARNINGS} more"] if len(faults) > MAX_WARNINGS else []
+        return RequestError(f"{self.path} cannot be imported: {'; '.join([*faults[:MAX_WARNINGS], *more])}")
 
     def read_bytes(self, name: str) -> bytes:
-        """Reads a file of the folder; b"", with a fault, if it cannot be read or is empty."""
+        """Reads a file of the folder.
+
+        Args:
+            name: Name of the file.
+
+        Returns:
+            Its content; b"", with a fault, if it cannot be read or is empty.
+        """
         try:
             content = (self.folder / name).read_bytes()
         except OSError as error:

@@ -28,7 +28,7 @@ MODEL = "model.pt"
 STATE = "checkpoint/state.pt"
 
 
-def described(folder: Path) -> dict[str, Any]:
+def read_features(folder: Path) -> dict[str, Any]:
     """Reads the features of a model folder.
 
     Args:
@@ -56,37 +56,50 @@ def described(folder: Path) -> dict[str, Any]:
     return {**features, "source": source}
 
 
-def kept_of(folder: Path) -> dict[str, Any]:
-    """Returns the features that a model with the same vocabulary inherits: shortlist and search options."""
+def inherited_features(folder: Path) -> dict[str, Any]:
+    """Returns the features that a model with the same vocabulary inherits.
+
+    Args:
+        folder: The model folder.
+
+    Returns:
+        "shortlist" and "search", if the folder has them.
+    """
     card = folder / CARD
     features = read_json(card).get("preprocessing", {}) if card.is_file() else {}
     return {name: features[name] for name in ("shortlist", "search") if name in features}
 
 
-def copy_kept(kept: Mapping[str, Any], folder: Path, output: Path) -> None:
-    """Copies the shortlist among `kept_of(folder)` to a new model folder, if there is one."""
+def copy_shortlist(kept: Mapping[str, Any], folder: Path, output: Path) -> None:
+    """Copies the shortlist to a new model folder, if there is one.
+
+    Args:
+        kept: Result of `inherited_features(folder)`.
+        folder: The model folder.
+        output: The new model folder.
+    """
     if (name := kept.get("shortlist")) is not None:
         copy_file(folder / name, output / name)
 
 
-def require_own(folder: str | Path, about: dict[str, Any]) -> None:
+def require_trainable(folder: str | Path, about: dict[str, Any]) -> None:
     """Checks that a model can be trained further.
 
     Args:
         folder: Its folder, for the message.
-        about: Its features, see `described`.
+        about: Its features, see `read_features`.
 
     Raises:
         RequestError: The model was imported from another toolkit.
     """
     if "arch" not in about:
         raise RequestError(
-            f"{folder} was imported from another toolkit, whose models cannot be trained on; teach one of the zoo's "
-            f"own by it: zoo train transformer-mt --teacher {folder}"
+            f"{folder} was imported from another toolkit, whose models cannot be trained further; distill it into "
+            f"a model of the zoo: zoo train transformer-mt --teacher {folder}"
         )
 
 
-def state_of(source: Path, model: Transformer) -> dict[str, torch.Tensor]:
+def read_weights(source: Path, model: Transformer) -> dict[str, torch.Tensor]:
     """Reads a state dict.
 
     Args:
@@ -128,26 +141,26 @@ def load_model(folder: str | Path) -> tuple[Transformer, Vocabulary | ImportedVo
     from zoo.translation.models.config import ModelConfig
     from zoo.translation.models.transformer import Transformer, build
 
-    about = described(Path(folder))
+    about = read_features(Path(folder))
     vocabulary = open_vocabulary(Path(folder), about)
     if "form" in about:
         sizes: dict[str, Any] = {"vocabulary": len(vocabulary), "source_vocabulary": vocabulary.sources}
-        form = ModelConfig.from_json(about["form"])
-        model = Transformer(form, pre_norm=about["pre_norm"], dropout=0.0, **sizes)
+        model_config = ModelConfig.from_json(about["form"])
+        model = Transformer(model_config, pre_norm=about["pre_norm"], dropout=0.0, **sizes)
     else:
         model = build(about["arch"], len(vocabulary), pre_norm=about["pre_norm"])
-    fill(model, state_of(about["source"], model), about["source"])
+    fill(model, read_weights(about["source"], model), about["source"])
     return model.eval(), vocabulary
 
 
 def _opened(name: str) -> tuple[Transformer, Vocabulary | ImportedVocabulary]:
-    """The network of a model, by its name or folder, and its vocabulary."""
+    """Loads the network and vocabulary of a model by its name or folder."""
     folder = zoo.load(name)
     folder.ensure("fp32.onnx")
     return load_model(folder.path)
 
 
-def teacher_of(config: TrainingConfig, student: Transformer, vocabulary: Vocabulary) -> Transformer:
+def load_teacher(config: TrainingConfig, student: Transformer, vocabulary: Vocabulary) -> Transformer:
     """Opens the teacher of soft targets.
 
     Args:
@@ -168,7 +181,7 @@ def teacher_of(config: TrainingConfig, student: Transformer, vocabulary: Vocabul
             f"{config.teacher} has {len(known)} pieces that are not the student's {len(vocabulary)}; soft needs the "
             "same vocabulary: --set inherit=true"
         )
-    sizes, own = ((each.form.decoder, each.form.width) for each in (found, student))
+    sizes, own = ((each.config.decoder, each.config.width) for each in (found, student))
     if config.hints and sizes != own:
         raise RequestError(
             f"{config.teacher} has {sizes[0]} layers of width {sizes[1]} in its decoder, the student {own[0]} of "
@@ -197,11 +210,18 @@ def inherit(model: Transformer, config: TrainingConfig) -> None:
             "take an arch with the same encoder"
         )
     model.load_state_dict(same, strict=False)
-    print_line(f"{len(same)} of {len(own)} weights begin as the teacher's")
+    print_line(f"{len(same)} of {len(own)} weights are initialized from the teacher")
 
 
 def _encoding(network: Transformer) -> tuple[Any, ...]:
-    """What an encoder computes with its weights, where their names and shapes do not tell."""
-    form = network.form
-    layers = (form.encoder, form.heads, form.activation, form.epsilon, network.pre_norm, form.final_norm)
-    return *layers, form.scaled, form.embedding_norm, form.shared_source, form.positions
+    """Returns the properties of an encoder that its weights do not show."""
+    model_config = network.config
+    layers = (
+        model_config.encoder,
+        model_config.heads,
+        model_config.activation,
+        model_config.epsilon,
+        network.pre_norm,
+        model_config.final_norm,
+    )
+    return *layers, model_config.scaled, model_config.embedding_norm, model_config.shared_source, model_config.positions

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.core.plain import from_plain, to_plain
 
-BARRED = -1e9  # the logit of what is no word, such as padding
+EXCLUDED_LOGIT = -1e9  # logit of tokens that are never chosen, such as padding
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ModelConfig:
         heads: Number of attention heads.
         decoder_hidden: Units of a decoder's feed-forward layer; 0: as the encoder's.
         decoder_heads: Number of attention heads of a decoder; 0: as the encoder's.
-        activation: Of feed-forward layers, a key of `zoo.translation.models.transformer.ACTIVATIONS`.
+        activation: Of feed-forward layers, a key of `zoo.translation.models.layers.ACTIVATIONS`.
         autoregression: How decoder layers read the tokens so far: "attention", "ssru" (`Recurrence`) or "average"
             (`Average`).
         scaled: Whether embeddings are multiplied by sqrt(width).
@@ -71,7 +71,13 @@ class ModelConfig:
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> ModelConfig:
-        """Reads what `to_json` returned.
+        """Reads the result of `to_json`.
+
+        Args:
+            values: Plain values.
+
+        Returns:
+            The configuration.
 
         Raises:
             RequestError: A key is unknown or missing.
@@ -88,10 +94,10 @@ ARCHITECTURES = {
     "big": ModelConfig(6, 6, 1024, 4096, 16),
     "deep-shallow": ModelConfig(
         6, 2, 256, 1024, 4
-    ),  # a sentence passes the encoder once, the decoder once a word (Kasai et al. 2021)
+    ),  # a decoder step is cheap, the encoder runs once (Kasai et al. 2021)
     "student": ModelConfig(
         6, 2, 256, 1024, 4, autoregression="ssru"
-    ),  # of a deep-shallow teacher it inherits all but this
+    ),  # inherits all other weights of a deep-shallow teacher
 }
 
 

@@ -16,12 +16,12 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.plain import from_plain, to_plain
 from zoo.translation.data.parallel_text import PAD, POSITIONS
 
-NEVER = -1e30  # the score of what is no hypothesis
-GROWTH = (2, 10)  # tokens of a translation for each of its source, and besides, at most
+MIN_SCORE = -1e30  # score of an empty slot
+LENGTH_LIMIT = (2, 10)  # (a, b): a translation of n tokens has at most a n + b tokens
 Integers = NDArray[np.int64]
-# (tokens, parents) -> logits float32 [rows, vocabulary] of the token that follows. tokens: int64 [rows], the newest of
-# every row. parents: int64 [rows], the row of the call before that each one goes on from: rows may swap places, double
-# or be gone. In the first call there is one row a sentence.
+# (tokens, parents) -> logits of the next token, float32 [rows, vocabulary]. tokens: newest token of every row, int64
+# [rows]. parents: row of the previous call that a row continues, int64 [rows]; rows may be permuted, repeated or
+# dropped. The first call has one row per sentence.
 Step = Callable[[Integers, Integers], NDArray[np.float32]]
 
 
@@ -38,11 +38,11 @@ class Hypothesis(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rules:
+class SearchConfig:
     """Search options of the toolkit that a model comes from.
 
     Attributes:
-        kind: Termination rule, a key of `KINDS`.
+        kind: Termination rule, a key of `TERMINATION`.
         beam: Default beam size.
         length_penalty: A score is the sum of log probabilities / length ** length_penalty.
         early_stopping: For "transformers": end with `beam` hypotheses (True), or when the likeliest beam cannot reach
@@ -75,7 +75,7 @@ class Rules:
         return to_plain(self, changed=True)
 
     @staticmethod
-    def from_json(values: dict[str, Any]) -> Rules:
+    def from_json(values: dict[str, Any]) -> SearchConfig:
         """Reads what `to_json` returned.
 
         Args:
@@ -88,21 +88,26 @@ class Rules:
             RequestError: A key or the kind is unknown.
         """
         try:
-            rules = Rules(**from_plain(values))
+            rules = SearchConfig(**from_plain(values))
         except TypeError:
-            rules = Rules(kind="")
-        if rules.kind not in KINDS:
+            rules = SearchConfig(kind="")
+        if rules.kind not in TERMINATION:
             raise RequestError(f"found the rules of a search {values}, expected what zoo import writes")
         return rules
 
     @property
-    def own(self) -> bool:
-        """Whether the searches in one graph and in native code follow these rules without options."""
-        return replace(self, beam=OWN.beam, length_penalty=OWN.length_penalty, most=OWN.most) == OWN
+    def is_default(self) -> bool:
+        """Whether beam search in one graph and in native code needs no options for this configuration."""
+        return (
+            replace(
+                self, beam=DEFAULT_SEARCH.beam, length_penalty=DEFAULT_SEARCH.length_penalty, most=DEFAULT_SEARCH.most
+            )
+            == DEFAULT_SEARCH
+        )
 
     @property
-    def native(self) -> dict[str, Any]:
-        """Options of these rules for `NativeTranslator.translate`."""
+    def native_options(self) -> dict[str, Any]:
+        """Options for `NativeTranslator.translate`."""
         elsewhere = ("beam", "length_penalty", "most", "growth")
         return {name: value for name, value in self.to_json().items() if name not in elsewhere}
 
@@ -124,7 +129,7 @@ class Rules:
         return most if self.most else limit(source, positions)
 
 
-OWN = Rules()
+DEFAULT_SEARCH = SearchConfig()
 
 
 def limit(source: int, most: int) -> int:
@@ -134,11 +139,11 @@ def limit(source: int, most: int) -> int:
         source: Number of source tokens.
         most: Upper bound.
     """
-    factor, more = GROWTH
+    factor, more = LENGTH_LIMIT
     return min(factor * source + more, most)
 
 
-def require(beam: int, best: int, words: int | None = None) -> None:
+def check_beam(beam: int, best: int, words: int | None = None) -> None:
     """Checks the options of a search.
 
     Args:
@@ -166,7 +171,7 @@ def beam_search(
     beam: int = 4,
     length_penalty: float = 1.0,
     best: int = 1,
-    rules: Rules = OWN,
+    rules: SearchConfig = DEFAULT_SEARCH,
     allowed: Sequence[Integers] | None = None,
 ) -> list[list[Hypothesis]]:
     """Translates a batch of sentences; a beam of 1 is greedy search.
@@ -194,70 +199,70 @@ def beam_search(
         RequestError: The beam is not possible.
         ZooError: Logits are NaN or infinite.
     """
-    require(beam, best)
+    check_beam(beam, best)
     found: list[list[Hypothesis]] = [[] for _ in limits]
-    live = np.arange(len(limits))  # the sentences still in the batch
-    scores = np.zeros((len(live), 1))  # [live, width]
-    history = np.zeros((len(live), 1, 0), np.int64)  # [live, width, tokens so far]
-    topped = np.zeros(len(live), bool)  # whose likeliest beam has ended once
-    tokens, parents = np.full(len(live), start), np.arange(len(live))
+    active = np.arange(len(limits))  # the sentences still in the batch
+    scores = np.zeros((len(active), 1))  # [active, width]
+    history = np.zeros((len(active), 1, 0), np.int64)  # [active, width, tokens so far]
+    best_ended = np.zeros(len(active), bool)  # whether the likeliest beam has ended once
+    tokens, parents = np.full(len(active), start), np.arange(len(active))
     for length in itertools.count(1):
-        if not len(live):
+        if not len(active):
             break
         logits = step(tokens, parents)
-        require(beam, best, logits.shape[1])
+        check_beam(beam, best, logits.shape[1])
         if allowed is not None:
-            logits = _among(logits, [allowed[each] for each in live.tolist()])
+            logits = _mask_logits(logits, [allowed[each] for each in active.tolist()])
         if length <= len(rules.prefix):
-            tokens = np.full(len(live), rules.prefix[length - 1])
-            parents = np.arange(len(live))
+            tokens = np.full(len(active), rules.prefix[length - 1])
+            parents = np.arange(len(active))
             history = np.concatenate([history, tokens[:, None, None]], 2)
             continue
-        norm = _norm(logits)
-        last = limits[live] <= length
+        norm = _log_sum_exp(logits)
+        last = limits[active] <= length
         if rules.constrained:
             logits = _constrained(logits, norm, history, last, end, rules)
         values, words = _likeliest(logits, norm, 2 * beam)
-        total = (scores[..., None] + values.reshape(*scores.shape, -1)).reshape(len(live), -1)
+        total = (scores[..., None] + values.reshape(*scores.shape, -1)).reshape(len(active), -1)
         order = np.argsort(-total, axis=1, kind="stable")[:, : 2 * beam]
         total, origin = np.take_along_axis(total, order, 1), order // (2 * beam)
-        words = np.take_along_axis(words.reshape(len(live), -1), order, 1)
+        words = np.take_along_axis(words.reshape(len(active), -1), order, 1)
         grown = np.concatenate(
             [np.take_along_axis(history, origin[..., None], 1), words[..., None]], 2
-        )  # [live, 2 * beam, length]
+        )  # [active, 2 * beam, length]
 
         ended = words == end
         beyond = np.zeros(total.shape, bool)
         if rules.kind == "marian":  # a hypothesis leaves no room for another beam
-            beyond |= np.arange(2 * beam) >= np.array([[beam - len(found[each])] for each in live])
-            total[beyond], ended[beyond] = NEVER, False
+            beyond |= np.arange(2 * beam) >= np.array([[beam - len(found[each])] for each in active])
+            total[beyond], ended[beyond] = MIN_SCORE, False
         for i, k in np.argwhere(((ended | last[:, None]) & ~beyond)[:, :beam]).tolist():
             hypothesis = grown[i, k, : length - ended[i, k]].tolist()
             score = (total[i, k] - rules.word_penalty * length) / length**length_penalty
-            found[live[i]].append(Hypothesis(hypothesis, float(score)))
-        topped |= ended[:, 0]
+            found[active[i]].append(Hypothesis(hypothesis, float(score)))
+        best_ended |= ended[:, 0]
         kept = np.argsort(ended, axis=1, kind="stable")[:, :beam]  # the first that go on; a beam ends in one way only
-        going = np.take_along_axis(total, kept[:, :1], 1)[:, 0]  # the scores of the likeliest of them
-        state = State(found, live, topped, going, length, limits, beam, best, length_penalty, rules)
-        left = np.flatnonzero(~(last | KINDS[rules.kind](state)))
+        best_running = np.take_along_axis(total, kept[:, :1], 1)[:, 0]  # the scores of the likeliest of them
+        state = SearchState(found, active, best_ended, best_running, length, limits, beam, best, length_penalty, rules)
+        left = np.flatnonzero(~(last | TERMINATION[rules.kind](state)))
 
         width, kept = scores.shape[1], kept[left]
         scores = np.take_along_axis(total[left], kept, 1)
         history = np.take_along_axis(grown[left], kept[..., None], 1)
         tokens = history[:, :, -1].ravel()
         parents = (left[:, None] * width + np.take_along_axis(origin[left], kept, 1)).ravel()
-        live, topped = live[left], topped[left]
+        active, best_ended = active[left], best_ended[left]
     return [sorted(each, key=lambda one: -one.score)[:best] for each in found]
 
 
-class State(NamedTuple):
+class SearchState(NamedTuple):
     """State of a search after a step.
 
     Attributes:
         found: Hypotheses of every sentence.
-        live: Sentences in the batch, int64 [live].
-        topped: Whether the likeliest beam of a sentence has ended once, bool [live].
-        going: Score of the likeliest beam that continues, float64 [live].
+        active: Sentences in the batch, int64 [active].
+        best_ended: Whether the likeliest beam of a sentence has ended once, bool [active].
+        best_running: Score of the likeliest beam that continues, float64 [active].
         length: Number of tokens so far.
         limits: See `beam_search`.
         beam: See `beam_search`.
@@ -267,71 +272,71 @@ class State(NamedTuple):
     """
 
     found: list[list[Hypothesis]]
-    live: Integers
-    topped: NDArray[np.bool_]
-    going: NDArray[np.float64]
+    active: Integers
+    best_ended: NDArray[np.bool_]
+    best_running: NDArray[np.float64]
     length: int
     limits: Integers
     beam: int
     best: int
     length_penalty: float
-    rules: Rules
+    rules: SearchConfig
 
     def counts(self) -> Integers:
-        """Returns the number of hypotheses of each sentence in the batch, int64 [live]."""
-        return np.array([len(self.found[each]) for each in self.live], np.int64)
+        """Returns the number of hypotheses of each sentence in the batch, int64 [active]."""
+        return np.array([len(self.found[each]) for each in self.active], np.int64)
 
 
-def _ctranslate2(state: State) -> NDArray[np.bool_]:
-    """Which sentences are done: those with `beam` hypotheses; without a length penalty, those whose likeliest beam has
-    ended and that have `best`. The rules of CTranslate2 (Wu et al. 2016 is the source of the penalty).
+def _ctranslate2(state: SearchState) -> NDArray[np.bool_]:
+    """Returns which sentences are finished by the rule of CTranslate2.
+
+    These have `beam` hypotheses; without a length penalty, `best` hypotheses, if the likeliest beam has ended.
     """
     if state.length_penalty:
         return state.counts() >= state.beam
-    return (state.counts() >= state.best) & state.topped
+    return (state.counts() >= state.best) & state.best_ended
 
 
-def _transformers(state: State) -> NDArray[np.bool_]:
-    """Which sentences are done: see `Rules.early_stopping`. The rules of transformers (`GenerationMixin`), where greedy
-    search ends with the first end.
+def _transformers(state: SearchState) -> NDArray[np.bool_]:
+    """Returns which sentences are finished by the rule of transformers, see `SearchConfig.early_stopping`.
+
+    Greedy search finishes with the first end token.
     """
     full = state.counts() >= state.beam
     if state.rules.early_stopping is True or state.beam == 1:
         return full
     length: Any = state.length
     if state.rules.early_stopping == "never" and state.length_penalty > 0:
-        length = state.limits[state.live].astype(np.float64)
-    reachable = state.going / length**state.length_penalty
-    kept = [sorted((one.score for one in state.found[each]), reverse=True)[: state.beam] for each in state.live]
-    worst = np.array([min(each, default=NEVER) for each in kept])
+        length = state.limits[state.active].astype(np.float64)
+    reachable = state.best_running / length**state.length_penalty
+    kept = [sorted((one.score for one in state.found[each]), reverse=True)[: state.beam] for each in state.active]
+    worst = np.array([min(each, default=MIN_SCORE) for each in kept])
     done: NDArray[np.bool_] = full & (reachable <= worst)
     return done
 
 
-def _marian(state: State) -> NDArray[np.bool_]:
-    """Which sentences are done: those with `beam` hypotheses, where no beam is left, for every end makes the search
-    narrower by one. The rules of Marian (`BeamSearch::search`).
-    """
+def _marian(state: SearchState) -> NDArray[np.bool_]:
+    """Returns which sentences are finished by the rule of Marian: `beam` hypotheses, as each one narrows the beam."""
     return state.counts() >= state.beam
 
 
-KINDS: dict[str, Callable[[State], NDArray[np.bool_]]] = {
+TERMINATION: dict[str, Callable[[SearchState], NDArray[np.bool_]]] = {
     "ctranslate2": _ctranslate2,
     "transformers": _transformers,
     "marian": _marian,
 }
 
 
-def _among(logits: NDArray[np.float32], allowed: Sequence[Integers]) -> NDArray[np.float32]:
-    """Logits [rows, vocabulary] with those that are not `allowed` in the sentence of a row at -inf."""
+def _mask_logits(logits: NDArray[np.float32], allowed: Sequence[Integers]) -> NDArray[np.float32]:
+    """Sets the logits [rows, vocabulary] of tokens that are not `allowed` in a row's sentence to -inf."""
     found = np.full_like(logits, -np.inf)
     for rows, words, into in zip(np.split(logits, len(allowed)), allowed, np.split(found, len(allowed)), strict=True):
         into[:, words] = rows[:, words]
     return found
 
 
-def _norm(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """log of the sum of exp of every row, [rows, 1]. Raises ZooError where it is no number."""
+def _log_sum_exp(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Returns log(sum(exp(logits))) of every row, [rows, 1]. Raises ZooError if it is not finite."""
     largest = logits.max(axis=1, keepdims=True)
     norm: NDArray[np.float64] = np.log(np.exp(logits - largest).sum(axis=1, keepdims=True, dtype=np.float64)) + largest
     if not np.isfinite(norm).all():
@@ -345,11 +350,11 @@ def _constrained(
     history: Integers,
     last: NDArray[np.bool_],
     end: int,
-    rules: Rules,
+    rules: SearchConfig,
 ) -> NDArray[np.float32]:
-    """The logits with those of tokens that may not come at -inf.
+    """Sets the logits of forbidden tokens to -inf.
 
-    history: int64 [sentences, width, tokens so far]. last: bool [sentences], which reach their limit.
+    history: int64 [sentences, width, tokens so far]. last: Whether a sentence reaches its limit, bool [sentences].
     """
     logits, length = logits.copy(), history.shape[2] + 1
     if 0 < rules.no_repeat_ngram <= history.shape[2]:
@@ -366,7 +371,7 @@ def _constrained(
 
 
 def _repeated(tokens: list[int], size: int) -> list[int]:
-    """The tokens after which the last `size` would have come before."""
+    """Returns the tokens that would complete an n-gram of this size a second time."""
     before = tokens[len(tokens) - size + 1 :]
     return [tokens[i + size - 1] for i in range(len(tokens) - size + 1) if tokens[i : i + size - 1] == before]
 
@@ -374,7 +379,7 @@ def _repeated(tokens: list[int], size: int) -> list[int]:
 def _likeliest(
     logits: NDArray[np.float32], norm: NDArray[np.float64], count: int
 ) -> tuple[NDArray[np.float64], Integers]:
-    """Log probabilities and tokens, [rows, count] each, of the likeliest tokens of every row, the likeliest first."""
+    """Returns log probabilities and tokens, [rows, count] each, of the likeliest tokens of every row in order."""
     tokens = np.argpartition(-logits, count - 1, axis=1)[:, :count]
     values = np.take_along_axis(logits, tokens, 1)
     order = np.lexsort((tokens, -values))
@@ -394,7 +399,7 @@ def hypotheses(tokens: Integers, scores: NDArray[np.float32]) -> list[list[Hypot
     Raises:
         ZooError: Scores are NaN or infinite.
     """
-    if not (np.isfinite(scores) & (scores > NEVER / POSITIONS**2)).all():
+    if not (np.isfinite(scores) & (scores > MIN_SCORE / POSITIONS**2)).all():
         raise ZooError("the model computes NaN or infinite logits; check its weights")
     return [
         [Hypothesis(row[row != PAD].tolist(), score) for row, score in zip(*each, strict=True)]

@@ -1,6 +1,4 @@
-"""Encoder and decoding step with KV caches of a translation model, derived from its frozen graph, which computes all
-target tokens at once.
-"""
+"""Encoder and decoding step with KV caches, derived from the frozen graph of a translation model."""
 
 from __future__ import annotations
 
@@ -23,8 +21,8 @@ from zoo.translation.search.beam_search import Integers, Step
 from zoo.translation.search.step_graph import LOGITS, MASK, PARENTS, POSITION, TOKENS, Cache, StepWriter, linear
 
 SOURCE, TARGET, MEMORY = "source", "target", "memory"  # values of the frozen graph
-CACHES = "int8-zoo.caches"  # the key under which `step_of` stores the caches
-HIDDEN = -1e9  # added to the scores of padding
+CACHES = "int8-zoo.caches"  # the key under which `step_with_caches` stores the caches
+MASKED = -1e9  # added to the scores of padding
 
 
 @dataclass(frozen=True)
@@ -84,15 +82,19 @@ def incremental_model(model: ir.Model) -> IncrementalModel:
     return IncrementalModel(encoder, ir.Model(step.graph, ir_version=model.ir_version), given, step.caches, positions)
 
 
-def step_of(model: IncrementalModel) -> ir.Model:
-    """Returns the step; its metadata holds the caches for `caches_of`."""
+def step_with_caches(model: IncrementalModel) -> ir.Model:
+    """Returns the step with its caches in the metadata, for `read_caches`.
+
+    Args:
+        model: Encoder and step.
+    """
     kept = [[each.before, each.after, each.shape, each.dtype.name] for each in model.caches]
     model.step.metadata_props[CACHES] = json.dumps(kept)
     return model.step
 
 
-def caches_of(step: ir.Model) -> list[Cache]:
-    """Reads the caches of a graph that `step_of` returned.
+def read_caches(step: ir.Model) -> list[Cache]:
+    """Reads the caches of a graph that `step_with_caches` returned.
 
     Args:
         step: The graph.
@@ -140,15 +142,15 @@ def cached_step(decoder: Any, given: Mapping[str, NDArray[Any]], caches: Sequenc
 def _append_memory(
     encoder: ir.Graph, attention: Sequence[CrossAttention], names: Sequence[tuple[str, str]], dtype: ir.DataType
 ) -> None:
-    """Make the encoder's outputs the mask of the source and, by these names, keys and values of each cross-attention.
+    """Makes the source mask, and keys and values of each cross-attention, outputs of the encoder.
 
-    One layer computes all keys and values where they are quantized alike.
+    One layer computes all keys and values that share quantization parameters.
     """
     source, (memory,) = encoder.inputs[0], encoder.outputs
     encoder.outputs.clear()
     add = GraphBuilder(encoder, "memory/", {MASK, *(name for pair in names for name in pair)})
     is_padding = add("Cast", add("Equal", source, PAD, dtype=ir.DataType.BOOL))
-    mask = add("Unsqueeze", add("Mul", is_padding, HIDDEN), [1, 2])
+    mask = add("Unsqueeze", add("Mul", is_padding, MASKED), [1, 2])
     mask.shape = ir.Shape(["batch", 1, 1, "source_length"])
     outputs = {MASK: mask}
     for layer, group in _merged(attention):
@@ -171,7 +173,7 @@ def _append_memory(
 
 
 def _merged(attention: Sequence[CrossAttention]) -> list[tuple[RowLinear, list[CrossAttention]]]:
-    """Layers of keys and values, those that are quantized alike as one, and the operations that each serves."""
+    """Returns the merged layers of keys and values, with the operations that each serves."""
     groups: dict[Any, list[CrossAttention]] = {}
     for operation in attention:
         groups.setdefault((operation.layer.weight.dtype, operation.layer.qparams), []).append(operation)
@@ -179,7 +181,7 @@ def _merged(attention: Sequence[CrossAttention]) -> list[tuple[RowLinear, list[C
 
 
 def _joined(layers: Sequence[RowLinear]) -> RowLinear:
-    """Layers of one input as one."""
+    """Concatenates layers of one input."""
     weight, scale, bias = (
         np.concatenate([getattr(layer, name) for layer in layers], -1) for name in ("weight", "scale", "bias")
     )

@@ -11,20 +11,20 @@ import onnx_ir as ir
 from pipelines.graph import query
 from pipelines.graph.builder import GraphBuilder
 from zoo.translation.data.parallel_text import END, PAD, START
-from zoo.translation.search.beam_search import NEVER
+from zoo.translation.search.beam_search import MIN_SCORE
 from zoo.translation.search.kv_cache import IncrementalModel
 from zoo.translation.search.step_graph import LOGITS, PARENTS, POSITION, TOKENS
 
 BEAM, BEST, PENALTY, GROWTH = "beam", "best", "length_penalty", "growth"
 SCORES = "scores"
-SHARED = 4096  # bytes of a weight, at least, that two graphs share
-FEW = (3, 4)  # of the sentences of a turn: when no more than these go on, the others leave
+SHARED = 4096  # minimum bytes of a weight that two graphs share
+ACTIVE_SHARE = (3, 4)  # share of active sentences at which finished ones leave the batch
 # The key under which the graph of `search` is cached. Bump it when that graph changes;
 # tests/zoo/translation/search/test_loop_graph.py fails where that is forgotten.
-FORM = 8
+GRAPH_VERSION = 8
 BOOL, FLOAT, INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
-# outputs of every step, [sentences, beam] each: the scores of hypotheses that end there, or `NEVER`, with their last
-# token and parent beam; token and parent beam of every beam that goes on
+# outputs of every step, [sentences, beam] each: scores of the hypotheses that end there, or `MIN_SCORE`, with their
+# last token and parent beam; token and parent beam of every beam that continues
 STEPS = {"closed": FLOAT, "last_words": INT64, "last_beams": INT64, "words": INT64, "beams": INT64}
 
 
@@ -65,7 +65,7 @@ def search(model: IncrementalModel, end: int = END) -> ir.Model:
         ),
         TOKENS: main("Expand", START, rows, dtype=INT64),
         PARENTS: main.arange(rows),
-        "total": main("Expand", main("Where", first, 0.0, NEVER), main("Concat", count, beam, dtype=INT64, axis=0)),
+        "total": main("Expand", main("Where", first, 0.0, MIN_SCORE), main("Concat", count, beam, dtype=INT64, axis=0)),
         "found": main("Expand", 0, count, dtype=INT64),
         "topped": main("Expand", False, count, dtype=BOOL),
         **given,
@@ -96,11 +96,10 @@ def search(model: IncrementalModel, end: int = END) -> ir.Model:
 def _turns(
     model: IncrementalModel, outer: Mapping[str, ir.Value], states: Mapping[str, ir.Value], taken: set[str], end: int
 ) -> ir.Graph:
-    """(number, condition, `states`) -> (condition, `states`): steps until a quarter of the sentences is done; these
-    leave the batch.
+    """Builds the body of the outer Loop: steps until a quarter of the sentences is finished and leaves the batch.
 
-    Keys and values of the source are copied here, not in a step; the caches of the target follow in the next step, by
-    its `parents`.
+    (number, condition, `states`) -> (condition, `states`). Keys and values of the source are copied here, not in a
+    step; the caches of the target follow in the next step, by its `parents`.
     """
     turn = GraphBuilder(ir.Graph([], [], nodes=[], name="turn"), "turn/", taken)
     turn.input("turn/number", INT64, [])
@@ -113,7 +112,11 @@ def _turns(
         "length": state["length"],
         "matrix": turn("Concat", count, [-1], dtype=INT64, axis=0),
         "firsts": turn("Mul", turn("Unsqueeze", turn.arange(count), [1], dtype=INT64), beam, dtype=INT64),
-        "few": turn("Squeeze", turn("Div", turn("Mul", count, FEW[0], dtype=INT64), FEW[1], dtype=INT64), dtype=INT64),
+        "few": turn(
+            "Squeeze",
+            turn("Div", turn("Mul", count, ACTIVE_SHARE[0], dtype=INT64), ACTIVE_SHARE[1], dtype=INT64),
+            dtype=INT64,
+        ),
     }
     going = {
         name: state[name]
@@ -148,7 +151,7 @@ def _turns(
     )
     gone = turn("Concat", done, [1], beam, dtype=INT64, axis=0)
     for name, dtype in STEPS.items():
-        nothing = turn("Expand", NEVER if dtype == FLOAT else 0, gone, dtype=dtype)
+        nothing = turn("Expand", MIN_SCORE if dtype == FLOAT else 0, gone, dtype=dtype)
         whole = turn("Gather", turn("Concat", steps[name], nothing, dtype=dtype, axis=1), places, dtype=dtype, axis=1)
         after[name] = turn("Concat", state[name], whole, dtype=dtype, axis=0)
     left = turn("Squeeze", turn("Shape", kept, dtype=INT64), dtype=INT64)
@@ -225,7 +228,7 @@ def _step(
     alive = body("ReduceSum", body("Cast", live, dtype=INT64), dtype=INT64, keepdims=0)
     more = body("Greater", alive, outer["few"], dtype=BOOL)
     of_step = [
-        body("Where", closes, front["total"], NEVER),
+        body("Where", closes, front["total"], MIN_SCORE),
         front["words"],
         front["origin"],
         going["words"],

@@ -16,7 +16,7 @@ from pipelines.models.stages import derived_graph
 if TYPE_CHECKING:  # onnx, which the native engine does not need
     from zoo.translation.search.step_graph import Cache
 
-ENCODER = (["source"], ["memory"])  # where its part of the graph begins and ends
+ENCODER = (["source"], ["memory"])  # inputs and outputs of the encoder's part of the graph
 
 
 def split_sessions(path: Path, engine: str, threads: int = 1, precision: str = "") -> tuple[Session, Session]:
@@ -42,7 +42,11 @@ def split_sessions(path: Path, engine: str, threads: int = 1, precision: str = "
 
 
 def is_int8(path: Path) -> bool:
-    """Returns whether an ONNX file holds int8 weights."""
+    """Returns whether an ONNX file holds int8 weights.
+
+    Args:
+        path: The file.
+    """
     import onnx_ir as ir
 
     from pipelines.graph import io
@@ -68,11 +72,11 @@ def search_session(folder: ModelFolder, model: Path | None, engine: str, threads
     """
     from pipelines.graph import io  # with onnx, which the native engine does not need
     from zoo.translation.search.kv_cache import incremental_model
-    from zoo.translation.search.loop_graph import FORM, search
+    from zoo.translation.search.loop_graph import GRAPH_VERSION, search
 
     if model is None:
         source = PRECISIONS[precision]
-        path = derived_graph(folder, source, "search", FORM, lambda graph: search(incremental_model(graph)))
+        path = derived_graph(folder, source, "search", GRAPH_VERSION, lambda graph: search(incremental_model(graph)))
         return load(path, engine, threads, precision)
     with tempfile.TemporaryDirectory() as scratch:
         path = io.save_mapped(search(incremental_model(io.load(model))), Path(scratch) / model.name, io.PAGE)
@@ -98,8 +102,8 @@ def step_sessions(
         RequestError: No decoding step can be derived from the graph.
     """
     from pipelines.graph import io
-    from zoo.translation.search.kv_cache import IncrementalModel, caches_of, incremental_model, step_of
-    from zoo.translation.search.loop_graph import FORM
+    from zoo.translation.search.kv_cache import IncrementalModel, incremental_model, read_caches, step_with_caches
+    from zoo.translation.search.loop_graph import GRAPH_VERSION
 
     made: list[IncrementalModel] = []
 
@@ -111,14 +115,14 @@ def step_sessions(
         source = PRECISIONS[precision]
         forms: dict[str, Callable[[Any], Any]] = {
             "encoder": lambda graph: both(graph).encoder,
-            "step": lambda graph: step_of(both(graph)),
+            "step": lambda graph: step_with_caches(both(graph)),
         }
-        paths = [derived_graph(folder, source, kind, FORM, make) for kind, make in forms.items()]
+        paths = [derived_graph(folder, source, kind, GRAPH_VERSION, make) for kind, make in forms.items()]
         sessions = [load(path, engine, threads, precision) for path in paths]
-        return sessions[0], sessions[1], caches_of(io.load(paths[1]))
+        return sessions[0], sessions[1], read_caches(io.load(paths[1]))
     found = both(io.load(model))
     with tempfile.TemporaryDirectory() as scratch:
-        parts = {"encoder": found.encoder, "step": step_of(found)}
+        parts = {"encoder": found.encoder, "step": step_with_caches(found)}
         paths = [io.save_mapped(each, Path(scratch) / f"{kind}.onnx", io.PAGE) for kind, each in parts.items()]
         sessions = [load(path, engine, threads) for path in paths]
     return sessions[0], sessions[1], found.caches

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.data.text_files import read_lines
-from zoo.translation.data.parallel_text import UNKNOWN, tidy
+from zoo.translation.data.parallel_text import UNKNOWN, normalize_whitespace
 from zoo.translation.data.text_files import read_pairs
 from zoo.translation.data.vocabularies import open_vocabulary
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from pipelines.models.folder import ModelFolder
 
 SHORTLIST = "shortlist.npz"
-MAGIC = 0xF11A48D5013417F5  # what a binary one begins with
+MAGIC = 0xF11A48D5013417F5  # first bytes of a binary shortlist
 HEADER = struct.Struct("<6Q")  # magic, checksum, first, best, offsets, targets
-MULTIPLE = 8  # of so many words each list is made, for the kernels that Marian has
-LEARNED = 50_000  # pairs, at most, of which a shortlist is learned
-MISSED = 500  # of so many words one is missing in its list, at most
+MULTIPLE = 8  # the size of a list is a multiple, for Marian's kernels
+MAX_PAIRS = 50_000  # maximum number of pairs that a shortlist is learned from
+MISS_RATE = 500  # at most one in so many tokens is missing in its list
 GOLDEN, WHOLE = 0x9E3779B9, (1 << 64) - 1
 
 Integers = NDArray[np.int64]
@@ -54,7 +54,7 @@ class Shortlist:
     shared: bool = False
 
     @property
-    def everywhere(self) -> Integers:
+    def common_tokens(self) -> Integers:
         """Tokens in every list, sorted int64."""
         return np.sort(self.order[: self.first])
 
@@ -101,10 +101,16 @@ class Shortlist:
 
     @staticmethod
     def from_bytes(content: bytes) -> Shortlist:
-        """Reads what `to_bytes` returned.
+        """Reads the result of `to_bytes`.
+
+        Args:
+            content: Content of the file `SHORTLIST`.
+
+        Returns:
+            The shortlist.
 
         Raises:
-            RequestError: The content is something else, or damaged.
+            RequestError: The content is damaged or of another format.
         """
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as found:
@@ -115,12 +121,12 @@ class Shortlist:
         return Shortlist(first, **parts, shared=shared)
 
 
-def for_model(folder: ModelFolder, data: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+def build_shortlist(folder: ModelFolder, data: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Makes the shortlist of a model.
 
     Args:
         folder: The model folder.
-        data: See `of_data`.
+        data: See `load_shortlist`.
 
     Returns:
         Preprocessing for the card, and {file name: content}.
@@ -128,15 +134,15 @@ def for_model(folder: ModelFolder, data: str) -> tuple[dict[str, Any], dict[str,
     Raises:
         RequestError: No shortlist can be made of `data`.
     """
-    found = of_data(data, open_vocabulary(folder.path, folder.preprocessing, folder.verify))
+    found = load_shortlist(data, open_vocabulary(folder.path, folder.preprocessing, folder.verify))
     return {"shortlist": SHORTLIST}, {SHORTLIST: found.to_bytes()}
 
 
-def of_data(data: str, vocabulary: Any) -> Shortlist:
+def load_shortlist(data: str, vocabulary: Any) -> Shortlist:
     """Reads or learns a shortlist.
 
     Args:
-        data: A text shortlist, with .s2t in its name, plain or .gz (`read_text`), or parallel text (`learned`).
+        data: A text shortlist, with .s2t in its name, plain or .gz (`read_text`), or parallel text (`learn_shortlist`).
         vocabulary: See `zoo.translation.data.vocabularies.open_vocabulary`.
 
     Returns:
@@ -153,10 +159,10 @@ def of_data(data: str, vocabulary: Any) -> Shortlist:
             with closing(read_lines(data)) as lines:
                 text = (line or "" for line in lines)
                 return read_text(text, source, target, (UNKNOWN, UNKNOWN), shared=shared)
-        pairs = [(tidy(source), tidy(target)) for source, target in read_pairs(data)]
+        pairs = [(normalize_whitespace(source), normalize_whitespace(target)) for source, target in read_pairs(data)]
         sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
         tokens = vocabulary.encode(sources), vocabulary.encode_target(targets)
-        return learned(*tokens, (vocabulary.sources, len(vocabulary)), shared=shared)
+        return learn_shortlist(*tokens, (vocabulary.sources, len(vocabulary)), shared=shared)
     except RequestError:
         raise
     except ValueError as error:
@@ -187,7 +193,7 @@ def read_binary(content: bytes, sources: int, words: int, shared: bool) -> Short
         raise ValueError("it is no binary shortlist of Marian")
     if len(content) != HEADER.size + 8 * rows + 4 * count:
         raise ValueError(f"it has {len(content):,} bytes, expected {HEADER.size + 8 * rows + 4 * count:,}")
-    if checksum_of(content) != checksum:
+    if compute_checksum(content) != checksum:
         raise ValueError("its checksum is another")
     offsets = np.frombuffer(content, "<u8", rows, HEADER.size).astype(np.int64)
     targets = np.frombuffer(content, "<u4", count, HEADER.size + 8 * rows).astype(np.int64)
@@ -247,7 +253,7 @@ def read_text(
     return Shortlist(min(first, words), np.arange(words), *_joined(lists), shared)
 
 
-def learned(
+def learn_shortlist(
     sources: Sequence[NDArray[np.int32]],
     targets: Sequence[NDArray[np.int32]],
     sizes: tuple[int, int],
@@ -259,10 +265,10 @@ def learned(
     """Learns a shortlist from parallel text by IBM model 1 (Brown et al. 1993, section 4.1).
 
     The number of most frequent tokens in every list is chosen on the last tenth of the text, which is not learned from:
-    all but one in `MISSED` of its target tokens are in the lists of their sentences.
+    all but one in `MISS_RATE` of its target tokens are in the lists of their sentences.
 
     Args:
-        sources: Tokens of each sentence, int32; of many sentences an even sample of `LEARNED` is taken.
+        sources: Tokens of each sentence, int32; of many sentences an even sample of `MAX_PAIRS` is taken.
         targets: Tokens of each translation, int32.
         sizes: Number of source and of target tokens.
         best: Number of target tokens of each source token.
@@ -277,7 +283,7 @@ def learned(
     """
     if len(sources) < 10:
         raise ValueError(f"{len(sources)} pairs are too few to learn a shortlist of")
-    chosen = np.linspace(0, len(sources) - 1, min(len(sources), LEARNED)).astype(np.int64).tolist()
+    chosen = np.linspace(0, len(sources) - 1, min(len(sources), MAX_PAIRS)).astype(np.int64).tolist()
     seen = [(np.unique(sources[i]).astype(np.int64), np.asarray(targets[i], np.int64)) for i in chosen]
     held_out = seen[-len(seen) // 10 :]
     offsets, kept = _by_alignment(seen[: -len(held_out)], sizes, best, rounds)
@@ -288,14 +294,15 @@ def learned(
     for source, target in held_out:
         needed.append(np.where(np.isin(target, lists.allowed(source.tolist())), 0, 1 + rank[target]))
     ranked = np.sort(np.concatenate(needed))
-    return dataclasses.replace(lists, first=max(int(ranked[-1 - len(ranked) // MISSED]), MULTIPLE))
+    return dataclasses.replace(lists, first=max(int(ranked[-1 - len(ranked) // MISS_RATE]), MULTIPLE))
 
 
 def _by_alignment(
     pairs: Sequence[tuple[Integers, Integers]], sizes: tuple[int, int], best: int, rounds: int
 ) -> tuple[Integers, Integers]:
-    """Offsets and targets of the `best` words of every source token by IBM model 1. pairs: different tokens of a
-    source, all of its translation.
+    """Returns offsets and targets of the `best` target tokens of every source token by IBM model 1.
+
+    pairs: Distinct source tokens, and all target tokens, of each pair.
     """
     rows, words = sizes
     keys = np.concatenate([(source * words + target[:, None]).ravel() for source, target in pairs])
@@ -313,14 +320,21 @@ def _by_alignment(
 
 
 def _joined(lists: Sequence[Integers]) -> tuple[Integers, Integers]:
-    """Offsets and targets."""
+    """Returns offsets and concatenated targets."""
     offsets = np.concatenate([[0], np.cumsum([len(each) for each in lists])]).astype(np.int64)
     return offsets, np.concatenate([*lists, np.zeros(0, np.int64)])
 
 
-def checksum_of(content: bytes) -> int:
-    """Returns the checksum of a binary shortlist: boost's hash_combine of the uint64 after it in the header and all
-    whole ones that follow.
+def compute_checksum(content: bytes) -> int:
+    """Computes the checksum of a binary shortlist.
+
+    boost's hash_combine over all complete uint64 after the checksum in the header.
+
+    Args:
+        content: The file.
+
+    Returns:
+        The checksum.
     """
     seed = 0
     for each in np.frombuffer(content, "<u8", len(content) // 8)[2:].tolist():

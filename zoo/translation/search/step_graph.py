@@ -87,7 +87,7 @@ def linear(
 
 
 def _gemm_bias(graph: GraphBuilder, layer: RowLinear, name: str) -> ir.Value | None:
-    """The bias as Gemm takes it; None where it has no such form."""
+    """Returns the bias as Gemm takes it; None if it cannot be represented."""
     if layer.weight.dtype != np.int8:
         return graph.weight(f"{name}.bias", layer.bias)
     if layer.qparams is None:
@@ -250,20 +250,21 @@ class StepWriter:
     # ------------------------------------------------------------------------------------------------------- helpers
 
     def _read(self, register: int) -> Rows:
-        """A register and its width."""
+        """Returns a register and its width."""
         return self._registers[register], self._widths[register]
 
     def _plus(self, y: ir.Value, residual: int | None) -> ir.Value:
-        """`y` plus a register, if there is one."""
+        """Adds a register to `y`, if there is one."""
         return y if residual is None else self._add("Add", self._registers[residual], y)
 
     def _as_float(self, x: ir.Value) -> ir.Value:
-        """Cached numbers as float32."""
+        """Casts cached values to float32."""
         return x if self._cache_dtype == FLOAT else self._add("Cast", x)
 
     def _cache(self, name: str, newest: ir.Value, shape: tuple[int | None, ...]) -> ir.Value:
-        """Keys or values of all tokens, [rows, heads, tokens, size], from those of the newest, [rows, heads, 1,
-        size].
+        """Appends the newest key or value, [rows, heads, 1, size], to its cache.
+
+        Returns those of all tokens, [rows, heads, tokens, size].
         """
         dtype = self._cache_dtype
         newest = newest if dtype == FLOAT else self._add("Cast", newest, dtype=dtype)
@@ -272,14 +273,15 @@ class StepWriter:
         return self._keep(before, self._add("Concat", moved, newest, dtype=dtype, axis=2), shape)
 
     def _state(self, name: str, width: int, update: Callable[[ir.Value], ir.Value]) -> ir.Value:
-        """The state of a recurrence after the newest token, float32 [rows, width]. update: computes it from the one
-        before.
+        """Updates the state of a recurrence, float32 [rows, width].
+
+        update: Computes the state after the newest token from the previous one.
         """
         before = self._add.input(f"{name}.before", FLOAT, ["before", width])
         return self._keep(before, update(self._add("Gather", before, self._parents)), (None, width))
 
     def _keep(self, before: ir.Value, after: ir.Value, shape: tuple[int | None, ...]) -> ir.Value:
-        """`after`, as an output that becomes the input `before` of the next step."""
+        """Makes `after` an output that becomes the input `before` of the next step."""
         after.shape = ir.Shape(["rows", *(size or None for size in shape[1:])])
         self.caches.append(Cache(str(before.name), str(after.name), shape, after.dtype or FLOAT))
         self._grown.append(after)

@@ -10,7 +10,11 @@ from pipelines.core.errors import RequestError
 from zoo.training.settings import BELOW_1, FROM_0, PRECISION, SEED, Range, require_settings
 from zoo.translation.data.parallel_text import POSITIONS
 
-FROZEN = ("encoder.", "encoder_norm.", "embedding.")  # begin the names of what `TrainingConfig.frozen` leaves as it is
+FROZEN = (
+    "encoder.",
+    "encoder_norm.",
+    "embedding.",
+)  # prefixes of the weights that `TrainingConfig.frozen` does not train
 RANGES = {
     "languages": Range("source-target, as en-de", lambda languages: languages.count("-") == 1),
     "max_length": Range(f"2 to {POSITIONS}", lambda tokens: 2 <= tokens <= POSITIONS),
@@ -36,7 +40,7 @@ class TrainingConfig:
         swap: Whether files hold target and source.
         max_length: Maximum number of tokens of a sentence to train on.
         max_ratio: Maximum ratio of the tokens of both sides, see `zoo.translation.data.parallel_text.corpus`.
-        validation_data: Pairs to hold out, see `zoo.translation.data.parallel_text.open_text`.
+        validation_data: Pairs to hold out, see `zoo.translation.data.parallel_text.load_parallel_text`.
         validation: Number of pairs to hold out.
         epochs: Maximum number of epochs.
         patience: Training ends so many epochs after the best BLEU of the held-out sentences (greedy search).
@@ -71,9 +75,9 @@ class TrainingConfig:
         RequestError: A value is out of range.
     """
 
-    SOFT: ClassVar[str] = "soft"  # what a strategy calls "weight"
-    HINTS: ClassVar[str] = "hints"  # and "features"
-    KEPT: ClassVar[tuple[str, ...]] = ("arch", "pre_norm", "languages", "max_length")  # of a model that is gone on from
+    SOFT: ClassVar[str] = "soft"  # option of the loss weight in strategies
+    HINTS: ClassVar[str] = "hints"  # option of the feature loss in strategies
+    KEPT: ClassVar[tuple[str, ...]] = ("arch", "pre_norm", "languages", "max_length")  # taken from the start model
     arch: str = "tiny"
     pre_norm: bool = True
     dropout: float = 0.2
@@ -112,7 +116,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         require_settings(asdict(self), RANGES)
         if self.frozen and not self.inherit:
-            raise RequestError("found frozen without inherit: an encoder that nobody trained would stay so")
+            raise RequestError("found frozen without inherit, which would freeze an untrained encoder")
         for name in ("soft", "synthetic", "references"):
             if getattr(self, name) and not self.teacher:
                 raise RequestError(f"found {name} without a teacher; name one with --set teacher=FOLDER")
@@ -136,5 +140,5 @@ class TrainingConfig:
         return self.learning_rate * min((step + 1) / warm, math.sqrt(warm / (step + 1)))
 
 
-# From a trained model: little data, few steps, a low rate that rises quickly.
+# Fine-tuning: few steps, a low learning rate, a short warm-up.
 FINETUNE = TrainingConfig(epochs=10, patience=3, learning_rate=2e-4, warmup=200, average=3)

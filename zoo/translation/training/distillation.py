@@ -16,22 +16,21 @@ from pipelines.core.progress import progress
 from pipelines.models.npz import write_npz
 from zoo.training.runs import Processes
 from zoo.translation.data.parallel_text import Corpus, ParallelText, from_tokens
-from zoo.translation.data.synthesis import imitations
+from zoo.translation.data.synthesis import sample_sentences
 from zoo.translation.inference import TranslationPipeline
 from zoo.translation.training.config import TrainingConfig
 
-KEPT, OF = "distilled.npz", "distilled.sha256"  # in a checkpoint: the pairs, and a digest of what they were made of
-DISTILLATION_TARGETS = 4096  # sentences between two steps of the teacher's progress
+PAIRS, DIGEST = "distilled.npz", "distilled.sha256"  # in a checkpoint: the pairs, and the digest of their recipe
+TEACHER_WINDOW = 4096  # sentences between two updates of the progress bar
 
 
-def distilled(
+def distill_corpus(
     text: ParallelText, config: TrainingConfig, group: Processes, output: Path, resumed: bool = False
 ) -> Corpus:
-    """Translates the training pairs by the teacher, or reads the translations that an earlier run of the same recipe
-    wrote.
+    """Translates the training pairs by the teacher, or reads the translations of an earlier run of the recipe.
 
-    Translations are stored with the checkpoint. Those of a run in a sibling folder are used as well, such as another
-    step of a strategy.
+    Translations are stored with the checkpoint. Those of a run in a sibling folder, such as another step of a strategy,
+    are reused.
 
     Args:
         text: The parallel text.
@@ -43,42 +42,44 @@ def distilled(
     Returns:
         The pairs to train on.
     """
-    kept = output / "checkpoint" / KEPT
-    if resumed and kept.is_file():
-        return _read(kept)
+    path = output / "checkpoint" / PAIRS
+    if resumed and path.is_file():
+        return _read(path)
     pairs = [text.train.pair(i) for i in range(len(text.train))]
     own = [source for source, _ in pairs]
     if config.synthetic:
-        own += imitations(own, config.synthetic, seed=config.seed, longest=config.max_length)
+        own += sample_sentences(own, config.synthetic, seed=config.seed, longest=config.max_length)
     teacher = zoo.pipeline(config.teacher, threads=machine.cores())
     assert isinstance(teacher, TranslationPipeline)
-    teacher.beam, vocabulary, said = config.teacher_beam, teacher.vocabulary, []
-    made_of = _digest(teacher, own, text, config)
-    if group.same(beside := _beside(output, made_of) if group.rank == 0 else None) is not None:
-        taken: Corpus = group.same(_read(beside) if beside is not None else None)
-        if group.rank == 0 and beside != kept.absolute():
-            _keep(taken, kept, made_of)
-        return taken
-    asked = vocabulary.encode(text.vocabulary.decode([each[:-1].tolist() for each in own]))
+    teacher.beam, vocabulary, translations = config.teacher_beam, teacher.vocabulary, []
+    digest = _digest(teacher, own, text, config)
+    if group.same(existing := _find(output, digest) if group.rank == 0 else None) is not None:
+        reused: Corpus = group.same(_read(existing) if existing is not None else None)
+        if group.rank == 0 and existing != path.absolute():
+            _save(reused, path, digest)
+        return reused
+    sentences = vocabulary.encode(text.vocabulary.decode([each[:-1].tolist() for each in own]))
     if group.rank == 0:
-        with progress("the teacher translates", len(asked)) as advance:
-            for begin in range(0, len(asked), DISTILLATION_TARGETS):
-                said += [each[0].tokens for each in teacher.translate(asked[begin : begin + DISTILLATION_TARGETS])]
-                advance(min(DISTILLATION_TARGETS, len(asked) - begin))
-    said = group.same(said)
-    spoken = [
+        with progress("the teacher translates", len(sentences)) as advance:
+            for begin in range(0, len(sentences), TEACHER_WINDOW):
+                translations += [
+                    hypotheses[0].tokens for hypotheses in teacher.translate(sentences[begin : begin + TEACHER_WINDOW])
+                ]
+                advance(min(TEACHER_WINDOW, len(sentences) - begin))
+    translations = group.same(translations)
+    distilled = [
         pair
-        for pair in zip(own, text.vocabulary.encode(vocabulary.decode(said)), strict=True)
+        for pair in zip(own, text.vocabulary.encode(vocabulary.decode(translations)), strict=True)
         if 1 < len(pair[1]) <= config.max_length
     ]
-    found = from_tokens(*map(list, zip(*spoken, *(pairs if config.references else ()), strict=True)))
+    found = from_tokens(*map(list, zip(*distilled, *(pairs if config.references else ()), strict=True)))
     if group.rank == 0:
-        _keep(found, kept, made_of)
+        _save(found, path, digest)
     return found
 
 
 def _digest(teacher: TranslationPipeline, sources: Sequence[Any], text: ParallelText, config: TrainingConfig) -> str:
-    """Of all that the pairs depend on."""
+    """Returns the digest of everything that determines the pairs."""
     folder = teacher.folder
     found = hashlib.sha256(f"{sha256(folder.ensure('int8.onnx'))} {folder.preprocessing} {text.train.digest}".encode())
     found.update(f"{config.teacher_beam} {config.references} {config.max_length}".encode())
@@ -88,11 +89,11 @@ def _digest(teacher: TranslationPipeline, sources: Sequence[Any], text: Parallel
     return found.hexdigest()
 
 
-def _beside(output: Path, made_of: str) -> Path | None:
-    """The pairs that a training in `output`, or in a folder beside it, made of the same, if any."""
-    for each in sorted(output.absolute().parent.glob(f"*/checkpoint/{OF}")):
-        if each.with_name(KEPT).is_file() and each.read_text() == made_of:
-            return each.with_name(KEPT)
+def _find(output: Path, digest: str) -> Path | None:
+    """Returns the file of equal pairs of a run in `output` or a sibling folder; None without one."""
+    for each in sorted(output.absolute().parent.glob(f"*/checkpoint/{DIGEST}")):
+        if each.with_name(PAIRS).is_file() and each.read_text() == digest:
+            return each.with_name(PAIRS)
     return None
 
 
@@ -101,7 +102,7 @@ def _read(path: Path) -> Corpus:
         return Corpus(**arrays)
 
 
-def _keep(found: Corpus, path: Path, made_of: str) -> None:
-    path.with_name(OF).unlink(missing_ok=True)  # which is of other pairs, where a training began anew
+def _save(found: Corpus, path: Path, digest: str) -> None:
+    path.with_name(DIGEST).unlink(missing_ok=True)  # it may belong to pairs of an earlier run
     write_npz(path, vars(found))
-    write_text(path.with_name(OF), made_of)
+    write_text(path.with_name(DIGEST), digest)

@@ -32,24 +32,32 @@ from zoo.translation.data.parallel_text import (
     Vocabulary,
     batches,
     decoder_samples,
-    open_text,
-    padded,
+    load_parallel_text,
+    pad,
 )
 from zoo.translation.metrics import translation_metrics
-from zoo.translation.models.checkpoints import MODEL, copy_kept, described, kept_of, load_model, require_own
+from zoo.translation.models.checkpoints import (
+    MODEL,
+    copy_shortlist,
+    inherited_features,
+    load_model,
+    read_features,
+    require_trainable,
+)
 from zoo.translation.models.config import ARCHITECTURES
-from zoo.translation.models.transformer import Attention, FeedForward, Transformer, translate
+from zoo.translation.models.layers import Attention, FeedForward
+from zoo.translation.models.transformer import Transformer, translate
 
 if TYPE_CHECKING:
     from zoo.translation.inference import TranslationPipeline
 
-SEEN, KEPT = 1024, 64  # pairs of importance, sentences for calibration
+IMPORTANCE_PAIRS, CALIBRATION_SENTENCES = 1024, 64
 TOKENS = 2048  # of a batch
-TIMED = 12  # tokens of a translation that is timed: what a model that was cut says is as long as it may be
-LAST = {"feed": "outer", "attention": "output", "cross": "output"}  # of a sublayer, reads what is cut
+TIMED = 12  # tokens of a translation in timings: untrained pruned models translate up to the limit
+LAST = {"feed": "outer", "attention": "output", "cross": "output"}  # layer of a sublayer that reads the pruned columns
 
 
-class PrunableText:
+class PrunableTranslator:
     """A translation model with its parallel text, see `pipelines.compression.search.Prunable`.
 
     Its groups are `encoder.feed`, `decoder.feed`, `encoder.attention` and `decoder.attention`, cross-attention
@@ -68,7 +76,7 @@ class PrunableText:
         config: Any,
         importance: str = "taylor",
         on_error: str = "raise",
-        like: PrunableText | None = None,
+        like: PrunableTranslator | None = None,
     ) -> None:
         """Opens model and text.
 
@@ -84,15 +92,15 @@ class PrunableText:
             RequestError: The text cannot be trained on, or the model was imported from another toolkit.
         """
         folder.ensure("fp32.onnx")
-        self.about = described(folder.path)
-        require_own(folder.path, self.about)
+        self.about = read_features(folder.path)
+        require_trainable(folder.path, self.about)
         self.network, _ = load_model(folder.path)
         vocabulary = Vocabulary.read(folder.path / VOCABULARY)
         self.folder, self.importance = folder, importance
         names = ("languages", "swap", "validation_data", "validation", "max_length", "max_ratio")
         options = {name: self.about.get(name, getattr(config, name)) for name in names}
         self.text: ParallelText = (
-            open_text(data, lambda _: vocabulary, **options, seed=config.seed, on_error=on_error)
+            load_parallel_text(data, lambda _: vocabulary, **options, seed=config.seed, on_error=on_error)
             if like is None
             else like.text
         )
@@ -111,9 +119,9 @@ class PrunableText:
         self._order: dict[str, NDArray[np.int64]] = {}
 
     def _kept(self, group: str, path: str, width: int) -> torch.Tensor:
-        """The columns that stay of what the last layer of a sublayer reads, in order."""
+        """Returns the input columns of a sublayer's last layer that remain, in order."""
         if not self._order:
-            found = _importances(self.network, self._last(), self._seen(), self.importance)
+            found = _importances(self.network, self._last(), self._importance_pairs(), self.importance)
             for name, paths in self.parts.items():
                 size = self.tiles[name] if name.endswith("attention") else 1
                 for each in paths:
@@ -128,14 +136,14 @@ class PrunableText:
         found = {each: self.network.get_submodule(f"{each}.{LAST[each.rpartition('.')[2]]}") for each in paths}
         return {path: each for path, each in found.items() if isinstance(each, nn.Linear)}
 
-    def _seen(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        count = min(SEEN, len(self.text.train))
+    def _importance_pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        count = min(IMPORTANCE_PAIRS, len(self.text.train))
         chosen = np.sort(np.random.default_rng(0).choice(len(self.text.train), count, replace=False))
         for begin in range(0, count, 32):
             yield _tokens(self.text.train, chosen[begin : begin + 32])
 
     def _cut(self, widths: Widths) -> Transformer:
-        """The network without its least important heads and units."""
+        """Returns the network without its least important heads and units."""
         now = {**self.groups, **widths}
         if now == self.groups:
             return self.network
@@ -146,7 +154,7 @@ class PrunableText:
             "decoder_heads": now["decoder.attention"] // self.tiles["decoder.attention"],
             "head_size": self.tiles["encoder.attention"],
         }
-        form, state = replace(self.network.form, **sizes), dict(self.network.state_dict())
+        model_config, state = replace(self.network.config, **sizes), dict(self.network.state_dict())
         for group, paths in self.parts.items():
             for path in paths:
                 kept = self._kept(group, path, now[group])
@@ -155,13 +163,20 @@ class PrunableText:
                     for kind in ("weight", "bias"):
                         state[f"{path}.{name}.{kind}"] = state[f"{path}.{name}.{kind}"][kept]
                 state[f"{path}.{last}.weight"] = state[f"{path}.{last}.weight"][:, kept]
-        made = Transformer(form, len(self.text.vocabulary), pre_norm=self.network.pre_norm, dropout=0.0)
-        fill(made, state, "the network that is cut")
+        made = Transformer(model_config, len(self.text.vocabulary), pre_norm=self.network.pre_norm, dropout=0.0)
+        fill(made, state, "the pruned network")
         return made.eval()
 
     @torch.no_grad()
     def loss(self, widths: Widths) -> float:
-        """Returns the cross entropy of the held-out pairs, nats per token, with these widths."""
+        """Computes the cross entropy of the held-out pairs.
+
+        Args:
+            widths: Width by pruning group.
+
+        Returns:
+            Nats per token.
+        """
         network, total, count = self._cut(widths), 0.0, 0
         for batch in batches(self.text.held_out, TOKENS):
             source, labels = _tokens(self.text.held_out, batch)
@@ -170,46 +185,65 @@ class PrunableText:
         return round(total / count, 6)
 
     def save(self, widths: Widths, folder: Path) -> None:
-        """Writes model.pt, vocabulary.model, the shortlist, train.json and calibration.npz of the pruned network."""
+        """Writes the pruned network: model.pt, vocabulary.model, the shortlist, train.json and calibration.npz.
+
+        Args:
+            widths: Width by pruning group.
+            folder: The new model folder.
+        """
         network = self._cut(widths)
         folder.mkdir(parents=True, exist_ok=True)
         save_weights(folder / MODEL, network.state_dict())
         write_bytes(folder / VOCABULARY, self.text.vocabulary.content)
-        asked = [self.text.train.pair(i)[0] for i in range(min(KEPT, len(self.text.train)))]
-        said = [each[0].tokens for each in translate(network, asked)]
-        samples: dict[str, Any] = decoder_samples(asked, said)
+        sources = [self.text.train.pair(i)[0] for i in range(min(CALIBRATION_SENTENCES, len(self.text.train)))]
+        translations = [hypotheses[0].tokens for hypotheses in translate(network, sources)]
+        samples: dict[str, Any] = decoder_samples(sources, translations)
         write_npz(folder / SAMPLES, samples)
         features = {name: self.about[name] for name in ("arch", "pre_norm", "languages", "max_length")}
-        if network.form != ARCHITECTURES[features["arch"]]:
-            features["form"] = network.form.to_json()
-        features |= (kept := kept_of(self.folder.path))
-        copy_kept(kept, self.folder.path, folder)
+        if network.config != ARCHITECTURES[features["arch"]]:
+            features["form"] = network.config.to_json()
+        features |= (kept := inherited_features(self.folder.path))
+        copy_shortlist(kept, self.folder.path, folder)
         before = record_of(self.folder.path)
         known = {key: before[key] for key in ("rows", "metrics", "config") if key in before}
         write_json(folder / "train.json", {**known, "features": features})
 
     def quality(self, pipeline: TranslationPipeline) -> dict[str, float]:
-        """Returns {"bleu", "chrf"} of a pipeline on the held-out pairs."""
-        asked = [self.text.held_out.pair(i)[0] for i in range(len(self.text.held_out))]
-        said = pipeline.vocabulary.decode([each[0].tokens for each in pipeline.translate(asked)])
-        return translation_metrics(said, [target for _, target in self.text.references])
+        """Evaluates a pipeline on the held-out pairs.
+
+        Args:
+            pipeline: Pipeline of a pruned model.
+
+        Returns:
+            {"bleu", "chrf"}, 0 to 100.
+        """
+        sources = [self.text.held_out.pair(i)[0] for i in range(len(self.text.held_out))]
+        translations = pipeline.vocabulary.decode([best[0].tokens for best in pipeline.translate(sources)])
+        return translation_metrics(translations, [target for _, target in self.text.references])
 
     @staticmethod
     def timed(pipeline: TranslationPipeline) -> TranslationPipeline:
-        """Returns the pipeline for timing: all models compute translations of at most the same length."""
+        """Limits translations to the same length for all models, for timing.
+
+        Args:
+            pipeline: Pipeline of a pruned model.
+
+        Returns:
+            The pipeline, changed in place.
+        """
         pipeline.rules = replace(pipeline.rules, most=TIMED)
         return pipeline
 
 
 def _tokens(data: Corpus, batch: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Source and target of some pairs, int64 [n, tokens], padded."""
+    """Returns padded source and target tokens of pairs, int64 [n, tokens]."""
     pairs = [data.pair(int(i)) for i in batch]
-    source, labels = (torch.from_numpy(padded([pair[side] for pair in pairs])) for side in (0, 1))
+    source, labels = (torch.from_numpy(pad([pair[side] for pair in pairs])) for side in (0, 1))
     return source, labels
 
 
 def _losses(network: Transformer, source: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of each target token, [n, tokens]; 0 of padding."""
+    """Returns the cross entropy of each target token, [n, tokens]; 0 at padding."""
     logits = network(source, F.pad(labels[:, :-1], (1, 0), value=START))
     return F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=PAD, reduction="none")
 
@@ -221,26 +255,26 @@ def _importances(
     seen: Iterator[tuple[torch.Tensor, torch.Tensor]],
     kind: str,
 ) -> dict[str, NDArray[np.float64]]:
-    """{path: how much each column matters of what its layer reads}.
+    """Returns the importance of each input column of the layers, by path.
 
-    taylor: over pairs, the sum of |sum over tokens of x dL/dx|, the first-order change of a pair's loss where the
-    column is 0 (Molchanov et al. 2019; Michel et al. 2019, "Are Sixteen Heads Really Better than One?", of heads).
-    activation: the sum of |x|.
+    taylor: Sum over pairs of |sum over tokens of x dL/dx|, the first-order change of the loss without the column
+    (Molchanov et al. 2019; for heads Michel et al. 2019, "Are Sixteen Heads Really Better than One?").
+    activation: Sum of |x|.
     """
     read: dict[str, torch.Tensor] = {}
     found = {path: torch.zeros(layer.in_features, dtype=torch.float64) for path, layer in layers.items()}
 
     def watch(path: str, layer: nn.Module) -> Any:
-        return layer.register_forward_pre_hook(lambda _, given: read.__setitem__(path, given[0]))
+        return layer.register_forward_pre_hook(lambda _, inputs: read.__setitem__(path, inputs[0]))
 
     hooks = [watch(path, layer) for path, layer in layers.items()]
     network.requires_grad_(True)
     for source, labels in seen:
         loss = _losses(network, source, labels).sum()
-        slopes = torch.autograd.grad(loss, list(read.values()))
-        for (path, x), slope in zip(read.items(), slopes, strict=True):
-            told = x.detach().abs() if kind == "activation" else (x.detach() * slope).sum(1).abs()
-            found[path] += told.flatten(0, -2).sum(0).double()
+        gradients = torch.autograd.grad(loss, list(read.values()))
+        for (path, x), gradient in zip(read.items(), gradients, strict=True):
+            importance = x.detach().abs() if kind == "activation" else (x.detach() * gradient).sum(1).abs()
+            found[path] += importance.flatten(0, -2).sum(0).double()
     for each in hooks:
         each.remove()
     return {path: each.numpy() for path, each in found.items()}

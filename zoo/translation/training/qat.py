@@ -70,12 +70,23 @@ def prepare(model: Transformer, folder: ModelFolder) -> None:
 
 
 def recipe_of(folder: ModelFolder) -> QuantRecipe:
-    """Returns the recipe by which the trained model is quantized."""
+    """Returns the quantization recipe of the trained model.
+
+    Args:
+        folder: The model folder to start from.
+    """
     return replace(folder.own_recipe, observer="minmax", search=False, correct=False)
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the trained float weights of a prepared network, as a state dict of the float network."""
+    """Returns the trained float weights of a prepared network.
+
+    Args:
+        model: The prepared network.
+
+    Returns:
+        State dict of the float network.
+    """
     return {name.replace(".layer.", "."): each for name, each in qat.weights(model).items()}
 
 
@@ -87,7 +98,7 @@ def save_ranges(model: Transformer, start: ModelFolder, folder: Path) -> None:
         start: The model folder that training started from.
         folder: The model folder.
     """
-    plain = Transformer(model.form, model.embedding.num_embeddings, pre_norm=model.pre_norm, dropout=0.0)
+    plain = Transformer(model.config, model.embedding.num_embeddings, pre_norm=model.pre_norm, dropout=0.0)
     plain.load_state_dict(weights(model))
     _, rewritten = _graphs(plain)
     ranges = [each for each in model.modules() if isinstance(each, qat.Range) and each.active]
@@ -97,7 +108,7 @@ def save_ranges(model: Transformer, start: ModelFolder, folder: Path) -> None:
 
 
 class _Linear(nn.Module):
-    """A linear layer that rounds what it reads, and its weights."""
+    """Linear layer with rounded inputs and weights."""
 
     def __init__(self, inner: nn.Linear, reads: qat.Range, bits: int) -> None:
         super().__init__()
@@ -105,32 +116,32 @@ class _Linear(nn.Module):
         self.layer.active = reads.active
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 [..., inputs] -> float32 [..., outputs]."""
+        """Computes float32 [..., inputs] -> float32 [..., outputs]."""
         return self.layer(self.range(x))  # type: ignore[no-any-return]
 
 
 class _Output(nn.Module):
-    """The layer of the logits, whose weights are those of the embeddings, or their own."""
+    """Output layer with rounding; its weights may be those of the embeddings."""
 
     def __init__(self, reads: qat.Range, bits: int) -> None:
         super().__init__()
         self.range, self.bits = reads, bits
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """float32 [..., width] -> logits [..., vocabulary]."""
+        """Computes float32 [..., width] -> logits [..., vocabulary]."""
         x = self.range(x)
         return F.linear(x, qat.rounded(weight, self.bits) if self.range.active else weight, bias)
 
 
 def _range(tensor: str, rounded: set[str], recipe: QuantRecipe) -> qat.Range:
-    """Of what one layer reads: several of one tensor see the same, and so agree."""
+    """Returns the range of a layer's input; layers of one input observe the same values."""
     made = qat.Range(0, MOMENTUM, recipe.symmetric)
     made.tensor, made.active = tensor, tensor in rounded
     return made
 
 
 def _graphs(model: Transformer) -> tuple[dict[str, str], ir.Model]:
-    """({linear layer: the tensor that it reads}, the graph that will be quantized)."""
+    """Returns the input tensor of each linear layer, and the graph to quantize."""
     exported = export(model)
     read = {str(node.name): str(node.inputs[0].name) for node in exported.graph if node.inputs and node.inputs[0]}
     rewrite(exported, passes())

@@ -34,26 +34,26 @@ from zoo.translation.data.parallel_text import (
     batches,
     decoder_samples,
     learn_vocabulary,
-    open_text,
+    load_parallel_text,
 )
 from zoo.translation.data.text_files import Pair, sources
 from zoo.translation.metrics import signatures
 from zoo.translation.models.checkpoints import (
     MODEL,
     STATE,
-    copy_kept,
-    described,
+    copy_shortlist,
     inherit,
-    kept_of,
-    require_own,
-    state_of,
-    teacher_of,
+    inherited_features,
+    load_teacher,
+    read_features,
+    read_weights,
+    require_trainable,
 )
 from zoo.translation.models.config import ARCHITECTURES, ModelConfig
 from zoo.translation.models.transformer import build, translate
 from zoo.translation.training import qat
 from zoo.translation.training.config import TrainingConfig
-from zoo.translation.training.distillation import distilled
+from zoo.translation.training.distillation import distill_corpus
 from zoo.translation.training.trainer import Trainer
 from zoo.translation.training.weight_averaging import average, groups, weights_after
 
@@ -61,12 +61,9 @@ CALIBRATION_SENTENCES = 256
 
 
 def _stopped(history: Sequence[Mapping[str, Any]], config: TrainingConfig) -> bool:
-    """Whether training is over."""
+    """Returns whether training is finished."""
     best = groups(history, 1)["best"]
     return len(history) >= config.epochs or (bool(best) and len(history) - best[0] >= config.patience)
-
-
-# ----------------------------------------------------------------------------------------------------------- the whole
 
 
 def train(
@@ -103,14 +100,14 @@ def train(
     with processes() as group:
         require_output(output, STATE, resume)
         known: Vocabulary | None = Vocabulary.read(output / "checkpoint" / VOCABULARY) if resume else None
-        start, form, kept = None, None, {}
+        start, model_config, kept = None, None, {}
         if start_from is not None:
-            about = described(Path(start_from))
-            require_own(start_from, about)
+            about = read_features(Path(start_from))
+            require_trainable(start_from, about)
             config = replace(config, **{name: about[name] for name in config.KEPT})
             known, start = Vocabulary.read(Path(start_from) / VOCABULARY), sha256(about["source"])
-            form = ModelConfig.from_json(about["form"]) if "form" in about else None
-            kept = kept_of(Path(start_from))
+            model_config = ModelConfig.from_json(about["form"]) if "form" in about else None
+            kept = inherited_features(Path(start_from))
         elif config.inherit and not known:
             if not config.teacher:
                 raise RequestError(
@@ -123,7 +120,7 @@ def train(
                 group.same(learn_vocabulary(pairs, config.vocabulary, config.seed) if group.rank == 0 else b"")
             )
 
-        text = open_text(
+        text = load_parallel_text(
             data,
             vocabulary,
             **{
@@ -134,21 +131,21 @@ def train(
             on_error=on_error,
         )
         torch.manual_seed(config.seed)
-        sizes: dict[str, Any] = {"pre_norm": config.pre_norm, "dropout": config.dropout, "form": form}
+        sizes: dict[str, Any] = {"pre_norm": config.pre_norm, "dropout": config.dropout, "config": model_config}
         model = build(config.arch, len(text.vocabulary), **sizes)
         if start_from is not None:
-            fill(model, state_of(about["source"], model), about["source"])
+            fill(model, read_weights(about["source"], model), about["source"])
         elif config.inherit:
             inherit(model, config)
-        taught = teacher_of(config, model, text.vocabulary) if config.soft else None
+        teacher = load_teacher(config, model, text.vocabulary) if config.soft else None
         if config.qat:
             config = qat.settled(config, start, group.count)
             qat.prepare(model, zoo.load(str(start_from)))
         run = {"config": asdict(config), "data": text.digest, "start": start}
         state = load_checkpoint(output / STATE, run) if resume else None
         if config.teacher:
-            text.train = distilled(text, config, group, output, resumed=state is not None)
-        trainer = Trainer(model, config, group, taught)
+            text.train = distill_corpus(text, config, group, output, resumed=state is not None)
+        trainer = Trainer(model, config, group, teacher)
         if state:
             trainer.restore(state)
         history: list[dict[str, Any]] = state["history"] if state else []
@@ -164,7 +161,7 @@ def train(
         if group.rank == 0:
             record = {**chosen, **used, "processes": group.count}
             _write(output, trainer, text, history, metrics, record, data, kept)
-            copy_kept(kept, Path(start_from or output), output)
+            copy_shortlist(kept, Path(start_from or output), output)
             if config.qat:
                 qat.save_ranges(model, zoo.load(str(start_from)), output)
         group.same(None)  # the others wait for the files
@@ -174,7 +171,7 @@ def train(
 def _keep(
     output: Path, trainer: Trainer, text: ParallelText, history: Sequence[dict[str, Any]], record: Mapping[str, Any]
 ) -> None:
-    """Write the checkpoint of an epoch; weights that can make no part of the model any more go."""
+    """Writes the checkpoint of an epoch and deletes weights that cannot become part of the model."""
     last, config = history[-1], trainer.config
     line = (
         f"epoch {last['epoch']}/{config.epochs}  train {last['train_loss']:.3f}  held out "
@@ -194,9 +191,7 @@ def _keep(
 def _choose(
     output: Path, trainer: Trainer, text: ParallelText, history: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Leave the weights with the best BLEU of `_groups` in the model; returns their metrics, and how they were
-    chosen.
-    """
+    """Loads the candidate weights with the best BLEU; returns their metrics and how they were chosen."""
     group, found, seen = trainer.group, [], []
     for name, epochs in groups(history, trainer.config.average).items():
         if epochs in seen:
@@ -240,9 +235,9 @@ def _write(
     write_bytes(output / VOCABULARY, text.vocabulary.content)
     count = min(CALIBRATION_SENTENCES, len(text.train))
     chosen = np.sort(np.random.default_rng(config.seed).choice(len(text.train), count, replace=False))
-    asked = [text.train.pair(int(i))[0] for i in chosen]
-    said = [each[0].tokens for each in translate(trainer.model, asked, bf16=trainer.bf16)]
-    samples: dict[str, Any] = decoder_samples(asked, said)
+    sentences = [text.train.pair(int(i))[0] for i in chosen]
+    translations = [best[0].tokens for best in translate(trainer.model, sentences, bf16=trainer.bf16)]
+    samples: dict[str, Any] = decoder_samples(sentences, translations)
     write_npz(output / "calibration.npz", samples)
     write_json(output / "history.json", list(history))
     left = {"train_loss": ("loss, training", "C0--"), "loss": ("loss, held out", "C0-")}
@@ -257,11 +252,11 @@ def _write(
         "max_length": config.max_length,
         **kept,
     }
-    if (form := trainer.model.form) != ARCHITECTURES[config.arch]:
-        features["form"] = form.to_json()
+    if (model_config := trainer.model.config) != ARCHITECTURES[config.arch]:
+        features["form"] = model_config.to_json()
     about = {
         "features": features,
-        "form": asdict(form),
+        "form": asdict(model_config),
         "vocabulary": len(text.vocabulary),
         "parameters": sum(each.numel() for each in trainer.model.parameters()),
         "config": asdict(config),

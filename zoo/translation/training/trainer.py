@@ -21,9 +21,9 @@ from pipelines.quantization.training.qat import freeze_ranges
 from zoo.training import tuning
 from zoo.training.communication import Communication, exchanging
 from zoo.training.runs import QAT_FROZEN, Processes
-from zoo.translation.data.parallel_text import PAD, START, Corpus, ParallelText, Tokens, batches, by_tokens, padded
+from zoo.translation.data.parallel_text import PAD, START, Corpus, ParallelText, Tokens, batch_by_tokens, batches, pad
 from zoo.translation.metrics import translation_metrics
-from zoo.translation.models.transformer import Transformer, translate, watching
+from zoo.translation.models.transformer import Transformer, capture_attention, translate
 from zoo.translation.training.config import FROZEN, TrainingConfig
 
 DECODED = 8192  # tokens, padded sources of a batch that is translated
@@ -64,7 +64,15 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Returns the gradient with respect to the logits."""
+        """Computes the gradient with respect to the logits.
+
+        Args:
+            ctx: Context of `forward`.
+            *gradients: Gradients of the outputs.
+
+        Returns:
+            Gradient of the logits, and None for the other inputs.
+        """
         return ctx.table.mul_(gradients[0]), None, None
 
 
@@ -117,7 +125,11 @@ class Trainer:
         return tuning.choose(self.model, self.group, self.config, *losses, PLAIN, about=str(len(part)))
 
     def use(self, chosen: Mapping[str, Any]) -> None:
-        """Trains as `choose` found from now on, together with the other processes."""
+        """Applies the settings that `choose` returned, together with the other processes.
+
+        Args:
+            chosen: Result of `choose`.
+        """
         self.bf16 = chosen["precision"] == "bf16"
         self.parallel = tuning.distribute(self.model, self.group, chosen, PLAIN)
 
@@ -138,32 +150,32 @@ class Trainer:
         """
         pairs = [data.pair(int(i)) for i in batch]
         mine = pairs[self.group.rank :: self.group.count] or pairs[:1]
-        source, labels = (
-            torch.from_numpy(padded([pair[side] for pair in mine])).to(self.group.device) for side in (0, 1)
-        )
-        if self.group.rank >= len(pairs):  # no pair is left for this process, which must take part all the same
+        source, labels = (torch.from_numpy(pad([pair[side] for pair in mine])).to(self.group.device) for side in (0, 1))
+        if self.group.rank >= len(pairs):  # this process has no pair, but takes part in the exchange
             labels.fill_(PAD)
         target = F.pad(labels[:, :-1], (1, 0), value=START)
-        encoded, taught = None, None
-        hinted = bool(self.config.hints) and model.training
-        own_layers: list[torch.Tensor] | None = [] if hinted else None
-        layers: list[torch.Tensor] | None = [] if hinted else None
-        looked = bool(self.config.attention) and model.training
+        encoded, teacher_logits = None, None
+        use_hints = bool(self.config.hints) and model.training
+        own_layers: list[torch.Tensor] | None = [] if use_hints else None
+        layers: list[torch.Tensor] | None = [] if use_hints else None
+        use_attention = bool(self.config.attention) and model.training
         with (
             torch.autocast(source.device.type, torch.bfloat16, enabled=bf16),
-            watching(self.teacher if looked else None) as maps,
-            watching(self.model if looked else None) as own_maps,
+            capture_attention(self.teacher if use_attention else None) as maps,
+            capture_attention(self.model if use_attention else None) as own_maps,
         ):
             if self.teacher is not None and self.model.training:
                 with torch.no_grad():
                     encoded = self.teacher.encode(source)
-                    taught = self.teacher(source, target, encoded, layers).flatten(0, 1)
+                    teacher_logits = self.teacher(source, target, encoded, layers).flatten(0, 1)
             logits = model(source, target, encoded if self.config.frozen else None, own_layers).flatten(0, 1)
-        hard = logits.detach() if taught is not None and self.config.soft == 1 else logits  # no gradient of nothing
+        hard = (
+            logits.detach() if teacher_logits is not None and self.config.soft == 1 else logits
+        )  # the hard loss has no weight
         loss, plain = CrossEntropy.apply(hard, labels.flatten(), smoothing)  # type: ignore[no-untyped-call]
-        if taught is not None:
+        if teacher_logits is not None:
             kept = (labels.flatten() != PAD).nonzero()[:, 0]
-            soft = F.cross_entropy(logits[kept].float(), taught[kept].float().softmax(1), reduction="sum")
+            soft = F.cross_entropy(logits[kept].float(), teacher_logits[kept].float().softmax(1), reduction="sum")
             loss = (1 - self.config.soft) * loss + self.config.soft * soft
             for own, expected in zip(own_layers or (), layers or (), strict=True):
                 own, expected = (each.flatten(0, 1)[kept].float() for each in (own, expected))
@@ -202,14 +214,25 @@ class Trainer:
         return found, tokens
 
     def epoch(self, data: Corpus, epoch: int) -> dict[str, Any]:
-        """Trains on all pairs once and returns the epoch's entry of the history."""
+        """Trains one epoch.
+
+        Args:
+            data: The corpus.
+            epoch: Number of the epoch, from 0.
+
+        Returns:
+            Its entry in the history.
+
+        Raises:
+            ZooError: The loss is not finite.
+        """
         start, order = time.monotonic(), batches(data, self.config.batch_size, [self.config.seed, epoch])
         torch.manual_seed(
             int(np.random.default_rng([self.config.seed, epoch, 1]).integers(2**32)) + self.group.rank
         )  # for dropout
         self.model.train()
         if self.config.frozen:
-            self.model.encoder.eval()  # without dropout: what the decoder learns to read is what it will read
+            self.model.encoder.eval()  # without dropout, as at inference
         total, count = 0.0, 0
         title = f"epoch {epoch + 1} of {self.config.epochs}"
         with (
@@ -229,7 +252,7 @@ class Trainer:
         return {"epoch": epoch + 1, "train_loss": self._sum(total) / count, "seconds": seconds, "tokens": count}
 
     def _sum(self, value: float) -> float:
-        """The sum over all processes."""
+        """Returns the sum over all processes."""
         if self.group.count == 1:
             return value
         total = torch.tensor(value, dtype=torch.float64, device=self.group.device)
@@ -247,7 +270,7 @@ class Trainer:
             Target tokens of each sentence, in order, in every process.
         """
         order = np.argsort([len(each) for each in data], kind="stable")
-        parts = by_tokens([len(data[i]) for i in order], DECODED // beam)
+        parts = batch_by_tokens([len(data[i]) for i in order], DECODED // beam)
         found: dict[int, list[int]] = {}
         for a, b in parts[self.group.rank :: self.group.count]:
             translated = translate(self.model, [data[i] for i in order[a:b]], beam=beam, bf16=self.bf16)
@@ -260,7 +283,14 @@ class Trainer:
 
     @torch.inference_mode()
     def validate(self, text: ParallelText) -> dict[str, float]:
-        """Returns {"loss": nats per token, "bleu", "chrf" of greedy translations} of the held-out pairs."""
+        """Evaluates the network on the held-out pairs.
+
+        Args:
+            text: The parallel text.
+
+        Returns:
+            {"loss": nats per token, "bleu", "chrf" of greedy translations}.
+        """
         self.model.eval()
         total, count = 0.0, 0
         for batch in batches(text.held_out, self.config.batch_size):
@@ -275,7 +305,11 @@ class Trainer:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "steps": self.steps}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state` returned."""
+        """Restores a checkpoint.
+
+        Args:
+            state: Result of `state`.
+        """
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps = state["steps"]

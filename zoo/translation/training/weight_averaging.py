@@ -11,7 +11,12 @@ if TYPE_CHECKING:
 
 
 def weights_after(output: Path, epoch: int) -> Path:
-    """Returns the file with the weights after an epoch."""
+    """Returns the file of the weights after an epoch.
+
+    Args:
+        output: The model folder.
+        epoch: Number of the epoch, from 1.
+    """
     return output / "checkpoint" / f"epoch-{epoch:04d}.pt"
 
 
@@ -35,7 +40,15 @@ def groups(history: Sequence[Mapping[str, Any]], count: int) -> dict[str, list[i
 
 
 def average(output: Path, epochs: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Returns the mean of the weights after these epochs."""
+    """Averages the weights of several epochs.
+
+    Args:
+        output: The model folder.
+        epochs: Numbers of the epochs.
+
+    Returns:
+        State dict of the mean.
+    """
     import torch
 
     found: dict[str, torch.Tensor] = {}

@@ -42,9 +42,9 @@ from pipelines.rewrites.driver import rewrite
 from zoo.translation.data.parallel_text import END, START
 from zoo.translation.export.freeze import export
 from zoo.translation.export.rewrites import passes
+from zoo.translation.family import TRANSFORMER_MT
 from zoo.translation.models.config import ModelConfig
 from zoo.translation.models.transformer import Transformer
-from zoo.translation.models.transformer_mt import TRANSFORMER_MT
 from zoo.translation.search.beam_search import beam_search, limit
 
 
@@ -230,7 +230,7 @@ def test_translations_of_an_int8_graph_are_those_of_onnxruntime(form, pre, tmp_p
     encoder, decoder = programs(model)
     for embedding in (encoder.embedding, decoder.embedding):
         np.testing.assert_array_equal(embedding.table, integers)
-        np.testing.assert_allclose(embedding.scale, scale * np.float32(net.form.width**0.5), rtol=1e-6)
+        np.testing.assert_allclose(embedding.scale, scale * np.float32(net.config.width**0.5), rtol=1e-6)
     sources = sentences(30, np.random.default_rng(1))
     found = NativeTranslator(model).translate(sources, [12] * 30, start=START, end=END, beam=1)
     session, same = reference_session.session(model, "the test needs"), 0

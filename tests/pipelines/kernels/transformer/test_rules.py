@@ -16,21 +16,21 @@ from pipelines.kernels.transformer import reference
 from pipelines.kernels.transformer.mapping.from_graph import programs
 from zoo.translation.data.parallel_text import END, START
 from zoo.translation.export.freeze import export
-from zoo.translation.search.beam_search import Rules, beam_search
+from zoo.translation.search.beam_search import SearchConfig, beam_search
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason="no kernels for this CPU")
 RULES = {
-    "own": Rules(),
-    "no penalty": Rules(length_penalty=0.0),
-    "transformers": Rules(kind="transformers"),
-    "early": Rules(kind="transformers", early_stopping=True, length_penalty=0.6),
-    "never early": Rules(kind="transformers", early_stopping="never", length_penalty=2.0),
-    "short ones first": Rules(kind="transformers", length_penalty=-1.0),
-    "prefix": Rules(kind="transformers", prefix=(7,), banned=(5, 9, 12), least=6),
-    "no repeats": Rules(kind="transformers", forced_end=True, no_repeat_ngram=2),
-    "marian": Rules(kind="marian", length_penalty=0.7, word_penalty=0.1),
-    "marian, no penalty": Rules(kind="marian", length_penalty=0.0, banned=(4,)),
-    "no token twice": Rules(no_repeat_ngram=1, banned=(4,)),
+    "own": SearchConfig(),
+    "no penalty": SearchConfig(length_penalty=0.0),
+    "transformers": SearchConfig(kind="transformers"),
+    "early": SearchConfig(kind="transformers", early_stopping=True, length_penalty=0.6),
+    "never early": SearchConfig(kind="transformers", early_stopping="never", length_penalty=2.0),
+    "short ones first": SearchConfig(kind="transformers", length_penalty=-1.0),
+    "prefix": SearchConfig(kind="transformers", prefix=(7,), banned=(5, 9, 12), least=6),
+    "no repeats": SearchConfig(kind="transformers", forced_end=True, no_repeat_ngram=2),
+    "marian": SearchConfig(kind="marian", length_penalty=0.7, word_penalty=0.1),
+    "marian, no penalty": SearchConfig(kind="marian", length_penalty=0.0, banned=(4,)),
+    "no token twice": SearchConfig(no_repeat_ngram=1, banned=(4,)),
 }
 
 
@@ -83,7 +83,13 @@ def case():
 @pytest.mark.parametrize("name", RULES)
 def test_the_native_search_follows_the_rules(case, name, beam):
     rules = RULES[name]
-    options = {"beam": beam, "best": beam, "length_penalty": rules.length_penalty, "rules": rules.native, "slots": 3}
+    options = {
+        "beam": beam,
+        "best": beam,
+        "length_penalty": rules.length_penalty,
+        "rules": rules.native_options,
+        "slots": 3,
+    }
     found = NativeTranslator(case.graph).translate(case.sources, case.limits, start=START, end=END, **options)
     case.check(found, rules, beam)
     for tokens in (tokens for each in found for tokens, _ in each):
@@ -99,7 +105,7 @@ def test_only_the_words_of_a_shortlist_come(case, isa):
     ]
     translator = NativeTranslator(case.graph, isa=isa)
     found = translator.translate(case.sources, case.limits, start=START, end=END, words=words, best=4, slots=4)
-    case.check(found, Rules(), 4, words)
+    case.check(found, SearchConfig(), 4, words)
     alone = [
         translator.translate([source], [limit], start=START, end=END, words=[each], best=4)[0]
         for source, limit, each in zip(case.sources, case.limits, words, strict=True)
@@ -123,7 +129,7 @@ def test_words_that_sentences_share_change_nothing(case, isa, beam):
     plain = translator.translate(case.sources, case.limits, words=words, slots=4, **options)
     translator.share_words(shared)
     found = translator.translate(case.sources, case.limits, words=words, slots=4, **options)
-    case.check(found, Rules(), beam, words)
+    case.check(found, SearchConfig(), beam, words)
     assert [[tokens for tokens, _ in each] for each in found] == [[tokens for tokens, _ in each] for each in plain]
     alone = [
         translator.translate([source], [limit], words=[each], **options)[0]

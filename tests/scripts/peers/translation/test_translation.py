@@ -163,15 +163,15 @@ def test_all_engines_take_exactly_so_many_steps(torch, folder, name, beam, monke
     if name in ("zoo-native", "zoo-shortlist") and not extension.isas():
         pytest.skip("needs the native kernels")
     monkeypatch.setitem(models.RANDOM, "little", ("one", PIECES))
-    from zoo.translation import inference
+    from zoo.translation import translator
     from zoo.translation.search import beam_search, loop_graph
 
     changed = [
         (beam_search, "limit"),
-        (inference, "END"),
-        (inference, "GROWTH"),
+        (translator, "END"),
+        (translator, "LENGTH_LIMIT"),
         (loop_graph, "search"),
-        (loop_graph, "FORM"),
+        (loop_graph, "GRAPH_VERSION"),
     ]
     for module, each in changed:  # what `force_steps` changes comes back
         monkeypatch.setattr(module, each, getattr(module, each))

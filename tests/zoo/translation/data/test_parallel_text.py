@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.core.errors import RequestError
 from zoo.translation.data import parallel_text
-from zoo.translation.data.parallel_text import Vocabulary, learn_vocabulary, open_text
+from zoo.translation.data.parallel_text import Vocabulary, learn_vocabulary, load_parallel_text
 from zoo.translation.data.text_files import Faults, read_pairs
 
 PAIRS = [("one two", "eins zwei"), ("three", "drei"), ("four five six", "vier fünf sechs")]
@@ -145,30 +145,30 @@ def test_batches_hold_every_pair_once_and_no_more_tokens_than_allowed(language, 
 
 
 def test_batches_by_tokens_keep_order_and_limits():
-    assert parallel_text.by_tokens([], 10) == []
-    assert parallel_text.by_tokens([20, 1, 1, 4, 4], 8) == [(0, 1), (1, 3), (3, 5)]
-    assert parallel_text.by_tokens([1] * 5, 100, rows=2) == [(0, 2), (2, 4), (4, 5)]
+    assert parallel_text.batch_by_tokens([], 10) == []
+    assert parallel_text.batch_by_tokens([20, 1, 1, 4, 4], 8) == [(0, 1), (1, 3), (3, 5)]
+    assert parallel_text.batch_by_tokens([1] * 5, 100, rows=2) == [(0, 2), (2, 4), (4, 5)]
 
 
 def test_held_out_pairs_are_not_trained_on(language, tmp_path):
     pairs = list(dict.fromkeys(language.pairs(200)))
     path = write(tmp_path / "pairs.tsv", "".join(f"{a}\t{b}\n" for a, b in pairs))
     learn = lambda found: Vocabulary(learn_vocabulary(found, 60, 0))  # noqa: E731
-    text = open_text(path, learn, languages="en-de", validation=30)
+    text = load_parallel_text(path, learn, languages="en-de", validation=30)
     assert len(text.references) == len(text.held_out) == len(pairs) // 10
     assert len(text.train) == len(pairs) - len(text.held_out)
-    assert open_text(path, learn, languages="en-de", validation=30).digest == text.digest
-    assert open_text(path, learn, languages="en-de", validation=30, seed=1).digest != text.digest
-    swapped = open_text(path, learn, languages="de-en", swap=True, validation=30)
+    assert load_parallel_text(path, learn, languages="en-de", validation=30).digest == text.digest
+    assert load_parallel_text(path, learn, languages="en-de", validation=30, seed=1).digest != text.digest
+    swapped = load_parallel_text(path, learn, languages="de-en", swap=True, validation=30)
     assert swapped.references[0] == text.references[0][::-1]
     named = write(tmp_path / "dev.tsv", "".join(f"{a}\t{b}\n" for a, b in pairs[:5]))
-    text = open_text(path, learn, languages="en-de", validation_data=str(named))
+    text = load_parallel_text(path, learn, languages="en-de", validation_data=str(named))
     assert text.references == pairs[:5]
     assert len(text.train) == len(pairs) - 5
     with pytest.raises(RequestError, match="0 pairs to train on"):
-        open_text(named, learn, languages="en-de", validation_data=str(named))
+        load_parallel_text(named, learn, languages="en-de", validation_data=str(named))
     with pytest.raises(RequestError, match="on_error"):
-        open_text(path, learn, languages="en-de", on_error="ignore")
+        load_parallel_text(path, learn, languages="en-de", on_error="ignore")
 
 
 @pytest.mark.data

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 
 from zoo.translation.data.parallel_text import END, START
-from zoo.translation.data.synthesis import CONTEXT, Continuations, imitations
+from zoo.translation.data.synthesis import CONTEXT, NGramCounts, sample_sentences
 
 
 def sentences(*texts: str) -> list[np.ndarray]:
@@ -15,26 +15,26 @@ def sentences(*texts: str) -> list[np.ndarray]:
 
 def test_imitations_are_new_end_and_follow_the_text():
     text = sentences("abcd", "abce", "bbcd", "xbcda", "abc")
-    found = imitations(text, 40, seed=3)
+    found = sample_sentences(text, 40, seed=3)
     assert 5 < len(found) <= 40
     assert all(each.dtype == np.int32 and each[-1] == END and (each[:-1] != END).all() for each in found)
     keys = [each.tobytes() for each in found]
     assert len(set(keys)) == len(keys) and not {*keys} & {each.tobytes() for each in text}
     assert {*np.concatenate(found).tolist()} <= {*np.concatenate(text).tolist()}
-    again, other = imitations(text, 40, seed=3), imitations(text, 40, seed=4)
+    again, other = sample_sentences(text, 40, seed=3), sample_sentences(text, 40, seed=4)
     assert [each.tobytes() for each in again] == keys != [each.tobytes() for each in other]
-    assert all(len(each) <= 4 for each in imitations(text, 40, longest=4))
+    assert all(len(each) <= 4 for each in sample_sentences(text, 40, longest=4))
 
 
 def test_a_text_that_repeats_itself_gives_few():
-    assert imitations(sentences("a", "a"), 5, longest=1) == []
+    assert sample_sentences(sentences("a", "a"), 5, longest=1) == []
 
 
 def test_tokens_are_drawn_as_often_as_witten_and_bell_say():
     """Of a context seen c times with t different followers its own are taken with the probability c / (c + t)."""
     text = sentences("ab", "ab", "ab", "ac")
     stream = np.concatenate([part for each in text for part in (np.full(CONTEXT, START), each)])
-    level = Continuations(stream, 1, 30)
+    level = NGramCounts(stream, 1, 30)
     past = np.full((40_000, CONTEXT), 4)  # after "a": three times "b", once "c"
     token, taken = level.draw(past, np.random.default_rng(0))
     counts = Counter(token.tolist())
@@ -48,7 +48,7 @@ def test_contexts_are_counted_as_they_stand():
     text = sentences("abab", "ab")
     stream = np.concatenate([part for each in text for part in (np.full(CONTEXT, START), each)])
     for length in range(CONTEXT + 1):
-        level = Continuations(stream, length, 30)
+        level = NGramCounts(stream, length, 30)
         wanted: dict[tuple[int, ...], Counter[int]] = {}
         for each in text:
             row = [START] * CONTEXT + each.tolist()

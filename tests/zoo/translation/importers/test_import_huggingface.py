@@ -365,8 +365,8 @@ def zipped_code(folder):
 
 
 FAULTS = {
-    "a causal LM": (change("config.json", architectures=["GPT2LMHeadModel"]), "GPT2LMHeadModel.*decoder alone"),
-    "a Marian decoder": (change("config.json", architectures=["MarianForCausalLM"]), "decoder alone"),
+    "a causal LM": (change("config.json", architectures=["GPT2LMHeadModel"]), "GPT2LMHeadModel.*decoder-only"),
+    "a Marian decoder": (change("config.json", architectures=["MarianForCausalLM"]), "decoder-only"),
     "T5": (
         change("config.json", architectures=["T5ForConditionalGeneration"]),
         "relative positions are added to attention",

@@ -32,7 +32,7 @@ from pipelines.graph import io as graph_io
 from pipelines.kernels import extension
 from pipelines.kernels.transformer.mapping.from_graph import programs
 from zoo.translation.importers import marian, marian_file, recognize
-from zoo.translation.search.shortlist import HEADER, MAGIC, SHORTLIST, Shortlist, checksum_of
+from zoo.translation.search.shortlist import HEADER, MAGIC, SHORTLIST, Shortlist, compute_checksum
 
 torch.set_num_threads(1)
 
@@ -112,7 +112,7 @@ def test_a_binary_shortlist(tmp_path: Path) -> None:
 
     def made(words: int = PIECE_COUNT + 1) -> bytes:
         rest = struct.pack("<4Q", 10, 2, words, sum(map(len, lists))) + body
-        return struct.pack("<QQ", MAGIC, checksum_of(bytes(16) + rest)) + rest
+        return struct.pack("<QQ", MAGIC, compute_checksum(bytes(16) + rest)) + rest
 
     content = made()
     (folder / "lex.50.50.ende.s2t.bin").write_bytes(content)
@@ -187,7 +187,7 @@ def test_every_fault_is_listed_by_its_name(tmp_path: Path) -> None:
         ({"decoder_l1_rnn_W": None}, "decoder_l1_rnn_W is missing"),
         ({"decoder_l1_rnn_W": np.zeros((3, 4), np.float32)}, "decoder_l1_rnn_W is 3 x 4, expected 32 x 32"),
         ({"decoder_l1_rnn_W": np.full((32, 32), np.nan, np.float32)}, "decoder_l1_rnn_W holds NaN"),
-        ({"decoder_l9_rnn_W": np.zeros((3, 4), np.float32)}, "decoder_l9_rnn_W, which is not known"),
+        ({"decoder_l9_rnn_W": np.zeros((3, 4), np.float32)}, "decoder_l9_rnn_W, which is not supported"),
         ({"Wemb": np.zeros((50, 32), np.float32)}, "the vocabulary has 128 pieces, the weights 50"),
         ({"Wpos": np.zeros((50, 32), np.float32)}, "transformer-train-positions"),
         ({"Wemb": np.array([len], object)}, "damaged"),

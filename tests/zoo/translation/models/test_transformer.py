@@ -10,7 +10,7 @@ import pytest
 from pipelines.core.errors import RequestError
 from pipelines.engines import catalog, stock
 from pipelines.graph import edit, io
-from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, padded
+from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, pad
 from zoo.translation.search.beam_search import beam_search, limit, naive_step
 
 torch = pytest.importorskip("torch")
@@ -45,7 +45,7 @@ def sentences():
 def batch(sentences):
     """(source, target), padded."""
     targets = [[START, *np.random.default_rng(1).integers(END + 1, WORDS, length)] for length in (3, 5, 1, 4, 7)]
-    return padded(sentences), padded(targets)
+    return pad(sentences), pad(targets)
 
 
 def test_positions_are_sines_then_cosines():
@@ -138,7 +138,7 @@ def test_training_can_start_from_the_frozen_weights_also_rounded_to_float16(netw
         loaded = io.load(frozen)
         if half:
             edit.compress_fp16(loaded)
-        found = checkpoints.state_of(io.save(loaded, tmp_path / "fp32.onnx"), network)
+        found = checkpoints.read_weights(io.save(loaded, tmp_path / "fp32.onnx"), network)
         assert found.keys() == network.state_dict().keys()
         for name, each in network.state_dict().items():
             rounded = each.half().float() if half and each.numel() >= 64 else each
@@ -168,7 +168,7 @@ def torch_reference(network, sentence, beam: int, penalty: float = 1.0):
 @pytest.mark.parametrize("beam", [1, 4])
 def test_all_ways_to_decode_find_the_same_tokens(network, frozen, sentences, beam):
     encoder, decoder = sessions.split_sessions(frozen, "onnxruntime")
-    source = padded(sentences)
+    source = pad(sentences)
     step = naive_step(decoder, source, encoder.run({"source": source})["memory"])
     limits = np.array([limit(len(each), POSITIONS) for each in sentences])
     naive = beam_search(step, limits, start=START, end=END, beam=beam)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipelines.core.errors import RequestError, ZooError
-from zoo.translation.search.beam_search import Rules, beam_search, limit
+from zoo.translation.search.beam_search import SearchConfig, beam_search, limit
 
 START, END, WORDS = 2, 3, 12
 
@@ -125,12 +125,14 @@ def test_the_limit_grows_with_the_source():
 
 
 def test_rules_are_kept_as_plain_values():
-    rules = Rules("transformers", beam=6, early_stopping="never", prefix=(7,), banned=(5, 6), least=2, forced_end=True)
-    assert Rules.from_json(json.loads(json.dumps(rules.to_json()))) == rules
-    assert Rules().to_json() == {}
-    assert Rules().own
-    assert Rules(beam=2, length_penalty=0.5, most=9).own
-    assert not rules.own
+    rules = SearchConfig(
+        "transformers", beam=6, early_stopping="never", prefix=(7,), banned=(5, 6), least=2, forced_end=True
+    )
+    assert SearchConfig.from_json(json.loads(json.dumps(rules.to_json()))) == rules
+    assert SearchConfig().to_json() == {}
+    assert SearchConfig().is_default
+    assert SearchConfig(beam=2, length_penalty=0.5, most=9).is_default
+    assert not rules.is_default
     for wrong in ({"kind": "other"}, {"magic": 1}):
         with pytest.raises(RequestError, match="expected what zoo import writes"):
-            Rules.from_json(wrong)
+            SearchConfig.from_json(wrong)

@@ -14,9 +14,9 @@ from pipelines.graph import edit, io, reference_session
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.quantizer import quantize
 from pipelines.rewrites.driver import rewrite
-from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, padded
+from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, pad
 from zoo.translation.export.rewrites import passes
-from zoo.translation.models.transformer_mt import TRANSFORMER_MT
+from zoo.translation.family import TRANSFORMER_MT
 from zoo.translation.search.beam_search import beam_search, hypotheses, limit, naive_step
 from zoo.translation.search.kv_cache import cached_step, incremental_model
 from zoo.translation.search.loop_graph import search
@@ -162,7 +162,7 @@ def test_the_caches_of_a_quantized_model_are_float16_and_those_of_a_float_one_fl
     for model, kind in ((rewritten, ir.DataType.FLOAT), (quantized_of(rewritten), ir.DataType.FLOAT16)):
         found = incremental_model(model)
         assert {each.dtype for each in found.caches} == {kind}
-        given = Opened(found.encoder).run({"source": padded(sentences)})
+        given = Opened(found.encoder).run({"source": pad(sentences)})
         floats = [
             each for each in given.values() if each.dtype == np.float32 and each.ndim == 4 and np.ptp(each) < 1000
         ]  # not the mask
@@ -185,7 +185,7 @@ def test_the_search_in_the_graph_finds_what_the_reference_does(rewritten, senten
     model, best = incremental_model(rewritten), max(1, beam // 2)
     encoder, step = Opened(model.encoder), Opened(model.step)
     limits = np.array([limit(len(each), POSITIONS) for each in sentences])
-    given = encoder.run({"source": padded(sentences)})
+    given = encoder.run({"source": pad(sentences)})
     wanted = beam_search(
         cached_step(step, given, model.caches),
         limits,
@@ -197,12 +197,12 @@ def test_the_search_in_the_graph_finds_what_the_reference_does(rewritten, senten
     )
     assert penalty < 1 or len({len(each[0].tokens) for each in wanted}) > 1
     opened = Opened(search(model))
-    found = opened.run({"source": padded(sentences), **options(beam, best, penalty)})
+    found = opened.run({"source": pad(sentences), **options(beam, best, penalty)})
     assert found["tokens"].dtype == np.int64
     assert found["scores"].dtype == np.float32
     assert_same(hypotheses(found["tokens"], found["scores"]), wanted)
     alone = [
-        hypotheses(*opened.run({"source": padded([each]), **options(beam, best, penalty)}).values())[0]
+        hypotheses(*opened.run({"source": pad([each]), **options(beam, best, penalty)}).values())[0]
         for each in sentences
     ]
     assert_same(alone, wanted)
@@ -212,7 +212,7 @@ def test_the_naive_decoder_finds_the_same(naive, rewritten, sentences):
     encoder, decoder = (
         edit.extract(naive, *each) for each in ((["source"], ["memory"]), (["source", "memory", "target"], ["logits"]))
     )
-    source = padded(sentences)
+    source = pad(sentences)
     step = naive_step(Opened(decoder), source, Opened(encoder).run({"source": source})["memory"])
     limits = np.array([limit(len(each), POSITIONS) for each in sentences])
     wanted = beam_search(step, limits, start=START, end=END, beam=3, best=2)
@@ -236,7 +236,7 @@ def test_the_search_is_a_valid_model_of_standard_operators_with_one_copy_of_each
 
 def test_lengths_are_forced_for_timing_and_limited_by_the_source(rewritten, sentences):
     model = incremental_model(rewritten)
-    found = Opened(search(model, end=-1)).run({"source": padded(sentences), **options(2, growth=(0, 7))})
+    found = Opened(search(model, end=-1)).run({"source": pad(sentences), **options(2, growth=(0, 7))})
     assert found["tokens"].shape == (len(sentences), 1, 7)
     assert (found["tokens"] != PAD).all()
 
@@ -245,7 +245,7 @@ def test_logits_that_are_no_numbers_are_told(rewritten, sentences):
     model = rewritten.clone()
     (weight,) = model.graph.outputs[0].producer().inputs[1:2]
     weight.const_value = ir.tensor(np.full(weight.shape.numpy(), np.nan, np.float32))
-    found = Opened(search(incremental_model(model))).run({"source": padded(sentences), **options(2)})
+    found = Opened(search(incremental_model(model))).run({"source": pad(sentences), **options(2)})
     with pytest.raises(ZooError, match="NaN"):
         hypotheses(found["tokens"], found["scores"])
 

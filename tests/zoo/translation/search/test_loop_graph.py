@@ -10,7 +10,7 @@ from zoo.translation.export.freeze import export
 from zoo.translation.search import loop_graph
 from zoo.translation.search.kv_cache import incremental_model
 
-# (loop.FORM, digest of the graph below with that version)
+# (loop.GRAPH_VERSION, digest of the graph below with that version)
 RECORDED = (8, "e27ca7bdd894e3fc")
 
 
@@ -35,8 +35,11 @@ def structure(graph):
 
 def test_the_version_changes_with_the_graph():
     graph = loop_graph.search(incremental_model(export(plain_network()))).graph
-    found = (loop_graph.FORM, hashlib.sha256(json.dumps(structure(graph), sort_keys=True).encode()).hexdigest()[:16])
+    found = (
+        loop_graph.GRAPH_VERSION,
+        hashlib.sha256(json.dumps(structure(graph), sort_keys=True).encode()).hexdigest()[:16],
+    )
     assert found == RECORDED, (
-        "the search is another graph than when RECORDED was written: bump FORM in zoo/translation/search/loop_graph.py, so that "
+        "the search is another graph than when RECORDED was written: bump GRAPH_VERSION in zoo/translation/search/loop_graph.py, so that "
         f"cached graphs are made anew, and record {found} here with the new version"
     )

@@ -9,7 +9,7 @@ from pipelines.core.files import read_json, write_json
 from pipelines.kernels import extension
 from zoo.cli import app as cli
 from zoo.translation.data.parallel_text import END
-from zoo.translation.search.shortlist import MISSED, MULTIPLE, Shortlist, learned
+from zoo.translation.search.shortlist import MISS_RATE, MULTIPLE, Shortlist, learn_shortlist
 
 WORDS = 400
 
@@ -27,10 +27,10 @@ def text(count: int, rng: np.random.Generator) -> tuple[list[np.ndarray], list[n
 
 def test_words_that_come_together_are_found_and_frequent_ones_are_everywhere():
     sources, targets = text(3000, np.random.default_rng(0))
-    found = learned(sources, targets, (WORDS, WORDS), best=1, shared=False)
+    found = learn_shortlist(sources, targets, (WORDS, WORDS), best=1, shared=False)
     for token in range(10, 150):
         assert found.targets[found.offsets[token] : found.offsets[token + 1]].tolist() == [token + 150]
-    assert found.first == MULTIPLE and {5, END} <= {*found.everywhere.tolist()}
+    assert found.first == MULTIPLE and {5, END} <= {*found.common_tokens.tolist()}
     assert {*found.allowed([20, 30, END]).tolist()} >= {170, 180, 5, END}
     again = Shortlist.from_bytes(found.to_bytes())
     assert all(np.array_equal(vars(again)[name], each) for name, each in vars(found).items())
@@ -42,23 +42,23 @@ def test_so_many_are_frequent_that_few_words_of_unseen_sentences_are_missing():
     sources, targets = text(3000, rng)
     for each in targets:
         each[:-1] = np.where(rng.random(len(each) - 1) < 1 / 3, rng.integers(300, 400, len(each) - 1), each[:-1])
-    found = learned(sources[:2900], targets[:2900], (WORDS, WORDS), best=2, shared=False)
+    found = learn_shortlist(sources[:2900], targets[:2900], (WORDS, WORDS), best=2, shared=False)
     lists = [{*found.allowed(each.tolist()).tolist()} for each in sources[2900:]]
     missing = [token not in each for each, target in zip(lists, targets[2900:], strict=True) for token in target]
-    assert np.mean(missing) < 4 / MISSED
+    assert np.mean(missing) < 4 / MISS_RATE
     assert 80 <= found.first <= WORDS  # those hundred have to be everywhere
 
 
 def test_a_token_brings_along_itself_where_vocabularies_are_one():
     sources, targets = text(200, np.random.default_rng(2))
-    found = learned(sources, targets, (WORDS, WORDS), best=1)
+    found = learn_shortlist(sources, targets, (WORDS, WORDS), best=1)
     assert 399 in found.allowed([399])
 
 
 def test_too_little_text_is_refused():
     sources, targets = text(9, np.random.default_rng(3))
     with pytest.raises(ValueError, match="9 pairs"):
-        learned(sources, targets, (WORDS, WORDS))
+        learn_shortlist(sources, targets, (WORDS, WORDS))
 
 
 @pytest.fixture

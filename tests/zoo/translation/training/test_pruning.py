@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="needs the train extra")
 from zoo.translation.models.checkpoints import load_model  # noqa: E402
 from zoo.translation.training import distillation  # noqa: E402
 from zoo.translation.training.config import TrainingConfig  # noqa: E402
-from zoo.translation.training.pruning import LAST, PrunableText, _tokens  # noqa: E402
+from zoo.translation.training.pruning import LAST, PrunableTranslator, _tokens  # noqa: E402
 from zoo.translation.training.trainer import Trainer  # noqa: E402
 
 TUNED = {"warmup": "5", "dropout": "0", "batch_size": "512", "precision": "fp32"}
@@ -40,7 +40,7 @@ def pairs(language, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def opened(translator, pairs):
-    return PrunableText(zoo.load(translator), pairs, config=TrainingConfig())
+    return PrunableTranslator(zoo.load(translator), pairs, config=TrainingConfig())
 
 
 def halved(opened):

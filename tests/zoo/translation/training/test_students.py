@@ -41,9 +41,9 @@ def test_soft_needs_the_teacher_s_very_vocabulary(language, teacher):
     pairs = [(a.upper(), b.upper()) for a, b in language.pairs(60)]
     other, student = Vocabulary(learn_vocabulary(pairs, 60, 0)), build("one", len(known))
     assert len(other) == len(known)
-    checkpoints.teacher_of(QUICK, student, known)
+    checkpoints.load_teacher(QUICK, student, known)
     with pytest.raises(RequestError, match="soft needs the same vocabulary: --set inherit=true"):
-        checkpoints.teacher_of(QUICK, student, other)
+        checkpoints.load_teacher(QUICK, student, other)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_what_the_teacher_said_before_the_first_checkpoint_is_not_lost(translato
     pairs, out = language.write(tmp_path / "pairs.tsv", 300), tmp_path / "students" / "out"
     config = replace(QUICK, teacher=str(translator), teacher_beam=1)
     broken_off(Trainer, 0, lambda: train(pairs, out, config=config))
-    kept = out / "checkpoint" / distillation.KEPT
+    kept = out / "checkpoint" / distillation.PAIRS
     before = kept.read_bytes()
-    assert {each.name for each in kept.parent.iterdir()} == {distillation.KEPT, distillation.OF}
+    assert {each.name for each in kept.parent.iterdir()} == {distillation.PAIRS, distillation.DIGEST}
     with monkeypatch.context() as patch:
         patch.setattr(distillation, "progress", lambda *_: pytest.fail("the teacher was asked again"))
         broken_off(Trainer, 0, lambda: train(pairs, out, config=config))

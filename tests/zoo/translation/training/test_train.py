@@ -22,7 +22,7 @@ from zoo.translation.data import text_files  # noqa: E402
 from zoo.translation.inference import TranslationPipeline  # noqa: E402
 from zoo.translation.models import checkpoints  # noqa: E402
 from zoo.translation.models.config import ARCHITECTURES, ModelConfig  # noqa: E402
-from zoo.translation.models.transformer import build, watching  # noqa: E402
+from zoo.translation.models.transformer import build, capture_attention  # noqa: E402
 from zoo.translation.training import train as training  # noqa: E402
 from zoo.translation.training import weight_averaging  # noqa: E402
 from zoo.translation.training.config import FINETUNE, TrainingConfig  # noqa: E402
@@ -101,7 +101,7 @@ def test_an_easy_language_is_learnt(translator):
 def test_the_kept_weights_are_those_that_were_measured(quick, pairs):
     folder, metrics = quick
     model, vocabulary = checkpoints.load_model(folder)
-    text = data.open_text(pairs, lambda _: vocabulary, languages="en-de")
+    text = data.load_parallel_text(pairs, lambda _: vocabulary, languages="en-de")
     assert Trainer(model, QUICK, Processes()).validate(text) == pytest.approx(metrics, abs=1e-9)
 
 
@@ -224,7 +224,7 @@ def test_a_frozen_encoder_stays_and_the_decoder_learns_the_teacher_s_distributio
     for _ in range(30):
         losses.append(float(trainer.loss(student, found, batch, False, 0.0)[0].detach()))
         trainer.step(found, batch, 30)
-    source, labels = (torch.from_numpy(data.padded([found.pair(i)[side] for i in batch])) for side in (0, 1))
+    source, labels = (torch.from_numpy(data.pad([found.pair(i)[side] for i in batch])) for side in (0, 1))
     target = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=data.START)
     with torch.no_grad():
         taught = teacher.eval()(source, target)[labels != data.PAD].softmax(1)
@@ -250,11 +250,11 @@ def test_a_student_learns_where_its_teacher_looks(language):
     config = replace(QUICK, teacher="some", soft=1.0, attention=50.0, dropout=0.0, learning_rate=1e-2, warmup=0)
     trainers = [Trainer(student, replace(config, attention=weight), Processes(), teacher) for weight in (0.0, 50.0)]
     found, batch = corpus(language), np.arange(6)
-    source, labels = (torch.from_numpy(data.padded([found.pair(i)[side] for i in batch])) for side in (0, 1))
+    source, labels = (torch.from_numpy(data.pad([found.pair(i)[side] for i in batch])) for side in (0, 1))
     target = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=data.START)
 
     def distance() -> float:
-        with torch.no_grad(), watching(student) as own, watching(teacher) as wanted:
+        with torch.no_grad(), capture_attention(student) as own, capture_attention(teacher) as wanted:
             student(source, target)
             teacher(source, target)
         (own,), (wanted,) = ([each.mean(1)[labels != data.PAD] for each in maps] for maps in (own, wanted))
@@ -276,7 +276,7 @@ def test_hints_bring_the_layers_of_the_decoder_to_those_of_the_teacher(language)
     config = replace(QUICK, teacher="some", soft=1.0, hints=3.0, dropout=0.0, learning_rate=1e-2, warmup=0)
     trainers = [Trainer(student, replace(config, hints=hints), Processes(), teacher) for hints in (0.0, 3.0)]
     found, batch = corpus(language), np.arange(6)
-    source, labels = (torch.from_numpy(data.padded([found.pair(i)[side] for i in batch])) for side in (0, 1))
+    source, labels = (torch.from_numpy(data.pad([found.pair(i)[side] for i in batch])) for side in (0, 1))
     target = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=data.START)
 
     def distance() -> float:
@@ -332,7 +332,7 @@ def test_the_loss_is_cross_entropy_with_smoothed_labels(language):
     trainer = Trainer(build("one", 60), QUICK, Processes())
     batch = np.arange(6)
     smooth, plain, tokens = trainer.loss(trainer.model, found, batch, False, 0.1)
-    source, labels = (torch.from_numpy(data.padded([found.pair(i)[side] for i in batch])) for side in (0, 1))
+    source, labels = (torch.from_numpy(data.pad([found.pair(i)[side] for i in batch])) for side in (0, 1))
     logits = trainer.model(source, torch.nn.functional.pad(labels[:, :-1], (1, 0), value=data.START)).flatten(0, 1)
     options = {"ignore_index": data.PAD, "reduction": "sum"}
     assert tokens == int((labels != data.PAD).sum())

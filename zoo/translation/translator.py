@@ -1,0 +1,258 @@
+"""Translation of tokenized sentences: engines, batches, and beam search."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core import machine
+from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError
+from pipelines.engines.native.translation import NativeTranslator, TranslationStream, store
+from pipelines.engines.session import BF16, Session
+from pipelines.kernels import extension
+from pipelines.kernels.transformer import program_file
+from pipelines.models.folder import ModelFolder
+from pipelines.models.pipeline import PRECISIONS, Pipeline
+from pipelines.models.stages import derived
+from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, Tokens, batch_by_tokens, pad
+from zoo.translation.data.vocabularies import open_vocabulary
+from zoo.translation.search.beam_search import (
+    LENGTH_LIMIT,
+    Hypothesis,
+    SearchConfig,
+    beam_search,
+    check_beam,
+    hypotheses,
+    naive_step,
+)
+from zoo.translation.search.sessions import is_int8, search_session, split_sessions, step_sessions
+from zoo.translation.search.shortlist import Shortlist
+
+if TYPE_CHECKING:  # onnx, which the native engine does not need
+    from zoo.translation.search.step_graph import Cache
+
+MEAN_TOKENS = 32  # a padded batch has at most MEAN_TOKENS * batch_size tokens
+MAX_SLOTS = 65536  # maximum batch of the native translator
+
+logger = logging.getLogger(__name__)
+
+
+class Translator(Pipeline):
+    """Translates tokenized sentences.
+
+    The engine "native" computes int8 in native code; "auto" takes it where the kernels are built, else onnxruntime, and
+    for bf16 OpenVINO. A batch has at most `batch_size` sentences, fewer where they are long.
+
+    Attributes:
+        beam: Beam size; 1 is greedy search.
+        best: Number of translations of each sentence.
+        length_penalty: 0 to 1, see `zoo.translation.search.beam_search.beam_search`.
+        rules: Search options of the model.
+        vocabulary: See `zoo.translation.data.vocabularies.open_vocabulary`.
+        max_length: Maximum number of tokens of a source.
+        shortlist: Tokens that a translation may have; None: all.
+        positions: Maximum number of tokens of a translation.
+    """
+
+    BATCH_SIZE: ClassVar[int] = 32
+    ENGINES: ClassVar[tuple[str, ...]] = ("onnxruntime", "native")  # default engines of `zoo benchmark`
+    TUNED: ClassVar[tuple[str, ...]] = ("native", "onnxruntime") if extension.isas() else ("onnxruntime",)
+    beam: int = 4
+    best: int = 1
+    length_penalty: float = 1.0
+
+    def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
+        self.rules = SearchConfig.from_json(folder.preprocessing.get("search", {}))
+        self.beam, self.length_penalty = self.rules.beam, self.rules.length_penalty
+        super().__init__(folder, *arguments, **options)
+        self.vocabulary = open_vocabulary(folder.path, folder.preprocessing, folder.verify)
+        self.max_length = int(folder.preprocessing["max_length"])
+        self.shortlist: Shortlist | None = None
+        if name := folder.preprocessing.get("shortlist"):
+            self.shortlist = Shortlist.from_bytes(folder.verify(name).read_bytes())
+            if self._native is not None and self.shortlist.first:
+                self._native.share_words(self.shortlist.common_tokens.astype(np.int32))
+        self.positions = (folder.preprocessing.get("form", {}).get("positions") or [POSITIONS])[-1]
+
+    def _open(self, engine: str, model: Path | None) -> None:
+        """Opens the native translator; else beam search in one graph, step by step, or without KV caches."""
+        self._search_session: Session | None = None
+        self._native: NativeTranslator | None = None
+        self._stepping: tuple[Session, Session, list[Cache]] | None = None
+        self._engine = engine if engine != "auto" else "openvino" if self.precision == BF16 else "onnxruntime"
+        if engine == "native" or (engine == "auto" and self.precision == "int8" and model is None and extension.isas()):
+            try:
+                self._native = self._translator(model)
+                self._engine = "native"
+                machine.trim()
+                return
+            except RequestError as error:
+                if engine == "native" and model is None:
+                    raise
+                if model is None:
+                    self.folder.ensure(PRECISIONS[self.precision])  # raises if the model itself is missing
+                self._engine = "onnxruntime"
+                logger.warning("%s; falling back to onnxruntime", error)
+        is_default = self.rules.is_default and "shortlist" not in self.folder.preprocessing
+        if not is_default and self._engine == "onnxruntime":
+            self._stepping = step_sessions(self.folder, model, self._engine, self.threads, self.precision)
+            machine.trim()
+            return
+        if self._engine == "onnxruntime":
+            try:
+                self._search_session = search_session(self.folder, model, self._engine, self.threads, self.precision)
+                machine.trim()
+                return
+            except RequestError as error:
+                logger.warning("%s; falling back to decoding without KV caches, which is many times slower", error)
+        path = model or self.folder.ensure(PRECISIONS[self.precision])
+        self._encoder, self._decoder = split_sessions(path, self._engine, self.threads, self.precision)
+
+    def _translator(self, model: Path | None) -> NativeTranslator:
+        """Opens the native translator. Raises RequestError for an unsupported or float graph."""
+        if model is None:
+            source = PRECISIONS[self.precision]
+            model = derived(self.folder, source, "native", program_file.VERSION, store, program_file.SUFFIX)
+        elif not is_int8(model):
+            raise RequestError(f"the native kernels compute int8, and {model.name} is float")
+        return NativeTranslator(model, self.threads)
+
+    @property
+    def engine(self) -> str:
+        """The engine in use."""
+        return self._engine
+
+    @property
+    def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
+        """One input: source, int64 [n, longest]."""
+        return {"source": (np.dtype(np.int64), (None, None))}
+
+    def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """Translates tokens.
+
+        Args:
+            batch: {"source": int64 [n, s]}, padded with `PAD`.
+
+        Returns:
+            {"tokens": int64 [n, best, t], padded with `PAD`, "scores": float32 [n, best]}, the best first. A score is
+            the mean log probability of a token for a length penalty of 1. Rows without tokens are not computed.
+
+        Raises:
+            RequestError: The batch has another form, or the beam is not possible.
+        """
+        self._check(batch)
+        source, words = batch["source"], self.vocabulary.sources
+        if (wrong := source[(source < 0) | (source >= words)]).size:  # before the conversion to int32
+            raise RequestError(f"found token {wrong[0]}, expected 0 to {words - 1}")
+        found = self.translate([row[row != PAD].astype(np.int32) for row in source])
+        tokens = pad([one.tokens for each in found for one in each])
+        tokens = tokens.reshape(len(found), self.best, tokens.shape[1])
+        return {"tokens": tokens, "scores": np.array([[one.score for one in each] for each in found], np.float32)}
+
+    def translate(self, sentences: Sequence[Tokens]) -> list[list[Hypothesis]]:
+        """Translates tokenized sentences; sentences of similar length share a batch.
+
+        Args:
+            sentences: Tokens of each sentence, int32.
+
+        Returns:
+            The `best` hypotheses of each sentence, in order.
+        """
+        found: list[list[Hypothesis]] = [[Hypothesis([], 0.0)] * self.best for _ in sentences]
+        full = [i for i, each in enumerate(sentences) if len(each) > self.vocabulary.frame]
+        order = sorted(full, key=lambda i: len(sentences[i]))
+        if self._native is not None:
+            return self._translate_native(self._native, sentences, order[::-1], found)
+        for a, b in batch_by_tokens([len(sentences[i]) for i in order], MEAN_TOKENS * self.batch_size, self.batch_size):
+            for i, each in zip(order[a:b], self._search([sentences[i] for i in order[a:b]]), strict=True):
+                found[i] = each
+        return found
+
+    def _translate_native(
+        self, native: NativeTranslator, sentences: Sequence[Tokens], order: Sequence[int], found: list[list[Hypothesis]]
+    ) -> list[list[Hypothesis]]:
+        """Translates all sentences, the longest first; a finished sentence is replaced by the next."""
+        chosen = [sentences[i] for i in order]
+        limits, words = self._limits(chosen)
+        options = self._options(max(len(order), 1))
+        for i, each in zip(order, native.translate(chosen, limits, words=words, **options), strict=True):
+            found[i] = [Hypothesis(tokens, score) for tokens, score in each]
+        return found
+
+    def _options(self, most: int) -> dict[str, Any]:
+        """Returns the options of the native translator. most: maximum number of sentences at once."""
+        check_beam(self.beam, self.best, len(self.vocabulary))
+        return {
+            "start": START,
+            "end": END,
+            "beam": self.beam,
+            "best": self.best,
+            "length_penalty": self.length_penalty,
+            "slots": min(self.batch_size, most, MAX_SLOTS),
+            "rules": self._rules().native_options,
+        }
+
+    def _limits(self, sentences: Sequence[Tokens]) -> tuple[list[int], list[Tokens] | None]:
+        """Returns the maximum length and the shortlist of each translation."""
+        limits = [self.rules.limit(len(each), self.positions) for each in sentences]
+        if self.shortlist is None:
+            return limits, None
+        return limits, [self.shortlist.allowed(each.tolist()).astype(np.int32) for each in sentences]
+
+    def stream(self) -> TranslationStream:
+        """Starts native threads that translate sentences as they arrive, `batch_size` at once; see `submit`.
+
+        Raises:
+            RequestError: The engine is not native.
+        """
+        if self._native is None:
+            raise RequestError(f"translations come as a stream from the engine native, not from {self.engine}")
+        return self._native.stream(**self._options(MAX_SLOTS))
+
+    def submit(self, stream: TranslationStream, sentences: Sequence[Tokens]) -> range:
+        """Adds tokenized sentences to a stream.
+
+        Args:
+            stream: Result of `stream`.
+            sentences: Tokens of each sentence, int32, not empty.
+
+        Returns:
+            Numbers of the sentences in the stream.
+        """
+        return stream.submit(sentences, *self._limits(sentences))
+
+    def _search(self, sentences: Sequence[Tokens]) -> list[list[Hypothesis]]:
+        source = pad(sentences)
+        check_beam(self.beam, self.best, len(self.vocabulary))
+        if self._search_session is not None:
+            batch = {
+                "source": source,
+                "beam": np.array([self.beam]),
+                "best": np.array([self.best]),
+                "growth": np.array((0, self.rules.most) if self.rules.most else LENGTH_LIMIT),
+            }
+            found = self._search_session.run({**batch, "length_penalty": np.array([self.length_penalty], np.float32)})
+            return hypotheses(found["tokens"], found["scores"])
+        limits = np.array([self.rules.limit(len(each), self.positions) for each in sentences])
+        if self._stepping is not None:
+            from zoo.translation.search.kv_cache import cached_step
+
+            encoder, decoder, caches = self._stepping
+            step = cached_step(decoder, encoder.run({"source": source}), caches)
+        else:
+            step = naive_step(self._decoder, source, self._encoder.run({"source": source})["memory"])
+        allowed = [self.shortlist.allowed(each.tolist()) for each in sentences] if self.shortlist else None
+        options = {"beam": self.beam, "length_penalty": self.length_penalty, "best": self.best, "rules": self._rules()}
+        options["allowed"] = allowed
+        return beam_search(step, limits, start=START, end=END, **options)  # type: ignore[arg-type]
+
+    def _rules(self) -> SearchConfig:
+        """Returns the search options with the prefix of the chosen target language."""
+        return replace(self.rules, prefix=self.vocabulary.prefix or self.rules.prefix)
