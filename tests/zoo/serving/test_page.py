@@ -91,8 +91,8 @@ class Page:
         self.one("#model").send_keys(HOME, *[DOWN] * names.index(name))
         assert self.script("return document.querySelector('#model').value") == name
 
-    def fault(self) -> str:
-        return str(self.one("#fault").text)
+    def error(self) -> str:
+        return str(self.one("#error").text)
 
     def write(self, selector: str, text: str) -> None:
         """Into a field, in place of what is there."""
@@ -196,7 +196,7 @@ def test_what_is_wrong_is_said(browser: Any, served: Server) -> None:
     page.choose("wide-deep-criteo")
     page.one("#rows").clear()
     page.one("#rows").send_keys("1,2", CONTROL + ENTER)
-    wait_until(lambda: "found 1 column" in page.fault() or "found 2 columns" in page.fault())
+    wait_until(lambda: "found 1 column" in page.error() or "found 2 columns" in page.error())
     assert not page.all("tbody")
 
 
