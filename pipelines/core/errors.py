@@ -20,6 +20,19 @@ class RequestError(ZooError, ValueError):
     exit_code = 2
 
 
+def error_of_process(message: str, exit_code: int) -> ZooError:
+    """Returns the error of another process.
+
+    Args:
+        message: Its message.
+        exit_code: Its exit code.
+
+    Returns:
+        A RequestError for exit code 2, else a ZooError.
+    """
+    return (RequestError if exit_code == RequestError.exit_code else ZooError)(message)
+
+
 def plain(text: str) -> str:
     """Escapes control characters, so that names in a file cannot control the terminal."""
     return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.core.errors import RequestError, ZooError, error_of_process, one_line
 from pipelines.core.progress import progress
 from zoo.distributed import remote_files
 from zoo.distributed.ray.connection import connected, import_ray
@@ -27,17 +27,17 @@ START = -1  # task of an actor before it gets a part
 def _actor_type(ray: Any) -> Any:
     @ray.remote(num_cpus=1)
     class Scorer:
-        def open(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, str]:
+        def open(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, None]:
             """Opens the model and the plan. Returns the process id, and no error."""
             self.run = ShardedRun(*arguments, **options)
-            return os.getpid(), ""
+            return os.getpid(), None
 
-        def score(self, number: int) -> tuple[dict[str, Any] | None, str]:
-            """Scores a part. Returns its manifest, or None and the exit code and message of the error."""
+        def score(self, number: int) -> tuple[dict[str, Any] | None, tuple[str, int] | None]:
+            """Scores a part. Returns its manifest, or message and exit code of the error."""
             try:
-                return self.run.score(number), ""
+                return self.run.score(number), None
             except ZooError as error:
-                return None, f"{error.exit_code} {error}"
+                return None, (str(error), error.exit_code)
 
     return Scorer
 
@@ -134,14 +134,13 @@ def _score_parts(
                 (finished,), _ = ray.wait(list(busy), num_returns=1)
                 actor, number = busy.pop(finished)
                 try:
-                    result, problem = ray.get(finished)
+                    _, problem = ray.get(finished)
                 except ray.exceptions.RayActorError as error:
                     lost += 1
                     retry(number, error)
                     continue
-                if result is None:
-                    code, _, message = problem.partition(" ")
-                    raise (RequestError if code == "2" else ZooError)(message)
+                if problem is not None:
+                    raise error_of_process(*problem)
                 idle.append(actor)
                 if number != START:
                     failures[START] = 0

@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 
 import zoo
 from pipelines.core.console import console, print_line
-from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.core.errors import RequestError, ZooError, error_of_process, one_line
 from pipelines.core.files import require_place
 from zoo.api.paths import Model
 from zoo.distributed import remote_files
@@ -155,8 +155,7 @@ def _fit(ray: Any, train: Any, trainer: Any, last_checkpoint: Callable[[], str])
             causes = [getattr(failure, "_base_exc", failure) for failure in error.worker_failures.values()]
             for cause in causes:
                 if isinstance(cause, WorkerError):
-                    message, code = cause.args
-                    raise (RequestError if code == RequestError.exit_code else ZooError)(message) from error
+                    raise error_of_process(*cause.args) from error
             current = last_checkpoint()
             losses, previous = (1 if current != previous else losses + 1), current
             lost = next((cause for cause in causes if isinstance(cause, ray.exceptions.RayActorError)), causes[0])

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.errors import ZooError, error_of_process
 from zoo.serving.config import ServerConfig
 from zoo.serving.http.http_types import BodyTooLarge, ClientDisconnect, Response
 from zoo.serving.http.router import Router
@@ -104,7 +104,7 @@ class Application:
             self._router.access_log.close(1.0)
 
     def _load_failed(self, message: str, code: int) -> None:
-        self._error = RequestError(message) if code == RequestError.exit_code else ZooError(message)
+        self._error = error_of_process(message, code)
 
     def _start_worker(self, worker_end: socket.socket, index: int) -> None:
         channel = worker_end.dup()

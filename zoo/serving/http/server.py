@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError, error_of_process
 from zoo.serving.config import ServerConfig
 from zoo.serving.workers import forkserver
 from zoo.serving.workers.channel import pack, unpack
@@ -148,7 +148,7 @@ class _Server:
                 logger.warning("the new files of %s are served", ", ".join(changed))
 
     def _fail(self, message: str, code: int) -> None:
-        self._error = RequestError(message) if code == RequestError.exit_code else ZooError(message)
+        self._error = error_of_process(message, code)
         self._end.set()
 
     def _fork(self, worker_end: socket.socket, index: int) -> None:
