@@ -1,11 +1,14 @@
 """Tiny random models as transformers and sentence-transformers write them, and what transformers computes with them."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import tokenizers
 import torch
 import transformers
+
+import zoo
 
 WORDS = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{each}" for each in "abcdefghijklmnopqrstuvwxyz"), *".,!?", "the", "cat"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -114,3 +117,20 @@ def expected(model, texts, pooling="mean", normalize=True):
         row = {"mean": hidden.mean(axis=0), "cls": hidden[0], "max": hidden.max(axis=0)}[pooling]
         rows.append(row / np.linalg.norm(row) if normalize else row)
     return np.stack(rows)
+
+
+PAIRS = [[text, TEXTS[0]] for text in TEXTS]
+
+
+def built(path: Path, labels: int) -> Path:
+    """A model of random weights, built up to int8."""
+    (path / "theirs").mkdir(parents=True)
+    write(path / "theirs", labels=labels)
+    zoo.import_model(path / "theirs", path / "ours")
+    data = path / "data.tsv"
+    data.write_text("\n".join("\t".join(pair) if labels else pair[0] for pair in PAIRS * 30))
+    zoo.calibrate(path / "ours", str(data), samples=16)
+    zoo.build(path / "ours")
+    card = path / "ours" / "card.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "name": f"texts-{labels}"}))
+    return path / "ours"

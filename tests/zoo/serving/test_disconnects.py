@@ -11,13 +11,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-
-from .conftest import Server, wait_until
-from .test_models import MT, SENTENCES
-from .test_server import RUN, TSV, figure, stopped, talk
+from helpers.serving import LONG, MT, RUN, SENTENCES, TSV, Server, figure, stopped, talk, wait_until
 
 MOST = 2  # sentences' requests that go together
-LONG = "\n".join(f"{SENTENCES[i % 5]} {i}" for i in range(1500)).encode()
 
 
 @pytest.fixture(scope="module")

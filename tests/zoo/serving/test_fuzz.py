@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
+from helpers.serving import JSON, TSV, Server
 
 from pipelines.core.errors import RequestError
 from zoo.serving.protocol import open_inference
 
-from .conftest import Server
-
 ROWS, PHOTOS, TEXTS = "wide-deep-criteo", "mobilenet-v1-cifar10", "multi30k-en-de"
-TSV, JSON, BINARY = "text/tab-separated-values", "application/json", "application/octet-stream"
+BINARY = "application/octet-stream"
 LENGTH = "Inference-Header-Content-Length"
 
 

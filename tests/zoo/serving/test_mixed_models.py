@@ -11,45 +11,27 @@ import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+from helpers.serving import (
+    CIFAR,
+    LONG,
+    MT,
+    RUN,
+    SENTENCES,
+    TSV,
+    Question,
+    Server,
+    at_once,
+    figure,
+    stopped,
+    wait_until,
+)
 from PIL import Image
 
 import zoo
-
-from .conftest import Server, wait_until
-from .test_disconnects import LONG
-from .test_models import CIFAR, MT, SENTENCES
-from .test_server import RUN, TSV, figure, stopped
-
-CLIENTS = 64
-
-
-class Question(NamedTuple):
-    """A request and what the model alone makes of it."""
-
-    path: str
-    kind: str
-    body: bytes
-    expected: list[dict[str, Any]]
-
-
-def at_once(server: Server, questions: list[Question]) -> None:
-    """Each gets its own answer, where 64 clients ask before any worker goes on."""
-
-    def ask(each: Question) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = server.json(each.path, each.body, each.kind)["results"]
-        return found
-
-    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as clients:
-        with stopped(server):
-            asked = [clients.submit(ask, each) for each in questions * 3]
-            wait_until(lambda: figure(server, "zoo_queue_requests") + figure(server, "zoo_working_requests") == CLIENTS)
-        for question, each in zip(questions * 3, asked, strict=True):
-            for found, expected in zip(each.result(), question.expected, strict=True):
-                assert {key: found[key] for key in expected} == expected
 
 
 @pytest.fixture(scope="module")

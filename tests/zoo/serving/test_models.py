@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.serving import CIFAR, MT, SENTENCES, SHOP, TSV, Server, wait_until
 from PIL import Image
 
 import zoo
@@ -22,17 +23,7 @@ from pipelines.core.errors import RequestError
 from zoo.serving.handlers import translation
 from zoo.serving.workers.channel import Job, JobResult
 
-from .conftest import Server, wait_until
-
-MT, SHOP, CIFAR = (f"/v1/models/{name}:run" for name in ("multi30k-en-de", "shop-clicks", "mobilenet-v1-cifar10"))
-ROWS, TSV = "/v1/models/mine:run", "text/tab-separated-values"
-SENTENCES = [
-    "A man in a red jacket is riding a bicycle down the street.",
-    "Two children are playing with a dog.",
-    "A woman sits at a table and reads a newspaper.",
-    "People wait for the train.",
-    "An old man is selling fruit at the market.",
-]
+ROWS = "/v1/models/mine:run"
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from .conftest import Server, wait_until
+from helpers.serving import Server, wait_until
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="the page's tests need selenium")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -32,9 +31,9 @@ def texts(start: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory
     """A sentence encoder and a cross-encoder, tiny and random."""
     pytest.importorskip("torch", reason="needs the train extra")
     pytest.importorskip("transformers", reason="needs the test extra")
-    from .test_texts import made
+    from helpers.text_models import built
 
-    return start(*(made(tmp_path_factory.mktemp("texts"), labels) for labels in (0, 1)), "--workers", "1")
+    return start(*(built(tmp_path_factory.mktemp("texts"), labels) for labels in (0, 1)), "--workers", "1")
 
 
 @pytest.fixture(scope="module")

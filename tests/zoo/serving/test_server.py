@@ -14,22 +14,18 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.serving import INFER, JSON, RUN, TSV, Server, figure, stopped, talk, wait_until
 
 import zoo
 from zoo.serving.protocol import open_inference
 from zoo.serving.protocol.content_encoding import decompress
-
-from .conftest import Server, wait_until
-
-RUN, TSV = "/v1/models/wide-deep-criteo:run", "text/tab-separated-values"
-INFER, JSON = "/v2/models/wide-deep-criteo/infer", "application/json"
 
 
 @pytest.fixture(scope="module")
@@ -43,28 +39,6 @@ def model(home: Path) -> Any:
 def probabilities(server: Server, model: Any, lines: list[bytes]) -> list[float]:
     """Of the first rows, one by one, by the model alone."""
     return [float(str(model.predict(model.preprocess([line]))["probability"][0, 0])) for line in lines[:64]]
-
-
-@contextlib.contextmanager
-def stopped(server: Server) -> Iterator[list[int]]:
-    """The workers, which do nothing meanwhile."""
-    workers = server.workers()
-    for pid in workers:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield workers
-    finally:
-        for pid in workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
-
-def figure(server: Server, name: str) -> float:
-    """A figure of /metrics, by the beginning of its line."""
-    for line in server.ask("/metrics")[2].decode().splitlines():
-        if line.startswith(name):
-            return float(line.split()[-1])
-    return 0.0
 
 
 def test_clients_at_once_each_get_what_the_model_alone_gives(
@@ -235,19 +209,6 @@ def test_a_gzip_body_of_many_members_is_all_of_them_up_to_the_limit(most: int) -
     content = random.Random(0).randbytes(300_000)
     body = b"".join(gzip.compress(content[i : i + 3_000]) for i in range(0, len(content), 3_000))
     assert decompress(body, most) == content[: most + 1]
-
-
-def talk(server: Server, data: bytes, seconds: float = 10.0) -> bytes:
-    """What comes back for some bytes until the connection is closed, or nothing more comes."""
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as client:
-        client.settimeout(seconds)
-        client.sendall(data)
-        parts = []
-        with contextlib.suppress(TimeoutError):
-            while part := client.recv(1 << 16):
-                parts.append(part)
-        return b"".join(parts)
 
 
 @pytest.mark.parametrize(("path", "header"), [(RUN, "timeout-ms: soon"), ("/nothing", "x: y"), ("/v1/models", "x: y")])

@@ -13,36 +13,17 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the train extra")
 pytest.importorskip("transformers", reason="needs the test extra")
-from helpers import text_models
-from helpers.text_models import TEXTS
+from helpers.serving import JSON, Question, Server, at_once
+from helpers.text_models import PAIRS, TEXTS, built
 
 import zoo
 
-from .conftest import Server
-from .test_mixed_models import Question, at_once
-from .test_server import JSON
-
 pytestmark = pytest.mark.slow
-PAIRS = [[text, TEXTS[0]] for text in TEXTS]
-
-
-def made(path: Path, labels: int) -> Path:
-    """A model of texts of its own, built up to int8."""
-    (path / "theirs").mkdir(parents=True)
-    text_models.write(path / "theirs", labels=labels)
-    zoo.import_model(path / "theirs", path / "ours")
-    data = path / "data.tsv"
-    data.write_text("\n".join("\t".join(pair) if labels else pair[0] for pair in PAIRS * 30))
-    zoo.calibrate(path / "ours", str(data), samples=16)
-    zoo.build(path / "ours")
-    card = path / "ours" / "card.json"
-    card.write_text(json.dumps({**json.loads(card.read_text()), "name": f"texts-{labels}"}))
-    return path / "ours"
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return [made(tmp_path_factory.mktemp("texts"), labels) for labels in (0, 1)]
+    return [built(tmp_path_factory.mktemp("texts"), labels) for labels in (0, 1)]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,167 @@
+"""A server of models as a process of its own, a client of it, and requests."""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+WAIT = 120.0  # seconds until the models are open: the first time their files are made
+CLIENTS = 64
+TSV, JSON = "text/tab-separated-values", "application/json"
+RUN, MT, SHOP, CIFAR = (
+    f"/v1/models/{name}:run" for name in ("wide-deep-criteo", "multi30k-en-de", "shop-clicks", "mobilenet-v1-cifar10")
+)
+INFER = "/v2/models/wide-deep-criteo/infer"
+SENTENCES = [
+    "A man in a red jacket is riding a bicycle down the street.",
+    "Two children are playing with a dog.",
+    "A woman sits at a table and reads a newspaper.",
+    "People wait for the train.",
+    "An old man is selling fruit at the market.",
+]
+LONG = "\n".join(f"{SENTENCES[i % 5]} {i}" for i in range(1500)).encode()
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class Server:
+    """`zoo serve` with these arguments."""
+
+    def __init__(self, home: Path, *arguments: str | Path) -> None:
+        command = [sys.executable, "-m", "zoo.cli.app", "serve", *map(str, arguments), "--port", "0"]
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, "ZOO_HOME": str(home)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said: list[str] = []
+        self.url = ""
+        self._opened = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if not self._opened.wait(WAIT) or not self.url:
+            self.process.kill()
+            raise AssertionError(f"the server does not answer: {self.said}")
+
+    def _read(self) -> None:
+        for line in self.process.stderr:
+            self.said.append(line.rstrip("\n"))
+            if found := re.search(r" at (https?://\S+)$", line):
+                self.url = found[1]
+                self._opened.set()
+        self._opened.set()
+
+    def ask(self, path: str, body: bytes | None = None, kind: str = "", **headers: str) -> Answer:
+        """Status, headers and body of the answer; names of headers have _ for -."""
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        if kind:
+            given["content-type"] = kind
+        request = urllib.request.Request(self.url + path, body, given)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as found:
+                return found.status, dict(found.headers), found.read()
+        except urllib.error.HTTPError as error:
+            return error.code, dict(error.headers), error.read()
+
+    def json(self, path: str, body: bytes | None = None, kind: str = "", **headers: str) -> Any:
+        """The answer, which must be a good one."""
+        status, _, found = self.ask(path, body, kind, **headers)
+        assert status == 200, found
+        return json.loads(found)
+
+    def workers(self) -> list[int]:
+        """The processes that compute."""
+        keeper = _children(self.process.pid)
+        return sorted(child for parent in keeper for child in _children(parent))
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """The exit code after a signal."""
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+def _children(pid: int) -> list[int]:
+    text = "".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [int(each) for each in text.split()]
+
+
+def wait_until(true: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def stopped(server: Server) -> Iterator[list[int]]:
+    """The workers, which do nothing meanwhile."""
+    workers = server.workers()
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield workers
+    finally:
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def figure(server: Server, name: str) -> float:
+    """A figure of /metrics, by the beginning of its line."""
+    for line in server.ask("/metrics")[2].decode().splitlines():
+        if line.startswith(name):
+            return float(line.split()[-1])
+    return 0.0
+
+
+def talk(server: Server, data: bytes, seconds: float = 10.0) -> bytes:
+    """What comes back for some bytes until the connection is closed, or nothing more comes."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.settimeout(seconds)
+        client.sendall(data)
+        parts = []
+        with contextlib.suppress(TimeoutError):
+            while part := client.recv(1 << 16):
+                parts.append(part)
+        return b"".join(parts)
+
+
+class Question(NamedTuple):
+    """A request and what the model alone makes of it."""
+
+    path: str
+    kind: str
+    body: bytes
+    expected: list[dict[str, Any]]
+
+
+def at_once(server: Server, questions: list[Question]) -> None:
+    """Each gets its own answer, where 64 clients ask before any worker goes on."""
+
+    def ask(each: Question) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = server.json(each.path, each.body, each.kind)["results"]
+        return found
+
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as clients:
+        with stopped(server):
+            asked = [clients.submit(ask, each) for each in questions * 3]
+            wait_until(lambda: figure(server, "zoo_queue_requests") + figure(server, "zoo_working_requests") == CLIENTS)
+        for question, each in zip(questions * 3, asked, strict=True):
+            for found, expected in zip(each.result(), question.expected, strict=True):
+                assert {key: found[key] for key in expected} == expected
