@@ -49,6 +49,21 @@ def broken_off(owner, steps: int, train) -> None:
         train()
 
 
+def weights(folder: Path):
+    """The network's tensors of a model folder."""
+    import torch
+
+    return torch.load(folder / "model.pt", weights_only=True)["state_dict"]
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    import torch
+
+    left, right = weights(a), weights(b)
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
 def random_network(build, features, config):
     """A recommender of small random weights, in evaluation."""
     import torch

@@ -47,10 +47,3 @@ def weights_of(folder: Path) -> dict[str, np.ndarray]:
 def record_of(folder: Path) -> dict:
     """What training wrote of itself, without the seconds it took."""
     return {name: value for name, value in read_json(folder / "train.json").items() if name != "seconds"}
-
-
-def assert_same_weights(a: Path, b: Path) -> None:
-    left, right = weights_of(a), weights_of(b)
-    assert left.keys() == right.keys()
-    for name in left:
-        np.testing.assert_array_equal(left[name], right[name], err_msg=name)

@@ -10,6 +10,7 @@ import zlib
 import numpy as np
 import pytest
 import simplejpeg
+from helpers.color_networks import encoded
 from PIL import Image, ImageOps, features
 
 from pipelines.core.errors import RequestError
@@ -28,12 +29,6 @@ def picture(height=40, width=56, seed=0):
     rng = np.random.default_rng(seed)
     small = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
     return small.resize((width, height), Image.Resampling.BICUBIC)
-
-
-def encoded(image, kind, **options):
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 def rgb(data):

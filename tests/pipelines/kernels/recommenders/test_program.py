@@ -40,11 +40,6 @@ ROWS = np.array([9, 9, 9, 5, 0, 9], np.int32)  # column 4 is not read
 BATCHES = (0, 1, 2, 3, 4, 5, 63, 64, 65, 200)
 
 
-@pytest.fixture(params=extension.isas() or ["none"])
-def isa(request):
-    return request.param
-
-
 def codes(rng, *shape, most=CODES):
     return rng.integers(-most, most + 1, shape).astype(np.int16)
 

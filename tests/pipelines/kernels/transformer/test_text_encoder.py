@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from helpers.arrays import floats
+from helpers.text_programs import check_independence, check_reference
 
 from pipelines.core.errors import RequestError
 from pipelines.engines.native.texts import NativeTexts
@@ -86,38 +87,17 @@ def stored(tmp_path):
     return write
 
 
-def tokens(rng, program, lengths):
-    """(tokens, types, lengths) of random texts."""
-    total = int(sum(lengths))
-    ids = rng.integers(0, 64, total).astype(np.int32)
-    return ids, rng.integers(0, program.types, total).astype(np.int32), np.array(lengths, np.int64)
-
-
 @pytest.mark.parametrize("isa", extension.isas())
 @pytest.mark.parametrize("case", CASES)
 def test_every_instruction_set_returns_the_bits_of_the_reference(rng, stored, case, isa):
     program = made(rng, **CASES[case])
-    ids, types, lengths = tokens(rng, program, [1, 2, 7, 16, 17, 33, 80])
-    ends = np.cumsum(lengths)
-    wanted = [text_reference.compute(program, ids[a:b], types[a:b]) for a, b in zip(ends - lengths, ends, strict=True)]
-    found = NativeTexts(stored(program), isa=isa).compute(ids, types, lengths)
-    assert np.array_equal(found, np.stack(wanted))
-    assert np.ptp(found) > 0
+    check_reference(rng, stored(program), program, [1, 2, 7, 16, 17, 33, 80], isa)
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7])
 def test_a_text_does_not_depend_on_batch_order_or_threads(rng, stored, threads):
     program = made(rng, types=2)
-    native = NativeTexts(stored(program))
-    ids, types, lengths = tokens(rng, program, rng.integers(1, 70, 40))
-    together = native.compute(ids, types, lengths)
-    assert np.array_equal(NativeTexts(stored(program), threads).compute(ids, types, lengths), together)
-    ends = np.cumsum(lengths)
-    places = [np.arange(a, b) for a, b in zip(ends - lengths, ends, strict=True)]
-    for i, each in enumerate(places[:8]):
-        assert np.array_equal(native.compute(ids[each], types[each], lengths[i : i + 1])[0], together[i])
-    back = np.concatenate(places[::-1])
-    assert np.array_equal(native.compute(ids[back], types[back], lengths[::-1])[::-1], together)
+    check_independence(rng, stored(program), program, threads)
 
 
 def attention_alone(rng, size, scale=1.0, biased=False, longest=200):

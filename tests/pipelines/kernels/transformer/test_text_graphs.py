@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the train extra")
 pytest.importorskip("transformers", reason="needs the test extra")
 from helpers import text_models
+from helpers.text_programs import check_independence, check_reference, tokens
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -13,7 +14,6 @@ from pipelines.engines.native.texts import NativeTexts, store
 from pipelines.graph import edit, io
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import program_file
-from pipelines.kernels.transformer.text import reference as text_reference
 from pipelines.kernels.transformer.text.from_graph import text_program
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason="there are no kernels")
@@ -46,38 +46,15 @@ def graph(tmp_path_factory):
     return get
 
 
-def tokens(rng, program, lengths):
-    """(tokens, types, lengths) of random texts."""
-    total = int(sum(lengths))
-    ids = rng.integers(0, 64, total).astype(np.int32)
-    return ids, rng.integers(0, program.types, total).astype(np.int32), np.array(lengths, np.int64)
-
-
 @pytest.mark.parametrize("isa", extension.isas())
 @pytest.mark.parametrize("case", CASES)
 def test_every_instruction_set_returns_the_bits_of_the_reference(rng, graph, case, isa):
-    program = text_program(io.load(graph(case)))
-    ids, types, lengths = tokens(rng, program, [1, 2, 7, 16, 17, 33])
-    ends = np.cumsum(lengths)
-    wanted = [text_reference.compute(program, ids[a:b], types[a:b]) for a, b in zip(ends - lengths, ends, strict=True)]
-    found = NativeTexts(graph(case), isa=isa).compute(ids, types, lengths)
-    assert np.array_equal(found, np.stack(wanted))
-    assert np.ptp(found) > 0
+    check_reference(rng, graph(case), text_program(io.load(graph(case))), [1, 2, 7, 16, 17, 33], isa)
 
 
 @pytest.mark.parametrize("case", ["bert mean", "bert pairs", "mpnet"])
 def test_a_text_does_not_depend_on_batch_order_or_threads(rng, graph, case):
-    native = NativeTexts(graph(case))
-    program = text_program(io.load(graph(case)))
-    ids, types, lengths = tokens(rng, program, rng.integers(1, 70, 40))
-    together = native.compute(ids, types, lengths)
-    assert np.array_equal(NativeTexts(graph(case), threads=3).compute(ids, types, lengths), together)
-    ends = np.cumsum(lengths)
-    places = [np.arange(a, b) for a, b in zip(ends - lengths, ends, strict=True)]
-    for i, each in enumerate(places[:8]):
-        assert np.array_equal(native.compute(ids[each], types[each], lengths[i : i + 1])[0], together[i])
-    back = np.concatenate(places[::-1])
-    assert np.array_equal(native.compute(ids[back], types[back], lengths[::-1])[::-1], together)
+    check_independence(rng, graph(case), text_program(io.load(graph(case))), 3)
 
 
 def test_a_stored_program_is_the_same(rng, graph, tmp_path):

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.trainings import weights
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -63,10 +64,6 @@ def torchrun(log, tmp_path_factory):
     command += ["train", "deepfm", "--data", str(log), "-o", str(folder), *words]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
     return folder
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(folder / "model.pt", weights_only=True)["state_dict"]
 
 
 def workers() -> list[int]:

@@ -3,17 +3,13 @@
 import numpy as np
 import pytest
 from helpers.arrays import normals
-from helpers.rewriting import model, ops, reasons, rewritten, run
+from helpers.rewriting import integers, model, ops, reasons, rewritten, run
 
 from pipelines.graph import query
 from pipelines.rewrites.driver import rewrite
 from zoo.recommenders.export.rewrites import FuseParallelEmbedding, FuseParallelSum, passes_without_header
 
 EMBEDDINGS, SUM = "FuseParallelEmbedding", "FuseParallelSum"
-
-
-def integers(*values):
-    return np.array(values, np.int64)
 
 
 # how exporters take column c of the ids

@@ -13,11 +13,11 @@ from pipelines.core.files import read_json, sha256
 from zoo.recommenders.data.features import Features
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
+from helpers.trainings import assert_same_weights  # noqa: E402
 from helpers.wide_deep_training import (  # noqa: E402
     COUNTS,
     MADE,
     TINY,
-    assert_same_weights,
     record_of,
     weights_of,
     write_log,

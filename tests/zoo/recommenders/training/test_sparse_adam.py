@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.trainings import TwoProcesses
+from helpers.trainings import TwoProcesses, assert_same_weights, weights
 
 from zoo.training.runs import Processes
 
@@ -89,10 +89,6 @@ def log(tmp_path_factory):
     return path
 
 
-def weights(folder):
-    return torch.load(folder / "model.pt", weights_only=True)["state_dict"]
-
-
 @pytest.mark.parametrize("at", [2, 5])
 def test_resuming_gives_the_same_weights(log, tmp_path, monkeypatch, at, capsys):
     """Broken off in the search, and in the refit."""
@@ -111,8 +107,7 @@ def test_resuming_gives_the_same_weights(log, tmp_path, monkeypatch, at, capsys)
         patch.setattr(torch, "save", save)
         training.train(deepfm.DeepFM, str(log), broken, config=CONFIG)
     training.train(deepfm.DeepFM, str(log), broken, config=CONFIG, resume=True)
-    for name, each in weights(whole).items():
-        assert torch.equal(each, weights(broken)[name]), name
+    assert_same_weights(whole, broken)
 
 
 def test_dense_and_lazy_tables_learn_the_same(log, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from helpers.trainings import TwoProcesses
+from helpers.trainings import TwoProcesses, assert_same_weights, weights
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -212,15 +212,6 @@ def build():
     return importlib.import_module("zoo.recommenders.models.deepfm").DeepFM
 
 
-def weights(folder):
-    return torch.load(folder / "model.pt", weights_only=True)["state_dict"]
-
-
-def same(a, b):
-    assert a.keys() == b.keys()
-    assert all(torch.equal(a[name], b[name]) for name in a)
-
-
 @pytest.mark.parametrize("at", [2, 4])
 def test_resuming_gives_the_same_weights(log, tmp_path, monkeypatch, at):
     """Broken off in the search, and in the refit."""
@@ -241,7 +232,7 @@ def test_resuming_gives_the_same_weights(log, tmp_path, monkeypatch, at):
     with pytest.raises(RequestError, match="made with epochs 3"):
         training.train(build(), str(log), broken, config=config(epochs=4), resume=True)
     training.train(build(), str(log), broken, config=config(), resume=True)
-    same(weights(whole), weights(broken))
+    assert_same_weights(whole, broken)
 
 
 def in_processes(data: str, folder: str, *, resume: bool) -> None:

@@ -9,7 +9,7 @@ from pipelines.core.files import read_json
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 
-from helpers.wide_deep_training import assert_same_weights  # noqa: E402
+from helpers.trainings import assert_same_weights  # noqa: E402
 
 from zoo.api import compression  # noqa: E402
 from zoo.recommenders.models.wide_deep import WIDE_DEEP  # noqa: E402

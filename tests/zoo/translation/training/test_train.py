@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.trainings import TwoProcesses, broken_off
+from helpers.trainings import TwoProcesses, assert_same_weights, broken_off, weights
 
 import zoo
 from pipelines.core import machine
@@ -48,16 +48,6 @@ def quick(pairs, tmp_path_factory):
     """(folder, metrics) of a short run."""
     folder = tmp_path_factory.mktemp("quick") / "model"
     return folder, train(pairs, folder, config=QUICK)
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(folder / "model.pt", weights_only=True)["state_dict"]
-
-
-def assert_same_weights(a: Path, b: Path) -> None:
-    left, right = weights(a), weights(b)
-    assert left.keys() == right.keys()
-    assert [name for name in left if not torch.equal(left[name], right[name])] == []
 
 
 def corpus(language, count: int = 60) -> data.Corpus:

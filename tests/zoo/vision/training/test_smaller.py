@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from helpers.rounding import one_thread  # noqa: F401
 from helpers.trainings import broken_off, write_images
 
 import zoo
@@ -37,15 +38,6 @@ STRATEGY = {
         {"kind": "qat", "from": 2, "to": 3},
     ],
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """For what is trained once for all tests, too: another number of threads gives other sums."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", autouse=True)

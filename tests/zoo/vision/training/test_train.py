@@ -3,11 +3,10 @@
 import copy
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.trainings import COLORS, TwoProcesses, broken_off, write_images
+from helpers.trainings import COLORS, TwoProcesses, assert_same_weights, broken_off, weights, write_images
 from PIL import Image
 
 from pipelines.core.errors import RequestError, ZooError
@@ -57,17 +56,6 @@ def trained(tmp_path_factory, pictures):
     folder = tmp_path_factory.mktemp("trained") / "model"
     config = replace(TINY, epochs=8, augmix=0.2)
     return folder, fit(build, pictures, folder, config=config)
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(folder / "model.pt", weights_only=True)["state_dict"]
-
-
-def assert_same_weights(a: Path, b: Path) -> None:
-    left, right = weights(a), weights(b)
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
 
 
 def test_a_run_leaves_its_files_and_nothing_else(trained, pictures):
