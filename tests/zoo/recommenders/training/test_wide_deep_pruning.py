@@ -54,7 +54,7 @@ def test_units_that_are_silent_go_first_and_change_nothing(model):
             network.deep[k].bias[5:21] = 0
         network.embeddings.table(0)[:, :16] = 0
         network.embeddings.table(1)[:, 16:] = 0  # other columns in each table
-    config, smaller = model._cut({"deep.0": 48, "deep.3": 32, "embeddings": 16})
+    config, smaller = model._pruned({"deep.0": 48, "deep.3": 32, "embeddings": 16})
     assert (config.hidden, config.embedding_size) == ((48, 32), 16)
     assert [list(each.weight.shape) for each in smaller.deep if hasattr(each, "weight")] == [
         [48, 35],
