@@ -82,7 +82,7 @@ class ShardedRun:
         threads: Number of intra-op threads.
         batch_size: Batch size; None for the default of the task.
         on_error: Handling of invalid rows, see `zoo.run`; None for the default of the task.
-        **more: Options of `Pipeline.run` for the family.
+        **run_options: Options of `Pipeline.run` for the family.
 
     Attributes:
         plan: Content of the plan file.
@@ -105,7 +105,7 @@ class ShardedRun:
         threads: int = 1,
         batch_size: int | None = None,
         on_error: str | None = None,
-        **more: Any,
+        **run_options: Any,
     ) -> None:
         self.folder = Path(output)
         if str(output) == "-" or not inputs:
@@ -117,7 +117,7 @@ class ShardedRun:
         pipeline_type = loaded.entry.pipeline()
         if engine == "auto":
             engine = "native" if precision == "int8" and "native" in pipeline_type.engines(loaded) else "onnxruntime"
-        if unknown := more.keys() - {option.name for option in loaded.entry.run_options}:
+        if unknown := run_options.keys() - {option.name for option in loaded.entry.run_options}:
             raise RequestError(f"{model} has no option {', '.join(sorted(unknown))}; other families do")
         formats = FORMATS if pipeline_type.PARTS == "lines" else FORMATS[1:]
         suffix = format or formats[0]
@@ -125,7 +125,7 @@ class ShardedRun:
             raise RequestError(f"found the format {format}, expected {', '.join(formats)}")
         self.pipeline = zoo.pipeline(model, precision, engine, threads, batch_size)
         self.on_error = on_error or self.pipeline.ON_ERROR
-        self.options = more
+        self.options = run_options
         settings = {
             "version": IMAGES_VERSION if pipeline_type.PARTS == "files" else VERSION,
             "model": loaded.card.name,
@@ -133,7 +133,7 @@ class ShardedRun:
             "precision": precision,
             "engine": engine,
             "on_error": self.on_error,
-            "options": more,
+            "options": run_options,
             "format": suffix,
             "inputs": [name if name == "-" else remote_files.absolute(name) for name in inputs],
         }

@@ -57,7 +57,7 @@ def train_on_ray(
         workers: Number of processes, or "MIN:MAX" to take what is available.
         cores: Cores per worker.
         address: Cluster address or "auto"; None for a local cluster.
-        storage: Shared folder or fsspec URL for checkpoints; None for a folder beside `output`.
+        storage: Shared folder or fsspec URL for checkpoints; None for a folder next to `output`.
         resume: Continue from the checkpoints in `storage`.
         **options: Options of `zoo.train` or `zoo.finetune`.
 

@@ -77,7 +77,7 @@ class ParsedJob(NamedTuple):
         job: The job.
         batch: Model inputs.
         samples: Number of samples.
-        context: Data that its response needs beside the outputs, from `Handler.parse`; "infer": the parsed request.
+        context: Context of `Handler.parse`, which its response needs; for "infer", the parsed request.
         error: Response of a job that cannot be parsed.
     """
 

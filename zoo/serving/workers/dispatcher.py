@@ -393,7 +393,7 @@ class Dispatcher:
         return bool(self.models and self.models[model]["streams"])
 
     def _accepts(self, connection: WorkerConnection, streams: bool) -> bool:
-        """Whether a worker takes another job: it computes one batch at a time, beside its streams."""
+        """Whether a worker takes another job: it computes one batch at a time, in parallel with streams."""
         if not connection.ready or connection.retiring:
             return False
         return connection.streamed_jobs < self.max_batch if streams else not connection.batched_jobs
