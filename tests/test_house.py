@@ -180,7 +180,7 @@ TASKS = ("recommenders", "translation", "texts", "vision")
 ROOMS = {task: {"training"} for task in TASKS} | {
     "training": set(),
     "api": {"training", "recommenders"},
-    "cli": {"api", "training", "recommenders"},
+    "cli": {"api", "training"},
     "serving": set(),
     "distributed": {"api", "training", "serving"},
 }

@@ -31,11 +31,11 @@ from pipelines.core.progress import progress
 from pipelines.engines.catalog import load
 from pipelines.engines.session import Runnable
 
-ROUND_SECONDS = 0.1  # one turn of one configuration
-WINDOW_SECONDS = 1.0  # one turn of all instances of one configuration
-WARM_SECONDS = 0.05  # before a window: caches warm again after the others' turns
-BATCHES = 8  # so many batches of different rows keep a cache from serving the same rows again and again
-GRACE_SECONDS = 15.0  # for a worker to leave by itself; a loaded machine may need some
+ROUND_SECONDS = 0.1  # seconds per turn of a configuration
+WINDOW_SECONDS = 1.0  # seconds per turn of all instances of a configuration
+WARM_SECONDS = 0.05  # seconds of warm-up before a window
+BATCHES = 8  # different batches, so that caches do not hold the same rows
+GRACE_SECONDS = 15.0  # seconds for a worker to exit
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _seconds(session: Runnable, batch: Batch) -> float:
 
 
 def _calls(session: Runnable, batch: Batch) -> int:
-    """How many calls fill one turn."""
+    """Returns the number of calls per turn."""
     session.run(batch)
     return int(np.clip(ROUND_SECONDS / max(_seconds(session, batch), 1e-7), 1, 2000))
 
@@ -190,7 +190,7 @@ def memory_mb(configuration: Configuration, batch: Batch, threads: int) -> float
 
 
 def pinned(count: int, threads: int = 1) -> list[list[int]]:
-    """Assigns processors of this process to instances, none to two.
+    """Assigns the processors of this process to instances; no two instances share one.
 
     Args:
         count: Number of instances.
@@ -308,7 +308,7 @@ def _memory(
 
 @contextlib.contextmanager
 def _saved(batch: Batch) -> Iterator[dict[str, str]]:
-    """The arrays in files that last as long as the context: {name: path}."""
+    """Context with arrays saved as files: {name: path}."""
     with tempfile.TemporaryDirectory() as folder:
         paths = {name: str(Path(folder) / f"{index}.npy") for index, name in enumerate(batch)}
         for name, array in batch.items():
@@ -341,7 +341,7 @@ class _Worker:
             print(json.dumps(request), file=self.process.stdin, flush=True)
 
     def hear(self) -> dict[str, Any]:
-        """The next answer; ZooError with one line where the worker failed."""
+        """Returns the next answer; raises ZooError if the worker failed."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.endswith("\n"):
@@ -380,7 +380,7 @@ def _workers(
     threads: int,
     cores: Sequence[Sequence[int]],
 ) -> Iterator[list[_Worker]]:
-    """A worker a member of `cores`, each with the model open and warm; none is left when the context ends."""
+    """Context with one worker per member of `cores`, each with an open and warm model."""
     workers: list[_Worker] = []
     try:
         for index, own in enumerate(cores):
@@ -407,7 +407,7 @@ def _workers(
 
 
 def _serve() -> None:
-    """The worker: requests are lines of JSON on stdin, each answered by one line on stdout; it ends with stdin.
+    """Runs a worker: answers each line of JSON on stdin with one line on stdout; ends with stdin.
 
     First {"path", "engine", "precision", "opener", "threads", "cores": [processor], "inputs": {name: .npy file},
     "batch_size", "begin": the part of the rows to begin after, 0 to 1} opens and warms up, answered by {"peak_mb"};
@@ -451,7 +451,7 @@ def _batches(request: dict[str, Any]) -> list[Batch]:
 
 
 def _window(session: Runnable, batches: Iterator[Batch], seconds: float) -> list[int]:
-    """Nanoseconds of each call, one after the other, until the time is over."""
+    """Returns the nanoseconds of consecutive calls until the time is over."""
     taken = []
     now = time.perf_counter_ns()
     end = now + int(seconds * 1e9)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pipelines.core import files
 
-TERMINAL = 120  # columns
+TERMINAL = 120  # columns of a terminal
 
 
 class Report(NamedTuple):
@@ -39,7 +39,11 @@ def reports(folder: Path, kind: str) -> list[Report]:
 
 
 def newest(candidates: Sequence[Report]) -> Report:
-    """Returns the report measured with the newest engines."""
+    """Returns the report measured with the newest engines.
+
+    Args:
+        candidates: Reports.
+    """
 
     def versions(report: Report) -> list[list[int]]:
         stated = report.content["environment"]["versions"]
@@ -51,19 +55,31 @@ def newest(candidates: Sequence[Report]) -> Report:
 
 
 def cpu_name(report: Report) -> str:
-    """Returns the CPU of a report without trademarks, e.g. "AMD EPYC"; "Intel Xeon with AMX" if it has tiles."""
+    """Returns the CPU of a report without trademarks, e.g. "AMD EPYC"; "Intel Xeon with AMX" if it has tiles.
+
+    Args:
+        report: Report.
+    """
     environment = report.content["environment"]
     name = re.sub(r"\((R|TM)\)| Processor\b| CPU\b| @ .*", "", environment["cpu"])
     return f"{name} with AMX" if "amx_int8" in environment["isa"] else name
 
 
 def cpu(report: Report) -> str:
-    """Returns name, family and model of the CPU of a report, e.g. "AMD EPYC 25/17"."""
+    """Returns name, family and model of the CPU of a report, e.g. "AMD EPYC 25/17".
+
+    Args:
+        report: Report.
+    """
     return f"{cpu_name(report)} {report.content['environment']['cpu_model']}"
 
 
 def cpu_column(report: Report) -> str:
-    """Returns maker, family and model of the CPU of a report for a narrow column head, e.g. "AMD 25/17"."""
+    """Returns maker, family and model of the CPU of a report for a narrow column head, e.g. "AMD 25/17".
+
+    Args:
+        report: Report.
+    """
     return f"{cpu_name(report).split()[0]} {report.content['environment']['cpu_model']}"
 
 
@@ -89,7 +105,7 @@ def source(report: Report, page: Path) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table, whose columns are aligned where its lines fit into a terminal of 120 columns.
+    """Renders a table; columns are aligned if its lines fit into a terminal of 120 columns.
 
     Args:
         columns: The heads.

@@ -71,7 +71,7 @@ def against_fp32(
         compare: Compares fp32 outputs with others; returns {"difference", "interval"}.
 
     Returns:
-        {"metrics": metrics by precision, and the result of `compare` for the first precision beside fp32; "others":
+        {"metrics": metrics by precision, and the result of `compare` for the first precision besides fp32; "others":
         further results by precision}.
     """
     compared = {name: compare(outputs["fp32"], output) for name, output in outputs.items() if name != "fp32"}

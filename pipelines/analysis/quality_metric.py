@@ -117,7 +117,7 @@ class OutputMetric:
         if x[first].shape != y[first].shape:
             raise MetricError(
                 f"output {first} has shape {x[first].shape} of the float model and {y[first].shape} of an int8 one, "
-                "which cannot be compared; judge the model without the operator that chooses results"
+                "which cannot be compared; evaluate the model without the operator that selects results"
             )
         if not np.isfinite(y[first]).all():
             return QualityDrop(float("inf"))
@@ -173,7 +173,7 @@ def _digest(arrays: Batch) -> str:
 
 
 def _metric(x: NDArray[Any], labels: NDArray[Any] | None) -> tuple[str, Callable[[NDArray[Any]], float]]:
-    """The metric for a float model's output `x`, and what computes it of another output; 1 is best."""
+    """Returns the metric for outputs of the shape of `x`, and the function that computes it; 1 is best."""
     classes = x.ndim == 2 and x.shape[1] > 1
     if labels is None:
         if classes:

@@ -34,8 +34,8 @@ from pipelines.quantization.calibration.table import CalibrationTable, TensorRan
 from pipelines.quantization.quantizer import QuantReport
 from pipelines.rewrites.driver import CleanUp
 
-MEMORY = 256e6  # bytes of intermediate results held at once, of all graphs together
-CUT = 256  # samples run at once at most
+MEMORY = 256e6  # maximum bytes of intermediate results of all graphs
+CUT = 256  # maximum samples per run
 FLOATS = ("f32", "f16", "bf16", "f64")
 INTEGER_KERNELS = (
     "DynamicQuantize",
@@ -46,7 +46,7 @@ INTEGER_KERNELS = (
 )  # whatever type their first input has
 QDQ = ("QuantizeLinear", "DequantizeLinear")
 FIRST = 16  # samples that engines run
-FLOAT_SUFFIX = "@float"  # ends the name of an input that takes the float model's value of a tensor
+FLOAT_SUFFIX = "@float"  # suffix of inputs that take the float value of a tensor
 
 
 def explain(
@@ -225,12 +225,12 @@ class _RoundedTensor:
 
 
 def _stem(name: str) -> str:
-    """The name of the float tensor that a value of the int8 model is the quantized or dequantized form of."""
+    """Returns the name of the float tensor that a value of the int8 model represents."""
     return re.sub(r"(\.(de)?quantized(_\d+)?)+$", "", name)
 
 
 def _end(node: ir.Node, known: set[str]) -> str:
-    """The float tensor that a dynamically quantized product ends in, some nodes later; "" where there is none."""
+    """Returns the float tensor that ends a dynamically quantized product; "" if there is none."""
     out = node.outputs[0]
     while str(out.name) not in known:
         if (user := query.sole_user(out)) is None:
@@ -240,7 +240,7 @@ def _end(node: ir.Node, known: set[str]) -> str:
 
 
 class _Comparison:
-    """The float and the int8 graph, and every operator of the int8 graph on the float graph's results."""
+    """The float and the int8 graph, and every operator of the int8 graph on the results of the float graph."""
 
     def __init__(self, float_model: ir.Model, int8_model: ir.Model, table: CalibrationTable) -> None:
         self.float, self.int8 = float_model.clone(), int8_model.clone()
@@ -300,7 +300,7 @@ class _Comparison:
         self.seen, self.first = 0, dict[str, NDArray[Any]]()
 
     def probe(self, feed: Batch) -> int:
-        """Open the sessions and return how many samples to run at once, by the size of the results of these few."""
+        """Opens the sessions; returns the number of samples per run, by the size of the results of a few samples."""
         names = sorted(
             {_stem(name) for name in self.outputs.values()} | (set(self.tensors) - self.inputs) | set(self.results)
         )
@@ -317,7 +317,7 @@ class _Comparison:
         return self.fixed or int(np.clip(MEMORY * length(feed) / max(heaviest, 1), 1, CUT))
 
     def measure(self, feed: Batch) -> None:
-        """Add what these samples show."""
+        """Adds the measurements of samples."""
         for name in self.inputs:
             self.tensors[name].add(np.asarray(feed[name]))
         for group in self._groups:
@@ -335,7 +335,7 @@ class _Comparison:
 
 
 class _TensorGroup:
-    """Sessions over a group of tensors that fits the memory: the float graph, the int8 graph, its operators alone."""
+    """Sessions for a group of tensors that fits the memory: float graph, int8 graph, single int8 operators."""
 
     def __init__(self, comparison: _Comparison, names: Sequence[str]) -> None:
         self.names = names
@@ -367,7 +367,7 @@ class _TensorGroup:
         )
 
     def run(self, feed: Batch) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """(float results, those of the int8 graph, those of its operators alone) by name."""
+        """Returns the results of the float graph, of the int8 graph, and of its single operators, by name."""
         a, b, c = self._sessions
         x = dict(zip(self._x, _run(a, feed), strict=True))
         chain = dict(zip(self._chain, _run(b, feed), strict=True)) if self._chain else {}
@@ -377,7 +377,7 @@ class _TensorGroup:
 
 
 def _session(model: ir.Model, names: Sequence[str]) -> Any:
-    """A reference session (every optimization off) that can return these values."""
+    """Opens a reference session, without optimizations, that returns these values."""
     copy = model.clone()
     values = {str(out.name): out for node in copy.graph for out in node.outputs}
     copy.graph.outputs.clear()
@@ -432,7 +432,7 @@ def _cut(samples: Iterable[Batch], fixed: int, probe: Any) -> Iterator[Batch]:
 def _ran(
     engine: str, model: ir.Model, operators: Sequence[Mapping[str, Any]], batch: Batch, expected: Batch
 ) -> dict[str, Any]:
-    """What one engine made of the model: its outputs against the float ones, and from its own profile what it ran.
+    """Runs the model in an engine; returns the SQNR of its outputs and the operators of its profile.
 
     A fallback is an operator that is int8 in the file and ran in float.
     """
@@ -462,11 +462,11 @@ def _ran(
 
 
 def _reference(model: ir.Model) -> Runnable:
-    """onnxruntime, whose results engines are held to."""
+    """Returns the onnxruntime session that engines are validated against."""
     return OnnxRuntimeSession(Path("int8.onnx"), 1, ir.to_proto(model).SerializeToString())
 
 
 def _operator(kernel: str, names: set[str]) -> str | None:
-    """The operator that an engine's kernel computes: engines append to its name (`_token_3`, `/WithoutBiases`)."""
+    """Returns the operator that a kernel of an engine computes; engines append to its name (`_token_3`)."""
     fitting = [each for each in names if kernel == each or kernel.startswith((f"{each}_", f"{each}/"))]
     return max(fitting, key=len, default=None)

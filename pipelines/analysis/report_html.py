@@ -68,8 +68,8 @@ svg text.m{font-weight:bold}.all{display:grid;grid-template-columns:repeat(auto-
 .t{font-size:12px;min-width:0}.t b,.t span{display:block;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
 .float{color:var(--red)}.int8{color:var(--green)}.b{color:var(--blue)}.r{color:var(--red)}summary{cursor:pointer;margin:1em 0}"""
 BLUE, RED = "var(--blue)", "var(--red)"
-WORST = 12  # layers in the table of the most damaging ones, and in the plot by number
-SHOWN = 24  # tensors that are shown at once
+WORST = 12  # layers in the table of largest errors, numbered in the plot
+SHOWN = 24  # tensors that are shown initially
 
 
 def page(report: Mapping[str, Any]) -> str:
@@ -175,7 +175,7 @@ def _axes(
     x_title: str,
     y_title: str,
 ) -> str:
-    """Ticks ([position, label]) and titles of a plot whose frame leaves 60 pixels to the left and 36 below."""
+    """Renders ticks ([position, label]) and titles of a plot with margins of 60 pixels left and 36 below."""
     marks = [f'<text x="{x:.1f}" y="{height - 20}" text-anchor="middle">{_text(label)}</text>' for x, label in xs]
     for y, label in ys:
         marks.append(f'<line x1="60" x2="{width - 10}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
@@ -188,7 +188,7 @@ def _axes(
 
 
 def _scale(values: Sequence[float], start: float, end: float) -> tuple[Any, list[tuple[float, str]]]:
-    """(value -> pixel, ticks) of a linear axis that holds all values with a little room."""
+    """Returns (value -> pixel, ticks) of a linear axis with a small margin."""
     low, high = min(values), max(values)
     room = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
     low, high = low - room, high + room
@@ -241,7 +241,7 @@ def _layers_plot(operators: Sequence[Mapping[str, Any]], worst: Sequence[str]) -
 
 
 def _wide(width: int, height: int, content: str) -> str:
-    """A plot as wide as the page, which scrolls where that is too narrow for it."""
+    """Renders a plot as wide as the page; narrow pages scroll it."""
     return f'<div class="wide"><svg viewBox="0 0 {width} {height}" width="100%">{content}</svg></div>'
 
 
@@ -250,7 +250,7 @@ def _mark(x: float, y: float, text: str) -> str:
 
 
 def _trials(trials: Sequence[Mapping[str, Any]]) -> str:
-    """Quality lost against latency of every recipe that was tried, as a plot and a table."""
+    """Renders quality drop against latency of all trials, as a plot and a table."""
     shown = sorted(
         (each for each in trials if each.get("drop") is not None and each.get("milliseconds")),
         key=lambda t: t["milliseconds"],
@@ -318,7 +318,7 @@ def _engine(name: str, engine_report: Mapping[str, Any]) -> str:
 
 
 def _ranges(tensors: Mapping[str, Mapping[str, Any]]) -> str:
-    """Every quantized tensor; those that lose most by their own rounding first."""
+    """Renders the ranges of all quantized tensors, sorted by rounding error."""
     order = sorted(tensors, key=lambda name: (tensors[name]["sqnr_db"] is None, tensors[name]["sqnr_db"]))
     drawn = [_tensor(name, tensors[name]) for name in order]
     first = f'<div class="all">{"".join(drawn[:SHOWN])}</div>'
@@ -336,7 +336,7 @@ def _ranges(tensors: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _tensor(name: str, tensor: Mapping[str, Any]) -> str:
-    """A small histogram with the chosen range."""
+    """Renders a small histogram with the range."""
     width, height, margin = 220, 70, 4
     low, high = min(tensor["minimum"], tensor["low"]), max(tensor["maximum"], tensor["high"])
     span = (high - low) or 1.0

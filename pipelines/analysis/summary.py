@@ -30,11 +30,11 @@ from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq import layers
 from pipelines.quantization.quantizer import QuantReport, clean_up
 
-LOW = 20.0  # dB of SQNR: an error of a tenth of the outputs' size, where labels begin to change
-SLOWER = 0.95  # of the float model's speed; a brief timing varies by a few percent
-SAMPLES = 16  # that the SQNR is measured on
+LOW = 20.0  # dB of SQNR below which labels begin to change
+SLOWER = 0.95  # speedup below which int8 counts as slower; short timings vary by a few percent
+SAMPLES = 16  # samples to measure the SQNR on
 NAMED = 3  # operators in a warning
-SHAPES = ("Shape", "ConstantOfShape", "Size", "Range", "Constant")  # arithmetic on shapes, which is no news
+SHAPES = ("Shape", "ConstantOfShape", "Size", "Range", "Constant")  # shape arithmetic, which is not listed
 
 
 def summarize(
@@ -92,18 +92,18 @@ def summarize(
 
 
 def _few(model: ir.Model, samples: Iterable[Batch], fixed: int | None) -> list[Batch]:
-    """Up to `SAMPLES` samples one at a time, or as many at once as the graph takes."""
+    """Returns up to `SAMPLES` samples one at a time, or in the fixed batch size of the graph."""
     return list(itertools.islice(sample_chunks(model, samples, 1), max(SAMPLES // (fixed or 1), 1)))
 
 
 def _fixed(model: ir.Model) -> int | None:
-    """The batch size that all inputs fix, else None."""
+    """Returns the fixed batch size of all inputs, or None."""
     sizes = {(query.dimensions(each) or [None])[0] for each in model.graph.inputs}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def _costs(model: ir.Model, batch: Batch) -> dict[str, int]:
-    """{operator: multiplications of a layer, else the elements of its results}, by running it; {} where it does not."""
+    """Runs the model; returns {operator: multiplications of a layer, or elements of its results}, {} if it fails."""
     copy = model.clone()
     clean_up(copy)
     names = [str(out.name) for node in copy.graph for out in node.outputs if out.name]
@@ -156,10 +156,10 @@ def _speed(
                     continue
                 exact, ms = _timed(sessions, batch)
             except ZooError:
-                continue  # an engine that does not run it
+                continue  # the engine does not support the graph
             speed[engine], milliseconds[engine] = round(exact / ms, 3), ms
             floats[exact] = sessions[0]
-        with contextlib.suppress(ZooError):  # a graph that these kernels do not compute
+        with contextlib.suppress(ZooError):  # the kernels do not support the graph
             native = catalog.load(paths[1], "native")
             if reference is not None and (why := why_wrong("native", native, reference, batch)):
                 wrong["native"] = why
@@ -171,7 +171,7 @@ def _speed(
 
 def _timed(sessions: Sequence[Runnable], batch: Batch) -> tuple[float, float]:
     exact, ms = measure(sessions, batch)
-    if exact < SLOWER * ms:  # another process may have taken the core in one of few turns
+    if exact < SLOWER * ms:  # another process may have disturbed the timing
         exact, ms = max((exact, ms), tuple(measure(sessions, batch)), key=lambda pair: pair[0] / pair[1])
     return exact, ms
 
@@ -211,7 +211,7 @@ def _warnings(found: dict[str, Any], damaging: Any) -> list[str]:
 def _damaging(
     float_model: ir.Model, int8_model: ir.Model, quantized: QuantReport, table: CalibrationTable, few: list[Batch]
 ) -> list[str]:
-    """The int8 operators of least SQNR of their own."""
+    """Returns the int8 operators of lowest SQNR on their own."""
     try:
         noise = report.noise_of_layers(float_model, int8_model, quantized, table, few)
     except ZooError:

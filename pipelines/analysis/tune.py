@@ -49,21 +49,21 @@ from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3  # of the log: raise it where the same settings make another model than before
-TIE = 1.05  # latencies closer than this are the same: the better model is kept
+FORMAT = 3  # version of the log; increment it if the same settings give another model
+TIE = 1.05  # ratio of latencies that count as equal; the better model is kept
 MEASURED = ("drop", "sqnr_db", "metric", "metrics", "milliseconds", "error")
-SEARCH_COST = 4  # trials of the default recipe that the first searched one takes, about
-PROBES = 24  # layers that are tried in float one at a time
-FIRST = 0.8  # of the budget, that the first trial may take; the rest is for a plain one where it does not end
-FEW = 16  # samples that the plain one is calibrated on
-PROBED = 16  # samples that these are judged on
+SEARCH_COST = 4  # estimated time of the first trial with search, in trials of the default recipe
+PROBES = 24  # layers that are tried in float one by one
+FIRST = 0.8  # share of the budget for the first trial; the rest is for a plain trial
+FEW = 16  # calibration samples of the plain trial
+PROBED = 16  # samples to evaluate them on
 RECIPE = QuantRecipe()
 Trial = dict[str, Any]  # a line of the log
 Opener = Callable[[Path, str, int], Runnable]  # (model file, engine, threads) -> what runs it
 
 
 class _UncachedOpenVino(OpenVinoSession):
-    """OpenVINO for a model that is opened once: nothing is cached on disk."""
+    """OpenVINO session without a cache on disk, for models that are opened once."""
 
     cached = False
 
@@ -100,7 +100,7 @@ def tune(
 ) -> dict[str, Any]:
     """Writes the fastest int8 model whose metric drops by at most `max_drop`, or else the one of least drop.
 
-    The log is beside the output (`log_path`); Ctrl-C ends the search as the budget does.
+    The log is in the folder of the output (`log_path`); Ctrl-C ends the search as the budget does.
 
     Args:
         model: Float model after the rewrites.
@@ -153,7 +153,7 @@ def tune(
 
 @dataclass
 class _Search:
-    """State of one search; the log is its memory."""
+    """State of one search; the log stores it."""
 
     maker: Maker
     metric: QualityMetric
@@ -176,7 +176,7 @@ class _Search:
         self.shown = 0.0  # seconds, on the progress bar
 
     def open(self, engines: Sequence[str], recipe: QuantRecipe) -> None:
-        """Open the float model, take over the trials of a run before this one, choose the engine."""
+        """Opens the float model, reads the trials of an earlier run, and selects the engine."""
         self.float_path = io.save(self.maker.model.clone(), self.folder / "fp32.onnx")
         subject = {
             "format": FORMAT,
@@ -233,7 +233,7 @@ class _Search:
         return min(times, key=times.__getitem__)
 
     def run(self) -> None:
-        """The search of the module's docstring."""
+        """Runs the search described in the module docstring."""
         for observer, correct in itertools.product(OBSERVERS, (True, False)):
             base = self._try(Settings(observer, correct=correct))
             if self.trials[base]["drop"] is not None:
@@ -256,7 +256,7 @@ class _Search:
             self._leave_float(base)
 
     def _leave_float(self, base: Settings) -> None:
-        """Try `base` with 1, 2, 4, ... layers in float until the goal is met, then by bisection as few as meet it."""
+        """Tries `base` with 1, 2, 4, ... float layers until the goal is met, then bisects to the smallest number."""
         order = self._fallbacks(dataclasses.replace(base, dynamic=False))
 
         def enough(count: int) -> bool:
@@ -294,7 +294,7 @@ class _Search:
         return settings
 
     def _evaluated(self, trial: Trial, made: Made) -> Path:
-        """What a trial made as a file, whose figures go into `trial`."""
+        """Evaluates and times the file of a trial; the figures are added to `trial`."""
         path = io.save(made[0], self.folder / "trial.onnx")
         trial["sha256"] = files.sha256(path)
         graph = structure(made[0], trial["settings"]["symmetric"])
@@ -323,7 +323,7 @@ class _Search:
         self._write(path, PLAIN, made)
 
     def _make(self, settings: Settings) -> Made:
-        """`Maker.make`; the result of its search goes into the log."""
+        """Makes the model of a trial; the result of its search is added to the log."""
         before = self.maker.searched
         made = self.maker.make(settings)
         if self.maker.searched is not None and before is None:
@@ -332,7 +332,7 @@ class _Search:
         return made
 
     def _same(self, sha256: str) -> Trial:
-        """What was measured of the very same file, for another recipe; {} where there is none."""
+        """Returns the figures of an earlier trial with the same file, or {}."""
         for trial in self.trials.values():
             if trial.get("sha256") == sha256:
                 return {key: value for key, value in trial.items() if key in MEASURED}
@@ -352,11 +352,11 @@ class _Search:
         return {"drop": verdict.drop, "sqnr_db": verdict.sqnr_db, **scores, **latency}
 
     def _expected(self) -> float:
-        """Seconds that the next trial takes, about; 0 before the first."""
+        """Returns the estimated seconds of the next trial; 0 before the first."""
         return float(np.median([trial["seconds"] for trial in self.trials.values()] or [0.0]))
 
     def _require_time(self) -> None:
-        """Raise TimeIsUp where the next trial would end after the budget."""
+        """Raises TimeIsUp if the next trial would exceed the budget."""
         spent = time.monotonic() - self.start
         self.advance(spent - self.shown)
         self.shown = spent
@@ -381,7 +381,7 @@ class _Search:
         return trial["drop"] is not None and trial["drop"] <= self.max_drop + 1e-12
 
     def _better(self, base: Settings, **changes: Any) -> Settings:
-        """`base`, or where that has less error, it with `changes`, which is tried."""
+        """Returns `base`, or `base` with `changes` if its error is lower."""
         tried = self._try(dataclasses.replace(base, **changes))
         return min((base, tried), key=lambda settings: self._error(self.trials[settings]))
 
@@ -401,7 +401,7 @@ class _Search:
         return min(usable, key=lambda settings: (usable[settings]["drop"], self._error(usable[settings])), default=None)
 
     def _fallbacks(self, base: Settings) -> list[str]:
-        """The int8 layers of the base's model, those first that gain the outputs most SQNR where they stay float.
+        """Returns the int8 layers of the base's model, sorted by the gain of output SQNR in float.
 
         All are ordered by the error that they add themselves; the first `PROBES` of them are then tried one at a time.
         """

@@ -17,7 +17,11 @@ Trial = dict[str, Any]  # a line of the log
 
 
 def log_path(output: str | Path) -> Path:
-    """Returns the path of the log of the trials for a model at `output`."""
+    """Returns the path of the log of the trials for a model at `output`.
+
+    Args:
+        output: Path of the model.
+    """
     return Path(output).with_suffix(".trials.jsonl")
 
 
@@ -62,7 +66,11 @@ def structure(model: ir.Model, symmetric: bool) -> str:
 
 
 def samples_digest(samples: Iterable[Batch]) -> str:
-    """Returns the SHA-256 of calibration samples, independent of their batches."""
+    """Returns the SHA-256 of calibration samples, independent of their batches.
+
+    Args:
+        samples: Batches.
+    """
     digests: dict[str, Any] = {}
     for batch in samples:
         for name, array in batch.items():

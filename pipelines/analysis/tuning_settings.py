@@ -57,11 +57,15 @@ class Settings:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Settings:
-        """Reads the result of `to_json`."""
+        """Reads settings.
+
+        Args:
+            value: Result of `to_json`.
+        """
         return cls(**{**value, "keep_float": tuple(value["keep_float"])})
 
 
-PLAIN = Settings("minmax", correct=False)  # the quickest to make
+PLAIN = Settings("minmax", correct=False)  # the fastest to make
 
 
 class Maker:
@@ -81,12 +85,16 @@ class Maker:
         self, model: ir.Model, samples: Iterable[Batch], recipe: QuantRecipe, total: int | None = None
     ) -> None:
         self.model, self.samples, self._recipe, self._total = model, samples, recipe, total
-        self.searched: Searched | None = None  # the result of `ptq.search_equalization`, once it was needed
+        self.searched: Searched | None = None  # result of `ptq.search_equalization`, computed on demand
         self._observations: dict[bool, tuple[ir.Model, Observation]] = {}  # by whether channels are equalized
         self._tables: dict[Settings, CalibrationTable] = {}
 
     def recipe(self, settings: Settings) -> QuantRecipe:
-        """Returns the shared recipe with these settings."""
+        """Returns the shared recipe with these settings.
+
+        Args:
+            settings: Settings of a trial.
+        """
         dynamic = self.products(settings) if settings.dynamic else []
         return dataclasses.replace(
             self._recipe,
@@ -99,7 +107,11 @@ class Maker:
         )
 
     def products(self, settings: Settings) -> list[str]:
-        """Returns the names of int8 Gemm and MatMul if they are most of the int8 layers; else none."""
+        """Returns the names of int8 Gemm and MatMul if they are most of the int8 layers; else none.
+
+        Args:
+            settings: Settings of a trial.
+        """
         quantized = self.make(Settings(settings.observer, settings.symmetric, correct=False))[1]
         layers = {each.name: each.type for each in quantized.operators if each.precision == "int8"}
         layers = {name: kind for name, kind in layers.items() if kind in LAYERS}
@@ -107,7 +119,14 @@ class Maker:
         return products if 2 * len(products) > len(layers) else []
 
     def make(self, settings: Settings) -> Made:
-        """Returns int8 model, report and calibration table of these settings."""
+        """Makes the int8 model of a trial.
+
+        Args:
+            settings: Settings of a trial.
+
+        Returns:
+            The int8 model, its report and its calibration table.
+        """
         recipe = self.recipe(settings)
         table = self._table(Settings(settings.observer, settings.symmetric, settings.search))
         if settings.correct:
@@ -115,13 +134,20 @@ class Maker:
         return *quantize(self.model, recipe, table), table
 
     def plain(self, count: int) -> Made:
-        """Returns `make` of `PLAIN` calibrated on the first `count` samples."""
+        """Makes the int8 model of `PLAIN`, calibrated on the first samples.
+
+        Args:
+            count: Number of calibration samples.
+
+        Returns:
+            See `make`.
+        """
         recipe = self.recipe(PLAIN)
         table = ptq.make_table(self.model, recipe, [first_samples(self.samples, count)])
         return *quantize(self.model, recipe, table), table
 
     def _table(self, settings: Settings) -> CalibrationTable:
-        """Equalization, clipping and ranges, without corrections."""
+        """Makes the table with equalization, clipping and ranges, without corrections."""
         if settings not in self._tables:
             clip, factors = self._search() if settings.search else (False, {})
             model, observation = self._observed(factors)
@@ -140,7 +166,7 @@ class Maker:
         return self.searched
 
     def _observed(self, factors: dict[str, tuple[float, ...]]) -> tuple[ir.Model, Observation]:
-        """The model with its channels equalized, and its observation."""
+        """Returns the equalized model and its observation."""
         if bool(factors) not in self._observations:
             model = ptq.equalized(self.model, factors)
             self._observations[bool(factors)] = model, observe(model, self.samples, self._total)

@@ -42,12 +42,20 @@ def whole_number(what: str, value: Any, most: int = MOST) -> int:
 
 
 def length(batch: Batch) -> int:
-    """Returns the number of samples; 1 if no array has an axis."""
+    """Returns the number of samples of a batch; 1 if no array has an axis.
+
+    Args:
+        batch: Arrays [samples, ...].
+    """
     return next((len(array) for array in batch.values() if array.ndim), 1)
 
 
 def share_axis(batch: Batch) -> bool:
-    """Returns whether the first axis of all arrays may be the sample axis: each has one, of equal length."""
+    """Returns whether all arrays have a first axis of the same length, which may be the sample axis.
+
+    Args:
+        batch: Arrays.
+    """
     return all(array.ndim for array in batch.values()) and len({len(array) for array in batch.values()}) < 2
 
 
@@ -66,5 +74,12 @@ def cut(batch: Batch, size: int) -> Iterator[dict[str, NDArray[Any]]]:
 
 
 def joined(parts: Sequence[Batch]) -> dict[str, NDArray[Any]]:
-    """Concatenates batches, at least one, in order."""
+    """Concatenates batches in order.
+
+    Args:
+        parts: Batches, at least one.
+
+    Returns:
+        Arrays [samples of all parts, ...].
+    """
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

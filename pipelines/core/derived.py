@@ -21,7 +21,7 @@ def derived(
     """Returns the path of a derived file, which is made if it is missing or stale.
 
     The file is in the first writable folder of `places`, or else in the cache, as ORIGIN.KIND-DIGEST and the suffix. A
-    record of the derived file is kept beside it; a file that changed since is made anew. Outside the cache, files of
+    record of the derived file is kept next to it; a file that changed since is rebuilt. Outside the cache, files of
     older origins are removed.
 
     Args:
@@ -47,7 +47,7 @@ def derived(
         try:
             place.mkdir(parents=True, exist_ok=True)
             path = place / f"{stem}{digest}{suffix}"
-            # nobody writes a file that another has mapped
+            # no process writes a file that another process has mapped
             with files.locked(place / ".derived.lock", f"another process writes into {place}"):
                 if not _is_whole(path):
                     make(origin, path)
@@ -70,7 +70,7 @@ def _identities(path: Path) -> Path:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a derived file, and that of its large initializers, is what was made; read once after each change."""
+    """Returns whether a derived file and the file of its large initializers match their record."""
     if not (path.is_file() and _identities(path).is_file()):
         return False
     try:

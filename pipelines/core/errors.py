@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-OWN = ("zoo", "pipelines")  # packages whose missing modules are faults of this project
+OWN = ("zoo", "pipelines")  # packages of this project
 
 
 class ZooError(Exception):
@@ -34,12 +34,23 @@ def error_of_process(message: str, exit_code: int) -> ZooError:
 
 
 def plain(text: str) -> str:
-    """Escapes control characters, so that names in a file cannot control the terminal."""
+    """Escapes control characters, so that names in a file cannot control the terminal.
+
+    Args:
+        text: Text.
+
+    Returns:
+        The escaped text.
+    """
     return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
 
 
 def one_line(error: Exception) -> str:
-    """Joins the message of a library's exception to one line."""
+    """Joins the message of an exception to one line.
+
+    Args:
+        error: Exception.
+    """
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -22,9 +22,9 @@ from pipelines.core.errors import RequestError, ZooError
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 2.0  # seconds in silence
+PATIENCE = 2.0  # seconds until the wait for a lock is logged
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-CUT_SHORT = re.compile(r"\d+ requested and \d+ written")  # numpy's message, without the number of the error
+CUT_SHORT = re.compile(r"\d+ requested and \d+ written")  # message of numpy, which has no errno
 
 
 class DiskFull(ZooError):
@@ -105,7 +105,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _temporary(target: Path) -> tuple[int, str]:
-    """A new file beside `target`, locked: its handle and path."""
+    """Makes and locks a temporary file in the folder of `target`; returns its handle and path."""
     while True:
         handle, name = tempfile.mkstemp(prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent)
         with contextlib.suppress(OSError):  # where there are no locks, nothing is swept either
@@ -116,7 +116,7 @@ def _temporary(target: Path) -> tuple[int, str]:
 
 
 def _sweep(target: Path) -> None:
-    """Delete the temporary files of `target` that no process holds."""
+    """Deletes the temporary files of `target` that no process holds."""
     ours = re.compile(rf"\.{re.escape(target.stem)}-[a-z0-9_]{{8}}{re.escape(target.suffix)}")
     for path in target.parent.iterdir():
         if not ours.fullmatch(path.name):
@@ -238,13 +238,21 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
-    """Returns the SHA-256 of a file, in hexadecimal."""
+    """Returns the SHA-256 of a file, in hexadecimal.
+
+    Args:
+        path: File.
+    """
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest(path: Path) -> str:
-    """Returns `sha256`, cached in the process while size and time of the file do not change."""
+    """Returns `sha256`, cached in the process while size and time of the file do not change.
+
+    Args:
+        path: File.
+    """
     now = path.stat()
     return _digest(path.resolve(), now.st_size, now.st_mtime_ns)
 
@@ -255,7 +263,11 @@ def _digest(path: Path, _size: int, _modified: int) -> str:
 
 
 def identity(path: Path) -> dict[str, Any]:
-    """Returns {"bytes", "modified" (ns), "sha256"} of a file, for `same`."""
+    """Returns {"bytes", "modified" (ns), "sha256"} of a file, for `same`.
+
+    Args:
+        path: File.
+    """
     return {"bytes": path.stat().st_size, "modified": path.stat().st_mtime_ns, "sha256": sha256(path)}
 
 
@@ -282,5 +294,9 @@ def starts_with(path: Path, magic: bytes) -> bool:
 
 
 def mapped(path: Path) -> Path:
-    """Returns the path of the large initializers beside a file of `save_mapped`."""
+    """Returns the path of the file with the large initializers of an ONNX file.
+
+    Args:
+        path: ONNX file of `save_mapped`.
+    """
     return path.with_name(f"{path.name}.data")

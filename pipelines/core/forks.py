@@ -10,7 +10,11 @@ _OBJECTS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def tell(thing: Any) -> None:
-    """Calls `thing.forked()` in every child process that is forked from now on, as long as `thing` exists."""
+    """Calls `thing.forked()` in every child process that is forked from now on.
+
+    Args:
+        thing: Object with the method `forked`; it is referenced weakly.
+    """
     _OBJECTS.add(thing)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError
 
-THREADS = 1024  # no engine is asked for more
+THREADS = 1024  # maximum number of threads
 ISA = ("avx2", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 PACKAGES = ("int8-zoo", "onnxruntime", "openvino", "onnx-ir", "onnx", "numpy", "pyarrow")
@@ -38,7 +38,7 @@ AVX2_KERNELS = (
 
 @functools.cache
 def cpu() -> dict[str, Any]:
-    """{"name", "family", "model", "flags"} of the first processor; flags are those of `ISA` that it has."""
+    """Returns {"name", "family", "model", "flags"} of the first processor; "flags" are a subset of `ISA`."""
     fields: dict[str, str] = {}
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -63,7 +63,7 @@ def has_vnni() -> bool:
 
 
 def advice(kernels: Sequence[str]) -> str:
-    """What the instruction sets of this CPU mean for int8 models, in one line.
+    """Describes in one line how the instruction sets of this CPU affect int8 models.
 
     Args:
         kernels: The instruction sets of the native kernels that run here, quickest first; none without kernels.
@@ -85,6 +85,9 @@ def cores() -> int:
 
 def require_threads(threads: int) -> None:
     """Checks a number of threads.
+
+    Args:
+        threads: Number of intra-op threads.
 
     Raises:
         RequestError: The machine cannot run so many threads (engines would start them all and hang).

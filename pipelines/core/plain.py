@@ -23,5 +23,12 @@ def to_plain(settings: Any, *, changed: bool = False) -> dict[str, Any]:
 
 
 def from_plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the result of `to_plain` to arguments of the dataclass: lists become tuples."""
+    """Converts plain JSON values to arguments of a dataclass.
+
+    Args:
+        values: Result of `to_plain`.
+
+    Returns:
+        Arguments of the dataclass; lists become tuples.
+    """
     return {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()}

@@ -52,7 +52,7 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[[float
 
 
 def _checked(advance: Callable[[float], None]) -> Callable[[float], None]:
-    """`advance` that raises `deadline.TimeIsUp` where the time of the work is up."""
+    """Returns an `advance` that raises `deadline.TimeIsUp` after the time limit."""
 
     def advance_and_check(amount: float) -> None:
         advance(amount)
@@ -62,7 +62,7 @@ def _checked(advance: Callable[[float], None]) -> Callable[[float], None]:
 
 
 def _lines(title: str, total: float | None) -> Callable[[float], None]:
-    """`advance` that prints a line every `SECONDS`."""
+    """Returns an `advance` that prints a line every `SECONDS`."""
     begin = printed = time.monotonic()
     done = 0.0
 
@@ -83,7 +83,7 @@ def _lines(title: str, total: float | None) -> Callable[[float], None]:
 
 @contextlib.contextmanager
 def silent(title: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
-    """`progress` that shows nothing, for all processes but one.
+    """Context like `progress` that shows nothing, for all processes but one.
 
     Args:
         title: Not used.

@@ -17,7 +17,7 @@ from pipelines.kernels.recommenders.operators import DOMAIN
 
 ENGINES = (*stock.STOCK, "native")
 AUTO = "auto"
-NATIVE = "native.onnx"  # of a model folder whose family has a form of its own for the native kernels
+NATIVE = "native.onnx"  # file of a model folder, lowered for the native kernels
 
 
 def load(
@@ -27,7 +27,7 @@ def load(
 
     Args:
         path: Model file or plan file. "native" takes the native.onnx of a model folder or a quantized image network.
-        engine: "onnxruntime", "openvino", "native", or "auto" for the quickest engine per batch size
+        engine: "onnxruntime", "openvino", "native", or "auto" for the fastest engine per batch size
             (`QuickestSession`). A plan has already chosen its engines.
         threads: Intra-op threads; a plan has its own.
         precision: "bf16" computes the float operators in bfloat16; other values only name the precision of the file.
@@ -43,7 +43,7 @@ def load(
     path = Path(path)
     if model is None and path.is_file() and zipfile.is_zipfile(path):
         if engine != AUTO:
-            raise RequestError(f"{path} is a plan, which has chosen its engines; leave out the engine {engine}")
+            raise RequestError(f"{path} is a plan file, which determines the engine; leave out the engine {engine}")
         return plan.open_plan(path, load)
     if engine not in (*ENGINES, AUTO):
         raise RequestError(f"unknown engine {engine!r}; choose auto, {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")
@@ -56,7 +56,7 @@ def load(
         openers = stock.candidates(path, threads, precision)
         options = {name: Option(opener) for name, opener in openers.items()}
         if precision != BF16 and extension.isas():
-            with contextlib.suppress(ZooError):  # most graphs have no such form
+            with contextlib.suppress(ZooError):  # the native kernels support few graphs
                 options |= native_options(path, threads)
         return QuickestSession(files.digest(path), options, threads)
     return stock.open_session(path, engine, threads, precision, model)
@@ -76,7 +76,7 @@ def native_options(path: Path, threads: int) -> dict[str, Option]:
         RequestError: The kernels are missing, or the graph cannot be mapped; the message names the operator.
     """
     if path.name == NATIVE or _names(path, DOMAIN):
-        from pipelines.engines.native import recommenders  # with onnx, which the other native engines do without
+        from pipelines.engines.native import recommenders  # imports onnx, unlike the other native engines
 
         return recommenders.options(path, threads)
     from pipelines.engines.native import images

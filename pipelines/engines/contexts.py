@@ -18,10 +18,10 @@ from pipelines.core import forks, machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 
-WAITING = 4  # calls that wait for a context, for each: further ones make `submit` wait
+WAITING = 4  # queued calls per context; `submit` blocks beyond
 Result = dict[str, NDArray[Any]]
 _STARTING = threading.Lock()
-os.register_at_fork(  # the child must not find it taken by a thread that it does not have
+os.register_at_fork(  # a child process must not inherit a held lock
     before=_STARTING.acquire, after_in_parent=_STARTING.release, after_in_child=_STARTING.release
 )
 

@@ -50,7 +50,7 @@ class OnnxRuntimeSession(Asynchronous):
         self._session = self._open()
         for each in self._session.get_inputs():
             if each.type not in _ORT_TYPES:
-                raise RequestError(f"the input {each.name} of {path} is a {each.type}, which numpy has not")
+                raise RequestError(f"the input {each.name} of {path} is a {each.type}, which numpy does not support")
         self.inputs = {
             each.name: Port(
                 np.dtype(_ORT_TYPES[each.type]), tuple(d if isinstance(d, int) else None for d in each.shape)
@@ -82,11 +82,11 @@ class OnnxRuntimeSession(Asynchronous):
             raise RequestError(f"onnxruntime cannot load {self.path}: {brief(error)}") from error
 
     def _be_exact(self, options: Any) -> None:
-        """Have sums of pairs of products not saturate in 16 bits, as they would without VNNI.
+        """Avoids the saturation of 16-bit pair sums without VNNI.
 
-        For that the weights become uint8, once a reader: onnxruntime fails on int8 weights that operators share.
+        Weights become uint8, one copy per reader, because onnxruntime fails on shared int8 weights.
         """
-        import onnx  # which only this needs: native code and machines with VNNI run without
+        import onnx  # imported here: not needed with VNNI or in native kernels
         import onnx_ir as ir
 
         from pipelines.graph import edit
@@ -96,7 +96,7 @@ class OnnxRuntimeSession(Asynchronous):
             known = self._model
             model = ir.load(known) if isinstance(known, str) else ir.from_proto(onnx.load_from_string(known))
             ir.external_data.load_to_model(model)
-        except Exception:  # onnxruntime says what is wrong with it
+        except Exception:  # onnxruntime reports the error
             return
         if edit.own_weights(model):
             self._model = ir.to_proto(model).SerializeToString()

@@ -22,7 +22,7 @@ from pipelines.engines.session import BF16, Executed, Port, brief
 
 logger = logging.getLogger(__name__)
 
-PROBED = 1009  # samples; a prime that no other axis will have
+PROBED = 1009  # batch size of a probe; a prime that no other axis has
 
 
 def library() -> Any:
@@ -93,7 +93,7 @@ class OpenVinoSession(Asynchronous):
     def __init__(self, path: Path, threads: int, model: bytes | None = None, precision: str = "") -> None:
         ov = library()
         self.path, self.threads = path, threads
-        self._float_type = precision if precision == BF16 else "f32"  # some machines would compute in bf16 unless told
+        self._float_type = precision if precision == BF16 else "f32"  # the default is bf16 on CPUs that support it
         self._model: str | bytes = model if model is not None else str(path)
         self._core = ov.Core()
         try:
@@ -114,24 +114,22 @@ class OpenVinoSession(Asynchronous):
         }
         self._outputs = [port.any_name for port in network.outputs]  # a compiled one may have names of others, too
         firsts = {port.shape[:1] for port in self.inputs.values()}
-        self._batched = (
-            len(firsts) == 1 and () not in firsts
-        )  # else a state or a scalar is among them: no axis is shared
+        self._batched = len(firsts) == 1 and () not in firsts  # inputs such as states and scalars share no axis
         self._lock = threading.Lock()  # one thread compiles
         self._compiled: dict[int, Requests] = {}
 
     @functools.cached_property
     def _samples_first(self) -> bool:
-        """Whether every output may count samples first, so that what a padded batch gives can be cut."""
+        """Whether the first axis of every output may be the sample axis, so that padding can be cut off."""
         model = self._core.read_model(self._model)
         try:
             model.reshape(self._shapes(PROBED))
-        except RuntimeError:  # compiling it tells
+        except RuntimeError:  # reported by the compilation
             return True
         return all(_first_size(port.partial_shape) in (None, PROBED) for port in model.outputs)
 
     def _size(self, count: int) -> int:
-        """The static batch size that `count` samples run at, 0 where the graph's inputs have none."""
+        """Returns the static batch size for `count` samples; 0 if the inputs share no sample axis."""
         if not self._batched:
             return 0
         if not self._compiled or not self._samples_first:
@@ -142,7 +140,7 @@ class OpenVinoSession(Asynchronous):
         return 1 << max(count - 1, 0).bit_length()
 
     def _compile(self, count: int) -> tuple[int, Requests]:
-        """The static batch size that `count` samples run at, and the requests of the model compiled for it."""
+        """Returns the static batch size for `count` samples and the requests of its compiled model."""
         with self._lock:
             size = self._size(count)
             if size not in self._compiled:
@@ -168,7 +166,7 @@ class OpenVinoSession(Asynchronous):
             "NUM_STREAMS": 1,
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": self._float_type,
-            "ENABLE_CPU_PINNING": False,  # the caller's own pinning (taskset) holds
+            "ENABLE_CPU_PINNING": False,  # keeps the pinning of the caller (taskset)
         }
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
@@ -176,7 +174,7 @@ class OpenVinoSession(Asynchronous):
         if set(batch) != set(self.inputs):
             raise RequestError(f"found inputs {', '.join(batch) or 'none'}; {self.path} takes {', '.join(self.inputs)}")
         count, *others = {len(array) for array in batch.values()} if self._batched else {0}
-        if others:  # padding would hide it
+        if others:  # padding would hide the difference
             raise RequestError(
                 f"the inputs for {self.path} hold {count} and {others[0]} samples; expected the same number in each"
             )
@@ -184,7 +182,7 @@ class OpenVinoSession(Asynchronous):
         padded = {name: array if size == count else _pad(array, size) for name, array in batch.items()}
         try:
             with requests.one() as request:
-                results = request.infer(padded, share_inputs=True)  # which copies the outputs
+                results = request.infer(padded, share_inputs=True)  # outputs are copied
         except RuntimeError as error:
             raise RequestError(f"openvino cannot run {self.path} on this batch: {brief(error)}") from error
         found = dict(zip(self._outputs, results.values(), strict=True))
@@ -206,7 +204,7 @@ class OpenVinoSession(Asynchronous):
         Raises:
             ZooError: OpenVINO cannot compile the file.
         """
-        core = library().Core()  # its own: after two models of one, later runs of the first crashed (2026.4)
+        core = library().Core()  # separate core: with two models of one core, later runs of the first crashed (2026.4)
         network = core.read_model(self._model)
         if not network.is_dynamic() or not any(op.get_type_name() == "FakeQuantize" for op in network.get_ops()):
             return None
@@ -229,9 +227,7 @@ class OpenVinoSession(Asynchronous):
         Args:
             size: Batch size.
         """
-        compiled = self._made(
-            library().Core(), size
-        )  # what comes from the cache is exported as something that cannot be read (2026.4)
+        compiled = self._made(library().Core(), size)  # exports of cached models cannot be read (2026.4)
         blob: bytes = compiled.export_model().getvalue()
         return blob
 
@@ -256,7 +252,7 @@ class OpenVinoSession(Asynchronous):
 
 
 def _first_size(shape: Any) -> int | None:
-    """The first of a partial shape's sizes, None where it is not known, 0 of a scalar."""
+    """Returns the first size of a partial shape; None if it is dynamic, 0 for a scalar."""
     if shape.rank.is_dynamic or (len(shape) and shape[0].is_dynamic):
         return None
     return int(shape[0].get_length()) if len(shape) else 0
@@ -268,5 +264,5 @@ def _text(info: Any, key: str) -> str:
 
 
 def _pad(array: NDArray[Any], size: int) -> NDArray[Any]:
-    """`array` with zeros appended along the first axis, up to `size`."""
+    """Pads an array with zeros along the first axis up to `size`."""
     return np.concatenate([array, np.zeros((size - len(array), *array.shape[1:]), array.dtype)])

@@ -11,11 +11,11 @@ from typing import Any
 
 FUNCTIONS = ("Sigmoid", "HSwish", "HardSigmoid", "HSigmoid", "Gelu", "Tanh", "Elu", "Mish", "SoftPlus", "Swish")
 LAYERS = ("Convolution", "GroupConvolution", "MatMul")
-PAIR = ("Multiply", "Subtract", "Convert", "Convert", "FakeQuantize")  # as it is read, the last first
+PAIR = ("Multiply", "Subtract", "Convert", "Convert", "FakeQuantize")  # a Q/DQ pair, the last first
 
 
 def read_exact_results(network: Any) -> int:
-    """Removes Q/DQ pairs between layers and the activation functions that alone read them, also x f(x) (SiLU).
+    """Removes Q/DQ pairs between layers and activation functions, also x f(x) (SiLU).
 
     Args:
         network: `openvino.Model`; it is changed.
@@ -31,7 +31,7 @@ def read_exact_results(network: Any) -> int:
 
 
 def _skip(quantize: Any) -> bool:
-    """Take one pair away from its readers, and the pairs behind a Sigmoid whose product with the same tensor it is."""
+    """Bypasses a pair and, for x sigmoid(x), the pair after the Sigmoid; returns whether it did."""
     dequantized = _end(quantize)
     if dequantized is None:
         return False
@@ -53,7 +53,7 @@ def _skip(quantize: Any) -> bool:
 
 
 def _is_layer(output: Any) -> bool:
-    """Whether a layer computes `output`, maybe with its bias."""
+    """Returns whether a layer computes `output`, possibly with a bias."""
     op = output.get_node()
     if op.get_type_name() == "Add" and len(output.get_target_inputs()) == 1:
         op = op.input_value(0).get_node()
@@ -61,7 +61,7 @@ def _is_layer(output: Any) -> bool:
 
 
 def _end(quantize: Any) -> Any:
-    """The dequantized output of the pair that begins with a FakeQuantize; None where it is not read as one pair."""
+    """Returns the dequantized output of the pair that begins with a FakeQuantize; None if it is no pair."""
     op = quantize
     for kind in reversed(PAIR[:-1]):
         readers = list(op.output(0).get_target_inputs())
@@ -69,7 +69,7 @@ def _end(quantize: Any) -> Any:
             return None
         following = readers[0].get_node()
         if kind == "Subtract" and following.get_type_name() == "Multiply":
-            continue  # a zero point of 0 may be left out
+            continue  # a zero point of 0 may be omitted
         if following.get_type_name() != kind:
             return None
         op = following
@@ -77,7 +77,7 @@ def _end(quantize: Any) -> Any:
 
 
 def _end_or_self(function: Any) -> Any:
-    """The output of a function, behind the pair that alone reads it if there is one."""
+    """Returns the output of a function, after the pair that is its only reader, if any."""
     readers = [each.get_node() for each in function.output(0).get_target_inputs()]
     if len(readers) == 1 and readers[0].get_type_name() == "FakeQuantize":
         return _end(readers[0]) or function.output(0)
@@ -85,7 +85,7 @@ def _end_or_self(function: Any) -> Any:
 
 
 def _is_gated(product: Any, gates: dict[str, Any]) -> bool:
-    """Whether an operator multiplies the tensor by one of its functions."""
+    """Returns whether an operator multiplies the tensor by one of its functions."""
     return product.get_type_name() == "Multiply" and any(
         product.input_value(at).get_node().get_name() in gates for at in range(2)
     )

@@ -38,9 +38,9 @@ from pipelines.kernels import extension
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # of a plan file
+FORMAT = 1  # version of plan files
 CONTENTS = "plan.json"
-_FORM: dict[str, type] = {  # of what CONTENTS holds, as far as opening it needs
+_FORM: dict[str, type] = {  # required fields of CONTENTS
     "machine": str,
     "environment": dict,
     "models": dict,
@@ -95,7 +95,7 @@ def build(
     Returns:
         The plan: {"format", "machine", "environment", "models": {path: {"bytes", "modified", "sha256"}},
         "samples_first" (in all outputs), "inputs", "candidates", "timings": [{"engine", "precision", "threads",
-        "batch_size", "milliseconds", "samples_per_second"}] (medians), "profiles": the quickest timing per batch size
+        "batch_size", "milliseconds", "samples_per_second"}] (medians), "profiles": the fastest timing per batch size
         with "path", "outputs" and "compiled" (bytes of the compiled model, 0 without one), "failed": errors of
         candidates that do not run}. Paths are relative to the folder of the file.
 
@@ -218,7 +218,7 @@ def read_plan(path: str | Path) -> dict[str, Any]:
 
 
 def _require_form(plan: Mapping[str, Any]) -> None:
-    """Raise ValueError, KeyError or TypeError for what `build` never writes."""
+    """Raises ValueError, KeyError or TypeError for a plan that `build` cannot have written."""
     for key, kind in _FORM.items():
         if not isinstance(plan[key], kind) or not (plan[key] or key == "environment"):
             raise ValueError(f"found {key} {str(plan[key])[:40]!r}")
@@ -336,13 +336,13 @@ class PlannedSession(Asynchronous):
 
 
 class _Optimized(OnnxRuntimeSession):
-    """onnxruntime over a graph that it has optimized before."""
+    """ONNX Runtime session of an optimized graph."""
 
     optimize = False
 
 
 class _Imported(OpenVinoSession):
-    """OpenVINO over a model that it has compiled before, for one batch size; smaller batches are padded."""
+    """OpenVINO session of a model compiled for one batch size; smaller batches are padded."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The engine "auto": a session that runs every batch in the quickest engine for its batch size."""
+"""The engine "auto": a session that runs every batch in the fastest engine for its batch size."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class QuickestSession(Asynchronous):
     """Times its options on the first batch of every size class and remembers the choice, see `timing.choose`.
 
     A batch smaller than those before it runs in the engine of the next larger size class, so the last batch of a stream
-    is not timed. If an option cannot be opened, the next quickest takes its place. Threads may share it.
+    is not timed. If an option cannot be opened, the next fastest takes its place. Threads may share it.
 
     Args:
         digest: Digest of the model that all options compute.
@@ -51,7 +51,7 @@ class QuickestSession(Asynchronous):
         self._digest, self._options = digest, dict(options)
         self._chosen: dict[int, str] = {}  # size class -> name of an option
         self._sessions: dict[str, Session] = {}
-        self._only: Session | None = None  # that runs batches of any size: there is no other option
+        self._only: Session | None = None  # session for all batch sizes, if there is one option
         self._engine = "auto"
         self._lock = threading.Lock()  # one thread chooses and opens
 
@@ -123,7 +123,7 @@ class QuickestSession(Asynchronous):
             self._chosen[size] = name
             if [option.smallest for option in self._options.values()] == [0]:
                 self._only = session
-            # those that were only timed take memory
+            # frees sessions that were only timed
             self._sessions = {each: opened for each, opened in self._sessions.items() if each in self._chosen.values()}
             return session
 

@@ -35,7 +35,7 @@ def require_installed(*engines: str) -> None:
     """
     for engine in engines:
         if engine in STOCK and engine not in available():
-            package = "int8-zoo[openvino]" if engine == "openvino" else engine  # the one comes as an extra
+            package = "int8-zoo[openvino]" if engine == "openvino" else engine  # OpenVINO is an extra
             raise RequestError(f"the engine {engine} is not installed; run: pip install '{package}'")
 
 

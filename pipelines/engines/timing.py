@@ -1,4 +1,4 @@
-"""The choice of the quickest engine on this machine, by timing, with a cache."""
+"""The choice of the fastest engine on this machine, by timing, with a cache."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pipelines.kernels import extension
 
 logger = logging.getLogger(__name__)
 REPEATS = 9
-BUDGET_MS = 300.0  # a slow model is repeated less often
-REFERENCE = "onnxruntime"  # whose results others are held to; the first that runs where it does not
+BUDGET_MS = 300.0  # time limit of the repetitions
+REFERENCE = "onnxruntime"  # engine that others are validated against; the first that runs if it does not
 
 
 @dataclass(frozen=True)
@@ -84,19 +84,17 @@ def choose(
     chosen = Choice(
         best, threads, size, {name: round(ms, 4) for name, ms in milliseconds.items()}, machine.fingerprint()
     )
-    if milliseconds.keys() == candidates.keys():  # one that failed may have had a passing reason
+    if milliseconds.keys() == candidates.keys():  # a failure may be temporary
         try:
             files.write_json(path, asdict(chosen))
         except ZooError as error:
-            fault = str(error).partition("; ")[0]  # what to do about an output is no advice for the cache
-            logger.warning(
-                "the choice of an engine is not remembered: %s; set ZOO_HOME to a folder you may write", fault
-            )
+            fault = str(error).partition("; ")[0]  # without the advice about outputs
+            logger.warning("the choice of an engine is not cached: %s; set ZOO_HOME to a folder you may write", fault)
     return chosen
 
 
 def _kept(path: Path, candidates: Mapping[str, object]) -> Choice | None:
-    """The choice in a file, None where there is none; one of another version, or damaged, is removed."""
+    """Reads a cached choice, or None; files of other versions and damaged files are removed."""
     if not path.is_file():
         return None
     try:

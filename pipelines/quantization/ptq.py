@@ -37,9 +37,9 @@ from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 
-HELD_OUT = 32  # samples that candidates are judged by
-GAIN = 0.2  # dB of SQNR that a candidate must win: 5% of noise more or less is chance
-SOUND = 45.0  # dB of SQNR that a float model with channels equalized has, at least
+HELD_OUT = 32  # samples to evaluate candidates on
+GAIN = 0.2  # minimum gain of a candidate in dB of SQNR; less may be noise
+SOUND = 45.0  # minimum SQNR of the equalized float model, in dB
 
 Factors = dict[str, tuple[float, ...]]  # {first layer's result: factor of each of its output channels}
 
@@ -174,14 +174,14 @@ def search_equalization(
     Returns:
         (whether to clip weights, equalization factors), and the SQNR in dB of every candidate.
     """
-    judging, fitting = held_out(model, samples)
+    evaluation, fitting = held_out(model, samples)
     candidates = equalization_candidates(model, samples)
-    sqnr = {name: candidate_sqnr(model, recipe, factors, judging, fitting) for name, factors in candidates.items()}
+    sqnr = {name: candidate_sqnr(model, recipe, factors, evaluation, fitting) for name, factors in candidates.items()}
     best = max(sqnr, key=sqnr.__getitem__)
     best = best if sqnr[best] >= sqnr["none"] + GAIN else "none"
-    sqnr["clipped"] = candidate_sqnr(model, recipe, candidates[best], judging, fitting, clip=True)
+    sqnr["clipped"] = candidate_sqnr(model, recipe, candidates[best], evaluation, fitting, clip=True)
     clip = sqnr["clipped"] >= sqnr[best] + GAIN
-    if best == "none" or fitting is judging:
+    if best == "none" or fitting is evaluation:
         return (clip, candidates[best]), sqnr
     factors = _equalization(model, channel_statistics(model, sample_chunks(model, samples)), best == "depthwise")
     return (clip, {name: factor for name, factor in factors.items() if name in candidates[best]}), sqnr
@@ -200,12 +200,12 @@ def equalization_candidates(model: ir.Model, samples: Iterable[Batch]) -> dict[s
         "none" (no factors), "depthwise" (before depthwise convolutions) and "all" (before all convolutions and linear
         layers); candidates without factors are left out.
     """
-    judging, fitting = held_out(model, samples)
-    others = itertools.islice(sample_chunks(model, samples), 0 if fitting is judging else len(judging), None)
+    evaluation, fitting = held_out(model, samples)
+    others = itertools.islice(sample_chunks(model, samples), 0 if fitting is evaluation else len(evaluation), None)
     statistics = channel_statistics(model, others)
     candidates: dict[str, Factors] = {"none": {}}
     for name, depthwise_only in (("depthwise", True), ("all", False)):
-        if factors := _sound(model, _equalization(model, statistics, depthwise_only), judging):
+        if factors := _sound(model, _equalization(model, statistics, depthwise_only), evaluation):
             candidates[name] = factors
     return candidates
 
@@ -214,7 +214,7 @@ def candidate_sqnr(
     model: ir.Model,
     recipe: QuantRecipe,
     factors: Factors,
-    judging: list[Batch],
+    evaluation: list[Batch],
     fitting: list[Batch],
     clip: bool = False,
 ) -> float:
@@ -224,7 +224,7 @@ def candidate_sqnr(
         model: Float model.
         recipe: Quantization options.
         factors: Equalization factors of the candidate.
-        judging: Held-out batches that the SQNR is computed on.
+        evaluation: Held-out batches that the SQNR is computed on.
         fitting: Batches for calibration and bias correction.
         clip: Whether weights are clipped.
 
@@ -234,7 +234,7 @@ def candidate_sqnr(
     candidate = equalized(model, factors)
     table = replace(calibrate(candidate, fitting, recipe.observer, symmetric=recipe.symmetric), clip=clip)
     int8, _ = correct_layers(candidate, quantize(candidate, recipe, table)[0], fitting, weights=False)
-    return round(output_sqnr(model, int8, judging), 2)
+    return round(output_sqnr(model, int8, evaluation), 2)
 
 
 def held_out(model: ir.Model, samples: Iterable[Batch]) -> tuple[list[Batch], list[Batch]]:
@@ -249,8 +249,8 @@ def held_out(model: ir.Model, samples: Iterable[Batch]) -> tuple[list[Batch], li
     """
     count = -(-HELD_OUT // CHUNK)
     chunks = list(itertools.islice(sample_chunks(model, samples), 2 * count))
-    judging = chunks[:count]
-    return judging, chunks[count:] or judging
+    evaluation = chunks[:count]
+    return evaluation, chunks[count:] or evaluation
 
 
 def equalized(model: ir.Model, factors: Factors, smoothing: Factors | None = None) -> ir.Model:
@@ -274,14 +274,14 @@ def equalized(model: ir.Model, factors: Factors, smoothing: Factors | None = Non
 
 
 def _equalization(model: ir.Model, statistics: dict[str, Channels], depthwise_only: bool) -> Factors:
-    """The factors that `EqualizeChannels` finds, as a table carries them."""
+    """Returns the factors of `EqualizeChannels`, as stored in a table."""
     finder = EqualizeChannels(statistics, depthwise_only=depthwise_only)
     rewrite(model.clone(), [finder])
     return {name: rounded_to_float32(factor) for name, factor in finder.factors.items()}
 
 
 def _sound(model: ir.Model, factors: Factors, samples: list[Batch]) -> Factors:
-    """The `factors` by which channels can be scaled without a loss in float on `samples`: all, or group by group."""
+    """Returns the factors that do not change the float outputs on `samples`: all, or those of single groups."""
 
     def is_sound(some: Factors) -> bool:
         return output_sqnr(model, equalized(model, some), samples, quick=True) > SOUND
@@ -289,7 +289,7 @@ def _sound(model: ir.Model, factors: Factors, samples: list[Batch]) -> Factors:
     if not factors or is_sound(factors):
         return factors
     sound: Factors = {}
-    with progress("judging equalized channels", len(factors)) as advance:
+    with progress("evaluating equalized channels", len(factors)) as advance:
         for name, factor in factors.items():
             if is_sound({name: factor}):
                 sound[name] = factor

@@ -192,12 +192,12 @@ def select_operators(inserter: QdqInserter, keep_float: Mapping[str, str]) -> tu
 
 
 def _quantizable(node: ir.Node) -> bool:
-    """Whether int8 kernels of the operator exist."""
+    """Returns whether int8 kernels of the operator exist."""
     return node.domain == "" and node.op_type in (*layers.LAYERS, *elementwise.OPERATORS)
 
 
 def _refuse(inserter: QdqInserter, node: ir.Node) -> str:
-    """Why `node` stays float32 whatever is around it, "" where it need not."""
+    """Returns why a node stays float32 in any context, or ""."""
     if inserter.recipe.keeps_float(str(node.name)):
         return "kept float by the recipe"
     if node.name in inserter.helpers:
@@ -316,7 +316,7 @@ def correct(graph: ir.Graph, recipe: QuantRecipe, table: CalibrationTable, notes
         return {}
     if not recipe.same_but_observer(table.recipe):
         logger.warning(
-            "the table's corrections were found by another recipe and are left out; for new ones run: zoo calibrate"
+            "the corrections of the table belong to another recipe and are ignored; recompute them with: zoo calibrate"
         )
         return {}
     weight_rounding.apply(graph, table.rounding)
@@ -377,7 +377,7 @@ def _in_subgraphs(inserter: QdqInserter, reasons: dict[str, str], notes: dict[st
 
 
 def _fused(node: ir.Node, notes: dict[str, str]) -> bool:
-    """Whether `node` stands between an int8 operator and a QuantizeLinear; engines make the three one."""
+    """Returns whether engines fuse a node with an int8 operator before it and a QuantizeLinear after it."""
     x, reader = node.inputs[0], query.sole_user(node.outputs[0])
     layer = x.producer() if x is not None and query.sole_user(x) is node else None
     return layer is not None and str(layer.name) in notes and reader is not None and reader.op_type == "QuantizeLinear"

@@ -37,7 +37,7 @@ class QuantRecipe:
         bound: Largest allowed change of a value of the first output on the calibration samples, such as a probability.
             Layers that exceed it stay float32 (`pipelines.quantization.algorithms.error_bound`). 0: no bound.
         smooth: Scale down outlier channels before the linear layers that read them (`smooth_channels`), as BERT needs
-            it. `auto_calibrate` decides this by itself.
+            it. `auto_calibrate` decides this automatically.
 
     Raises:
         RequestError: The observer is unknown, a regular expression is invalid, or the bound is negative.
@@ -71,11 +71,19 @@ class QuantRecipe:
                     raise RequestError(f"{name} pattern {pattern!r} is no regular expression: {error}") from error
 
     def keeps_float(self, name: str) -> bool:
-        """Returns whether the operator called `name` stays float32."""
+        """Returns whether an operator stays float32.
+
+        Args:
+            name: Name of an operator.
+        """
         return any(re.fullmatch(pattern, name) for pattern in self.keep_float)
 
     def is_dynamic(self, name: str) -> bool:
-        """Returns whether the input of the layer called `name` is quantized at run time."""
+        """Returns whether the input of a layer is quantized at run time.
+
+        Args:
+            name: Name of a layer.
+        """
         return any(re.fullmatch(pattern, name) for pattern in self.dynamic)
 
     def to_json(self) -> dict[str, Any]:
@@ -92,9 +100,9 @@ class QuantRecipe:
         Returns:
             Whether the remaining options are equal.
         """
-        aside = {"observer": "", "search": False}
-        return {**self.to_json(), **aside} == {
+        ignored = {"observer": "", "search": False}
+        return {**self.to_json(), **ignored} == {
             "smooth": False,
             **other,
-            **aside,
-        }  # older tables do not tell of smoothing
+            **ignored,
+        }  # older tables have no `smooth`

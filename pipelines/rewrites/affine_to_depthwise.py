@@ -45,7 +45,7 @@ class AffineToDepthwise(Rewrite):
         return 1
 
     def _chain(self, node: ir.Node, x: ir.Value, channels: int) -> tuple[list[ir.Node], Affine]:
-        """The operators from `node` on that scale and shift x, each the only reader of the one before; their whole."""
+        """Returns the operators from `node` on that scale and shift x, and their combined scale and shift."""
         nodes: list[ir.Node] = []
         whole, found = Affine(np.ones(channels), np.zeros(channels)), as_affine(node, x, channels, 4)
         while found is not None:

@@ -15,7 +15,7 @@ from pipelines.core.errors import ZooError
 from pipelines.graph import edit, query
 from pipelines.graph.infer import infer_shapes
 
-LIMIT = 20  # rounds; a pass that still fires after so many undoes another one's work
+LIMIT = 20  # maximum rounds; passes that fire beyond undo each other
 
 
 class Rewrite(ir.passes.InPlacePass):

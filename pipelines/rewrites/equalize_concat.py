@@ -46,7 +46,7 @@ class EqualizeConcat(Rewrite):
         return sum(self._equalize(model.graph, each) for each in model.graph if each.op_type == "Concat")
 
     def _equalize(self, main: ir.Graph, concat: ir.Node) -> int:
-        """Scale the tables that `concat` joins and the weights that read it; 0 where refused or of too little gain."""
+        """Scales the tables that `concat` joins and the weights that read it; 0 if refused."""
         lookups = [query.table_lookup(part) for part in concat.inputs]
         if not any(lookups):
             return 0
@@ -92,7 +92,7 @@ class EqualizeConcat(Rewrite):
 
 @dataclass(frozen=True)
 class _Columns:
-    """Per column of the concatenation: range, mean square, and whether it may be scaled."""
+    """Statistics per column of the concatenation: range, mean square, and whether it may be scaled."""
 
     low: Floats
     high: Floats
@@ -100,7 +100,7 @@ class _Columns:
     free: NDArray[np.bool_]
 
     def error(self, weight: Floats, k: Floats) -> float:
-        """The expected squared error of the class docstring, for factors `k`."""
+        """Returns the expected squared error of the class docstring for factors `k`."""
         s = (max((self.high * k).max(), 0.0) - min((self.low * k).min(), 0.0)) / 255
         w = weight / k[:, None]
         t = np.abs(w).max(axis=0) / 127
@@ -110,7 +110,7 @@ class _Columns:
 def _part(
     value: ir.Value | None, lookup: query.Lookup | None, ranges: Mapping[str, tuple[float, float]]
 ) -> tuple[NDArray[Any], ...] | None:
-    """The fields of `_Columns` for one part of a concatenation; None where its range is not known."""
+    """Returns the fields of `_Columns` for one part of a concatenation; None if its range is unknown."""
     if lookup is not None:
         t = np.asarray(query.constant(lookup.table), np.float64)
         return t.min(axis=0), t.max(axis=0), (t**2).mean(axis=0), np.ones(t.shape[1], bool)
@@ -124,7 +124,7 @@ def _part(
 
 
 def _search(columns: _Columns, weight: Floats, margin: float) -> Floats | None:
-    """The best factors, float64 [columns], of the family of `EqualizeConcat`; None where they gain too little."""
+    """Returns the best factors, float64 [columns], of the family of `EqualizeConcat`; None if they gain too little."""
     ones = np.ones(len(weight))
     reach = np.maximum(np.maximum(-columns.low, columns.high), 1e-12)
     rows = np.maximum(np.abs(weight).max(axis=1), 1e-12)

@@ -43,7 +43,7 @@ class FoldBatchNorm(Rewrite):
         return count
 
     def _after(self, layer: ir.Node) -> ir.Node | None:
-        """Fold what scales and shifts the layer's output: a (W x + b) + c = (a W) x + (a b + c)."""
+        """Folds a scale and shift of the output into the layer: a (W x + b) + c = (a W) x + (a b + c)."""
         result = layer.outputs[0]
         weight = _Weights.of(layer)
         if weight is None:
@@ -62,7 +62,7 @@ class FoldBatchNorm(Rewrite):
         )
 
     def _before(self, layer: ir.Node) -> ir.Node | None:
-        """Fold what scales and shifts the layer's input: W (a x + c) + b = (W a) x + (b + W c)."""
+        """Folds a scale and shift of the input into the layer: W (a x + c) + b = (W a) x + (b + W c)."""
         x = layer.inputs[0]
         weight = _Weights.of(layer)
         before = x.producer() if x is not None else None
@@ -171,7 +171,7 @@ def as_affine(node: ir.Node, x: ir.Value | None, channels: int, rank: int | None
 
 
 def _per_channel(array: NDArray[Any] | None, channels: int, rank: int | None) -> Floats | None:
-    """`array` as one value per channel, where it broadcasts so."""
+    """Returns an array as one value per channel; None if it does not broadcast so."""
     if array is None or array.dtype.kind != "f":
         return None
     if array.size == 1 and array.ndim <= (rank or 1):
@@ -184,7 +184,7 @@ def _per_channel(array: NDArray[Any] | None, channels: int, rank: int | None) ->
 
 @dataclass(frozen=True)
 class _Weights:
-    """A layer's weights as float64 [outputs, inputs of the group, ...], its bias, and how to write them back."""
+    """Weights of a layer as float64 [outputs, inputs of the group, ...], its bias, and their storage."""
 
     layer: ir.Node
     array: Floats
@@ -194,17 +194,17 @@ class _Weights:
 
     @property
     def channels(self) -> int:
-        """How many output channels."""
+        """Number of output channels."""
         return len(self.bias)
 
     @property
     def inputs(self) -> int:
-        """How many input channels, of all groups."""
+        """Number of input channels of all groups."""
         return int(self.array.shape[1]) * self.group
 
     @classmethod
     def of(cls, layer: ir.Node) -> _Weights | None:
-        """The weights of `layer`; None where they are not constant floats."""
+        """Reads the weights of a layer; None if they are not constant floats."""
         array = query.constant(layer.inputs[1])
         given = layer.inputs[2] if len(layer.inputs) > 2 else None
         bias = query.constant(given)
@@ -229,18 +229,18 @@ class _Weights:
         return cls(layer, w, np.broadcast_to(full, len(w)), group, rank)
 
     def scaled(self, affine: Affine) -> Floats:
-        """Every output's weights times its scale, as the layer stores them."""
+        """Returns the weights with scaled outputs, in the layout of the layer."""
         return self._stored(self.array * affine.scale.reshape(-1, *[1] * (self.array.ndim - 1)))
 
     def absorbed(self, affine: Affine) -> tuple[Floats, Floats]:
-        """Every input's weights times its scale, as the layer stores them; and what the shifts add to the outputs."""
+        """Returns the weights with scaled inputs, in the layer's layout, and the change of the bias."""
         per_group = (self.group, 1, self.array.shape[1], *[1] * (self.array.ndim - 2))
         w = self.array.reshape(self.group, -1, *self.array.shape[1:])
         moved = (w * affine.shift.reshape(per_group)).reshape(len(self.array), -1).sum(axis=1)
         return self._stored((w * affine.scale.reshape(per_group)).reshape(self.array.shape)), moved
 
     def _stored(self, w: Floats) -> Floats:
-        """[outputs, inputs of the group, ...] in the layout of the layer's own weights."""
+        """Converts [outputs, inputs of the group, ...] to the layout of the layer."""
         if self.layer.op_type == "ConvTranspose":
             w = w.reshape(self.group, -1, *w.shape[1:]).swapaxes(1, 2)
             return w.reshape(-1, *w.shape[2:])

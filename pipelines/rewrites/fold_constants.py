@@ -14,7 +14,7 @@ from pipelines.core.errors import one_line
 from pipelines.graph import edit, io, query, reference_session
 from pipelines.rewrites.driver import Rewrite
 
-LIMIT = 1 << 24  # bytes of a result that is larger than what it was computed from
+LIMIT = 1 << 24  # maximum bytes of a result that is larger than its inputs
 RANDOM = (
     "RandomNormal",
     "RandomNormalLike",
@@ -29,7 +29,7 @@ SKIPPED = (*RANDOM, *QUANTIZED, "Constant", "Identity", "If", "Loop", "Scan", "S
 
 
 class FoldConstants(Rewrite):
-    """Constant folding: f(constants) = a constant, also for static dimensions read by Shape beside dynamic ones.
+    """Constant folding: f(constants) = a constant, also for static dimensions read by Shape next to dynamic ones.
 
     Evaluated by onnxruntime, one operator at a time, without its optimizations. Does not fire for random operators,
     custom domains, operators with subgraphs or several results, (De)QuantizeLinear (int8 weights stay int8), static
@@ -87,7 +87,7 @@ class FoldConstants(Rewrite):
 
 
 def _shape_arithmetic(node: ir.Node) -> NDArray[np.int64] | None:
-    """The result of `node` where all of it follows from static dimensions."""
+    """Returns the result of a node that follows from static dimensions, or None."""
     result = node.outputs[0]
     if node.op_type == "Size":
         static = query.static_shape(node.inputs[0])

@@ -34,7 +34,7 @@ class FoldIndexWrap(Rewrite):
 
 
 def _selection(value: ir.Value | None) -> tuple[ir.Value, int] | None:
-    """(i, n) where `value` is i < 0 ? i + n : i."""
+    """Returns (i, n) if `value` is i < 0 ? i + n : i."""
     select = value.producer() if value is not None else None
     if select is None:
         return None
@@ -61,7 +61,7 @@ def _selection(value: ir.Value | None) -> tuple[ir.Value, int] | None:
 
 
 def _mask_times(value: ir.Value | None) -> tuple[ir.Value, ir.Value, bool] | None:
-    """(condition, x, negated) where `value` is Cast(condition) * x or, negated, Cast(Not(condition)) * x."""
+    """Returns (condition, x, negated) if `value` is Cast(condition) * x or, negated, Cast(Not(condition)) * x."""
     product = value.producer() if value is not None else None
     if product is None or product.op_type != "Mul":
         return None
@@ -92,7 +92,7 @@ def _is_negative(condition: ir.Value | None, index: ir.Value) -> bool:
 
 
 def _uncast(value: ir.Value | None) -> ir.Value | None:
-    """What `value` is a Cast of, or itself."""
+    """Returns the input of the Cast that computes `value`, or `value`."""
     while value is not None and (producer := value.producer()) is not None and producer.op_type == "Cast":
         value = producer.inputs[0]
     return value

@@ -103,7 +103,7 @@ class FoldInputNormalization(Rewrite):
 
 @dataclass(frozen=True)
 class _Normalized:
-    """What a convolution reads: channel c is scale[c] * pixel[order[c]] + shift[c] of `channels` channels of pixels."""
+    """Input of a convolution: channel c is scale[c] * pixel[order[c]] + shift[c]."""
 
     channels: int
     order: np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -117,7 +117,7 @@ class _Normalized:
         return int(np.clip(np.rint((means.min() + means.max()) / 2), 0, WHITE)) if live.any() else 0
 
     def absorbed(self, weight: Floats, zero: int) -> tuple[Floats, Floats]:
-        """(weights for pixels - zero [outputs, inputs, height, width], rest of every tap [outputs, height, width])."""
+        """Returns weights for pixels - zero [outputs, inputs, height, width], and the rest of every tap."""
         folded = np.zeros((len(weight), self.channels, *weight.shape[2:]))
         rest = np.zeros((len(weight), *weight.shape[2:]))
         for c, source in enumerate(self.order):
@@ -127,12 +127,12 @@ class _Normalized:
 
 
 def _level(folded: Floats, rest: Floats, zero: int) -> int:
-    """The least k, negative where z + k exceeds 255, for which |rest / k| exceeds no weight maximum of its output."""
+    """Returns the smallest k, negative if z + k exceeds 255, for which |rest / k| exceeds no weight maximum."""
     reach, target = (np.abs(each).reshape(len(each), -1).max(axis=1) for each in (folded, rest))
     live = reach > 0
     least = math.ceil(
         float((target[live] / reach[live]).max(initial=0)) - 1e-3
-    )  # what float32 means leave counts for nothing
+    )  # tolerance for the rounding of float32 means
     level = min(max(least, 1), max(zero, WHITE - zero))
     return level if zero + level <= WHITE else -level
 
@@ -143,7 +143,7 @@ def _is_cast_of_uint8(node: ir.Node) -> bool:
 
 
 def _follow(cast: ir.Node, channels: int) -> tuple[list[ir.Node], _Normalized]:
-    """(`cast` and the operators that normalize after it, as far as each has one reader, what they compute)."""
+    """Returns `cast` and the normalizing operators after it, and the normalization that they compute."""
     nodes, found = [cast], _Normalized(channels, np.arange(channels), np.ones(channels), np.zeros(channels))
     while (node := query.sole_user(value := nodes[-1].outputs[0])) is not None:
         if (affine := as_affine(node, value, len(found.order), 4)) is not None:

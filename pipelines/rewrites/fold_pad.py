@@ -89,7 +89,7 @@ class FoldPad(Rewrite):
 
 
 def _pads(pad: ir.Node, rank: int | None) -> list[int] | None:
-    """Begin and end of every axis, where constant."""
+    """Returns begin and end of every axis if they are constant."""
     given = query.integers(pad, "pads", 1)
     if rank is None or rank < 3 or given is None:
         return None

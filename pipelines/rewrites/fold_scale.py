@@ -59,7 +59,7 @@ class FoldScale(Rewrite):
 
 
 def _layer(value: ir.Value | None) -> list[tuple[ir.Node, int]] | None:
-    """(node, input) of the weights and the bias that `value` is linear in; None without a layer of this one reader."""
+    """Returns the layer (node, input) in whose weights and bias `value` is linear, or None."""
     found: list[tuple[ir.Node, int]] = []
     while value is not None and (node := value.producer()) is not None and query.sole_user(value) is not None:
         constants = [index for index, each in enumerate(node.inputs) if query.constant(each) is not None]

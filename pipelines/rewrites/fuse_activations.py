@@ -10,8 +10,8 @@ import onnx_ir as ir
 from pipelines.graph import edit, io, query
 from pipelines.rewrites.driver import Rewrite
 
-HARD_SWISH = 14  # the first opset that has it
-LARGEST = float(np.finfo(np.float32).max)  # exporters write it for "no bound"
+HARD_SWISH = 14  # first opset with HardSwish
+LARGEST = float(np.finfo(np.float32).max)  # written by exporters for "no bound"
 
 
 class FuseActivations(Rewrite):
@@ -152,7 +152,7 @@ class FuseActivations(Rewrite):
 
 
 def _clamp(node: ir.Node | None) -> tuple[ir.Value, float, float] | None:
-    """(x, low, high) where `node` computes min(max(x, low), high) for constants low <= high."""
+    """Returns (x, low, high) if `node` computes min(max(x, low), high) for constants low <= high."""
     x = node.inputs[0] if node is not None and node.inputs else None
     if node is None or x is None:
         return None
@@ -180,14 +180,14 @@ def _clamp(node: ir.Node | None) -> tuple[ir.Value, float, float] | None:
 
 
 def _six(value: ir.Value) -> ir.Node | None:
-    """The Clip(.., 0, 6) that computes `value`."""
+    """Returns the Clip(.., 0, 6) that computes `value`."""
     node = value.producer()
     found = _clamp(node)
     return node if found is not None and found[1:] == (0.0, 6.0) else None
 
 
 def _times(node: ir.Node) -> tuple[ir.Value, float] | None:
-    """(x, c) where `node` computes c x for a constant c."""
+    """Returns (x, c) if `node` computes c x for a constant c."""
     if not query.is_op(node, "Mul", "Div"):
         return None
     first, second = node.inputs

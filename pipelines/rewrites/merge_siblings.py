@@ -80,7 +80,7 @@ class MergeSiblings(Rewrite):
 
 @dataclass(frozen=True, eq=False)
 class _Branch:
-    """A layer with its bias Add and activation, constant weights (outputs on `axis`), and bias [width] or None."""
+    """A layer with bias Add and activation, constant weights (outputs on `axis`), and bias [width] or None."""
 
     nodes: tuple[ir.Node, ...]
     weight: NDArray[Any]
@@ -91,17 +91,17 @@ class _Branch:
 
     @property
     def width(self) -> int:
-        """How many output channels."""
+        """Number of output channels."""
         return int(self.weight.shape[self.axis])
 
     @property
     def result(self) -> ir.Value:
-        """The output of its last node."""
+        """Output of the last node."""
         return self.nodes[-1].outputs[0]
 
     @classmethod
     def of(cls, node: ir.Node) -> _Branch | None:
-        """The branch that starts at `node`, if any."""
+        """Returns the branch that starts at `node`, or None."""
         if not query.is_op(node, "Gemm", "MatMul", "Conv") or query.constant(node.inputs[0]) is not None:
             return None
         weight, nodes = query.constant(node.inputs[1]), [node]
@@ -152,7 +152,7 @@ class _Branch:
 
 
 def _joined(branches: list[_Branch]) -> list[tuple[ir.Node, int, list[_Branch]]]:
-    """(Concat, position, branches): of each Concat the longest run of neighbouring inputs that `branches` compute."""
+    """Returns (Concat, position, branches) of the longest run of adjacent inputs from `branches`, per Concat."""
     found: list[tuple[ir.Node, int, list[_Branch]]] = []
     by_result = {each.result: each for each in branches}
     concats = dict.fromkeys(
@@ -179,7 +179,7 @@ def _joined(branches: list[_Branch]) -> list[tuple[ir.Node, int, list[_Branch]]]
 
 
 def _together(main: ir.Graph, branches: list[_Branch]) -> ir.Value:
-    """One layer that computes the results of all, side by side; inserted before the first of them."""
+    """Inserts one layer that computes the results of all branches side by side."""
     first, taken = branches[0], query.used_names(main)
     layer, stem, dtype = first.nodes[0], f"{branches[0].result.name}.merged", branches[0].result.dtype
     arrays = np.concatenate([each.weight for each in branches], axis=first.axis)

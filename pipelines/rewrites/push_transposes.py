@@ -54,7 +54,7 @@ class PushTransposes(Rewrite):
         return count
 
     def _merge(self, node: ir.Node) -> list[ir.Node] | None:
-        """T T' = T'', and the identity goes; the Transposes to see next, None where nothing changed."""
+        """Merges T T' = T'' and removes identities; returns the next Transposes, None if nothing changed."""
         perm, x = _perm(node), node.inputs[0]
         if perm is None or x is None:
             return None
@@ -72,7 +72,7 @@ class PushTransposes(Rewrite):
         return None
 
     def _push(self, node: ir.Node) -> list[ir.Node] | None:
-        """Swap a Transpose with its reader where that pays; the Transposes to see next, None where nothing changed."""
+        """Swaps a Transpose with its reader if that pays; returns the next Transposes, None if nothing changed."""
         perm, reader = _perm(node), query.sole_user(node.outputs[0])
         if perm is None or reader is None:
             if perm is not None and any(_after(each, perm) is not None for each in node.outputs[0].consumers()):
@@ -102,7 +102,7 @@ class PushTransposes(Rewrite):
 
 
 def _perm(node: ir.Node | None) -> list[int] | None:
-    """The permutation of a Transpose; reversed axes where it says none."""
+    """Returns the permutation of a Transpose; the default reverses the axes."""
     if node is None or not query.is_op(node, "Transpose"):
         return None
     given, rank = list(node.attributes.get_ints("perm", ())), query.rank(node.outputs[0]) or query.rank(node.inputs[0])
@@ -110,13 +110,13 @@ def _perm(node: ir.Node | None) -> list[int] | None:
 
 
 def _drop(node: ir.Node) -> None:
-    """Remove a Transpose that nobody reads any more."""
+    """Removes a Transpose without readers."""
     if node.graph is not None and not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
         node.graph.remove(node, safe=True)
 
 
 def _after(node: ir.Node, perm: list[int]) -> list[int] | None:
-    """The permutation after `node` that equals `perm` on all its computed inputs; None where there is none."""
+    """Returns the permutation after `node` that equals `perm` on all its computed inputs, or None."""
     values = [each for each in node.inputs if each is not None]
     constants = [each for each in values if query.constant(each) is not None]
     data = [each for each in values if each not in constants]
@@ -163,7 +163,7 @@ def _pays(node: ir.Node, perm: list[int]) -> bool:
 
 
 def _pays_through(node: ir.Node, x: ir.Value, perm: list[int]) -> bool:
-    """`_pays` for a `node` whose input `x` would be transposed by then."""
+    """Returns `_pays` of a node with a transposed input `x`."""
     probe = ir.node("Transpose", [ir.Value(name="probe", shape=ir.Shape([None] * len(perm)))], {"perm": perm})
     probe.outputs[0].shape, probe.outputs[0].type = x.shape, x.type
     index = next(position for position, each in enumerate(node.inputs) if each is x)
@@ -175,7 +175,7 @@ def _pays_through(node: ir.Node, x: ir.Value, perm: list[int]) -> bool:
 
 
 def _moved(node: ir.Node, perm: list[int], main: ir.Graph) -> ir.Node:
-    """`node` on what the Transposes before it read."""
+    """Applies `node` to the inputs of the Transposes before it."""
     inverse = [perm.index(axis) for axis in range(len(perm))]
     attributes = dict(node.attributes)
     inputs: list[ir.Value | None] = []

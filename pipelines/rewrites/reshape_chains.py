@@ -57,7 +57,7 @@ class ReshapeChains(Rewrite):
 
 
 def _result(node: ir.Node) -> list[int | str | None] | None:
-    """The output shape of `node`, as `query.symbolic_shape`; None where a size may be 0 or the rank is not known."""
+    """Returns the output shape of `node`, as `query.symbolic_shape`; None if a size may be 0 or the rank is unknown."""
     source, inferred = query.symbolic_shape(node.inputs[0]), query.symbolic_shape(node.outputs[0])
     found = inferred
     given = (
@@ -85,14 +85,14 @@ def _result(node: ir.Node) -> list[int | str | None] | None:
 
 
 def _factors(dims: list[int | str | None]) -> tuple[Counter[str], int]:
-    """Names with how often each occurs, and the product of the numbers."""
+    """Returns the count of every name, and the product of the numbers."""
     return Counter(each for each in dims if isinstance(each, str)), math.prod(
         each for each in dims if isinstance(each, int)
     )
 
 
 def _written(dims: list[int | str | None], source: list[int | str | None]) -> list[int] | None:
-    """`dims` as Reshape takes it for an input of dimensions `source`."""
+    """Returns `dims` as the shape input of a Reshape of an input of dimensions `source`."""
     if sum(not isinstance(each, int) for each in dims) > 1:
         kept = [0 if isinstance(each, str) and source[i : i + 1] == [each] else each for i, each in enumerate(dims)]
     else:

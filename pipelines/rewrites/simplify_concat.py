@@ -92,6 +92,6 @@ class SimplifyConcat(Rewrite):
 
 
 def _axis(node: ir.Node, value: ir.Value, default: int | None = None) -> int | None:
-    """The axis it works on, counted from the front."""
+    """Returns the axis of the operator, counted from the front."""
     axis, rank = node.attributes.get_int("axis", default), query.rank(value)
     return axis if axis is None or axis >= 0 else None if rank is None else axis + rank

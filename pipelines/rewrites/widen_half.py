@@ -24,7 +24,7 @@ class WidenHalf(Rewrite):
     """Widens a float16 graph to float32; its inputs and outputs keep their type, with a Cast behind or before them.
 
     The weights keep their values (each float16 is a float32); sums and products are no longer rounded to float16, so
-    results differ from the float16 graph's by that rounding. Does not fire beside subgraphs, custom domains or
+    results differ from the float16 graph's by that rounding. Does not fire on graphs with subgraphs, custom domains or
     operators with a float16 attribute.
     """
 

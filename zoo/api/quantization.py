@@ -25,7 +25,7 @@ from pipelines.models import npz, stages
 from pipelines.models.folder import ModelFolder
 from pipelines.models.record import QUANTIZATION, SAMPLES, TRAINED
 from pipelines.quantization.algorithms.correction import SECONDS
-from pipelines.quantization.calibration.auto_calibration import auto_calibrate, hold_back
+from pipelines.quantization.calibration.auto_calibration import auto_calibrate, split_held_out
 from pipelines.quantization.calibration.calibrate import MEMORY
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import make_table
@@ -370,8 +370,8 @@ def _write_int8(
     io.save(int8, path)
     if report_path is not None:
         report_html.save(report.explain(float_model, int8, quantized, table, samples), report_path)
-    held_back = hold_back(float_model, samples, table.samples)[0] if samples else ()
-    summary = _summary(float_model, int8, quantized, table, held_back)
+    held_out = split_held_out(float_model, samples, table.samples)[0] if samples else ()
+    summary = _summary(float_model, int8, quantized, table, held_out)
     return {**quantized.to_json(), "path": str(path), "bytes": path.stat().st_size, "summary": summary}
 
 

@@ -46,13 +46,14 @@ def schema(
         on_error: "raise" to stop at an invalid row, "skip" to leave it out, as in training.
 
     Returns:
-        {"schema": JSON of `zoo.recommenders.data.schema.JSON_SCHEMA`, "table": rows of text with the columns
-        `zoo.recommenders.data.schema.COLUMNS`, "path": path of the file or None}.
+        {"schema": JSON of `zoo.recommenders.data.schema.JSON_SCHEMA`, "columns": header of the table, "table": rows of
+        text, "path": path of the file or None}.
 
     Raises:
         RequestError: The log cannot be read, or has no such label.
     """
     from zoo.recommenders.data.logs import open_log
+    from zoo.recommenders.data.schema import COLUMNS
     from zoo.recommenders.data.schema_inference import infer
 
     if delimiter is not None and len(delimiter) != 1:
@@ -60,7 +61,7 @@ def schema(
     require_distinct(output, log)
     found = infer(open_log(log, delimiter), label, on_error)
     path = None if output is None else str(found.save(output))
-    return {"schema": found.to_json(), "table": found.table(), "path": path}
+    return {"schema": found.to_json(), "columns": COLUMNS, "table": found.table(), "path": path}
 
 
 def train(

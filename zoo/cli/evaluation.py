@@ -29,6 +29,14 @@ batch_sizes = click.option(
     help="Batch sizes. [default: 512 rows, 4 images, 32 sentences or texts; 1 for an .onnx file]",
 )
 
+engines = click.option(
+    "--engine",
+    "engines",
+    type=Words(),
+    default=None,
+    help="Inference engines. [default: all that the machine and the model support]",
+)
+
 
 @click.command()
 @click.argument("model")
@@ -78,13 +86,7 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
 @click.option(
     "--precision", "precisions", type=Words(), default="fp32,int8", show_default=True, help="Precisions of a zoo model."
 )
-@click.option(
-    "--engine",
-    "engines",
-    type=Words(),
-    default=None,
-    help="Inference engines. [default: all that the machine and the model support]",
-)
+@engines
 @batch_sizes
 @click.option(
     "--rounds", default=15, show_default=True, help="Number of rounds; every configuration runs once per round."
@@ -201,13 +203,7 @@ def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any
     default=None,
     help="Precisions to try: fp32, int8, bf16. [default: int8; an .onnx file as it is]",
 )
-@click.option(
-    "--engine",
-    "engines",
-    type=Words(),
-    default=None,
-    help="Inference engines. [default: all that the machine and the model support]",
-)
+@engines
 @click.option("--threads", type=Numbers(), default="1", show_default=True, help="Numbers of intra-op threads to try.")
 @batch_sizes
 @combined(preprocess, as_json)

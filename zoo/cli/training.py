@@ -198,10 +198,9 @@ def schema(log: str, output: str | None, as_json: bool, **options: Any) -> None:
     LOG is CSV or TSV with a header, JSON lines (also .gz) or Parquet. The JSON that -o writes can be edited.
     """
     from zoo import api
-    from zoo.recommenders.data.schema import COLUMNS
 
     report = api.schema(log, output, **options)
-    emit(report["schema"], as_json, lambda: table(COLUMNS, report["table"]))
+    emit(report["schema"], as_json, lambda: table(report["columns"], report["table"]))
     if output is not None and not as_json:
         click.echo(report["path"])
 

@@ -23,7 +23,7 @@ from pipelines.kernels import extension
 from pipelines.kernels.arrays import contiguous
 from pipelines.kernels.recommenders import native
 
-CHUNK = 64  # samples, the least that a thread is given
+CHUNK = 64  # minimum samples per thread
 
 
 class ProgramGraph:
@@ -107,9 +107,9 @@ class ProgramSession(Asynchronous):
         if graph.threads > 1:
             found = graph.call(batch)
         else:
-            try:  # with no look at the arrays, which costs more than a sample
+            try:  # fast path without checks of the arrays
                 found = _listed(graph.program(*[None if name is None else batch[name] for name in graph.fed]))
-            except Exception:  # copied, or refused in words
+            except Exception:  # converts the arrays, or raises a clear error
                 found = graph.call(batch)
         return dict(zip(graph.outputs, found, strict=True))
 

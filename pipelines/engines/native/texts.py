@@ -84,7 +84,7 @@ class NativeTexts:
 
 
 def _mapped(model: str | Path | ir.Model) -> TextProgram:
-    """The program of a frozen graph. Needs onnx and onnxruntime, which a stored one does not."""
+    """Maps a frozen graph to a program; imports onnx and onnxruntime, unlike stored programs."""
     from pipelines.graph import io
     from pipelines.kernels.transformer.text.from_graph import text_program
 

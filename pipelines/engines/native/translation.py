@@ -227,9 +227,9 @@ class TranslationStream:
 
 
 def _arrays(sources: Sequence[NDArray[np.int32]], limits: Sequence[int] | NDArray[np.int64]) -> tuple[Any, ...]:
-    """Tokens, lengths and limits. Raises RequestError for others than integers of 32 bits."""
+    """Returns tokens, lengths and limits as arrays; raises RequestError for tokens outside of int32."""
     tokens = np.concatenate([np.asarray(each).ravel() for each in sources]) if len(sources) else np.zeros(0, np.int32)
-    if tokens.dtype != np.int32:  # of those the kernels check the range
+    if tokens.dtype != np.int32:  # the kernels check the range of int32 tokens
         if tokens.dtype.kind not in "iu" or (tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < 2**31):
             raise RequestError(
                 f"the native translator takes tokens, integers of 32 bits from 0 on; found others, or {tokens.dtype}"
@@ -255,7 +255,7 @@ def _words(words: Sequence[NDArray[np.int32]] | None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _reported() -> Iterator[None]:
-    """What the kernels raise, as errors of ours."""
+    """Context that converts exceptions of the kernels to RequestError and ZooError."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -265,7 +265,7 @@ def _reported() -> Iterator[None]:
 
 
 def _mapped(model: str | Path | ir.Model) -> tuple[EncoderProgram, DecoderProgram]:
-    """The programs of a frozen graph. Needs onnx and onnxruntime, which a stored one does not."""
+    """Maps a frozen graph to its programs; imports onnx and onnxruntime, unlike stored programs."""
     from pipelines.graph import io
     from pipelines.kernels.transformer.mapping.from_graph import programs
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from pipelines.graph import query
 
 LINEAR = ("MatMul", "Gemm")
-WRITERS = ("Conv", "LayerNormalization", *LINEAR)  # whose constants can scale the channels of their output
+WRITERS = ("Conv", "LayerNormalization", *LINEAR)  # their constants can scale the channels of their outputs
 GATHERS = ("Gather", "GatherND")
 MOVES = (*GATHERS, "Reshape", "Transpose")
-HOMOGENEOUS = {  # f(k x) = k f(x), channel by channel, for k > 0; by whether channels are last
+HOMOGENEOUS = {  # f(k x) = k f(x) per channel, for k > 0; keys: whether channels are last
     False: ("Relu", "Clip", "Add", "MaxPool", "AveragePool"),
     True: ("Relu", "Clip", "Add", *MOVES),
 }

@@ -38,11 +38,11 @@ from pipelines.quantization.calibration.table import rounded_to_float32
 Array = NDArray[Any]
 logger = logging.getLogger(__name__)
 
-SECONDS = 300.0  # that corrections may take, by default
+SECONDS = 300.0  # default time limit of the corrections
 LAYERS = ("Conv", "Gemm", "MatMul")
 SPENT = "the time budget was spent before it"
-HARD = ("HardSwish", "HardSigmoid")  # constant below, x or constant above
-POSITIONS = 2**17  # of one channel, that its shift is measured on
+HARD = ("HardSwish", "HardSigmoid")  # constant below a bound; constant or the identity above
+POSITIONS = 2**17  # positions per channel to measure its shift on
 
 
 @dataclass(frozen=True)
@@ -155,18 +155,18 @@ def correct_layers(
             float_layer = exact.nodes.get(str(layer.name))
             if float_layer is not None:
                 exact.compute(float_layer)
-            together = sharing.get(layer, [])  # [] where it shares the weights of one before it
+            together = sharing.get(layer, [])  # [] if an earlier layer shares its weights
             rounding, changed = _gptq(together, float_layer, rounded) if weights and together else ("", 0)
             rounded.compute(layer)
             correction = _correct_bias(layer, float_layer, exact, rounded)
             corrections.append(replace(correction, weights=changed, rounding=rounding))
-            longest = max(0.5 * longest, time.monotonic() - started)  # of late: layers that follow are alike
+            longest = max(0.5 * longest, time.monotonic() - started)  # recent layers predict the next ones
             advance(1)
     return result, CorrectionReport(tuple(corrections), count)
 
 
 def _clipped(float_model: ir.Model, int8_model: ir.Model) -> ir.Model:
-    """The float model with every tensor that the int8 model quantizes clipped to its quantized range."""
+    """Returns the float model with its tensors clipped to the quantized ranges of the int8 model."""
     result = float_model.clone()
     main = result.graph
     values = {str(value.name): value for node in main for value in (*node.inputs, *node.outputs) if value is not None}
@@ -200,7 +200,7 @@ def _is_int8(node: ir.Node) -> bool:
 
 
 def _sharing(layers: Iterable[ir.Node]) -> dict[ir.Node, list[ir.Node]]:
-    """{layer: the layers that share its weights, itself first}, of every one that is the first of these."""
+    """Returns {first layer of shared weights: all layers that share them}."""
     groups: dict[ir.Value, list[ir.Node]] = {}
     for layer in layers:
         if (weights := Weights.of(layer)) is not None:
@@ -209,7 +209,7 @@ def _sharing(layers: Iterable[ir.Node]) -> dict[ir.Node, list[ir.Node]]:
 
 
 def _gptq(layers: list[ir.Node], float_layer: ir.Node | None, rounded: LayerwiseRun) -> tuple[str, int]:
-    """Round the weights of layers that share them by GPTQ, once, on the inputs of all.
+    """Rounds the weights of layers that share them by GPTQ, on the inputs of all these layers.
 
     float_layer: that of the first, which is next to be computed. The inputs of the others are what the model computes
     with weights and biases as they are so far. Returns the `Correction.rounding` and how many weights it changes.
@@ -218,7 +218,7 @@ def _gptq(layers: list[ir.Node], float_layer: ir.Node | None, rounded: Layerwise
     mine, inputs = Weights.of(layers[0]), [x for layer in layers if (x := layer.inputs[0]) is not None]
     if mine is None or original is None or original.shape != mine.integers.shape or len(inputs) < len(layers):
         return "", 0
-    if len(mine.initializer.uses()) > len(layers):  # by what is no int8 layer
+    if len(mine.initializer.uses()) > len(layers):  # an operator that is no int8 layer reads them, too
         return "", 0
     most = int(np.abs(mine.integers.astype(np.int16)).max())
     arrays = ([x] for x in rounded.values(inputs[0])) if len(layers) == 1 else rounded.ahead(inputs)
@@ -233,7 +233,7 @@ def _gptq(layers: list[ir.Node], float_layer: ir.Node | None, rounded: Layerwise
 def _correct_bias(
     layer: ir.Node, float_layer: ir.Node | None, exact: LayerwiseRun, rounded: LayerwiseRun
 ) -> Correction:
-    """Bias correction of a computed layer: b_c += mean of (x_c - y_c), where it lowers the error of channel c.
+    """Corrects the bias of a computed layer: b_c += mean of (x_c - y_c), if it lowers the error of channel c.
 
     x, y: [channels, positions] of the float and of the int8 model, at the layer's `_Target`.
     """
@@ -284,7 +284,7 @@ def _correct_bias(
 
 
 def _positions(array: Array, axis: int, chunks: int) -> Array:
-    """[channels, positions], evenly drawn: of `chunks` arrays like this one together, about `POSITIONS` a channel."""
+    """Returns [channels, positions], evenly drawn: about `POSITIONS` per channel for all `chunks` together."""
     stride = array.size // array.shape[axis] * chunks // POSITIONS | 1
     if axis == 1:
         flat = array.reshape(*array.shape[:2], -1)[:, :, ::stride].swapaxes(0, 1)
@@ -295,7 +295,7 @@ def _positions(array: Array, axis: int, chunks: int) -> Array:
 
 
 def _squares(x: Array) -> Array:
-    """The sum of squares of each channel of [channels, positions]."""
+    """Returns the sum of squares of each channel of [channels, positions]."""
     sums: Array = np.square(x).sum(axis=1, dtype=np.float64)
     return sums
 
@@ -315,7 +315,7 @@ def decibel(signal: float, noise: float) -> float | None:
 
 @dataclass(frozen=True)
 class _Target:
-    """Where the error of a layer is measured: the output of `node`, the layer itself or the Add that it is a part of.
+    """Tensor on which the error of a layer is measured: the output of `node`, the layer or the Add after it.
 
     low, high: the range that quantization, ReLU or Clip downstream of it leave, or in which a HardSwish or HardSigmoid
     is not constant.
@@ -327,12 +327,12 @@ class _Target:
     hard_swish: bool = False
 
     def activated(self, x: Array) -> Array:
-        """What becomes of values `x` of `node` downstream, where their error counts."""
+        """Returns values of `node` after the activation and quantization that follow it."""
         x = np.clip(x, self.low, self.high)
         return x * np.clip(x + 3, 0, 6) / 6 if self.hard_swish else x
 
     def slope(self, x: Array) -> Array:
-        """The derivative of `activated` inside the range: that of a hard-swish is -1/2 to 3/2, and 0 at -3/2."""
+        """Returns the derivative of `activated` inside the range; of a hard-swish -1/2 to 3/2, and 0 at -3/2."""
         if not self.hard_swish:
             return np.ones((), np.float32)
         inner: Array = np.where(x < 3, (2 * x + 3) / 6, np.float32(1))
@@ -359,7 +359,7 @@ class _Target:
 
 
 def _clip_range(node: ir.Node) -> tuple[float, float]:
-    """The range to which a Relu or Clip clips; infinite where that is not constant."""
+    """Returns the range of a Relu or Clip; infinite if it is not constant."""
     if node.op_type == "Relu":
         return 0.0, np.inf
     low, high = (query.constant(each) for each in (*node.inputs[1:], None, None)[:2])
@@ -367,7 +367,7 @@ def _clip_range(node: ir.Node) -> tuple[float, float]:
 
 
 def _hard_range(node: ir.Node) -> tuple[float, float]:
-    """The range outside of which a HardSwish or HardSigmoid is constant, or x itself."""
+    """Returns the range outside of which a HardSwish or HardSigmoid is constant or the identity."""
     if node.op_type == "HardSwish":
         return -3.0, np.inf
     alpha, beta = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
@@ -375,7 +375,7 @@ def _hard_range(node: ir.Node) -> tuple[float, float]:
 
 
 def _quantized_range(node: ir.Node) -> tuple[float, float]:
-    """The least and the greatest value of a QuantizeLinear: s (q - z); infinite where per channel."""
+    """Returns the smallest and largest value of a QuantizeLinear, s (q - z); infinite if per channel."""
     scale, zero = (query.constant(each) for each in (*node.inputs[1:], None)[:2])
     if scale is None or scale.size != 1:
         return -np.inf, np.inf

@@ -141,7 +141,7 @@ def _reduce_to_channels(main: ir.Graph, values: Iterable[ir.Value], last: Last) 
 
 
 def _channels_second(main: ir.Graph, value: ir.Value, channels: int, taken: set[str]) -> ir.Value:
-    """`value`, whose channels are last, as [first axis, channels, all others], computed in `main`."""
+    """Computes `value`, whose channels are last, as [first axis, channels, all others] in `main`."""
     shape = edit.initializer(main, f"{value.name}.rows", np.array([0, -1, channels]), taken)
     rows = edit.node("Reshape", [value, shape], f"{value.name}.reshaped", dtype=ir.DataType.FLOAT, taken=taken)
     turned = edit.node(
@@ -296,7 +296,7 @@ def scale_channels(model: ir.Model, factors: Mapping[str, Sequence[float] | Floa
 
 
 def _scale(main: ir.Graph, group: ChannelGroup, readers: Sequence[Reader], k: Floats) -> None:
-    """Multiply the channels of a group by `k`."""
+    """Multiplies the channels of a group by `k`."""
     for node in group.writers:
         for at, axis in channel_groups.scaled_constants(node).items():
             array = np.asarray(query.constant(node.inputs[at]))
@@ -307,7 +307,7 @@ def _scale(main: ir.Graph, group: ChannelGroup, readers: Sequence[Reader], k: Fl
 
 
 def _replace(main: ir.Graph, node: ir.Node, at: int, array: Floats) -> None:
-    """Give `node` weights of its own: others may share the old ones."""
+    """Gives a node its own weights, because others may share the old ones."""
     node.replace_input_with(
         at, edit.initializer(main, f"{node.outputs[0].name}.equalized{at}", array.astype(np.float32, order="C"))
     )
@@ -373,7 +373,7 @@ class Reader:
 
 
 def _search(readers: list[Reader], limit: Floats, margin: float) -> Floats | None:
-    """The best factors [channels] of the family of `EqualizeChannels`; None where they gain too little.
+    """Returns the best factors [channels] of the family of `EqualizeChannels`; None if they gain too little.
 
     At most `limit`, float64 [channels], and at least 1 where that is finite.
     """

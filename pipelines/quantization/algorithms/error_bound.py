@@ -40,7 +40,7 @@ def within_bound(
         `table` with `keep_float`.
     """
     held, named = list(samples), model.clone()
-    clean_up(named)  # as `quantize` does, so that all have names
+    clean_up(named)  # names the operators as `quantize` does
     exact = _results(model, held)
 
     def error(kept: dict[str, str]) -> Array:
@@ -56,7 +56,7 @@ def within_bound(
     names = {each.name for each in report.operators if each.precision == "int8"}
     sizes = {str(node.name): _size(node) for node in _layers(named) if node.name in names}
     alone: dict[str, Array] = {}
-    with progress("looking for layers that int8 hurts", len(sizes)) as advance:
+    with progress("measuring layers in int8", len(sizes)) as advance:
         for name in sizes:
             alone[name] = error(kept | {other: "float" for other in sizes if other != name})
             advance(1)
@@ -81,7 +81,7 @@ def open_layers(model: ir.Model) -> dict[str, str]:
 
 
 def _results(model: ir.Model, samples: list[Batch]) -> Array:
-    """The first output for all samples."""
+    """Returns the first output for all samples."""
     opened = reference_session.session(model, "its evaluation needs")
     names = {each.name for each in opened.get_inputs()}
     batches = ({name: x for name, x in batch.items() if name in names} for batch in samples)
@@ -89,14 +89,14 @@ def _results(model: ir.Model, samples: list[Batch]) -> Array:
 
 
 def _layers(model: ir.Model) -> list[ir.Node]:
-    """The layers of constant weights."""
+    """Returns the layers with constant weights."""
     return [
         each for each in model.graph if each.op_type in layers.LAYERS and query.constant(each.inputs[1]) is not None
     ]
 
 
 def _size(layer: ir.Node) -> int:
-    """How many weights it has."""
+    """Returns the number of weights of a layer."""
     weight = query.constant(layer.inputs[1])
     return 0 if weight is None else weight.size
 

@@ -16,12 +16,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-POSITIONS = 2**15  # of a layer's input that make its Gram matrix, in all, of layers of up to 1,024 inputs; see `drawn`
+POSITIONS = 2**15  # input positions for the Gram matrix of a layer of up to 1,024 inputs, see `drawn`
 WORK = POSITIONS * 1024**2  # products for the Gram matrix
-DAMPING = 0.01  # of the Gram matrix's mean diagonal, added to it: few samples must not decide
-BLOCK = 64  # weights of a channel whose errors are carried on one by one; those of earlier blocks by one product
-WIDEST = 4608  # inputs of an output channel; a Gram matrix of more takes too much time
-SECTION = 2304  # inputs whose errors may cancel, and so a Gram matrix: four of it are held, 170 MB
+DAMPING = 0.01  # share of the mean diagonal that is added to the diagonal of the Gram matrix
+BLOCK = 64  # weights per block; errors of earlier blocks are propagated by one matrix product
+WIDEST = 4608  # maximum inputs of an output channel
+SECTION = 2304  # inputs per Gram matrix; four copies take 170 MB
 
 
 def gptq(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[np.int8]:
@@ -36,7 +36,7 @@ def gptq(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[
     Returns:
         int8 [channels, inputs].
     """
-    # the inputs that matter most first, while others can make up for them
+    # largest diagonal first, so that later weights can compensate
     order = np.argsort(-np.diag(gram), kind="stable")
     reverse = order[::-1]
     factor = np.linalg.cholesky(gram[np.ix_(reverse, reverse)])[::-1, ::-1]  # upper: gram = factor factor^T
@@ -104,7 +104,7 @@ def round_layer(
 
 
 def _grams(columns: Iterable[Array], groups: int, width: int, sections: Sequence[slice]) -> list[Array]:
-    """The sum of X^T X, float64 [groups, w, w], of every X [groups, positions, width], for each section of w inputs."""
+    """Returns the sum of X^T X, float64 [groups, w, w], over X [groups, positions, width], per section of inputs."""
     widths = [len(range(width)[section]) for section in sections]
     grams = [np.zeros((groups, each, each)) for each in widths]
     held: list[Array] = []
@@ -118,7 +118,7 @@ def _grams(columns: Iterable[Array], groups: int, width: int, sections: Sequence
 
     for each in columns:
         held.append(each)
-        if sum(x.shape[1] for x in held) >= widths[0]:  # a product of fewer positions costs less than its sum
+        if sum(x.shape[1] for x in held) >= widths[0]:  # the product of fewer positions costs less than the sum
             add()
     if held:
         add()
@@ -126,7 +126,7 @@ def _grams(columns: Iterable[Array], groups: int, width: int, sections: Sequence
 
 
 def _rows(layer: ir.Node, weights: Array) -> Array | None:
-    """A layer's weights as [groups, output channels of a group, inputs of one]; None for another form of layer."""
+    """Returns weights as [groups, output channels of a group, inputs]; None for unsupported layers."""
     if layer.op_type == "Conv":
         groups = layer.attributes.get_int("group", 1)
         if layer.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
@@ -138,14 +138,14 @@ def _rows(layer: ir.Node, weights: Array) -> Array | None:
 
 
 def _from_rows(layer: ir.Node, weights: Array, rows: NDArray[np.int8]) -> NDArray[np.int8]:
-    """The inverse of `_rows`: of the shape of `weights`."""
+    """Inverts `_rows`."""
     if layer.op_type == "Conv":
         return rows.reshape(weights.shape)
     return np.ascontiguousarray(rows[0] if layer.attributes.get_int("transB", 0) else rows[0].T)
 
 
 def _im2col(layer: ir.Node, weights: Array, x: Array, most: int) -> Array:
-    """The layer's input as [groups, positions, inputs of a channel], at about `most` positions drawn evenly."""
+    """Returns the input of a layer as [groups, positions, inputs of a channel], about `most` evenly drawn positions."""
     if layer.op_type != "Conv":
         rows = x.reshape(1, -1, x.shape[-1])
         return rows[:, :: rows.shape[1] // most | 1]

@@ -13,7 +13,7 @@ from pipelines.quantization.algorithms.channel_groups import LINEAR, outputs_fir
 from pipelines.quantization.algorithms.equalize_channels import LEAST, Channels, Floats, Reader
 from pipelines.quantization.calibration.table import rounded_to_float32
 
-MARGIN = 0.7  # of the expected error: what a product more in float must win (1.5 dB)
+MARGIN = 0.7  # minimum reduction of the expected error for an additional float product (1.5 dB)
 Factors = dict[str, tuple[float, ...]]  # {value: factor of each of its channels}
 
 

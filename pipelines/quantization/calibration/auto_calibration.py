@@ -50,17 +50,17 @@ from pipelines.quantization.recipe import QuantRecipe
 
 logger = logging.getLogger(__name__)
 
-GOAL = 24.0  # dB below which layers are left in float32; all outputs of other samples together lose some dB of it
-FLOAT_SHARE = 0.25  # of the multiplications of all layers, that may be left in float32
-HELD_BACK = 3  # about one sample in so many is held back, up to HELD_OUT
+GOAL = 24.0  # dB of SQNR below which layers stay in float32
+FLOAT_SHARE = 0.25  # maximum share of the multiplications in float32
+HELD_BACK = 3  # one of three samples is held out, up to HELD_OUT
 RANGED = 128  # samples that ranges are evaluated on
-MOST = 2**23  # elements of the graph's inputs that samples are held back for
-ROOM = 8_000_000  # bytes that the largest tensor may take, of the samples computed at once
-HEAVY = 2**22  # bytes of weights above which memory is returned between evaluated models by a full garbage collection
-CHANCE = 1.0  # dB that an alternative must win: one sample near a decision makes as much in a few dozen
-PERFECT = 120.0  # dB, that of outputs without error
-SENSITIVE = 0.05  # dB that a layer left in float32 must win
-OBSERVERS = ("auto", "minmax", "percentile", "kl")  # that "auto" chooses among
+MOST = 2**23  # maximum input elements of held-out samples
+ROOM = 8_000_000  # maximum bytes of the largest tensor
+HEAVY = 2**22  # bytes of weights above which memory is freed between evaluated models
+CHANCE = 1.0  # minimum gain of an alternative in dB; less may be noise
+PERFECT = 120.0  # dB of SQNR of outputs without error
+SENSITIVE = 0.05  # minimum gain of a layer in float32, in dB
+OBSERVERS = ("auto", "minmax", "percentile", "kl")  # candidates of "auto"
 
 
 class OutputSqnr:
@@ -84,13 +84,13 @@ class OutputSqnr:
         self._exact = [self._run(exact, batch) for batch in samples]
 
     def _run(self, session: ort.InferenceSession, batch: Batch) -> list[Array]:
-        """The outputs for a batch, as few samples at once as keep within `ROOM`."""
+        """Returns the outputs for a batch, in parts that fit `ROOM`."""
         if not 0 < self._at_once < length(batch):
             return reference_session.run(session, batch)
         parts = list(cut(batch, self._at_once))
         found = [reference_session.run(session, part) for part in parts]
         if any(x.shape[:1] != (length(part),) for part, each in zip(parts, found, strict=True) for x in each):
-            return reference_session.run(session, batch)  # an output of another axis than the samples'
+            return reference_session.run(session, batch)  # an output without sample axis
         return [np.concatenate(each) for each in zip(*found, strict=True)]
 
     def __call__(self, int8: ir.Model, batches: int | None = None) -> float:
@@ -104,7 +104,7 @@ class OutputSqnr:
             SQNR in dB.
         """
         if self._heavy:
-            machine.trim()  # graphs refer to themselves, and every evaluated model holds the weights
+            machine.trim()  # graphs are reference cycles that hold the weights
         opened = _session(int8)
         results = [
             (exact, self._run(opened, batch))
@@ -121,7 +121,7 @@ def _session(model: ir.Model) -> ort.InferenceSession:
 
 
 def _single(batch: Batch, exact: list[Array], tested: list[Array]) -> list[tuple[list[Array], list[Array]]]:
-    """The outputs of every sample; of all together where an output does not have the samples' axis."""
+    """Returns the outputs per sample; of all samples together if an output has no sample axis."""
     count = length(batch)
     if any(x.shape[:1] != (count,) for x in exact):
         return [(exact, tested)]
@@ -129,13 +129,13 @@ def _single(batch: Batch, exact: list[Array], tested: list[Array]) -> list[tuple
 
 
 def _decibel(error: float) -> float:
-    """SQNR of a relative squared error; `PERFECT` for none."""
+    """Returns the SQNR of a relative squared error; `PERFECT` for 0."""
     return min(-10 * float(np.log10(error)), PERFECT) if error > 0 else PERFECT
 
 
 @dataclass(frozen=True)
 class _Fitting:
-    """Fitting samples in chunks, to be iterated several times: all but one in `stride` chunks."""
+    """Fitting samples in chunks for repeated iteration: all but one of every `stride` chunks."""
 
     model: ir.Model
     samples: Iterable[Batch]
@@ -185,9 +185,9 @@ def auto_calibrate(
         observation.require_samples()
         observation.release()
     observation.require_samples()
-    judging, fitting = hold_back(model, samples, observation.samples)
+    held_out, fitting = split_held_out(model, samples, observation.samples)
 
-    metric = OutputSqnr(model, judging)
+    metric = OutputSqnr(model, held_out)
 
     def evaluate(table: CalibrationTable) -> float:
         return metric(quantize(model, recipe, table)[0])
@@ -214,7 +214,7 @@ def auto_calibrate(
     return best
 
 
-def hold_back(model: ir.Model, samples: Iterable[Batch], count: int) -> tuple[list[Batch], Iterable[Batch]]:
+def split_held_out(model: ir.Model, samples: Iterable[Batch], count: int) -> tuple[list[Batch], Iterable[Batch]]:
     """Splits samples into held-out and fitting samples, in chunks; with a single chunk both are the same.
 
     Held-out samples are drawn evenly, because neighbouring samples may be alike.
@@ -228,12 +228,12 @@ def hold_back(model: ir.Model, samples: Iterable[Batch], count: int) -> tuple[li
         Held-out samples, in memory, and the remaining samples.
     """
     stride = _stride(model, samples, count, min(count // HELD_BACK, HELD_OUT))
-    judging = _drawn(model, samples, stride)
-    return judging, _Fitting(model, samples, stride) if stride > 1 else judging
+    held_out = _drawn(model, samples, stride)
+    return held_out, _Fitting(model, samples, stride) if stride > 1 else held_out
 
 
 def _stride(model: ir.Model, samples: Iterable[Batch], count: int, most: int) -> int:
-    """Of how many chunks one is to be drawn for `most` of `count` samples, or for `MOST` elements of them."""
+    """Returns the stride of held-out chunks for `most` of `count` samples, limited to `MOST` elements."""
     first = next(iter(sample_chunks(model, samples)))
     size, elements = length(first), max(sum(array.size for array in first.values()), 1)
     chunks = -(-count // size)
@@ -241,7 +241,7 @@ def _stride(model: ir.Model, samples: Iterable[Batch], count: int, most: int) ->
 
 
 def _drawn(model: ir.Model, samples: Iterable[Batch], stride: int) -> list[Batch]:
-    """One in `stride` chunks of the samples."""
+    """Returns one of every `stride` chunks of the samples."""
     return [chunk for at, chunk in enumerate(sample_chunks(model, samples)) if at % stride == stride // 2]
 
 
@@ -265,7 +265,7 @@ def fitting_head(fitting: Iterable[Batch]) -> list[Batch]:
 def _tables(
     model: ir.Model, recipe: QuantRecipe, observation: Observation, clip: bool, factors: Factors, smoothing: Factors
 ) -> list[CalibrationTable]:
-    """Those of every observer that `recipe` leaves open, its own first; then those `clip_to_functions`."""
+    """Returns the tables of all observers that the recipe allows, its own first; then `clip_to_functions` of them."""
     observers = OBSERVERS if recipe.observer == "auto" else (recipe.observer,)
     tables = [observation.table(each, symmetric=recipe.symmetric) for each in observers]
     if recipe.observer == "auto" and not recipe.symmetric:
@@ -280,7 +280,7 @@ def _tables(
 def _best(
     tables: list[CalibrationTable], evaluate: Callable[[CalibrationTable], float]
 ) -> tuple[CalibrationTable, float]:
-    """(the table of the greatest SQNR, its SQNR); one after the first must win by `CHANCE`, for less may be luck."""
+    """Returns the table of highest SQNR, and its SQNR; it must exceed the first table by `CHANCE`."""
     found = []
     with progress("evaluating", len(tables)) as advance:
         for table in tables:
@@ -294,9 +294,9 @@ def _best(
 def _best_ranges(
     model: ir.Model, recipe: QuantRecipe, tables: list[CalibrationTable], samples: Iterable[Batch], count: int
 ) -> CalibrationTable:
-    """The table of the best ranges by `RANGED` samples of all, for no range was fitted to any output.
+    """Selects the table of the best ranges on `RANGED` samples; no range was fitted to the outputs.
 
-    The more the better: a range that clips one sample in a hundred looks good on the others.
+    Many samples are needed: a range that clips one sample in a hundred looks good on the others.
     """
     metric = OutputSqnr(model, _drawn(model, samples, _stride(model, samples, count, RANGED)))
 
@@ -312,7 +312,7 @@ def _best_ranges(
 def _retreat(
     corrected: CalibrationTable, tables: list[CalibrationTable], evaluate: Callable[[CalibrationTable], float]
 ) -> tuple[CalibrationTable, float]:
-    """(`corrected`, or what is better on the samples held back: without a correction or both, or plain min-max; SQNR).
+    """Drops corrections that lower the SQNR on held-out samples, or falls back to min-max; returns table and SQNR.
 
     tables: those without corrections.
     """
@@ -325,7 +325,7 @@ def _retreat(
     best, sqnr = _best([*tried, *(replace(each, recipe=corrected.recipe) for each in plain)], evaluate)
     if best is not corrected:
         kept = [name for name, each in (("GPTQ", best.rounding), ("bias correction", best.bias)) if each]
-        logger.info("on the samples held back %s is best", f"only {kept[0]}" if kept else "no correction")
+        logger.info("on the held-out samples, the best choice is %s", f"only {kept[0]}" if kept else "no correction")
     return best, sqnr
 
 
@@ -335,7 +335,7 @@ def _is_minmax(table: CalibrationTable) -> bool:
 
 
 def _restore_weights(int8: ir.Model, float_model: ir.Model) -> None:
-    """Put the float weights of its layers back into an int8 model, in place; its activations stay int8."""
+    """Restores the float weights of the layers of an int8 model, in place; activations stay int8."""
     originals = {
         str(node.name or node.outputs[0].name): node.inputs[1]
         for node in float_model.graph
@@ -385,7 +385,7 @@ def leave_float(
         return metric(quantize(model, recipe, replace(table, keep_float=kept))[0], batches)
 
     base, gains = sqnr_with({}, 1), {}
-    with progress("looking for layers that int8 hurts", len(names)) as advance:
+    with progress("measuring layers in int8", len(names)) as advance:
         for name in names:
             gains[name] = sqnr_with({name: "float"}, 1) - base
             advance(1)
@@ -401,7 +401,7 @@ def leave_float(
 
 
 def _multiplications(model: ir.Model, observation: Observation) -> dict[str, int]:
-    """{layer of constant weights: its multiplications on all samples of `observation`}."""
+    """Returns {layer with constant weights: multiplications on all samples of `observation`}."""
     counted = {}
     for node in model.graph:
         weight = query.constant(node.inputs[1]) if node.op_type in layers.LAYERS else None

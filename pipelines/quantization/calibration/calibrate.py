@@ -22,9 +22,9 @@ from pipelines.quantization.calibration.observers import Histogram, choose
 from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
 from pipelines.quantization.recipe import OBSERVERS
 
-BATCH = 256  # samples run at once, where the memory allows it
+BATCH = 256  # maximum samples per run
 MEMORY = "128MB"
-SHARED_WEIGHT_BYTES = 1 << 16  # bytes of a weight that sessions share
+SHARED_WEIGHT_BYTES = 1 << 16  # minimum bytes of weights that sessions share
 
 
 class Observation:

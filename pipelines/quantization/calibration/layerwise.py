@@ -254,7 +254,7 @@ class LayerwiseRun:
             self._write(value, chunk, array + per_channel)
 
     def _cone(self, end: ir.Node, ahead: bool = False) -> tuple[list[ir.Value], list[ir.Node], bool]:
-        """(stored values upstream of `end`, operators from these to it in order, whether a layer among them waits).
+        """Returns the stored values upstream of `end`, the operators between, and whether a layer is missing.
 
         ahead: what is upstream of layers that wait, too.
         """
@@ -274,7 +274,7 @@ class LayerwiseRun:
         return list(inputs), sorted(inner, key=self.order.__getitem__), blocked
 
     def _run(self, inputs: list[ir.Value], outputs: list[ir.Value]) -> Iterator[list[Array]]:
-        """The values `outputs`, computed from the stored `inputs`, chunk by chunk."""
+        """Computes the values `outputs` from the stored `inputs`, chunk by chunk."""
         session = subgraph_session(self.model, inputs, outputs, [self._read(value, 0) for value in inputs])
         for chunk in range(self.chunks):
             yield reference_session.run(session, {str(value.name): self._read(value, chunk) for value in inputs})

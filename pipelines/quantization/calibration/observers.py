@@ -19,13 +19,13 @@ from pipelines.quantization.qdq.scales import uint8_qparams
 from pipelines.quantization.recipe import OBSERVERS
 
 BINS = 2048
-KEPT = 0.99  # kl clips no more than the rest
+KEPT = 0.99  # maximum share of values that kl clips is the rest
 PERCENTILE = 99.99
-SPIKE = 1e-4  # an outermost bin with this share of all values is no outlier
-LEVELS, SYMMETRIC_LEVELS = 256, 128  # of kl: u8 over the whole range, s8 over |x|
-MSE_RATIOS = 128  # mse tries so many fractions of either end
-SUMMARY = 64  # bins that a table keeps
-CHUNK = 1 << 16  # values counted at once, which the processor's cache holds
+SPIKE = 1e-4  # minimum share of values of an outermost bin that is no outlier
+LEVELS, SYMMETRIC_LEVELS = 256, 128  # quantization levels of kl: u8 over the range, s8 over |x|
+MSE_RATIOS = 128  # fractions of either end that mse tries
+SUMMARY = 64  # maximum bins of a table
+CHUNK = 1 << 16  # values per count, which fit the cache
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -173,7 +173,7 @@ class Histogram:
 
 
 def _summary(counts: Counts, first: int, width: float, zeros: int) -> Summary:
-    """Bins merged by two until at most `SUMMARY` are left; `first` counts bins from zero."""
+    """Merges bins by two until at most `SUMMARY` are left; `first` counts bins from zero."""
     while len(counts) > SUMMARY:
         first, counts = _coarsen(counts, first, width, 2 * width)
         width *= 2
@@ -181,7 +181,7 @@ def _summary(counts: Counts, first: int, width: float, zeros: int) -> Summary:
 
 
 def _coarsen(counts: Counts, first: int, width: float, wider: float) -> tuple[int, Counts]:
-    """(first bin, counts) in bins `wider` by a power of two; `first` counts bins from zero."""
+    """Returns (first bin, counts) in bins `wider` by a power of two; `first` counts bins from zero."""
     index = np.floor((first + np.arange(len(counts))) * (width / wider)).astype(np.int64)
     sums = np.zeros(index[-1] - index[0] + 1, np.int64)
     np.add.at(sums, index - index[0], counts)
@@ -317,7 +317,7 @@ def kl_range(histogram: Histogram, symmetric: bool = False) -> Range:
 
 
 def _divergences(bins: Floats, a: Counts, b: Counts, levels: int) -> Floats:
-    """KL(P || Q) of every window [a, b) of `bins`, see `kl_range`.
+    """Computes KL(P || Q) of every window [a, b) of `bins`, see `kl_range`.
 
     A level that only P fills counts with Q's smallest share.
     """
@@ -348,13 +348,15 @@ def _xlogx(x: Floats) -> Floats:
 
 
 def _is_spike(bins: Counts, end: int, inward: int) -> bool:
-    """Whether the outermost bin `end` holds far more than any of the eight beside it, and too much for outliers."""
-    beside = bins[end + 1 : end + 9] if inward > 0 else bins[max(end - 8, 0) : end]  # fewer at an end of the bins
-    return bool(bins[end] >= SPIKE * bins.sum() and bins[end] > 8 * beside.max(initial=1) and BINS - end not in (0, 1))
+    """Whether the outermost bin `end` holds far more than any of the eight next to it, and too much for outliers."""
+    neighbours = bins[end + 1 : end + 9] if inward > 0 else bins[max(end - 8, 0) : end]
+    return bool(
+        bins[end] >= SPIKE * bins.sum() and bins[end] > 8 * neighbours.max(initial=1) and BINS - end not in (0, 1)
+    )
 
 
 def _magnitudes(histogram: Histogram) -> Counts:
-    """The bins of |x|, in the upper half."""
+    """Returns the bins of |x|, in the upper half."""
     bins = np.zeros_like(histogram.bins)
     bins[BINS:] = histogram.bins[BINS:] + histogram.bins[:BINS][::-1]
     return bins

@@ -140,7 +140,7 @@ def _end_before(main: ir.Graph, chosen: Sequence[ir.Node]) -> None:
 
 
 def _rounded_from(value: ir.Value) -> ir.Value:
-    """What was quantized and dequantized to `value`, or `value`."""
+    """Returns the value that was quantized and dequantized to `value`, or `value`."""
     node = value.producer()
     quantize = node.inputs[0].producer() if query.is_op(node, "DequantizeLinear") and node and node.inputs[0] else None
     found = quantize.inputs[0] if query.is_op(quantize, "QuantizeLinear") and quantize else None
@@ -172,7 +172,7 @@ def relative_error(results: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -
 def _best_range(
     model: ir.Model, value: ir.Value, observed: TensorRange, symmetric: bool, samples: Sequence[Batch]
 ) -> TensorRange:
-    """The fraction of the observed range of `value` by which quantizing it alone moves the outputs least."""
+    """Returns the fraction of the observed range of `value` with the smallest error of the outputs."""
     downstream = _downstream(model.graph, value)
     computed = {output for node in downstream for output in node.outputs}
     outputs = [output for output in model.graph.outputs if output in computed]
@@ -218,7 +218,7 @@ def _best_range(
 
 
 def _downstream(main: ir.Graph, *values: ir.Value) -> list[ir.Node]:
-    """The operators that are computed from any of `values`, in order."""
+    """Returns the operators computed from any of `values`, in order."""
     computed, nodes = set(values), []
     for node in main:
         if any(each in computed for each in values_read(node)):

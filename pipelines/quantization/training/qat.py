@@ -63,7 +63,7 @@ class _Round(torch.autograd.Function):
 
 
 class _Mark(torch.autograd.Function):
-    """The identity; in an exported graph an operator, which tells the name of the tensor of `Range.index`."""
+    """The identity; an operator of an exported graph that marks the tensor of `Range.index`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: int) -> Tensor:
@@ -105,7 +105,7 @@ class Range(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns `x`, fake-quantized if `active`, in its shape and dtype."""
+        """Observes `x` and returns it fake-quantized if `active`, in its shape and dtype."""
         if self.marking:
             return _mark(x, self.index)
         if self.training and not self.frozen:
@@ -369,7 +369,7 @@ def distillation_loss(student_logits: Tensor, teacher_logits: Tensor, temperatur
 
 
 def _inputs(example: Example) -> tuple[Tensor, ...]:
-    """The example's inputs as a tuple."""
+    """Returns the example's inputs as a tuple."""
     return (example,) if isinstance(example, Tensor) else tuple(example)
 
 
@@ -456,13 +456,13 @@ def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe, kno
 
 
 def _parts(node: ir.Node, named: dict[str, int]) -> set[str | None]:
-    """Names of the operators that compute `node`'s result from tensors in `named`: what one torch function became."""
+    """Returns the operators that compute the result of `node` from tensors in `named`."""
     inner = [x for x in node.inputs if x is not None and x.name not in named]
     return {node.name}.union(*(_parts(producer, named) for x in inner if (producer := x.producer()) is not None))
 
 
 def _frozen(module: nn.Module, example: Example) -> Lowered:
-    """(the float graph that torch exports, {tensor: index of its `Range`})."""
+    """Returns the float graph that torch exports, and {tensor: index of its `Range`}."""
     plain: Any = copy.deepcopy(module).eval()
     for name, each in list(plain.named_modules()):
         if isinstance(each, Layer):

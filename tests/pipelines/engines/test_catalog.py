@@ -27,7 +27,9 @@ def test_a_plan_file_is_opened_by_the_same_function(path, tmp_path):
     session = catalog.load(tmp_path / "m.plan")
     np.testing.assert_array_equal(session.run(FEEDS)["y"], np.maximum(FEEDS["x"], 0))
     assert session.engine == "plan" and session.executed(FEEDS)
-    with pytest.raises(RequestError, match="is a plan, which has chosen its engines; leave out the engine openvino"):
+    with pytest.raises(
+        RequestError, match="is a plan file, which determines the engine; leave out the engine openvino"
+    ):
         catalog.load(tmp_path / "m.plan", "openvino")
 
 

@@ -106,7 +106,7 @@ def test_a_cache_that_may_not_be_written_is_named_with_what_to_do(path, timed, z
     (zoo_home / "plans").write_text("no folder")
     assert quickest(path, FEEDS).engine == "openvino"
     (said,) = [each.getMessage() for each in caplog.records]
-    assert said.startswith(f"the choice of an engine is not remembered: cannot write {zoo_home / 'plans'}")
+    assert said.startswith(f"the choice of an engine is not cached: cannot write {zoo_home / 'plans'}")
     assert said.endswith("set ZOO_HOME to a folder you may write") and "output path" not in said
 
 

@@ -323,7 +323,7 @@ def test_corrections_by_another_recipe_are_left_out_with_a_word(normal, caplog):
     quantize(found, replace(RECIPE, observer="kl"), table)
     assert not caplog.records
     quantize(found, replace(RECIPE, reduced_range=True), table)
-    assert "found by another recipe" in caplog.text
+    assert "belong to another recipe" in caplog.text
 
 
 @pytest.mark.parametrize("factors", [{"z": (1.0,) * 8}, {"r": (1.0,) * 8}, {"a": (1.0,) * 7}, {"a": (0.0,) * 8}])

@@ -9,7 +9,7 @@ from helpers.rewriting import mlp, model, run
 
 from pipelines.core.batches import length
 from pipelines.quantization.calibration import auto_calibration as module
-from pipelines.quantization.calibration.auto_calibration import FLOAT_SHARE, auto_calibrate, hold_back
+from pipelines.quantization.calibration.auto_calibration import FLOAT_SHARE, auto_calibrate, split_held_out
 from pipelines.quantization.calibration.range_search import output_sqnr
 from pipelines.quantization.ptq import correct_table, make_table
 from pipelines.quantization.quantizer import quantize
@@ -22,7 +22,7 @@ def samples(count=80, seed=1):
 
 @pytest.mark.parametrize(("count", "held"), [(80, 24), (96, 32), (400, 32), (16, 8)])
 def test_a_share_of_the_samples_is_held_back_drawn_evenly(count, held):
-    judging, fitting = hold_back(mlp(), samples(count), count)
+    judging, fitting = split_held_out(mlp(), samples(count), count)
     x = samples(count)[0]["x"]
     found = np.concatenate([each["x"] for each in judging])
     assert len(found) == held
@@ -33,14 +33,14 @@ def test_a_share_of_the_samples_is_held_back_drawn_evenly(count, held):
 
 def test_a_single_chunk_is_both():
     for count in (3, 8):
-        judging, fitting = hold_back(mlp(), samples(count), count)
+        judging, fitting = split_held_out(mlp(), samples(count), count)
         for each in (judging, fitting):
             np.testing.assert_array_equal(np.concatenate([part["x"] for part in each]), samples(count)[0]["x"])
 
 
 def test_few_samples_are_held_back_where_they_are_large(monkeypatch):
     monkeypatch.setattr(module, "MOST", 100)
-    judging, fitting = hold_back(mlp(), samples(400), 400)
+    judging, fitting = split_held_out(mlp(), samples(400), 400)
     assert sum(map(length, judging)) == 8 and sum(map(length, fitting)) == 392
 
 
