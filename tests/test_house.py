@@ -1,4 +1,4 @@
-"""The rules of the house that a machine can check (CONTRIBUTING.md)."""
+"""The rules of CONTRIBUTING.md that a machine can check."""
 
 import ast
 import graphlib

@@ -1,4 +1,4 @@
-"""A model of three lines and its parts, for the tests of what happens on the road."""
+"""A small model and its family, for tests of the build stages."""
 
 import numpy as np
 

@@ -1,3 +1,5 @@
+"""Small models and data that tests of several tasks use."""
+
 import subprocess
 import sys
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Benchmarks: timing, memory and their results."""
+
 import contextlib
 import json
 import os

@@ -1,3 +1,5 @@
+"""AUC, comparisons of precisions, and confidence intervals."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings

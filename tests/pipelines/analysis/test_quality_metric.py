@@ -1,3 +1,5 @@
+"""Quality metrics of models."""
+
 import re
 
 import numpy as np

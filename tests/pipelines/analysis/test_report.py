@@ -1,3 +1,5 @@
+"""The quantization report: noise, ranges and saturation of every operator."""
+
 import json
 import re
 from dataclasses import replace

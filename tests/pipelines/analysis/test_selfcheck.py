@@ -1,3 +1,5 @@
+"""The self-check of int8 sums on this CPU."""
+
 import pytest
 from helpers.rewriting import EXACT
 

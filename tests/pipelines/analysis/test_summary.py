@@ -1,3 +1,5 @@
+"""The summary of a quantized model: counts of layers, and warnings."""
+
 import itertools
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Tuning: layers that stay float32 until an int8 model meets its goal."""
+
 import json
 import time
 

@@ -1,3 +1,5 @@
+"""Atomic writes, JSON and digests of files."""
+
 import errno
 import hashlib
 import json

@@ -1,3 +1,5 @@
+"""CPU features, caches, versions and the fingerprint of the machine."""
+
 import json
 import os
 import subprocess

@@ -1,3 +1,5 @@
+"""The ordered parallel map."""
+
 import threading
 import time
 

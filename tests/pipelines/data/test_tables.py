@@ -1,3 +1,5 @@
+"""Result rows written as tables."""
+
 import gzip
 import io
 import json

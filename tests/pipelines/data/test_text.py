@@ -1,3 +1,5 @@
+"""Text cut into pieces of whole rows."""
+
 import io
 
 import pyarrow as pa

@@ -1,3 +1,5 @@
+"""Opening models by the name of an engine."""
+
 import numpy as np
 import pytest
 from helpers.rewriting import model

@@ -1,3 +1,5 @@
+"""Plans of engines and threads: timing, storage and use."""
+
 import json
 import os
 import re

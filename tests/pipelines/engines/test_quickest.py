@@ -1,3 +1,5 @@
+"""The choice of the fastest engine."""
+
 import numpy as np
 import pytest
 

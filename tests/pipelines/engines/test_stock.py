@@ -1,3 +1,5 @@
+"""Sessions of ONNX Runtime and OpenVINO: batches, executed operators, refused files and requests."""
+
 import numpy as np
 import onnxruntime
 import pytest

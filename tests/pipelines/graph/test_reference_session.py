@@ -1,3 +1,5 @@
+"""Reference sessions of ONNX Runtime: fixed batch sizes and errors."""
+
 import numpy as np
 import pytest
 from helpers.rewriting import model

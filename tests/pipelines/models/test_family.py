@@ -1,3 +1,5 @@
+"""Families, their recipes and protocols."""
+
 import dataclasses
 
 import pytest

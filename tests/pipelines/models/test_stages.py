@@ -1,4 +1,4 @@
-"""The road with a model of three lines."""
+"""Build stages of a small model."""
 
 import json
 import multiprocessing

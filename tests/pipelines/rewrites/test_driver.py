@@ -1,3 +1,5 @@
+"""The driver of rewrites: order of passes, reports and repeated runs."""
+
 import numpy as np
 import pytest
 from helpers.rewriting import model, ops, rewritten, run

@@ -1,4 +1,4 @@
-"""The verbs on files and folders that are not as they should be, with a small graph and the shipped models."""
+"""The commands on invalid files and folders, with a small graph and the shipped models."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""The verbs `tune` and `plan`: ONNX files with and without labels, zoo models, and what a person is told."""
+"""The commands `tune` and `plan`: ONNX files with and without labels, zoo models, and messages."""
 
 import json
 from collections.abc import Sequence

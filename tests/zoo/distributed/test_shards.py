@@ -1,3 +1,5 @@
+"""Runs in shards: parts, resuming and merged results."""
+
 import gzip
 import json
 import os

@@ -1,4 +1,4 @@
-"""Wide & Deep down the whole road on a small model, and what the shipped one must show."""
+"""Build, inference, evaluation and benchmark of Wide & Deep: a small model, and the shipped one."""
 
 import contextlib
 import gzip

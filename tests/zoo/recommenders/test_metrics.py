@@ -1,3 +1,5 @@
+"""Metrics of recommenders."""
+
 import numpy as np
 import pytest
 

@@ -1,4 +1,4 @@
-"""Bodies that are wrong in every way that one can think of: each gets a 4xx with one line, and the workers live on."""
+"""Invalid request bodies: the answer is a 4xx with one line, and the workers go on."""
 
 import base64
 import http.client

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 itself, whose folder ZOO_MIRROR names: int8 keeps what fp32 says of sentences."""
+"""all-MiniLM-L6-v2 from the folder in ZOO_MIRROR: int8 similarities of sentences are near those of fp32."""
 
 import os
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Metrics of image classifiers."""
+
 import numpy as np
 import pytest
 

@@ -1,4 +1,4 @@
-"""The engine native on the shipped click model, through the verbs; and where there are no native kernels."""
+"""The native engine on the shipped recommender through the commands, and without native kernels."""
 
 import gzip
 import itertools

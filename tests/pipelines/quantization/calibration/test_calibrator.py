@@ -1,3 +1,5 @@
+"""The calibrator: batches, progress and the saved int8 model."""
+
 import numpy as np
 import pytest
 from helpers.arrays import normals

@@ -1,3 +1,5 @@
+"""Histograms and the ranges of observers, against reference implementations."""
+
 import itertools
 import math
 

@@ -1,3 +1,5 @@
+"""Scoring on a Ray cluster."""
+
 import gzip
 import os
 import signal

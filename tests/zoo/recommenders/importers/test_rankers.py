@@ -1,3 +1,5 @@
+"""Third-party ONNX rankers: recognized families, weights and scores."""
+
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Quantization-aware fine-tuning of recommenders: what is trained is what the road makes of it."""
+"""Quantization-aware fine-tuning of recommenders: the built int8 model computes the trained network."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Translation made smaller: heads and units cut, taught, trained for int8; interrupted and gone on."""
+"""Pruning, distillation and quantization-aware training of translation models; resumed runs."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Quantization-aware fine-tuning of translation: what is trained is what the road makes of it."""
+"""Quantization-aware fine-tuning of translation: the built int8 model computes the trained network."""
 
 import shutil
 

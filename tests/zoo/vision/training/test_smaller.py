@@ -1,4 +1,4 @@
-"""An image classifier made smaller by a strategy: cut, taught, trained for int8; interrupted and gone on."""
+"""Compression of image classifiers by a strategy: pruning, distillation, QAT; resumed runs."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The whole road from a graph of feature columns: frozen graphs, exports of an estimator, SavedModels, wrong requests."""
+"""Build pipeline of a graph of feature columns: frozen graphs, exports of an estimator, SavedModels, wrong requests."""
 
 import json
 from collections.abc import Sequence
