@@ -109,6 +109,7 @@ DOCUMENTED = (  # rooms and files whose public functions describe their argument
     "pipelines/kernels/extension",
     "pipelines/kernels/images",
     "pipelines/kernels/program_file",
+    "pipelines/kernels/transformer",
     "pipelines/models",
     "pipelines/quantization",
     "pipelines/rewrites",

@@ -33,7 +33,7 @@ SUFFIXES = (".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pgm", "
 MAX_PIXELS = 178_956_970  # Pillow refuses more, too
 MAX_SIDE = 65_535  # as JPEG; beyond it memory would grow with the side alone
 MAX_BYTES = 1 << 30
-# what Pillow may open: photos and pictures, none that starts another program (EPS)
+# formats that Pillow may open; EPS would start another program
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 _ORIENTATION = 0x0112  # the EXIF tag
 
@@ -63,7 +63,7 @@ def decode(image: bytes | Location, *, smallest: int = 0, name: str = "") -> Pix
     if not data:
         raise RequestError(f"{name} is empty; expected an image")
     pixels = _jpeg(data, name, smallest) if data.startswith(b"\xff\xd8") else None
-    return _opened(data, name) if pixels is None else pixels
+    return _decode_by_pillow(data, name) if pixels is None else pixels
 
 
 def prepare(
@@ -96,7 +96,7 @@ def prepare(
             )
         _check_size(pixels.shape[1], pixels.shape[0], "the array")
     elif isinstance(image, Image.Image):
-        pixels = _loaded(image, "the image")
+        pixels = _to_pixels(image, "the image")
     else:
         pixels = decode(image, smallest=2 * (preprocess.resize or preprocess.size) if preprocess.scaled_decode else 0)
     if out is None:
@@ -234,7 +234,7 @@ def batches(
     Raises:
         RequestError: An image is unreadable (without `skipped`), none is readable, or the graph takes another input.
     """
-    name, dtype, last = _taken(inputs, preprocess.size)
+    name, dtype, last = _input_layout(inputs, preprocess.size)
     pixels = np.empty((batch_size, 3, preprocess.size, preprocess.size), np.uint8)
     filled = total = 0
 
@@ -266,14 +266,14 @@ def batches(
 
 
 def _search(folder: Path) -> list[Path]:
-    """Files with the suffix of an image at any depth; hidden ones are thumbnails and leftovers."""
+    """Returns image files by suffix, recursively, without hidden files."""
     return sorted(
         each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES and each.name[0] != "." and each.is_file()
     )
 
 
-def _taken(inputs: Mapping[str, Port], size: int) -> tuple[str, np.dtype[Any], bool]:
-    """Name and dtype of the one input, and whether its channels come last."""
+def _input_layout(inputs: Mapping[str, Port], size: int) -> tuple[str, np.dtype[Any], bool]:
+    """Returns name and dtype of the only input, and whether its channels come last."""
     inputs_found = ", ".join(f"{name} {port.dtype} {list(port.shape)}" for name, port in inputs.items())
     expected = f"expected one image, uint8 or float, [n, 3, {size}, {size}] or [n, {size}, {size}, 3]"
     if len(inputs) == 1:
@@ -282,7 +282,7 @@ def _taken(inputs: Mapping[str, Port], size: int) -> tuple[str, np.dtype[Any], b
             if len(port.shape) == 4 and (port.dtype == np.uint8 or port.dtype.kind == "f"):
                 channels, *sides = (*port.shape[3:], *port.shape[1:3]) if last else port.shape[1:]
                 fits = all(each in (None, size) for each in sides)
-                # all open says nothing: either the channels are known, or the sides
+                # a dynamic shape is ambiguous: either the channels or the sides must be fixed
                 if (channels == 3 and fits) or (channels is None and sides == [size, size]):
                     return name, port.dtype, last
     raise RequestError(f"the graph takes {inputs_found or 'nothing'}; {expected}")
@@ -333,38 +333,37 @@ def _jpeg(data: bytes, name: str, smallest: int) -> Pixels | None:
         try:
             pixels = simplejpeg.decode_jpeg(data, "RGB", **scale)
         except ValueError as error:
-            # the most common flaw is none of the pixels': some bytes too many before the end, without which the file
-            # must be whole
+            # the most common flaw does not affect pixels: extra bytes before the end, which are removed
             if not (extra := re.search(r"(\d+) extraneous bytes before marker 0xd9", str(error))):
                 raise
             end = data.rfind(b"\xff\xd9")
             pixels = simplejpeg.decode_jpeg(data[: end - int(extra[1])] + data[end:], "RGB", **scale)
     except ValueError as error:
         raise _broken(name, error) from error
-    header = data[: _scan(data)]  # Pillow takes long to look, and most photos say nothing
+    header = data[: _scan(data)]  # parsing EXIF is slow, and most photos have no orientation
     turned = b"Exif\0\0" in header or b"tiff:Orientation" in header
     return _upright(pixels, _orientation(data) if turned else 1)
 
 
 def _scan(data: bytes) -> int:
-    """Where the first scan of a JPEG begins, after the segments of its header (marker, length, content)."""
-    at = 2
-    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda":
-        fill = data[at + 1 : at + 2] == b"\xff"
-        at += 1 if fill else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return at
+    """Returns the offset of the first scan of a JPEG, after the header segments (marker, length, content)."""
+    offset = 2
+    while data[offset : offset + 1] == b"\xff" and data[offset + 1 : offset + 2] != b"\xda":
+        fill = data[offset + 1 : offset + 2] == b"\xff"
+        offset += 1 if fill else 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
+    return offset
 
 
-def _opened(data: bytes, name: str) -> Pixels:
-    """An image by Pillow."""
+def _decode_by_pillow(data: bytes, name: str) -> Pixels:
+    """Decodes an image by Pillow."""
     Image.init()  # formats are looked up by name
     formats = [each for each in _FORMATS if each in Image.OPEN]
     with _reported(name), Image.open(io.BytesIO(data), formats=formats) as image:
-        return _loaded(image, name)
+        return _to_pixels(image, name)
 
 
-def _loaded(image: Image.Image, name: str) -> Pixels:
-    """A Pillow image as `decode` gives it."""
+def _to_pixels(image: Image.Image, name: str) -> Pixels:
+    """Converts a Pillow image to the result of `decode`."""
     with _reported(name):
         _check_size(*image.size, name)
         image.load()
@@ -382,7 +381,7 @@ def _loaded(image: Image.Image, name: str) -> Pixels:
 
 
 def _orientation(image: Image.Image | bytes) -> Any:
-    """What EXIF says of how the camera was held, 1 to 8; broken EXIF data are no broken image."""
+    """Returns the EXIF orientation, 1 to 8; damaged EXIF data are ignored."""
     try:
         opened = Image.open(io.BytesIO(image), formats=("JPEG", "MPO")) if isinstance(image, bytes) else image
         return opened.getexif().get(_ORIENTATION)
@@ -402,7 +401,7 @@ def _upright(pixels: Pixels, orientation: Any) -> Pixels:
 
 @contextlib.contextmanager
 def _reported(name: str) -> Iterator[None]:
-    """What Pillow's readers raise for broken files has no common type."""
+    """Context manager that reports any exception of Pillow's readers as RequestError."""
     try:
         yield
     except RequestError:
@@ -442,7 +441,7 @@ def _resize(pixels: Pixels, resizing: Resize, out: Pixels) -> None:
         native.resize(pixels, resizing, out)
     elif max(width * len(pixels), (right - left) * height) > MAX_PIXELS:
         out[...] = reference.resize(pixels, resizing)
-    else:  # one axis at a time: newer Pillows do not always begin with the rows
+    else:  # one axis at a time, as Pillow's order depends on its version
         filtered = Image.Resampling.BICUBIC if resizing.bicubic else Image.Resampling.BILINEAR
         half = Image.fromarray(pixels).resize((width, len(pixels)), filtered).crop((left, 0, right, len(pixels)))
         whole = half.resize((right - left, height), filtered).crop((0, top, right - left, bottom))

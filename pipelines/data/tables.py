@@ -26,7 +26,11 @@ GROUP = 1 << 16  # rows of a row group of Parquet, at least
 
 
 def on_terminal(output: str | Path) -> bool:
-    """Returns whether `output` is "-" and stdout is a terminal."""
+    """Returns whether a table is written to a terminal.
+
+    Args:
+        output: Path, or "-" for stdout.
+    """
     return str(output) == "-" and sys.stdout is not None and sys.stdout.isatty()
 
 

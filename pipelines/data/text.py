@@ -69,10 +69,10 @@ def pieces(stream: Any, form: TextForm, size: int) -> list[Piece] | None:
         counted = np.cumsum(~blank | form.blank)
         taken = 0
         while len(ends) and ends[-1] - begin >= size:
-            at = int(np.searchsorted(ends, begin + size))
-            found.append(Piece(begin, int(ends[at]), rows + int(counted[at]) - taken))
-            begin, rows, taken = int(ends[at]), 0, int(counted[at])
-            ends, counted = ends[at + 1 :], counted[at + 1 :]
+            index = int(np.searchsorted(ends, begin + size))
+            found.append(Piece(begin, int(ends[index]), rows + int(counted[index]) - taken))
+            begin, rows, taken = int(ends[index]), 0, int(counted[index])
+            ends, counted = ends[index + 1 :], counted[index + 1 :]
         rows += int(counted[-1]) - taken if len(counted) else 0
     if last > begin:
         found.append(Piece(begin, last, rows))
@@ -111,12 +111,12 @@ def _lines(stream: Any, form: TextForm) -> Iterator[tuple[int, NDArray[np.int64]
 
 def _plain(data: NDArray[np.uint8], quotes: NDArray[np.int64], odd: bool, delimiter: str) -> bool:
     """Checks that quotes open and close at the ends of values or are doubled, and no line ends with a lone CR."""
-    known = np.zeros(256, np.bool_)
-    known[[FEED, RETURN, QUOTE, *delimiter.encode()]] = True
+    allowed = np.zeros(256, np.bool_)
+    allowed[[FEED, RETURN, QUOTE, *delimiter.encode()]] = True
     behind = np.append(data, FEED)
     returns = np.flatnonzero(data == RETURN)
     return bool(
-        known[data[quotes[int(odd) :: 2] - 1]].all()
-        and known[behind[quotes[1 - int(odd) :: 2] + 1]].all()
+        allowed[data[quotes[int(odd) :: 2] - 1]].all()
+        and allowed[behind[quotes[1 - int(odd) :: 2] + 1]].all()
         and (behind[returns + 1] == FEED).all()
     )

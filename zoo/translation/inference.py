@@ -302,13 +302,13 @@ class TranslationPipeline(Translator):
         Raises:
             RequestError: The file holds no sentences.
         """
-        some = list(EXAMPLES)
+        samples = list(EXAMPLES)
         if data is not None:
-            some = [
+            samples = [
                 each.text
                 for each in itertools.islice(self._read([os.fspath(data)]), count)
                 if each.text and not each.fault
             ]
-            if not some:
+            if not samples:
                 raise RequestError(f"found no sentences in {data}")
-        return list(itertools.islice(itertools.cycle(some), count))
+        return list(itertools.islice(itertools.cycle(samples), count))

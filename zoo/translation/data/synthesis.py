@@ -50,10 +50,10 @@ class NGramCounts:
         key = np.zeros(len(past), np.int64)
         for column in range(CONTEXT - self.length, CONTEXT):
             key = key * self.base + past[:, column]
-        at = np.minimum(np.searchsorted(self.keys, key), len(self.keys) - 1)
-        count = self.counts[at]
-        token = self.tokens[self.first[at] + (random.random(len(past)) * count).astype(np.int64)]
-        return token, (self.keys[at] == key) & (random.random(len(past)) < count / (count + self.distinct[at]))
+        index = np.minimum(np.searchsorted(self.keys, key), len(self.keys) - 1)
+        count = self.counts[index]
+        token = self.tokens[self.first[index] + (random.random(len(past)) * count).astype(np.int64)]
+        return token, (self.keys[index] == key) & (random.random(len(past)) < count / (count + self.distinct[index]))
 
 
 def sample_sentences(sentences: Sequence[Tokens], count: int, *, seed: int = 0, longest: int = 128) -> list[Tokens]:

@@ -98,9 +98,9 @@ class ImportedVocabulary:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise RequestError(f"{PIECES} is not what zoo import writes; import the model again") from error
         self._tokens = {piece: token for token, piece in enumerate(self._source) if piece is not None}
-        cut = TOKENIZERS[framing.kind]
-        cutters = [cut(contents[name], name) for name in framing.files] or [cut(b"", "")]
-        self._cutter, self._joiner = cutters[0], cutters[-1]
+        make = TOKENIZERS[framing.kind]
+        tokenizers = [make(contents[name], name) for name in framing.files] or [make(b"", "")]
+        self._source_tokenizer, self._target_tokenizer = tokenizers[0], tokenizers[-1]
         self._hidden = frozenset(framing.hidden)
         self.content = contents[PIECES]
 
@@ -147,8 +147,8 @@ class ImportedVocabulary:
         Raises:
             RequestError: A language is unknown, or the model has none to choose.
         """
-        given = {SOURCE: source_language, TARGET: target_language}
-        chosen = {side: name for side, name in given.items() if name}
+        languages = {SOURCE: source_language, TARGET: target_language}
+        chosen = {side: name for side, name in languages.items() if name}
         for side, name in chosen.items():
             if side not in self.framing.choices:
                 raise RequestError(f"found --{side}-language {name}; this model has no {side} languages to choose from")
@@ -182,9 +182,12 @@ class ImportedVocabulary:
         Returns:
             Tokens of each text, int32, special tokens included.
         """
-        before, after, known = self._around(self.framing.before), self._around(self.framing.after), self._tokens
+        before, after, tokens = self._around(self.framing.before), self._around(self.framing.after), self._tokens
         return [
-            np.array([*before, *(known.get(piece, UNKNOWN) for piece in self._cutter.cut(text)), *after], np.int32)
+            np.array(
+                [*before, *(tokens.get(piece, UNKNOWN) for piece in self._source_tokenizer.tokenize(text)), *after],
+                np.int32,
+            )
             for text in texts
         ]
 
@@ -197,9 +200,9 @@ class ImportedVocabulary:
         Returns:
             Tokens of each text, int32, `END` last.
         """
-        known = {piece: token for token, piece in enumerate(self._target) if piece is not None}
+        tokens = {piece: token for token, piece in enumerate(self._target) if piece is not None}
         return [
-            np.array([*(known.get(piece, UNKNOWN) for piece in self._joiner.cut(text)), END], np.int32)
+            np.array([*(tokens.get(piece, UNKNOWN) for piece in self._target_tokenizer.tokenize(text)), END], np.int32)
             for text in texts
         ]
 
@@ -213,10 +216,10 @@ class ImportedVocabulary:
             The texts.
         """
         found = [[self._target[token] for token in each if token not in self._hidden] for each in tokens]
-        return [self._joiner.join([piece for piece in each if piece is not None]) for each in found]
+        return [self._target_tokenizer.detokenize([piece for piece in each if piece is not None]) for each in found]
 
 
-class SentencePieces:
+class SentencePieceTokenizer:
     """Tokenizer of a sentencepiece model."""
 
     def __init__(self, content: bytes, name: str) -> None:
@@ -227,7 +230,7 @@ class SentencePieces:
         except RuntimeError as error:
             raise RequestError(f"{name} is no vocabulary of sentencepiece") from error
 
-    def cut(self, text: str) -> list[str]:
+    def tokenize(self, text: str) -> list[str]:
         """Splits a text into pieces.
 
         Args:
@@ -238,7 +241,7 @@ class SentencePieces:
         """
         return list(self._pieces.encode(text, out_type=str))
 
-    def join(self, pieces: list[str]) -> str:
+    def detokenize(self, pieces: list[str]) -> str:
         """Joins pieces to a text.
 
         Args:
@@ -250,7 +253,7 @@ class SentencePieces:
         return str(self._pieces.decode_pieces(pieces)).replace("▁", " ").strip()
 
 
-class TokenizersPieces:
+class LibraryTokenizer:
     """Tokenizer of the library tokenizers, from tokenizer.json."""
 
     def __init__(self, content: bytes, name: str) -> None:
@@ -258,12 +261,12 @@ class TokenizersPieces:
             import tokenizers
         try:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
-        except Exception as error:  # what the library raises has no class of its own
+        except Exception as error:  # the library raises Exception itself
             raise RequestError(f"{name} is no vocabulary of tokenizers") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
-    def cut(self, text: str) -> list[str]:
+    def tokenize(self, text: str) -> list[str]:
         """Splits a text into pieces.
 
         Args:
@@ -274,7 +277,7 @@ class TokenizersPieces:
         """
         return list(self._tokenizer.encode(text, add_special_tokens=False).tokens)
 
-    def join(self, pieces: list[str]) -> str:
+    def detokenize(self, pieces: list[str]) -> str:
         """Joins pieces to a text.
 
         Args:
@@ -287,13 +290,13 @@ class TokenizersPieces:
         return str(self._tokenizer.decode([each for each in found if each is not None])).strip()
 
 
-class Words:
+class WhitespaceTokenizer:
     """Whitespace tokenizer of text that was tokenized before; it has no file."""
 
     def __init__(self, content: bytes, name: str) -> None:
         pass
 
-    def cut(self, text: str) -> list[str]:
+    def tokenize(self, text: str) -> list[str]:
         """Splits a text into pieces.
 
         Args:
@@ -304,7 +307,7 @@ class Words:
         """
         return text.split()
 
-    def join(self, pieces: list[str]) -> str:
+    def detokenize(self, pieces: list[str]) -> str:
         """Joins pieces to a text.
 
         Args:
@@ -317,9 +320,9 @@ class Words:
 
 
 TOKENIZERS: dict[str, Callable[[bytes, str], Any]] = {
-    "sentencepiece": SentencePieces,
-    "tokenizers": TokenizersPieces,
-    "words": Words,
+    "sentencepiece": SentencePieceTokenizer,
+    "tokenizers": LibraryTokenizer,
+    "words": WhitespaceTokenizer,
 }
 
 

@@ -215,7 +215,7 @@ class _Writer:
         """Appends self-attention, or cross-attention to `memory`, with its residual."""
         norm, path = f"{path}.around_{name}.norm", f"{path}.{name}"
         y = self.norm(x, around.norm, norm) if around.pre_norm else x
-        given = y if memory is None else memory
+        keys_input = y if memory is None else memory
         other = "" if attention.heads == self.model.config.heads else f".{attention.heads}"
         heads = self.constant(f"heads{other}", [0, 0, attention.heads, -1])
 
@@ -225,8 +225,8 @@ class _Writer:
 
         queries, keys, values = (
             split(y, "query", [0, 2, 1, 3]),
-            split(given, "key", [0, 2, 3, 1]),
-            split(given, "value", [0, 2, 1, 3]),
+            split(keys_input, "key", [0, 2, 3, 1]),
+            split(keys_input, "value", [0, 2, 1, 3]),
         )
         scores = self.add("MatMul", [queries, keys], f"{path}.products")
         scale = math.sqrt(attention.size)
@@ -300,9 +300,9 @@ class _Writer:
         mean = self.cells(keep, self.add("Mul", [y, take], f"{name}.added"), name, tokens)
         mean = self.fed(mean, name, layer.attention.activation)
         parts = []
-        for part, gate, given in (("own", "input", y), ("past", "forget", mean)):
-            opened = self.add("Sigmoid", [self.linear(given, f"{name}.{gate}")], f"{name}.{gate}.gate")
-            parts.append(self.add("Mul", [opened, given], f"{name}.{part}"))
+        for part, gate, value in (("own", "input", y), ("past", "forget", mean)):
+            opened = self.add("Sigmoid", [self.linear(value, f"{name}.{gate}")], f"{name}.{gate}.gate")
+            parts.append(self.add("Mul", [opened, value], f"{name}.{part}"))
         y = self.add("Add", [x, self.add("Add", parts, f"{name}.both")], f"{name}.sum")
         return y if around.pre_norm else self.norm(y, around.norm, norm)
 
@@ -339,10 +339,10 @@ class _Writer:
 
     def last(self, x: ir.Value, tokens: ir.Value) -> ir.Value:
         """Appends the row of each sentence's last token, [batch, tokens, width] -> [batch, width]."""
-        given = self.add(
+        is_token = self.add(
             "Cast", [tokens], f"{tokens.name}.given", ir.DataType.BOOL, to=int(ir.DataType.BOOL)
         )  # PAD is 0
-        counted = self.add("Cast", [given], f"{tokens.name}.counted", ir.DataType.INT64, to=int(ir.DataType.INT64))
+        counted = self.add("Cast", [is_token], f"{tokens.name}.counted", ir.DataType.INT64, to=int(ir.DataType.INT64))
         count = self.add(
             "ReduceSum", [counted, self.constant("axis", [1])], f"{tokens.name}.count", ir.DataType.INT64, keepdims=1
         )

@@ -31,8 +31,8 @@ MODEL, CONFIG = "model.bin", "config.json"
 VERSION, KIND = 6, "TransformerSpec"
 TYPES = ("<f4", "|i1", "<i2", "<i4", "<f2", "bfloat16")
 ACTIVATIONS = {0: "relu", 2: "swish", 3: "gelu"}
-MOST_INPUT, MOST = 1024, 256  # tokens that a Translator takes and gives, unless told
-# Scalars that change nothing in a translation, or nothing where they are zero
+MAX_INPUT_LENGTH, MAX_DECODING_LENGTH = 1024, 256  # defaults of Translator.translate_batch
+# Scalars without effect on translations, and those without effect if they are zero
 HARMLESS = ("alignment_layer", "alignment_heads", "embeddings_merge", "alibi_use_positive_positions")
 ZERO = ("alibi", "scale_alibi", "sliding_window", "multi_query_attention")
 
@@ -83,14 +83,14 @@ def tensors(content: bytes) -> tuple[str, dict[str, Array]]:
     Raises:
         ValueError: The file is damaged or of another version.
     """
-    at = 0
+    offset = 0
 
     def take(count: int) -> bytes:
-        nonlocal at
-        if count > len(content) - at:
+        nonlocal offset
+        if count > len(content) - offset:
             raise ValueError(f"it ends after {len(content):,} bytes, which is too early")
-        at += count
-        return content[at - count : at]
+        offset += count
+        return content[offset - count : offset]
 
     def number(kind: str) -> int:
         return int(struct.unpack(f"<{kind}", take(struct.calcsize(kind)))[0])
@@ -129,7 +129,7 @@ def tensors(content: bytes) -> tuple[str, dict[str, Array]]:
 
 
 class _Reader(ModelReader):
-    """Reads one folder, and gathers what is wrong with it."""
+    """Reads a folder and collects its errors."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -161,7 +161,7 @@ class _Reader(ModelReader):
         )
         kind, files = self._pieces()
         framing = Framing(kind, tuple(files), tuple(before), (END,) if self._flag("add_source_eos") else ())
-        given = (
+        tables = (
             zip(renumbered, vocabularies, strict=True)
             if not model_config.shared_source
             else [(source, vocabularies[0])]
@@ -171,10 +171,10 @@ class _Reader(ModelReader):
             pre_norm,
             {name: np.ascontiguousarray(each) for name, each in state.items()},
             framing,
-            tuple(one.pieces(each) for one, each in given),
+            tuple(renumbering.pieces(each) for renumbering, each in tables),
             files,
-            SearchConfig(beam=2, most=MOST),
-            min(model_config.positions[0], MOST_INPUT),
+            SearchConfig(beam=2, most=MAX_DECODING_LENGTH),
+            min(model_config.positions[0], MAX_INPUT_LENGTH),
             about={"format": "ctranslate2", "architecture": self.kind, "start": start},
         )
 
@@ -187,7 +187,7 @@ class _Reader(ModelReader):
         return str(self.config.get(name) or "")
 
     def _vocabularies(self) -> list[list[str]]:
-        """Tokens of the source and of the target."""
+        """Returns the tokens of the source and of the target."""
         found = []
         for side in ("source", "target"):
             names = [f"{which}_vocabulary.{suffix}" for which in (side, "shared") for suffix in ("json", "txt")]
@@ -197,12 +197,12 @@ class _Reader(ModelReader):
             else:
                 pieces = (self.folder / name).read_text("utf-8", "replace").removesuffix("\n").split("\n")
             if not all(isinstance(each, str) for each in pieces):
-                self.faults.append(f"{name} holds something else than text")
+                self.faults.append(f"{name} holds values other than text")
             found.append([str(each) for each in pieces])
         return found
 
     def _pieces(self) -> tuple[str, dict[str, bytes]]:
-        """What cuts text: the models of sentencepiece beside; where there are none it was cut before."""
+        """Returns the tokenizer: sentencepiece models of the folder; without them text is split at spaces."""
         both = [self.folder / f"{side}.spm" for side in ("source", "target")]
         found = (
             both if all(each.is_file() for each in both) else [*self.folder.glob("*.spm"), *self.folder.glob("*.model")]
@@ -223,7 +223,7 @@ class _Reader(ModelReader):
         return default if found is None or found.size != 1 else float(found.ravel()[0])
 
     def _shared(self, name: str, default: float | None = None) -> float:
-        """A number that encoder and decoder have in common."""
+        """Returns a number that encoder and decoder have in common."""
         found = [
             self._scalar(f"{side}/{name}", math.nan if default is None else default) for side in ("encoder", "decoder")
         ]
@@ -237,7 +237,7 @@ class _Reader(ModelReader):
         )
 
     def _model_config(self) -> tuple[ModelConfig, bool]:
-        """The form without its tables, and whether layers normalize before."""
+        """Returns the configuration without its tables, and whether layers are pre-LN."""
         for side in ("encoder", "decoder"):
             for name in ZERO:
                 if self._scalar(f"{side}/{name}"):
@@ -297,7 +297,7 @@ class _Reader(ModelReader):
     def _state(
         self, model_config: ModelConfig, vocabularies: Sequence[Sequence[str]]
     ) -> tuple[ModelConfig, dict[str, Array], list[Renumbering], str]:
-        """The form, the state dict of the zoo's network, how tokens are renumbered, what translations start after."""
+        """Returns the configuration, the state dict, the renumbering of tokens, and the start token."""
         width = model_config.width
         names = [
             "encoder/embeddings_0/weight"
@@ -352,8 +352,8 @@ class _Reader(ModelReader):
         def linear(ours: Sequence[str], theirs: str, outputs: int, inputs: int) -> None:
             """A linear layer, or several that are one there."""
             weight = self._array(f"{theirs}/weight", len(ours) * outputs, inputs)
-            given = f"{theirs}/bias" in self.tensors
-            offset = self._array(f"{theirs}/bias", len(weight)) if given else np.zeros(len(weight), np.float32)
+            has_bias = f"{theirs}/bias" in self.tensors
+            offset = self._array(f"{theirs}/bias", len(weight)) if has_bias else np.zeros(len(weight), np.float32)
             for name, part, more in zip(ours, np.split(weight, len(ours)), np.split(offset, len(ours)), strict=True):
                 found[f"{name}.weight"], found[f"{name}.bias"] = part, more
 
@@ -383,7 +383,7 @@ class _Reader(ModelReader):
         return model_config, found, numbered, "" if zero else start
 
     def _positions(self, side: str, width: int) -> Array:
-        """Position encodings [tokens, width]; where the file has none, sines and cosines that begin with the second."""
+        """Returns position encodings [tokens, width]; without them sinusoids from the second position on."""
         name = f"{side}/position_encodings/encodings"
         if name not in self.tensors:
             return sinusoids(POSITIONS + 1, width)[1:]

@@ -207,7 +207,7 @@ class _Reader(VocabularyFolder):
     # ------------------------------------------------------------------------------------------------------- weights
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        """All tensors, by name."""
+        """Returns all tensors by name."""
         for name in WEIGHTS:
             if (self.path / name).is_file():
                 return self._tensors(name)
@@ -234,31 +234,31 @@ class _Reader(VocabularyFolder):
                 import safetensors.torch
 
                 return safetensors.torch.load_file(path)
-            with warnings.catch_warnings(action="ignore"):  # of pickles of another protocol
+            with warnings.catch_warnings(action="ignore"):  # about the protocol of pickles
                 found = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
         except ModuleNotFoundError as error:
             self.faults.append(str(not_installed(name, error.name, "int8-zoo[import]")))
         except pickle.UnpicklingError:
             self.faults.append(f"{name} is damaged or holds code, which is not executed")
-        except Exception as error:  # the classes of both libraries' errors differ from version to version
+        except Exception as error:  # the error classes depend on the libraries' versions
             self.faults.append(f"{name} is damaged ({one_line(error)})")
         else:
             if isinstance(found, dict) and all(isinstance(each, torch.Tensor) for each in found.values()):
                 return found
-            self.faults.append(f"{name} holds something else than tensors")
+            self.faults.append(f"{name} holds values other than tensors")
         return {}
 
     def _array(
         self, tensors: Mapping[str, torch.Tensor], names: Sequence[str], shape: tuple[int, ...]
     ) -> NDArray[np.float32]:
-        """The first of these tensors that there is, float32. shape: -1 for any size."""
+        """Returns the first of these tensors that exists, float32. shape: -1 for any size."""
         name = next((each for each in names if each in tensors), names[0])
         return self.fitted(name, tensors[name].detach().float().numpy() if name in tensors else None, shape)
 
     def _tables(
         self, tensors: Mapping[str, torch.Tensor], model_config: ModelConfig
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]] | None:
-        """Embeddings of the source and the target, and the weights of the output, [tokens, width] each."""
+        """Returns the embeddings of source and target, and the output weights, [tokens, width] each."""
         before, shape = len(self.faults), (-1, model_config.width)
         shared, output = "model.shared.weight", "lm_head.weight"
         source, target = (f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
@@ -273,10 +273,10 @@ class _Reader(VocabularyFolder):
         return found if len(self.faults) == before else None
 
     def _fits(self, vocabulary: Vocabulary, tables: Sequence[NDArray[np.float32]], end: int) -> None:
-        """Whether the vocabulary is the weights' own."""
+        """Checks that the vocabulary belongs to the weights."""
         for table, pieces in zip(tables, (vocabulary.source, vocabulary.target), strict=False):
             if not pieces:
-                continue  # which has been said
+                continue  # reported before
             spare = len(table) - len(pieces)
             if not 0 <= spare <= vocabulary.spare:
                 self.faults.append(f"the vocabulary has {len(pieces)} tokens, the weights {len(table)}")
@@ -292,7 +292,7 @@ class _Reader(VocabularyFolder):
         renumbered: tuple[Renumbering, Renumbering],
         start: int,
     ) -> tuple[ModelConfig, dict[str, NDArray[np.float32]]]:
-        """The state dict of the zoo's network, and its form."""
+        """Returns the configuration and the state dict."""
         encoder, decoder, output = tables
         source, target = renumbered
         if not start < len(decoder):
@@ -343,13 +343,13 @@ class _Reader(VocabularyFolder):
         layer = re.compile(r"model\.(encoder|decoder)\.layers\.(\d+)\.")
         found_layers = {name: layer.match(name) for name in tensors}
         if more := [name for name, at in found_layers.items() if at and int(at[2]) >= getattr(model_config, at[1])]:
-            self.faults.append(f"found {more[0]}, which is of more layers than {CONFIG} says")
+            self.faults.append(f"found {more[0]}, but {CONFIG} has fewer layers")
         return model_config, found
 
     def _positions(
         self, tensors: Mapping[str, torch.Tensor], architecture: Architecture, side: str, model_config: ModelConfig
     ) -> NDArray[np.float32]:
-        """Position encodings [tokens, width] of the encoder or the decoder."""
+        """Returns position encodings [tokens, width] of the encoder or the decoder."""
         length, width = model_config.positions[0], model_config.width
         if architecture.positions == "learned":
             return self._array(tensors, (f"model.{side}.embed_positions.weight",), (-1, width))[OFFSET:]

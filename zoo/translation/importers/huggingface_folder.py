@@ -115,8 +115,8 @@ class Folder(ModelReader):
     def _rules(self, size: int, unknown: int, end: int) -> SearchConfig:
         """Returns the search options of generation_config.json. size: tokens of the target vocabulary."""
         ours = Renumbering(size, *(each if each < size else -1 for each in (unknown, end))).ours
-        given = {key: value for key, value in self.generation.items() if value is not None}
-        for key, value in given.items():
+        options = {key: value for key, value in self.generation.items() if value is not None}
+        for key, value in options.items():
             if key in UNSUPPORTED:
                 if value not in UNSUPPORTED[key]:
                     self.faults.append(f"{key} {value!r} is not supported; remove it from {GENERATION}")
@@ -124,7 +124,7 @@ class Folder(ModelReader):
                 self.faults.append(f"{GENERATION} has {key}, which is unknown; remove it")
 
         def number(key: str, default: float, kinds: type | tuple[type, ...] = int) -> Any:
-            found: Any = given.get(key, default)
+            found: Any = options.get(key, default)
             sound = isinstance(found, kinds) and not isinstance(found, bool)
             if not sound or not -1e6 < found < 1e6:
                 self.faults.append(f"{key} is {found!r}, expected a number")
@@ -133,24 +133,24 @@ class Folder(ModelReader):
 
         def tokens(key: str, found: Any) -> list[int]:
             if not all(isinstance(each, int) and 0 <= each < len(ours) for each in found):
-                self.faults.append(f"{key} names tokens that the vocabulary has not")
+                self.faults.append(f"{key} names tokens that are not in the vocabulary")
                 return []
             return [int(ours[each]) for each in found]
 
         banned = []
-        words = given.get("bad_words_ids") or []
+        words = options.get("bad_words_ids") or []
         if not all(isinstance(each, list) and len(each) == 1 for each in words):
             self.faults.append("bad_words_ids of several tokens are not supported")
             words = []
         banned += [each for each in tokens("bad_words_ids", [each[0] for each in words]) if each != END]
-        banned += tokens("suppress_tokens", given.get("suppress_tokens") or [])
-        prefix = tokens("forced_bos_token_id", [given[key] for key in ("forced_bos_token_id",) if key in given])
-        forced = given.get("forced_eos_token_id")
+        banned += tokens("suppress_tokens", options.get("suppress_tokens") or [])
+        prefix = tokens("forced_bos_token_id", [options[key] for key in ("forced_bos_token_id",) if key in options])
+        forced = options.get("forced_eos_token_id")
         if forced is not None and tokens("forced_eos_token_id", forced if isinstance(forced, list) else [forced]) != [
             END
         ]:
             self.faults.append(f"forced_eos_token_id {forced} is not the end, which is not supported")
-        stopping = given.get("early_stopping", False)
+        stopping = options.get("early_stopping", False)
         if stopping not in (True, False, "never"):
             self.faults.append(f"early_stopping is {stopping!r}, expected true, false or never")
         most = number("max_new_tokens", 0) or max(number("max_length", 1) - 1, 0)

@@ -246,30 +246,32 @@ class Vocabulary:
         places: dict[str, int | str] = {"eos": END, SOURCE: SOURCE, TARGET: TARGET}
         if self.bos in self.source:
             places["bos"] = int(ours[self.source.index(self.bos)])
-        known = {name: int(ours[token]) for name, token in self.languages.items()}
+        language_tokens = {name: int(ours[token]) for name, token in self.languages.items()}
         chosen = {side: languages[side] or self.first.get(side, "") for side in (SOURCE, TARGET)}
         for side, name in chosen.items():
-            if languages[side] and name not in known:
+            if languages[side] and name not in language_tokens:
                 expected = (
-                    f"expected one of: {', '.join(sorted(known))}" if known else "this model has none to choose from"
+                    f"expected one of: {', '.join(sorted(language_tokens))}"
+                    if language_tokens
+                    else "this model has none to choose from"
                 )
                 raise RequestError(f"found --{side}-language {name}; {expected}")
         prefixed = self.prefixed
         if prefixed and not chosen[TARGET] and rules.prefix:  # which is a language, or what all translations begin with
-            chosen[TARGET] = next((name for name, token in known.items() if (token,) == rules.prefix), "")
+            chosen[TARGET] = next((name for name, token in language_tokens.items() if (token,) == rules.prefix), "")
             prefixed = bool(chosen[TARGET])
         pieces = source.pieces(self.source)
         other = target.pieces(self.target)
         hidden = [token for token, piece in enumerate(other) if piece is None or piece in self.hidden]
-        hidden += [known[name] for name in known if self.target is self.source]
+        hidden += [language_tokens[name] for name in language_tokens if self.target is self.source]
         framing = Framing(
             self.kind,
             tuple(self.files),
             tuple(places[each] for each in self.before if each in places),
             tuple(places[each] for each in self.after),
-            known or None,
-            chosen[SOURCE] if chosen[SOURCE] in known else "",
-            chosen[TARGET] if chosen[TARGET] in known else "",
+            language_tokens or None,
+            chosen[SOURCE] if chosen[SOURCE] in language_tokens else "",
+            chosen[TARGET] if chosen[TARGET] in language_tokens else "",
             prefixed,
             tuple(sorted(set(hidden))),
         )

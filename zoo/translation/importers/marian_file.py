@@ -74,14 +74,14 @@ def _text(options: bytes) -> str:
 
 def _of_bin(content: bytes) -> tuple[dict[str, Tensor], str]:
     """Reads a .bin file, see the module."""
-    at = 0
+    offset = 0
 
     def take(count: int) -> bytes:
-        nonlocal at
-        if not 0 <= count <= len(content) - at:
+        nonlocal offset
+        if not 0 <= count <= len(content) - offset:
             raise ValueError(f"it ends after {len(content):,} bytes, which is too early")
-        at += count
-        return content[at - count : at]
+        offset += count
+        return content[offset - count : offset]
 
     def whole() -> int:
         return int.from_bytes(take(8), "little")

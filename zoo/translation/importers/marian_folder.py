@@ -25,8 +25,10 @@ class Folder(ModelReader):
         if self.file:
             try:
                 self.tensors, text = tensors(self.file)
-                beside = Path(f"{self.file}.yml")
-                self.options = self._yaml(text or beside.read_text("utf-8"), CONFIG if text else beside.name)
+                options_file = Path(f"{self.file}.yml")
+                self.options = self._yaml(
+                    text or options_file.read_text("utf-8"), CONFIG if text else options_file.name
+                )
             except (OSError, UnicodeDecodeError):
                 self.faults.append(f"found neither {CONFIG} in {self.file.name} nor {self.file.name}.yml")
             except RequestError as error:
@@ -106,8 +108,10 @@ class Folder(ModelReader):
         """Returns the vocabulary of the source, and that of the target if it differs."""
         named: list[str] = []
         assert self.file is not None
-        beside = Path(f"{self.file}.yml")
-        training = self._yaml(beside.read_text("utf-8", "replace"), beside.name) if beside.is_file() else {}
+        options_file = Path(f"{self.file}.yml")
+        training = (
+            self._yaml(options_file.read_text("utf-8", "replace"), options_file.name) if options_file.is_file() else {}
+        )
         for options in (self.decoding, training):
             names = [Path(each).name for each in self._listed(options, "vocabs")]
             if not named and names and all((self.folder / each).is_file() for each in names):

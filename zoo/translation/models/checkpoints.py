@@ -153,7 +153,7 @@ def load_model(folder: str | Path) -> tuple[Transformer, Vocabulary | ImportedVo
     return model.eval(), vocabulary
 
 
-def _opened(name: str) -> tuple[Transformer, Vocabulary | ImportedVocabulary]:
+def _load(name: str) -> tuple[Transformer, Vocabulary | ImportedVocabulary]:
     """Loads the network and vocabulary of a model by its name or folder."""
     folder = zoo.load(name)
     folder.ensure("fp32.onnx")
@@ -174,24 +174,24 @@ def load_teacher(config: TrainingConfig, student: Transformer, vocabulary: Vocab
     Raises:
         RequestError: The vocabularies differ, or with `hints` the shapes of the decoders.
     """
-    found, known = _opened(config.teacher)
-    found.requires_grad_(False)
-    if (known.pieces, known.source_pieces) != (vocabulary.pieces, vocabulary.source_pieces):
+    teacher, teacher_vocabulary = _load(config.teacher)
+    teacher.requires_grad_(False)
+    if (teacher_vocabulary.pieces, teacher_vocabulary.source_pieces) != (vocabulary.pieces, vocabulary.source_pieces):
         raise RequestError(
-            f"{config.teacher} has {len(known)} pieces that are not the student's {len(vocabulary)}; soft needs the "
-            "same vocabulary: --set inherit=true"
+            f"{config.teacher} has {len(teacher_vocabulary)} pieces, which differ from the student's "
+            f"{len(vocabulary)}; soft needs the same vocabulary: --set inherit=true"
         )
-    sizes, own = ((each.config.decoder, each.config.width) for each in (found, student))
+    sizes, own = ((each.config.decoder, each.config.width) for each in (teacher, student))
     if config.hints and sizes != own:
         raise RequestError(
             f"{config.teacher} has {sizes[0]} layers of width {sizes[1]} in its decoder, the student {own[0]} of "
             f"{own[1]}; hints need the same: --set hints=0"
         )
-    return found
+    return teacher
 
 
 def inherit(model: Transformer, config: TrainingConfig) -> None:
-    """Copies the teacher's weights of the same names and shapes into a network, in place.
+    """Initializes a network, in place, with the teacher's weights of the same names and shapes.
 
     Args:
         model: The network to train.
@@ -200,9 +200,9 @@ def inherit(model: Transformer, config: TrainingConfig) -> None:
     Raises:
         RequestError: The encoder is to stay frozen, but is not the teacher's.
     """
-    teacher, _ = _opened(config.teacher)
-    own, given = model.state_dict(), teacher.state_dict()
-    same = {name: each for name, each in given.items() if name in own and own[name].shape == each.shape}
+    teacher, _ = _load(config.teacher)
+    own, inherited = model.state_dict(), teacher.state_dict()
+    same = {name: each for name, each in inherited.items() if name in own and own[name].shape == each.shape}
     lost = [name for name in own if name.startswith(FROZEN) and name not in same]
     if config.frozen and (lost or _encoding(model) != _encoding(teacher)):
         raise RequestError(

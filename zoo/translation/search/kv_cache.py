@@ -76,10 +76,12 @@ def incremental_model(model: ir.Model) -> IncrementalModel:
     attention = [operation for operation in operations if isinstance(operation, CrossAttention)]
     encoder = edit.extract(model, [SOURCE], [MEMORY])
     _append_memory(encoder.graph, attention, step.memory, cache_dtype)
-    given = [str(value.name) for value in encoder.graph.outputs]
+    encoder_outputs = [str(value.name) for value in encoder.graph.outputs]
     assert isinstance(operations[0], Embedding)
     positions = len(operations[0].positions)
-    return IncrementalModel(encoder, ir.Model(step.graph, ir_version=model.ir_version), given, step.caches, positions)
+    return IncrementalModel(
+        encoder, ir.Model(step.graph, ir_version=model.ir_version), encoder_outputs, step.caches, positions
+    )
 
 
 def step_with_caches(model: IncrementalModel) -> ir.Model:
@@ -106,29 +108,29 @@ def read_caches(step: ir.Model) -> list[Cache]:
     return [Cache(before, after, tuple(shape), ir.DataType[dtype]) for before, after, shape, dtype in kept]
 
 
-def cached_step(decoder: Any, given: Mapping[str, NDArray[Any]], caches: Sequence[Cache]) -> Step:
+def cached_step(decoder: Any, encoder_outputs: Mapping[str, NDArray[Any]], caches: Sequence[Cache]) -> Step:
     """Makes a step function of a decoder with KV caches.
 
     Args:
         decoder: A session of `IncrementalModel.step`.
-        given: Outputs of the encoder, a row a sentence.
+        encoder_outputs: Outputs of the encoder, a row a sentence.
         caches: The caches of the step.
 
     Returns:
         The step function for `beam_search`.
     """
-    sentences = np.arange(len(next(iter(given.values()))))
+    sentences = np.arange(len(next(iter(encoder_outputs.values()))))
     state = {}
     for cache in caches:
         shape = [len(sentences) if size is None else size for size in cache.shape]
         state[cache.before] = np.zeros(shape, cache.dtype.numpy())
-    of_live, length = dict(given), 0
+    of_live, length = dict(encoder_outputs), 0
 
     def step(tokens: Integers, parents: Integers) -> NDArray[np.float32]:
         nonlocal sentences, of_live, length
         before, sentences = sentences, sentences[parents]
         if not np.array_equal(live := np.unique(sentences), np.unique(before)):
-            of_live = {name: array[live] for name, array in given.items()}
+            of_live = {name: array[live] for name, array in encoder_outputs.items()}
         batch = {TOKENS: tokens, PARENTS: parents, POSITION: np.array(length), **of_live, **state}
         outputs = decoder.run(batch)
         state.update({cache.before: outputs[cache.after] for cache in caches})

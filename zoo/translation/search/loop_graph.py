@@ -47,7 +47,7 @@ def search(model: IncrementalModel, end: int = END) -> ir.Model:
     source = main.graph.inputs[0]
     beam, best = main.input(BEAM, INT64, [1]), main.input(BEST, INT64, [1])
     penalty, growth = main.input(PENALTY, FLOAT, [1]), main.input(GROWTH, INT64, [2])
-    given = {str(each.name): each for each in main.graph.outputs}
+    encoder_outputs = {str(each.name): each for each in main.graph.outputs}
     main.graph.outputs.clear()
 
     count = main("Shape", source, dtype=INT64, start=0, end=1)
@@ -68,7 +68,7 @@ def search(model: IncrementalModel, end: int = END) -> ir.Model:
         "total": main("Expand", main("Where", first, 0.0, MIN_SCORE), main("Concat", count, beam, dtype=INT64, axis=0)),
         "found": main("Expand", 0, count, dtype=INT64),
         "topped": main("Expand", False, count, dtype=BOOL),
-        **given,
+        **encoder_outputs,
     }
     for cache in model.caches:
         shape = main("Concat", *(rows if each is None else [each] for each in cache.shape), dtype=INT64, axis=0)
@@ -161,7 +161,7 @@ def _turns(
 
 def _step(
     model: IncrementalModel,
-    given: Mapping[str, ir.Value],
+    encoder_outputs: Mapping[str, ir.Value],
     outer: Mapping[str, ir.Value],
     states: Mapping[str, ir.Value],
     taken: set[str],
@@ -171,7 +171,7 @@ def _step(
     step = model.step.graph
     inputs = {str(each.name): each for each in step.inputs}
     for name in model.encoder_outputs:
-        inputs[name].replace_all_uses_with(given[name])
+        inputs[name].replace_all_uses_with(encoder_outputs[name])
     step.inputs.clear()
     body = GraphBuilder(step, "step/", taken)
     iteration, _ = body.input("step/number", INT64, []), body.input("step/going", BOOL, [])
@@ -269,15 +269,15 @@ def _hypotheses(
 
     body = GraphBuilder(ir.Graph([], [], nodes=[], name="back"), "back/", main.taken)
     number, going = body.input("back/number", INT64, []), body.input("back/going", BOOL, [])
-    at = body.input("back/row", INT64, None)
+    position = body.input("back/row", INT64, None)
     t = body("Sub", newest, number, dtype=INT64)
     here, on_way = body("Equal", when, t, dtype=BOOL), body("Less", t, when, dtype=BOOL)
     then = [
-        body("GatherElements", body("Gather", each, t, dtype=INT64), at, dtype=INT64, axis=1)
+        body("GatherElements", body("Gather", each, t, dtype=INT64), position, dtype=INT64, axis=1)
         for each in (before, parents)
     ]
     token = body("Where", here, word, body("Where", on_way, then[0], PAD, dtype=INT64), dtype=INT64)
-    back = body("Where", here, row, body("Where", on_way, then[1], at, dtype=INT64), dtype=INT64)
+    back = body("Where", here, row, body("Where", on_way, then[1], position, dtype=INT64), dtype=INT64)
     body.graph.outputs.extend([body("Identity", going, dtype=BOOL), back, token])
     _, backward = main.loop("back", body.graph, [count, main.constant(True), row])
     forward = main("Slice", backward, [-1], [np.iinfo(np.int64).min], [0], [-1], dtype=INT64)
@@ -297,8 +297,8 @@ def _share(main: ir.Graph, body: ir.Graph) -> None:
         if (array := query.constant(value)) is None:
             continue
         for other in outer.get((array.dtype, array.shape), []):
-            known = query.constant(other)
-            if known is not None and np.array_equal(known, array):
+            constant = query.constant(other)
+            if constant is not None and np.array_equal(constant, array):
                 value.replace_all_uses_with(other)
                 del body.initializers[name]
                 break

@@ -308,15 +308,15 @@ def _by_alignment(
     keys = np.concatenate([(source * words + target[:, None]).ravel() for source, target in pairs])
     counts = np.concatenate([np.full(len(target), len(source)) for source, target in pairs])
     place = np.repeat(np.arange(len(counts)), counts)  # of the word of a translation
-    known, pair = np.unique(keys, return_inverse=True)
-    of, probability = known // words, np.ones(len(known))
+    unique_keys, pair = np.unique(keys, return_inverse=True)
+    of, probability = unique_keys // words, np.ones(len(unique_keys))
     for _ in range(rounds):
         each = probability[pair]
         found = np.bincount(pair, each / np.bincount(place, each)[place])
         probability = found / np.bincount(of, found)[of]
-    rank = np.arange(len(known)) - np.searchsorted(of, of)  # `known` are in the order of their sources
+    rank = np.arange(len(unique_keys)) - np.searchsorted(of, of)  # `unique_keys` are in the order of their sources
     kept = np.sort(np.lexsort((-probability, of))[rank < best])
-    return np.searchsorted(of[kept], np.arange(rows + 1)).astype(np.int64), known[kept] % words
+    return np.searchsorted(of[kept], np.arange(rows + 1)).astype(np.int64), unique_keys[kept] % words
 
 
 def _joined(lists: Sequence[Integers]) -> tuple[Integers, Integers]:

@@ -205,8 +205,8 @@ class PrunableTranslator:
         features |= (kept := inherited_features(self.folder.path))
         copy_shortlist(kept, self.folder.path, folder)
         before = record_of(self.folder.path)
-        known = {key: before[key] for key in ("rows", "metrics", "config") if key in before}
-        write_json(folder / "train.json", {**known, "features": features})
+        inherited = {key: before[key] for key in ("rows", "metrics", "config") if key in before}
+        write_json(folder / "train.json", {**inherited, "features": features})
 
     def quality(self, pipeline: TranslationPipeline) -> dict[str, float]:
         """Evaluates a pipeline on the held-out pairs.

@@ -99,24 +99,24 @@ def train(
     output = Path(output)
     with processes() as group:
         require_output(output, STATE, resume)
-        known: Vocabulary | None = Vocabulary.read(output / "checkpoint" / VOCABULARY) if resume else None
+        inherited: Vocabulary | None = Vocabulary.read(output / "checkpoint" / VOCABULARY) if resume else None
         start, model_config, kept = None, None, {}
         if start_from is not None:
             about = read_features(Path(start_from))
             require_trainable(start_from, about)
             config = replace(config, **{name: about[name] for name in config.KEPT})
-            known, start = Vocabulary.read(Path(start_from) / VOCABULARY), sha256(about["source"])
+            inherited, start = Vocabulary.read(Path(start_from) / VOCABULARY), sha256(about["source"])
             model_config = ModelConfig.from_json(about["form"]) if "form" in about else None
             kept = inherited_features(Path(start_from))
-        elif config.inherit and not known:
+        elif config.inherit and not inherited:
             if not config.teacher:
                 raise RequestError(
                     "found inherit without a teacher to inherit from; name one with --set teacher=FOLDER"
                 )
-            known = Vocabulary.read(zoo.load(config.teacher).path / VOCABULARY)
+            inherited = Vocabulary.read(zoo.load(config.teacher).path / VOCABULARY)
 
         def vocabulary(pairs: Sequence[Pair]) -> Vocabulary:
-            return known or Vocabulary(
+            return inherited or Vocabulary(
                 group.same(learn_vocabulary(pairs, config.vocabulary, config.seed) if group.rank == 0 else b"")
             )
 

@@ -150,7 +150,17 @@ class GraphMapper(GraphScans):
         self.memory_width = 0
 
     def decoder(self, logits: str) -> DecoderProgram:
-        """Maps the value `logits` and returns the program of the decoder."""
+        """Maps a decoder.
+
+        Args:
+            logits: Name of the logits.
+
+        Returns:
+            The program of the decoder.
+
+        Raises:
+            RequestError: An operator cannot be mapped; the message names it and the reason.
+        """
         operations = self.decoder_operations(logits)
         return DecoderProgram(allocate_registers(unify_qparams(operations)), self.memory_width)
 
@@ -167,10 +177,10 @@ class GraphMapper(GraphScans):
             RequestError: An operator cannot be mapped; the message names it and the reason.
         """
         last = self.value(logits)
-        projection = self.linear_layer(last)
+        projection = self._linear_layer(last)
         if projection is None:
             self.refuse(last, "expected a matrix product with constant weights, the vocabulary")
-        self.operations.append(Vocabulary(self.register(projection.x), self.pad_inputs(projection).row_linear()))
+        self.operations.append(Vocabulary(self._register(projection.x), self._pad_inputs(projection).row_linear()))
         if not isinstance(self.operations[0], Embedding):
             self.refuse(last, "found no embedding of the target tokens before it")
         if not self.memory_width:
@@ -178,64 +188,74 @@ class GraphMapper(GraphScans):
         return self.operations
 
     def encoder(self, memory: str) -> EncoderProgram:
-        """Maps the value `memory` and returns the program of the encoder."""
+        """Maps an encoder.
+
+        Args:
+            memory: Name of the encoder's result.
+
+        Returns:
+            The program of the encoder.
+
+        Raises:
+            RequestError: An operator cannot be mapped; the message names it and the reason.
+        """
         last = self.value(memory)
-        self.unpadded_register(last, last)
+        self._unpadded_register(last, last)
         if not isinstance(self.operations[0], Embedding):
             self.refuse(last, "found no embedding of the source tokens before it")
         return EncoderProgram(allocate_registers(unify_qparams(self.operations)))
 
     # ------------------------------------------------------------------------------------------------------ operations
 
-    def pad_inputs(self, layer: LinearLayer) -> LinearLayer:
+    def _pad_inputs(self, layer: LinearLayer) -> LinearLayer:
         """Returns the layer with rows of zeros for the columns that pad its input's heads."""
-        heads = self.heads.get(self.register(layer.x))
+        heads = self.heads.get(self._register(layer.x))
         return layer if heads is None else replace(layer, weight=heads.pad(layer.weight.T).T)
 
-    def register(self, value: ir.Value) -> int:
+    def _register(self, value: ir.Value) -> int:
         """Returns the register of `value`; the operations that compute it are appended once."""
         value = self.skip_qdq(value)
         if value not in self.registers:
-            self.registers[value] = self.map_value(value)
+            self.registers[value] = self._map_value(value)
         return self.registers[value]
 
-    def append(self, operation: type[Any], *arguments: Any, **options: Any) -> int:
+    def _append(self, operation: type[Any], *arguments: Any, **options: Any) -> int:
         """Appends an operation and returns its register."""
         out = len(self.operations)
         self.operations.append(operation(*arguments, out=out, **options))
         return out
 
-    def map_value(self, value: ir.Value) -> int:
+    def _map_value(self, value: ir.Value) -> int:
         """Appends the operation that computes `value` and returns its register."""
         node = value.producer()
         if node is None or value.name == self.memory:
             self.refuse(value, "it is read otherwise than by the keys and values of attention")
         if query.is_op(node, "LayerNormalization"):
-            return self.layer_norm(value, node)
-        if (parts := self.recurrence_parts(value)) is not None:
-            return self.recurrence(value, *parts)
+            return self._layer_norm(value, node)
+        if (parts := self._recurrence_parts(value)) is not None:
+            return self._recurrence(value, *parts)
         if query.is_op(node, "Relu"):
-            layer = self.linear_layer(self.skip_qdq(node.inputs[0]))
+            layer = self._linear_layer(self.skip_qdq(node.inputs[0]))
             if layer is None:
                 self.refuse(value, "a ReLU after something else than a linear layer")
-            return self.linear(layer, relu=True)
-        if (layer := self.linear_layer(value)) is not None:
-            return self.linear(layer)
+            return self._linear(layer, relu=True)
+        if (layer := self._linear_layer(value)) is not None:
+            return self._linear(layer)
         if query.is_op(node, "Add"):
-            return self.add(value, node)
+            return self._add(value, node)
         if self.memory and query.is_op(node, "GatherND", "Gather"):
-            return self.last_token(value, node)
+            return self._last_token(value, node)
         if query.is_op(node, "Reshape"):
-            return self.attention(value, node)
+            return self._attention(value, node)
         if not self.for_kernels and query.is_op(node, "Scan"):
-            return self.append(RunningMean, self.register(self.mean_source(value, node)))
-        if not self.for_kernels and (gate := self.gate_parts(value)) is not None:
-            return self.append(Gate, self.register(gate[0]), self.linear(gate[1]))
+            return self._append(RunningMean, self._register(self._mean_source(value, node)))
+        if not self.for_kernels and (gate := self._gate_parts(value)) is not None:
+            return self._append(Gate, self._register(gate[0]), self._linear(gate[1]))
         if query.is_op(node, "Mul"):
-            return self.activation(value)
+            return self._activation(value)
         self.refuse(value, f"no step of the {self.what} computes this")
 
-    def layer_norm(self, value: ir.Value, node: ir.Node) -> int:
+    def _layer_norm(self, value: ir.Value, node: ir.Node) -> int:
         """Appends a LayerNormalization over the last axis."""
         scale = self.constant(node.inputs[1])
         bias = self.constant(node.inputs[2]) if len(node.inputs) > 2 else None
@@ -244,54 +264,54 @@ class GraphMapper(GraphScans):
             self.refuse(value, "its scale and bias are no constant vectors")
         if node.attributes.get_int("axis", -1) not in (-1, (rank or 0) - 1):
             self.refuse(value, "it normalizes over more than the last axis")
-        register = self.unpadded_register(value, node.inputs[0])
+        register = self._unpadded_register(value, node.inputs[0])
         scale = scale.astype(np.float32)
         bias = np.zeros_like(scale) if bias is None else bias.astype(np.float32)
         epsilon = float(np.float32(node.attributes.get_float("epsilon", 1e-5)))
-        return self.append(LayerNorm, register, scale, bias, epsilon)
+        return self._append(LayerNorm, register, scale, bias, epsilon)
 
-    def unpadded_register(self, reader: ir.Value, value: ir.Value | None) -> int:
+    def _unpadded_register(self, reader: ir.Value, value: ir.Value | None) -> int:
         """Returns the register of `value`; refuses `reader` where its heads are padded."""
         assert value is not None
-        register = self.register(value)
+        register = self._register(value)
         if register in self.heads:
             size = self.heads[register].size
             self.refuse(reader, f"it reads heads of attention of {size} columns, expected a multiple of {LANES}")
         return register
 
-    def linear(self, layer: LinearLayer, relu: bool = False, residual: int | None = None) -> int:
+    def _linear(self, layer: LinearLayer, relu: bool = False, residual: int | None = None) -> int:
         """Appends a linear layer with its ReLU and residual."""
         # rounded to int32 as in the graph of one decoding step: the same uint8 values follow
         if layer.qparams is not None and self.memory and self.for_kernels:
             scale = np.float32(layer.qparams.scale) * layer.scale  # 0 in columns that pad heads
             integers = np.rint(np.divide(layer.bias, scale, out=np.zeros_like(scale, np.float64), where=scale > 0))
             layer = replace(layer, bias=integers.astype(np.float32) * scale)
-        weights = self.pad_inputs(layer).row_linear()
-        return self.append(Linear, self.register(layer.x), weights, relu=relu, residual=residual)
+        weights = self._pad_inputs(layer).row_linear()
+        return self._append(Linear, self._register(layer.x), weights, relu=relu, residual=residual)
 
-    def add(self, value: ir.Value, node: ir.Node) -> int:
+    def _add(self, value: ir.Value, node: ir.Node) -> int:
         """Appends an Add: token plus position embedding, or a linear layer (with ReLU) plus a residual."""
         inputs = [self.skip_qdq(summand) for summand in node.inputs]
         for one, other in (inputs, inputs[::-1]):
-            if (table := self.embedding_table(one)) is not None:
-                return self.embedding(value, table, other)
+            if (table := self._embedding_table(one)) is not None:
+                return self._embedding(value, table, other)
         for one, other in (inputs, inputs[::-1]):
-            if (parts := self.recurrence_parts(one)) is not None:
-                return self.recurrence(value, *parts, residual=self.unpadded_register(value, other))
+            if (parts := self._recurrence_parts(one)) is not None:
+                return self._recurrence(value, *parts, residual=self._unpadded_register(value, other))
             before = one.producer()
             relu = before is not None and query.is_op(before, "Relu")
-            layer = self.linear_layer(self.skip_qdq(before.inputs[0]) if relu and before is not None else one)
+            layer = self._linear_layer(self.skip_qdq(before.inputs[0]) if relu and before is not None else one)
             if layer is not None:
-                return self.linear(layer, relu, self.unpadded_register(value, other))
+                return self._linear(layer, relu, self._unpadded_register(value, other))
         if self.for_kernels:
             self.refuse(value, "a sum of which no part is a linear layer or an embedding")
         for one, other in (inputs, inputs[::-1]):
-            if (gate := self.gate_parts(one)) is not None:
-                gated, residual = self.register(gate[0]), self.register(other)
-                return self.append(Gate, gated, self.linear(gate[1]), residual=residual)
-        return self.append(Sum, self.register(inputs[0]), self.register(inputs[1]))
+            if (gate := self._gate_parts(one)) is not None:
+                gated, residual = self._register(gate[0]), self._register(other)
+                return self._append(Gate, gated, self._linear(gate[1]), residual=residual)
+        return self._append(Sum, self._register(inputs[0]), self._register(inputs[1]))
 
-    def activation(self, value: ir.Value) -> int:
+    def _activation(self, value: ir.Value) -> int:
         """Appends swish or GELU of one value, identified by its results."""
         source: set[ir.Value] = set()
         waiting = [value]
@@ -300,7 +320,7 @@ class GraphMapper(GraphScans):
             node = each.producer()
             if self.constant(each) is not None:
                 continue
-            if node is not None and query.is_op(node, *ELEMENTWISE) and self.linear_layer(each) is None:
+            if node is not None and query.is_op(node, *ELEMENTWISE) and self._linear_layer(each) is None:
                 waiting += [x for x in node.inputs if x is not None]
             else:
                 source.add(each)
@@ -318,27 +338,27 @@ class GraphMapper(GraphScans):
         kind = min(errors, key=errors.__getitem__)
         if not errors[kind] < ALIKE:
             self.refuse(value, f"it is neither {' nor '.join(ACTIVATIONS)}")
-        return self.append(Activation, self.unpadded_register(value, x), kind)
+        return self._append(Activation, self._unpadded_register(value, x), kind)
 
-    def recurrence(self, value: ir.Value, forget: LinearLayer, layer: LinearLayer, residual: int | None = None) -> int:
+    def _recurrence(self, value: ir.Value, forget: LinearLayer, layer: LinearLayer, residual: int | None = None) -> int:
         """Appends a `Recurrence` with merged gates."""
         if not self.memory:
             self.refuse(value, "a recurrence in an encoder")
-        return self.append(Recurrence, self.linear(_concatenate(forget, layer)), residual=residual)
+        return self._append(Recurrence, self._linear(_concatenate(forget, layer)), residual=residual)
 
-    def last_token(self, value: ir.Value, node: ir.Node) -> int:
+    def _last_token(self, value: ir.Value, node: ir.Node) -> int:
         """Returns the register of all rows where an operator picks the last token's, which a decoding step computes."""
         rows = self.skip_qdq(node.inputs[0])
-        indices = self.evaluate(value, node.inputs[1])
+        indices = self._evaluate(value, node.inputs[1])
         if (
             node.op_type != "GatherND"
             or node.attributes.get_int("batch_dims", 0) != 1
             or not np.array_equal(indices.ravel(), [PROBE - 1])
         ):
             self.refuse(value, "it picks other rows than that of the last token")
-        return self.register(rows)
+        return self._register(rows)
 
-    def embedding_table(self, value: ir.Value) -> EmbeddingTable | None:
+    def _embedding_table(self, value: ir.Value) -> EmbeddingTable | None:
         """Returns the table where `value` is a Gather of its rows by tokens, optionally times a scalar; else None."""
         multiplier = 1.0
         while (node := value.producer()) is not None and query.is_op(node, "Mul", "Div"):
@@ -346,10 +366,10 @@ class GraphMapper(GraphScans):
             if factor is None and node.op_type == "Mul":
                 factor, multiplied = self.scalar(node.inputs[0]), node.inputs[1]
             if factor is None or multiplied is None:
-                return self.per_row_scaled(node, multiplier)
+                return self._per_row_scaled(node, multiplier)
             multiplier = multiplier * factor if node.op_type == "Mul" else multiplier / factor
             value = self.skip_qdq(multiplied)
-        if (table := self.gathered_table(value)) is None:
+        if (table := self._gathered_table(value)) is None:
             return None
         if table.dtype.kind != "f":  # quantized, with one scale behind the Gather
             dequantize = next((use.node for use in value.uses() if use.node.op_type == "DequantizeLinear"), None)
@@ -365,16 +385,16 @@ class GraphMapper(GraphScans):
         scale, integers = weight_qparams(table.astype(np.float32), 0)
         return EmbeddingTable(integers, scale * np.float32(multiplier))
 
-    def per_row_scaled(self, node: ir.Node, multiplier: float) -> EmbeddingTable | None:
+    def _per_row_scaled(self, node: ir.Node, multiplier: float) -> EmbeddingTable | None:
         """Returns the table where a Mul multiplies gathered int8 rows by gathered scales, one a row; else None."""
-        tables = [self.gathered_table(self.skip_qdq(factor)) for factor in node.inputs]
+        tables = [self._gathered_table(self.skip_qdq(factor)) for factor in node.inputs]
         for integers, scale in (tables, tables[::-1]):
             if integers is None or scale is None or integers.dtype != np.int8 or scale.shape != (len(integers), 1):
                 continue
             return EmbeddingTable(integers, scale.ravel().astype(np.float32) * np.float32(multiplier))
         return None
 
-    def gathered_table(self, value: ir.Value) -> Array | None:
+    def _gathered_table(self, value: ir.Value) -> Array | None:
         """Returns the constant matrix whose rows a Gather takes by tokens; None where `value` is no such Gather."""
         node = value.producer()
         if node is None or not query.is_op(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
@@ -387,7 +407,7 @@ class GraphMapper(GraphScans):
             self.refuse(value, "its table is no constant matrix")
         return table
 
-    def embedding(self, value: ir.Value, table: EmbeddingTable, positions: ir.Value) -> int:
+    def _embedding(self, value: ir.Value, table: EmbeddingTable, positions: ir.Value) -> int:
         """Appends a token embedding plus `positions`, the rows of a constant table."""
         width = table.weight.shape[1]
         node = positions.producer()
@@ -397,17 +417,17 @@ class GraphMapper(GraphScans):
                 longest = max(longest, len(array))
         if not longest:
             self.refuse(value, "what is added to the embeddings is no slice of a constant table of positions")
-        rows = self.evaluate(value, positions, longest)
-        if rows.size != longest * width or not np.array_equal(rows, self.evaluate(value, positions, longest, 1)):
+        rows = self._evaluate(value, positions, longest)
+        if rows.size != longest * width or not np.array_equal(rows, self._evaluate(value, positions, longest, 1)):
             self.refuse(value, "what is added to the embeddings is more than a position's row")
         rows = np.ascontiguousarray(rows.reshape(longest, -1), np.float32)
-        return self.append(Embedding, table.weight, table.scale, rows)
+        return self._append(Embedding, table.weight, table.scale, rows)
 
     # ------------------------------------------------------------------------------------------------------- attention
 
-    def attention(self, value: ir.Value, node: ir.Node) -> int:
+    def _attention(self, value: ir.Value, node: ir.Node) -> int:
         """Appends multi-head attention, matched from the Reshape that joins its heads back to Q, K and V."""
-        product = self.before_transpose(value, self.skip_qdq(node.inputs[0]), [0, 2, 1, 3]).producer()
+        product = self._before_transpose(value, self.skip_qdq(node.inputs[0]), [0, 2, 1, 3]).producer()
         softmax = None
         if product is not None and query.is_op(product, "MatMul"):
             softmax = self.skip_qdq(product.inputs[0]).producer()
@@ -422,7 +442,7 @@ class GraphMapper(GraphScans):
                 f"no step of the {self.what} reshapes, but attention that joins heads: Softmax, MatMul, Transpose, "
                 "Reshape",
             )
-        scores, score_scale, masks = self.scores(softmax)
+        scores, score_scale, masks = self._scores(softmax)
         queries, heads, query_scale = self.projection(scores.inputs[0], [0, 2, 1, 3])
         keys, key_heads, key_scale = self.projection(scores.inputs[1], [0, 2, 3, 1])
         values, value_heads, value_scale = self.projection(product.inputs[1], [0, 2, 1, 3])
@@ -431,16 +451,16 @@ class GraphMapper(GraphScans):
         queries = heads.pad_outputs(queries, score_scale * query_scale * key_scale)
         keys, values = heads.pad_outputs(keys), heads.pad_outputs(values)
         is_self = keys.x is values.x and keys.x is queries.x
-        self.check_mask(value, masks, causal=is_self and bool(self.memory))
+        self._check_mask(value, masks, causal=is_self and bool(self.memory))
         if is_self:
-            merged = self.linear(_concatenate(queries, keys, values))
-            out = self.append(SelfAttention if self.memory else Attention, merged, heads.count)
+            merged = self._linear(_concatenate(queries, keys, values))
+            out = self._append(SelfAttention if self.memory else Attention, merged, heads.count)
         elif keys.x is values.x and self.memory and keys.x.name == self.memory:
             layer = _concatenate(keys, values).row_linear()
             if self.memory_width not in (0, layer.inputs):
                 self.refuse(value, f"it takes a memory of width {layer.inputs}, others {self.memory_width}")
             self.memory_width = layer.inputs
-            out = self.append(CrossAttention, self.linear(queries), layer, heads.count)
+            out = self._append(CrossAttention, self._linear(queries), layer, heads.count)
         else:
             self.refuse(
                 value, f"its keys and values come neither from its queries' input nor from {self.memory or 'elsewhere'}"
@@ -449,11 +469,11 @@ class GraphMapper(GraphScans):
             self.heads[out] = heads
         return out
 
-    def check_mask(self, value: ir.Value, masks: list[ir.Value | None], causal: bool) -> None:
+    def _check_mask(self, value: ir.Value, masks: list[ir.Value | None], causal: bool) -> None:
         """Refuses masks that hide other tokens than the later ones (causal), or any token (not causal)."""
         total: Array = np.zeros((PROBE, PROBE), np.float32)
         for mask in masks:
-            total = total + self.evaluate(value, mask).reshape(-1, PROBE)
+            total = total + self._evaluate(value, mask).reshape(-1, PROBE)
         visible = np.tril(np.ones((PROBE, PROBE), bool)) if causal else np.ones((PROBE, PROBE), bool)
         if (total[visible] != 0).any() or (total[~visible] > MASKED).any():
             self.refuse(

@@ -17,7 +17,7 @@ RUNNING_MEAN = "expected a Scan of cell (t - 1) / t + value / t over the tokens,
 class GraphScans(GraphValues):
     """Finds the inputs of recurrent decoder layers."""
 
-    def scan_inputs(self, value: ir.Value, scan: ir.Node, cells: ir.Value, expected: str) -> tuple[ir.Value, ir.Value]:
+    def _scan_inputs(self, value: ir.Value, scan: ir.Node, cells: ir.Value, expected: str) -> tuple[ir.Value, ir.Value]:
         """Matches a Scan of cell_t = keep_t cell_(t-1) + added_t over the tokens, from zeros on.
 
         Args:
@@ -34,7 +34,7 @@ class GraphScans(GraphValues):
         backward = [scan.attributes.get_ints(f"scan_{side}_directions", []) for side in ("input", "output")]
         if len(scan.inputs) != 3 or cells is not outputs[-1] or len(outputs) != 2 or {1} != {*axes[0], *axes[1]}:
             self.refuse(value, expected)
-        if any(map(any, backward)) or self.evaluate(value, scan.inputs[0]).any():
+        if any(map(any, backward)) or self._evaluate(value, scan.inputs[0]).any():
             self.refuse(value, expected)
         cell, *scanned = body.inputs
         after = [self.skip_qdq(output) for output in body.outputs]
@@ -48,7 +48,7 @@ class GraphScans(GraphValues):
         keep, added = (self.skip_qdq(scan.inputs[1 + at]) for at in orders[0])
         return keep, added
 
-    def recurrence_parts(self, value: ir.Value) -> tuple[LinearLayer, LinearLayer] | None:
+    def _recurrence_parts(self, value: ir.Value) -> tuple[LinearLayer, LinearLayer] | None:
         """Matches a `Recurrence`.
 
         Args:
@@ -64,21 +64,21 @@ class GraphScans(GraphValues):
         scan = cells.producer()
         if scan is None or not query.is_op(scan, "Scan"):
             return None
-        keep, product = self.scan_inputs(value, scan, cells, RECURRENCE)
+        keep, product = self._scan_inputs(value, scan, cells, RECURRENCE)
         sigmoid, mul = keep.producer(), product.producer()
         if sigmoid is None or mul is None or not query.is_op(sigmoid, "Sigmoid") or not query.is_op(mul, "Mul"):
             self.refuse(value, RECURRENCE)
-        forget = self.linear_layer(self.skip_qdq(sigmoid.inputs[0]))
+        forget = self._linear_layer(self.skip_qdq(sigmoid.inputs[0]))
         for taken, given in (mul.inputs, mul.inputs[::-1]):
             sub = self.skip_qdq(taken).producer()
-            layer = self.linear_layer(self.skip_qdq(given))
+            layer = self._linear_layer(self.skip_qdq(given))
             if sub is None or not query.is_op(sub, "Sub") or layer is None or forget is None:
                 continue
             if self.scalar(sub.inputs[0]) == 1 and self.skip_qdq(sub.inputs[1]) is keep and layer.x is forget.x:
                 return forget, layer
         self.refuse(value, RECURRENCE)
 
-    def mean_source(self, value: ir.Value, scan: ir.Node) -> ir.Value:
+    def _mean_source(self, value: ir.Value, scan: ir.Node) -> ir.Value:
         """Matches a `RunningMean`: keep_t is (t - 1) / t, as 0 times a value plus a constant row a position.
 
         Args:
@@ -88,7 +88,7 @@ class GraphScans(GraphValues):
         Returns:
             The value whose mean it is.
         """
-        keep, added = self.scan_inputs(value, scan, value, RUNNING_MEAN)
+        keep, added = self._scan_inputs(value, scan, value, RUNNING_MEAN)
         counts = np.arange(1, PROBE + 1, dtype=np.float32)
         total, product = keep.producer(), added.producer()
         if total is None or product is None or not query.is_op(total, "Add") or not query.is_op(product, "Mul"):
@@ -108,10 +108,10 @@ class GraphScans(GraphValues):
 
     def _is_by_position(self, value: ir.Value | None, expected: Array) -> bool:
         """Whether `value` has these numbers for the first `PROBE` positions, a row of one column each."""
-        rows = None if value is None or not self.depends_on_tokens_alone(value) else self.evaluate(value, value)
+        rows = None if value is None or not self._depends_on_tokens_alone(value) else self._evaluate(value, value)
         return rows is not None and rows.size == PROBE and np.allclose(rows.ravel(), expected, rtol=1e-6)
 
-    def gate_parts(self, value: ir.Value) -> tuple[ir.Value, LinearLayer] | None:
+    def _gate_parts(self, value: ir.Value) -> tuple[ir.Value, LinearLayer] | None:
         """Matches a `Gate`.
 
         Args:
@@ -129,7 +129,7 @@ class GraphScans(GraphValues):
             if sigmoid is None or not query.is_op(sigmoid, "Sigmoid"):
                 continue
             before = self.skip_qdq(sigmoid.inputs[0])
-            layer = self.linear_layer(before)
+            layer = self._linear_layer(before)
             if layer is not None and before is not gated:
                 return gated, layer
         return None

@@ -38,7 +38,15 @@ class LinearLayer:
     qparams: StaticQParams | None
 
     def columns(self, first: int, last: int) -> LinearLayer:
-        """Returns the layer that computes columns [first, last)."""
+        """Returns a layer of some columns.
+
+        Args:
+            first: First column.
+            last: One past the last column.
+
+        Returns:
+            The layer that computes columns [first, last).
+        """
         return replace(
             self, weight=self.weight[:, first:last], scale=self.scale[first:last], bias=self.bias[first:last]
         )
@@ -88,7 +96,14 @@ class Heads:
         return -(-self.size // self.lanes) * self.lanes
 
     def pad(self, array: Array) -> Array:
-        """Pads heads with zeros: [..., count * size] -> [..., count * padded_size]."""
+        """Pads heads with zeros.
+
+        Args:
+            array: [..., count * size].
+
+        Returns:
+            [..., count * padded_size].
+        """
         if self.padded_size == self.size:
             return array
         parts = array.reshape(*array.shape[:-1], self.count, self.size)
@@ -96,7 +111,15 @@ class Heads:
         return np.pad(parts, wide).reshape(*array.shape[:-1], self.count * self.padded_size)
 
     def pad_outputs(self, layer: LinearLayer, factor: float = 1.0) -> LinearLayer:
-        """Returns a layer with padded heads whose result is multiplied by `factor`."""
+        """Pads the heads of a layer's result.
+
+        Args:
+            layer: The layer.
+            factor: Multiplier of the result.
+
+        Returns:
+            The layer with padded, scaled outputs.
+        """
         scale, bias = layer.scale * np.float32(factor), layer.bias * np.float32(factor)
         return replace(layer, weight=self.pad(layer.weight), scale=self.pad(scale), bias=self.pad(bias))
 
@@ -118,14 +141,32 @@ class GraphValues:
         self.what = "decoder" if memory else "encoder"
 
     def value(self, name: str) -> ir.Value:
-        """Returns the graph output or result of an operator of this name."""
+        """Finds a value by name.
+
+        Args:
+            name: Name of a graph output or of an operator's result.
+
+        Returns:
+            The value.
+
+        Raises:
+            RequestError: There is no such value.
+        """
         for value in (*self.model.graph.outputs, *(output for node in self.model.graph for output in node.outputs)):
             if value.name == name:
                 return value
         raise RequestError(f"the graph {self.model.graph.name} has no value {name}")
 
     def refuse(self, value: ir.Value, why: str) -> NoReturn:
-        """Raises RequestError that names the operator of `value` and the reason."""
+        """Raises an error that names the operator of a value.
+
+        Args:
+            value: The value.
+            why: The reason.
+
+        Raises:
+            RequestError: Always.
+        """
         node = value.producer()
         what = f"the input {value.name}" if node is None else f"{node.op_type} {query.label(node)}"
         if self.for_kernels:
@@ -133,7 +174,14 @@ class GraphValues:
         raise RequestError(f"no decoding step can be derived from {what}: {why}")
 
     def skip_qdq(self, value: ir.Value | None) -> ir.Value:
-        """Returns the value before Q/DQ pairs, Cast and Identity."""
+        """Skips Q/DQ pairs, Cast and Identity.
+
+        Args:
+            value: The value after them.
+
+        Returns:
+            The value before them.
+        """
         assert value is not None
         while (node := value.producer()) is not None and value.name != self.memory:
             through = query.is_op(node, "QuantizeLinear", "DequantizeLinear", "Identity", "Cast")
@@ -143,7 +191,14 @@ class GraphValues:
         return value
 
     def constant(self, value: ir.Value | None) -> Array | None:
-        """Returns a constant, also behind DequantizeLinear, Transpose, Identity or a Cast to float32; else None."""
+        """Evaluates a constant, also after DequantizeLinear, Transpose, Identity or a Cast to float32.
+
+        Args:
+            value: The value.
+
+        Returns:
+            The array; None if the value is not constant.
+        """
         node = value.producer() if value is not None else None
         if (array := query.constant(value)) is not None or node is None:
             return array
@@ -166,7 +221,14 @@ class GraphValues:
         return None
 
     def scalar(self, value: ir.Value | None) -> float | None:
-        """Returns a constant of one element as a number; else None."""
+        """Evaluates a constant of one element.
+
+        Args:
+            value: The value.
+
+        Returns:
+            The number; None for another value.
+        """
         array = self.constant(value)
         return float(array.item()) if array is not None and array.size == 1 else None
 
@@ -204,16 +266,16 @@ class GraphValues:
         scale, integers = weight_qparams(floats, 1)
         return integers, scale
 
-    def linear_layer(self, value: ir.Value) -> LinearLayer | None:
+    def _linear_layer(self, value: ir.Value) -> LinearLayer | None:
         """Returns the linear layer that computes `value`, or columns of it, with its bias; None for anything else."""
         node = value.producer()
         if node is None:
             return None
         if query.is_op(node, "Split"):
-            return self.split_columns(value, node)
+            return self._split_columns(value, node)
         if query.is_op(node, "Add"):
             for at, other in ((0, 1), (1, 0)):
-                added, layer = self.constant(node.inputs[at]), self.linear_layer(self.skip_qdq(node.inputs[other]))
+                added, layer = self.constant(node.inputs[at]), self._linear_layer(self.skip_qdq(node.inputs[other]))
                 if added is not None and layer is not None and added.size in (1, len(layer.scale)):
                     return replace(layer, bias=layer.bias + added.astype(np.float32).ravel())
             return None
@@ -235,9 +297,9 @@ class GraphValues:
                 if added is None or added.size not in (1, len(bias)):
                     self.refuse(value, "its bias is no constant vector")
                 bias = bias + added.astype(np.float32).ravel()
-        return LinearLayer(self.skip_qdq(node.inputs[0]), *weights, bias, self.input_qparams(node.inputs[0]))
+        return LinearLayer(self.skip_qdq(node.inputs[0]), *weights, bias, self._input_qparams(node.inputs[0]))
 
-    def input_qparams(self, value: ir.Value | None) -> StaticQParams | None:
+    def _input_qparams(self, value: ir.Value | None) -> StaticQParams | None:
         """Returns the parameters of the per-tensor uint8 Q/DQ pair before a linear layer; None where there is none."""
         pair: list[list[Any]] = []
         while value is not None and (node := value.producer()) is not None:
@@ -258,9 +320,9 @@ class GraphValues:
             return None
         return StaticQParams(float(np.float32(scale.item())), int(zero_point.item()))
 
-    def split_columns(self, value: ir.Value, node: ir.Node) -> LinearLayer | None:
+    def _split_columns(self, value: ir.Value, node: ir.Node) -> LinearLayer | None:
         """Returns the columns that a Split takes of a merged linear layer, such as QKV."""
-        whole = self.linear_layer(self.skip_qdq(node.inputs[0]))
+        whole = self._linear_layer(self.skip_qdq(node.inputs[0]))
         if whole is None:
             return None
         count, at = len(node.outputs), list(node.outputs).index(value)
@@ -270,8 +332,8 @@ class GraphValues:
             self.refuse(value, "it splits a linear layer otherwise than by columns")
         return whole.columns(sum(sizes[:at]), sum(sizes[: at + 1]))
 
-    def depends_on_tokens_alone(self, value: ir.Value) -> bool:
-        """Returns whether `evaluate` can compute `value`."""
+    def _depends_on_tokens_alone(self, value: ir.Value) -> bool:
+        """Returns whether `_evaluate` can compute `value`."""
         inputs = {one.name for one in self.model.graph.inputs}
         try:
             edit.extract(self.model, [name for name in self.names if name in inputs], [str(value.name)])
@@ -279,7 +341,7 @@ class GraphValues:
             return self.constant(value) is not None
         return True
 
-    def evaluate(self, value: ir.Value, result: ir.Value | None, length: int = PROBE, token: int = 0) -> Array:
+    def _evaluate(self, value: ir.Value, result: ir.Value | None, length: int = PROBE, token: int = 0) -> Array:
         """Computes a value for one sentence that repeats a token, in source and target alike.
 
         Args:
@@ -300,23 +362,23 @@ class GraphValues:
         except RequestError:
             self.refuse(value, f"{result.name} depends on more than the tokens")
         feed = {
-            str(x.name): self.probe(str(x.name), length, token).astype(ir.DataType(x.dtype or 7).numpy())
+            str(x.name): self._probe(str(x.name), length, token).astype(ir.DataType(x.dtype or 7).numpy())
             for x in part.graph.inputs
         }
         return reference_session.run(reference_session.session(part, "mapping it needs"), feed)[0]
 
-    def probe(self, name: str, length: int, token: int) -> Array:
-        """Returns the tokens that `evaluate` feeds to the input `name`, int64 [1, length]."""
+    def _probe(self, name: str, length: int, token: int) -> Array:
+        """Returns the tokens that `_evaluate` feeds to the input `name`, int64 [1, length]."""
         return np.full((1, length), token + 1, np.int64)
 
-    def scores(self, softmax: ir.Node) -> tuple[ir.Node, float, list[ir.Value | None]]:
+    def _scores(self, softmax: ir.Node) -> tuple[ir.Node, float, list[ir.Value | None]]:
         """Returns the MatMul of queries and keys before a Softmax, its scale, and its additive masks."""
         scale, masks, value = 1.0, [], self.skip_qdq(softmax.inputs[0])
         while (node := value.producer()) is not None and query.is_op(node, "Div", "Mul", "Add"):
             factor = self.scalar(node.inputs[1])
             if node.op_type == "Add":
                 producers = [self.skip_qdq(x).producer() for x in node.inputs]
-                at = next((i for i, x in enumerate(producers) if x is not None and self.computes_scores(x)), None)
+                at = next((i for i, x in enumerate(producers) if x is not None and self._computes_scores(x)), None)
                 if at is None:
                     self.refuse(value, "a sum in attention of which no part is the products")
                 masks.append(node.inputs[1 - at])
@@ -330,14 +392,14 @@ class GraphValues:
             self.refuse(value, "expected the products of queries and keys before a Softmax")
         return node, scale, masks
 
-    def computes_scores(self, node: ir.Node) -> bool:
+    def _computes_scores(self, node: ir.Node) -> bool:
         """Returns whether an operator computes attention scores: products of queries and keys, scaled or masked."""
         if query.is_op(node, "Div", "Mul", "Add"):
             producers = [self.skip_qdq(x).producer() for x in node.inputs]
-            return any(producer is not None and self.computes_scores(producer) for producer in producers)
+            return any(producer is not None and self._computes_scores(producer) for producer in producers)
         return query.is_op(node, "MatMul") and all(self.constant(x) is None for x in node.inputs)
 
-    def before_transpose(self, reader: ir.Value, value: ir.Value, perm: list[int]) -> ir.Value:
+    def _before_transpose(self, reader: ir.Value, value: ir.Value, perm: list[int]) -> ir.Value:
         """Returns the input of the Transpose `perm` that computes `value`; refuses `reader` for anything else."""
         node = value.producer()
         if node is None or not query.is_op(node, "Transpose") or list(node.attributes.get_ints("perm", [])) != perm:
@@ -365,12 +427,12 @@ class GraphValues:
             and list(node.attributes.get_ints("perm", [])) == [0, 1, 3, 2]
         ):
             value, perm = self.skip_qdq(node.inputs[0]), [0, 2, 1, 3]
-        reshaped = self.before_transpose(value, value, perm)
+        reshaped = self._before_transpose(value, value, perm)
         reshape, shape, layer = reshaped.producer(), None, None
         if reshape is not None and query.is_op(reshape, "Reshape"):
             shape = query.shape_elements(reshape.inputs[1])
         if reshape is not None and shape is not None and len(shape) == 4:
-            layer = self.linear_layer(self.skip_qdq(reshape.inputs[0]))
+            layer = self._linear_layer(self.skip_qdq(reshape.inputs[0]))
         if shape is None or layer is None:
             self.refuse(reshaped, "expected a Reshape of a linear layer into heads")
         width = len(layer.scale)

@@ -51,7 +51,7 @@ def text_program(model: ir.Model) -> TextProgram:
 
 
 class _TextMapper(GraphMapper):
-    """Maps the values of an encoder of texts."""
+    """Maps the values of a text encoder."""
 
     def __init__(self, model: ir.Model) -> None:
         given = {value.name for value in model.graph.inputs}
@@ -61,71 +61,71 @@ class _TextMapper(GraphMapper):
         self.types, self.type = 1, 0  # how many, and the one that is probed
         self.mask: ir.Value | None = None  # of the attention that is being mapped
 
-    def probe(self, name: str, length: int, token: int) -> Array:
-        """What is fed to find out what a value is: nothing masked, all of one type."""
+    def _probe(self, name: str, length: int, token: int) -> Array:
+        """See `GraphValues._probe`: nothing is masked, and all tokens have one type."""
         value = {MASK: 1, TYPES: self.type}.get(name, token + 1)
         return np.full((1, length), value, np.int64)
 
-    def input_qparams(self, value: ir.Value | None) -> None:
-        """None: each row is quantized by its own range, which is nearer to float than the graph's one for all."""
+    def _input_qparams(self, value: ir.Value | None) -> None:
+        """See `GraphValues._input_qparams`: None, as each row is quantized with its own range."""
 
-    def map_value(self, value: ir.Value) -> int:
-        """Append the operation that computes `value`; returns its register."""
+    def _map_value(self, value: ir.Value) -> int:
+        """See `GraphMapper._map_value`."""
         node = value.producer()
         if node is not None and query.is_op(node, "Mul"):
             for one, other in (node.inputs, node.inputs[::-1]):
                 factors = self.constant(other)
                 if factors is not None and factors.ndim == 1 and factors.size > 1:
-                    return self.scaled(self.skip_qdq(one), factors.astype(np.float32))
-        return super().map_value(value)
+                    return self._scaled(self.skip_qdq(one), factors.astype(np.float32))
+        return super()._map_value(value)
 
-    def scaled(self, x: ir.Value, factors: Array) -> int:
-        """The columns of `x` times factors: a normalization of its own where one computes `x`."""
-        before = self.register(x)
+    def _scaled(self, x: ir.Value, factors: Array) -> int:
+        """Appends the product of columns and factors; folds it into a LayerNormalization that computes `x`."""
+        before = self._register(x)
         operation = self.operations[before]
         if isinstance(operation, LayerNorm):
             scale, bias = (each * factors for each in (operation.scale, operation.bias))
-            return self.append(LayerNorm, operation.input, scale, bias, operation.epsilon)
+            return self._append(LayerNorm, operation.input, scale, bias, operation.epsilon)
         heads = self.heads.get(before)
-        out = self.append(Scale, before, factors if heads is None else heads.pad(factors))
+        out = self._append(Scale, before, factors if heads is None else heads.pad(factors))
         if heads is not None:
             self.heads[out] = heads
         return out
 
-    def attention(self, value: ir.Value, node: ir.Node) -> int:
-        """Multi-head attention, maybe with a bias by the distance of tokens."""
+    def _attention(self, value: ir.Value, node: ir.Node) -> int:
+        """See `GraphMapper._attention`: optionally with a bias by the distance of tokens."""
         self.mask = None
-        out = super().attention(value, node)
+        out = super()._attention(value, node)
         found = self.operations[out]
         assert isinstance(found, Attention)
-        bias = None if self.mask is None else self.by_distance(value, self.mask)
+        bias = None if self.mask is None else self._by_distance(value, self.mask)
         self.operations[out] = QuantizedAttention(found.input, found.heads, out, bias)
         return out
 
-    def check_mask(self, value: ir.Value, masks: list[ir.Value | None], causal: bool) -> None:
-        """Refuse masks that hide tokens; one that shifts scores is `mask`."""
+    def _check_mask(self, value: ir.Value, masks: list[ir.Value | None], causal: bool) -> None:
+        """See `GraphMapper._check_mask`: masks that hide tokens are refused, a bias of the scores becomes `mask`."""
         for mask in masks:
-            few = self.evaluate(value, mask)
+            few = self._evaluate(value, mask)
             if not few.any():
                 continue
             if few.ndim != 4 or few.shape[-1] != few.shape[-2] or self.mask is not None or few.min() < MASKED:
                 self.refuse(value, "its mask hides tokens, or is of more than their distance")
             self.mask = mask
 
-    def by_distance(self, value: ir.Value, mask: ir.Value) -> Array:
-        """The bias [heads, 2 P - 1] of a mask that depends on the distance of two tokens alone."""
+    def _by_distance(self, value: ir.Value, mask: ir.Value) -> Array:
+        """Returns the bias [heads, 2 P - 1] of a mask that depends only on the distance of two tokens."""
         embedded = self.operations[0]
         assert isinstance(embedded, Embedding)
         length = len(embedded.positions) // self.types
-        square = self.evaluate(value, mask, length)[0]
+        square = self._evaluate(value, mask, length)[0]
         bias = np.concatenate([square[:, :0:-1, 0], square[:, 0, :]], axis=1)
         distances = np.arange(length) - np.arange(length)[:, None] + length - 1
         if not np.array_equal(bias[:, distances], square):
             self.refuse(value, "its mask is of more than the distance of tokens")
         return np.ascontiguousarray(bias, np.float32)
 
-    def embedding(self, value: ir.Value, table: EmbeddingTable, positions: ir.Value) -> int:
-        """Token embedding plus `positions`: rows of constant tables, by position and by type."""
+    def _embedding(self, value: ir.Value, table: EmbeddingTable, positions: ir.Value) -> int:
+        """See `GraphMapper._embedding`: positions are rows of constant tables, by position and by type."""
         width = table.weight.shape[1]
         node = positions.producer()
         parts = [positions] if node is None or not query.is_op(node, "Add") else [self.skip_qdq(x) for x in node.inputs]
@@ -146,17 +146,17 @@ class _TextMapper(GraphMapper):
         tables = []
         for kind in range(self.types):
             self.type = kind
-            rows = self.evaluate(value, positions, longest)
-            if rows.size != longest * width or not np.array_equal(rows, self.evaluate(value, positions, longest, 1)):
+            rows = self._evaluate(value, positions, longest)
+            if rows.size != longest * width or not np.array_equal(rows, self._evaluate(value, positions, longest, 1)):
                 self.refuse(value, "what is added to the embeddings is more than the rows of its position and type")
             tables.append(rows.reshape(longest, width))
         self.type = 0
         rows = np.ascontiguousarray(np.concatenate(tables), np.float32)
-        return self.append(Embedding, table.weight, table.scale, rows)
+        return self._append(Embedding, table.weight, table.scale, rows)
 
 
 def _head(mapper: _TextMapper, value: ir.Value) -> list[Dense] | None:
-    """The layers that compute `value` of the first row of each text; None where something else does."""
+    """Returns the layers that compute `value` from the first row of each text; None for another value."""
     layers: list[Dense] = []
     activation = ""
     value = mapper.skip_qdq(value)
@@ -194,7 +194,7 @@ def _head(mapper: _TextMapper, value: ir.Value) -> list[Dense] | None:
 
 
 def _pooling(mapper: _TextMapper, result: ir.Value) -> tuple[str, bool]:
-    """(pooling, whether vectors get length 1) of what makes `result` of `HIDDEN`, by what it computes of some rows."""
+    """Identifies pooling, and L2 normalization, by the result for random rows."""
     hidden = mapper.value(HIDDEN)
     width = (query.dimensions(hidden) or [None])[-1]
     if width is None:
@@ -219,7 +219,7 @@ def _pooling(mapper: _TextMapper, result: ir.Value) -> tuple[str, bool]:
 
 
 def _reads(mapper: _TextMapper, result: ir.Value) -> bool:
-    """Whether what makes `result` of `HIDDEN` reads the mask."""
+    """Returns whether `result` depends on the mask."""
     waiting, seen = [result], set[ir.Value]()
     while waiting:
         value = waiting.pop()

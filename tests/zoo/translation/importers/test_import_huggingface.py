@@ -411,7 +411,10 @@ FAULTS = {
         change("tokenizer_config.json", added_tokens_decoder={"0": {"special": True}}),
         "its vocabulary is not as transformers writes it",
     ),
-    "unknown words": (change("generation_config.json", bad_words_ids=[[999999]]), "tokens that the vocabulary has not"),
+    "unknown words": (
+        change("generation_config.json", bad_words_ids=[[999999]]),
+        "tokens that are not in the vocabulary",
+    ),
 }
 
 
