@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -21,8 +20,6 @@ from pipelines.models.folder import open_folder
 from pipelines.models.pipeline import PRECISIONS
 from pipelines.models.record import BUILD_STAGES, QUANTIZATION, read_record
 from zoo.api.paths import Model, as_list, files_of, is_file, require_distinct
-
-logger = logging.getLogger(__name__)
 
 
 def info(model: Model) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -24,8 +23,6 @@ from zoo.api.training_settings import configured, finetuned, require_trainable, 
 from zoo.training.runs import is_first, require_free
 
 NOT_COPIED = ("checkpoint", "reports", ".*")  # files of a model folder that its copy with a shortlist lacks
-
-logger = logging.getLogger(__name__)
 
 
 def schema(

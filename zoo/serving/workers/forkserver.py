@@ -6,7 +6,6 @@ It starts no thread, so that forking is safe; the workers share the memory of it
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import signal
 import socket
@@ -18,8 +17,6 @@ from zoo.serving.workers.model_loader import ServedModel
 from zoo.serving.workers.worker import load_error, run_process
 
 LOADED, FAILED, FORK, LOAD = "loaded", "failed", "fork", "load"
-
-logger = logging.getLogger(__name__)
 
 
 def start(models: Sequence[ServedModel]) -> socket.socket:

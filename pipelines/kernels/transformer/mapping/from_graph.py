@@ -62,19 +62,14 @@ ALIKE = 0.02  # how far an activation may be from what it is taken for, on -8 to
 MASKED = -1e4  # a mask adds at most this where attention is hidden
 
 
-def decoder_program(
-    model: ir.Model, source: str = "source", target: str = "target", memory: str = "memory", logits: str = "logits"
-) -> DecoderProgram:
+def decoder_program(model: ir.Model) -> DecoderProgram:
     """Maps the decoder of a graph for the native kernels.
 
     Float weights become int8, symmetric per output channel (scale max|W| / 127).
 
     Args:
-        model: The whole graph, or its part from the encoder's result on.
-        source: Name of the input of source tokens.
-        target: Name of the input of all target tokens so far.
-        memory: Name of the encoder's result.
-        logits: Name of the logits of the next token.
+        model: The whole graph, or its part from the encoder's result on. Its inputs are `source` and `target`, the
+            encoder's result is `memory`, and `logits` are those of the next token.
 
     Returns:
         The program.
@@ -82,16 +77,14 @@ def decoder_program(
     Raises:
         RequestError: An operator cannot be mapped; the message names it and the reason.
     """
-    return GraphMapper(model, (source, target), memory).decoder(logits)
+    return GraphMapper(model, ("source", "target"), "memory").decoder("logits")
 
 
-def encoder_program(model: ir.Model, source: str = "source", memory: str = "memory") -> EncoderProgram:
+def encoder_program(model: ir.Model) -> EncoderProgram:
     """Maps the encoder of a graph for the native kernels, without its padding mask: the native encoder pads nothing.
 
     Args:
-        model: The graph.
-        source: Name of the input of source tokens.
-        memory: Name of the encoder's result.
+        model: The graph; its input is `source`, its result `memory`.
 
     Returns:
         The program.
@@ -99,7 +92,7 @@ def encoder_program(model: ir.Model, source: str = "source", memory: str = "memo
     Raises:
         RequestError: An operator cannot be mapped; the message names it and the reason.
     """
-    return GraphMapper(model, (source,), "").encoder(memory)
+    return GraphMapper(model, ("source",), "").encoder("memory")
 
 
 def programs(model: ir.Model) -> tuple[EncoderProgram, DecoderProgram]:

@@ -338,7 +338,7 @@ def test_a_graph_that_is_no_decoder_is_refused():
     with pytest.raises(RequestError, match="no value"):
         decoder_program(edit.extract(model, ["source"], ["memory"]))
     with pytest.raises(RequestError, match="cannot map"):
-        decoder_program(model, memory="elsewhere")
+        GraphMapper(model, ("source", "target"), "elsewhere").decoder("logits")
 
 
 @pytest.mark.skipif(extension.native() is None, reason=extension.missing())
