@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,13 @@ from pipelines.compression.search import TILE, Widths
 from pipelines.core.files import write_json
 from pipelines.core.plain import to_plain
 from pipelines.models.family import network_of
-from pipelines.models.folder import ModelFolder
 from pipelines.models.npz import write_npz
 from pipelines.models.record import SAMPLES
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.metrics import click_metrics, logloss
 from zoo.recommenders.training import rare_rows
 from zoo.recommenders.training.pruning_groups import PruningGroups, importances
+from zoo.training.pruning import PrunableModel
 from zoo.training.runs import record_of, save_weights
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ SEEN, KEPT = 8192, 4096  # rows of importance, for calibration
 AT_ONCE = 512  # rows
 
 
-class PrunableRecommender:
+class PrunableRecommender(PrunableModel):
     """A trained recommender with the rows of its log, see `pipelines.compression.search.Prunable`.
 
     A group has the name of the first layer whose width it determines. Units shared by several layers or tables are
@@ -53,23 +53,14 @@ class PrunableRecommender:
         RequestError: The rows cannot be used for training.
     """
 
-    metric: ClassVar[str] = "auc"
-    drop: ClassVar[float] = 0.001
-    batch_size: ClassVar[int] = 512
+    metric = "auc"
+    drop = 0.001
+    batch_size = 512
 
-    def __init__(
-        self,
-        folder: ModelFolder,
-        data: Any,
-        *,
-        config: Any,
-        importance: str = "taylor",
-        on_error: str = "raise",
-        like: PrunableRecommender | None = None,
-    ) -> None:
-        """like: another model opened with the same log, which is read again where the columns are encoded otherwise."""
-        about, self.network = network_of(folder)
-        self.folder, self.importance, self.sized = folder, importance, about["config"]
+    def open(self, data: Any, config: Any, on_error: str, like: PrunableRecommender | None) -> None:
+        """See `PrunableModel`."""
+        about, self.network = network_of(self.folder)
+        self.sized = about["config"]
         self.features = Features.from_json(about["features"])
         self.units = PruningGroups(self.network, self.features, self.sized)
         self.groups: Widths = {name: each.shape[1] for name, each in self.units.groups.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,9 +19,9 @@ from torch import nn
 
 from pipelines.compression.search import TILE, Widths
 from pipelines.core.files import write_bytes, write_json
-from pipelines.models.folder import ModelFolder
 from pipelines.models.npz import write_npz
 from pipelines.models.record import SAMPLES
+from zoo.training.pruning import PrunableModel
 from zoo.training.runs import fill, record_of, save_weights
 from zoo.translation.data.parallel_text import (
     PAD,
@@ -57,46 +57,24 @@ TIMED = 12  # tokens of a translation in timings: untrained pruned models transl
 LAST = {"feed": "outer", "attention": "output", "cross": "output"}  # layer of a sublayer that reads the pruned columns
 
 
-class PrunableTranslator:
+class PrunableTranslator(PrunableModel):
     """A translation model with its parallel text, see `pipelines.compression.search.Prunable`.
 
     Its groups are `encoder.feed`, `decoder.feed`, `encoder.attention` and `decoder.attention`, cross-attention
     included; columns of attention are pruned head by head.
     """
 
-    metric: ClassVar[str] = "bleu"
-    drop: ClassVar[float] = 0.3
-    batch_size: ClassVar[int] = 32
+    metric = "bleu"
+    drop = 0.3
+    batch_size = 32
 
-    def __init__(
-        self,
-        folder: ModelFolder,
-        data: Any,
-        *,
-        config: Any,
-        importance: str = "taylor",
-        on_error: str = "raise",
-        like: PrunableTranslator | None = None,
-    ) -> None:
-        """Opens model and text.
-
-        Args:
-            folder: The model folder.
-            data: See `zoo.translation.data.text_files.read_pairs`.
-            config: The training recipe.
-            importance: Importance criterion.
-            on_error: "raise" or "skip" for lines that are no pairs.
-            like: Another model opened with the same text, which is not read again.
-
-        Raises:
-            RequestError: The text cannot be trained on, or the model was imported from another toolkit.
-        """
-        folder.ensure("fp32.onnx")
-        self.about = read_features(folder.path)
-        require_trainable(folder.path, self.about)
-        self.network, _ = load_model(folder.path)
-        vocabulary = Vocabulary.read(folder.path / VOCABULARY)
-        self.folder, self.importance = folder, importance
+    def open(self, data: Any, config: Any, on_error: str, like: PrunableTranslator | None) -> None:
+        """See `PrunableModel`."""
+        self.folder.ensure("fp32.onnx")
+        self.about = read_features(self.folder.path)
+        require_trainable(self.folder.path, self.about)
+        self.network, _ = load_model(self.folder.path)
+        vocabulary = Vocabulary.read(self.folder.path / VOCABULARY)
         names = ("languages", "swap", "validation_data", "validation", "max_length", "max_ratio")
         options = {name: self.about.get(name, getattr(config, name)) for name in names}
         self.text: ParallelText = (

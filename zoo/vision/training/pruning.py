@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,9 +12,9 @@ from pipelines.compression.search import TILE, Widths
 from pipelines.core.errors import RequestError
 from pipelines.core.files import write_json
 from pipelines.models.family import network_of
-from pipelines.models.folder import ModelFolder
 from pipelines.models.npz import write_npz
 from pipelines.models.record import SAMPLES
+from zoo.training.pruning import PrunableModel
 from zoo.training.runs import record_of, save_weights
 from zoo.vision.data.datasets import Images, LabelledImages, open_images, prepare
 from zoo.vision.inference import INPUT, OUTPUT
@@ -34,7 +34,7 @@ MEMORY = 1 << 28  # maximum bytes of the pixels of one of these sets
 BATCH = 64
 
 
-class PrunableImages:
+class PrunableImages(PrunableModel):
     """An image classifier to prune, see `pipelines.compression.search.Prunable`.
 
     Args:
@@ -49,24 +49,15 @@ class PrunableImages:
         RequestError: The images have other classes than the model.
     """
 
-    metric: ClassVar[str] = "top1"
-    drop: ClassVar[float] = 0.005  # default accepted loss of the metric
-    batch_size: ClassVar[int] = 1  # of the timing
+    metric = "top1"
+    drop = 0.005
+    batch_size = 1
 
-    def __init__(
-        self,
-        folder: ModelFolder,
-        data: Any,
-        *,
-        config: TrainConfig,
-        importance: str = "taylor",
-        on_error: str = "raise",
-        like: PrunableImages | None = None,
-    ) -> None:
+    def open(self, data: Any, config: TrainConfig, on_error: str, like: PrunableImages | None) -> None:
+        """See `PrunableModel`."""
         import torch
 
-        self.folder = folder
-        self.about, self.network = network_of(folder)
+        self.about, self.network = network_of(self.folder)
         self.features: dict[str, Any] = self.about["features"]
         self.images: LabelledImages = (
             open_images(data, held_out=config.validation, seed=config.seed, on_error=on_error)
@@ -74,17 +65,17 @@ class PrunableImages:
             else like.images
         )
         self.classes = list(self.images.classes)
-        if (known := folder.card.details.get("classes")) != self.classes:
+        if (known := self.folder.card.details.get("classes")) != self.classes:
             names = f"{', '.join(map(str, known[:4]))}, ..." if isinstance(known, list) else f"{known} classes"
             raise RequestError(
-                f"found images of {', '.join(self.classes[:4])}, ..., expected those of {folder.card.name} ({names}); "
+                f"found images of {', '.join(self.classes[:4])}, ..., expected those of {self.folder.card.name} ({names}); "
                 "fine-tune the model on your images first"
             )
         self.digest = self.images.digest
         self.network.to(memory_format=torch.channels_last)
         self.normalize = Normalize(self.features, torch.device("cpu"))
         self.example = torch.zeros(1, 3, self.features["size"], self.features["size"])
-        self.seed, self.importance = config.seed, importance
+        self.seed = config.seed
         self.held = self._subset(self.images.held_out, HELD_OUT)
         self.members = channels.groups(self.network, self.example)
         self.groups: Widths = {name: len(members[0][1]) for name, members in self.members.items()}
