@@ -34,6 +34,7 @@ from zoo.recommenders.data.schema import Column, Schema
 from zoo.recommenders.importers.canonicalize import RUNS, Rewriter
 from zoo.recommenders.importers.expert_layers import MergeExperts
 from zoo.recommenders.importers.inputs import Array, InputSource, input_arrays, known_ids
+from zoo.recommenders.lowering.algebra import subexpressions
 from zoo.recommenders.lowering.expressions import (
     Crossed,
     Dots,
@@ -46,7 +47,6 @@ from zoo.recommenders.lowering.expressions import (
     Product,
     Total,
     parts_of,
-    subexpressions,
 )
 from zoo.recommenders.lowering.expressions import Field as Lookup
 from zoo.recommenders.lowering.graph_reader import GraphReader

@@ -10,6 +10,22 @@ import onnx_ir as ir
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
+from zoo.recommenders.lowering.algebra import (
+    added,
+    columns_of,
+    crossed_with,
+    gated_sum,
+    joined,
+    layer_of,
+    scaled,
+    shifted,
+    square_of,
+    stacked,
+    sum_of_layers,
+    times,
+    total_of,
+    unshifted,
+)
 from zoo.recommenders.lowering.expressions import (
     Array,
     Concat,
@@ -33,22 +49,8 @@ from zoo.recommenders.lowering.expressions import (
     Total,
     Vectors,
     WeightedVectors,
-    added,
-    columns_of,
-    crossed_with,
-    gated_sum,
     is_value,
-    joined,
-    layer_of,
     parts_of,
-    scaled,
-    shifted,
-    square_of,
-    stacked,
-    sum_of_layers,
-    times,
-    total_of,
-    unshifted,
 )
 
 VIEWS = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast")

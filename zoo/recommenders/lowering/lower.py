@@ -24,6 +24,7 @@ from pipelines.kernels.recommenders.steps import CODES
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq.scales import activation_qparams
 from pipelines.quantization.recipe import QuantRecipe
+from zoo.recommenders.lowering.algebra import total_of
 from zoo.recommenders.lowering.encode import CodeLayout
 from zoo.recommenders.lowering.expressions import (
     Crossed,
@@ -38,7 +39,6 @@ from zoo.recommenders.lowering.expressions import (
     Product,
     Total,
     parts_of,
-    total_of,
 )
 from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import FINEST, dense_layer, mixed_layer, positive
