@@ -64,17 +64,17 @@ def schema(
     buckets: int = BUCKETS,
     on_error: str = "raise",
 ) -> Schema:
-    """The built-in schema of Criteo's rows, with the ranges that the numbers have in some rows.
+    """Returns the built-in schema of the Criteo format, with the ranges of the numbers in given rows.
 
     Args:
         data: Rows, see `zoo.recommenders.data.line_reader.read_lines`.
-        numeric: Numbers of a row.
-        categorical: Categories of a row.
-        buckets: Hash buckets of each category.
-        on_error: "skip" passes over rows with a fault.
+        numeric: Number of numbers of a row.
+        categorical: Number of categories of a row.
+        buckets: Hash buckets of every category.
+        on_error: "raise", or "skip" to leave out faulty rows.
 
     Returns:
-        The columns label, I1, I2, ... and C1, C2, ...
+        Schema with the columns label, I1, I2, ... and C1, C2, ...
 
     Raises:
         RequestError: As `read_lines`.
@@ -99,16 +99,17 @@ def schema(
 
 
 def schema_of(preprocessing: Any) -> Schema:
-    """The schema that the preprocessing on a card of version 0.2.0 stands for.
+    """Converts preprocessing from a card of version 0.2.0 to a schema.
 
     Args:
-        preprocessing: Of a model trained on Criteo's rows, or of one that came as a TensorFlow graph.
+        preprocessing: Preprocessing of a model trained on rows in the Criteo format, or of an imported TensorFlow
+            graph.
 
     Returns:
-        A schema without a header that encodes every row to the same bits.
+        Schema without a header that encodes every row to the same bits.
 
     Raises:
-        RequestError: It is neither, or holds impossible values.
+        RequestError: The preprocessing is neither, or holds impossible values.
     """
     if not isinstance(preprocessing, Mapping) or "hash" not in preprocessing:
         raise RequestError("the card's preprocessing holds no schema; train or download the model again")
@@ -170,17 +171,17 @@ def mapped_schema(
     fields: Sequence[str],
     buckets: Sequence[int],
 ) -> Schema:
-    """The schema of a TensorFlow graph's features.
+    """Returns the schema of the features of a TensorFlow graph.
 
     Args:
-        names: The numbers of a row.
-        fills: What a missing value of each counts as.
-        numbers: The columns of the graph's input: (place in `names`, steps, minimum, maximum) each.
-        fields: The categories of a row.
-        buckets: Hash buckets of each; a missing value has a row of its own.
+        names: Names of the numbers of a row.
+        fills: Replacement of a missing value of every number.
+        numbers: Columns of the graph's input: (index in `names`, steps, minimum, maximum) each.
+        fields: Names of the categories of a row.
+        buckets: Hash buckets of every category; a missing value has a separate row.
 
     Returns:
-        A schema without a header. A number that the graph reads several times has a column for each.
+        Schema without a header; a number that the graph reads several times has several columns.
 
     Raises:
         RequestError: A number has impossible values.

@@ -52,7 +52,7 @@ class RankingFamily(family.Family, family.Lowerable, family.OnnxImportable, fami
         return passes(preprocessing)
 
     def evaluate(self, pipelines: Mapping[str, Any], data: Any, on_error: str) -> dict[str, Any]:
-        """AUC, LogLoss, accuracy and calibration error; see `zoo.recommenders.metrics.evaluate`."""
+        """See `Family` and `zoo.recommenders.metrics.evaluate`."""
         from zoo.recommenders.metrics import evaluate
 
         return evaluate(pipelines, data, on_error)

@@ -1,4 +1,4 @@
-"""Pipeline of click models, shared by all recommenders: rows of a log to click probabilities."""
+"""Pipeline of recommenders: rows of a click log to click probabilities."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ClickPipeline(GraphPipeline):
 
     @abc.abstractmethod
     def typical_row(self) -> Any:
-        """A raw row that the model might be given, for who has none: its user's own are not kept."""
+        """Returns a raw row with common values; the user's own rows are not stored with a model."""
 
     @abc.abstractmethod
     def rows(
@@ -80,14 +80,35 @@ class ClickPipeline(GraphPipeline):
 
     @abc.abstractmethod
     def encode(self, rows: Any) -> dict[str, NDArray[Any]]:
-        """The graph's inputs of some rows."""
+        """Encodes rows as the graph's inputs.
+
+        Args:
+            rows: Batch from `rows`, n rows.
+
+        Returns:
+            {input name: array [n, ...]}.
+        """
 
     @abc.abstractmethod
     def text_form(self, stream: Any) -> TextForm:
-        """How the text that begins with this stream of bytes holds rows."""
+        """Returns how a text holds rows.
+
+        Args:
+            stream: Bytes of the text, read from their start.
+
+        Returns:
+            Form of the text: header and delimiter.
+        """
 
     def log_of_first_row(self, stream: Any) -> Log | None:
-        """The log that begins with this stream of bytes, where its first row alone tells the columns."""
+        """Returns the log of a text whose first row has all columns.
+
+        Args:
+            stream: Bytes of the text, read from their start.
+
+        Returns:
+            The log with its columns; None where the columns are known otherwise.
+        """
         return None
 
     def label_in(self, lines: Iterable[bytes] = (), columns: Sequence[str] = ()) -> bool | None:
@@ -120,7 +141,15 @@ class ClickPipeline(GraphPipeline):
         return {"rows": 0, "clicks": 0, "expected_clicks": 0.0, "skipped": left_out, "seconds": 0.0}
 
     def count_rows(self, inputs: Any, **options: Any) -> int:
-        """Number of rows of an input, including rows that would be left out."""
+        """Counts the rows of an input, including rows that would be left out.
+
+        Args:
+            inputs: Source of the rows.
+            **options: Not used.
+
+        Returns:
+            Number of rows.
+        """
         errors = ErrorLog()
         try:
             return sum(len(rows) for rows in self.rows(inputs, "skip", errors)) + errors.total
@@ -184,11 +213,25 @@ class ClickPipeline(GraphPipeline):
             )
 
     def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
-        """[{"probability": of a click, "click": whether that is at least 0.5}, ...], one per row."""
+        """Converts outputs to results.
+
+        Args:
+            out: {"probability": float32 [n, 1], ...} from `predict`.
+
+        Returns:
+            [{"probability": float, "click": whether it is at least 0.5}, ...], one per row.
+        """
         return [{"probability": p, "click": p >= 0.5} for p in out["probability"].ravel().tolist()]
 
     def score(self, rows: Any) -> NDArray[np.float32]:
-        """Click probability of each row, float32 [n]."""
+        """Computes the click probability of every row.
+
+        Args:
+            rows: Batch from `rows`, n rows.
+
+        Returns:
+            Probabilities, float32 [n].
+        """
         return np.asarray(self.predict(self.encode(rows))["probability"].reshape(-1))
 
     def run(self, inputs: Any, output: str | Path, on_error: str = "raise") -> dict[str, Any]:
@@ -276,9 +319,7 @@ class ClickPipeline(GraphPipeline):
         }
 
     def _scorers(self, batch: Batch) -> list[ClickPipeline]:
-        """One pipeline a thread, ready to run (they have run `batch`), each with a session of one thread that no other
-        has.
-        """
+        """Returns one warmed-up pipeline per thread, each with a separate single-threaded session."""
         scorers = [self]
         if self.threads > 1:
             first = self._single_threaded()

@@ -54,16 +54,30 @@ class LogPipeline(ClickPipeline):
         seconds: defaultdict[str, float] | None = None,
         labelled: bool = False,
     ) -> Iterator[Rows]:
-        """Reads and encodes rows, see `ClickPipeline.rows` and `Features.read`."""
+        """See `ClickPipeline.rows` and `Features.read`."""
         options: dict[str, Any] = {"on_error": on_error, "errors": errors, "batch_rows": batch_rows, "seconds": seconds}
         return self.features.read(inputs, labelled=labelled, with_label=self.with_label, **options)
 
     def encode(self, rows: Rows) -> dict[str, NDArray[Any]]:
-        """The graph's inputs, see `Features`."""
+        """Encodes rows as the graph's inputs.
+
+        Args:
+            rows: Encoded rows.
+
+        Returns:
+            {"ids": int32 [n, columns], "numbers": float32 [n, numbers], "scales": float32 [n, lists]}; inputs without
+            columns are omitted.
+        """
         return self.features.encode(rows)
 
     def text_form(self, stream: Any) -> TextForm:
-        """Form of a text: CSV by its header; JSON objects, or rows without a header, by lines.
+        """Returns how a text holds rows: CSV by its header, JSON objects and rows without a header by lines.
+
+        Args:
+            stream: Bytes of the text, read from their start.
+
+        Returns:
+            Form of the text.
 
         Raises:
             RequestError: The text has no row.
@@ -80,7 +94,14 @@ class LogPipeline(ClickPipeline):
         )
 
     def log_of_first_row(self, stream: Any) -> Log | None:
-        """Reads properties of all rows from the first one: the keys of JSON, or whether Criteo's rows have a label."""
+        """Returns the log of a text whose first row has all columns: JSON lines, or rows in the Criteo format.
+
+        Args:
+            stream: Bytes of the text, read from their start.
+
+        Returns:
+            The log with its columns; None for CSV with a header, and for schemas without a header.
+        """
         if self.headerless:
             return None
         log = open_log(io.BytesIO(stream.readline()))
@@ -111,7 +132,7 @@ class LogPipeline(ClickPipeline):
 
     @property
     def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
-        """dtype and shape of the inputs, as the features have them."""
+        """Dtype and shape of the inputs, as the features have them."""
         return dict(self.features.inputs)
 
     def example(self, count: int, data: str | Path | None = None) -> list[Any]:

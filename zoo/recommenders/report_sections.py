@@ -16,7 +16,14 @@ OVERVIEW = "rows/s of the model in batches of 512"
 
 
 def overview(name: str) -> dict[str, str]:
-    """The model's cells in the overview table, by column; {} if nothing was measured."""
+    """Renders the cells of a model in the overview table.
+
+    Args:
+        name: Name of the model.
+
+    Returns:
+        {column: cell}; {} if nothing was measured.
+    """
     qualities, speeds = _reports(name, "quality"), _reports(name, "speed")
     if not qualities or not speeds:
         return {}
@@ -36,7 +43,14 @@ def _speed_up(speed: Report) -> str:
 
 
 def sections(name: str) -> str:
-    """The body of the model's section in MODELS.md."""
+    """Renders the body of a model's section in MODELS.md.
+
+    Args:
+        name: Name of the model.
+
+    Returns:
+        Markdown.
+    """
     details = Hub(zoo.SHIPPED).card(name).details
     log = "rows.tsv" if name == "wide-deep-criteo" else "log.csv"
     parts = [f"- **Run:** `zoo run {name} {log} -o scores.csv`", f"- **Input:** {details['input']}"]
@@ -47,7 +61,14 @@ def sections(name: str) -> str:
 
 
 def benchmarks(names: Sequence[str]) -> str:
-    """The recommenders `names` in docs/benchmarks.md."""
+    """Renders the benchmarks of recommenders in docs/benchmarks.md.
+
+    Args:
+        names: Names of the models.
+
+    Returns:
+        Markdown.
+    """
     kinds = {
         "quality": ("quantizers", _beside_quantizers),
         "speed": ("engines", _speed),

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class PrunableModel(abc.ABC):
-    """A trained model with its data, see `pipelines.compression.search.Prunable` and `pipelines.models.family.Prunable`.
+    """A trained model with its data, see `pipelines.compression.search.Prunable`.
 
     Args:
         folder: Model folder.

@@ -1,3 +1,4 @@
-"""Kernels of click models: rows of text to arrays, embedding tables folded with the first layer, int8 fully connected
-layers.
+"""Native kernels of recommenders.
+
+A click model is a program of steps on buffers (`program`, `steps`); `reference` computes it in numpy.
 """

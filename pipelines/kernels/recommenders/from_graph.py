@@ -29,10 +29,21 @@ def program_node(
     name: str,
     taken: set[str],
 ) -> ir.Node:
-    """A `ClickProgram` node, not yet in `main`, whose arrays become initializers of `main`.
+    """Creates the `ClickProgram` node of a program; its arrays become initializers of `main`.
 
-    Inputs: ids, numbers and scales (none where the program has none), then the arrays. Attribute `program`: the rest as
-    JSON, in which {"array": i} is input 3 + i. outputs: their names.
+    The node has the inputs ids, numbers and scales (None if the program has none), followed by the arrays. Its
+    attribute `program` has the rest as JSON, where {"array": i} is input 3 + i.
+
+    Args:
+        main: Graph of the node; the node is not added.
+        program: The program.
+        inputs: Values of ids, numbers and scales.
+        outputs: Names of the outputs.
+        name: Name of the node and prefix of the initializers.
+        taken: Names in use; updated.
+
+    Returns:
+        The node.
     """
     arrays: list[NDArray[Any]] = []
     written = {
@@ -62,8 +73,16 @@ def program_node(
 
 
 def click_program(node: ir.Node) -> ClickProgram:
-    """The program that a `ClickProgram` node holds. Raises RequestError for another node, or one that is no valid
-    program.
+    """Reads the program of a `ClickProgram` node.
+
+    Args:
+        node: The node.
+
+    Returns:
+        The program.
+
+    Raises:
+        RequestError: The node is of another type, or its program is not valid.
     """
     if (node.domain, node.op_type) != (DOMAIN, PROGRAM):
         raise RequestError(f"the operator {node.name or '?'} is {node.op_type}; expected {PROGRAM} of {DOMAIN}")
@@ -83,7 +102,7 @@ def click_program(node: ir.Node) -> ClickProgram:
 
 
 def _written(value: Any, arrays: list[NDArray[Any]]) -> Any:
-    """`value` as JSON, its arrays moved to `arrays`."""
+    """Converts a value to JSON and appends its arrays to `arrays`."""
     if isinstance(value, np.ndarray):
         arrays.append(np.ascontiguousarray(value))
         return {"array": len(arrays) - 1}
@@ -93,7 +112,7 @@ def _written(value: Any, arrays: list[NDArray[Any]]) -> Any:
 
 
 def _read(value: dict[str, Any], arrays: Sequence[NDArray[Any] | None]) -> dict[str, Any]:
-    """`_written` undone, for the fields of one dataclass."""
+    """Reverses `_written` for the fields of one dataclass."""
     found: dict[str, Any] = {}
     for key, each in value.items():
         if isinstance(each, dict):

@@ -10,11 +10,19 @@ from pipelines.kernels.recommenders.program import ClickProgram
 
 
 def click_program(program: ClickProgram, isa: str = "") -> Any:
-    """`ClickProgram` as a native object: `(ids int32 or int64 [n, C], numbers float32 [n, M] or None, scales float32
-    [n, B] or None) -> float32 [n, width]`, or a tuple of such where the program has several outputs.
+    """Creates the native object of a program.
 
-    All arrays C-contiguous and aligned; any n, also 0. Tables are used where they lie. Raises, when called, IndexError
-    for an id that is no row, before a table is read with it, and TypeError or ValueError for other arrays.
+    The object is called as (ids int32 or int64 [n, C], numbers float32 [n, M] or None, scales float32 [n, B] or None)
+    and returns float32 [n, width], or a tuple of such arrays for several outputs. Arrays must be C-contiguous and
+    aligned; n may be 0. Tables are not copied. The call raises IndexError for an id outside its table, before reading a
+    table with it, and TypeError or ValueError for other arrays.
+
+    Args:
+        program: The program.
+        isa: Instruction set of the kernels, one of `pipelines.kernels.extension.isas`; "" for the fastest.
+
+    Returns:
+        Native `ClickProgram`.
     """
     slots = [(kind, width) for kind, width in program.slots]
     made = required().ClickProgram(contiguous(program.rows), program.numbers, program.means, slots, isa)

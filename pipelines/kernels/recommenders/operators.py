@@ -19,14 +19,21 @@ FIELDS = 32767 // 127  # so many int8 rows an int16 holds the sum of
 
 @dataclass(frozen=True, eq=False)
 class LinearLayer:
-    """A fully connected layer in int8, from uint8 [n, K] to uint8 or float32 [n, N]:
+    """Fully connected int8 layer, from uint8 [n, K] to uint8 or float32 [n, N].
 
-        acc_j = bias_j + sum_k x_k weight[k, j]                 the input's zero point is in the bias
+        acc_j = bias_j + sum_k x_k weight[k, j]                 the zero point of the input is in the bias
         y_j   = clip(rint(float32(acc_j) scale_j) + zero_point, low, 255)   uint8; low = zero_point for a ReLU, else 0
-        y_j   = float32(acc_j) scale_j                          float32, where `zero_point` is None
+        y_j   = float32(acc_j) scale_j                          float32, if `zero_point` is None
 
-    weight: int8 [K, N]. bias: int32 [N]. scale: float32 [N]: s_x s_w / s_y, or s_x s_w. Integers cannot overflow: 255
-    sum_k |weight[k, j]| + |bias_j| < 2^31 is checked here. Raises RequestError for anything else.
+    Attributes:
+        weight: int8 [K, N].
+        bias: int32 [N].
+        scale: s_x s_w / s_y, or s_x s_w for float32 results; float32 [N].
+        zero_point: Zero point of the result; None for float32 results.
+        low: Lower bound of the result.
+
+    Raises:
+        RequestError: Shapes, dtypes or values do not fit, or 255 sum_k |weight[k, j]| + |bias_j| can exceed 31 bits.
     """
 
     weight: Array

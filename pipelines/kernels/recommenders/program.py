@@ -1,9 +1,9 @@
-"""What a click program computes: steps on buffers, see `pipelines.kernels.recommenders.steps`.
+"""Programs of recommenders: steps on buffers, see `pipelines.kernels.recommenders.steps`.
 
-A buffer holds a vector a sample: "u1" activations after a ReLU, "i2" codes in [-CODES, CODES], where real = code *
-scale, "f4" floats. Who makes a program knows the scales; a step holds what it multiplies by. Floats are rounded one
-operation at a time, and NaN is clipped to the lower bound. Sums of floats run over sixteen lanes (lane l adds elements
-l, l + 16, ...), then over one tree.
+A buffer holds one vector per sample: "u1" activations after a ReLU, "i2" codes in [-CODES, CODES], where real = code *
+scale, "f4" floats. Scales are known where the program is built; steps hold the resulting factors. Floats are rounded
+after every operation, and NaN is clipped to the lower bound. Sums of floats use sixteen lanes (lane l adds the elements
+l, l + 16, ...), followed by one reduction tree.
 """
 
 from __future__ import annotations
@@ -23,11 +23,19 @@ OUTPUTS = 64
 
 @dataclass(frozen=True, eq=False)
 class ClickProgram:
-    """A click model as steps on buffers: ids int [n, C], numbers float32 [n, M], scales float32 [n, B] to `outputs`.
+    """Recommender as steps on buffers.
 
-    rows: int32 [C], how many rows an id of each column chooses from, 0 where none does; an id is checked once, before
-    anything reads it. numbers, means: M and B. slots: (kind, width) of each buffer. outputs: buffers of "f4". Raises
-    RequestError for anything that does not fit.
+    Attributes:
+        rows: Number of table rows that the ids of every column select from, 0 for unused columns; int32 [C]. Ids are
+            checked once, before any step reads them.
+        numbers: Number M of numbers.
+        means: Number B of scales.
+        slots: (kind, width) of every buffer.
+        steps: The steps in order.
+        outputs: Buffers of the results, of kind "f4".
+
+    Raises:
+        RequestError: Sizes or values do not fit.
     """
 
     rows: Array

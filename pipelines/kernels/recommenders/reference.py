@@ -1,4 +1,4 @@
-"""Click programs in numpy: slow, plain, and the definition of what the kernels return, bit for bit."""
+"""Programs of recommenders in numpy: slow, and the definition of the results of the kernels, bit for bit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,17 @@ def run(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: A
 
 
 def buffers(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: Any = None) -> list[NDArray[Any]]:
-    """All buffers of a program after its last step, [n, width] each; see `run`."""
+    """Computes all buffers of a program.
+
+    Args:
+        program: The program.
+        ids: Integers [n, C], all in range.
+        numbers: float32 [n, M]; None where the program has none.
+        scales: float32 [n, B]; None where the program has none.
+
+    Returns:
+        Buffers after the last step, [n, width] each.
+    """
     state = Run(ids, numbers, scales, [np.zeros((len(ids), width), KINDS[kind]) for kind, width in program.slots])
     for step in program.steps:
         step.compute(state)

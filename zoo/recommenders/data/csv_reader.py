@@ -31,7 +31,7 @@ BOM, _FEED = b"\xef\xbb\xbf", ord("\n")
 
 
 class ParsedRows(NamedTuple):
-    """n rows without a fault, see `zoo.recommenders.data.features.Rows`; None for a column that is absent."""
+    """Parsed rows without faults, see `zoo.recommenders.data.encoding.Rows`; None for an absent column."""
 
     ids: NDArray[np.int32]
     numbers: NDArray[np.float32]
@@ -48,12 +48,12 @@ PendingNumbers = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]
 class RowBatcher:
     """Joins the rows of the parser to batches.
 
-    The parser writes a column after the other into memory that stays in the cache; from there rows are copied.
+    The parser writes into a scratch buffer that fits the cache; the rows are copied from there.
 
     Args:
-        rows: Of a batch, at most `MOST`.
+        rows: Rows of a batch, at most `MOST`.
         shape: Columns of ids, numbers and scales.
-        finish: Called with rows and the numbers that the parser left, by their flat places.
+        finish: Called with every batch and the numbers that the parser did not scale.
     """
 
     def __init__(
@@ -74,14 +74,28 @@ class RowBatcher:
         self._left: list[PendingNumbers] = []
 
     def scratch(self, rows: int) -> list[NDArray[Any]]:
-        """Memory for a piece of so many rows, or of `MOST` where they are more; valid until `add`."""
+        """Returns the scratch buffers of the parser.
+
+        Args:
+            rows: Number of rows; the buffers have at most `MOST` rows.
+
+        Returns:
+            ids int32, numbers float32 and scales float32, [rows, columns] each; valid until `add`.
+        """
         rows = min(rows, MOST)
         if len(self._scratch[0]) < rows:
             self._scratch = self._new(rows)
         return self._scratch
 
     def add(self, arrays: Any) -> Iterator[ParsedRows]:
-        """Adds the rows that the parser wrote into `scratch`; yields full batches."""
+        """Adds the rows that the parser wrote into `scratch`.
+
+        Args:
+            arrays: Result of the parser.
+
+        Returns:
+            Full batches.
+        """
         count, ids, numbers, scales, *others, places, columns, values = arrays
         encoded = self._scratch if ids is None else [ids, numbers, scales]  # or in memory of their own
         begin, width = 0, self.shape[1]
@@ -99,7 +113,7 @@ class RowBatcher:
                 yield from self.flush()
 
     def flush(self) -> Iterator[ParsedRows]:
-        """The rows that are there, if any."""
+        """Yields the remaining rows, if any."""
         if self.count:
             others = [None if each[0] is None else np.concatenate(each) for each in zip(*self._others, strict=True)]
             parsed = ParsedRows(*(each[: self.count] for each in self._arrays), *others)
@@ -112,14 +126,21 @@ class RowBatcher:
 
 @lru_cache(64)
 def _names(line: bytes, delimiter: str) -> tuple[str, ...]:
-    """The columns that pyarrow finds in a header, which takes it longer than a row."""
+    """Returns the columns that pyarrow finds in a header; cached, because that takes longer than parsing a row."""
     options = pa.csv.ParseOptions(delimiter=delimiter)
     return tuple(pa.csv.read_csv(io.BytesIO(line), parse_options=options).column_names)
 
 
 @dataclass(frozen=True, eq=False)
 class CsvReader:
-    """Reads one log. names: its columns that are read."""
+    """Native reader of one log.
+
+    Attributes:
+        features: Encoding of the columns.
+        log: The log.
+        names: Columns to read.
+        parser: Native parser.
+    """
 
     features: Encoding
     log: Log
@@ -223,7 +244,7 @@ class CsvReader:
             yield from batcher.flush()
 
     def _again(self, bad: OnBadRow | None, rows: int, kept: int) -> Iterator[pa.RecordBatch]:
-        """Reads the rest of the log by `Log.batches`, after its first `rows` rows, of which `kept` were returned."""
+        """Reads the remaining rows with `Log.batches`, after its first `rows` rows, of which `kept` were returned."""
 
         def later(row: int, kind: str, message: str) -> None:
             assert bad is not None
@@ -235,7 +256,7 @@ class CsvReader:
             kept -= min(kept, batch.num_rows)
 
     def _start(self, block: bytes) -> int | None:
-        """Where the first row begins; None for a header that pyarrow may not read as `open_log` does."""
+        """Returns the offset of the first row; None for a header that pyarrow may read differently from `open_log`."""
         start = len(BOM) if block.startswith(BOM) else 0
         if not self.log.header:
             return start
@@ -246,7 +267,7 @@ class CsvReader:
         return end if _names(line, self.log.delimiter) == self.log.columns else None
 
     def _finish(self, parsed: ParsedRows, left: PendingNumbers) -> None:
-        """Numbers that the parser left, and missing values where columns are not read."""
+        """Scales the numbers that the parser did not scale, and fills columns that are not read with missing values."""
         scale_pending(self.features, parsed, left)
         features = self.features
         fields, numbers = self._unread
@@ -261,22 +282,22 @@ class CsvReader:
 
     @cached_property
     def _unread(self) -> tuple[list[Field], list[int]]:
-        """Fields, and places of numbers, that are not read."""
+        """Fields and indices of numbers that are not read."""
         fields = [field for field in self.features.fields if field.name not in self.names]
         numbers = [at for at, column in enumerate(self.features.numbers) if column.name not in self.names]
         return fields, numbers
 
 
 def add_columns(parser: Any, encoding: Encoding, places: Mapping[str, int]) -> bool:
-    """Add columns to a native parser.
+    """Adds columns to a native parser.
 
     Args:
-        parser: A `LogParser` whose outputs have the shape of `encoding`.
-        encoding: What the columns become; of no column "id".
-        places: Of the columns that are read, where they stand in a row, 0-based.
+        parser: `LogParser` whose outputs have the shape of `encoding`.
+        encoding: Encoding of the columns; the encoding "id" is not supported.
+        places: {column: 0-based position in a row} of the columns to read.
 
     Returns:
-        False where the parser cannot read them: a scale is beyond float64.
+        False if the parser cannot read them, because a scale exceeds float64.
     """
     for field in encoding.fields:
         if field.name not in places:
@@ -310,12 +331,12 @@ def add_columns(parser: Any, encoding: Encoding, places: Mapping[str, int]) -> b
 
 
 def scale_pending(encoding: Encoding, parsed: ParsedRows, left: PendingNumbers) -> None:
-    """Scale the numbers that the parser left to its caller, in place.
+    """Scales the numbers that the parser did not scale, in place.
 
     Args:
-        encoding: Of the rows.
+        encoding: Encoding of the rows.
         parsed: The rows.
-        left: Flat places in their numbers, int64 [m], the columns, int64 [m], and the values, float64 [m].
+        left: Flat positions in their numbers, int64 [m], columns, int64 [m], and values, float64 [m].
     """
     places, columns, values = left
     if len(places):
@@ -324,7 +345,7 @@ def scale_pending(encoding: Encoding, parsed: ParsedRows, left: PendingNumbers) 
 
 
 def _linear(encoding: Any) -> tuple[float, float]:
-    """Offset and divisor of linear encodings; 0 and 1 for other encodings."""
+    """Returns offset and divisor of linear encodings; 0 and 1 for other encodings."""
     if encoding["type"] == "standard":
         return encoding["mean"], encoding["deviation"]
     if encoding["type"] == "min-max":

@@ -54,7 +54,14 @@ class Rows:
 
     @staticmethod
     def concatenate(parts: Sequence[Rows]) -> Rows:
-        """One of several (at least one), in order."""
+        """Concatenates batches.
+
+        Args:
+            parts: At least one batch.
+
+        Returns:
+            All rows in order.
+        """
         if len(parts) == 1:
             return parts[0]
         columns = zip(*(each._arrays() for each in parts), strict=True)
@@ -84,7 +91,7 @@ class Field:
 
     @property
     def name(self) -> str:
-        """The column's name."""
+        """Name of the column."""
         return self.column.name
 
     @property
@@ -126,7 +133,14 @@ class Field:
         return pa.array(self.column.encoding["values"], pa.string())
 
     def ids(self, texts: pa.Array) -> NDArray[np.int32]:
-        """Ids of texts, int32 [n]; null is missing."""
+        """Encodes texts as ids.
+
+        Args:
+            texts: Text array [n], null where missing.
+
+        Returns:
+            Ids, int32 [n].
+        """
         if self.column.encoding["type"] in ("hash", "hash-bucket"):
             first = np.int32(self.column.encoding["type"] == "hash")
             found = hash_buckets(texts, int(self.column.encoding["buckets"])) + first
@@ -202,7 +216,7 @@ class Encoding:
 
     @cached_property
     def numbers(self) -> tuple[Column, ...]:
-        """The columns of numbers."""
+        """Columns of numbers."""
         return self.schema.of("number")
 
     @cached_property
@@ -255,7 +269,10 @@ class Encoding:
 
     @cached_property
     def raw(self) -> Encoding:
-        """The same rows without a header with their numbers as they are, NaN where missing, each column once."""
+        """Encoding of the same rows without a header that keeps numbers unscaled and reads every column once.
+
+        Missing numbers are NaN.
+        """
         as_is = {"type": "value", "fill": np.nan}
         columns: dict[str, Column] = {}
         for each in self.schema.columns:
@@ -265,15 +282,15 @@ class Encoding:
 
     @cached_property
     def sources(self) -> list[int]:
-        """Which number of `raw` each number is computed from."""
+        """Index in `raw` of the number that every number is computed from."""
         names = [each.name for each in self.raw.numbers]
         return [names.index(each.log_name) for each in self.numbers]
 
     def fill(self, values: Floats) -> None:
-        """Fill missing values, NaN, in the numbers of n rows, and the columns that say where they were.
+        """Fills missing values (NaN) of the numbers, and their missing-value indicators.
 
         Args:
-            values: float32 [n, numbers and gaps], changed in place.
+            values: float32 [n, numbers and indicators], changed in place.
         """
         count = len(self.numbers)
         missing = np.isnan(values[:, :count])
@@ -381,19 +398,26 @@ class Encoding:
 
 
 def _log1p(x: NDArray[np.float64], low: Any, most: Any) -> Any:
-    """Logarithms from that of 1 at `low` on, as shares of `most`, 0 to 1."""
+    """Returns log(1 + x - low) / most, clipped to 0 to 1."""
     return np.clip(np.log1p(np.maximum(x - low, 0)) / most, 0, 1)
 
 
 def _fill(encoding: Mapping[str, Any]) -> float:
-    """Encoding of a missing number."""
+    """Returns the encoding of a missing number."""
     if encoding["type"] == "steps":
         return float(scaled(encoding, np.array([np.nan]))[0])
     return float(encoding.get("fill", 0))
 
 
 def log1p(numbers: NDArray[np.floating[Any]]) -> Floats:
-    """log1p(max(x, 0)) as a new C-contiguous float32 array; NaN stays."""
+    """Computes the logarithm of 1 + max(x, 0) in float32.
+
+    Args:
+        numbers: Any float dtype and shape; NaN remains NaN.
+
+    Returns:
+        New C-contiguous float32 array of the same shape.
+    """
     with np.errstate(over="ignore"):  # float64 beyond float32 becomes inf
         values = np.array(numbers, np.float32, order="C")
     np.maximum(values, 0, out=values)
@@ -419,7 +443,14 @@ def log1p_min_max(numbers: NDArray[np.floating[Any]], low: Any, high: Any) -> Fl
 
 
 def parse_floats(texts: pa.Array) -> NDArray[np.float64]:
-    """Parses texts as numbers, float64 [n]; NaN for null, for text that is not a number, and for infinity."""
+    """Parses texts as numbers.
+
+    Args:
+        texts: Text array [n], null where missing.
+
+    Returns:
+        float64 [n]; NaN for null, for text that is not a number, and for infinity.
+    """
     try:
         found = texts.cast(pa.float64())
     except pa.ArrowInvalid:

@@ -32,18 +32,32 @@ class Features(Encoding):
 
     @classmethod
     def from_json(cls, preprocessing: Mapping[str, Any]) -> Features:
-        """The features of a model's card. Raises RequestError where they are broken."""
+        """Creates the features of a model from its card.
+
+        Args:
+            preprocessing: Preprocessing on the card, see `to_json`; also those of version 0.2.0.
+
+        Returns:
+            The features.
+
+        Raises:
+            RequestError: The preprocessing is broken.
+        """
         if "schema" not in preprocessing:
             return cls(schema_of(preprocessing))
         return cls(Schema.from_json(preprocessing["schema"], "the schema in the card"))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for the card."""
+        """Returns plain JSON values for the card."""
         return {"schema": self.schema.to_json()}
 
     @property
     def key(self) -> Field:
-        """The category that tells items apart: the item's of most values. Raises RequestError for none."""
+        """Category that identifies items: the category of the item tower with the most values.
+
+        Raises:
+            RequestError: The schema has no category of the tower item.
+        """
         fields = [each for each in self.fields if each.column.tower == "item" and not each.is_list]
         if not fields:
             raise RequestError(
@@ -61,11 +75,18 @@ class Features(Encoding):
 
     @cached_property
     def last_ids(self) -> NDArray[np.int64]:
-        """The largest id of each column of the ids, int64 [columns]."""
+        """Largest id of every column of the ids, int64 [columns]."""
         return np.concatenate([np.zeros(0, np.int64), *(np.full(each.width, each.rows - 1) for each in self.fields)])
 
     def encode(self, rows: Rows) -> dict[str, NDArray[Any]]:
-        """The model's inputs, C-contiguous."""
+        """Returns the inputs of the model.
+
+        Args:
+            rows: Encoded rows.
+
+        Returns:
+            {input name: C-contiguous array [n, columns]}.
+        """
         return {name: np.ascontiguousarray(getattr(rows, name)) for name in self.inputs}
 
     def read(
@@ -121,7 +142,14 @@ class Features(Encoding):
         return self._batches(logs, batch_rows, log, clock, labelled, tower)
 
     def encode_raw(self, batches: Iterable[Rows]) -> Iterator[Rows]:
-        """Rows that were read as `raw`, encoded."""
+        """Encodes the numbers of rows that were read with `raw`.
+
+        Args:
+            batches: Batches of rows with raw numbers.
+
+        Returns:
+            Batches of encoded rows.
+        """
         for rows in batches:
             numbers = np.empty((len(rows), self.shape[1]), np.float32)
             for at, source in enumerate(self.sources):
@@ -194,11 +222,12 @@ class Features(Encoding):
             errors.add(kind, message)
             positions.skip(row)
 
-        tell = None if errors is None else bad
+        on_bad_row = None if errors is None else bad
         reader = None if tower else CsvReader.of(self, log, names)
-        batches = (
-            timed(log.batches(names, tell), seconds, "read") if reader is None else reader.batches(tell, seconds, size)
-        )
+        if reader is None:
+            batches: Iterator[Any] = timed(log.batches(names, on_bad_row), seconds, "read")
+        else:
+            batches = reader.batches(on_bad_row, seconds, size)
         for batch in batches:
             if isinstance(batch, ParsedRows):
                 columns, rows = {}, _placed(batch, positions.take(len(batch.ids)))
@@ -215,7 +244,7 @@ class Features(Encoding):
 
 
 def _placed(parsed: ParsedRows, index: NDArray[np.int64]) -> Rows:
-    """Rows at these positions."""
+    """Adds positions to parsed rows."""
     ids, numbers, scales, labels, weights, times = parsed
     return Rows(
         ids,
@@ -240,7 +269,7 @@ def _faults(rows: Rows) -> list[tuple[int, str]]:
 def _report(
     faults: list[tuple[int, str]], columns: Mapping[str, pa.Array], schema: Schema, name: str, errors: ErrorLog | None
 ) -> None:
-    """Count rows left out. Raises RequestError for the first where none may be."""
+    """Counts rows left out; without an error log, raises RequestError for the first one."""
     expected = {"label": "0 or 1", "weight": "0 or more"}
     for row, kind in faults:
         (column,) = schema.of(kind)

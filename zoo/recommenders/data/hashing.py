@@ -231,8 +231,9 @@ def _weak_hash_32(fetch: _Fetch, starts: Ints, a: Hashes, b: Hashes) -> tuple[Ha
 
 
 def _round(fetch: _Fetch, s: Ints, state: Hashes, mul: Any, nine: int) -> Hashes:
-    """Mix 64 bytes at `s` into the state: x, y, z, v (two words), w (two words). `nine` is 9 in the last round and 1
-    before.
+    """Mixes 64 bytes at `s` into the state: x, y, z, v (two words), w (two words).
+
+    `nine` is 9 in the last round and 1 before.
     """
     x, y, z, v0, v1, w0, w1 = state
     x = _rotate(x + y + v0 + fetch.u64(s + 8), 37) * mul

@@ -108,7 +108,7 @@ class Log:
             raise RequestError(f"{self.path} cannot be read as {self.kind}: {one_line(error)}") from error
 
     def stream(self) -> Any:
-        """The bytes of a file, as pyarrow reads them; unpacked where it is gzip."""
+        """Returns the bytes of a file as a pyarrow stream, decompressed if it is gzip."""
         if isinstance(self.place, bytes):
             return pa.BufferReader(self.place)
         path = Path(self.path)
@@ -155,13 +155,26 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
 
 
 def open_logs(source: Any) -> list[Log]:
-    """Opens one source or a list of sources, see `open_log`."""
+    """Opens one source or a list of sources.
+
+    Args:
+        source: A source, see `open_log`, or a list of sources.
+
+    Returns:
+        The logs in order.
+
+    Raises:
+        RequestError: As `open_log`.
+    """
     several = isinstance(source, list | tuple) and source and not isinstance(source[0], dict)
     return [open_log(each) for each in (source if several else [source])]
 
 
 def _head(name: str | Path, source: Path | io.BytesIO, delimiter: str | None) -> tuple[str, str, tuple[str, ...]]:
-    """The first line of a text; of CSV the delimiter and the header's names, which may go on in the lines below."""
+    """Returns the first line of a text and, for CSV, the delimiter and the names in the header.
+
+    The header may span several lines.
+    """
     try:
         with _text(source) as file:
             line = file.readline(BLOCK)
@@ -179,7 +192,7 @@ def _unreadable(name: str | Path, error: Exception) -> RequestError:
 
 
 def _by_head(path: str | Path, line: str, delimiter: str, names: tuple[str, ...], place: bytes | None = None) -> Log:
-    """The log of a text, see `open_log` and `_head`."""
+    """Returns the log of a text from its first line, see `open_log` and `_head`."""
     if not line.strip():
         raise RequestError(f"{path} is empty, or begins with an empty line; expected a header that names the columns")
     if line.lstrip().startswith("{"):
@@ -191,7 +204,14 @@ def _by_head(path: str | Path, line: str, delimiter: str, names: tuple[str, ...]
 
 
 def is_criteo(source: Any) -> bool:
-    """Whether a source has rows in the Criteo format instead of named columns; also true if it cannot be opened."""
+    """Whether a source has rows in the Criteo format instead of named columns.
+
+    Args:
+        source: A source or a list of sources, see `open_log`.
+
+    Returns:
+        Whether it does; also true if it cannot be opened.
+    """
     if isinstance(source, list | tuple) and source:
         return is_criteo(source[0]) if isinstance(source[0], str | Path) else not isinstance(source[0], dict)
     try:
@@ -221,14 +241,21 @@ def _in_memory(source: Any) -> pa.Table:
 
 
 def spool_stdin(data: Any) -> Any:
-    """`data` to be read more than once: where it names stdin ("-"), the file that has its content."""
+    """Copies stdin to a temporary file, so that it can be read several times.
+
+    Args:
+        data: A source or a list of sources.
+
+    Returns:
+        The same sources, with "-" replaced by the file.
+    """
     if isinstance(data, list | tuple):
         return [spool_stdin(each) for each in data]
     return str(_spool()) if isinstance(data, str) and data == "-" else data
 
 
 def _spool() -> Path:
-    """stdin as a file, which is read more than once; it goes with the process."""
+    """Returns a temporary file with the content of stdin; it is deleted with the process."""
     if sys.stdin is None:
         raise RequestError("stdin is closed; name a file")
     for stdin, file in _SPOOLED:
@@ -245,7 +272,7 @@ _SPOOLED: list[tuple[Any, Any]] = []
 
 
 def _tables(log: Log) -> Iterator[Any]:
-    """Arrow tables of a source that has such."""
+    """Yields the Arrow tables of a source of tables."""
     if log.kind == "rows":
         yield from log.place.to_batches(ROWS)
     elif log.kind == "parquet":

@@ -55,8 +55,11 @@ class ErrorLog:
 class RowPositions:
     """0-based positions of the rows of one log in the whole input, counting the rows left out.
 
+    Args:
+        start: Position of the first row of the log.
+
     Attributes:
-        start: Position of the log's first row.
+        start: Position of the first row of the log.
         end: One past the position of the last row so far.
     """
 
@@ -65,12 +68,23 @@ class RowPositions:
         self._left_out: list[int] = []  # at or behind `_next`, ascending
 
     def skip(self, row: int) -> None:
-        """The row at this place in the log stays out; rows in order, each before a row behind it is taken."""
+        """Leaves out a row. Rows are skipped in order, and before any later row is taken.
+
+        Args:
+            row: Index of the row in the log.
+        """
         self._left_out.append(self.start + row)
         self.end = max(self.end, self.start + row + 1)
 
     def take(self, count: int) -> NDArray[np.int64]:
-        """The positions of the next rows that stay in, int64 [count]."""
+        """Returns the positions of the next rows that are not left out.
+
+        Args:
+            count: Number of rows.
+
+        Returns:
+            Positions, int64 [count].
+        """
         if not self._left_out:
             index: NDArray[np.int64] = np.arange(self._next, self._next + count)
             self._next += count

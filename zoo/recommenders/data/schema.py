@@ -143,7 +143,11 @@ _MAY = {
 
 @dataclass(frozen=True)
 class Column:
-    """One column, as `JSON_SCHEMA` describes it. encoding: {} for kinds that have none."""
+    """One column, as `JSON_SCHEMA` describes it.
+
+    Attributes:
+        encoding: Encoding of the values; {} for kinds without one.
+    """
 
     name: str
     kind: str
@@ -185,11 +189,21 @@ class Schema:
     header: bool = True
 
     def of(self, *kinds: str) -> tuple[Column, ...]:
-        """Columns of these kinds, in order."""
+        """Returns the columns of given kinds.
+
+        Args:
+            *kinds: Names of `KINDS`.
+
+        Returns:
+            Columns in order.
+        """
         return tuple(each for each in self.columns if each.kind in kinds)
 
     def typical_row(self) -> dict[str, str]:
-        """A row that a log of this schema might hold, {column: text}: the commonest values where they are listed."""
+        """Returns a row with common values, {column: text}.
+
+        Numbers have their mean, median or minimum, categories the first value of their vocabulary.
+        """
         row = {}
         for each in self.of(*FEATURES):
             found = each.encoding
@@ -229,7 +243,14 @@ class Schema:
         ]
 
     def save(self, path: str | Path) -> Path:
-        """Write as JSON, a column a line."""
+        """Writes the schema as JSON, one column per line.
+
+        Args:
+            path: File to write.
+
+        Returns:
+            The file.
+        """
         columns = ",\n  ".join(json.dumps(each.to_json(), ensure_ascii=False) for each in self.columns)
         header = "" if self.header else ' "header": false,'
         return files.write_text(path, f'{{"rows": {self.rows},{header} "columns": [\n  {columns}\n]}}\n')
@@ -237,6 +258,12 @@ class Schema:
     @classmethod
     def load(cls, path: str | Path) -> Schema:
         """Reads a schema file.
+
+        Args:
+            path: JSON file.
+
+        Returns:
+            The schema.
 
         Raises:
             RequestError: The file is missing or is not a valid schema; the message lists all faults.
@@ -248,7 +275,7 @@ COLUMNS = ("column", "kind", "values", "missing", "encoding", "why")
 
 
 def _encoding_text(column: Column) -> str:
-    """A column's encoding in a few words."""
+    """Describes the encoding of a column in a few words."""
     encoding = column.encoding
     size = {"hash": "buckets", "hash-bucket": "buckets", "vocabulary": "values", "id": "rows"}.get(
         encoding.get("type", ""), ""
@@ -262,8 +289,10 @@ def _encoding_text(column: Column) -> str:
 
 
 def _faults(value: Any) -> list[str]:
-    """Where a value is not of the form `JSON_SCHEMA`, in order; then what the form cannot say, of columns that have it:
-    names once, at most one label, weight and timestamp, encodings that fit.
+    """Lists the faults of a schema: first where it is not of the form `JSON_SCHEMA`.
+
+    Columns of that form are then checked for repeated names, several labels, weights or timestamps, and wrong
+    encodings.
     """
     from jsonschema import Draft202012Validator
 
@@ -317,7 +346,7 @@ def _faults_without_header(columns: list[dict[str, Any]]) -> list[str]:
 
 
 def _place(value: Any, path: list[Any]) -> str:
-    """A place for a person: a column by its name."""
+    """Describes a place in the file, with a column by its name."""
     if path[:1] == ["columns"] and len(path) > 1:
         column = value["columns"][path[1]]
         name = column.get("name", f"number {path[1] + 1}") if isinstance(column, dict) else f"number {path[1] + 1}"

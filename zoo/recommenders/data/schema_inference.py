@@ -86,8 +86,9 @@ def infer(log: Log, label: str | None = None, on_error: str = "raise") -> Schema
 
 
 class _Distinct:
-    """How many different values there are: exactly up to `VOCABULARY`, else by a sketch of k minimum values
-    (Bar-Yossef et al. 2002).
+    """Counts distinct values: exactly up to `VOCABULARY`, then by a sketch of k minimum values.
+
+    Bar-Yossef et al. 2002, "Counting distinct elements in a data stream".
     """
 
     def __init__(self) -> None:
@@ -130,7 +131,7 @@ class _Seen:
         self.lengths = {each: np.zeros(LONGEST + 1, np.int64) for each in SEPARATORS}
 
     def add(self, column: pa.Array) -> None:
-        """See one batch of text."""
+        """Adds a batch of texts."""
         self.count += len(column)
         self.missing += column.null_count
         texts = column.drop_null()
@@ -178,15 +179,15 @@ class _Seen:
             self.items[separator].add(pc.utf8_trim_whitespace(lists.flatten()))
 
 
-def _label(log: Log, seen: dict[str, _Seen], asked: str | None, skip: bool) -> str:
-    if asked is not None and asked not in seen:
-        raise RequestError(f"{log.path} has no column {asked!r}; its columns are {', '.join(log.columns)}")
-    named = [name for name in log.columns if name.lower() in LABELS] if asked is None else [asked]
+def _label(log: Log, seen: dict[str, _Seen], requested: str | None, skip: bool) -> str:
+    if requested is not None and requested not in seen:
+        raise RequestError(f"{log.path} has no column {requested!r}; its columns are {', '.join(log.columns)}")
+    named = [name for name in log.columns if name.lower() in LABELS] if requested is None else [requested]
     if not named:
         why = f"none is called {', '.join(LABELS)}"
         raise RequestError(f"{log.path} has no column of 0 and 1 to predict ({why}); name it with --label")
     if found := [name for name in named if _is_binary(seen[name], skip)]:
-        return asked or min(found, key=lambda name: LABELS.index(name.lower()))
+        return requested or min(found, key=lambda name: LABELS.index(name.lower()))
     first = seen[named[0]]
     if not first.numeric and int(first.distinct) == 2 and not first.missing:
         raise RequestError(
@@ -200,8 +201,9 @@ def _label(log: Log, seen: dict[str, _Seen], asked: str | None, skip: bool) -> s
 
 
 def _is_binary(seen: _Seen, skip: bool) -> bool:
-    """Whether a column holds 0 and 1 and, unless rows may be skipped, nothing else; most values must be such: a rating
-    from 0 to 5 is none.
+    """Whether a column holds 0 and 1 and, unless rows may be skipped, nothing else.
+
+    With skipped rows, most values must be 0 or 1; ratings from 0 to 5 are not.
     """
     either = seen.zeros + seen.ones
     enough = 2 * either > seen.count - seen.missing if skip else either == seen.count
@@ -209,7 +211,7 @@ def _is_binary(seen: _Seen, skip: bool) -> bool:
 
 
 def _some(seen: _Seen) -> str:
-    """A few values, for an error."""
+    """Lists a few values for an error message."""
     if seen.missing == seen.count:
         return "nothing"
     values = list(seen.distinct.values or ()) or [f"{int(seen.distinct):,} different values"]
@@ -218,7 +220,7 @@ def _some(seen: _Seen) -> str:
 
 
 def _column(seen: _Seen, is_label: bool) -> Column:
-    """The kind of a column and why."""
+    """Determines the kind of a column, with the reason."""
     common: dict[str, Any] = {"name": seen.name, "distinct": int(seen.distinct), "missing": seen.missing}
     if is_label:
         either = seen.zeros + seen.ones
@@ -260,7 +262,7 @@ def _only(kind: str, columns: Sequence[Column], score: Callable[[Column], Any]) 
 
 
 def _of_tower(column: Column) -> Column:
-    """The column with its tower, by its name: the item's, else the user's."""
+    """Assigns the tower by the name of the column: item, else user."""
     if column.kind not in FEATURES:
         return column
     of_item = _ITEM.search(column.name) and not _OF_USER.search(column.name)
@@ -275,7 +277,7 @@ _TIMES = {
 
 
 def _unit(seen: _Seen) -> str:
-    """The unit of a timestamp, "" for no timestamp."""
+    """Returns the unit of a timestamp; "" for other columns."""
     if seen.dated and not seen.numeric:
         return "text"
     if seen.unparsed or not (seen.numeric and seen.whole and _TIME.search(seen.name)):
@@ -286,7 +288,7 @@ def _unit(seen: _Seen) -> str:
 
 
 def _unread(seen: _Seen) -> str:
-    """Why nothing is learned from a column of texts as it is, "" where something may be."""
+    """Returns the reason why a column of texts cannot be learned from; "" for usable columns."""
     present = seen.count - seen.missing
     if seen.date and not seen.numeric:
         return "dates, but not in ISO 8601 as 2024-01-31 12:00 is: not read, rows count in the order of the file"

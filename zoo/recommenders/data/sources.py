@@ -23,7 +23,17 @@ _FILE_NAME = re.compile(r"\.(tsv|txt|csv|gz|parquet)$", re.IGNORECASE)
 
 
 def locate(source: Any) -> tuple[str, str, Any]:
-    """Name, kind and place of a source, without opening it. Raises RequestError where there is none."""
+    """Finds a source without opening it.
+
+    Args:
+        source: Path, "-" for stdin, or data set on the hub ("org/name"), see `line_reader.read_lines`.
+
+    Returns:
+        (name for messages, kind: "text", "parquet", "saved" or "hub", location).
+
+    Raises:
+        RequestError: There is no such source.
+    """
     if not isinstance(source, str | os.PathLike):
         raise RequestError(f"found {type(source).__name__} among the sources, expected paths only or rows only")
     name = os.fspath(source)
@@ -61,10 +71,10 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _read(stream: Any, size: int) -> bytes:
-    """`size` bytes, less where the stream ends.
+    """Reads `size` bytes; fewer at the end of the stream.
 
-    One system call at a time: `read` of a pipe would make several without a look at Ctrl-C, and one that comes between
-    two of them would wait for the next bytes, for ever where none come.
+    Makes one system call at a time: `read` on a pipe makes several without checking for Ctrl-C, and a signal between
+    two of them would wait for the next bytes.
     """
     parts = []
     while size and (data := stream.read1(size)):
@@ -74,12 +84,18 @@ def _read(stream: Any, size: int) -> bytes:
 
 
 def blocks(name: str, path: Path | None, padding: int = 0) -> Iterator[bytes]:
-    """Whole lines of a text file in blocks of about `BLOCK` bytes, unpacked if it is gzip.
+    """Reads a text file, plain or gzip, in blocks of whole lines of about `BLOCK` bytes.
 
     Args:
-        name: Of the file, in messages.
-        path: None: stdin.
-        padding: Zero bytes behind each block.
+        name: Name of the file in messages.
+        path: The file; None: stdin.
+        padding: Number of zero bytes after every block.
+
+    Returns:
+        Blocks of whole lines.
+
+    Raises:
+        RequestError: The file is empty or has a line longer than `LONGEST`.
     """
     tail, zeros = b"", bytes(padding)
     any_data = False
@@ -181,20 +197,22 @@ def tables(name: str, kind: str, place: Any) -> Iterator[Any]:
 
 
 def choose_columns(name: str, names: list[str], columns: Sequence[tuple[str, str]]) -> tuple[list[str], bool]:
-    """Columns of a table in the order of a row.
+    """Chooses the columns of a table in the order of a row.
+
+    Columns are found by name, in any case: by their own names; numbers also as I1, I2, ... or integer_feature_1, ...,
+    categories as C1, ... or categorical_feature_1, ..., the label as label, click or clicked. If no column has such a
+    name, they are chosen by position.
 
     Args:
-        name: Of the table, in messages.
-        names: Of its columns. They are taken by name in any case: their own ones, or of numbers I1, I2, ... or
-            integer_feature_1, ..., of categories C1, ... or categorical_feature_1, ..., of the label label, click or
-            clicked; or, where none has such a name, by their order.
-        columns: Kind and name of each column of a row without its label; of the kind ignored none is needed.
+        name: Name of the table in messages.
+        names: Names of its columns.
+        columns: Kind and name of every column of a row without its label; columns of the kind ignored are optional.
 
     Returns:
-        A name of each column of a row, "" for one that is ignored and missing; and whether the first is the label.
+        Names of the columns of a row, "" for a missing ignored column; and whether the first column is the label.
 
     Raises:
-        RequestError: Some columns are missing, or a name stands twice.
+        RequestError: Columns are missing, or a name occurs twice.
     """
     lower = [column.lower() for column in names]
     if twice := [column for column, key in zip(names, lower, strict=True) if lower.count(key) > 1]:
@@ -226,7 +244,14 @@ def choose_columns(name: str, names: list[str], columns: Sequence[tuple[str, str
 
 
 def without_dictionary(array: Any) -> Any:
-    """An Arrow array without dictionary, and its text as large_binary."""
+    """Decodes dictionaries, and converts text to large_binary.
+
+    Args:
+        array: Arrow array.
+
+    Returns:
+        Arrow array without a dictionary.
+    """
     kind = array.type
     if pa.types.is_dictionary(kind):
         array = array.dictionary_decode()

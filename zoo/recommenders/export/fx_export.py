@@ -22,7 +22,14 @@ TENSOR = "tensor"  # where a traced step's meta has the name of its result in th
 
 
 def trace(model: nn.Module) -> fx.Graph:
-    """The steps of `model`: layers of torch, modules of `zoo.recommenders.models.layers` and functions."""
+    """Traces a network with torch.fx.
+
+    Args:
+        model: Network of torch layers and modules of `zoo.recommenders.models.layers`.
+
+    Returns:
+        Graph of the calls of modules and functions.
+    """
     from torch import fx
 
     class Tracer(fx.Tracer):
@@ -89,7 +96,7 @@ def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) 
 
 
 class _Writer(Writer):
-    """Modules and functions of recommenders."""
+    """Writes modules and functions of recommenders."""
 
     def __init__(self, main: ir.Graph, inputs: dict[str, ir.Value]) -> None:
         super().__init__(main)
@@ -97,7 +104,7 @@ class _Writer(Writer):
         self._columns: dict[tuple[str, int, int], ir.Value] = {}
 
     def part(self, inputs: list[ir.Value], path: str, module: Any) -> ir.Value:
-        """Append a module of `zoo.recommenders.models.layers`, or a layer of torch."""
+        """Appends a module of `zoo.recommenders.models.layers`, or a layer of torch."""
         match type(module).__name__:
             case "Embeddings":
                 return self.add("Concat", self._vectors(module, path), path, axis=1)
@@ -131,7 +138,7 @@ class _Writer(Writer):
         return self.layer(inputs, path, module)
 
     def function(self, found: tuple[Any, ...], path: str, kind: str) -> ir.Value:
-        """Append a function that `forward` calls."""
+        """Appends a function called by `forward`."""
         match kind, found:
             case "cat", (list(parts), 1):
                 return self.add("Concat", parts, path, axis=1)
@@ -140,7 +147,7 @@ class _Writer(Writer):
         raise RequestError(f"{path} is {kind} of {len(found)} values, which has no ONNX form here")
 
     def _vectors(self, module: Any, path: str) -> list[ir.Value]:
-        """One vector a field, [batch, size]."""
+        """Appends the lookup of every field, [batch, size] each."""
         found = []
         for number, field in enumerate(module.fields):
             name = f"{path}.{field.name}"
@@ -157,7 +164,7 @@ class _Writer(Writer):
         return found
 
     def _ids(self, field: Any) -> ir.Value:
-        """The ids of a field: [batch], of a list [batch, items]."""
+        """Returns the ids of a field: [batch], or [batch, items] for a list."""
         if field.is_list:
             return self._cut("ids", field.start, field.width)
         key = ("ids", field.start, 0)
@@ -169,7 +176,7 @@ class _Writer(Writer):
         return self._columns[key]
 
     def _cut(self, name: str, start: int, width: int) -> ir.Value:
-        """Columns of an input, [batch, width]."""
+        """Returns columns of an input, [batch, width]."""
         key = (name, start, width)
         if key not in self._columns:
             source = self.inputs[name]

@@ -19,12 +19,26 @@ from zoo.recommenders.export.split_numbers import SplitNumbers
 
 
 def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
-    """The passes from fp32.onnx to rewritten.onnx, in order."""
+    """Returns the passes from fp32.onnx to rewritten.onnx.
+
+    Args:
+        preprocessing: Not used.
+
+    Returns:
+        Passes in order.
+    """
     return [FoldIndexWrap(), FuseLinear(), SplitNumbers(), FuseParallelEmbedding(), FuseParallelSum()]
 
 
 def passes_without_header(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
-    """The same for rows without a header, whose numbers arrive normalized to [0, 1]."""
+    """Returns the passes for rows without a header, whose numbers are scaled to [0, 1].
+
+    Args:
+        preprocessing: Not used.
+
+    Returns:
+        Passes in order.
+    """
     # FuseLinear comes before FuseParallelSum, which would take the last layer's bias for one summand among many.
     return [
         FoldIndexWrap(),
@@ -41,7 +55,14 @@ INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)  # what Gather takes
 
 @dataclass(frozen=True)
 class FieldLookup:
-    """A lookup by one column of a 2-D input: row ids[:, column] of table."""
+    """Lookup by one column of a 2-D input: row ids[:, column] of a table.
+
+    Attributes:
+        value: Result of the lookup.
+        lookup: The operator.
+        ids: Integer input [batch, columns].
+        column: Column of `ids`.
+    """
 
     value: ir.Value
     lookup: query.Lookup
@@ -50,12 +71,12 @@ class FieldLookup:
 
     @property
     def rows(self) -> int:
-        """How many rows the table has."""
+        """Rows of the table."""
         return self._shape[0]
 
     @property
     def width(self) -> int:
-        """How many columns the table has."""
+        """Columns of the table."""
         return self._shape[1]
 
     @property
@@ -66,17 +87,24 @@ class FieldLookup:
 
 
 class FuseParallelEmbedding(Rewrite):
-    """Concat(T_1[ids_1], .., T_k[ids_k]) = Reshape(T[ids + offsets]), T = the tables stacked, offset_i = rows of T_1 ..
-    T_{i-1}.
+    """Fuses lookups of a concatenation: Concat(T_1[ids_1], .., T_k[ids_k]) = Reshape(T[ids + offsets]).
 
-    k slices, k gathers and the concatenation become one gather over one table (ParallelEmbedding of Intel's INT8 Wide &
-    Deep, 2018). Runs of neighbouring parts fuse where they read columns of one integer input and have one width; other
-    parts of the concatenation stay beside them. Indices must be in [0, rows): an index out of its field's range, on
-    which Gather fails, would read the next field's table (`zoo.recommenders.inference` checks them).
+    T is the stacked tables, and offset_i the number of rows of T_1 .. T_{i-1}. k slices, k gathers and the
+    concatenation become one gather on one table (ParallelEmbedding of Intel's INT8 Wide & Deep, 2018). Neighbouring
+    parts are fused if they read columns of one integer input and have one width; other parts of the concatenation
+    remain. Indices must be in [0, rows): an index outside the range of its field, for which Gather fails, would read
+    the table of the next field (`zoo.recommenders.inference` checks them).
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Fuse every Concat with such parts."""
+        """Fuses every Concat with such parts.
+
+        Args:
+            model: Model to rewrite in place.
+
+        Returns:
+            Number of gathers created.
+        """
         return sum(self._fuse(model.graph, each) for each in list(model.graph) if each.op_type == "Concat")
 
     def _fuse(self, main: ir.Graph, concat: ir.Node) -> int:
@@ -110,15 +138,22 @@ class FuseParallelEmbedding(Rewrite):
 
 
 class FuseParallelSum(Rewrite):
-    """T_1[ids_1] + .. + T_k[ids_k] + rest = ReduceSum(T[ids + offsets]) + rest: the wide part's k scalars in one
-    gather.
+    """Fuses lookups of a sum: T_1[ids_1] + .. + T_k[ids_k] + rest = ReduceSum(T[ids + offsets]) + rest.
 
-    Fires on a tree of Add / Sum nodes with at least two lookups of one width in columns of one integer input. The order
-    of the additions changes, so results agree to float32 rounding, not bit for bit.
+    The k scalars of the wide part become one gather. Fires on a tree of Add and Sum nodes with at least two lookups of
+    one width in columns of one integer input. The order of the additions changes, so results agree up to float32
+    rounding.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Fuse every sum with such parts."""
+        """Fuses every sum with such parts.
+
+        Args:
+            model: Model to rewrite in place.
+
+        Returns:
+            Number of sums.
+        """
         return sum(
             self._fuse(model.graph, each)
             for each in list(model.graph)
@@ -150,7 +185,14 @@ class FuseParallelSum(Rewrite):
 
 
 def field_lookup(value: ir.Value | None) -> FieldLookup | None:
-    """Recognizes a lookup by one column of a 2-D integer input, from Slice, Gather or Split and squeezed; else None."""
+    """Recognizes a lookup by one column of a 2-D integer input.
+
+    Args:
+        value: Result of the lookup; its column is taken by Slice, Gather or Split, and squeezed.
+
+    Returns:
+        The lookup; None for other values.
+    """
     lookup = query.table_lookup(value)
     if value is None or lookup is None:
         return None
@@ -176,7 +218,7 @@ def field_lookup(value: ir.Value | None) -> FieldLookup | None:
 
 
 def _column(node: ir.Node, output: ir.Value) -> int | None:
-    """Which single column of its 2-D input `node` takes for `output`."""
+    """Returns the column of its 2-D input that `node` takes for `output`; None for other operators."""
     constants = [query.constant(each) for each in node.inputs[1:]]
     known = [each.ravel().tolist() for each in constants if each is not None]
     if node.op_type == "Slice" and len(known) == len(constants) >= 3:
@@ -209,7 +251,7 @@ def _column(node: ir.Node, output: ir.Value) -> int | None:
 def _runs(
     parts: Sequence[tuple[ir.Value | None, FieldLookup | None]],
 ) -> list[list[tuple[ir.Value | None, FieldLookup | None]]]:
-    """Split at every change of (ids, width); a part that is no field lookup is a run of its own."""
+    """Splits parts at every change of (ids, width); a part without a field lookup is a run of its own."""
     runs: list[list[tuple[ir.Value | None, FieldLookup | None]]] = []
     for value, field in parts:
         last = runs[-1][-1][1] if runs else None
@@ -221,7 +263,7 @@ def _runs(
 
 
 def _gather(main: ir.Graph, before: ir.Node, fields: Sequence[FieldLookup], name: str) -> ir.Value:
-    """Insert T[ids[:, columns] + offsets]: float32 [batch, k, width]."""
+    """Inserts T[ids[:, columns] + offsets], float32 [batch, k, width]."""
     ids = fields[0].ids
     columns = [each.column for each in fields]
     dtype = ids.dtype or ir.DataType.INT64
@@ -247,7 +289,7 @@ def _inside_sum(node: ir.Node) -> bool:
 
 
 def _leaves(root: ir.Node) -> tuple[list[ir.Value], list[ir.Node]]:
-    """The summands of a tree of Add / Sum nodes, left to right, and its inner nodes (from the root's children on)."""
+    """Returns the summands of a tree of Add and Sum nodes, left to right, and its inner nodes."""
     leaves: list[ir.Value] = []
     inner: list[ir.Node] = []
     for value in root.inputs:

@@ -21,7 +21,14 @@ class SplitNumbers(Rewrite):
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Split every such layer."""
+        """Splits every such layer.
+
+        Args:
+            model: Model to rewrite in place.
+
+        Returns:
+            Number of layers.
+        """
         taken = query.used_names(model.graph)
         return sum(self._split(model.graph, node, taken) for node in list(model.graph) if node.op_type == "Gemm")
 
@@ -76,7 +83,14 @@ class SplitNumbers(Rewrite):
 
 
 def is_numbers(value: ir.Value) -> bool:
-    """Whether a value is the graph's input `numbers`, or columns of it."""
+    """Whether a value is the graph input `numbers`, or columns of it.
+
+    Args:
+        value: Value of the graph.
+
+    Returns:
+        Whether it is.
+    """
     producer = value.producer()
     if producer is not None and producer.op_type == "Gather" and producer.inputs[0] is not None:
         value = producer.inputs[0]

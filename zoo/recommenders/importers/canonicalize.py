@@ -55,7 +55,11 @@ class Rewriter(Writer):
         self.layouts: dict[ir.Value, Layout | Array | None] = {}  # None: sizes, which differ from batch to batch
 
     def rewrite(self, output: ir.Value) -> ir.Model:
-        """The new model with the output `probability` [batch, 1]. Raises RequestError for values without a layout."""
+        """Rewrites the graph up to the result `output`; the new output is `probability`, float32 [batch, 1].
+
+        Raises:
+            RequestError: A value has no layout.
+        """
         codes = {field.start: known_ids(field) for field in self.features.fields}
         self._kept += list(codes.values())
         numbers = None
@@ -90,7 +94,7 @@ class Rewriter(Writer):
     # --- the old graph
 
     def _follow(self, node: ir.Node) -> None:
-        """Lay out the results of one old operator."""
+        """Determines the layouts of the results of an operator."""
         known = [self._known(each) for each in node.inputs]
         if not any(isinstance(each, Layout) for each in known) or node.op_type in ("Shape", "Size"):
             for value in node.outputs:
@@ -128,7 +132,7 @@ class Rewriter(Writer):
         return a[:1] if (a == a[:1]).all() and (b == a[:1]).all() else None
 
     def shape(self, value: ir.Value) -> tuple[int, ...]:
-        """The shape of an old value without the batch. Raises RequestError where the batch is not the first axis."""
+        """Returns the sizes of an imported value without the batch axis; raises RequestError if it is not the first."""
         a, b = (run[str(value.name)].shape for run in self.runs)
         if not a or (a[0], b[0]) != RUNS or a[1:] != b[1:]:
             raise RequestError(
@@ -137,7 +141,7 @@ class Rewriter(Writer):
         return tuple(a[1:])
 
     def _laid_out(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | Layout | None:
-        """The entries of the result; None where the operator is to be copied as it is."""
+        """Returns the entries of the result; None if the operator must be copied."""
         op, first = node.op_type, known[0]
         if node.domain not in ("", "ai.onnx"):
             return None
@@ -180,7 +184,7 @@ class Rewriter(Writer):
         return None
 
     def _copy(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> None:
-        """The operator as it is, on values of the old shapes."""
+        """Copies the operator, on values of their original shapes."""
         if any(each is None and value is not None for each, value in zip(known, node.inputs, strict=True)):
             raise RequestError(f"{query.label(node)} ({node.op_type}) computes with the size of the batch")
         outputs = [each for each in node.outputs if each.name]
@@ -336,7 +340,7 @@ class Rewriter(Writer):
         return self.base((w.shape[0 if turned else 1],), make).entries().reshape(shape)
 
     def _softmax(self, x: Array) -> Array:
-        """Of the one axis that is longer than 1."""
+        """Appends a softmax over the only axis longer than 1."""
         made = self.base((x.size,), lambda: self.node("Softmax", [self.written(x.ravel())], "softmax", axis=1))
         self._softmaxes.add(made)
         return made.entries().reshape(x.shape)
@@ -345,7 +349,7 @@ class Rewriter(Writer):
         return self.of(x.ravel()[0]) in self._softmaxes
 
     def _weighted(self, vectors: Array, weights: Array) -> Array:
-        """Vectors side by side, [width, vectors], times a number each, summed."""
+        """Sums vectors [width, vectors], each multiplied by a number."""
 
         def make() -> ir.Value:
             terms = [
@@ -360,7 +364,7 @@ class Rewriter(Writer):
         return self.base((len(vectors),), make).entries()
 
     def _arithmetic(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | None:
-        """Two operands, entry by entry."""
+        """Applies a binary operator elementwise."""
         op, shape = node.op_type, self.shape(node.outputs[0])
         a, b = known
         for x, constant in ((a, b), (b, a)):
@@ -389,7 +393,7 @@ class Rewriter(Writer):
     def _elementwise(
         self, node: ir.Node, known: Sequence[Any], more: Sequence[Any], count: Field | None = None
     ) -> Array:
-        """An operator entry by entry, on axes that are longer than 1; more: constants that it has besides."""
+        """Applies an operator elementwise on the axes longer than 1; `more` are its constant inputs."""
         op, shape = node.op_type, self.shape(node.outputs[0])
         operands = []
         for each in known:
@@ -417,9 +421,9 @@ class Rewriter(Writer):
             ]
             if square:
                 return self.node("Mul", [values[0], values[0]], "square")
-            beside = [None if each is None else self.weight(each, f"{op}.constant") for each in more]
+            constants = [None if each is None else self.weight(each, f"{op}.constant") for each in more]
             return self.node(
-                op, [*values, *beside], op.lower(), **{key: each.value for key, each in node.attributes.items()}
+                op, [*values, *constants], op.lower(), **{key: each.value for key, each in node.attributes.items()}
             )
 
         entries = self.base(sizes, make, count=count).entries().reshape(full)
@@ -456,7 +460,7 @@ class Rewriter(Writer):
         return None
 
     def _sum(self, x: Array, axes: tuple[int, ...], node: ir.Node) -> Array:
-        """The sum over some axes, which are left out."""
+        """Sums over axes, which are removed."""
         kept = [each for each in range(x.ndim) if each not in axes]
         shape = tuple(x.shape[each] for each in kept)
         moved = np.transpose(x, [*kept, *axes]).reshape(*shape, -1)

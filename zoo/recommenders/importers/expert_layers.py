@@ -1,4 +1,4 @@
-"""The mixture of experts of DCN V2's cross layers (Wang et al. 2021, section 3.3) as layers of all experts."""
+"""Graph rewrite: merges the mixture of experts in the cross layers of DCN V2 (Wang et al. 2021, section 3.3)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Layer:
-    """x weight + bias: [inputs, outputs] and [outputs]."""
+    """Linear layer x weight + bias.
+
+    Attributes:
+        x: Input.
+        weight: float32 [inputs, outputs].
+        bias: float32 [outputs].
+    """
 
     x: ir.Value
     weight: Array
@@ -27,7 +33,18 @@ class Layer:
 
 @dataclass(frozen=True)
 class Expert:
-    """x_0 (U tanh(C tanh(V x_l)) + b), and the entry of the softmax that it is multiplied by."""
+    """Expert x_0 (U tanh(C tanh(V x_l)) + b) with its gate.
+
+    Attributes:
+        x0: x_0.
+        x: x_l.
+        v: V, [inputs, rank].
+        c: C, [rank, rank].
+        u: U, [rank, outputs].
+        bias: b, [outputs].
+        weights: Softmax over the experts.
+        place: Index of the expert in the softmax.
+    """
 
     x0: ir.Value
     x: ir.Value
@@ -39,21 +56,35 @@ class Expert:
     place: int
 
     def is_parallel_to(self, other: Expert) -> bool:
-        """Whether both read the same and are of one size and bias."""
+        """Whether two experts read the same values and have the same size and bias.
+
+        Args:
+            other: Another expert.
+
+        Returns:
+            Whether they can be merged.
+        """
         same = self.x0 is other.x0 and self.x is other.x and self.weights is other.weights
         return same and self.c.shape == other.c.shape and np.array_equal(self.bias, other.bias)
 
 
 class MergeExperts(Rewrite):
-    """sum_e softmax(G x)_e x_0 (U_e tanh(C_e tanh(V_e x)) + b) = x_0 (U (g tanh(C tanh(V x))) + b): V and U hold all
-    experts side by side, C them along its diagonal, g is each expert's weight once for each of its columns.
+    """Merges experts: sum_e softmax(G x)_e x_0 (U_e tanh(C_e tanh(V_e x)) + b) = x_0 (U (g tanh(C tanh(V x))) + b).
 
-    Weights of a softmax sum to 1, so that a bias that all experts share is added once. Does not fire where experts read
-    different values, have biases of their own, or are not all that the softmax weighs.
+    V and U concatenate the matrices of all experts, C is block-diagonal, and g repeats the gate of every expert for
+    each of its columns. The weights of a softmax sum to 1, so a bias shared by all experts is added once. Does not fire
+    if experts read different values, have different biases, or are not all of the softmax.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Merge the experts of every such sum."""
+        """Merges the experts of every such sum.
+
+        Args:
+            model: Model to rewrite in place.
+
+        Returns:
+            Number of sums.
+        """
         return sum(self._merge(model, node) for node in list(model.graph) if node.op_type == "Add")
 
     def _merge(self, model: ir.Model, node: ir.Node) -> int:
@@ -125,7 +156,7 @@ def _layer(value: ir.Value | None) -> Layer | None:
 
 
 def _gates(value: ir.Value) -> Layer | None:
-    """What the softmax is of: layers of one column side by side, or one layer."""
+    """Returns the operand of a softmax as one layer: layers of one column that are concatenated, or one layer."""
     node = _made_by(value, "Softmax")
     joined = _made_by(node.inputs[0], "Concat") if node is not None else None
     if node is None or joined is None:

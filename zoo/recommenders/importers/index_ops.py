@@ -67,7 +67,14 @@ def sliced(x: Array, known: Sequence[Any]) -> Array | None:
 
 
 def is_matmul(node: ir.Node) -> bool:
-    """Whether an Einsum is a MatMul of matrices."""
+    """Whether an Einsum is a product of two matrices.
+
+    Args:
+        node: Operator.
+
+    Returns:
+        Whether it is; False for other operators.
+    """
     if node.op_type != "Einsum":
         return False
     equation = node.attributes["equation"].as_string().replace(" ", "")

@@ -33,7 +33,14 @@ class InputSource:
 
 
 def known_ids(field: Field) -> Array:
-    """The ranker's id of each id of a field, int64 [rows, 1]: the same, but 0 for a missing value."""
+    """Returns the ranker's id for every id of a field: the same id, but 0 for a missing value.
+
+    Args:
+        field: The field.
+
+    Returns:
+        Ids, int64 [rows, 1].
+    """
     rows = np.arange(field.rows)
     rows[field.last] = 0
     return rows[:, None]

@@ -199,7 +199,7 @@ def _output(model: ir.Model, name: str | None, path: str | Path) -> ir.Value:
 
 
 def _mean(column: Column) -> Column:
-    """List encoding of rankers: unknown values are not items."""
+    """Returns the list encoding of rankers: unknown values are not items."""
     if column.kind != "categories":
         return column
     skip = {"skip_unknown": True} if column.encoding["type"] == "vocabulary" else {}
@@ -218,7 +218,7 @@ def _used(schema: Schema, names: Iterable[str]) -> Schema:
 
 
 def _chosen(model: ir.Model, schema: Schema, columns: Sequence[str] | None, path: str | Path) -> list[str]:
-    """The columns that the inputs read, in their order. Raises RequestError where the schema does not have them."""
+    """Returns the columns that the inputs read, in order; raises RequestError if the schema lacks one."""
     known = {each.name: each for each in schema.of("number", "category", "categories")}
     inputs = [str(each.name) for each in model.graph.inputs]
     names = list(columns) if columns else list(known) if _is_matrix(model) else inputs
@@ -235,7 +235,7 @@ def _chosen(model: ir.Model, schema: Schema, columns: Sequence[str] | None, path
 
 
 def _is_matrix(model: ir.Model) -> bool:
-    """Whether the one input holds all columns side by side."""
+    """Whether the graph has one input with all columns."""
     if len(model.graph.inputs) != 1:
         return False
     shape = query.dimensions(model.graph.inputs[0])
@@ -300,7 +300,7 @@ def _written(
     rows: dict[str, Array],
     path: str | Path,
 ) -> Ranker:
-    """The graph in the families' forms, or else as it is behind other inputs; compared with the export."""
+    """Rewrites the graph in the form of a family, or wraps it unchanged; compares the result with the export."""
     sources = _input_sources(model, features, _chosen(model, features.schema, columns, path), path)
     try:
         (truth,) = reference_session.run(
@@ -331,8 +331,8 @@ def _written(
         made = _wrapped(model, features, sources, output)
         difference = _difference(made, rows, truth)
         return Ranker(made, features, GENERIC, f"mapped as any graph: {why}", rows, difference)
-    family, told, features = family_of(made, features)
-    return Ranker(made, features, family, told, rows, difference, rewriter.pools)
+    family, reason, features = family_of(made, features)
+    return Ranker(made, features, family, reason, rows, difference, rewriter.pools)
 
 
 def _difference(model: ir.Model, rows: dict[str, Array], truth: Array) -> float:
@@ -354,7 +354,7 @@ def _unread_scales(model: ir.Model, features: Features) -> set[str]:
 
 
 def _wrapped(model: ir.Model, features: Features, sources: dict[str, InputSource], output: ir.Value) -> ir.Model:
-    """The old graph as it is, its inputs made of the features'."""
+    """Returns the original graph, with operators that compute its inputs from those of the features."""
     made = model.clone()
     main, taken = made.graph, query.used_names(made.graph)
     old = list(main.inputs)
@@ -375,9 +375,9 @@ def _wrapped(model: ir.Model, features: Features, sources: dict[str, InputSource
         return nodes[-1].outputs[0]
 
     codes = {each.start: known_ids(each)[:, 0] for each in features.fields}
-    for value, told in zip(old, sources.values(), strict=True):
-        kind, parts = ir.DataType.from_numpy(told.dtype), []
-        for is_id, column in zip(told.ids.ravel(), told.columns.ravel(), strict=True):
+    for value, origin in zip(old, sources.values(), strict=True):
+        kind, parts = ir.DataType.from_numpy(origin.dtype), []
+        for is_id, column in zip(origin.ids.ravel(), origin.columns.ravel(), strict=True):
             at = edit.initializer(main, "columns.at", np.array([column]), taken)
             source = new["ids" if is_id else "numbers"]
             part = node("Gather", [source, at], source.dtype or kind, axis=1)
@@ -387,7 +387,7 @@ def _wrapped(model: ir.Model, features: Features, sources: dict[str, InputSource
                 part = node("Gather", [table, part], ir.DataType.INT64)
             parts.append(node("Cast", [part], kind, to=int(kind)))
         joined = parts[0] if len(parts) == 1 else node("Concat", list(parts), kind, axis=1)
-        if not told.columns.shape:
+        if not origin.columns.shape:
             joined = node("Reshape", [joined, edit.initializer(main, "columns.shape", np.array([-1]), taken)], kind)
         value.replace_all_uses_with(joined)
     main.insert_before(main[0], nodes)
@@ -454,9 +454,9 @@ def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
 
 
 def _with_towers(model: ir.Model, features: Features, reader: GraphReader, sides: list[Expression]) -> Features:
-    """Give the graph the results `user` and `item`, and the features the towers that its columns are of.
+    """Adds the outputs `user` and `item` to the graph, and the towers of the columns to the features.
 
-    Which is the item's: as the schema says, else the second of the two.
+    The item tower is the one with more columns that the schema assigns to items, else the second one.
     """
     names = {side: _columns_of(side, features) for side in sides}
     known = {each.name for each in features.schema.columns if each.tower == "item"}
@@ -472,7 +472,7 @@ def _with_towers(model: ir.Model, features: Features, reader: GraphReader, sides
 
 
 def _columns_of(x: Expression, features: Features) -> set[str]:
-    """The columns of the log that a value is computed from."""
+    """Returns the columns of the log that a value depends on."""
     ids = {each.column for each in subexpressions(x) if isinstance(each, Lookup)}
     numbers = {column for each in subexpressions(x) if isinstance(each, Numbers) for column in each.columns}
     return {each.name for each in features.fields if each.start in ids} | {
@@ -481,7 +481,7 @@ def _columns_of(x: Expression, features: Features) -> set[str]:
 
 
 def _name_output(model: ir.Model, terms: Sequence[Expression]) -> None:
-    """Call the layer of one result that reads the cross layers as the family calls its own, for the recipe."""
+    """Renames the layer with one output that reads the cross layers to the name in the family's recipe."""
     values = {each.value for each in terms if isinstance(each, Linear) if any(map(_is_cross, parts_of(each.x)))}
     for node in model.graph:
         if node.op_type in ("Gemm", "MatMul") and node.outputs[0].name in values:

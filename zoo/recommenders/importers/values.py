@@ -59,15 +59,15 @@ class Base:
 
     @property
     def size(self) -> int:
-        """Entries a sample."""
+        """Number of entries of a sample."""
         return int(np.prod(self.shape))
 
     def entries(self) -> Array:
-        """Their numbers, int64 [*shape]."""
+        """Returns the entry numbers, int64 [*shape]."""
         return np.arange(self.first, self.first + self.size).reshape(self.shape)
 
     def written(self) -> ir.Value:
-        """Its value in the new graph."""
+        """Returns the value in the new graph; writes it on first use."""
         if self.value is None:
             self.value = self.make()
         return self.value
@@ -131,16 +131,37 @@ class Writer:
         return made
 
     def of(self, entry: Any) -> Base:
-        """The base of an entry."""
+        """Returns the base of an entry.
+
+        Args:
+            entry: Entry number.
+
+        Returns:
+            The base that contains it.
+        """
         return self.bases[bisect.bisect_right(self._firsts, int(entry)) - 1]
 
     def bases_of(self, entries: Array) -> list[Base]:
-        """The bases of some entries, each once."""
+        """Returns the distinct bases of entries.
+
+        Args:
+            entries: Entry numbers, int64 of any shape.
+
+        Returns:
+            Bases in order of their entry numbers.
+        """
         places = np.searchsorted(self._firsts, np.unique(entries), "right") - 1
         return [self.bases[at] for at in dict.fromkeys(places.tolist())]
 
     def field(self, column: int) -> Field:
-        """The field of a column of the ids."""
+        """Returns the field of a column of the ids.
+
+        Args:
+            column: Column of the ids.
+
+        Returns:
+            The field.
+        """
         return next(each for each in self.features.fields if each.start <= column < each.start + each.width)
 
     def lookup(self, column: int, table: Array, code: bool) -> Base:
@@ -200,7 +221,7 @@ class Writer:
         return self._tables[key]
 
     def _one(self, array: Array) -> Array:
-        """The first array with the same entries: a table that is masked already stays the one that it is."""
+        """Returns the first array with the same entries, so that equal tables are stored once."""
         digest = hashlib.sha256(np.ascontiguousarray(array).data).digest()
         return self._arrays.setdefault((array.dtype.str, array.shape, digest), array)
 
@@ -296,7 +317,7 @@ class Writer:
         return self.node("Gather", [value, self.weight(picked, f"{name}.columns")], f"{name}.some", axis=1)
 
     def _by_base(self, entries: Array, change: Callable[[Base], Base]) -> Array:
-        """Entries of the same places of other bases."""
+        """Maps entries to the same positions of other bases."""
         out = np.array(entries)
         for base in self.bases_of(entries):
             own = (entries >= base.first) & (entries < base.first + base.size)
@@ -304,7 +325,7 @@ class Writer:
         return out
 
     def _root(self, x: Array, least: Any) -> Base:
-        """|x|, at least the root of `least`."""
+        """Returns |x|, at least the root of `least`."""
 
         def make() -> ir.Value:
             value = self.written(x)
@@ -328,7 +349,7 @@ class Writer:
         return self._lookups[key]
 
     def _pooled(self, x: Array, op: str) -> Array | None:
-        """Rows of one table by all columns of a list, pooled over the last axis; None where x is no such thing."""
+        """Pools rows of one table over all columns of a list, along the last axis; None for other values."""
         flat = x.reshape(-1, x.shape[-1])
         first = self.of(flat[0, 0])
         if first.table is None or not (field := self.field(first.column)).is_list or x.shape[-1] != field.width:
@@ -344,7 +365,7 @@ class Writer:
         return (self._pool_of(field, table, op).first + places).reshape(x.shape[:-1])
 
     def _scaled(self, entries: Array, factor: float) -> Array | None:
-        """Sums over lists, times a number, which their tables take: a mean over places that all count, say."""
+        """Multiplies sums over lists by a number, which is merged into their tables; None for other values."""
         if any(each.pool is None or each.count is not None for each in self.bases_of(entries)):
             return None
 
@@ -382,11 +403,11 @@ class Writer:
         return self.base(table.shape[1:], make, pool=pool, count=field if counts else None)
 
     def _items(self, entries: Array) -> Field | None:
-        """List whose items are counted by a number."""
+        """Returns the list whose items a value counts; None for other values."""
         return self.of(entries.ravel()[0]).count if np.unique(entries).size == 1 else None
 
     def _mean(self, total: Array, count: Array) -> Array | None:
-        """A list's sum / its items, by the list's column of `scales`; None where that is something else."""
+        """Divides the sum over a list by its number of items, with a column of `scales`; None for other values."""
         field = self._items(count)
         bases = self.bases_of(total)
         if field is None or field.scale < 0 or any(each.pool is None or each.pool[0] is not field for each in bases):
@@ -409,7 +430,7 @@ class Writer:
     # --- tables of ids
 
     def _same(self, entries: Array) -> Array | None:
-        """Entries that are the same for all ids, as an array; None where one is not."""
+        """Returns entries that are equal for all ids as an array; None if an entry depends on the id."""
         values = []
         for entry in entries.ravel():
             base = self.of(entry)
@@ -419,7 +440,7 @@ class Writer:
         return np.array(values).reshape(entries.shape) if values else None
 
     def _of_codes(self, op: str, shape: tuple[int, ...], known: Sequence[Layout | Array | None]) -> Array | None:
-        """What is computed from one id, or from the sum of one looked up row, and constants; None for anything else."""
+        """Computes a value of one id (or the sum of one table row) and constants; None for other values."""
         operands = [each.entries if isinstance(each, Layout) else each for each in known]
         if any(each is None or each.ndim > len(shape) for each in operands):
             return None
@@ -451,9 +472,7 @@ class Writer:
         return out
 
     def _of_rows(self, op: str, a: Array, b: Array) -> Array | None:
-        """Two operands, entry by entry, where both are rows by the same columns and one follows from the id alone, as
-        masks do; None where not.
-        """
+        """Applies an operator to two rows of one column if one follows from the id alone, as a mask; else None."""
         a, b = np.broadcast_arrays(a, b)
         out = np.empty(a.shape, np.int64)
         for place in np.ndindex(a.shape):

@@ -30,7 +30,14 @@ from zoo.recommenders.lowering.expressions import (
 
 
 def joined(parts: Sequence[Expression]) -> Expression:
-    """Some values side by side."""
+    """Concatenates values.
+
+    Args:
+        parts: Values.
+
+    Returns:
+        Their concatenation; the value itself if there is one.
+    """
     flat: list[Expression] = []
     for part in parts:
         flat += part.parts if isinstance(part, Concat) else [part]
@@ -71,7 +78,14 @@ def gated_sum(vectors: Sequence[Expression], gates: Linear, value: str) -> Gated
 
 
 def unshifted(x: Expression) -> tuple[Expression, Any]:
-    """Splits x into the value and the constant that is added to it."""
+    """Splits a value into itself without a constant summand, and that constant.
+
+    Args:
+        x: Value.
+
+    Returns:
+        (value, constant), the constant float64 [width] or 0.
+    """
     return (x.x, x.by) if isinstance(x, Shifted) else (x, 0.0)
 
 
@@ -91,7 +105,14 @@ def shifted(x: Expression, by: Any) -> Expression:
 
 
 def layer_of(x: Expression) -> Linear | None:
-    """x as a linear layer, which numbers and shifted ones are, too."""
+    """Converts a value to a linear layer; numbers and shifted numbers are layers, too.
+
+    Args:
+        x: Value.
+
+    Returns:
+        The layer; None for other values.
+    """
     if isinstance(x, Linear):
         return x
     numbers, by = unshifted(x)
@@ -104,7 +125,11 @@ def layer_of(x: Expression) -> Linear | None:
 
 
 def subexpressions(x: Expression) -> Iterator[Expression]:
-    """`x` and all that it is computed from, each once."""
+    """Yields an expression and all expressions that it depends on, each once.
+
+    Args:
+        x: Expression.
+    """
     waiting, met = [x], {x}
     while waiting:
         yield (x := waiting.pop())
@@ -131,7 +156,14 @@ def stacked(x: Expression | None, form: str = "stack") -> list[Expression] | Non
 
 
 def square_of(x: Expression) -> Expression | None:
-    """Operand of a square."""
+    """Returns the operand of a square.
+
+    Args:
+        x: Value.
+
+    Returns:
+        The operand; None for other values.
+    """
     return x.x if isinstance(x, ElementwiseProduct) and x.x is x.y else None
 
 
@@ -196,7 +228,14 @@ def scaled(x: Expression, factor: Array) -> Expression | None:
 
 
 def total_of(x: Expression) -> Total | None:
-    """A value of one column as a sum."""
+    """Converts a value of one column to a sum.
+
+    Args:
+        x: Value.
+
+    Returns:
+        The sum; None for other values.
+    """
     if isinstance(x, Total):
         return None if x.sigmoid else x
     known = isinstance(x, Linear | Field | Factorization | Product | Numbers) and not (isinstance(x, Linear) and x.relu)

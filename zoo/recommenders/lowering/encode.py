@@ -19,9 +19,17 @@ Key = tuple[int, int, str, int]  # column, count, pooling, mean of a field
 
 
 class CodeLayout(LoweringPlan):
-    """A plan with the `slots` and first `steps` of its program.
+    """Lowering plan with the buffers (`slots`) and first steps of its program.
+
+    Args:
+        reader: Reader of the graph.
+        table: Activation ranges.
+        caches: Cache sizes in bytes: {"L2", "L3"}.
+        coarse: Whether large layers and tables may use bytes.
 
     Attributes:
+        slots: (kind, width) of every buffer.
+        steps: Steps of the program.
         x: Buffer of the codes.
 
     Raises:
@@ -38,13 +46,13 @@ class CodeLayout(LoweringPlan):
         self._numbers_at = 0
 
     def _lay_out(self) -> None:
-        """Positions and scales of everything that stands among the codes, and the steps that look them up."""
+        """Assigns positions and scales among the codes, and adds the steps that look them up."""
         numbers, _ = self._widths()
         order = {part: i for i, group in reversed(list(enumerate(self.groups.values()))) for part in group.parts}
         needed = {part for group in self.groups.values() for part in group.parts if part not in group.folded}
-        beside = {_key(each) for each in self.raw}
-        for term in self.summed:  # a number beside codes is read with them
-            if term.width > 1 or term.pool or _key(term) in beside:
+        looked_up = {_key(each) for each in self.raw}
+        for term in self.summed:  # a scalar next to codes is read with them
+            if term.width > 1 or term.pool or _key(term) in looked_up:
                 self.raw[term] = None
         keys: dict[Key, list[Field]] = {}
         for part in sorted(self.raw, key=lambda each: order[each] if each in needed else len(self.groups)):
@@ -84,15 +92,16 @@ class CodeLayout(LoweringPlan):
             self.steps.append(steps.Numbers(self.x, self._at[next(iter(self.spread))][0], columns, factor))
 
     def _before_numbers(self, keys: Mapping[Key, Sequence[Field]]) -> int:
-        """How many of the lookups stand before the numbers: those that the first layers alone read, so that a layer of
-        others, which multiplies all codes between its first and its last, passes over them.
+        """Returns the number of lookups placed before the numbers: those that only the first layers read.
+
+        A layer multiplies all codes between its first and its last input; this order lets other layers skip them.
         """
         first, *others = [set(group.parts) - set(group.folded) for group in self.groups.values()] or [set()]
         alone = first.difference(*others) if others else set()
         return sum(alone.issuperset(fields) for fields in keys.values())
 
     def _ordered_pieces(self) -> list[Expression]:
-        """Layers first, then the values computed from them."""
+        """Returns the computed vectors, layers first, then the values computed from them."""
         return sorted(self.pieces, key=lambda each: isinstance(each, Dots))
 
     def _gather(self, column: int, count: int, pool: str, mean: int, fields: list[Field]) -> None:

@@ -19,7 +19,12 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """A float value of `width` columns a sample. rectifies: its step applies the ReLU in which a source ends."""
+    """Float value of the graph.
+
+    Attributes:
+        width: Columns of a sample.
+        rectifies: Whether its step applies the ReLU in which a source ends.
+    """
 
     width: int
     rectifies: ClassVar[bool] = False
@@ -27,9 +32,12 @@ class Expression:
 
 @dataclass(frozen=True, eq=False)
 class Numbers(Expression):
-    """Columns of the numeric input, each multiplied by a factor; factors are float64 [width].
+    """Columns of the numeric input, each multiplied by a factor.
 
-    value: name in the graph of a vector of one number, else "".
+    Attributes:
+        columns: Columns of the input.
+        factor: float64 [width].
+        value: Name in the graph, for a vector of one number; else "".
     """
 
     columns: list[int]
@@ -39,9 +47,15 @@ class Numbers(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Field(Expression):
-    """Rows of a table [rows, width] that `count` columns of the ids choose, pooled: "", "sum", "mean" or "max".
+    """Table rows selected by columns of the ids, pooled.
 
-    mean: the column of `scales` that a sum is multiplied by. value: its name in the graph.
+    Attributes:
+        table: float32 [rows, width].
+        column: First column of the ids.
+        count: Number of columns of the ids.
+        pool: "", "sum", "mean" or "max".
+        mean: Column of `scales` that multiplies a sum, or -1.
+        value: Name in the graph.
     """
 
     table: Array
@@ -54,14 +68,22 @@ class Field(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Concat(Expression):
-    """Parts side by side; none is a Concat itself."""
+    """Concatenated parts; no part is a Concat."""
 
     parts: list[Expression]
 
 
 @dataclass(frozen=True, eq=False)
 class Linear(Expression):
-    """x weight + bias; float64 [inputs, width] and [width]. relu: the value after it is read, not the sum."""
+    """Linear layer x weight + bias.
+
+    Attributes:
+        x: Input.
+        weight: float64 [inputs, width].
+        bias: float64 [width].
+        relu: Whether the value is that after a ReLU.
+        value: Name in the graph.
+    """
 
     x: Expression
     weight: Array
@@ -72,7 +94,7 @@ class Linear(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Leaky(Expression):
-    """x, times `slope`, float64 [width], where it is below 0."""
+    """Leaky ReLU: x, multiplied by `slope`, float64 [width], where it is negative."""
 
     x: Linear
     slope: Array
@@ -84,7 +106,7 @@ class Leaky(Expression):
         return [self.x]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """Creates the step from the buffer of `x` to the buffer `out`, see `FloatVector`."""
+        """See `FloatVector`: the step from the buffer of `x` to the buffer `out`."""
         return steps.Leaky(sources[0], out, self.slope.astype(np.float32))
 
 
@@ -101,13 +123,13 @@ class Tanh(Expression):
         return [self.x]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """Creates the step from the buffer of `x` to the buffer `out`, see `FloatVector`."""
+        """See `FloatVector`: the step from the buffer of `x` to the buffer `out`."""
         return steps.Tanh(sources[0], out)
 
 
 @dataclass(frozen=True, eq=False)
 class Gated(Expression):
-    """x in slices, each times its part of softmax(gates)."""
+    """Slices of x, each multiplied by its entry of softmax(gates)."""
 
     x: Tanh
     gates: Linear
@@ -119,13 +141,13 @@ class Gated(Expression):
         return [self.x, self.gates]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """Creates the step from the buffers of `x` and the gates to the buffer `out`, see `FloatVector`."""
+        """See `FloatVector`: the step from the buffers of `x` and the gates to the buffer `out`."""
         return steps.Mixture(sources[0], sources[1], out)
 
 
 @dataclass(frozen=True, eq=False)
 class GatedSum(Expression):
-    """sum_e softmax(gates)_e x_e of experts, all behind a ReLU or none."""
+    """Mixture of experts: sum_e softmax(gates)_e x_e; all experts or none end in a ReLU."""
 
     vectors: list[Expression]
     gates: Linear
@@ -138,15 +160,15 @@ class GatedSum(Expression):
         return [*self.vectors, self.gates]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """Creates the step from the buffers of experts and gates to the buffer `out`, see `FloatVector`."""
+        """See `FloatVector`: the step from the buffers of experts and gates to the buffer `out`."""
         return steps.GatedSum(tuple(sources[:-1]), sources[-1], out, is_relu(self.vectors[0]))
 
 
 @dataclass(frozen=True, eq=False)
 class Crossed(Expression):
-    """x_l of a cross network: x_0 (1 + sum_l u_l).
+    """State x_l of a cross network: x_0 (1 + sum_l u_l).
 
-    Where biases b_l stand beside the products, x_{l+1} = x_0 u_l + b_l + x_l, this is x_l without their sum.
+    With biases b_l next to the products, x_{l+1} = x_0 u_l + b_l + x_l, this is x_l without the sum of the biases.
     """
 
     x: Expression
@@ -156,7 +178,7 @@ class Crossed(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Shifted(Expression):
-    """x + by; float64 [width]. A linear layer takes it into its bias."""
+    """Sum x + by, float64 [width]; a linear layer merges it into its bias."""
 
     x: Expression
     by: Array
@@ -164,7 +186,7 @@ class Shifted(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Dots(Expression):
-    """Dot products of vectors, pairs (i, j) each."""
+    """Dot products of pairs (i, j) of vectors."""
 
     vectors: list[Expression]
     pairs: list[tuple[int, int]]
@@ -181,7 +203,7 @@ class Factorization(Expression):
 
 @dataclass(frozen=True, eq=False)
 class L2Normalized(Expression):
-    """x / sqrt(max(|x|^2 + epsilon, least))."""
+    """Normalized vector x / sqrt(max(|x|^2 + epsilon, least))."""
 
     x: Expression
     epsilon: float
@@ -190,7 +212,7 @@ class L2Normalized(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Product(Expression):
-    """x . y."""
+    """Dot product x . y."""
 
     x: Expression
     y: Expression
@@ -198,7 +220,7 @@ class Product(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Total(Expression):
-    """bias + sum of terms, each times a factor; one column."""
+    """Sum of one column: bias + sum of terms, each multiplied by a factor; `sigmoid`: through a sigmoid."""
 
     terms: list[tuple[Expression, float]]
     bias: float
@@ -210,8 +232,12 @@ class Total(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Vectors(Expression):
-    """Vectors of one width. form: "stack", on an axis of their own: [n, vectors, width]; "turned": its last axes
-    exchanged; "dots": all their dot products; "sum": their sum.
+    """Vectors of one width, an intermediate value.
+
+    Attributes:
+        vectors: The vectors.
+        form: "stack": [n, vectors, width]; "turned": the last axes exchanged; "dots": all dot products; "sum": their
+            sum.
     """
 
     vectors: list[Expression]
@@ -220,7 +246,7 @@ class Vectors(Expression):
 
 @dataclass(frozen=True, eq=False)
 class ElementwiseProduct(Expression):
-    """x y, element by element."""
+    """Elementwise product x y, an intermediate value."""
 
     x: Expression
     y: Expression
@@ -228,7 +254,7 @@ class ElementwiseProduct(Expression):
 
 @dataclass(frozen=True, eq=False)
 class SquareSum(Expression):
-    """max(|x|^2 + epsilon, least), or its root."""
+    """Sum max(|x|^2 + epsilon, least), or its root; an intermediate value."""
 
     x: Expression
     epsilon: float = 0.0
@@ -238,7 +264,7 @@ class SquareSum(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Softmax(Expression):
-    """softmax(x), each entry so many times."""
+    """Softmax of x with every entry repeated `times` times, an intermediate value."""
 
     x: Linear
     times: int = 1
@@ -246,7 +272,7 @@ class Softmax(Expression):
 
 @dataclass(frozen=True, eq=False)
 class WeightedVectors(Expression):
-    """Vectors, each times its part of softmax(gates): [n, vectors, width]."""
+    """Vectors multiplied by their entries of softmax(gates), [n, vectors, width]; an intermediate value."""
 
     vectors: list[Expression]
     gates: Linear
@@ -254,7 +280,7 @@ class WeightedVectors(Expression):
 
 @dataclass(frozen=True, eq=False)
 class MeanScale(Expression):
-    """A column of `scales`."""
+    """Column of `scales`, an intermediate value."""
 
     column: int
 
@@ -265,15 +291,36 @@ FloatVector = Leaky | Tanh | Gated | GatedSum
 
 
 def is_value(x: Expression) -> bool:
-    """Whether `x` is one of the values that layers read."""
+    """Whether linear layers can read an expression.
+
+    Args:
+        x: Expression.
+
+    Returns:
+        Whether they can.
+    """
     return isinstance(x, Numbers | Field | Concat | Linear | FloatVector | Crossed | Dots | L2Normalized)
 
 
 def is_relu(x: Expression) -> bool:
-    """Whether `x` is a layer that ends in a ReLU."""
+    """Whether an expression is a layer that ends in a ReLU.
+
+    Args:
+        x: Expression.
+
+    Returns:
+        Whether it is.
+    """
     return isinstance(x, Linear) and x.relu
 
 
 def parts_of(x: Expression) -> list[Expression]:
-    """The parts that stand side by side in `x`."""
+    """Returns the concatenated parts of a value.
+
+    Args:
+        x: Value.
+
+    Returns:
+        Parts in order.
+    """
     return x.parts if isinstance(x, Concat) else [x]

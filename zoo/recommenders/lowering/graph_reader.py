@@ -77,7 +77,7 @@ class GraphReader:
     _known: dict[ir.Value, Expression] = field(default_factory=dict)
 
     def read(self, value: ir.Value | None) -> Expression:
-        """The expression that computes `value`."""
+        """Returns the expression that computes `value`; raises RequestError for an unsupported operator."""
         if value is None:
             raise RequestError("an operator lacks an input")
         if value not in self._known:
@@ -85,7 +85,7 @@ class GraphReader:
         return self._known[value]
 
     def value_of(self, x: Expression) -> ir.Value:
-        """The value that an expression was read from."""
+        """Returns the value of the graph that an expression was read from."""
         return next(value for value, each in self._known.items() if each is x)
 
     def _input(self, value: ir.Value) -> Expression:
@@ -131,7 +131,7 @@ class GraphReader:
         return Vectors(width * len(fields), fields)
 
     def _columns(self, value: ir.Value | None) -> list[tuple[int, int]]:
-        """An integer value as (column of the ids, offset added) each."""
+        """Reads an integer value as (column of the ids, offset) of every entry."""
         node = value.producer() if value is not None else None
         if value is None or node is None:
             if value is None or not value.is_graph_input() or query.rank(value) != 2 or value.shape is None:
@@ -157,7 +157,7 @@ class GraphReader:
         return [columns[each] for each in picked]
 
     def _pooled(self, x: Expression, pool: str, value: ir.Value) -> Expression | None:
-        """A stack of lookups in one table by neighbouring columns, pooled."""
+        """Pools a stack of lookups in one table by neighbouring columns; None for other values."""
         stack = stacked(x) or []
         fields = [each for each in stack if isinstance(each, Field)]
         if not fields or len(fields) != len(stack):
@@ -472,7 +472,10 @@ def _static(value: ir.Value, axis: int) -> int | None:
 
 
 def _picked(node: ir.Node, output: ir.Value, width: Callable[[], int]) -> list[int] | None:
-    """Which columns of its 2-D input a Slice, Gather or Split takes for `output`; width: of the input."""
+    """Returns the columns of its 2-D input that Slice, Gather or Split takes for `output`.
+
+    `width` returns the number of columns of the input.
+    """
     known = [query.constant(each) for each in node.inputs[1:]]
     if any(each is None for each in known):
         return None

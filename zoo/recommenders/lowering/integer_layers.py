@@ -140,12 +140,29 @@ def dense_layer(weight: Floats, bias: Floats, scale: float, unit: float, form: s
 
 
 def largest(table: Array) -> float:
-    """The largest magnitude in a table."""
+    """Returns the largest magnitude in a table.
+
+    Args:
+        table: Array of any shape.
+
+    Returns:
+        Largest absolute value.
+    """
     return float(max(table.max(), -table.min()))
 
 
 def positive(scale: float) -> float:
-    """A scale, 1 where all is zero. Raises RequestError where it is not finite."""
+    """Returns a scale, replaced by 1 if it is zero.
+
+    Args:
+        scale: Scale.
+
+    Returns:
+        Positive scale.
+
+    Raises:
+        RequestError: The scale is not finite.
+    """
     if not np.isfinite(scale):
         raise RequestError("a range is not finite")
     return scale if scale > 1e-30 else 1.0

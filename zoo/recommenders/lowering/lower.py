@@ -109,12 +109,10 @@ def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tupl
 
 
 class Compiler(CodeLayout):
-    """Compiles expressions to a `ClickProgram`. With `coarse`, large layers and tables may use bytes.
+    """Compiles expressions to a `ClickProgram`.
 
-    `orders` are the orders of the units of hidden layers in their buffers, where not the natural ones.
-
-    Raises:
-        RequestError: An expression has no step.
+    Arguments are those of `CodeLayout`, and `orders`: the orders of the units of hidden layers in their buffers. Raises
+    RequestError for an expression without a step.
     """
 
     def __init__(
@@ -130,7 +128,7 @@ class Compiler(CodeLayout):
         self._made: dict[tuple[Any, str], tuple[int, float]] = {}
 
     def compile(self, outputs: Sequence[Expression]) -> ClickProgram:
-        """The program that computes `outputs`."""
+        """Returns the program that computes the expressions `outputs`; raises RequestError for one without a step."""
         outputs = [total_of(each) or each for each in outputs]
         for each in outputs:
             self._visit(each)
@@ -205,7 +203,7 @@ class Compiler(CodeLayout):
         return out
 
     def _lookup_sum(self, terms: Sequence[tuple[Field, float]]) -> int:
-        """The buffer of a sum of numbers that ids choose, times a factor each."""
+        """Returns the buffer of a weighted sum of scalars selected by ids."""
         out, heights = self._slot("f4", 1), [len(field.table) for field, _ in terms]
         table = np.concatenate([field.table[:, 0] * np.float32(factor) for field, factor in terms])
         columns = np.array([field.column for field, _ in terms], np.int32)
@@ -220,9 +218,7 @@ class Compiler(CodeLayout):
         return out
 
     def _code_positions(self, part: Expression, own: bool = False) -> Iterator[tuple[int, float, int]]:
-        """(position among the codes, scale, column of `part`) of each of its columns; own: of codes that no other
-        column has.
-        """
+        """Yields (position among the codes, scale, column of `part`); with `own`, of codes of their own."""
         if isinstance(part, Numbers) and not (own and part in self.spread):
             for row, (column, factor) in enumerate(zip(part.columns, part.factor, strict=True)):
                 yield self._numbers_at + column, self._number_scale * float(factor), row
@@ -233,7 +229,7 @@ class Compiler(CodeLayout):
             yield position + row, scale, row
 
     def _write_piece(self, part: Expression) -> None:
-        """Have a computed vector stand among the codes."""
+        """Adds the steps that write a computed vector to the codes."""
         if part not in self.pieces or (part, "piece") in self._made:
             return
         for before in self._ordered_pieces():  # they are written in order
@@ -270,7 +266,7 @@ class Compiler(CodeLayout):
         return self._result(x, "f4")[0]
 
     def _result(self, x: Linear | FloatVector, form: str) -> tuple[int, float]:
-        """(buffer, scale) of a layer's result; before its Relu in the form "f4"."""
+        """Returns (buffer, scale) of the result of a layer; the form "f4" is the result before its ReLU."""
         if (x, form) not in self._made and isinstance(x, FloatVector):
             if form == "f4":
                 out, unit = self._curved(x), 1.0
@@ -292,19 +288,19 @@ class Compiler(CodeLayout):
         return self._made[x, form]
 
     def _curved(self, x: FloatVector) -> int:
-        """The buffer of a vector that is computed as floats."""
+        """Returns the buffer of a vector computed as floats."""
         sources = [self._floats(source) for source in x.sources()]
         out = self._slot("f4", x.width)
         self.steps.append(x.step(sources, out))
         return out
 
     def _order(self, x: Linear | FloatVector) -> Array:
-        """Which unit of a layer stands where in its buffers."""
+        """Returns the order of the units of a layer in its buffers."""
         order = self._orders.get(x)
         return np.arange(x.width) if order is None else order
 
     def hidden(self) -> dict[Linear, int]:
-        """Layers before a ReLU that only other layers read, and the buffer of each."""
+        """Returns the buffers of layers before a ReLU that only other layers read."""
         forms = {x: "u1" if "u1" in self.forms[x] else "i2" for x in self.readers if self.forms[x] <= {"u1", "i2"}}
         return {x: self._made[x, form][0] for x, form in forms.items() if x.relu and (x, form) in self._made}
 
@@ -332,7 +328,7 @@ class Compiler(CodeLayout):
         return {x: np.argsort(-(buffers[slot] > 0).sum(axis=0), kind="stable") for x, slot in hidden.items()}
 
     def _unit(self, x: Linear | FloatVector, form: str) -> float:
-        """The scale of a layer's result in this form."""
+        """Returns the scale of the result of a layer in a form."""
         if form == "u1":
             observed = self.table.tensors.get(x.value)
             if observed is None or observed.low < 0:
@@ -356,7 +352,7 @@ class Compiler(CodeLayout):
         self._made[x, form] = (out, unit)
 
     def _hidden_term(self, part: Linear | FloatVector, rows: Floats) -> int:
-        """A hidden layer's share of the logit."""
+        """Returns the buffer of the contribution of a hidden layer to the logit."""
         rows = rows[self._order(part)]
         if "i2" in self.forms[part]:
             slot, scale = self._result(part, "i2")
@@ -369,7 +365,7 @@ class Compiler(CodeLayout):
     # --- cross networks
 
     def _cross(self, x: Crossed, total: Floats | None = None) -> tuple[int, float]:
-        """(codes of x_l or -1, the factor of its codes); `total`: weights of its share of the logit."""
+        """Returns (buffer of x_l's codes or -1, their scale); `total` has the weights of x_l in the logit."""
         if (x, "cross") in self._made:
             return self._made[x, "cross"]
         before = self.crossed.get(tuple(map(id, x.changes[:-1])))
@@ -430,8 +426,10 @@ class Compiler(CodeLayout):
         rows: Sequence[tuple[int, float, int]],
         folded: Sequence[tuple[Field, int]],
     ) -> None:
-        """A `Mixed` step for layers that read the same: `rows` (position, scale, row of the weights) of the codes in
-        `slot`, and fields with their first row of the weights.
+        """Adds a `Mixed` step for layers with the same inputs.
+
+        `rows` has (position, scale, row of the weights) of the codes in `slot`; `folded` has fields with their first
+        row of the weights.
         """
         weights: list[Floats] = []
         biases: list[Floats] = []
@@ -485,7 +483,7 @@ class Compiler(CodeLayout):
         )
 
     def _like_codes(self, layer: Linear) -> tuple[Floats, Floats]:
-        """Weights and bias of a change of a cross network, its columns where the codes of x_0 are."""
+        """Returns weights and bias of a change of a cross network, with columns at the positions of x_0's codes."""
         crossed = next(each for each in self.crossed.values() if layer in each.changes)
         weight, bias = np.zeros((len(layer.weight), self._codes_width)), np.zeros(self._codes_width)
         start = 0

@@ -62,13 +62,19 @@ class Decision:
     estimated_us: dict[str, float]
 
     def to_json(self) -> dict[str, Any]:
-        """The decision as plain JSON values."""
+        """Returns the decision as plain JSON values."""
         return asdict(self)
 
 
 @dataclass(eq=False)
 class LayerGroup:
-    """Linear layers with the same inputs: one step, with one folded table for all of them."""
+    """Linear layers with the same inputs: one step, with one folded table.
+
+    Attributes:
+        parts: Inputs of the layers.
+        layers: The layers.
+        folded: Fields that are folded into tables.
+    """
 
     parts: list[Expression]
     layers: list[Linear]
@@ -76,9 +82,13 @@ class LayerGroup:
 
 
 class LoweringPlan:
-    """Requirements of the expressions of a program, and the fields to fold.
+    """Number formats of all values of a program, and the fields to fold into tables.
 
-    With `coarse`, large layers and tables may use bytes.
+    Args:
+        reader: Reader of the graph.
+        table: Activation ranges.
+        caches: Cache sizes in bytes: {"L2", "L3"}.
+        coarse: Whether large layers and tables may use bytes.
 
     Raises:
         RequestError: An expression is not supported.
@@ -106,7 +116,7 @@ class LoweringPlan:
         self._uses: dict[Crossed, set[str]] = {}
 
     def _widths(self) -> tuple[int, int]:
-        """How many numbers and scales there are."""
+        """Returns the number of numbers and of scales."""
         found = []
         for value in (self.reader.numbers, self.reader.scales):
             width = 0 if value is None or value.shape is None else value.shape[1]
@@ -115,7 +125,7 @@ class LoweringPlan:
         return found[0], found[1]
 
     def _visit(self, x: Expression) -> None:
-        """Note how everything below `x` is read."""
+        """Records how all values below `x` are read."""
         if x in self._seen:
             return
         self._seen.add(x)
@@ -166,7 +176,7 @@ class LoweringPlan:
                 self.numbers.append(x)
 
     def _visit_vector(self, x: Expression) -> None:
-        """A vector whose entries are multiplied as codes."""
+        """Records a vector whose entries are multiplied as codes."""
         match x:
             case Field():
                 self.raw[x] = None
@@ -180,7 +190,7 @@ class LoweringPlan:
         self._visit(x)
 
     def _visit_float(self, x: Expression, relu: bool = False) -> None:
-        """A value that is read as floats; relu: the step that reads it applies the ReLU."""
+        """Records a value that is read as floats; `relu`: the step that reads it applies the ReLU."""
         if isinstance(x, Linear):
             if x.relu and not relu:
                 raise RequestError(f"{x.value} is read as floats after a Relu")
@@ -221,8 +231,9 @@ class LoweringPlan:
             self.groups.setdefault(key, LayerGroup(parts, [])).layers.append(x)
 
     def _decide(self) -> None:
-        """Choose the fields that are folded: the bytes of their rows against products, for the tables that they make in
-        all. Lists are pooled as codes: fewer bytes, and no sum of many rounded rows.
+        """Selects the fields to fold by the cost of reading their rows against the cost of the products saved.
+
+        Lists are not folded: pooling codes reads fewer bytes and does not sum many rounded rows.
         """
         candidates = [
             (group, part)
@@ -268,7 +279,7 @@ class LoweringPlan:
             self.decisions[group.layers[0].value] = Decision(bool(folded), reason, table_bytes, macs, estimate)
 
     def _row(self, group: LayerGroup) -> int:
-        """Columns of the folded table."""
+        """Returns the columns of the folded table."""
         return sum(-(-each.width // COLUMNS) * COLUMNS * self._outs(each) for each in group.layers)
 
     def _coarse(self, layer: Linear) -> bool:
@@ -286,7 +297,7 @@ class LoweringPlan:
         return rows < products + codes
 
     def _max_magnitude(self, x: Expression) -> float:
-        """The largest magnitude that codes of `x` have to hold."""
+        """Returns the largest magnitude that codes of `x` must represent."""
         if isinstance(x, Field):
             most = largest(x.table)
             if not np.isfinite(most):

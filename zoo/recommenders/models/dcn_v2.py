@@ -1,5 +1,6 @@
-"""DCN-V2 (Wang et al. 2021, "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank
-Systems"), the parallel form.
+"""DCN-V2 in its parallel form.
+
+Wang et al. 2021, "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank Systems".
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DCNv2Config(TrainConfig):
-    """Settings.
+    """Training settings of DCN-V2.
 
     Attributes:
         layers: Number of cross layers.
-        rank: Rank of the cross layers' matrices; 0 for full ones (`layers` x width x width weights).
+        rank: Rank of the matrices of the cross layers; 0 for full matrices (`layers` x width x width weights).
     """
 
     embedding_size: int = 32
@@ -35,7 +36,7 @@ class DCNv2Config(TrainConfig):
 
 
 class Cross(LazyModule):
-    """x_{l+1} = x_0 * (W x_l + b) + x_l; with a rank, W = U V^T."""
+    """Cross layer: x_{l+1} = x_0 * (W x_l + b) + x_l; with a rank, W = U V^T."""
 
     def __init__(self, width: int, rank: int) -> None:
         from torch import nn
@@ -45,13 +46,23 @@ class Cross(LazyModule):
         self.u = nn.Linear(rank or width, width)
 
     def forward(self, x0: torch.Tensor, x: torch.Tensor) -> Any:
-        """x0 and x: float32 [n, width]."""
+        """Computes the layer.
+
+        Args:
+            x0: Input of the first cross layer, float32 [n, width].
+            x: Input of this layer, float32 [n, width].
+
+        Returns:
+            float32 [n, width].
+        """
         return x0 * self.u(x if self.v is None else self.v(x)) + x
 
 
 class DCNv2(LazyModule):
-    """Cross layers beside a network, both of the embeddings and numbers, joined by one linear layer, and a weight of
-    each category: what one says by itself, the prior on embeddings would take away.
+    """Cross layers and a deep network on the same input, plus a first-order weight per category.
+
+    One linear layer joins both parts. The Gaussian prior on embeddings suppresses effects of single categories; the
+    first-order weights represent them.
     """
 
     widths: ClassVar = {"embeddings": ("embedding_size",), "cross.*.v": ("rank",), "deep": ("hidden",)}
@@ -67,11 +78,20 @@ class DCNv2(LazyModule):
         width = self.embeddings.width + self.numbers
         self.wide = FirstOrder(features.fields)
         self.cross = nn.ModuleList(Cross(width, config.rank) for _ in range(config.layers))
-        self.cross_output = nn.Linear(width, 1)  # beside the network's: one linear layer of both, in two parts
+        self.cross_output = nn.Linear(width, 1)  # with the last layer of `deep`, one linear layer in two parts
         self.deep = mlp(width, config.hidden, 1, config.dropout)
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
-        """Logits, float32 [n, 1]."""
+        """Computes logits.
+
+        Args:
+            ids: Table rows, int32 [n, columns].
+            numbers: float32 [n, numbers].
+            scales: Reciprocals of list lengths, float32 [n, lists].
+
+        Returns:
+            Logits, float32 [n, 1].
+        """
         from zoo.recommenders.models.layers import concat_numbers
 
         x0 = concat_numbers(self.embeddings(ids, scales), numbers, self.numbers)
@@ -84,7 +104,7 @@ class DCNv2(LazyModule):
 DCN_V2 = TrainableRankingFamily(
     name="dcn-v2",
     title="DCN-V2 (Wang et al. 2021): click-through rate from the columns of any log",
-    # the inputs of these layers hold numbers beside products of embeddings, ten times as large; the layers are small
+    # the inputs of these layers hold numbers next to products of embeddings, ten times as large; the layers are small
     recipe=replace(RECIPE, keep_float=(r"cross\.[1-9].*\.v", "cross_output")),
     build=DCNv2,
     config=DCNv2Config(),

@@ -28,8 +28,10 @@ class DLRMConfig(TrainConfig):
 
 
 class DLRM(LazyModule):
-    """A bottom network makes one vector of the numbers; the dot products of all pairs of vectors and that vector go
-    through a top network, beside a weight of each category. A log without numbers has no bottom network.
+    """Deep learning recommendation model, with a first-order weight per category.
+
+    A bottom network maps the numbers to one vector. The dot products of all pairs of vectors and the bottom vector
+    enter the top network. Without numbers there is no bottom network.
     """
 
     widths: ClassVar = {
@@ -52,7 +54,16 @@ class DLRM(LazyModule):
         self.top = mlp(vectors * (vectors - 1) // 2 + size * bool(self.numbers), config.hidden, 1, config.dropout)
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
-        """Logits, float32 [n, 1]."""
+        """Computes logits.
+
+        Args:
+            ids: Table rows, int32 [n, columns].
+            numbers: float32 [n, numbers].
+            scales: Reciprocals of list lengths, float32 [n, lists].
+
+        Returns:
+            Logits, float32 [n, 1].
+        """
         from zoo.recommenders.models.layers import concat_numbers
 
         flat = self.embeddings(ids, scales)

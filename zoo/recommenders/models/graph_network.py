@@ -47,16 +47,17 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 class GraphNetwork(nn.Module):
-    """Logits as a graph of `zoo.recommenders.importers.tensorflow` computes them.
+    """Network that computes logits as an imported TensorFlow graph does.
 
-    Tables are `Embeddings`, the weights of layers `nn.Linear`, the biases parameters; other constants stay.
+    Tables are `Embeddings`, weights of layers are `nn.Linear`, and biases are parameters. Other constants are not
+    trained.
 
     Args:
-        model: The float ONNX model: the inputs `ids` and `numbers`, the output `probability`.
-        features: The preprocessing of its rows.
+        model: Float ONNX model with the inputs `ids` and `numbers` and the output `probability`.
+        features: Encoding of the rows.
 
     Raises:
-        RequestError: The graph has an operator that is not trained here.
+        RequestError: The graph has an operator that cannot be trained.
     """
 
     def __init__(self, model: ir.Model, features: Features) -> None:
@@ -109,7 +110,16 @@ class GraphNetwork(nn.Module):
         self.modules_of.append(module)
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
-        """Logits, float32 [n, 1]."""
+        """Computes logits.
+
+        Args:
+            ids: Table rows, int32 [n, columns].
+            numbers: float32 [n, numbers].
+            scales: Reciprocals of list lengths, float32 [n, lists].
+
+        Returns:
+            Logits, float32 [n, 1].
+        """
         values: dict[str, Any] = {"ids": ids, "numbers": numbers, **self._constants}
         values |= {name: self.biases[at] for name, at in self._biases.items()}
         for node in self._nodes:
@@ -131,7 +141,14 @@ class GraphNetwork(nn.Module):
         return values[self._logit]
 
     def renamed(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The weights of the graph under the names that `export` would give them."""
+        """Renames the weights of the graph as `export` names those of the network.
+
+        Args:
+            weights: {initializer of the graph: tensor}.
+
+        Returns:
+            {name from `export`: tensor}.
+        """
         found = {}
         for name, (at, kind) in self._tables.items():
             module = self.modules_of[at]
@@ -142,7 +159,7 @@ class GraphNetwork(nn.Module):
         return found
 
     def exported(self) -> ir.Model:
-        """The graph with the weights as they are now."""
+        """Returns the graph with the current weights."""
         model = self.model.clone()
         arrays = {name: self.biases[at] for name, at in self._biases.items()}
         for name, (at, kind) in self._tables.items():
@@ -155,7 +172,18 @@ class GraphNetwork(nn.Module):
 
 
 def opened(path: Any, features: Features) -> GraphNetwork:
-    """The network of a float ONNX file. Raises RequestError as `GraphNetwork`."""
+    """Loads the network of a float ONNX file.
+
+    Args:
+        path: ONNX file.
+        features: Encoding of the rows.
+
+    Returns:
+        The network.
+
+    Raises:
+        RequestError: The graph has an operator that cannot be trained.
+    """
     from pipelines.graph import io
 
     model = io.load(path)

@@ -1,5 +1,6 @@
-"""The parts in torch that the networks of recommenders are made of. A batch is `ids`, `numbers`, `scales` as
-`zoo.recommenders.data.features.Rows` has them.
+"""Torch layers of recommenders.
+
+A batch consists of `ids`, `numbers` and `scales`, see `zoo.recommenders.data.encoding.Rows`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,17 @@ from zoo.recommenders.data.features import Features
 
 
 class Embeddings(nn.Module):
-    """One vector a field, side by side: float32 [n, fields * size]. All tables lie in one parameter, one below the
-    other; a list's vectors are summed, averaged or their largest values taken, as the schema says. sparse: gradients
-    hold the rows of a batch alone.
+    """Embedding tables of several fields, concatenated: one vector per field, float32 [n, fields * size].
+
+    All tables are one parameter. The vectors of a list are pooled by sum, mean or maximum, as in the schema.
+
+    Args:
+        fields: Fields, one table each.
+        size: Embedding size.
+        spread: Standard deviation of the initial weights.
+
+    Attributes:
+        sparse: Whether gradients are sparse tensors with the rows of the batch only.
     """
 
     offsets: torch.Tensor
@@ -37,25 +46,40 @@ class Embeddings(nn.Module):
 
     @property
     def width(self) -> int:
-        """Columns of the result."""
+        """Width of the result."""
         return len(self.fields) * self.size
 
     @property
     def padding(self) -> list[int]:
-        """Rows of the parameter that stand for places without an item: zeros."""
+        """Rows of the parameter for padded list positions, which are zero."""
         return [start + each.last for each, start in zip(self.fields, self.starts, strict=False) if each.is_list]
 
     @torch.no_grad()
     def clear(self) -> None:
-        """Set the rows of `padding` to zero."""
+        """Sets the rows of `padding` to zero."""
         self.weight[self.padding] = 0
 
     def table(self, number: int) -> torch.Tensor:
-        """The table of a field, [rows, size]."""
+        """Returns the table of a field.
+
+        Args:
+            number: Index of the field.
+
+        Returns:
+            View of the parameter, float32 [rows, size].
+        """
         return self.weight[self.starts[number] : self.starts[number + 1]]
 
     def forward(self, ids: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """ids int32 [n, columns of all fields of the log], scales float32 [n, lists of mean pooling]."""
+        """Looks up and pools the vectors of all fields.
+
+        Args:
+            ids: Table rows of all fields of the log, int32 [n, columns].
+            scales: Reciprocals of list lengths for mean pooling, float32 [n, lists].
+
+        Returns:
+            float32 [n, fields * size].
+        """
         rows = functional.embedding(ids[:, self.columns] + self.offsets, self.weight, sparse=self.sparse)
         parts, at = [], 0
         for each in self.fields:
@@ -72,7 +96,7 @@ class Embeddings(nn.Module):
 
 
 class FirstOrder(Embeddings):
-    """The sum of one weight a field: float32 [n, 1]."""
+    """Sum of one first-order weight per field: float32 [n, 1]."""
 
     def __init__(self, fields: Sequence[Field]) -> None:
         super().__init__(fields, 1, 0.0)
@@ -83,7 +107,7 @@ class FirstOrder(Embeddings):
 
 
 class FactorizationMachine(nn.Module):
-    """All dot products of two different fields' vectors, summed (Rendle 2010): float32 [n, fields * size] -> [n, 1].
+    """Sum of the dot products of all pairs of fields (Rendle 2010): float32 [n, fields * size] -> [n, 1].
 
     sum_{f<g} e_f e_g = (|sum_f e_f|^2 - sum_f |e_f|^2) / 2
     """
@@ -93,14 +117,21 @@ class FactorizationMachine(nn.Module):
         self.fields, self.size = fields, size
 
     def forward(self, flat: torch.Tensor) -> torch.Tensor:
-        """flat: what `Embeddings` gives."""
+        """Computes the sum.
+
+        Args:
+            flat: Result of `Embeddings`, float32 [n, fields * size].
+
+        Returns:
+            float32 [n, 1].
+        """
         e = flat.view(-1, self.fields, self.size)
         total = e.sum(1)
         return 0.5 * (total * total - (e * e).sum(1)).sum(1, keepdim=True)
 
 
 class DotInteraction(nn.Module):
-    """The dot products of every two different vectors: float32 [n, count * size] -> [n, count * (count - 1) / 2]."""
+    """Dot products of all pairs of vectors: float32 [n, count * size] -> [n, count * (count - 1) / 2]."""
 
     pairs: torch.Tensor
 
@@ -111,13 +142,20 @@ class DotInteraction(nn.Module):
         self.register_buffer("pairs", rows * count + columns, persistent=False)
 
     def forward(self, flat: torch.Tensor) -> torch.Tensor:
-        """flat: the vectors, side by side."""
+        """Computes the dot products.
+
+        Args:
+            flat: Concatenated vectors, float32 [n, count * size].
+
+        Returns:
+            float32 [n, count * (count - 1) / 2].
+        """
         x = flat.view(-1, self.count, self.size)
         return torch.bmm(x, x.transpose(1, 2)).flatten(1)[:, self.pairs]
 
 
 class SelectColumns(nn.Module):
-    """Some columns of a matrix: float32 [n, m] -> [n, chosen]."""
+    """Selects columns of a matrix: float32 [n, m] -> [n, chosen]."""
 
     chosen: torch.Tensor
 
@@ -126,28 +164,60 @@ class SelectColumns(nn.Module):
         self.register_buffer("chosen", torch.tensor(chosen), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: any matrix of enough columns."""
+        """Selects the columns.
+
+        Args:
+            x: float32 [n, m].
+
+        Returns:
+            float32 [n, chosen].
+        """
         return x[:, self.chosen]
 
 
 class L2Normalize(nn.Module):
-    """x / |x|: float32 [n, size] -> [n, size]."""
+    """L2 normalization: float32 [n, size] -> [n, size]; zero vectors remain zero."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: any vectors; of zeros come zeros."""
+        """Normalizes every row.
+
+        Args:
+            x: float32 [n, size].
+
+        Returns:
+            float32 [n, size].
+        """
         return x / (x * x).sum(1, keepdim=True).clamp_min(1e-12).sqrt()
 
 
 class RowDot(nn.Module):
-    """The dot products of the rows of two matrices: float32 [n, size] twice -> [n, 1]."""
+    """Dot products of corresponding rows of two matrices: float32 [n, size] each -> [n, 1]."""
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """a and b: of the same shape."""
+        """Computes the dot products.
+
+        Args:
+            a: float32 [n, size].
+            b: float32 [n, size].
+
+        Returns:
+            float32 [n, 1].
+        """
         return (a * b).sum(1, keepdim=True)
 
 
 def mlp(inputs: int, hidden: Sequence[int], outputs: int | None, dropout: float = 0.0) -> nn.Sequential:
-    """Linear layers with ReLU between them; outputs: of a last one without, None for none."""
+    """Creates a multilayer perceptron: linear layers with ReLU and dropout.
+
+    Args:
+        inputs: Width of the input.
+        hidden: Widths of the hidden layers.
+        outputs: Width of a last layer without ReLU; None for no such layer.
+        dropout: Dropout probability after every hidden layer.
+
+    Returns:
+        The layers.
+    """
     layers: list[nn.Module] = []
     for before, size in zip([inputs, *hidden], hidden, strict=False):
         layers += [nn.Linear(before, size), nn.ReLU(), nn.Dropout(dropout)]
@@ -157,10 +227,26 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int | None, dropout: float 
 
 
 def concat_numbers(flat: torch.Tensor, numbers: torch.Tensor, count: int) -> torch.Tensor:
-    """Embeddings and, where there are any, numbers, side by side."""
+    """Concatenates embeddings and numbers.
+
+    Args:
+        flat: Embeddings, float32 [n, width].
+        numbers: float32 [n, count].
+        count: Number of numbers; 0 returns the embeddings.
+
+    Returns:
+        float32 [n, width + count].
+    """
     return torch.cat([flat, numbers], 1) if count else flat
 
 
 def counts(features: Features) -> tuple[int, int]:
-    """Fields and numbers of a log."""
+    """Returns the number of fields and of numbers of a log.
+
+    Args:
+        features: Encoding of the log.
+
+    Returns:
+        (fields, numbers including missing-value indicators).
+    """
     return len(features.fields), features.shape[1]

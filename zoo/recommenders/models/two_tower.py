@@ -39,7 +39,7 @@ class TwoTowerConfig(TrainConfig):
 
 
 class Tower(LazyModule):
-    """The fields and numbers of a user, or of an item, through a network to a vector of length 1."""
+    """Network of one side (user or item) with an L2-normalized output."""
 
     def __init__(self, features: Features, side: str, config: TwoTowerConfig) -> None:
         from zoo.recommenders.models.layers import Embeddings, L2Normalize, SelectColumns, mlp
@@ -59,7 +59,16 @@ class Tower(LazyModule):
         self.unit = L2Normalize()
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
-        """Vectors, float32 [n, tower_size]."""
+        """Computes embeddings of one side.
+
+        Args:
+            ids: Table rows, int32 [n, columns].
+            numbers: float32 [n, numbers].
+            scales: Reciprocals of list lengths, float32 [n, lists].
+
+        Returns:
+            L2-normalized embeddings, float32 [n, tower_size].
+        """
         from zoo.recommenders.models.layers import concat_numbers
 
         flat = self.embeddings(ids, scales)
@@ -68,11 +77,11 @@ class Tower(LazyModule):
 
 
 class TwoTower(LazyModule):
-    """logit = a <user, item> + b; besides the click, training predicts which of the batch's items a click was on.
+    """Two-tower model: logit = a <user, item> + b, trained on clicks and a sampled softmax over the items of a batch.
 
-    That is the batch softmax of the paper: of a click on item j, -log softmax_j(<user, item_k> / t - log q_k) over the
-    items of the batch, where the probability q_k that a batch holds item k takes the advantage of frequent items away;
-    it is estimated by the running mean of the steps between its occurrences (algorithm 2).
+    The batch softmax of the paper for a click on item j is -log softmax_j(<user, item_k> / t - log q_k) over the items
+    of the batch. Subtracting log q_k, the probability that a batch contains item k, corrects the sampling bias towards
+    frequent items. The running mean of the steps between occurrences of an item estimates 1 / q_k (algorithm 2).
     """
 
     outputs = ("user", "item")
@@ -100,13 +109,29 @@ class TwoTower(LazyModule):
         self.register_buffer("steps", torch.zeros(()))
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
-        """Logits float32 [n, 1], and the vectors of users and items [n, tower_size]."""
+        """Computes logits and embeddings.
+
+        Args:
+            ids: Table rows, int32 [n, columns].
+            numbers: float32 [n, numbers].
+            scales: Reciprocals of list lengths, float32 [n, lists].
+
+        Returns:
+            Logits, float32 [n, 1], and L2-normalized embeddings of users and of items, float32 [n, tower_size] each.
+        """
         user, item = self.user(ids, numbers, scales), self.item(ids, numbers, scales)
         return self.logit(self.dot(user, item)), user, item
 
     def losses(self, found: Any, ids: torch.Tensor, label: torch.Tensor) -> Any:
-        """The cross-entropy of the click, and `softmax` times that of the item of a click, float32 [n]. found: what
-        `forward` gives.
+        """Computes losses: cross-entropy of the click, plus `softmax` times the batch softmax for clicked rows.
+
+        Args:
+            found: Results of `forward`.
+            ids: Table rows, int32 [n, columns].
+            label: Clicks, float32 [n].
+
+        Returns:
+            Losses, float32 [n].
         """
         import torch
         from torch.nn import functional
@@ -137,7 +162,7 @@ class TwoTower(LazyModule):
 
 @dataclass(frozen=True, kw_only=True)
 class TwoTowerFamily(TrainableRankingFamily):
-    """Two towers: retrieval besides ranking."""
+    """Family of two-tower models, which retrieve items besides ranking."""
 
     def pipeline(self) -> type[Pipeline]:
         """See `Family`."""
@@ -146,7 +171,7 @@ class TwoTowerFamily(TrainableRankingFamily):
         return TwoTowerPipeline
 
     def evaluate(self, pipelines: Mapping[str, Any], data: Any, on_error: str) -> dict[str, Any]:
-        """Adds recall@k and NDCG@k; see `zoo.recommenders.retrieval.metrics.evaluate`."""
+        """See `Family` and `zoo.recommenders.retrieval.metrics.evaluate`."""
         from zoo.recommenders.retrieval.metrics import evaluate
 
         return evaluate(pipelines, data, on_error)

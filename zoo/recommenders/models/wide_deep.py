@@ -1,4 +1,4 @@
-"""Wide & Deep (Cheng et al. 2016, "Wide & Deep Learning for Recommender Systems") of the columns of any log."""
+"""Wide & Deep (Cheng et al. 2016, "Wide & Deep Learning for Recommender Systems")."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IMPORTED = "came as a TensorFlow graph"
 
 
 class WideDeep(LazyModule):
-    """logit = a weight of each category + a network of embeddings and numbers."""
+    """Wide & Deep: logit = first-order weights of the categories + a network of embeddings and numbers."""
 
     widths: ClassVar = {"embeddings": ("embedding_size",), "deep": ("hidden",)}
 
@@ -46,19 +46,29 @@ class WideDeep(LazyModule):
         self.deep = mlp(self.embeddings.width + self.numbers, config.hidden, 1, config.dropout)
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
-        """Logits, float32 [n, 1]."""
+        """Computes logits.
+
+        Args:
+            ids: Table rows, int32 [n, columns].
+            numbers: float32 [n, numbers].
+            scales: Reciprocals of list lengths, float32 [n, lists].
+
+        Returns:
+            Logits, float32 [n, 1].
+        """
         from zoo.recommenders.models.layers import concat_numbers
 
         flat = self.embeddings(ids, scales)
         return self.deep(concat_numbers(flat, numbers, self.numbers)) + self.wide(ids, scales)
 
     def sort_neurons(self, samples: Mapping[str, torch.Tensor]) -> None:
-        """Orders the neurons of each hidden layer by how often they are active, most often first. In place.
+        """Sorts the neurons of every hidden layer by how often they are active, most active first, in place.
 
-        The function stays the same. Zeros of the ReLU then come in runs, which the native kernels skip.
+        The function of the network does not change. Zeros of the ReLU become contiguous, and the native kernels skip
+        them.
 
         Args:
-            samples: The inputs "ids", "numbers" and "scales" of some rows.
+            samples: Inputs of some rows: "ids", "numbers" and "scales".
         """
         import torch
         from torch import nn
@@ -78,10 +88,13 @@ class WideDeep(LazyModule):
                 x = x[:, order]
 
     def renamed(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The weights of a graph under the names that `export` gives them.
+        """Renames the weights of a graph as `export` names those of the network.
 
         Args:
-            weights: Initializers by name; those of version 0.2.0 have the paths of Keras' variables.
+            weights: {initializer: tensor}; initializers of version 0.2.0 have the paths of the Keras variables.
+
+        Returns:
+            {name from `export`: tensor}.
         """
         if "deep_logit/kernel" not in weights:
             return dict(weights)
@@ -101,7 +114,7 @@ class WideDeep(LazyModule):
 
 @dataclass(frozen=True)
 class WideDeepConfig(TrainConfig):
-    """The recipe; tables of 32 columns, as in the paper."""
+    """Training settings of Wide & Deep on any log; tables have 32 columns, as in the paper."""
 
     embedding_size: int = 32
     dropout: float = 0.3
@@ -109,9 +122,12 @@ class WideDeepConfig(TrainConfig):
 
 @dataclass(frozen=True)
 class CriteoConfig(WideDeepConfig):
-    """The recipe for Criteo's rows: priors as strong for few rows as for many.
+    """Training settings of Wide & Deep on rows in the Criteo format.
 
-    numeric, categorical: numbers and categories of a row. buckets: hash buckets of each category.
+    Attributes:
+        numeric: Numbers of a row.
+        categorical: Categories of a row.
+        buckets: Hash buckets of every category.
     """
 
     fewest: ClassVar[int] = 1
@@ -132,7 +148,20 @@ class CriteoConfig(WideDeepConfig):
 
 
 def train(data: Any, output: str | Path, *, config: WideDeepConfig, **options: Any) -> dict[str, Any]:
-    """Train on any click log, or on Criteo's rows; see `zoo.recommenders.training.train.train`."""
+    """Trains on any click log, or on rows in the Criteo format.
+
+    Args:
+        data: Labelled log, see `Features.read`.
+        output: Folder to train into.
+        config: Training settings; with `CriteoConfig`, the default schema is that of the Criteo format.
+        **options: Further arguments of `zoo.recommenders.training.train.train`.
+
+    Returns:
+        {"auc", "logloss", "accuracy"} on the held-out rows.
+
+    Raises:
+        RequestError: The data or settings cannot be used.
+    """
     from zoo.recommenders import criteo
     from zoo.recommenders.data.logs import spool_stdin
     from zoo.recommenders.training import train as training
@@ -153,8 +182,17 @@ def train(data: Any, output: str | Path, *, config: WideDeepConfig, **options: A
 
 
 def freeze(folder: str | Path) -> dict[str, Any]:
-    """Write fp32.onnx; see `zoo.recommenders.export.freeze.freeze`. Where the model came as a TensorFlow graph, see
-    `zoo.recommenders.importers.tensorflow.importing.freeze_graph`.
+    """Writes fp32.onnx of a model folder.
+
+    Args:
+        folder: Folder with the checkpoint, the Keras weights of version 0.2.0, or an imported TensorFlow graph.
+
+    Returns:
+        As `zoo.recommenders.export.freeze.freeze`; for an imported graph, as
+        `zoo.recommenders.importers.tensorflow.importing.freeze_graph`.
+
+    Raises:
+        RequestError: A file is missing or damaged.
     """
     from zoo.recommenders.export import freeze as export
     from zoo.recommenders.training import train as training
@@ -171,7 +209,7 @@ def freeze(folder: str | Path) -> dict[str, Any]:
 
 
 def _freeze_keras(folder: Path) -> dict[str, Any]:
-    """The same of a folder that version 0.2.0 trained in Keras: weights under the paths of the variables."""
+    """Writes fp32.onnx of a folder that version 0.2.0 trained in Keras, with the paths of the variables as names."""
     import h5py
     import torch
     from torch import nn
@@ -204,7 +242,17 @@ def _freeze_keras(folder: Path) -> dict[str, Any]:
 
 
 def network(folder: Path) -> tuple[dict[str, Any], Any]:
-    """The trained network of a model folder; see `zoo.recommenders.export.freeze.load_network`."""
+    """Loads the trained network of a model folder.
+
+    Args:
+        folder: Model folder.
+
+    Returns:
+        As `zoo.recommenders.export.freeze.load_network`.
+
+    Raises:
+        RequestError: The model was imported as a TensorFlow graph.
+    """
     if _is_imported(folder):
         raise RequestError(f"{folder} {IMPORTED}, whose layers cannot be cut; leave prune out")
     from zoo.recommenders.export import freeze as export
@@ -213,7 +261,7 @@ def network(folder: Path) -> tuple[dict[str, Any], Any]:
 
 
 def _is_imported(folder: Path) -> bool:
-    """Whether a model has the layers of a TensorFlow graph."""
+    """Whether a model was imported as a TensorFlow graph."""
     return any((folder / name).is_file() for name in (GRAPH, TENSORFLOW_GRAPH))
 
 
@@ -226,7 +274,10 @@ def _imported(folder: Path) -> Build:
 
 @dataclass(frozen=True, kw_only=True)
 class WideDeepFamily(TrainableRankingFamily):
-    """Wide & Deep, whose folders may hold the layers of a TensorFlow graph or Keras weights of version 0.2.0."""
+    """Family of Wide & Deep on any log.
+
+    Its folders may hold an imported TensorFlow graph or Keras weights of version 0.2.0.
+    """
 
     former_checkpoint: str = "model.weights.h5"
 
@@ -248,9 +299,9 @@ class WideDeepFamily(TrainableRankingFamily):
 
 @dataclass(frozen=True, kw_only=True)
 class CriteoFamily(WideDeepFamily, family.GraphImportable, family.FixedForm):
-    """Wide & Deep on rows of Criteo's form, which have no header.
+    """Family of Wide & Deep on rows in the Criteo format, which have no header.
 
-    The range of the numbers differs from that of other logs, so do the rewrites of the first layer and the recipe.
+    Numbers are scaled to [0, 1], so the rewrites of the first layer and the recipe differ from those of other logs.
     """
 
     log_family: ClassVar[str] = "wide-deep-log"

@@ -75,7 +75,14 @@ class FaissIndex:
 
 
 def quantized(vectors: NDArray[np.float32]) -> NDArray[np.int8]:
-    """Vectors with values in [-1, 1] as int8, 127 for 1, C-contiguous."""
+    """Quantizes vectors to int8.
+
+    Args:
+        vectors: Values in [-1, 1], float32 [n, size].
+
+    Returns:
+        Codes, int8 [n, size], C-contiguous; 127 represents 1.
+    """
     return np.ascontiguousarray(np.rint(np.clip(vectors, -1, 1) * 127).astype(np.int8))
 
 

@@ -98,7 +98,7 @@ class TwoTowerPipeline(LogPipeline):
 
     @property
     def key(self) -> Field:
-        """The category that tells items apart."""
+        """Category that identifies items."""
         return self.features.key
 
     def vectors(self, rows: Rows, tower: str) -> NDArray[np.float32]:

@@ -48,13 +48,20 @@ def evaluate(pipelines: Mapping[str, TwoTowerPipeline], data: Any, on_error: str
 
 
 def retrieval_metrics(ranks: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, float]:
-    """{"recall@10", "recall@50", "ndcg@10"} of the ranks of the relevant items, from 1 on, int64 [n]."""
+    """Computes recall and NDCG from ranks.
+
+    Args:
+        ranks: Ranks of the relevant items, from 1 on, int64 [n].
+
+    Returns:
+        {"recall@10", "recall@50", "ndcg@10"}.
+    """
     gains = np.where(ranks <= CUTS[0], 1 / np.log2(1 + ranks), 0)
     return {f"recall@{k}": float((ranks <= k).mean()) for k in CUTS} | {f"ndcg@{CUTS[0]}": float(gains.mean())}
 
 
 def _ranks(pipeline: TwoTowerPipeline, data: Any, on_error: str) -> NDArray[np.int64]:
-    """Where each clicked row's item stands for its user, from 1 on; among equal scores it is the last."""
+    """Returns the rank of the item of every clicked row, from 1 on; among equal scores it is the last."""
     users, keys = [], []
     column = pipeline.key.start
     vectors: dict[int, NDArray[np.float32]] = {}
@@ -68,12 +75,12 @@ def _ranks(pipeline: TwoTowerPipeline, data: Any, on_error: str) -> NDArray[np.i
         keys.append(ids[clicked])
     order = {key: at for at, key in enumerate(vectors)}
     items = np.stack(list(vectors.values()))
-    asked, relevant = np.concatenate(users), np.array([order[int(key)] for key in np.concatenate(keys)])
+    queries, relevant = np.concatenate(users), np.array([order[int(key)] for key in np.concatenate(keys)])
     if pipeline.precision == "int8":
-        items, asked = quantized(items).astype(np.float32), quantized(asked).astype(np.float32)
+        items, queries = quantized(items).astype(np.float32), quantized(queries).astype(np.float32)
     ranks = []
-    for begin in range(0, len(asked), BLOCK):
-        scores = asked[begin : begin + BLOCK] @ items.T
+    for begin in range(0, len(queries), BLOCK):
+        scores = queries[begin : begin + BLOCK] @ items.T
         own = np.take_along_axis(scores, relevant[begin : begin + BLOCK, None], 1)
         ranks.append((scores >= own).sum(1))
     return np.concatenate(ranks).astype(np.int64)

@@ -80,5 +80,12 @@ class TrainConfig:
 
 
 def for_finetuning(config: TrainConfig) -> Any:
-    """The recipe for going on from trained weights: small steps."""
+    """Returns the settings for fine-tuning.
+
+    Args:
+        config: Settings for training from scratch.
+
+    Returns:
+        Settings with a tenth of the learning rate, one prior strength, and no random unknown categories.
+    """
     return replace(config, learning_rate=config.learning_rate / 10, unknown=0.0, l2_embeddings=config.l2_embeddings[:1])

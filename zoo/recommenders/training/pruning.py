@@ -41,16 +41,8 @@ class PrunableRecommender(PrunableModel):
     A group has the name of the first layer whose width it determines. Units shared by several layers or tables are
     removed from all of them.
 
-    Args:
-        folder: Model folder.
-        data: Labelled log, as in `Features.read`.
-        config: Training settings; `held_out` splits the rows.
-        importance: "taylor" or "activation", see `pruning_groups.importances`.
-        on_error: As in `Features.read`.
-        like: Another model opened with the same log. Its encoded rows are reused if the encodings are equal.
-
-    Raises:
-        RequestError: The rows cannot be used for training.
+    The data is a labelled log, as in `Features.read`; `held_out` of the settings splits its rows. Encoded rows of
+    `like` are reused if the encodings are equal. Criteria of importance are in `pruning_groups.importances`.
     """
 
     metric = "auc"
@@ -72,7 +64,7 @@ class PrunableRecommender(PrunableModel):
         self._importances: NDArray[np.float64] | None = None
 
     def _read(self, features: Features) -> RowStore:
-        """The log's rows as these features encode them."""
+        """Returns the rows of the log in the encoding of these features."""
         from zoo.recommenders.training.row_store import RowStore
 
         key = json.dumps(features.to_json())
@@ -81,7 +73,7 @@ class PrunableRecommender(PrunableModel):
         return self._logs[key]
 
     def _removed_units(self, widths: Widths) -> NDArray[np.int64]:
-        """The least important units of the groups that are to have these widths."""
+        """Returns the least important units of groups that are pruned to these widths."""
         if self._importances is None:
             seen = self._rows(max(0, self.split - SEEN), self.split)
             self._importances = importances(self.network, self.units, seen, self.importance)
@@ -97,12 +89,19 @@ class PrunableRecommender(PrunableModel):
             yield self.log.rows(np.arange(begin, min(begin + AT_ONCE, stop)))
 
     def _pruned(self, widths: Widths) -> tuple[Any, nn.Module]:
-        """The settings and the network without its least important units."""
+        """Returns the settings and the network without the least important units."""
         config = self.units.config(self.sized, widths)
         return config, self.units.pruned(self.network, self.features, config, self._removed_units(widths))
 
     def loss(self, widths: Widths) -> float:
-        """LogLoss of the held-out rows, see `Prunable`."""
+        """Computes the LogLoss of the held-out rows after pruning.
+
+        Args:
+            widths: {group: units to keep}.
+
+        Returns:
+            LogLoss in nats, rounded to 6 digits.
+        """
         import torch
 
         _, network = self._pruned(widths)
@@ -163,7 +162,14 @@ class PrunableRecommender(PrunableModel):
         write_json(folder / "train.json", {**known, "config": to_plain(config), "features": features.to_json()})
 
     def quality(self, pipeline: GraphPipeline) -> dict[str, float]:
-        """{"auc", "logloss", "accuracy", "calibration_error"} of an opened model on the held-out rows."""
+        """Evaluates a model on the held-out rows.
+
+        Args:
+            pipeline: Opened model.
+
+        Returns:
+            {"auc", "logloss", "accuracy", "calibration_error"}.
+        """
         features, scores, labels = Features.from_json(pipeline.folder.preprocessing), [], []
         for batch in self._read(features).parts(self.split, len(self.log)):
             arrays = {name: batch[name].numpy() for name in features.inputs}

@@ -117,7 +117,7 @@ class PruningGroups:
             self._parents[last] = first
 
     def _grouped(self, network: Any, config: Any) -> dict[str, Numbers]:
-        """The sets of units of every slot, by the first of its layers; none where something of it is fixed."""
+        """Returns the sets of units of every setting by its first layer, without sets with a fixed column."""
         order = [name for name, _ in network.named_modules()]
         layers: dict[WidthSetting, list[str]] = {}
         for pattern, settings in network.widths.items():

@@ -66,7 +66,14 @@ class FakeQuantization:
         self.table = CalibrationTable.load(folder.ensure("calibration.json"))
 
     def recipe(self, model: ir.Model) -> QuantRecipe:
-        """Recipe that quantizes the rewritten graph."""
+        """Returns the recipe that quantizes the rewritten graph.
+
+        Args:
+            model: Rewritten graph.
+
+        Returns:
+            The family's recipe with the layers that stay float, without error bound, bias correction and range search.
+        """
         opened = tuple(re.escape(name) for name in open_layers(model))
         kept = tuple(dict.fromkeys((*self.given.keep_float, *opened)))
         options: Any = {"observer": "minmax", "search": False, "correct": False, "bound": 0.0}
@@ -87,7 +94,14 @@ class FakeQuantization:
         return model
 
     def prepare(self, network: nn.Module) -> fx.GraphModule:
-        """Fake-quantized copy of `network` to train, with the same inputs and outputs."""
+        """Creates a fake-quantized copy of a network for training.
+
+        Args:
+            network: Float network; it is not changed.
+
+        Returns:
+            Copy with the same inputs and outputs.
+        """
         self.network, model = network, self.rewritten(network)
 
         def traced(copied: nn.Module) -> fx.GraphModule:
@@ -121,7 +135,7 @@ class FakeQuantization:
             student: Fake-quantized network after training.
             folder: Model folder.
         """
-        self.network.load_state_dict(weights(student))
+        self.network.load_state_dict(float_weights(student))
         model = self.rewritten(self.network)
         trained = qat.table(student, self._example())
         table = qat.completed(trained, model, list(read_npz(folder / SAMPLES)[0]))
@@ -145,8 +159,15 @@ def fake_quantization(start_from: Any, features: Features) -> FakeQuantization:
     return FakeQuantization(zoo.load(start_from), features)
 
 
-def weights(student: nn.Module) -> dict[str, torch.Tensor]:
-    """The trained float weights as a state dict of the network that the student was made from."""
+def float_weights(student: nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the trained float weights of a fake-quantized network.
+
+    Args:
+        student: Fake-quantized network, see `FakeQuantization.prepare`.
+
+    Returns:
+        State dict of the float network.
+    """
     state = {name.removeprefix(f"{HEAD}."): each for name, each in qat.weights(student).items()}
     for path, module in student.named_modules():
         if isinstance(module, _Split):
@@ -157,7 +178,7 @@ def weights(student: nn.Module) -> dict[str, torch.Tensor]:
 
 
 class _Split(nn.Module):
-    """[e; x] W + b as e W_e + b and x W_x, whose sum is a step of the graph."""
+    """Linear layer [e; x] W + b as two layers, e W_e + b and x W_x, whose sum is a separate operator."""
 
     def __init__(self, whole: nn.Linear, width: int) -> None:
         super().__init__()
@@ -171,7 +192,7 @@ class _Split(nn.Module):
 
 
 def _split(traced: fx.GraphModule, tensors: set[str], width: int) -> None:
-    """Make those layers two that are so in the graph of `tensors`. width: of all numbers."""
+    """Splits the layers that are split in the graph of `tensors`; `width` is the number of all numbers."""
     for node in list(traced.graph.nodes):
         name = node.meta.get(TENSOR)
         layer = traced.get_submodule(str(node.target)) if node.op == "call_module" else None
@@ -198,7 +219,7 @@ def _split(traced: fx.GraphModule, tensors: set[str], width: int) -> None:
 
 
 def _tensors(traced: fx.GraphModule, model: ir.Model) -> dict[str, int]:
-    """{tensor of the rewritten graph: index of the range that observes it}; of a tensor's dropout none."""
+    """Returns {tensor of the rewritten graph: index of the range that observes it}."""
     known = _results(model)
     indices: dict[str, int] = {}
     for node in traced.graph.nodes:

@@ -1,4 +1,4 @@
-"""Prunes low-frequency embedding rows: their values become unknown values."""
+"""Prunes low-frequency embedding rows: their values share the row of unknown values."""
 
 from __future__ import annotations
 
@@ -140,24 +140,38 @@ def prune(
 
 
 def table_rows(features: Features) -> dict[str, int]:
-    """{category: rows of its table}."""
+    """Returns the number of rows of every embedding table.
+
+    Args:
+        features: Encoding of the log.
+
+    Returns:
+        {category: rows}.
+    """
     return {each.name: each.rows for each in features.fields}
 
 
 def without_vocabulary(features: Features) -> list[str]:
-    """Names of the categories without a vocabulary, which keep all rows."""
+    """Returns the names of the categories without a vocabulary, which keep all rows.
+
+    Args:
+        features: Encoding of the log.
+
+    Returns:
+        Names in the order of the schema.
+    """
     return [each.name for each in features.fields if each.column.encoding["type"] != "vocabulary"]
 
 
 def _frequent_ids(count: Ids, least: int) -> Ids:
-    """The ids of a vocabulary's values that stay, in order."""
+    """Returns the ids of the frequent values of a vocabulary, in order; at least one."""
     values = count[UNKNOWN + 1 : -1]
     stay = np.flatnonzero(values >= least)
     return (stay if len(stay) else np.array([np.argmax(values)])) + UNKNOWN + 1
 
 
 def _prune_vocabulary(before: Column, column: Column, kept: Ids, least: int) -> Column:
-    """The column with the values that stay."""
+    """Returns the column with the frequent values only."""
     values = [column.encoding["values"][place] for place in (kept - UNKNOWN - 1).tolist()]
     if values == before.encoding.get("values"):
         return before
@@ -166,13 +180,15 @@ def _prune_vocabulary(before: Column, column: Column, kept: Ids, least: int) -> 
 
 
 def _buckets(texts: pa.Array, field: Field) -> Ids:
-    """The ids of hashed texts."""
+    """Returns the ids of hashed texts."""
     return hash_buckets(texts, int(field.column.encoding["buckets"])).astype(np.int64) + 1
 
 
 def _vocabulary_table(table: Tensor, field: Field, named: Field, count: Ids, of_named: Ids) -> Tensor:
-    """The table of a hashed field with a row for each value of a vocabulary, that of its bucket. count, of_named: of
-    the ids of both."""
+    """Converts the table of a hashed field to a row for each value of a vocabulary, that of its bucket.
+
+    `count` and `of_named` are the occurrences of the ids of the hashed field and of the vocabulary.
+    """
     import torch
 
     buckets = _buckets(pa.array(named.column.encoding["values"], pa.string()), field)
@@ -182,7 +198,7 @@ def _vocabulary_table(table: Tensor, field: Field, named: Field, count: Ids, of_
 
 
 def _weighted_mean(rows: Tensor, count: Ids) -> Tensor:
-    """The mean of rows by how often each was seen; the first one where none was."""
+    """Returns the mean of rows weighted by their occurrences; the first row if none occurred."""
     import torch
 
     shares = torch.from_numpy(count.astype(np.float64))
@@ -190,7 +206,7 @@ def _weighted_mean(rows: Tensor, count: Ids) -> Tensor:
 
 
 def _prune_table(table: Tensor, kept: Ids | None, count: Ids) -> Tensor:
-    """The rows that stay of a table [rows, size], the first one for all that goes."""
+    """Returns the kept rows of a table [rows, size], with the mean of the removed rows as its first row."""
     import torch
 
     if kept is None or len(kept) == len(table) - 2:

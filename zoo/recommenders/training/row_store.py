@@ -148,7 +148,15 @@ class RowStore:
         return len(self) - held
 
     def rows(self, places: NDArray[np.int64]) -> dict[str, torch.Tensor]:
-        """The rows at these places of the time order: tensors ids, numbers, scales, label, weight."""
+        """Reads rows by their positions in the time order.
+
+        Args:
+            places: Positions, int64 [n].
+
+        Returns:
+            {"ids": int32 [n, columns], "numbers": float32 [n, numbers], "scales": float32 [n, lists], "label": float32
+            [n], "weight": float32 [n]}.
+        """
         records = self._records[self.order[places]]
         return {name: torch.from_numpy(np.ascontiguousarray(records[name])) for name in self.record.names or ()}
 
@@ -206,11 +214,25 @@ class CategoryCounts:
         self._replaced = torch.from_numpy(np.concatenate([np.zeros(0, bool), *replaced]))
 
     def replace_rare(self, ids: torch.Tensor) -> torch.Tensor:
-        """Replaces rare and new ids by the unknown category, [n, columns]."""
+        """Replaces rare and new ids by the unknown category.
+
+        Args:
+            ids: Ids, integer [n, columns].
+
+        Returns:
+            Ids, [n, columns].
+        """
         return torch.where(self._all[ids + self._offsets], ids, UNKNOWN)
 
     def unseen_shares(self, parts: Iterator[dict[str, torch.Tensor]]) -> torch.Tensor:
-        """The share of each column's ids in some rows that are not known, float32 [columns]; a list's are one."""
+        """Computes the share of rare and new ids in every column.
+
+        Args:
+            parts: Batches of rows, see `RowStore.parts`.
+
+        Returns:
+            Shares, float32 [columns]; equal for all columns of a list.
+        """
         found = torch.zeros(len(self.fields), 2)
         for part in parts:
             for number, (each, known) in enumerate(zip(self.fields, self.known, strict=True)):
@@ -221,7 +243,7 @@ class CategoryCounts:
         return shares.repeat_interleave(torch.tensor([each.width for each in self.fields], dtype=torch.long))
 
     def mask_random(self, ids: torch.Tensor, shares: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-        """Replaces a random share of the ids by unknown values, in columns that have an unknown category.
+        """Replaces a random share of the ids by the unknown category, in columns that have one.
 
         Args:
             ids: Ids, integer [n, columns].
@@ -236,7 +258,11 @@ class CategoryCounts:
 
     @torch.no_grad()
     def copy_unknown(self, model: nn.Module) -> None:
-        """Give the rows of all that is not known the unknown category's weights. In place."""
+        """Copies the weights of the unknown category to the rows of rare and new ids, in place.
+
+        Args:
+            model: Network whose embedding tables are changed.
+        """
         for module in model.modules():
             if isinstance(module, Embeddings):
                 for number, each in enumerate(module.fields):

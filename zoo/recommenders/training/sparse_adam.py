@@ -47,7 +47,11 @@ class SparseAdam:
         return {"first": self.first, "second": self.second, "settled": self.last_steps}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go back to `state`."""
+        """Restores a checkpoint.
+
+        Args:
+            state: Result of `state`.
+        """
         self.first, self.second, self.last_steps = (state[name].clone() for name in ("first", "second", "settled"))
 
     @torch.no_grad()
@@ -85,7 +89,7 @@ class SparseAdam:
             self._apply_missed(torch.arange(begin, min(begin + BLOCK_ROWS, len(self.weight))), number, start, average)
 
     def _gradient(self, group: Processes) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows that have a gradient, [n], and these, [n, size]."""
+        """Returns the rows with a gradient, int64 [n], and their gradients, [n, size]."""
         gradient, self.weight.grad = self.weight.grad, None
         if gradient is None:
             nowhere = torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, self.weight.shape[1])
@@ -99,12 +103,12 @@ class SparseAdam:
         return rows[chosen], values[chosen]
 
     def _rate(self, second: torch.Tensor, correction: Any) -> torch.Tensor:
-        """Adam's learning rate of each entry."""
+        """Returns Adam's learning rate of every entry."""
         rate: torch.Tensor = self.learning_rate / ((second / correction).sqrt() + EPSILON)
         return rate
 
     def _decayed(self, weight: torch.Tensor, to: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
-        """Weights after the prior's steps at a rate, or at the sum of several; to: where it pulls to."""
+        """Returns the weights after the prior's steps towards `to`, at a rate or a sum of rates."""
         return to + (weight - to) * torch.exp(-self.strength * rate)
 
     def _apply_missed(self, rows: torch.Tensor, number: int, start: torch.Tensor, average: torch.Tensor) -> None:
@@ -127,8 +131,9 @@ class SparseAdam:
 
 
 def _log_retained(step: torch.Tensor, ema: float) -> torch.Tensor:
-    """log prod_i<=step min(ema, (1 + i) / (10 + i)), what an average still holds of the first weights, float64; for an
-    ema of 0, which holds nothing, far below 0.
+    """Returns the logarithm of the share of the initial weights in the running average, float64.
+
+    That is log prod_{i <= step} min(ema, (1 + i) / (10 + i)); for an ema of 0 it is far below 0.
     """
     switch = max(math.ceil((10 * ema - 1) / (1 - ema)), 1) - 1  # up to there the second one is less
     early = step.clamp(max=switch).double()

@@ -177,7 +177,17 @@ def train(
 
 
 def training_record(folder: Path) -> dict[str, Any]:
-    """{"config", "features"} of a model, trained here or shipped without its checkpoint."""
+    """Reads settings and features of a model, with or without its checkpoint.
+
+    Args:
+        folder: Model folder.
+
+    Returns:
+        {"config", "features", ...} from train.json or from the card; "config" is {} for an imported graph.
+
+    Raises:
+        RequestError: The card has no training settings.
+    """
     if (folder / "train.json").is_file():
         return read_json(folder / "train.json")  # type: ignore[no-any-return]
     card = read_json(folder / CARD)
@@ -229,7 +239,7 @@ def state_of(model: nn.Module, arrays: Mapping[str, torch.Tensor]) -> dict[str, 
 
 
 def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on_error: str) -> Schema:
-    """The schema given, with another label if one is named, or the one inferred from the first source."""
+    """Returns the schema, with another label if given, or infers it from the first source."""
     if schema is None:
         found = infer(open_logs(data)[0], label, on_error)
         labels = ", ".join(each.name for each in found.of("label"))
@@ -292,7 +302,7 @@ def _write(
     used: int,
     record: dict[str, Any],
 ) -> None:
-    """Everything but the checkpoint."""
+    """Writes all files except for the checkpoint."""
     features = Features.from_json(record["features"])
     chosen = np.sort(np.random.default_rng(record["config"]["seed"]).permutation(used)[:CALIBRATION_ROWS])
     rows = store.rows(chosen)
@@ -302,7 +312,7 @@ def _write(
     trained = trainer.model
     if sort_neurons := getattr(trained, "sort_neurons", None):
         sort_neurons(rows)
-    save_weights(output / MODEL, qat.weights(trained) if record["config"]["qat"] else trained.state_dict())
+    save_weights(output / MODEL, qat.float_weights(trained) if record["config"]["qat"] else trained.state_dict())
     write_npz(output / "calibration.npz", samples)
     features.schema.save(output / "schema.json")
     loss, auc = (

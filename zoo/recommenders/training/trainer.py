@@ -114,7 +114,14 @@ class Trainer:
         return float(summed)
 
     def losses(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The loss of each row, [n]: the cross-entropy of the click, unless the model has `losses` of its own."""
+        """Computes the loss of every row: `losses` of the model if it has one, else the cross-entropy of the click.
+
+        Args:
+            batch: {"ids", "numbers", "scales", "label"}.
+
+        Returns:
+            Losses, float32 [n].
+        """
         found = self.model(batch["ids"], batch["numbers"], batch["scales"])
         own = getattr(self.model, "losses", None)
         if own is not None:
@@ -124,7 +131,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[nn.Module]:
-        """The model with the averaged weights, in evaluation."""
+        """Yields the model with the averaged weights in evaluation mode."""
         self.catch_up()
         own = [each.detach().clone() for each in self.weights]
         self.assign(self.average)
@@ -136,12 +143,16 @@ class Trainer:
             self.assign(own)
 
     def snapshot(self) -> list[torch.Tensor]:
-        """Copies of the averaged weights and of the trained int8 ranges."""
+        """Copies the averaged weights and the trained int8 ranges."""
         return [each.clone() for each in (*self.average, *self._ranges())]
 
     @torch.no_grad()
     def load_snapshot(self, snapshot: Sequence[torch.Tensor]) -> None:
-        """Restores the values returned by `snapshot`."""
+        """Restores values from `snapshot`.
+
+        Args:
+            snapshot: Averaged weights, then trained int8 ranges.
+        """
         self.average = [each.clone() for each in snapshot[: len(self.average)]]
         for own, each in zip(self._ranges(), snapshot[len(self.average) :], strict=True):
             own.copy_(each)
@@ -196,7 +207,11 @@ class Trainer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restores a checkpoint.
+
+        Args:
+            state: Result of `state`.
+        """
         self.model.load_state_dict(state["model"])
         self.average, self.start, self.steps = list(state["average"]), list(state["start"]), state["steps"]
         self.optimizer.load_state_dict(state["optimizer"])

@@ -68,8 +68,8 @@ class PrunableImages(PrunableModel):
         if (known := self.folder.card.details.get("classes")) != self.classes:
             names = f"{', '.join(map(str, known[:4]))}, ..." if isinstance(known, list) else f"{known} classes"
             raise RequestError(
-                f"found images of {', '.join(self.classes[:4])}, ..., expected those of {self.folder.card.name} ({names}); "
-                "fine-tune the model on your images first"
+                f"found images of {', '.join(self.classes[:4])}, ..., expected those of {self.folder.card.name} "
+                f"({names}); fine-tune the model on your images first"
             )
         self.digest = self.images.digest
         self.network.to(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""The steps of click programs, each one record: parameters, checks, numpy reference and call of its kernel."""
+"""Steps of programs; each is one record with parameters, checks, numpy reference and the call of its kernel."""
 
 from pipelines.kernels.recommenders.steps.base import CODES, KINDS, SLACK, Run, Slots, Step
 from pipelines.kernels.recommenders.steps.floats import (

@@ -1,4 +1,4 @@
-"""What a step of a click program is, and what steps share."""
+"""Base class of the steps of a program, and functions that steps share."""
 
 from __future__ import annotations
 
@@ -63,33 +63,81 @@ class Step(ABC):
 
     @abstractmethod
     def compute(self, run: Run) -> None:
-        """Computes the step in numpy: the definition of the bits that its kernels return."""
+        """Computes the step in numpy; this defines the bits that its kernels return.
+
+        Args:
+            run: State of the program; the buffers that the step writes are updated.
+        """
 
     @abstractmethod
     def add_to(self, program: NativeProgram) -> None:
-        """Adds the step to a native program."""
+        """Adds the step to a native program.
+
+        Args:
+            program: Native program.
+        """
 
 
 class Slots:
-    """Which buffers there are, and which are written, while the steps of a program are checked in order."""
+    """Buffers of a program and which of them are written, while its steps are checked in order.
+
+    Args:
+        slots: (kind, width) of every buffer.
+    """
 
     def __init__(self, slots: Sequence[tuple[str, int]]) -> None:
         self.slots, self.written, self._ends = slots, set[int](), dict[int, int]()
 
     def read(self, step: object, slot: int, kind: str) -> int:
-        """The width of a buffer that the step reads."""
+        """Checks a buffer that a step reads.
+
+        Args:
+            step: The step, for messages.
+            slot: Index of the buffer.
+            kind: Required kind.
+
+        Returns:
+            Width of the buffer.
+
+        Raises:
+            RequestError: No earlier step writes the buffer, or it is of another kind.
+        """
         if slot not in self.written:
             raise RequestError(f"{type(step).__name__} reads buffer {slot}, which no step before it writes")
         return self._width(step, slot, kind)
 
     def write(self, step: object, slot: int, kind: str) -> int:
-        """The width of a buffer that the step writes."""
+        """Checks a buffer that a step writes, and records it as written.
+
+        Args:
+            step: The step, for messages.
+            slot: Index of the buffer.
+            kind: Required kind.
+
+        Returns:
+            Width of the buffer.
+
+        Raises:
+            RequestError: The buffer is of another kind.
+        """
         width = self._width(step, slot, kind)
         self.written.add(slot)
         return width
 
     def write_codes(self, step: object, slot: int, position: int, width: int) -> None:
-        """Columns of codes that the step writes: the next ones, since it may touch those behind."""
+        """Checks columns of codes that a step writes; they must follow the columns written before.
+
+        Kernels may overwrite later columns.
+
+        Args:
+            step: The step, for messages.
+            slot: Index of the buffer.
+            position: First column.
+            width: Number of columns.
+
+        Raises:
+            RequestError: The columns do not fit.
+        """
         require_fit(step, self._ends.get(slot, 0) == position <= self.write(step, slot, "i2") - width)
         self._ends[slot] = position + width
 
@@ -100,26 +148,59 @@ class Slots:
 
 
 def require_fit(step: object, right: bool) -> None:
-    """Raises RequestError, naming the step, where its sizes are not right."""
+    """Raises RequestError, with the name of the step, unless its sizes fit.
+
+    Args:
+        step: The step.
+        right: Whether they fit.
+
+    Raises:
+        RequestError: They do not.
+    """
     if not right:
         raise RequestError(f"the sizes of {type(step).__name__} do not fit its buffers or the inputs of the program")
 
 
 def require_finite(step: object, *values: float | Array) -> None:
-    """Raises RequestError, naming the step, where a value is infinite or NaN."""
+    """Raises RequestError, with the name of the step, for values that are infinite or NaN.
+
+    Args:
+        step: The step.
+        *values: Values to check.
+
+    Raises:
+        RequestError: A value is not finite.
+    """
     if not all(np.isfinite(each).all() for each in values):
         raise RequestError(f"{type(step).__name__} has values that are not finite")
 
 
 def require_vectors(step: object, positions: Array, width: int, room: int) -> None:
-    """Raises RequestError where vectors of `width` at `positions`, int32 [F], do not fit into `room` codes."""
+    """Checks vectors at positions of codes.
+
+    Args:
+        step: The step.
+        positions: First code of every vector, int32 [F].
+        width: Width of the vectors.
+        room: Number of codes.
+
+    Raises:
+        RequestError: The vectors do not fit.
+    """
     require(type(step).__name__, "positions", positions, np.int32, (positions.size,))
     require_fit(step, 1 <= positions.size <= VECTORS and 1 <= width <= VECTORS)
     require_fit(step, positions.min() >= 0 and positions.max() <= room - width)
 
 
 def lane_sum(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The sums of float32 [n, width] along the last axis in the kernels' order: float32 [n]."""
+    """Sums along the last axis in the order of the kernels.
+
+    Args:
+        values: float32 [n, width].
+
+    Returns:
+        float32 [n].
+    """
     n, width = values.shape
     padded = np.zeros((n, -(-width // 16) * 16), np.float32)
     padded[:, :width] = values
@@ -132,7 +213,14 @@ def lane_sum(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def softmax(gates: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The softmax of float32 [n, K] along its last axis, sums from the first column on."""
+    """Computes the softmax along the last axis, with sums from the first column on.
+
+    Args:
+        gates: float32 [n, K].
+
+    Returns:
+        float32 [n, K].
+    """
     weights, total = exponential(gates - gates.max(axis=1, keepdims=True)), np.zeros((len(gates), 1), np.float32)
     for column in weights.T:
         total += column[:, None]
@@ -140,11 +228,27 @@ def softmax(gates: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def to_codes(values: NDArray[np.float32]) -> NDArray[np.int16]:
-    """float32 rounded to codes int16, ties to even; NaN as the lowest."""
+    """Rounds floats to codes, ties to even.
+
+    Args:
+        values: float32 array; NaN becomes the lowest code.
+
+    Returns:
+        int16 array of the same shape.
+    """
     known = np.where(np.isnan(values), np.float32(-CODES), values)
     return np.asarray(np.rint(np.clip(known, -CODES, CODES)), np.int16)
 
 
 def vectors(x: NDArray[np.int16], positions: NDArray[Any], width: int) -> NDArray[np.int32]:
-    """The vectors at these positions of codes: int32 [n, vectors, width]."""
+    """Gathers vectors of codes.
+
+    Args:
+        x: Codes, int16 [n, codes].
+        positions: First code of every vector, int32 [F].
+        width: Width of the vectors.
+
+    Returns:
+        int32 [n, F, width].
+    """
     return np.stack([x[:, start : start + width] for start in positions], axis=1).astype(np.int32)

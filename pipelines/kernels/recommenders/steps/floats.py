@@ -215,7 +215,7 @@ class Weighted(Step):
 
 @dataclass(frozen=True, eq=False)
 class Total(Step):
-    """out = bias + sum_t terms_t factor_t, added in this order, through a sigmoid if asked.
+    """out = bias + sum_t terms_t factor_t, added in this order, then the sigmoid if `sigmoid`.
 
     terms: (buffer, factor) each, the first column of a buffer "f4".
     """

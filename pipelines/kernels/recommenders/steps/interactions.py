@@ -104,8 +104,17 @@ class Cross(Step):
 
 @dataclass(frozen=True, eq=False)
 class Dots(Step):
-    """out[position:] = clip(rint(float32(k_i . k_j) factor_ij), -CODES, CODES) for i = 1, 2, .., j = 0 .. i - 1, of
-    vectors as in `Factorization`. factor: float32 [pairs].
+    """Dot products of all pairs of vectors as codes: clip(rint(float32(k_i . k_j) factor_ij), -CODES, CODES).
+
+    The pairs are i = 1, 2, ..; j = 0 .. i - 1. Vectors are as in `Factorization`.
+
+    Attributes:
+        x: Buffer "i2" of the vectors.
+        out: Buffer "i2" of the results.
+        position: First code of the results.
+        positions: First code of every vector, int32 [F].
+        width: Width of the vectors.
+        factor: float32 [pairs].
     """
 
     x: int

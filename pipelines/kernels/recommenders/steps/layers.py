@@ -30,15 +30,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Mixed(Step):
-    """Linear layers that read the same: sums of int8 table rows, where a layer is folded into its tables, and products.
+    """Linear layers with the same inputs: sums of table rows, where a layer is folded into its tables, and products.
 
         acc_j = 2^shift sum_f (table[offsets_f + ids[columns_f], j] - zero) + sum_k x[first + k] weight[k, j]
         y_j   = float32(acc_j) scale_j + bias_j
 
-    outs: (buffer, width, relu) each; they take the columns in order, each from the next whole 64 on: as clip(rint(y),
-    0, 255) in "u1", clip(rint(y), -CODES or, with relu, 0, CODES) in "i2", y in "f4". A sum of F rows fits int16, and
-    acc int32; both is checked. table: uint8 [R, N] with zero = 128, entries from 1 on, or int16 with zero = 0, or None;
-    weight: int16 [K, N], scale, bias: float32 [N]; columns, offsets, rows: int32 [F]. x is not read where K is 0.
+    The results are clip(rint(y), 0, 255) in "u1", clip(rint(y), -CODES or, with relu, 0, CODES) in "i2", and y in "f4".
+    A sum of F rows must fit int16, and acc int32.
+
+    Attributes:
+        x: Buffer "i2" of the codes; not read if K is 0.
+        first: First code.
+        weight: int16 [K, N].
+        scale: float32 [N].
+        bias: float32 [N].
+        outs: (buffer, width, relu) of every result; their columns are consecutive, each starting at a multiple of 64.
+        columns: Columns of the ids, int32 [F].
+        offsets: First table row of every field, int32 [F].
+        rows: Table rows of every field, int32 [F].
+        shift: Steps of rows and of weights differ by 2^shift.
+        table: uint8 [R, N] with zero = 128 and entries from 1 on, or int16 with zero = 0, or None.
     """
 
     x: int
@@ -133,7 +144,7 @@ class Mixed(Step):
 
 @dataclass(frozen=True, eq=False)
 class Dense(Step):
-    """`LinearLayer` from a buffer "u1" to one of "u1", or of "f4" where its zero point is None."""
+    """`LinearLayer` from a buffer "u1" to one of "u1", or of "f4" if its zero point is None."""
 
     x: int
     out: int

@@ -30,9 +30,13 @@ POOLS = ("", "sum", "mean", "max")
 
 @dataclass(frozen=True, eq=False)
 class Numbers(Step):
-    """out[position + k] = clip(rint(numbers[columns_k] scale_k), -CODES, CODES); NaN counts as 0.
+    """Codes of numbers: out[position + k] = clip(rint(numbers[columns_k] scale_k), -CODES, CODES); NaN counts as 0.
 
-    columns: int32 [K], scale: float32 [K].
+    Attributes:
+        out: Buffer "i2" of the codes.
+        position: First code.
+        columns: int32 [K].
+        scale: float32 [K].
     """
 
     out: int
@@ -60,12 +64,25 @@ class Numbers(Step):
 
 @dataclass(frozen=True, eq=False)
 class Gather(Step):
-    """out[position:position + width] = rows of a table of codes that `count` columns of the ids choose, from `column`
-    on.
+    """Codes of table rows: out[position:position + width] = rows selected by `count` columns of the ids, pooled.
 
-    pool "": the row; "max": the maximum; "sum": clip(rint(float32(sum of the rows) factor)), "mean": the same with
-    (scales[mean] factor), which counts as 0 where it is not finite. table: int16 [rows stride + SLACK], flat, entries
-    in [-CODES, CODES].
+    - pool "": the row
+    - pool "max": the maximum
+    - pool "sum": clip(rint(float32(sum of the rows) factor))
+    - pool "mean": clip(rint(float32(sum of the rows) (scales[mean] factor))), a factor that is not finite counts as 0
+
+    Attributes:
+        out: Buffer "i2" of the codes.
+        position: First code.
+        table: int16 [rows stride + SLACK], flat, entries in [-CODES, CODES].
+        rows: Rows of the table.
+        stride: Entries from one row to the next.
+        width: Codes of a row.
+        column: First column of the ids.
+        count: Number of columns of the ids.
+        pool: "", "max", "sum" or "mean".
+        factor: Factor of sums.
+        mean: Column of the scales for means, else -1.
     """
 
     out: int
@@ -128,9 +145,14 @@ class Gather(Step):
 
 @dataclass(frozen=True, eq=False)
 class LookupSum(Step):
-    """out = sum_f table[offsets_f + ids[columns_f]], float32, added in the order of the fields.
+    """Sum of scalars: out = sum_f table[offsets_f + ids[columns_f]], float32, added in the order of the fields.
 
-    table: float32 [R]. columns, offsets, rows: int32 [F].
+    Attributes:
+        out: Buffer "f4" of width 1.
+        table: float32 [R].
+        columns: Columns of the ids, int32 [F].
+        offsets: First row of every field, int32 [F].
+        rows: Rows of every field, int32 [F].
     """
 
     out: int

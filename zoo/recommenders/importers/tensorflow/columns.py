@@ -1,16 +1,13 @@
-"""Column optimization: a frozen TensorFlow graph built from feature columns -> the hashed lookups and dense layers that
-it stands for.
+"""Column optimization: reads a frozen TensorFlow graph of feature columns as hashed lookups and dense layers.
 
-`tf.feature_column` puts some sixty operators around every lookup of a category, to find the rows that hold a value
-(NotEqual, Where, GatherNd), to give the others one (SparseFillEmptyRows), to look every different one up once (Unique,
-GatherV2) and to put the rows of tables where they belong (SparseSegmentMean, Tile, Select, Reshape). Where a row holds
-at most one value all of it is: the row of a table that the value's hash chooses, zeros where there is none. Mean, sum
-and sqrtn of one are the same.
+`tf.feature_column` surrounds every lookup of a category by about sixty operators: they find the rows with a value
+(NotEqual, Where, GatherNd), fill the others (SparseFillEmptyRows), look up every distinct value once (Unique, GatherV2)
+and place the table rows (SparseSegmentMean, Tile, Select, Reshape). If a row has at most one value, all of them equal
+one lookup: the table row of the value's hash, or zeros. Mean, sum and sqrtn of one value are equal.
 
-The graph is read from its placeholders on, by what operators do and never by their names: the rules in
-`zoo.recommenders.importers.tensorflow.rules` give the meaning of a tensor by those of its inputs. An operator without a
-rule
-for them refuses what depends on it, and all such are reported.
+The graph is read from its placeholders on. The rules in `zoo.recommenders.importers.tensorflow.rules` derive the
+meaning of a tensor from the operator and the meanings of its inputs, never from names. An operator without a rule
+refuses all tensors that depend on it, and all refusals are reported.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ class Network:
 
     @property
     def columns(self) -> list[Column]:
-        """The numbers as the network reads them, each once."""
+        """Distinct numbers that the network reads."""
         return columns_of(self.logit)
 
 
@@ -168,7 +165,14 @@ def optimize(graph: GraphDef, output: str | None = None) -> Network:
 
 
 def logit(value: Any) -> Dense | None:
-    """Operand of the sigmoid of a probability; None unless the value has one column."""
+    """Returns the operand of the sigmoid of a probability.
+
+    Args:
+        value: Meaning of the tensor.
+
+    Returns:
+        The logit; None unless the value is a probability of one column.
+    """
     value = flat(value)
     if isinstance(value, Pair):
         return value.logit
@@ -180,14 +184,14 @@ def logit(value: Any) -> Dense | None:
 
 @dataclass
 class _Reading:
-    """Values of tensors, by name, as far as they were asked for."""
+    """Meanings of tensors by name, evaluated on demand."""
 
     nodes: Mapping[str, Any]
     values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     source: Source = field(default_factory=Source)
 
     def value(self, tensor: str) -> Any:
-        """The meaning of a tensor, or why it has none."""
+        """Returns the meaning of a tensor, or why it has none."""
         for node in self.above(tensor):
             if node.name not in self.values:
                 self.values[node.name] = self._evaluate(node)
@@ -196,7 +200,7 @@ class _Reading:
         return found[index] if index < len(found) else Refused((f"{name} has no output {index}",))
 
     def above(self, tensor: str) -> Iterator[Any]:
-        """The nodes that a tensor needs, each after its inputs. Raises RequestError where one is missing."""
+        """Yields the nodes that a tensor depends on, each after its inputs."""
         done: set[str] = set()
         open_: set[str] = set()
         waiting = [_split(tensor)[0]]

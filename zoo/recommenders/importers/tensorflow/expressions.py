@@ -53,13 +53,13 @@ Part: TypeAlias = Column | Lookup
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """Parts side by side, [n, sum of their widths]."""
+    """Concatenated parts, [n, sum of their widths]."""
 
     parts: tuple[Part, ...]
 
     @property
     def width(self) -> int:
-        """Columns."""
+        """Columns of the row."""
         return sum(map(width_of, self.parts))
 
 
@@ -89,7 +89,7 @@ class Sum:
 
     @property
     def width(self) -> int:
-        """Columns."""
+        """Columns of the sum."""
         return len(self.bias)
 
 
@@ -97,12 +97,26 @@ Dense: TypeAlias = Row | Apply | Sum
 
 
 def width_of(part: Part) -> int:
-    """Columns of a part of a row."""
+    """Returns the columns of a part of a row.
+
+    Args:
+        part: Number or lookup.
+
+    Returns:
+        Number of columns.
+    """
     return 1 if isinstance(part, Column) else part.table.shape[1]
 
 
 def as_sum(x: Dense) -> Sum:
-    """An expression as a sum."""
+    """Converts an expression to a sum.
+
+    Args:
+        x: Expression.
+
+    Returns:
+        Equal sum.
+    """
     zero = np.zeros(x.width)
     if isinstance(x, Sum):
         return x
@@ -263,7 +277,14 @@ class Emitter:
         self.layers = 0
 
     def model(self, logit: Dense) -> ir.Model:
-        """The model whose output `probability`, float32 [batch, 1], is the sigmoid of `logit`."""
+        """Writes the model of a logit.
+
+        Args:
+            logit: Expression of one column.
+
+        Returns:
+            Model whose output `probability`, float32 [batch, 1], is the sigmoid of the logit.
+        """
         value = self._dense(logit)
         output = edit.node("Sigmoid", [value], "probability", dtype=ir.DataType.FLOAT)
         output.outputs[0].shape = ir.Shape(["batch", 1])
@@ -310,8 +331,9 @@ class Emitter:
         return self._node("Add", [total, self._constant(bias, "bias")], s.width) if bias.any() else total
 
     def _operand(self, x: Row | Apply, weight: Array) -> tuple[ir.Value, Array, Array]:
-        """What a layer reads, its weights for that, and what is left of them as a bias: tables in the order of the ids,
-        then `numbers`.
+        """Returns the input of a layer, its weights for that input, and a bias.
+
+        The input has the table rows in the order of the ids, then `numbers`.
         """
         if isinstance(x, Apply):
             return self._dense(x), weight, np.zeros(weight.shape[1])
@@ -330,8 +352,9 @@ class Emitter:
         return values[0] if len(values) == 1 else self._node("Concat", values, len(matrix), axis=1), matrix, shift
 
     def _by_column(self, numbers: Sequence[tuple[Column, Array]], width: int) -> tuple[Array, Array]:
-        """Weights [columns, width] of the input `numbers`, and the bias [width]: w t = (w span) u + w lo, u = (t - lo)
-        / span.
+        """Returns weights [columns, width] of the input `numbers`, and a bias [width].
+
+        w t = (w span) u + w lo, with u = (t - lo) / span.
         """
         matrix = np.zeros((len(self.columns), width))
         for column, weight in numbers:
@@ -339,7 +362,7 @@ class Emitter:
         return matrix * self.span[:, None].astype(np.float64), self.lo.astype(np.float64) @ matrix
 
     def _row(self, x: Row) -> ir.Value:
-        """A row that no layer reads, as it stands."""
+        """Writes a row that no layer reads."""
         values = []
         for part in x.parts:
             if isinstance(part, Lookup):
@@ -389,7 +412,14 @@ def _input(name: str, dtype: ir.DataType, width: int) -> ir.Value:
 
 
 def columns_of(x: Dense) -> list[Column]:
-    """The numbers that an expression reads, each once, in the order met."""
+    """Returns the distinct numbers that an expression reads.
+
+    Args:
+        x: Expression.
+
+    Returns:
+        Numbers in order of their first use.
+    """
     found: dict[Column, None] = {}
     for each in _leaves(x):
         if isinstance(each, Column):
@@ -398,7 +428,14 @@ def columns_of(x: Dense) -> list[Column]:
 
 
 def fields_of(x: Dense) -> set[str]:
-    """The categories that an expression reads."""
+    """Returns the categories that an expression reads.
+
+    Args:
+        x: Expression.
+
+    Returns:
+        Names of the categories.
+    """
     return {each.field for each in _leaves(x) if isinstance(each, Lookup)}
 
 

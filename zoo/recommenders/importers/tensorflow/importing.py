@@ -42,19 +42,19 @@ def from_graph(
     output_node: str | None = None,
     on_error: str = "raise",
 ) -> dict[str, Any]:
-    """Makes a model folder of a TensorFlow graph, but for its card.
+    """Creates a model folder from a TensorFlow graph, except for its card.
 
     Args:
-        path: A frozen GraphDef, or the folder of a SavedModel, of feature columns.
+        path: Frozen GraphDef, or folder of a SavedModel, of feature columns.
         data: Rows of a log, see `zoo.recommenders.data.line_reader.read_lines`; the first `CALIBRATION_ROWS` become
-            calibration.npz and give the numbers their ranges.
-        output: The folder, new or empty.
+            calibration.npz and determine the ranges of the numbers.
+        output: New or empty folder.
         columns: Names of the columns of a row, see `mapped.ordered`.
-        output_node: The node of the probability; None where there is only one.
-        on_error: "skip" leaves out rows with a fault.
+        output_node: Node of the probability; None: the only one.
+        on_error: "raise", or "skip" to leave out faulty rows.
 
     Returns:
-        The details of the card: preprocessing and weights.
+        Details of the card: preprocessing and weights.
 
     Raises:
         RequestError: The graph, the rows or the columns do not fit; nothing was written.
@@ -79,15 +79,18 @@ def from_graph(
 
 
 def freeze_graph(folder: Path) -> dict[str, Any]:
-    """Turns graph.pb in a folder that `from_graph` began into fp32.onnx and freeze.json, by the features on its card.
+    """Converts graph.pb of a folder from `from_graph` to fp32.onnx, and writes freeze.json.
 
-    fp32.onnx has the inputs `ids` int32 [batch, categories] and, where the graph reads numbers, `numbers` float32
-    [batch, numbers], and the output `probability` float32 [batch, 1]. The id of a missing category is the number of its
+    fp32.onnx has the inputs `ids`, int32 [batch, categories], and, if the graph reads numbers, `numbers`, float32
+    [batch, numbers], and the output `probability`, float32 [batch, 1]. The id of a missing category is its number of
     buckets.
 
+    Args:
+        folder: Model folder with graph.pb and the card.
+
     Returns:
-        What freeze.json holds: nodes of the graph, those that the probability needs, and those of them that compute;
-        nodes and operators of fp32.onnx; bytes.
+        Content of freeze.json: {"nodes": of the graph, used by the probability, and used without constants and inputs,
+        "operators": of fp32.onnx, "bytes"}.
 
     Raises:
         RequestError: The card does not fit the graph.
@@ -156,9 +159,7 @@ def _first_rows(data: Any, features: Features, on_error: str) -> Rows:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep notes on deprecations and progress off stderr: those of Python's loggers, and those that C++ writes to the
-    file.
-    """
+    """Suppresses deprecation and progress messages of TensorFlow on stderr, from Python loggers and from C++."""
     loggers = {logger: logger.level for logger in map(logging.getLogger, ("tensorflow", "tf2onnx"))}
     stderr = os.dup(2)
     try:

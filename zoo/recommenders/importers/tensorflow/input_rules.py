@@ -71,8 +71,9 @@ def _numbers(source: Source, name: str, sizes: Sequence[int], fill: Array) -> An
 
 
 def _parse_example(node: Node, inputs: list[Any], source: Source) -> Any:
-    """Outputs: sparse indices, values and shapes, then dense values. A feature of any length is taken to hold one value
-    or none.
+    """ParseExample: sparse indices, values and shapes, then dense values.
+
+    A feature of any length is assumed to hold at most one value.
     """
     require(is_stage(inputs[0], "text") and inputs[0].rank == 1, "its examples are no input of the graph")
     types = [_type_name(each) for each in node.attr["sparse_types"].list.type]

@@ -1,5 +1,6 @@
-"""Rules for the float operators of a feature column graph: arithmetic, activations, dense layers; see
-`zoo.recommenders.importers.tensorflow.columns`.
+"""Rules for the float operators of a feature column graph: arithmetic, activations, dense layers.
+
+See `zoo.recommenders.importers.tensorflow.columns`.
 """
 
 from __future__ import annotations

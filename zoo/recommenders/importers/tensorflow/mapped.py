@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 
 def map_features(network: Network, columns: Sequence[str] | None = None) -> Features:
-    """The preprocessing of a network's rows; numbers are not scaled yet, see `fitted`.
+    """Creates the preprocessing of a network; numbers are not scaled yet, see `fitted`.
 
     Args:
-        network: A graph, as `zoo.recommenders.importers.tensorflow.columns` reads it.
+        network: Network from `zoo.recommenders.importers.tensorflow.columns`.
         columns: Names of the columns of a row, see `ordered`. Entries of a wide numeric feature x are x_1, x_2, ...
+
+    Returns:
+        The features.
 
     Raises:
         RequestError: `columns` does not fit the network.
@@ -45,11 +48,14 @@ def map_features(network: Network, columns: Sequence[str] | None = None) -> Feat
 
 
 def fitted(features: Features, rows: Rows) -> Features:
-    """The features with the ranges of the numbers in some rows, infinities left out.
+    """Sets the ranges of the numbers to those in given rows, without infinities.
 
     Args:
-        features: The preprocessing, see `map_features`.
-        rows: Rows that were read as `features.raw`.
+        features: Features from `map_features`.
+        rows: Rows that were read with `features.raw`.
+
+    Returns:
+        Features with ranges.
     """
     sources = dict(zip((each.name for each in features.numbers), features.sources, strict=True))
 
@@ -107,7 +113,14 @@ def ordered(
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """A key to sort names by, numbers inside them as numbers."""
+    """Returns a sort key for names that compares numbers in them by value.
+
+    Args:
+        name: Name such as C10.
+
+    Returns:
+        Key.
+    """
     return [(int(each), "") if each.isdigit() else (-1, each) for each in re.split(r"(\d+)", name) if each]
 
 

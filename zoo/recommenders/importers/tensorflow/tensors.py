@@ -25,7 +25,7 @@ class RuleRefused(Exception):
 
 
 class Batch:
-    """The number of rows, as an entry of a shape."""
+    """Number of rows, as an entry of a shape."""
 
     def __mul__(self, other: Any) -> Batch:
         return (
@@ -45,21 +45,26 @@ BATCH = Batch()
 
 @dataclass(frozen=True)
 class Refused:
-    """A tensor without a meaning, and why."""
+    """Tensor without a meaning, with the reasons."""
 
     reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Feature:
-    """A numeric feature, with the default of every entry."""
+    """Numeric feature, with the default of every entry."""
 
     fill: tuple[float, ...]
 
 
 @dataclass
 class Source:
-    """The features met so far: numbers, and hash buckets of categories."""
+    """Features found so far.
+
+    Attributes:
+        numbers: Numeric features by name.
+        buckets: Hash buckets of categorical features by name.
+    """
 
     numbers: dict[str, Feature] = field(default_factory=dict)
     buckets: dict[str, int] = field(default_factory=dict)
@@ -67,14 +72,24 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class LookupStage:
-    """A tensor between a categorical text and its embedding. `kind`, with n rows of which m hold a value:
+    """Tensor between a categorical text and its embedding, for n rows of which m have a value.
 
-    text: string [n] or [n, 1], by rank. present: bool, whether there is one. entries: int64 [m, 2], where. held: string
-    [m], those.
-    bucket: int64 [m], their hashes. valid: bool [m], true. all: 0 .. m - 1. filled: int64 [n], hashes with `default`
-    for the others. filled entries: int64 [n, 2]. segments: 0 .. n - 1. empty: bool [n], whether there was none. unique,
-    positions: of filled. unique rows: of `table`. dense: int64 [n, 1], hashes and -1. one hot: float [n, 1, depth] of
-    dense. hashed: int64 of all.
+    - text: string [n] or [n, 1], by `rank`; present: bool mask of rows with a value
+    - entries: int64 [m, 2], indices of the values; held: string [m], the values
+    - bucket: int64 [m], hashes of the values; valid: bool [m], true; all: 0 .. m - 1
+    - filled: int64 [n], hashes, `default` for missing values; filled entries: int64 [n, 2]; segments: 0 .. n - 1
+    - empty: bool [n], mask of missing values; unique, positions: results of Unique on filled
+    - unique rows: rows of `table` for unique
+    - dense: int64 [n, 1], hashes, -1 for missing values; one hot: float [n, 1, depth] of dense
+    - hashed: int64, hashes of all values, also missing ones
+
+    Attributes:
+        kind: One of the kinds above.
+        field: Name of the categorical feature.
+        rank: Rank of a text.
+        buckets: Number of hash buckets.
+        default: Bucket of missing values.
+        table: Embedding table [buckets, width].
     """
 
     kind: str
@@ -85,20 +100,28 @@ class LookupStage:
     table: Array | None = None
 
     def to(self, kind: str, **changes: Any) -> LookupStage:
-        """Another stage of the same field."""
+        """Returns another stage of the same field.
+
+        Args:
+            kind: Kind of the stage.
+            **changes: Other attributes that change.
+
+        Returns:
+            The stage.
+        """
         return replace(self, kind=kind, **changes)
 
 
 @dataclass(frozen=True, eq=False)
 class Flat:
-    """[n] for an expression [n, 1]."""
+    """Tensor [n] of an expression [n, 1]."""
 
     of: Dense
 
 
 @dataclass(frozen=True, eq=False)
 class Nested:
-    """[n, 1, width] for an expression [n, width]."""
+    """Tensor [n, 1, width] of an expression [n, width]."""
 
     of: Dense
 
@@ -112,30 +135,51 @@ class Zeros:
 
 @dataclass(frozen=True, eq=False)
 class TwoClass:
-    """[0, logit], [n, 2]."""
+    """Logits [0, logit] of two classes, [n, 2]."""
 
     logit: Dense
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """[1 - p, p] of the sigmoid p of a logit, [n, 2]."""
+    """Probabilities [1 - p, p] with p the sigmoid of a logit, [n, 2]."""
 
     logit: Dense
 
 
 def flat(value: Any) -> Any:
-    """An expression [n, 1] for one of [n]; anything else as it is."""
+    """Returns the expression [n, 1] of a tensor [n]; other tensors unchanged.
+
+    Args:
+        value: Meaning of a tensor.
+
+    Returns:
+        Its expression.
+    """
     return value.of if isinstance(value, Flat) else value
 
 
 def refuse(why: str) -> NoReturn:
-    """Raise RuleRefused."""
+    """Refuses an operator.
+
+    Args:
+        why: Reason.
+
+    Raises:
+        RuleRefused: Always.
+    """
     raise RuleRefused(why)
 
 
 def unknown(inputs: Sequence[Any]) -> str:
-    """Why an operator has no meaning on such inputs."""
+    """Describes why an operator has no meaning on its inputs.
+
+    Args:
+        inputs: Meanings of the inputs.
+
+    Returns:
+        Reason for messages.
+    """
     steps = {each.kind for each in inputs if isinstance(each, LookupStage)}
     if steps & {"unique rows", "positions", "segments"}:
         return "rows are combined by other than mean, sum or sqrtn, or with weights; such columns are not mapped"
@@ -144,7 +188,14 @@ def unknown(inputs: Sequence[Any]) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Description of a tensor for messages."""
+    """Describes a tensor for messages.
+
+    Args:
+        value: Meaning of the tensor.
+
+    Returns:
+        Description.
+    """
     if isinstance(value, LookupStage):
         return f"the {value.kind} of {value.field}"
     if isinstance(value, Row) and len(value.parts) == 1 and isinstance(value.parts[0], Column):
@@ -187,7 +238,17 @@ def same(*steps: LookupStage) -> bool:
 
 
 def as_dense(value: Any) -> Dense:
-    """The tensor as an expression; refuses other tensors."""
+    """Returns the expression of a tensor.
+
+    Args:
+        value: Meaning of the tensor.
+
+    Returns:
+        Its expression, float [n, width].
+
+    Raises:
+        RuleRefused: The tensor is not an expression.
+    """
     return value if isinstance(value, Row | Sum | Apply) else refuse(unknown([value]))
 
 
@@ -206,5 +267,12 @@ def axis_of(value: Any, rank: int) -> int:
 
 
 def array_of(value: Any) -> Array:
-    """Result of numpy on shapes and constants, as an array; scalars too."""
+    """Converts a numpy result on shapes and constants to an array.
+
+    Args:
+        value: Array or scalar.
+
+    Returns:
+        The array.
+    """
     return value if isinstance(value, np.ndarray) else np.array(value, object if isinstance(value, Batch) else None)
