@@ -109,5 +109,5 @@ class ModelReader:
         elif not np.isfinite(array).all():
             self.faults.append(f"{name} holds NaN or infinity")
         else:
-            return array.astype(np.float32, copy=False)
+            return array.astype(np.float32, copy=not array.flags.writeable)
         return np.zeros([max(size, 1) for size in shape], np.float32)
