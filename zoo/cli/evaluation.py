@@ -68,6 +68,8 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
             ]
             rows += [[key, "", "", f"{value:.6f}", ""] for key, value in difference.items() if key not in a]
             table([f"{report['samples']:,} samples", fp32, name, f"{name} - {fp32}", "95% interval"], rows)
+        if report.get("weighted"):
+            click.echo("metrics weighted by the log's weight column")
         if kept := report.get("kept"):
             shares = ", ".join(f"{share:.1%} in {dtype}" for dtype, share in kept.items())
             click.echo(f"--output-dtype: recall of the ten nearest texts by float32: {shares}")

@@ -89,6 +89,17 @@ class ClickPipeline(GraphPipeline):
             {input name: array [n, ...]}.
         """
 
+    def weighted(self, data: Any) -> bool | None:
+        """Tells whether labelled rows have the sample weights that the model was trained with.
+
+        Args:
+            data: Source of the rows.
+
+        Returns:
+            Whether they do; None for a model without a weight column.
+        """
+        return None
+
     @abc.abstractmethod
     def text_form(self, stream: Any) -> TextForm:
         """Returns how a text holds rows.

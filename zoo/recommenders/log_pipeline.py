@@ -56,7 +56,12 @@ class LogPipeline(ClickPipeline):
     ) -> Iterator[Rows]:
         """See `ClickPipeline.rows` and `Features.read`."""
         options: dict[str, Any] = {"on_error": on_error, "errors": errors, "batch_rows": batch_rows, "seconds": seconds}
-        return self.features.read(inputs, labelled=labelled, with_label=self.with_label, **options)
+        options |= {"labelled": labelled, "weighted": labelled and bool(self.weighted(inputs))}
+        return self.features.read(inputs, with_label=self.with_label, **options)
+
+    def weighted(self, data: Any) -> bool | None:
+        """See `ClickPipeline.weighted` and `Features.weighted`."""
+        return self.features.weighted(data)
 
     def encode(self, rows: Rows) -> dict[str, NDArray[Any]]:
         """Encodes rows as the graph's inputs.

@@ -41,40 +41,63 @@ def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = 
         on_error: "raise", or "skip" to leave out faulty rows.
 
     Returns:
-        Result of `compare_clicks`, with the keys samples, clicks and skipped.
+        Result of `compare_clicks`, with the keys samples, clicks and skipped; for models with a weight column also
+        "weighted": whether the rows have that column, by which the metrics then weight them.
 
     Raises:
         RequestError: Rows have no label, or a row is faulty with "raise".
     """
-    errors = ErrorLog()
+    errors, first = ErrorLog(), next(iter(pipelines.values()))
+    weighted = first.weighted(data)
+    if weighted is False:
+        logger.warning("the rows lack the weight column of the model's training; the metrics are unweighted")
     labels: list[NDArray[np.float32]] = []
+    weights: list[NDArray[np.float32]] = []
     scores: dict[str, list[NDArray[np.float32]]] = {name: [] for name in pipelines}
     with progress("evaluating rows") as advance:
-        for rows in next(iter(pipelines.values())).rows(data, on_error, errors, labelled=True):
+        for rows in first.rows(data, on_error, errors, labelled=True):
             if rows.labels is None:
                 raise RequestError("the rows have no label; evaluation needs one of 0 or 1 in every row")
             labels.append(rows.labels)
+            if weighted:
+                weights.append(rows.weights)
             for name, pipeline in pipelines.items():
                 scores[name].append(pipeline.score(rows))
             advance(len(rows))
     if errors.total:
         logger.warning("%s", errors)
     truth = np.concatenate(labels) if labels else np.zeros(0, np.float32)
-    compared = compare_clicks(truth, {name: np.concatenate(parts) for name, parts in scores.items()} if labels else {})
-    return {"samples": len(truth), "clicks": int(truth.sum()), "skipped": errors.total, **compared}
+    outputs = {name: np.concatenate(parts) for name, parts in scores.items()} if labels else {}
+    compared = compare_clicks(truth, outputs, weights=np.concatenate(weights) if weights else None)
+    counts = {"samples": len(truth), "clicks": int(truth.sum()), "skipped": errors.total}
+    return {**counts, **({} if weighted is None else {"weighted": weighted}), **compared}
 
 
-def logloss(labels: Floats, probabilities: Floats) -> float:
+def logloss(labels: Floats, probabilities: Floats, weights: Floats | None = None) -> float:
     """Computes the mean of -(y ln p + (1 - y) ln(1 - p)).
 
     Args:
         labels: y, 0 or 1, [n].
         probabilities: p, [n].
+        weights: Weights of the rows in the mean, [n]; None: 1.
 
     Returns:
         LogLoss in nats.
     """
-    return float(_losses(labels, probabilities).mean())
+    return mean(_losses(labels, probabilities), weights)
+
+
+def mean(values: NDArray[Any], weights: Floats | None) -> float:
+    """Computes a mean over rows.
+
+    Args:
+        values: [n].
+        weights: Weights of the rows, [n]; None: 1.
+
+    Returns:
+        The mean.
+    """
+    return float(values.mean()) if weights is None else float(np.average(values, weights=weights.astype(np.float64)))
 
 
 def _losses(labels: Floats, probabilities: Floats) -> Floats:
@@ -83,87 +106,112 @@ def _losses(labels: Floats, probabilities: Floats) -> Floats:
     return -(labels * np.log(p) + (1 - labels) * np.log1p(-p))
 
 
-def click_metrics(labels: Floats, probabilities: Floats) -> dict[str, float]:
+def unless_ones(weights: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    """Returns sample weights, or None where all are 1.
+
+    Args:
+        weights: [n].
+
+    Returns:
+        `weights`, or None.
+    """
+    return None if (weights == 1).all() else weights
+
+
+def click_metrics(labels: Floats, probabilities: Floats, weights: Floats | None = None) -> dict[str, float]:
     """Computes the metrics of click probabilities.
 
     Args:
         labels: 0 or 1, [n].
         probabilities: [n].
+        weights: Sample weights, 0 or more, [n]: a row of weight 20 counts as 20 rows. None: 1.
 
     Returns:
         {"auc", "logloss", "accuracy" (at the threshold 0.5), "calibration_error"}.
     """
     return {
-        "auc": auc(labels, probabilities),
-        "logloss": logloss(labels, probabilities),
-        "accuracy": float(((probabilities >= 0.5) == (labels > 0.5)).mean()),
-        "calibration_error": calibration_error(labels, probabilities),
+        "auc": auc(labels, probabilities, None if weights is None else weights.astype(np.float64)),
+        "logloss": logloss(labels, probabilities, weights),
+        "accuracy": mean((probabilities >= 0.5) == (labels > 0.5), weights),
+        "calibration_error": calibration_error(labels, probabilities, weights),
     }
 
 
-def calibration_error(labels: Floats, probabilities: Floats) -> float:
+def calibration_error(labels: Floats, probabilities: Floats, weights: Floats | None = None) -> float:
     """Computes the expected calibration error (Naeini et al. 2015).
 
-    Rows are sorted by probability into `BINS` bins of equal size.
+    Rows are sorted by probability into `BINS` bins of equal size, or of equal weight.
 
     Args:
         labels: 0 or 1, [n].
         probabilities: [n].
+        weights: Sample weights, [n]; None: 1.
 
     Returns:
         Mean over rows of |mean label - mean probability| of the row's bin.
     """
     order = np.argsort(probabilities, kind="stable")
     apart = labels.astype(np.float64) - probabilities.astype(np.float64)
+    apart, total = (apart, float(len(order))) if weights is None else (apart * weights, float(weights.sum(dtype=float)))
     gaps = np.cumsum(np.insert(apart[order], 0, 0.0))
     cuts = np.linspace(0, len(order), BINS + 1).astype(np.int64)
-    return float(np.abs(np.diff(gaps[cuts])).sum() / len(order))
+    if weights is not None:
+        ends = np.cumsum(weights[order], dtype=np.float64)
+        cuts = np.concatenate([[0], np.searchsorted(ends, np.linspace(0, ends[-1], BINS + 1)[1:-1]), [len(order)]])
+    return float(np.abs(np.diff(gaps[cuts])).sum() / total)
 
 
-def compare_clicks(labels: Floats, outputs: Mapping[str, Floats], seed: int = 0) -> dict[str, Any]:
+def compare_clicks(
+    labels: Floats, outputs: Mapping[str, Floats], seed: int = 0, weights: Floats | None = None
+) -> dict[str, Any]:
     """Compares the metrics of several precisions on the same rows with those of fp32.
 
     Args:
         labels: 0 or 1, [n].
         outputs: {"fp32": probabilities [n], "int8": ..., ...}.
         seed: Seed of the bootstrap.
+        weights: Sample weights of the metrics and their intervals, [n]; None: 1.
 
     Returns:
         {"metrics": per precision, "difference": int8 - fp32 of every metric, max_probability = largest |p_int8 -
-        p_fp32|, mean_probability = its mean, agreement = share of rows on the same side of 0.5; "interval": 95% paired
-        bootstrap intervals of the differences (Efron and Tibshirani 1993), with the same draw of rows for both
-        precisions}. Further precisions have both under "others".
+        p_fp32|, mean_probability = its mean, agreement = share of rows on the same side of 0.5, both unweighted;
+        "interval": 95% paired bootstrap intervals of the differences (Efron and Tibshirani 1993), with the same draw
+        of rows for both precisions}. Further precisions have both under "others".
 
     Raises:
-        RequestError: There are no rows, or only one class.
+        RequestError: There are no rows, or only one class, among the rows of a weight above 0.
         ZooError: A probability is NaN or infinite.
     """
-    if len(labels) == 0 or labels.min() == labels.max():
-        what = "no rows" if len(labels) == 0 else f"only rows with label {int(labels[0])}"
+    present = labels if weights is None else labels[weights > 0]
+    if len(present) == 0 or present.min() == present.max():
+        what = "no rows" if len(present) == 0 else f"only rows with label {int(present[0])}"
+        what += "" if len(present) == len(labels) else " and a weight above 0"
         raise RequestError(f"found {what}; AUC needs clicks and non-clicks")
     if not all(np.isfinite(probabilities).all() for probabilities in outputs.values()):
         raise ZooError("the model computes NaN or infinite probabilities; check its weights and the input")
     exact = {name: probabilities.astype(np.float64) for name, probabilities in outputs.items()}
     return against_fp32(
         exact,
-        lambda probabilities: click_metrics(labels, probabilities),
-        lambda fp32, other: _compare_probabilities(labels, fp32, other, seed),
+        lambda probabilities: click_metrics(labels, probabilities, weights),
+        lambda fp32, other: _compare_probabilities(labels, fp32, other, seed, weights),
     )
 
 
-def _compare_probabilities(labels: Floats, a: Floats, b: Floats, seed: int) -> dict[str, Any]:
+def _compare_probabilities(
+    labels: Floats, a: Floats, b: Floats, seed: int, sample_weights: Floats | None
+) -> dict[str, Any]:
     """Differences of b to a, both [n]; see `compare_clicks`."""
-    before, after = click_metrics(labels, a), click_metrics(labels, b)
+    before, after = click_metrics(labels, a, sample_weights), click_metrics(labels, b, sample_weights)
     moved = np.abs(a - b)
     difference = {key: after[key] - before[key] for key in before} | {
         "max_probability": float(moved.max()),
         "mean_probability": float(moved.mean()),
         "agreement": float(((a >= 0.5) == (b >= 0.5)).mean()),
     }
-    return {"difference": difference, "interval": _intervals(labels, a, b, seed)}
+    return {"difference": difference, "interval": _intervals(labels, a, b, seed, sample_weights)}
 
 
-def _intervals(labels: Floats, a: Floats, b: Floats, seed: int) -> dict[str, Any]:
+def _intervals(labels: Floats, a: Floats, b: Floats, seed: int, sample_weights: Floats | None) -> dict[str, Any]:
     """Paired bootstrap intervals of every metric of b less a's, on `resamples` draws of rows with replacement."""
     rng = np.random.default_rng(seed)
     n = len(labels)
@@ -176,10 +224,12 @@ def _intervals(labels: Floats, a: Floats, b: Floats, seed: int) -> dict[str, Any
     draws: dict[str, list[float]] = {"auc": [], "logloss": [], "accuracy": []}
     for _ in range(resamples):
         weights = np.bincount(rng.integers(0, n, n), minlength=n).astype(np.float64)
+        weights = weights if sample_weights is None else weights * sample_weights
+        total = float(weights.sum()) or np.nan
         left, right = (
             auc_sorted(y, group, weights[order]) for y, group, order in zip(sorted_labels, groups, orders, strict=True)
         )
         draws["auc"].append(right - left)
-        draws["logloss"].append(float(loss @ weights) / n)
-        draws["accuracy"].append(float(hit @ weights) / n)
+        draws["logloss"].append(float(loss @ weights) / total)
+        draws["accuracy"].append(float(hit @ weights) / total)
     return {"level": LEVEL, "resamples": resamples} | {key: interval(values) for key, values in draws.items()}

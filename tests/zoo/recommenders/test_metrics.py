@@ -5,6 +5,7 @@ import pytest
 
 from pipelines.core.errors import RequestError
 from zoo.recommenders.metrics import click_metrics, compare_clicks, logloss
+from zoo.recommenders.retrieval.metrics import retrieval_metrics
 
 
 def test_logloss():
@@ -97,3 +98,35 @@ def test_one_class_is_refused(labels, what):
     scores = np.full(len(labels), 0.5, np.float32)
     with pytest.raises(RequestError, match=f"found {what}; AUC needs clicks and non-clicks"):
         compare_clicks(np.array(labels, np.float32), {"fp32": scores, "int8": scores})
+
+
+def test_a_row_of_weight_3_counts_as_three_rows():
+    labels, fp32, int8 = scored(4, 1000, noise=0.1)
+    weights = np.random.default_rng(5).integers(0, 4, 1000).astype(np.float32)
+    counts = weights.astype(int)
+    for scores in (fp32, int8):
+        found = click_metrics(labels, scores, weights)
+        wanted = click_metrics(*(np.repeat(each, counts) for each in (labels, scores)))
+        assert found == {
+            name: pytest.approx(value, abs=0.01 if name == "calibration_error" else 1e-6)
+            for name, value in wanted.items()
+        }
+    assert click_metrics(labels, fp32, weights) != click_metrics(labels, fp32)
+    found = compare_clicks(labels, {"fp32": fp32, "int8": int8}, weights=weights)
+    assert found["metrics"]["int8"] == click_metrics(labels, int8, weights)
+    plain = compare_clicks(labels, {"fp32": fp32, "int8": int8}, weights=np.ones(1000, np.float32))
+    for key in ("auc", "logloss", "accuracy"):
+        low, high = found["interval"][key]
+        assert low < found["difference"][key] < high
+        assert plain["interval"][key] == pytest.approx(
+            compare_clicks(labels, {"fp32": fp32, "int8": int8})["interval"][key]
+        )
+    ranks = np.array([1, 5, 30, 90])
+    repeated = retrieval_metrics(np.repeat(ranks, [2, 0, 1, 3]))
+    assert retrieval_metrics(ranks, np.array([2, 0, 1, 3], np.float32)) == pytest.approx(repeated)
+
+
+def test_rows_of_weight_0_are_no_class():
+    labels, scores = np.array([1.0, 0.0, 1.0]), np.array([0.1, 0.2, 0.3])
+    with pytest.raises(RequestError, match="found only rows with label 1 and a weight above 0; AUC needs"):
+        compare_clicks(labels, {"fp32": scores}, weights=np.array([1.0, 0.0, 1.0]))

@@ -388,7 +388,7 @@ class Encoding:
         if labelled:
             (label,) = self.schema.of("label")
             labels = parse_floats(columns[label.name]).astype(np.float32)
-            for each in self.schema.of("weight"):
+            for each in [each for each in self.schema.of("weight") if each.name in columns]:
                 weights = parse_floats(columns[each.name]).astype(np.float32)
         times = index.astype(np.float64)
         for each in self.schema.of("timestamp"):

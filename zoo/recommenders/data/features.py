@@ -98,6 +98,7 @@ class Features(Encoding):
         batch_rows: int = 65_536,
         seconds: defaultdict[str, float] | None = None,
         labelled: bool = False,
+        weighted: bool = True,
         tower: str = "",
         with_label: bool | None = None,
     ) -> Iterator[Rows]:
@@ -112,7 +113,8 @@ class Features(Encoding):
             errors: Counts the rows left out by "skip".
             batch_rows: Rows of a batch; the last batch may have fewer.
             seconds: "read" is increased by the seconds that the sources took.
-            labelled: Whether to read labels and weights.
+            labelled: Whether to read labels and, with `weighted`, weights.
+            weighted: Whether to read the weights of labelled rows; else they are 1.
             tower: Read the columns of this tower only; columns of the other tower count as missing. "": all columns.
             with_label: Whether rows without a header begin with a label; None: decided by the first row. Used only for
                 schemas without a header.
@@ -137,9 +139,10 @@ class Features(Encoding):
             )
         logs = open_logs(source)
         for each in logs:
-            self.require(each, tower, labelled)
+            self.require(each, tower, labelled, weighted)
         clock: defaultdict[str, float] = defaultdict(float) if seconds is None else seconds
-        return self._batches(logs, batch_rows, log, clock, labelled, tower)
+        labels = ("label", "weight")[: 1 + weighted] if labelled else ()
+        return self._batches(logs, batch_rows, log, clock, labels, tower)
 
     def encode_raw(self, batches: Iterable[Rows]) -> Iterator[Rows]:
         """Encodes the numbers of rows that were read with `raw`.
@@ -157,19 +160,32 @@ class Features(Encoding):
             self.fill(numbers)
             yield replace(rows, numbers=numbers)
 
-    def require(self, log: Log, tower: str = "", labelled: bool = False) -> None:
+    def weighted(self, source: Any) -> bool | None:
+        """Tells whether rows have the weight column of the schema.
+
+        Args:
+            source: Source of the rows, as in `read`.
+
+        Returns:
+            Whether any of the logs has the column; None for a schema without one.
+        """
+        names = {each.name for each in self.schema.of("weight")}
+        return any(names & set(each.columns) for each in open_logs(source)) if names else None
+
+    def require(self, log: Log, tower: str = "", labelled: bool = False, weighted: bool = True) -> None:
         """Checks that a log has the columns of the schema.
 
         Args:
             log: Log to check.
             tower: Check the columns of this tower only; "": all feature columns.
-            labelled: Whether to check the label and the weight as well.
+            labelled: Whether to check the label as well.
+            weighted: With `labelled`, whether to check the weight as well.
 
         Raises:
             RequestError: Columns are missing.
         """
         required = [each.name for each in self.schema.of(*FEATURES) if tower in ("", each.tower)]
-        required += [each.name for each in self.schema.of("label", "weight") if labelled]
+        required += [each.name for each in self.schema.of("label", *(("weight",) if weighted else ())) if labelled]
         if missing := [name for name in required if name not in log.columns]:
             raise RequestError(
                 f"{log.path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; found "
@@ -182,14 +198,14 @@ class Features(Encoding):
         size: int,
         errors: ErrorLog | None,
         seconds: defaultdict[str, float],
-        labelled: bool,
+        labels: tuple[str, ...],
         tower: str,
     ) -> Iterator[Rows]:
         parts: list[Rows] = []
         count, start, empty = 0, 0, True
         for log in logs:
             positions = RowPositions(start)
-            for rows in self._encoded(log, positions, errors, seconds, labelled, tower, size):
+            for rows in self._encoded(log, positions, errors, seconds, labels, tower, size):
                 parts.append(rows)
                 count, empty = count + len(rows), False
                 if count >= size:
@@ -209,11 +225,11 @@ class Features(Encoding):
         positions: RowPositions,
         errors: ErrorLog | None,
         seconds: defaultdict[str, float],
-        labelled: bool,
+        labels: tuple[str, ...],
         tower: str,
         size: int,
     ) -> Iterator[Rows]:
-        kinds = (*FEATURES, "timestamp", *(("label", "weight") if labelled else ()))
+        kinds, labelled = (*FEATURES, "timestamp", *labels), bool(labels)
         known = [each for each in self.schema.of(*kinds) if each.kind not in FEATURES or tower in ("", each.tower)]
         names = [each.name for each in known if each.name in log.columns]
 

@@ -39,7 +39,7 @@ def evaluate(pipelines: Mapping[str, TwoTowerPipeline], data: Any, on_error: str
     """
     found = clicks.evaluate(pipelines, data, on_error)
     for name, each in pipelines.items():
-        found["metrics"][name] |= retrieval_metrics(_ranks(each, data, on_error))
+        found["metrics"][name] |= retrieval_metrics(*_ranks(each, data, on_error))
     keys = [key for key in found["metrics"]["fp32"] if "@" in key]
     for name in [each for each in pipelines if each != "fp32"]:
         compared = found.get("others", {}).get(name, found)["difference"]
@@ -47,22 +47,29 @@ def evaluate(pipelines: Mapping[str, TwoTowerPipeline], data: Any, on_error: str
     return found
 
 
-def retrieval_metrics(ranks: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, float]:
+def retrieval_metrics(ranks: NDArray[np.int64], weights: NDArray[np.float32] | None = None) -> dict[str, float]:
     """Computes recall and NDCG from ranks.
 
     Args:
         ranks: Ranks of the relevant items, from 1 on, int64 [n].
+        weights: Weights of the rows in the means, [n]; None: 1.
 
     Returns:
         {"recall@10", "recall@50", "ndcg@10"}.
     """
     gains = np.where(ranks <= CUTS[0], 1 / np.log2(1 + ranks), 0)
-    return {f"recall@{k}": float((ranks <= k).mean()) for k in CUTS} | {f"ndcg@{CUTS[0]}": float(gains.mean())}
+    means = {f"recall@{k}": clicks.mean(ranks <= k, weights) for k in CUTS}
+    return means | {f"ndcg@{CUTS[0]}": clicks.mean(gains, weights)}
 
 
-def _ranks(pipeline: TwoTowerPipeline, data: Any, on_error: str) -> NDArray[np.int64]:
-    """Returns the rank of the item of every clicked row, from 1 on; among equal scores it is the last."""
-    users, keys = [], []
+def _ranks(
+    pipeline: TwoTowerPipeline, data: Any, on_error: str
+) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
+    """Returns the rank of the item of every clicked row, from 1 on, and the rows' weights.
+
+    Among equal scores the item is the last.
+    """
+    users, keys, weights = [], [], []
     column = pipeline.key.start
     vectors: dict[int, NDArray[np.float32]] = {}
     for rows in pipeline.rows(data, on_error, labelled=True):
@@ -73,6 +80,7 @@ def _ranks(pipeline: TwoTowerPipeline, data: Any, on_error: str) -> NDArray[np.i
         clicked = rows.labels == 1
         users.append(out["user"][clicked])
         keys.append(ids[clicked])
+        weights.append(rows.weights[clicked])
     order = {key: at for at, key in enumerate(vectors)}
     items = np.stack(list(vectors.values()))
     queries, relevant = np.concatenate(users), np.array([order[int(key)] for key in np.concatenate(keys)])
@@ -83,4 +91,4 @@ def _ranks(pipeline: TwoTowerPipeline, data: Any, on_error: str) -> NDArray[np.i
         scores = queries[begin : begin + BLOCK] @ items.T
         own = np.take_along_axis(scores, relevant[begin : begin + BLOCK, None], 1)
         ranks.append((scores >= own).sum(1))
-    return np.concatenate(ranks).astype(np.int64)
+    return np.concatenate(ranks).astype(np.int64), clicks.unless_ones(np.concatenate(weights))

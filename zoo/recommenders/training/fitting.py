@@ -25,6 +25,8 @@ from zoo.recommenders.training.trainer import Trainer
 from zoo.training.runs import QAT_FROZEN, save_checkpoint
 
 STATE = "checkpoint/state.pt"
+LARGEST_SHIFT = 40.0  # of a logit: beyond both ends of the clipped logits, -16 to 16, and the logit of any click rate
+SHIFT_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,8 @@ class Fitting:
             kind = f", l2_embeddings {l2:g}" if search and len(config.l2_embeddings) > 1 else ""
             line = f"{state['phase']}{kind}: epoch {epoch}/{epochs}  loss {loss:.4f}"
             if search:
-                scores, labels = trainer.predict(self.store.parts(rows, len(self.store)), categories)
-                found = {**click_metrics(labels, scores), "shifted": shifted_logloss(labels, scores)}
+                held_out = trainer.predict(self.store.parts(rows, len(self.store)), categories)
+                found = {**click_metrics(*held_out), "shifted": shifted_logloss(*held_out)}
                 state["history"].append({"epoch": epoch, "train_logloss": loss, **found})
                 if not state["best"] or found["shifted"] < state["best"]["shifted"] - config.min_delta:
                     state["best"] = {"epoch": epoch, **found}
@@ -145,7 +147,9 @@ class Fitting:
         return loss / seen
 
 
-def shifted_logloss(labels: NDArray[Any], probabilities: NDArray[np.float64]) -> float:
+def shifted_logloss(
+    labels: NDArray[Any], probabilities: NDArray[np.float64], weights: NDArray[Any] | None = None
+) -> float:
     """Computes the LogLoss after shifting all logits by a constant, so that expected and actual clicks are equal.
 
     This ignores changes of the overall click rate since training.
@@ -153,17 +157,25 @@ def shifted_logloss(labels: NDArray[Any], probabilities: NDArray[np.float64]) ->
     Args:
         labels: 0 or 1, [n].
         probabilities: float64 [n].
+        weights: Sample weights, 0 or more, [n]; None: 1.
 
     Returns:
-        LogLoss in nats.
+        LogLoss in nats, weighted.
     """
     inside = np.clip(probabilities, EPSILON, 1 - EPSILON)
     logits = np.log(inside) - np.log1p(-inside)
-    shift = 0.0
-    for _ in range(20):  # Newton's steps
+    counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
+    low, high, shift = -LARGEST_SHIFT, LARGEST_SHIFT, 0.0
+    for _ in range(SHIFT_STEPS):  # Newton's steps; bisections where one leaves the bracket of the root
         p = 1 / (1 + np.exp(-(logits + shift)))
-        shift += float((labels - p).sum() / max((p * (1 - p)).sum(), EPSILON))
-    return logloss(labels, 1 / (1 + np.exp(-(logits + shift))))
+        excess, slope = float(counts @ (labels - p)), float(counts @ (p * (1 - p)))
+        low, high = (shift, high) if excess > 0 else (low, shift)
+        following = shift + excess / slope if slope else high
+        following = following if low < following < high else (low + high) / 2
+        if abs(following - shift) < 1e-9:
+            break
+        shift = following
+    return logloss(labels, 1 / (1 + np.exp(-(logits + shift))), weights)
 
 
 def _is_done(state: Mapping[str, Any], config: TrainConfig) -> bool:

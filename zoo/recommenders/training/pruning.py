@@ -18,7 +18,7 @@ from pipelines.models.family import network_of
 from pipelines.models.npz import write_npz
 from pipelines.models.record import SAMPLES
 from zoo.recommenders.data.features import Features
-from zoo.recommenders.metrics import click_metrics, logloss
+from zoo.recommenders.metrics import click_metrics, logloss, unless_ones
 from zoo.recommenders.training import rare_rows
 from zoo.recommenders.training.pruning_groups import PruningGroups, importances
 from zoo.training.pruning import PrunableModel
@@ -105,14 +105,16 @@ class PrunableRecommender(PrunableModel):
         import torch
 
         _, network = self._pruned(widths)
-        scores, labels = [], []
+        scores, labels, weights = [], [], []
         with torch.no_grad():
             for batch in self.log.parts(self.split, len(self.log)):
-                found = network(batch["ids"], batch["numbers"], batch["scales"])
-                logits = found[0] if isinstance(found, tuple) else found
+                out = network(batch["ids"], batch["numbers"], batch["scales"])
+                logits = out[0] if isinstance(out, tuple) else out
                 scores.append(logits[:, 0].double().sigmoid().numpy())
                 labels.append(batch["label"].numpy())
-        return round(logloss(np.concatenate(labels), np.concatenate(scores)), 6)
+                weights.append(batch["weight"].numpy())
+        found = np.concatenate(labels), np.concatenate(scores), unless_ones(np.concatenate(weights))
+        return round(logloss(*found), 6)
 
     def save(self, widths: Widths, folder: Path) -> None:
         """Writes model.pt, train.json, schema.json and calibration.npz of the pruned network.
@@ -170,9 +172,10 @@ class PrunableRecommender(PrunableModel):
         Returns:
             {"auc", "logloss", "accuracy", "calibration_error"}.
         """
-        features, scores, labels = Features.from_json(pipeline.folder.preprocessing), [], []
+        features, scores, labels, weights = Features.from_json(pipeline.folder.preprocessing), [], [], []
         for batch in self._read(features).parts(self.split, len(self.log)):
             arrays = {name: batch[name].numpy() for name in features.inputs}
             scores.append(pipeline.predict(arrays)["probability"][:, 0])
             labels.append(batch["label"].numpy())
-        return click_metrics(np.concatenate(labels), np.concatenate(scores))
+            weights.append(batch["weight"].numpy())
+        return click_metrics(np.concatenate(labels), np.concatenate(scores), unless_ones(np.concatenate(weights)))

@@ -270,13 +270,14 @@ def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on
 
 
 def _require_both_labels(store: RowStore, split: int) -> None:
-    """Raises RequestError where the training rows or the held-out rows have only one label."""
+    """Raises RequestError where training rows or held-out rows of a weight above 0 have only one label."""
     for name, first, last in (("first", 0, split), ("last", split, len(store))):
-        classes = np.unique(np.concatenate([part["label"].numpy() for part in store.parts(first, last)]))
+        weighed = [part["label"][part["weight"] > 0].numpy() for part in store.parts(first, last)]
+        classes, count = np.unique(np.concatenate(weighed)), sum(map(len, weighed))
         if len(classes) < 2:
-            raise RequestError(
-                f"found only label {classes[0]:.0f} in the {name} {last - first:,} rows, expected both 0 and 1"
-            )
+            only = f"only label {classes[0]:.0f}" if len(classes) else "no label"
+            rows = f"{last - first:,} rows" + (" of a weight above 0" if count < last - first else "")
+            raise RequestError(f"found {only} in the {name} {rows}, expected both 0 and 1")
 
 
 def _with_sizes(config: Any, kept: Mapping[str, Any]) -> Any:

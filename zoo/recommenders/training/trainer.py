@@ -12,6 +12,7 @@ from torch import distributed, nn
 from torch.nn import functional
 
 from pipelines.quantization.training import qat
+from zoo.recommenders.metrics import unless_ones
 from zoo.recommenders.models.layers import Embeddings, FirstOrder
 from zoo.recommenders.training.config import TrainConfig
 from zoo.recommenders.training.row_store import CategoryCounts
@@ -170,7 +171,7 @@ class Trainer:
         for weight, value in zip(self.weights, values, strict=True):
             weight.copy_(value)
 
-    def predict(self, parts: Iterator[dict[str, torch.Tensor]], categories: CategoryCounts) -> tuple[Any, Any]:
+    def predict(self, parts: Iterator[dict[str, torch.Tensor]], categories: CategoryCounts) -> tuple[Any, Any, Any]:
         """Predicts with the averaged weights.
 
         Args:
@@ -178,15 +179,16 @@ class Trainer:
             categories: Replacement of rare and new ids.
 
         Returns:
-            Probabilities, float64 [n], and labels, float32 [n].
+            Labels, float32 [n], probabilities, float64 [n], and sample weights, float32 [n]; None where all are 1.
         """
-        scores, labels = [], []
+        scores, labels, weights = [], [], []
         with self.averaged() as model:
             for part in parts:
                 logits = _first(model(categories.replace_rare(part["ids"]), part["numbers"], part["scales"]))
                 scores.append(torch.sigmoid(logits[:, 0].double()).numpy())
                 labels.append(part["label"].numpy())
-        return np.concatenate(scores), np.concatenate(labels)
+                weights.append(part["weight"].numpy())
+        return np.concatenate(labels), np.concatenate(scores), unless_ones(np.concatenate(weights))
 
     def catch_up(self) -> None:
         """Applies all missed steps to the rows of large tables."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from helpers.click_logs import written
 from helpers.trainings import TwoProcesses, assert_same_weights, weights
 
 import zoo
@@ -278,14 +279,6 @@ def test_a_schema_may_be_given_and_the_label_named(log, tmp_path):
     path = replace(schema, columns=columns).save(tmp_path / "schema.json")
     zoo.train("deepfm", str(log), tmp_path / "model", settings={**SMALL, "epochs": "1"}, schema=path, label="clicked")
     assert zoo.pipeline(tmp_path / "model", engine="onnxruntime").features.shape == (9, 3, 1)
-
-
-def written(path, **columns):
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-    return str(path)
 
 
 @pytest.mark.parametrize(
