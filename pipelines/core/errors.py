@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 OWN = ("zoo", "pipelines")  # packages of this project
 
@@ -45,7 +48,7 @@ def plain(text: str) -> str:
     return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Joins the message of an exception to one line.
 
     Args:
@@ -82,3 +85,51 @@ def requires(what: str, package: str) -> Iterator[None]:
         if (error.name or "").split(".")[0] in OWN:
             raise
         raise not_installed(what, error.name, package) from error
+
+
+class Panic(RuntimeError):
+    """A library written in Rust panicked."""
+
+
+@contextmanager
+def catch_panics(*, quiet: bool = False) -> Iterator[None]:
+    """Context in which a panic of a library written in Rust is a `Panic`: pyo3 raises a BaseException.
+
+    Args:
+        quiet: Keep the report that Rust prints off stderr, for all threads of the process; what else is printed
+            appears at the end of the context.
+
+    Raises:
+        Panic: A library panicked.
+    """
+    with ExitStack() as stack:
+        held = stack.enter_context(_held_stderr()) if quiet else []
+        try:
+            yield
+        except BaseException as error:
+            if type(error).__module__ != "pyo3_runtime":
+                raise
+            held.clear()
+            raise Panic(one_line(error)) from error
+
+
+@contextmanager
+def _held_stderr() -> Iterator[list[int]]:
+    """Context that holds what is printed on stderr; dropped at its end if the list is empty then."""
+    held = [2]
+    try:
+        sys.stderr.flush()
+        original = os.dup(2)
+    except (OSError, ValueError, AttributeError):  # stderr is closed
+        yield held
+        return
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield held
+        finally:
+            os.dup2(original, 2)
+            os.close(original)
+            file.seek(0)
+            if held and (text := file.read()):
+                os.write(2, text)

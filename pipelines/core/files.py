@@ -89,9 +89,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     _sweep(target)
     try:
         yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp made it private
+        temporary.chmod(0o666 & ~umask())  # mkstemp made it private
         temporary.replace(target)
     except OSError as error:  # a write knows no file name, and the temporary one says nothing to a person
         if error.errno in FULL or CUT_SHORT.search(str(error)):
@@ -102,6 +100,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         temporary.unlink(missing_ok=True)
         os.close(handle)
+
+
+def umask() -> int:
+    """Returns the file mode creation mask of the process."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _temporary(target: Path) -> tuple[int, str]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import zoo
 from pipelines.core import settings
-from pipelines.core.errors import RequestError, one_line, requires
-from pipelines.core.files import require_place
+from pipelines.core.errors import RequestError, ZooError, one_line, requires
+from pipelines.core.files import require_place, umask
 from pipelines.models.family import Family, Importable, Importer
 from pipelines.models.hub import CARD
+from pipelines.models.record import QUANTIZATION, STAGES
 from zoo.api.paths import Model, output_path
 from zoo.api.training_settings import write_card
 
@@ -43,22 +47,79 @@ def import_model(source: Model, output: Model | None, *, format: str | None = No
         raise RequestError(f"unknown format {format!r}; choose one of {', '.join(formats)}")
     require_place(target / CARD)
     path = _found(str(source), [pattern for _, each in importers for pattern in each.patterns])
-    entry, importer, found = _recognized(path, format, importers)
+    _require_regular(path)
+    with _understood(path):
+        entry, importer, found = _recognized(path, format, importers)
     given = {name: value for name, value in options.items() if value}
     if unknown := given.keys() - set(importer.options):
         raise RequestError(f"{entry.name} has no option {', '.join(sorted(unknown))}")
-    details, files = importer.write(path, target, format=found, **given)
-    write_card(target, entry.name, f"{entry.title}; imported from {Path(source).name}", details, files)
-    folder = zoo.load(target)
-    folder.ensure("fp32.onnx")
+    if path.is_dir() and target.resolve() == path.resolve():
+        raise RequestError(f"found {target} as the folder of both models; choose another output")
+    with _staged(target) as folder_path:
+        with _understood(path):
+            details, files = importer.write(path, folder_path, format=found, **given)
+        description = f"{entry.title}; imported from {Path(source).name}"
+        write_card(folder_path, entry.name, description, details, files, name=target.resolve().name)
+        folder = zoo.load(folder_path)
+        folder.ensure("fp32.onnx")
+        parameters = folder.record["fp32.onnx"]["parameters"]
     return {
         "model": folder.card.name,
         "path": str(target),
         "family": entry.name,
         "format": found,
-        "parameters": folder.record["fp32.onnx"]["parameters"],
+        "parameters": parameters,
         **{key: each for key, each in details.items() if key != "preprocessing"},
     }
+
+
+def _require_regular(path: Path) -> None:
+    """Raises RequestError if a folder has a FIFO, socket or device, from which reading may never end."""
+    for each in (path, *path.glob("*"), *path.glob("*/*")):
+        if each.exists() and not each.is_file() and not each.is_dir():
+            raise RequestError(f"found {each}, which is no regular file; expected the files of a model")
+
+
+@contextlib.contextmanager
+def _understood(path: Path) -> Iterator[None]:
+    """Context in which values that an importer does not expect are an error of one line."""
+    try:
+        yield
+    except ZooError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        raise RequestError(
+            f"cannot import {path}: its files are not as the toolkit writes them ({type(error).__name__}: "
+            f"{one_line(error)})"
+        ) from error
+
+
+@contextlib.contextmanager
+def _staged(target: Path) -> Iterator[Path]:
+    """Context with a hidden folder whose files move to `target` on success; on failure nothing is left of them."""
+    before = next(each for each in target.absolute().parents if each.is_dir())
+    target.absolute().parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.absolute().parent))
+    try:
+        staging.chmod(0o777 & ~umask())
+        yield staging
+        target.mkdir(exist_ok=True)
+        for name in (*STAGES, QUANTIZATION):  # of the model that was there
+            (target / name).unlink(missing_ok=True)
+        for each in sorted(staging.iterdir(), key=lambda each: each.name == CARD):  # the card last
+            if each.is_dir():
+                shutil.copytree(each, target / each.name, dirs_exist_ok=True)
+            else:
+                each.replace(target / each.name)
+    except Exception as error:  # messages name the folder that was asked for
+        error.args = tuple(str(each).replace(str(staging), str(target)) for each in error.args)
+        raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        parent = target.absolute().parent
+        while parent != before and not any(parent.iterdir()):  # made here, for nothing
+            parent.rmdir()
+            parent = parent.parent
 
 
 def _recognized(

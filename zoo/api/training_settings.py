@@ -139,7 +139,13 @@ def write_trained_card(folder: Path, entry: str, description: str) -> None:
 
 
 def write_card(
-    folder: Path, entry: str, description: str, details: Mapping[str, Any], files: Sequence[CardFile] = ()
+    folder: Path,
+    entry: str,
+    description: str,
+    details: Mapping[str, Any],
+    files: Sequence[CardFile] = (),
+    *,
+    name: str = "",
 ) -> None:
     """Writes the card of a model folder; the model is named after the folder.
 
@@ -149,6 +155,8 @@ def write_card(
         description: Description of the model.
         details: Details of the card: "preprocessing", "training", "weights", ...
         files: Files that ship with the model.
+        name: Replaces the name of the folder.
     """
-    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in folder.resolve().name).lstrip("._-") or entry
+    name = name or folder.resolve().name
+    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in name).lstrip("._-") or entry
     write_json(folder / CARD, Card(name, entry, description, tuple(files), details).to_json())

@@ -84,7 +84,13 @@ class TextPipeline(Pipeline):
             raise RequestError(f"the card of {folder.card.name} lacks {error}; import the model again") from error
         super().__init__(folder, *arguments, **options)
         path = folder.verify(tokenizer.FILE)
-        self.tokenizer = Tokenizer(path, self.config.vocabulary, self.max_length, bool(features.get("lower")))
+        self.tokenizer = Tokenizer(
+            path,
+            self.config.vocabulary,
+            self.max_length,
+            bool(features.get("lower")),
+            pairs=self.TEXTS_PER_ROW == 2,
+        )
         self.prompt = default_prompt(features)
 
     def _open(self, engine: str, model: Path | None) -> None:

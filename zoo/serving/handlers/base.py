@@ -252,7 +252,7 @@ class Handler:
             outputs = self.pipeline.predict(
                 group[0].batch if len(group) == 1 else joined([parsed.batch for parsed in group])
             )
-        except Exception as error:
+        except BaseException as error:  # a panic of a library, too
             if len(group) > 1:  # one by one, so that only the faulty job fails
                 return [result for parsed in group for result in self._compute([parsed], parse_seconds)]
             return [error_result(group[0].job, error)]
@@ -276,7 +276,7 @@ class Handler:
             responses.negotiate(job.accept, self.response_types)  # fails before anything is computed
             batch, context = self.parse(job)
             return ParsedJob(job, batch, len(next(iter(batch.values()))), context)
-        except Exception as error:
+        except BaseException as error:  # a panic of a library, too
             return ParsedJob(job, {}, 0, None, error_result(job, error))
 
     def _encode(
@@ -290,7 +290,7 @@ class Handler:
             else:
                 media_type = responses.negotiate(parsed.job.accept, self.response_types)
                 body = responses.encode(self.table(parsed, outputs), media_type)
-        except Exception as error:
+        except BaseException as error:  # a panic of a library, too
             return error_result(parsed.job, error)
         stage_seconds = (parse_seconds, model_seconds, time.perf_counter() - begin)
         return JobResult(
@@ -298,7 +298,7 @@ class Handler:
         )
 
 
-def error_result(job: Job, error: Exception) -> JobResult:
+def error_result(job: Job, error: BaseException) -> JobResult:
     """Converts an exception to the response of a job; unexpected exceptions are logged and not described to clients.
 
     Args:

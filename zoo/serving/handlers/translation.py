@@ -68,7 +68,7 @@ class TranslationHandler(Handler):
                 try:
                     request = self._parse_request(job)
                     self._stream(request.pipeline).submit(request, send)
-                except Exception as error:
+                except BaseException as error:  # a panic of a library, too
                     send([error_result(job, error)])
 
     def cancel(self, job_id: int) -> None:
@@ -92,7 +92,7 @@ class TranslationHandler(Handler):
                     request = self._parse_request(job)
                     request.hypotheses |= enumerate(request.pipeline.translate(request.tokens))
                     results.append(request.result(len(request.lines)))
-                except Exception as error:
+                except BaseException as error:  # a panic of a library, too
                     results.append(error_result(job, error))
         return results
 
@@ -288,7 +288,7 @@ class TranslationStream:
             if request.media_type != responses.JSON_LINES:
                 return []
             return self._next_lines(request, complete)
-        except Exception as problem:
+        except BaseException as problem:  # a panic of a library, too
             return [error_result(request.job, problem)]
 
     def _next_lines(self, request: TranslationRequest, complete: bool) -> list[JobResult]:

@@ -74,7 +74,7 @@ def _load(channel: socket.socket, models: dict[str, ServedModel], names: list[st
             version = str(int(old.version) + 1) if old.loaded else old.version
             loaded[name] = replace(old, version=version, _handler=None)
             loaded[name].prepare()
-    except Exception as error:
+    except BaseException as error:  # a panic of a library, too
         channel.sendall(pack((FAILED, *load_error(error))))
         return False
     models.update(loaded)

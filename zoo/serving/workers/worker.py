@@ -34,7 +34,7 @@ class Worker:
         """Loads the models, reports READY or LOAD_FAILED, and runs jobs until the channel is closed."""
         try:
             self._handlers = {name: model.handler() for name, model in self._models.items()}
-        except Exception as error:
+        except BaseException as error:  # a panic of a library, too
             self._send((LOAD_FAILED, *load_error(error)))
             return
         self._send((READY, os.getpid(), [handler.describe() for handler in self._handlers.values()]))
@@ -55,7 +55,7 @@ class Worker:
                 self._send_results(handler.run(jobs))
         except OSError:
             raise  # the channel is broken
-        except Exception as error:
+        except BaseException as error:  # a panic of a library, too
             self._send_results([error_result(job, error) for job in jobs])
 
     def _send_results(self, results: list[JobResult]) -> None:
@@ -67,7 +67,7 @@ class Worker:
             self._channel.sendall(data)
 
 
-def load_error(error: Exception) -> tuple[str, int]:
+def load_error(error: BaseException) -> tuple[str, int]:
     """Describes why a model cannot be loaded.
 
     Args:

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core.errors import RequestError, one_line, requires
+from pipelines.core.errors import Panic, RequestError, catch_panics, one_line, requires
 from zoo.texts.models.config import IDS, MASK, TYPES
 
 FILE = "tokenizer.json"
 MAX_TOKEN_CHARACTERS = 100  # a text is truncated to so many characters for each token of the limit
 MIN_COVERAGE = 0.97  # share of the embedding's rows with a token: some are padded to a round number
+TRIAL = "A text: é ½ ﬁ １ 漢字 🙂"  # tokenized when a tokenizer is opened
 Ints = NDArray[np.int32]
 
 
@@ -69,7 +70,9 @@ class Tokens(NamedTuple):
 class Tokenizer:
     """Tokenizer of a model; a call tokenizes texts or pairs of texts."""
 
-    def __init__(self, path: Path, vocabulary: int, max_length: int, lower: bool = False) -> None:
+    def __init__(
+        self, path: Path, vocabulary: int, max_length: int, lower: bool = False, *, pairs: bool = False
+    ) -> None:
         """Opens a tokenizer.
 
         Args:
@@ -77,6 +80,7 @@ class Tokenizer:
             vocabulary: Rows of the model's token embedding.
             max_length: Maximum number of tokens of a text, special tokens included.
             lower: Whether texts are lowercased first. Whitespace at their ends stays, as in sentence-transformers 6.2.
+            pairs: Whether to tokenize pairs of texts.
 
         Raises:
             RequestError: The file is damaged, or belongs to another model.
@@ -84,7 +88,9 @@ class Tokenizer:
         with requires("tokenization", "int8-zoo[texts]"):
             import tokenizers
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            with catch_panics(quiet=True):
+                self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+                self._tokenizer.encode(TRIAL, TRIAL if pairs else None)  # normalizers and templates fail here
         except Exception as error:  # the library raises Exception itself
             raise RequestError(f"cannot read {path} ({one_line(error)}); copy it from the model again") from error
         size = self._tokenizer.get_vocab_size(with_added_tokens=True)
@@ -94,16 +100,25 @@ class Tokenizer:
                 f"{path} is of another model: it has {size:,} tokens, the largest {largest:,}, the model embeddings of "
                 f"{vocabulary:,}"
             )
-        self._lower, self._max_characters = lower, MAX_TOKEN_CHARACTERS * max_length + 1
+        self._path, self._lower, self._max_characters = path, lower, MAX_TOKEN_CHARACTERS * max_length + 1
         self._tokenizer.no_padding()
         try:
-            self._tokenizer.enable_truncation(max_length)
+            with catch_panics(quiet=True):
+                self._tokenizer.enable_truncation(max_length)
         except Exception as error:  # there are more special tokens
             raise RequestError(f"{path} cannot cut texts to {max_length} tokens ({one_line(error)})") from error
 
     def __call__(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Tokens:
-        """Tokenizes texts, or pairs of texts, of which the longer text is truncated first."""
-        encodings = self._tokenizer.encode_batch([self._truncate(text) for text in texts])
+        """Tokenizes texts, or pairs of texts, of which the longer text is truncated first.
+
+        Raises:
+            RequestError: The tokenizer fails, because its file is damaged.
+        """
+        try:
+            with catch_panics():
+                encodings = self._tokenizer.encode_batch([self._truncate(text) for text in texts])
+        except Panic as error:
+            raise RequestError(f"{self._path} fails ({one_line(error)}); copy it from the model again") from error
         lengths = np.array([len(encoding.ids) for encoding in encodings], np.int64)
         count = int(lengths.sum())
         ids: NDArray[Any] = np.fromiter((i for encoding in encodings for i in encoding.ids), np.int32, count)

@@ -99,6 +99,8 @@ def _write(
         features = read_features(path, config, cross_encoder, pooling, normalize)
     except RequestError as error:
         errors.append(str(error))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        errors.append(f"its configuration is not as transformers writes it ({one_line(error)})")
     source = path / weights.FILE
     if not source.is_file() and not (path / PICKLED).is_file():
         errors.append(f"there is no {weights.FILE}, nor {PICKLED}")
@@ -110,7 +112,9 @@ def _write(
     if errors:
         raise RequestError(f"cannot import {path}: {'; '.join(errors)}")
     model_config = ModelConfig.from_json(features["form"])
-    Tokenizer(path / tokenizer.FILE, model_config.vocabulary, features["max_length"])  # raises for another model's
+    Tokenizer(  # raises for a damaged one, and for another model's
+        path / tokenizer.FILE, model_config.vocabulary, features["max_length"], pairs=cross_encoder
+    )
     names = (CARD, weights.FILE, tokenizer.FILE, CONFIG)
     for name in names:
         require_place(output / name)
@@ -215,9 +219,13 @@ def _modules(path: Path) -> list[tuple[str, str]]:
     """Returns (type, folder) of the modules of a sentence-transformers folder; [] for other folders."""
     modules = read_json(path / MODULES) if (path / MODULES).is_file() else []
     try:
-        return [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in modules]
+        found = [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in modules]
     except (KeyError, TypeError) as error:
         raise RequestError(f"{MODULES} is no list of modules ({error!r})") from error
+    for _, folder in found:
+        if Path(folder).is_absolute() or ".." in Path(folder).parts:
+            raise RequestError(f"{MODULES} names the folder {folder}; expected one in the model's folder")
+    return found
 
 
 def _module_folder(modules: list[tuple[str, str]], kind: str) -> str:

@@ -12,6 +12,7 @@ from pipelines.core.errors import RequestError
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"  # inputs of the graph, as in transformers
 EMBEDDING, SCORES = "embedding", "scores"  # output of a sentence encoder, and of a cross-encoder
 POOLINGS = ("mean", "cls", "max")
+MAX_LAYERS, MAX_SIZE = 1000, 1 << 24  # upper bounds of a network
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "swish")
 
 
@@ -61,8 +62,15 @@ class ModelConfig:
             key: getattr(self, key)
             for key in ("layers", "width", "heads", "hidden", "vocabulary", "positions", "types")
         }
-        if invalid := [key for key, size in sizes.items() if type(size) is not int or size < (key != "types")]:
-            raise RequestError(f"a network has {invalid[0]} {sizes[invalid[0]]!r}; expected a whole number above 0")
+        for key, size in sizes.items():
+            least, most = int(key != "types"), MAX_LAYERS if key == "layers" else MAX_SIZE
+            if type(size) is not int or not least <= size <= most:
+                raise RequestError(f"a network has {key} {size!r}; expected a whole number from {least} to {most:,}")
+        for key in ("first_position", "buckets", "labels"):
+            if type(getattr(self, key)) is not int or not 0 <= getattr(self, key) <= MAX_SIZE:
+                raise RequestError(f"a network has {key} {getattr(self, key)!r}; expected a whole number")
+        if not isinstance(self.epsilon, int | float) or not 0 <= self.epsilon < 1:
+            raise RequestError(f"a network has the epsilon {self.epsilon!r}; expected a number from 0 to 1")
         if self.width % self.heads:
             raise RequestError(f"a network of width {self.width} cannot have {self.heads} heads")
         if self.activation not in ACTIVATIONS or self.pooling not in POOLINGS:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError, ZooError
+from zoo.translation.data.sentencepieces import open_sentencepiece
 from zoo.translation.data.text_files import Faults, Pair, read_pairs, sources
 
 PAD, UNKNOWN, START, END = 0, 1, 2, 3  # tokens of every vocabulary
@@ -136,14 +137,7 @@ class Vocabulary:
         Raises:
             RequestError: The content is no sentencepiece model of this form.
         """
-        import sentencepiece
-
-        try:
-            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=content)
-        except RuntimeError as error:
-            raise RequestError(
-                f"{name} is no vocabulary of sentencepiece; train or download the model again"
-            ) from error
+        self._pieces = open_sentencepiece(content, name)
         ids = [getattr(self._pieces, f"{each}_id")() for each in ("pad", "unk", "bos", "eos")]
         if ids != [PAD, UNKNOWN, START, END]:
             raise RequestError(

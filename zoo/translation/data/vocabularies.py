@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.core.errors import RequestError, requires
+from pipelines.core.errors import RequestError, catch_panics, one_line, requires
 from pipelines.core.plain import from_plain, to_plain
 from zoo.translation.data.parallel_text import END, UNKNOWN, VOCABULARY, Tokens, Vocabulary
+from zoo.translation.data.sentencepieces import TRIAL, open_sentencepiece
 
 PIECES = "pieces.json"  # {"source": [text of every token], "target": the same, where it is another vocabulary}
 SOURCE, TARGET = "source", "target"  # what stands for the token of a language in `Framing`
@@ -223,12 +224,7 @@ class SentencePieceTokenizer:
     """Tokenizer of a sentencepiece model."""
 
     def __init__(self, content: bytes, name: str) -> None:
-        import sentencepiece
-
-        try:
-            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=content)
-        except RuntimeError as error:
-            raise RequestError(f"{name} is no vocabulary of sentencepiece") from error
+        self._pieces = open_sentencepiece(content, name)
 
     def tokenize(self, text: str) -> list[str]:
         """Splits a text into pieces.
@@ -260,9 +256,11 @@ class LibraryTokenizer:
         with requires(name, "int8-zoo[import]"):
             import tokenizers
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
+            with catch_panics(quiet=True):
+                self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
+                self._tokenizer.encode(TRIAL)
         except Exception as error:  # the library raises Exception itself
-            raise RequestError(f"{name} is no vocabulary of tokenizers") from error
+            raise RequestError(f"{name} is no vocabulary of tokenizers ({one_line(error)}); copy it again") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 

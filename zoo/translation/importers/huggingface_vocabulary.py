@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines.core.errors import RequestError, not_installed, one_line
+from pipelines.core.errors import RequestError, catch_panics, not_installed, one_line
 from zoo.translation.data.parallel_text import END
+from zoo.translation.data.sentencepieces import open_sentencepiece
 from zoo.translation.data.vocabularies import SOURCE, TARGET, Framing
 from zoo.translation.importers.huggingface_folder import TOKENIZER, Folder
 from zoo.translation.importers.imported import Renumbering
@@ -105,13 +106,11 @@ class VocabularyFolder(Folder):
 
     def _of_fairseq(self) -> Vocabulary:
         """Reads sentencepiece pieces in fairseq's order: four special tokens, pieces, languages, and the mask."""
-        import sentencepiece
-
         content = self.read_bytes(PIECES)
         try:
-            model = sentencepiece.SentencePieceProcessor(model_proto=content)
-        except RuntimeError:
-            self.faults.append(f"{PIECES} is no vocabulary of sentencepiece")
+            model = open_sentencepiece(content, PIECES)
+        except RequestError as error:
+            self.faults.append(str(error))
             return self._made("sentencepiece", [], {})
         pieces: list[str | None] = ["<s>", "<pad>", "</s>", "<unk>"]
         pieces += [model.id_to_piece(i) for i in range(3, len(model))]
@@ -148,9 +147,10 @@ class VocabularyFolder(Folder):
             self.faults.append(str(not_installed("merges.txt", "tokenizers", "int8-zoo[import]")))
             return self._made("tokenizers", [], {})
         try:
-            merged = tokenizers.ByteLevelBPETokenizer.from_file(
-                str(self.path / "vocab.json"), str(self.path / "merges.txt"), trim_offsets=True
-            )
+            with catch_panics(quiet=True):
+                merged = tokenizers.ByteLevelBPETokenizer.from_file(
+                    str(self.path / "vocab.json"), str(self.path / "merges.txt"), trim_offsets=True
+                )
         except Exception as error:  # what the library raises has no class of its own
             self.faults.append(f"merges.txt is damaged ({one_line(error)})")
             return self._made("tokenizers", [], {})

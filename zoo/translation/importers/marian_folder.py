@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RequestError, not_installed
+from zoo.translation.data.sentencepieces import open_sentencepiece
 from zoo.translation.importers.marian_file import CONFIG, Tensor, candidates, is_model, tensors
 from zoo.translation.importers.model_reader import ModelReader
 
@@ -161,12 +162,10 @@ class Folder(ModelReader):
         return Vocabulary("sentencepiece" if files else "words", pieces, unknown, end, files, spare=-1)
 
     def _of_sentencepiece(self, name: str, content: bytes) -> Vocabulary:
-        import sentencepiece
-
         try:
-            model = sentencepiece.SentencePieceProcessor(model_proto=content)
-        except RuntimeError:
-            self.faults.append(f"{name} is no vocabulary of sentencepiece")
+            model = open_sentencepiece(content, name)
+        except RequestError as error:
+            self.faults.append(str(error))
             return Vocabulary("", [], 0, 0, {})
         if model.eos_id() < 0:
             self.faults.append(f"{name} has no end of a sentence")

@@ -377,6 +377,7 @@ FAULTS = {
     "no object": (lambda folder: (folder / "config.json").write_text("[]"), "config.json holds no object"),
     "no tokenizer": (dropped("source.spm", "target.spm", "vocab.json"), "found no vocabulary"),
     "no source.spm": (dropped("source.spm"), "cannot read source.spm"),
+    "empty source.spm": (lambda folder: (folder / "source.spm").write_bytes(b""), "source.spm is empty"),
     "damaged source.spm": (lambda folder: (folder / "source.spm").write_bytes(b"no"), "source.spm is no vocabulary"),
     "another vocabulary": (other_vocabulary, r"the vocabulary has \d+ tokens, the weights \d+"),
     "truncated safetensors": (truncate, "model.safetensors is damaged"),

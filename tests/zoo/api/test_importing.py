@@ -1,0 +1,122 @@
+"""Imports of damaged folders: one line, exit code 2, and no folder."""
+
+import base64
+import json
+import os
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the train extra")
+pytest.importorskip("transformers", reason="needs the test extra")
+from helpers import text_models
+
+import zoo
+from pipelines.core.errors import RequestError
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "theirs"
+    path.mkdir()
+    return path
+
+
+def edited(name, change):
+    """A function that edits a JSON file of a folder."""
+
+    def edit(folder):
+        content = json.loads((folder / name).read_text())
+        change(content)
+        (folder / name).write_text(json.dumps(content))
+
+    return edit
+
+
+def configured(**options):
+    return edited("config.json", lambda content: content.update(options))
+
+
+def charsmap(content):
+    """A normalizer of sentencepiece with this table."""
+    table = base64.b64encode(content).decode()
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": table}
+    return edited("tokenizer.json", lambda tokenizer: tokenizer.update(normalizer=normalizer))
+
+
+def overrun(folder):
+    """A byte-pair merge of another prefix length than the vocabulary's: the library panics."""
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]], "continuing_subword_prefix": "##"}
+    edited("tokenizer.json", lambda tokenizer: tokenizer.update(model=model))(folder)
+
+
+def unknown_special(template):
+    special = {"SpecialToken": {"id": "[NOPE]", "type_id": 0}}
+    return edited("tokenizer.json", lambda tokenizer: tokenizer["post_processor"][template].insert(0, special))
+
+
+def as_fifo(name):
+    def replace(folder):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return replace
+
+
+@pytest.mark.parametrize(
+    ("damage", "labels", "message"),
+    [
+        (overrun, 0, r"cannot read .*tokenizer\.json"),
+        (unknown_special("single"), 0, r"cannot read .*tokenizer\.json"),
+        (unknown_special("pair"), 1, r"cannot read .*tokenizer\.json"),
+        (charsmap(b"ab"), 0, r"cannot read .*tokenizer\.json"),
+        (charsmap(b"\xff\xff\xff\xff" + bytes(60)), 0, r"cannot read .*tokenizer\.json"),
+        (charsmap(b"\x10\0\0\0" + bytes(range(1, 60))), 0, r"cannot read .*tokenizer\.json"),
+        (configured(layer_norm_eps="x"), 0, "could not convert string to float: 'x'"),
+        (configured(layer_norm_eps=float("nan")), 0, "epsilon nan; expected a number from 0 to 1"),
+        (configured(num_hidden_layers=10**9), 0, "layers 1000000000; expected a whole number from 1 to 1,000"),
+        (configured(hidden_size=10**9, num_attention_heads=1), 0, "width 1000000000; expected a whole number"),
+        (configured(pad_token_id="x", hidden_size=None), 0, "width None; expected a whole number"),
+        (configured(id2label={"x": "y"}), 2, "not as transformers writes it"),
+        (configured(architectures=3), 0, "not as the toolkit writes them"),
+        (configured(model_type=["bert"]), 0, "not as the toolkit writes them"),
+        (edited("modules.json", lambda modules: modules[0].update(path="../x")), 0, r"names the folder \.\./x"),
+        (as_fifo("modules.json"), 0, r"modules\.json, which is no regular file"),
+        (as_fifo("model.safetensors"), 0, r"model\.safetensors, which is no regular file"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99), 0, "cannot read the weights"),
+    ],
+)
+def test_a_damaged_folder_is_one_line_and_leaves_nothing(tmp_path, source, capfd, damage, labels, message):
+    text_models.write(source, labels=labels)
+    damage(source)
+    capfd.readouterr()
+    with pytest.raises(RequestError, match=message) as caught:
+        zoo.import_model(source, tmp_path / "new" / "ours")
+    assert "\n" not in str(caught.value) and ".ours-" not in str(caught.value)
+    assert capfd.readouterr().err == ""  # no backtrace of the library
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_failed_import_keeps_the_model_that_was_there(tmp_path, source):
+    text_models.write(source)
+    zoo.import_model(source, tmp_path / "ours")
+    before = {each.name: each.read_bytes() for each in (tmp_path / "ours").iterdir()}
+    overrun(source)
+    with pytest.raises(RequestError):
+        zoo.import_model(source, tmp_path / "ours")
+    assert {each.name: each.read_bytes() for each in (tmp_path / "ours").iterdir()} == before
+    assert json.loads(before["card.json"])["name"] == "ours"
+
+
+def test_an_import_replaces_a_model_and_what_was_built_of_it(tmp_path, source):
+    text_models.write(source)
+    zoo.import_model(source, tmp_path / "ours")
+    zoo.rewrite(tmp_path / "ours")
+    for each in source.rglob("*.json"):
+        each.unlink()
+    for each in ("1_Pooling", "2_Normalize"):
+        if (source / each).is_dir():
+            (source / each).rmdir()
+    text_models.write(source, seed=1)
+    zoo.import_model(source, tmp_path / "ours")
+    assert not (tmp_path / "ours" / "rewritten.onnx").exists()
+    assert zoo.load(tmp_path / "ours").ensure("rewritten.onnx").is_file()
