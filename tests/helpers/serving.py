@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -37,9 +38,9 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Server:
-    """`zoo serve` with these arguments."""
+    """`zoo serve` with these arguments, and a limit of open files."""
 
-    def __init__(self, home: Path, *arguments: str | Path) -> None:
+    def __init__(self, home: Path, *arguments: str | Path, files: int = 0) -> None:
         command = [sys.executable, "-m", "zoo.cli.app", "serve", *map(str, arguments), "--port", "0"]
         self.process = subprocess.Popen(
             command,
@@ -47,6 +48,7 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))) if files else None,
         )
         self.said: list[str] = []
         self.url = ""

@@ -1,5 +1,6 @@
 """A server of shipped models as a process of its own, and a client."""
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,8 +21,8 @@ def start(home: Path) -> Iterator[Callable[..., Server]]:
     """Starts servers, which end with the tests."""
     started: list[Server] = []
 
-    def begin(*arguments: str | Path) -> Server:
-        started.append(Server(home, *arguments))
+    def begin(*arguments: str | Path, files: int = 0) -> Server:
+        started.append(Server(home, *arguments, files=files))
         return started[-1]
 
     yield begin
@@ -45,3 +46,17 @@ def lines() -> list[bytes]:
     import zoo
 
     return gzip.decompress((zoo.SHIPPED / "wide-deep-criteo" / "sample.tsv.gz").read_bytes()).splitlines()
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Files of a TLS certificate for this machine and of its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    try:
+        subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no openssl to make a certificate with")
+    return cert, key

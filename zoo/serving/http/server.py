@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Sequence
@@ -23,9 +25,16 @@ from zoo.serving.workers.channel import pack, unpack
 from zoo.serving.workers.dispatcher import Dispatcher
 from zoo.serving.workers.model_loader import ServedModel
 
-BACKLOG = 4096
-WATCH_SECONDS = 0.5  # interval at which `--watch` checks the files
-HEADER_TIMEOUT_MS = 10_000  # for receiving the headers of a request
+BACKLOG, TLS_BACKLOG = 4096, 512  # clients that wait for a free connection
+MAX_CONNECTIONS = 16_384
+MIN_CONNECTIONS = 8
+FEW_CONNECTIONS = 1000  # below it, idle connections are closed sooner
+SPARE_FILES = 20  # open files of the server beside connections and workers
+WATCH_SECONDS = 0.5  # interval at which `--watch` checks the files, and at which a TLS server checks for a free file
+# for receiving the headers of a request, from accept or from the response before: also closes idle connections
+HEADER_TIMEOUT_MS, SHORT_HEADER_TIMEOUT_MS = 10_000, 4_000
+HANDSHAKE_SECONDS = 10.0  # after which granian ends a TLS handshake
+RESCUE_FILES = 2 * TLS_BACKLOG  # open files that a TLS server keeps free
 GC_THRESHOLD = 20_000  # allocations between two garbage collections; requests create hardly any reference cycles
 
 logger = logging.getLogger(__name__)
@@ -43,6 +52,7 @@ def serve(config: ServerConfig, models: Sequence[ServedModel]) -> None:
         ZooError: A model cannot be loaded.
     """
     config = replace(config, port=_free_port(config.host, config.port))
+    connections = _max_connections(config.workers, config.certfile is not None)
     if not config.is_local and not config.api_keys:
         logger.warning("everyone who reaches %s may use it: there is no --api-key-file", config.url)
     channel = forkserver.start(models)
@@ -51,13 +61,15 @@ def serve(config: ServerConfig, models: Sequence[ServedModel]) -> None:
     gc.freeze()  # objects that exist now are not collected
     gc.set_threshold(GC_THRESHOLD)
     with contextlib.closing(channel):
-        uvloop.run(_Server(config, models, channel).run())
+        uvloop.run(_Server(config, models, channel, connections).run())
 
 
 class _Server:
-    def __init__(self, config: ServerConfig, models: Sequence[ServedModel], channel: socket.socket) -> None:
+    def __init__(
+        self, config: ServerConfig, models: Sequence[ServedModel], channel: socket.socket, connections: int
+    ) -> None:
         self.config, self.models = config, models
-        self._forkserver = channel
+        self._forkserver, self._connections = channel, connections
         self._messages: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()  # of the fork server
         self._end = asyncio.Event()
         self._error: ZooError | None = None
@@ -81,11 +93,15 @@ class _Server:
             address=config.host,
             port=config.port,
             interface=Interfaces.RSGI,
-            http=HTTPModes.auto,
+            http=HTTPModes.http1,  # HTTP/2 connections have no idle timeout, nor has the detection of the version
             websockets=False,
-            backlog=BACKLOG,
-            backpressure=BACKLOG,
-            http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT_MS),
+            backlog=BACKLOG if config.certfile is None else TLS_BACKLOG,
+            backpressure=self._connections,
+            http1_settings=HTTP1Settings(
+                header_read_timeout=(
+                    HEADER_TIMEOUT_MS if self._connections >= FEW_CONNECTIONS else SHORT_HEADER_TIMEOUT_MS
+                )
+            ),
             log_enabled=False,
             ssl_cert=config.certfile,
             ssl_key=config.keyfile,
@@ -94,6 +110,7 @@ class _Server:
         receiving = loop.create_task(self._receive())
         loading = loop.create_task(self._load())
         watching = loop.create_task(self._watch())
+        rescuing = loop.create_task(self._rescue_handshakes())
         serving = loop.create_task(http.serve())
         ending = loop.create_task(self._end.wait())
         try:
@@ -111,7 +128,7 @@ class _Server:
         finally:
             self.dispatcher.close()
             router.access_log.close(1.0)
-            for task in (receiving, loading, watching, ending):
+            for task in (receiving, loading, watching, rescuing, ending):
                 task.cancel()
         if self._error is not None:
             raise self._error
@@ -146,6 +163,23 @@ class _Server:
             else:
                 await self.dispatcher.start()
                 logger.warning("the new files of %s are served", ", ".join(changed))
+
+    async def _rescue_handshakes(self) -> None:
+        """Lends a TLS server more open files when it has none left.
+
+        Granian bounds connections, but not TLS handshakes; while `accept` fails it does not end those that time out.
+        """
+        while self.config.certfile is not None:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                os.close(os.dup(0))
+            except OSError as error:
+                if error.errno != errno.EMFILE:
+                    continue
+                soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft + RESCUE_FILES, hard))
+                await asyncio.sleep(HANDSHAKE_SECONDS + 1)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     def _fail(self, message: str, code: int) -> None:
         self._error = error_of_process(message, code)
@@ -187,6 +221,25 @@ def _worker_cpus(index: int, threads: int) -> set[int]:
     if threads >= len(cpus):
         return set(cpus)
     return {cpus[(index * threads + i) % len(cpus)] for i in range(threads)}
+
+
+def _max_connections(workers: int, tls: bool) -> int:
+    """Raises the soft limit of open files, and returns how many connections it allows. May raise RequestError.
+
+    With TLS, `RESCUE_FILES` more are kept free, see `_Server._rescue_handshakes`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    used = opened + 2 * workers + SPARE_FILES  # a reload has two generations of workers
+    reserve = RESCUE_FILES * tls
+    wanted = used + MAX_CONNECTIONS
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard - reserve)
+    if limit < used + MIN_CONNECTIONS:
+        found = f"found a limit of {hard} open files, expected at least {used + MIN_CONNECTIONS + reserve}"
+        raise RequestError(f"{found}; raise it by ulimit -n" + ", or serve without TLS" * tls)
+    if soft != resource.RLIM_INFINITY and (soft < limit or tls):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit - used
 
 
 def _free_port(host: str, port: int) -> int:
