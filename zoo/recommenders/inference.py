@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import copy
 import itertools
-import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 
 # rows on their way through `run` together: enough to make every step's overhead vanish, few enough for the cache
 ROWS_IN_FLIGHT = 4096
-
-logger = logging.getLogger(__name__)
 
 
 class ClickPipeline(GraphPipeline):
@@ -259,8 +256,9 @@ class ClickPipeline(GraphPipeline):
 
         Returns:
             {"rows", "clicks" (rows with probability >= 0.5), "expected_clicks" (sum of the probabilities), "skipped",
-            "seconds", "rows_per_second", "model_samples_per_second", "split_us", "engine", "precision"}. split_us has
-            the microseconds per row spent to "read" (bytes or tables), "parse" (split, hash, normalize), in the "model"
+            "seconds", "rows_per_second", "model_samples_per_second", "split_us", "engine", "precision"}; and
+            "out_of_range", the ids that are no row of their table by column, if there are any. split_us has the
+            microseconds per row spent to "read" (bytes or tables), "parse" (split, hash, normalize), in the "model"
             (per thread), to "write", and of the "wall" clock. The parts overlap, so their sum exceeds the wall clock
             time.
 
@@ -312,13 +310,13 @@ class ClickPipeline(GraphPipeline):
                     advance(len(index))
         seconds["wall"] = time.perf_counter() - start
         seconds["parse"] -= seconds["read"]
-        if errors.total:
-            logger.warning("%s", errors)
+        errors.warn()
         return {
             "rows": count,
             "clicks": clicks,
             "expected_clicks": round(expected, 2),
             "skipped": errors.total,
+            **({"out_of_range": dict(errors.outside)} if errors.outside else {}),
             "seconds": round(seconds["wall"], 3),
             "rows_per_second": round(count / seconds["wall"], 1),
             "model_samples_per_second": round(count * len(scorers) / seconds["model"], 1),
@@ -368,6 +366,5 @@ class ClickPipeline(GraphPipeline):
             parts.append(rows[: count - sum(map(len, parts))])
             if sum(map(len, parts)) >= count:
                 break
-        if errors.total:
-            logger.warning("%s", errors)
+        errors.warn()
         return self.encode(type(parts[0]).concatenate(parts))

@@ -64,8 +64,7 @@ def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = 
             for name, pipeline in pipelines.items():
                 scores[name].append(pipeline.score(rows))
             advance(len(rows))
-    if errors.total:
-        logger.warning("%s", errors)
+    errors.warn()
     truth = np.concatenate(labels) if labels else np.zeros(0, np.float32)
     outputs = {name: np.concatenate(parts) for name, parts in scores.items()} if labels else {}
     compared = compare_clicks(truth, outputs, weights=np.concatenate(weights) if weights else None)

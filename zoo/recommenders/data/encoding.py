@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from zoo.recommenders.data.hashing import buckets_of, fingerprints, hash_buckets
+from zoo.recommenders.data.number_parsing import parse_floats
 from zoo.recommenders.data.schema import FEATURES, Column, Schema
 from zoo.recommenders.data.transforms import scaled
 
@@ -76,8 +78,8 @@ class Field:
     Ids of a table of `rows` rows: 0 is an unknown value, 1 and above are known values or hash buckets, the last row is
     a missing value. In a list the last row, which is zeros, pads the places without an item; with max pooling the first
     item is repeated instead. The encoding "id" uses 0 for both unknown and missing values, which are not items of a
-    list. A list with `skip_unknown` has no unknown items either. The encoding "hash-bucket" has hash buckets from 0 on
-    and no row for unknown values.
+    list; with `unknown` it uses that row for them, and unknown values are items. A list with `skip_unknown` has no
+    unknown items either. The encoding "hash-bucket" has hash buckets from 0 on and no row for unknown values.
 
     Attributes:
         column: Column of the schema.
@@ -132,22 +134,26 @@ class Field:
     def _values(self) -> pa.Array:
         return pa.array(self.column.encoding["values"], pa.string())
 
-    def ids(self, texts: pa.Array) -> NDArray[np.int32]:
+    def ids(self, texts: pa.Array, outside: Counter[str] | None = None) -> NDArray[np.int32]:
         """Encodes texts as ids.
 
         Args:
             texts: Text array [n], null where missing.
+            outside: Counts the texts that are no row number of a table, by column; None: not counted.
 
         Returns:
             Ids, int32 [n].
         """
-        if self.column.encoding["type"] in ("hash", "hash-bucket"):
-            first = np.int32(self.column.encoding["type"] == "hash")
-            found = hash_buckets(texts, int(self.column.encoding["buckets"])) + first
-        elif self.column.encoding["type"] == "id":
+        encoding = self.column.encoding
+        if encoding["type"] in ("hash", "hash-bucket"):
+            found = hash_buckets(texts, int(encoding["buckets"])) + np.int32(encoding["type"] == "hash")
+        elif encoding["type"] == "id":
             numbers = parse_floats(texts)
-            known = (numbers > 0) & (numbers < self.rows) & (numbers == np.floor(numbers))
-            return np.where(known, numbers, 0).astype(np.int32)
+            known = (numbers >= 0) & (numbers < self.rows) & (numbers == np.floor(numbers))
+            if outside is not None and not known.all():
+                some = pc.not_equal(texts, "").fill_null(False).to_numpy(zero_copy_only=False)
+                outside[self.name] += int(np.count_nonzero(some & ~known))
+            return np.where(known, numbers, encoding.get("unknown", UNKNOWN)).astype(np.int32)
         else:
             values = self._values if pa.types.is_string(texts.type) else self._values.cast(texts.type)
             places = pc.index_in(texts, value_set=values, skip_nulls=True)
@@ -156,11 +162,12 @@ class Field:
             found[texts.is_null().to_numpy(zero_copy_only=False)] = self.last
         return found
 
-    def items(self, texts: pa.Array) -> tuple[NDArray[np.int32], Floats]:
+    def items(self, texts: pa.Array, outside: Counter[str] | None = None) -> tuple[NDArray[np.int32], Floats]:
         """Encodes lists of items. Spaces around items are ignored, as are items without text.
 
         Args:
             texts: Text array [n], null where missing.
+            outside: See `ids`.
 
         Returns:
             Ids of the last `width` items of every list in order, int32 [n, width], and 1 / number of items, float32
@@ -171,7 +178,7 @@ class Field:
         values = pc.utf8_trim_whitespace(lists.flatten())
         rows = np.repeat(np.arange(len(texts)), counts)
         some = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
-        known = self.ids(values)
+        known = self.ids(values, outside)
         if self.column.encoding["type"] == "id" or self.column.encoding.get("skip_unknown"):
             some &= known > 0
         rows, known = rows[some], known[some]
@@ -357,13 +364,20 @@ class Encoding:
     def _tables(self) -> dict[tuple[int, int], Floats]:
         return {}
 
-    def encode_columns(self, columns: Mapping[str, pa.Array], index: NDArray[np.int64], labelled: bool) -> Rows:
+    def encode_columns(
+        self,
+        columns: Mapping[str, pa.Array],
+        index: NDArray[np.int64],
+        labelled: bool,
+        outside: Counter[str] | None = None,
+    ) -> Rows:
         """Encodes text columns.
 
         Args:
             columns: {column name: text array [n]}, null where missing. Absent features count as missing.
             index: Positions of the rows in the input, int64 [n].
             labelled: Whether to encode labels and weights.
+            outside: See `Field.ids`.
 
         Returns:
             n rows. Labels and weights that are not numbers are NaN.
@@ -374,12 +388,12 @@ class Encoding:
         ids, scales = np.empty((count, width), np.int32), np.empty((count, lists), np.float32)
         for field in self.fields:
             if field.is_list:
-                found, scale = field.items(columns[field.name])
+                found, scale = field.items(columns[field.name], outside)
                 ids[:, field.start : field.start + field.width] = found
                 if field.scale >= 0:
                     scales[:, field.scale] = scale
             else:
-                ids[:, field.start] = field.ids(columns[field.name])
+                ids[:, field.start] = field.ids(columns[field.name], outside)
         values = np.zeros((count, numbers), np.float32)
         for at, column in enumerate(self.numbers):
             values[:, at] = self.scaled(at, parse_floats(columns[column.name]))
@@ -440,25 +454,6 @@ def log1p_min_max(numbers: NDArray[np.floating[Any]], low: Any, high: Any) -> Fl
     values -= low
     values /= np.where(high > low, high - low, np.float32(1))
     return values
-
-
-def parse_floats(texts: pa.Array) -> NDArray[np.float64]:
-    """Parses texts as numbers.
-
-    Args:
-        texts: Text array [n], null where missing.
-
-    Returns:
-        float64 [n]; NaN for null, for text that is not a number, and for infinity.
-    """
-    try:
-        found = texts.cast(pa.float64())
-    except pa.ArrowInvalid:
-        trimmed = pc.utf8_trim_whitespace(texts)
-        is_number = pc.match_substring_regex(trimmed, r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
-        found = pc.if_else(is_number, trimmed, pa.scalar(None, pa.string())).cast(pa.float64())
-    values = found.to_numpy(zero_copy_only=False).astype(np.float64)
-    return np.where(np.isfinite(values), values, np.nan)
 
 
 def seconds_since_1970(texts: pa.Array, unit: str) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ Columns are found by name, in any order.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -110,7 +110,7 @@ class Features(Encoding):
             source: One source or a list of sources, see `open_logs`; without a header, see `line_reader.read_lines`.
             on_error: "raise", or "skip" to leave out faulty rows. Faulty rows have another number of columns or, with
                 `labelled`, a label other than 0 and 1 or a negative weight.
-            errors: Counts the rows left out by "skip".
+            errors: Counts the rows left out by "skip", and ids that are no row of their table.
             batch_rows: Rows of a batch; the last batch may have fewer.
             seconds: "read" is increased by the seconds that the sources took.
             labelled: Whether to read labels and, with `weighted`, weights.
@@ -142,7 +142,8 @@ class Features(Encoding):
             self.require(each, tower, labelled, weighted)
         clock: defaultdict[str, float] = defaultdict(float) if seconds is None else seconds
         labels = ("label", "weight")[: 1 + weighted] if labelled else ()
-        return self._batches(logs, batch_rows, log, clock, labels, tower)
+        outside = None if errors is None else errors.outside
+        return self._batches(logs, batch_rows, log, clock, labels, tower, outside)
 
     def encode_raw(self, batches: Iterable[Rows]) -> Iterator[Rows]:
         """Encodes the numbers of rows that were read with `raw`.
@@ -200,12 +201,13 @@ class Features(Encoding):
         seconds: defaultdict[str, float],
         labels: tuple[str, ...],
         tower: str,
+        outside: Counter[str] | None,
     ) -> Iterator[Rows]:
         parts: list[Rows] = []
         count, start, empty = 0, 0, True
         for log in logs:
             positions = RowPositions(start)
-            for rows in self._encoded(log, positions, errors, seconds, labels, tower, size):
+            for rows in self._encoded(log, positions, errors, seconds, labels, tower, size, outside):
                 parts.append(rows)
                 count, empty = count + len(rows), False
                 if count >= size:
@@ -228,6 +230,7 @@ class Features(Encoding):
         labels: tuple[str, ...],
         tower: str,
         size: int,
+        outside: Counter[str] | None,
     ) -> Iterator[Rows]:
         kinds, labelled = (*FEATURES, "timestamp", *labels), bool(labels)
         known = [each for each in self.schema.of(*kinds) if each.kind not in FEATURES or tower in ("", each.tower)]
@@ -249,7 +252,7 @@ class Features(Encoding):
                 columns, rows = {}, _placed(batch, positions.take(len(batch.ids)))
             else:
                 columns = dict(zip(names, batch.columns, strict=True))
-                rows = self.encode_columns(columns, positions.take(batch.num_rows), labelled)
+                rows = self.encode_columns(columns, positions.take(batch.num_rows), labelled, outside)
             if columns and labelled and (faults := _faults(rows)):
                 _report(faults, columns, self.schema, f"{log.path}", errors)
                 rows = rows[np.setdiff1d(np.arange(len(rows)), [row for row, _ in faults])]

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,7 +121,8 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
     Args:
         source: A file; a folder of `datasets` or a data set on the hub ("org/name"), both optionally with ":split"; "-"
             for stdin; io.BytesIO with the bytes of CSV or JSON lines; a pyarrow table, a data frame, or a list of
-            {column: value}. A `Log` is returned as is.
+            {column: value}; one dict is a row, or, if all its values are lists or arrays, the columns of a table. A
+            `Log` is returned as is.
         delimiter: Delimiter of CSV; None: the most frequent candidate in the header.
 
     Returns:
@@ -227,6 +228,10 @@ def is_criteo(source: Any) -> bool:
 
 
 def _in_memory(source: Any) -> pa.Table:
+    if isinstance(source, Mapping):
+        scalars = (str, bytes, bytearray, Mapping)
+        arrays = all(hasattr(each, "__len__") and not isinstance(each, scalars) for each in source.values())
+        source = dict(source) if arrays else [source]
     try:
         if isinstance(source, list | tuple):
             names = dict.fromkeys(name for row in source for name in row)

@@ -7,6 +7,8 @@ import re
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from zoo.recommenders.data.hashing import overlapping
 
@@ -17,6 +19,25 @@ PAD = b"\xff" * 8  # in front of every buffer, so that the 8 bytes before any fi
 _NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?")
 _LARGEST = float(np.finfo(np.float32).max)
 _u64 = np.uint64
+
+
+def parse_floats(texts: pa.Array) -> npt.NDArray[np.float64]:
+    """Parses texts as numbers.
+
+    Args:
+        texts: Text array [n], null where missing.
+
+    Returns:
+        float64 [n]; NaN for null, for text that is not a number, and for infinity.
+    """
+    try:
+        found = texts.cast(pa.float64())
+    except pa.ArrowInvalid:
+        trimmed = pc.utf8_trim_whitespace(texts)
+        is_number = pc.match_substring_regex(trimmed, r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
+        found = pc.if_else(is_number, trimmed, pa.scalar(None, pa.string())).cast(pa.float64())
+    values = found.to_numpy(zero_copy_only=False).astype(np.float64)
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def parse_numbers(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:

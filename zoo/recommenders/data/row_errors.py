@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 MAX_SKIPPED, MAX_SKIPPED_SHARE = 1_000_000, 0.99  # rows left out, and the share of all rows, from which on reading ends
@@ -24,11 +26,13 @@ class ErrorLog:
         limit: Number of messages to keep.
         counts: Rows per kind of fault ("columns", "label", "number", "weight").
         messages: The first `limit` messages.
+        outside: Values of columns of row numbers that are no row of their table, by column.
     """
 
     limit: int = 5
     counts: Counter[str] = field(default_factory=Counter)
     messages: list[str] = field(default_factory=list)
+    outside: Counter[str] = field(default_factory=Counter)
 
     def add(self, kind: str, message: str) -> None:
         """Counts one row.
@@ -40,6 +44,13 @@ class ErrorLog:
         self.counts[kind] += 1
         if len(self.messages) < self.limit:
             self.messages.append(message)
+
+    def warn(self) -> None:
+        """Logs the rows left out, and the ids that are no row of their table."""
+        if self.total:
+            logger.warning("%s", self)
+        for name, count in self.outside.items():
+            logger.warning("%s: ids out of the range of its table, taken as unknown: %s", name, f"{count:,}")
 
     @property
     def total(self) -> int:

@@ -29,8 +29,10 @@ ENCODINGS = {
     "hash": "a category's id is 1 + FarmHash Fingerprint64 of its text modulo buckets",
     "hash-bucket": "a category's id is FarmHash Fingerprint64 of its text modulo buckets, as in TensorFlow; that of "
     "a missing one is the empty text's, or, with missing_row, the number of buckets",
-    "vocabulary": "a category's id is its place among known values from 1 on, 0 for all others",
-    "id": "the text is the row's number itself; 0 for what is no number from 0 to rows - 1, and for what is missing",
+    "vocabulary": "a category's id is its place among known values from 1 on, 0 for all others; in an imported ranker "
+    "the row of all others is unknown, 0 unless given",
+    "id": "the text is the row's number itself; for what is no number from 0 to rows - 1 and for what is missing it is "
+    "unknown, 0 unless given",
     "log1p": "log(1 + x - minimum) / log(1 + maximum - minimum), clipped to 0 to 1",
     "log1p-min-max": "(log(1 + x) - low) / (high - low) in float32, x at least 0, log(1 + x) clipped to low to high; a "
     "missing value becomes fill",
@@ -59,6 +61,7 @@ _encoding = {
         "buckets": {"type": "integer", "minimum": 1, "maximum": MOST_BUCKETS},
         "rows": {"type": "integer", "minimum": 1, "maximum": MOST_BUCKETS},
         "values": {"type": "array", "items": {"type": "string"}, "minItems": 1, "uniqueItems": True},
+        "unknown": {"type": "integer", "minimum": 0, "description": "of an imported ranker: its row of unknown values"},
         "missing_row": {"type": "boolean", "description": "of hash-bucket: missing values have a row of their own"},
         "low": _number,
         "high": _number,
@@ -135,9 +138,12 @@ _NEEDS = {  # of an encoding, besides its type
     "steps": ("steps", "minimum", "maximum", "fill"),
 }
 _MAY = {
-    ("categories", "vocabulary"): "skip_unknown",
-    ("category", "hash-bucket"): "missing_row",
-    ("number", "value"): "fill",
+    ("categories", "vocabulary"): ("skip_unknown", "unknown"),
+    ("categories", "id"): ("unknown",),
+    ("category", "vocabulary"): ("unknown",),
+    ("category", "id"): ("unknown",),
+    ("category", "hash-bucket"): ("missing_row",),
+    ("number", "value"): ("fill",),
 }
 
 
@@ -363,12 +369,15 @@ def _column_faults(column: Mapping[str, Any]) -> list[str]:
     elif expected:
         needs = _NEEDS[encoding["type"]]
         faults += [f"its {encoding['type']} encoding lacks {need!r}" for need in needs if need not in encoding]
-        extra = [each for each in encoding if each not in ("type", *needs, _MAY.get((kind, encoding["type"])))]
+        extra = [each for each in encoding if each not in ("type", *needs, *_MAY.get((kind, encoding["type"]), ()))]
         faults += [f"its {encoding['type']} encoding has no {each!r}" for each in extra]
         if encoding["type"] in ("min-max", "log1p") and not faults and encoding["minimum"] >= encoding["maximum"]:
             faults.append(f"its minimum {encoding['minimum']} is not below its maximum {encoding['maximum']}")
         if encoding["type"] == "log1p-min-max" and not faults and not 0 <= encoding["low"] <= encoding["high"]:
             faults.append(f"found low {encoding['low']} and high {encoding['high']}, expected 0 <= low <= high")
+        if encoding["type"] == "id" and not faults and encoding.get("unknown", 0) >= encoding["rows"]:
+            last = encoding["rows"] - 1
+            faults.append(f"found its row of unknown values {encoding['unknown']}, expected 0 to {last}")
         if encoding["type"] == "steps" and not faults:
             wrong = [each for each in encoding["steps"] if len(each) != 1 + (each[0] in WITH_CONSTANT)]
             faults += [f"its step {each[0]} takes {'a' if len(each) == 1 else 'no'} constant" for each in wrong]

@@ -33,7 +33,10 @@ class InputSource:
 
 
 def known_ids(field: Field) -> Array:
-    """Returns the ranker's id for every id of a field: the same id, but 0 for a missing value.
+    """Returns the ranker's id for every id of a field.
+
+    It is the same id. Missing values, and places of a list without an item, are row 0. With `unknown` in the encoding
+    that is the row of unknown values, and of a category's missing values too (FuxiCTR: `__OOV__`, the last row).
 
     Args:
         field: The field.
@@ -43,6 +46,8 @@ def known_ids(field: Field) -> Array:
     """
     rows = np.arange(field.rows)
     rows[field.last] = 0
+    if field.column.encoding["type"] == "vocabulary":
+        rows[[0] if field.is_list else [0, field.last]] = field.column.encoding.get("unknown", 0)
     return rows[:, None]
 
 

@@ -199,10 +199,11 @@ def _output(model: ir.Model, name: str | None, path: str | Path) -> ir.Value:
 
 
 def _mean(column: Column) -> Column:
-    """Returns the list encoding of rankers: unknown values are not items."""
+    """Returns the list encoding of rankers: unknown values are not items, unless they have a row."""
     if column.kind != "categories":
         return column
-    skip = {"skip_unknown": True} if column.encoding["type"] == "vocabulary" else {}
+    skips = column.encoding["type"] == "vocabulary" and "unknown" not in column.encoding
+    skip = {"skip_unknown": True} if skips else {}
     return replace(column, pooling="mean", encoding={**column.encoding, **skip})
 
 

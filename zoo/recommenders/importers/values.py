@@ -385,7 +385,8 @@ class Writer:
         return self.of(self._tables[key])
 
     def _pool(self, field: Field, table: Array, op: str) -> Base:
-        others = np.delete(table, [0, field.last], axis=0)  # no item is 0, see `Field`
+        items = "unknown" in field.column.encoding and field.last  # else no item is 0, see `Field`
+        others = np.delete(table, [field.last] if items else [0, field.last], axis=0)
         least = op == "ReduceMax" and others.size > 0 and bool((table[field.last] <= others.min(axis=0)).all())
 
         def make() -> ir.Value:

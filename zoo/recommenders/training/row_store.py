@@ -17,9 +17,10 @@ from torch import nn
 from pipelines.core.errors import RequestError
 from pipelines.core.files import FULL, DiskFull
 from pipelines.core.progress import progress
-from zoo.recommenders.data.encoding import UNKNOWN, parse_floats
+from zoo.recommenders.data.encoding import UNKNOWN
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_logs
+from zoo.recommenders.data.number_parsing import parse_floats
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import FEATURES
 from zoo.recommenders.models.layers import Embeddings

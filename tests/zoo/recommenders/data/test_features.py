@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import math
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
-from zoo.recommenders.data.encoding import LARGEST, Rows, parse_floats, seconds_since_1970
+from zoo.recommenders.data.encoding import LARGEST, Rows, seconds_since_1970
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.hashing import hash_buckets
 from zoo.recommenders.data.logs import CRITEO, MISSING, is_criteo, open_log
+from zoo.recommenders.data.number_parsing import parse_floats
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import Schema
 
@@ -308,3 +310,18 @@ def test_a_value_is_the_same_text_in_every_source(tmp_path, form):
         "flag": ["1", "0", None, "1", "1", "0", "1"],
         "count": ["3", "10000000000", "0", None, "7", "1", "2"],
     }
+
+
+def test_one_dict_is_a_row_and_a_dict_of_lists_a_table():
+    row = {"user": "u7", "a": 3, "mean": ["p", "q"]}
+    assert open_log(row).columns == ("user", "a", "mean")
+    for one in (row, MappingProxyType(row), [row]):
+        (batch,) = open_log(one).batches()
+        assert batch.to_pylist() == [{"user": "u7", "a": "3", "mean": "p|q"}]
+    for columns in ({"user": ["u7", "u8"], "a": np.array([3, 4])}, {"user": pa.array(["u7", "u8"]), "a": (3, 4)}):
+        (batch,) = open_log(columns).batches()
+        assert batch.to_pylist() == [{"user": "u7", "a": "3"}, {"user": "u8", "a": "4"}]
+    whole = {each["name"]: "1" for each in COLUMNS}
+    (rows,) = FEATURES.read(whole, labelled=True)
+    (truth,) = FEATURES.read([whole], labelled=True)
+    assert len(rows) == 1 and all(np.array_equal(getattr(rows, name), getattr(truth, name)) for name in EXACT)

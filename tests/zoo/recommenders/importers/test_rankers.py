@@ -22,6 +22,7 @@ from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from zoo.recommenders.data.features import Features
+from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import Schema
 from zoo.recommenders.export.rewrites import passes
 from zoo.recommenders.importers.rankers import GENERIC, Ranker, read
@@ -507,3 +508,42 @@ def test_row_numbers_and_plain_numbers_are_read_as_they_are() -> None:
         Schema.from_json(schema(user={"encoding": known}))
     with pytest.raises(RequestError, match="lacks 'rows'"):
         Schema.from_json(schema(user={"encoding": {"type": "id"}}))
+
+
+def test_unknown_values_have_the_row_that_the_schema_names(tmp_path: Path) -> None:
+    """FuxiCTR's `__PAD__` is row 0, its `__OOV__` the last row, which missing categories have too."""
+    oov = packages.USERS - 1
+    values = {"type": "vocabulary", "values": [str(each) for each in range(1, oov)], "unknown": oov}
+    item = {"type": "id", "rows": packages.ITEMS, "unknown": packages.ITEMS - 1}
+    path = network(GRAPHS["wide-deep-log"], tmp_path / "model.onnx")
+    rows = packages.rows(20)
+    rows[3]["user"], rows[4]["user"], rows[5]["item"] = None, "nobody", str(packages.ITEMS + 7)
+    changes = {"user": {"encoding": values}, "item": {"encoding": item}, "history": {"encoding": item}}
+    rows[6]["history"] = f"1|{packages.ITEMS}|2"
+    found = read(path, rows, saved(tmp_path, schema(**changes)))
+    truth = [dict(each) for each in rows]
+    truth[3]["user"] = truth[4]["user"] = str(oov)
+    truth[5]["item"] = str(packages.ITEMS - 1)
+    truth[6]["history"] = f"1|{packages.ITEMS - 1}|2"
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    feeds = {name: x for name, x in as_fed(truth, False).items() if name in ("user", "item", "history", "age")}
+    np.testing.assert_allclose(scored(found, rows).ravel(), session.run(None, feeds)[0], atol=TOLERANCE, rtol=0)
+    errors = ErrorLog()
+    list(found.features.read(rows, errors=errors))
+    assert errors.outside == {"item": 1, "history": 1}
+    with pytest.raises(RequestError, match=f"found its row of unknown values {packages.ITEMS}, expected 0 to"):
+        Schema.from_json(schema(item={"encoding": {**item, "unknown": packages.ITEMS}}))
+
+
+@pytest.mark.parametrize(("package", "pool"), LISTS)
+def test_unknown_items_of_a_list_have_their_row(package: str, pool: str, tmp_path: Path) -> None:
+    oov = packages.ITEMS - 1
+    values = {"type": "vocabulary", "values": VALUES[:-1], "unknown": oov}
+    packages.MODELS[package]("deepfm", tmp_path / "model.onnx", pool=pool)
+    rows = packages.rows(300)
+    found = read(tmp_path / "model.onnx", rows, saved(tmp_path, schema(history={"encoding": values})))
+    assert (found.family, found.difference <= TOLERANCE) == ("deepfm", True)
+    rows = [each | {"history": ("new|3|none", "none")[at % 2]} for at, each in enumerate(rows)]
+    truth = [each | {"history": (f"{oov}|3|{oov}", f"{oov}")[at % 2]} for at, each in enumerate(rows)]
+    result = scored(found, rows).ravel()
+    np.testing.assert_allclose(result, scores(tmp_path / "model.onnx", truth), atol=TOLERANCE, rtol=0)
