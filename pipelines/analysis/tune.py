@@ -40,7 +40,7 @@ from pipelines.core.deadline import TimeIsUp
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
-from pipelines.engines.openvino import OpenVinoSession
+from pipelines.engines.openvino.session import OpenVinoSession
 from pipelines.engines.session import Runnable
 from pipelines.engines.stock import available, require_installed
 from pipelines.engines.timing import measure, time_each

@@ -8,12 +8,12 @@ if another axis is dynamic, at two sizes of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import ZooError
-from pipelines.engines.openvino import OpenVinoSession
 from pipelines.engines.session import Port, Runnable
 
 ALIKE = 0.1  # 10 dB; int8 in two engines was seen to differ by 1e-3 and less
@@ -33,20 +33,54 @@ def require_alike(engine: str, found: Batch, expected: Batch) -> None:
         ZooError: A float output differs by more than `ALIKE` of its power (sum of squares), or an output has another
             layout.
     """
-    for name in expected.keys() & found.keys():
+    share, name = largest_difference(engine, found, expected)
+    if share > ALIKE:
+        raise ZooError(difference(engine, name, share))
+
+
+def difference(engine: str, name: str, share: float) -> str:
+    """Returns the message for an output that differs.
+
+    Args:
+        engine: Name of the engine.
+        name: Name of the output.
+        share: See `largest_difference`.
+    """
+    precise = f"{share:.0%}" if share >= 0.01 else f"{share:.2g}"
+    return f"output {name} of {engine} differs from that of other engines by {precise} of its power"
+
+
+def largest_difference(engine: str, found: Batch, expected: Batch) -> tuple[float, str]:
+    """Compares the float outputs of an engine with those of a reference, where the reference is finite.
+
+    Args:
+        engine: Name of the engine, for messages.
+        found: Outputs of the engine, by name.
+        expected: Outputs of the reference, by name.
+
+    Returns:
+        The largest difference of an output as a share of its power (sum of squares), infinite for NaN; and the output's
+        name, "" if none was compared.
+
+    Raises:
+        ZooError: An output has another layout.
+    """
+    largest = (0.0, "")
+    for name in sorted(expected.keys() & found.keys()):
         x, y = expected[name], found[name]
-        if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
+        if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray) or x is y:
             continue
         if x.shape != y.shape:
             if x.ndim != y.ndim or x.size == y.size:  # of another size: as many as were found
                 raise ZooError(f"output {name} of {engine} has shape {y.shape}, that of other engines {x.shape}")
-        elif x is not y and x.dtype.kind == "f":
-            power, difference = (float(np.square(each, dtype=np.float64).sum()) for each in (x, x - y))
-            if 0 < power < np.inf and not difference <= ALIKE * power:  # NaN is none either
-                raise ZooError(
-                    f"output {name} of {engine} differs from that of other engines by {difference / power:.0%} of its "
-                    "power"
-                )
+        elif x.dtype.kind == "f":
+            finite = np.isfinite(x)
+            if not finite.all():
+                x, y = x[finite], y[finite]
+            power, apart = (float(np.square(each, dtype=np.float64).sum()) for each in (x, x - y))
+            if power > 0:
+                largest = max(largest, (apart / power if apart < np.inf else np.inf, name))
+    return largest
 
 
 def require_right_as_opened(session: Runnable, reference: Runnable, batch: Batch) -> None:
@@ -63,9 +97,10 @@ def require_right_as_opened(session: Runnable, reference: Runnable, batch: Batch
     Raises:
         ZooError: The outputs differ from those of the reference.
     """
-    if not isinstance(session, OpenVinoSession) or not (opened := session.as_opened()):
+    openvino: Any = session if hasattr(session, "as_opened") else None
+    if openvino is None or not (opened := openvino.as_opened()):
         return
-    for variant in variants(session.inputs, batch):
+    for variant in variants(openvino.inputs, batch):
         try:
             expected = reference.run(variant)
         except ZooError:

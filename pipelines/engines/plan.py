@@ -30,7 +30,7 @@ from pipelines.core.progress import progress
 from pipelines.engines.agreement import require_alike, require_right_as_opened
 from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
-from pipelines.engines.openvino import OpenVinoSession, Requests, library
+from pipelines.engines.openvino.session import OpenVinoSession, Requests, library
 from pipelines.engines.session import Executed, Port, Session
 from pipelines.engines.stock import available
 from pipelines.engines.timing import REFERENCE, measure

@@ -10,7 +10,7 @@ from pathlib import Path
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
-from pipelines.engines.openvino import OpenVinoSession
+from pipelines.engines.openvino.session import OpenVinoSession
 from pipelines.engines.session import BF16, Session
 
 STOCK: dict[str, type[OnnxRuntimeSession] | type[OpenVinoSession]] = {

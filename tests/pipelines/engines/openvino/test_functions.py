@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from helpers.rewriting import model, needs_vnni, run
 
-from pipelines.engines.openvino import OpenVinoSession, library
-from pipelines.engines.openvino_functions import read_exact_results
+from pipelines.engines.openvino.functions import read_exact_results
+from pipelines.engines.openvino.session import OpenVinoSession, library
 from pipelines.graph import io
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.quantizer import quantize

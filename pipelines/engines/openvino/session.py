@@ -6,9 +6,9 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,8 @@ from pipelines.core import settings
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines.contexts import Asynchronous
-from pipelines.engines.openvino_functions import read_exact_results
+from pipelines.engines.openvino import forms
+from pipelines.engines.openvino.functions import read_exact_results
 from pipelines.engines.session import BF16, Executed, Port, brief
 
 logger = logging.getLogger(__name__)
@@ -77,11 +78,15 @@ class OpenVinoSession(Asynchronous):
     power of two, and a batch is padded to a compiled size of up to twice its own, so few sizes are compiled. A graph
     whose inputs share no sample axis is compiled once, as it is. Compiled models are cached on disk.
 
+    OpenVINO computes some graphs wrongly, or crashes, with static shapes. So every graph is held to ONNX Runtime before
+    its first use on a machine, in a child process, and runs in the first form that agrees, see `forms.correct_form`.
+
     Args:
         path: ONNX file.
         threads: Intra-op threads.
         model: Serialized model to open instead of the file, which then only serves as its name.
         precision: "bf16" computes float operators in bfloat16, other values in float32.
+        form: One of `forms.FORMS`, which is not checked; "" chooses the first one that is correct.
 
     Raises:
         RequestError: OpenVINO refuses the model.
@@ -89,16 +94,21 @@ class OpenVinoSession(Asynchronous):
 
     engine = "openvino"
     cached = True
+    sizes: ClassVar[Sequence[int]] = forms.SIZES  # batch sizes that a graph is checked at, beside those in use
 
-    def __init__(self, path: Path, threads: int, model: bytes | None = None, precision: str = "") -> None:
+    def __init__(
+        self, path: Path, threads: int, model: bytes | None = None, precision: str = "", *, form: str = ""
+    ) -> None:
         ov = library()
         self.path, self.threads = path, threads
+        self._graph = forms.Graph(path, model, threads, precision if precision == BF16 else "", self.cached)
+        self._form, self._checked = form or forms.STATIC, bool(form)
         self._float_type = precision if precision == BF16 else "f32"  # the default is bf16 on CPUs that support it
         self._model: str | bytes = model if model is not None else str(path)
         self._core = ov.Core()
         try:
             if self.cached:
-                self._core.set_property({"CACHE_DIR": str(settings.home() / "openvino")})
+                self._core.set_property({"CACHE_DIR": str(self._cache())})
         except RuntimeError as error:
             logger.warning("openvino compiles without a cache: %s", brief(error))
         try:
@@ -117,6 +127,11 @@ class OpenVinoSession(Asynchronous):
         self._batched = len(firsts) == 1 and () not in firsts  # inputs such as states and scalars share no axis
         self._lock = threading.Lock()  # one thread compiles
         self._compiled: dict[int, Requests] = {}
+
+    def _cache(self) -> Path:
+        """The folder of compiled models: the cache's own key does not hold all options."""
+        place = settings.home() / "openvino"
+        return place if self._form == forms.STATIC else place / str(forms.FORMS.index(self._form))
 
     @functools.cached_property
     def _samples_first(self) -> bool:
@@ -139,13 +154,27 @@ class OpenVinoSession(Asynchronous):
             return min(compiled_sizes)
         return 1 << max(count - 1, 0).bit_length()
 
-    def _compile(self, count: int) -> tuple[int, Requests]:
-        """Returns the static batch size for `count` samples and the requests of its compiled model."""
+    def _compile(self, batch: Batch) -> tuple[int, Requests]:
+        """Returns the static batch size for a batch (0: none) and the requests of its compiled model."""
+        count = length(batch) if self._batched else 0
         with self._lock:
             size = self._size(count)
             if size not in self._compiled:
-                self._compiled[size] = Requests(self._made(self._core, size))
+                if not self._checked and self._take(forms.correct_form(self._graph, batch, size, self.sizes)):
+                    size = self._size(count)
+                if size not in self._compiled:
+                    self._compiled[size] = Requests(self._made(self._core, size))
             return size, self._compiled[size]
+
+    def _take(self, form: str) -> bool:
+        """Runs the graph in another form from now on; returns whether it differs."""
+        if form == self._form:
+            return False
+        self._form, self._compiled = form, {}
+        if self.cached:
+            with contextlib.suppress(RuntimeError):  # compiles without a cache
+                self._core.set_property({"CACHE_DIR": str(self._cache())})
+        return True
 
     def _made(self, core: Any, size: int) -> Any:
         model = core.read_model(self._model)
@@ -153,9 +182,10 @@ class OpenVinoSession(Asynchronous):
         try:
             if size:
                 model.reshape(self._shapes(size))
-            return core.compile_model(model, "CPU", self._options())
+            return core.compile_model(model, "CPU", self._options() | forms.OPTIONS[self._form])
         except RuntimeError as error:
-            raise ZooError(f"openvino cannot compile {self.path} for batch size {size}: {brief(error)}") from error
+            shapes = f"batch size {size}" if size else "its own shapes"
+            raise ZooError(f"openvino cannot compile {self.path} for {shapes}: {brief(error)}") from error
 
     def _shapes(self, size: int) -> dict[str, list[int]]:
         return {name: [size, *(-1 if d is None else d for d in port.shape[1:])] for name, port in self.inputs.items()}
@@ -178,15 +208,17 @@ class OpenVinoSession(Asynchronous):
             raise RequestError(
                 f"the inputs for {self.path} hold {count} and {others[0]} samples; expected the same number in each"
             )
-        size, requests = self._compile(count)
-        padded = {name: array if size == count else _pad(array, size) for name, array in batch.items()}
+        size, requests = self._compile(batch)
+        if self._batched and not size and not count:  # engines differ on dynamic axes of size 0
+            return {name: array[:0] for name, array in self.run({k: _pad(v, 1) for k, v in batch.items()}).items()}
+        padded = {name: array if size in (0, count) else _pad(array, size) for name, array in batch.items()}
         try:
             with requests.one() as request:
                 results = request.infer(padded, share_inputs=True)  # outputs are copied
         except RuntimeError as error:
             raise RequestError(f"openvino cannot run {self.path} on this batch: {brief(error)}") from error
         found = dict(zip(self._outputs, results.values(), strict=True))
-        if size == count or not self._batched:
+        if size in (0, count):
             return found
         odd = [name for name, array in found.items() if array.shape[:1] != (size,)]
         if count and odd:
@@ -226,7 +258,12 @@ class OpenVinoSession(Asynchronous):
 
         Args:
             size: Batch size.
+
+        Raises:
+            ZooError: The graph does not run in the form that can be imported.
         """
+        if self._form != forms.STATIC:
+            raise ZooError(f"openvino runs {self.path} with {self._form}, which a plan does not hold")
         compiled = self._made(library().Core(), size)  # exports of cached models cannot be read (2026.4)
         blob: bytes = compiled.export_model().getvalue()
         return blob
@@ -237,7 +274,7 @@ class OpenVinoSession(Asynchronous):
         Args:
             batch: Batch whose size is compiled.
         """
-        _, requests = self._compile(length(batch))
+        _, requests = self._compile(batch)
         operators = []
         with requests.one() as request:
             runtime_model = request.get_compiled_model().get_runtime_model()

@@ -1,0 +1,117 @@
+"""The check of one form of a graph against ONNX Runtime, in a child process: OpenVINO may crash here."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.batches import Batch
+from pipelines.core.errors import ZooError, one_line
+from pipelines.engines.agreement import ALIKE, difference, largest_difference
+from pipelines.engines.onnxruntime import OnnxRuntimeSession
+from pipelines.engines.openvino.forms import DYNAMIC, Graph
+from pipelines.engines.openvino.session import OpenVinoSession
+
+BUDGET = 4.0  # seconds until no further batch size is checked; that of the caller always is
+SHARE = 0.25  # of the budget that ONNX Runtime may take for a further size
+
+
+class _Uncached(OpenVinoSession):
+    cached = False
+
+
+def serve(idle: float) -> None:
+    """Answers requests on stdin with results on stdout, both pickled, until stdin ends or none comes for a while.
+
+    Args:
+        idle: Seconds.
+    """
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # libraries may print
+    while select.select([sys.stdin], [], [], idle)[0]:
+        try:
+            request = pickle.load(sys.stdin.buffer)  # of our own parent
+        except EOFError:
+            return
+        os.environ["ZOO_HOME"] = str(request.pop("home"))  # of compiled models
+        pickle.dump(check(**request), answers)
+        answers.flush()
+
+
+def check(graph: dict[str, Any], form: str, batch: Batch, sizes: Sequence[int]) -> dict[str, Any]:
+    """Runs a graph in both engines at several batch sizes.
+
+    Args:
+        graph: Fields of `forms.Graph`.
+        form: One of `forms.FORMS`.
+        batch: Example batch, whose samples are repeated.
+        sizes: Batch sizes; the first is the caller's, 0 if the inputs share no sample axis.
+
+    Returns:
+        {"difference", "fault", "refused", "sizes", "worst"}, see `child.probe`; {} if ONNX Runtime does not run the
+        batch.
+    """
+    given = Graph(**graph)
+    try:
+        reference = OnnxRuntimeSession(given.path, given.threads, given.model)
+        start = time.perf_counter()
+        reference.run(resized(batch, sizes[0]))
+    except ZooError:
+        return {}
+    each = (time.perf_counter() - start) / max(sizes[0], 1)
+    dynamic: OpenVinoSession | None = None
+    result: dict[str, Any] = {"difference": 0.0, "fault": "", "refused": False, "sizes": []}
+    for size in sizes:
+        if result["sizes"] and (each * size > SHARE * BUDGET or time.perf_counter() - start > BUDGET):
+            continue
+        example = resized(batch, size)
+        try:
+            expected = reference.run(example)
+        except ZooError:
+            continue
+        cached = given.cached and size == sizes[0]
+        for _ in range(1 + cached):  # compiled, and from the cache
+            kind = OpenVinoSession if cached else _Uncached
+            try:
+                session = dynamic or kind(given.path, given.threads, given.model, given.precision, form=form)
+                found = session.run(example)
+            except ZooError as error:
+                return {"difference": np.inf, "fault": one_line(error), "refused": True, "sizes": []}
+            try:
+                share, name = largest_difference("openvino", found, expected)
+                fault = difference("openvino", name, share)
+            except ZooError as error:
+                share, fault = np.inf, one_line(error)
+            if share > result["difference"]:
+                where = f"{form} of {size}" if size and form != DYNAMIC else form
+                result |= {"difference": share, "fault": f"with {where}, {fault}", "worst": size}
+        if result["difference"] > ALIKE:
+            break
+        result["sizes"].append(size)
+        dynamic = session if form == DYNAMIC else None
+    return result
+
+
+def resized(batch: Batch, size: int) -> dict[str, NDArray[Any]]:
+    """Returns a batch of another size, with the samples repeated.
+
+    Args:
+        batch: Batch.
+        size: Batch size; 0 leaves the batch as it is.
+    """
+    if not size:
+        return dict(batch)
+    return {
+        name: np.ascontiguousarray(array[np.arange(size) % len(array)])
+        if len(array)
+        else np.zeros((size, *array.shape[1:]), array.dtype)
+        for name, array in batch.items()
+    }
