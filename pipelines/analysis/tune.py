@@ -66,6 +66,7 @@ class _UncachedOpenVino(OpenVinoSession):
     """OpenVINO session without a cache on disk, for models that are opened once."""
 
     cached = False
+    sizes = ()  # only those in use are checked
 
 
 def open_stock(path: Path, engine: str, threads: int) -> Runnable:

@@ -19,7 +19,7 @@ from typing import Any
 from pipelines.core import files, machine, settings
 from pipelines.core.batches import Batch
 from pipelines.core.errors import ZooError
-from pipelines.engines.agreement import ALIKE
+from pipelines.engines.agreement import ALIKE, WrongResultsError
 from pipelines.engines.openvino import child
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def correct_form(graph: Graph, batch: Batch, size: int, sizes: Sequence[int] = S
         One of `FORMS`.
 
     Raises:
-        ZooError: No form is correct.
+        WrongResultsError: No form is correct.
     """
     with _CHOOSING:
         verdict = _known(graph)
@@ -102,7 +102,9 @@ def correct_form(graph: Graph, batch: Batch, size: int, sizes: Sequence[int] = S
             verdict = _judge(graph, verdict or Verdict(), batch, size, others)
     if not verdict.form:
         fault = next(iter(verdict.faults.values()))
-        raise ZooError(f"openvino does not compute {graph.path} correctly on this machine ({fault}); use onnxruntime")
+        raise WrongResultsError(
+            f"openvino does not compute {graph.path} correctly on this machine ({fault}); use onnxruntime"
+        )
     return verdict.form
 
 

@@ -61,7 +61,7 @@ def test_it_is_neither_chosen_nor_planned(wrong, tmp_path, caplog):
 @needs_vnni
 def test_the_first_line_says_so(wrong):
     found = io.load(wrong)
-    speed, engine, why = summary._speed(found, found, BATCH, 1)
+    speed, engine, why = summary._speed(found, found, BATCH)
     assert list(speed) == ["onnxruntime"] and engine == "onnxruntime" and list(why) == ["openvino"]
     said = {"int8_layers": 1, "layers": 1, "macs_int8": 1.0, "sqnr_db": 40.0, "speed": speed, "engine": engine}
     said |= {"wrong": why, "costliest": []}

@@ -11,7 +11,7 @@ from helpers.rewriting import model, needs_vnni
 
 from pipelines.core import settings
 from pipelines.core.errors import ZooError
-from pipelines.engines import catalog, plan, timing
+from pipelines.engines import agreement, catalog, plan, timing
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.openvino import child, forms
 from pipelines.engines.openvino.session import OpenVinoSession
@@ -134,6 +134,7 @@ def test_no_correct_form(neg, monkeypatch, caplog):
         ):
             OpenVinoSession(neg, 1).run({"x": X})
     assert verdicts()[0]["form"] == ""
+    assert "crashes" in agreement.why_wrong("openvino", OpenVinoSession(neg, 1), OnnxRuntimeSession(neg, 1), {"x": X})
     with caplog.at_level(logging.WARNING):
         openers = {"openvino": lambda: OpenVinoSession(neg, 1), "onnxruntime": lambda: OnnxRuntimeSession(neg, 1)}
         assert list(timing.time_each(openers, {"x": X})) == ["onnxruntime"]
