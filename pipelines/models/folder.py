@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.core.errors import RequestError
+from pipelines.models import unlisted
 from pipelines.models.family import Family
 from pipelines.models.hub import CARD, Card, require_plain
 from pipelines.models.record import (
@@ -95,7 +96,9 @@ class ModelFolder:
         Raises:
             RequestError: See `verify` and `pipelines.models.stages.build`.
         """
-        if name in STAGES and not self.given(name):
+        if name == unlisted.INT8 and unlisted.is_replaced(self, name):
+            unlisted.use_replaced(self, name)
+        elif name in STAGES and not self.given(name):
             from pipelines.models.stages import build  # not needed to read a folder
 
             build(self, until=name)

@@ -20,6 +20,7 @@ TRAINED = "qat.json"
 RANGES = "ranges.json"
 RECORD = "build.json"
 QUANTIZATION = "quantization.json"
+MAKING = "making"  # key of a stage's record while its file is written
 
 
 def read_record(folder: Path) -> dict[str, Any]:

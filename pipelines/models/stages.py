@@ -20,11 +20,13 @@ from pipelines.core import files
 from pipelines.core.batches import Batch
 from pipelines.core.derived import derived as derived_file
 from pipelines.core.errors import RequestError
+from pipelines.models import unlisted
 from pipelines.models.family import Freezable, Lowerable, OnnxImportable
 from pipelines.models.npz import read_npz
 from pipelines.models.record import (
     BUILD_STAGES,
     HALF,
+    MAKING,
     NATIVE,
     QUANTIZATION,
     RANGES,
@@ -48,7 +50,6 @@ logger = logging.getLogger(__name__)
 # Increment it when the digest of a table or graph changes (tests/pipelines/models/test_table_version.py).
 TABLE_VERSION = 1
 NATIVE_FORM = 2  # version of native.onnx; increment it when its steps change
-REPLACED_TABLE = "calibration.found.json"  # copy of a replaced table that build.json does not list
 
 
 def build(folder: ModelFolder, *, until: str = BUILD_STAGES[-1], force: bool = False) -> dict[str, str]:
@@ -62,16 +63,16 @@ def build(folder: ModelFolder, *, until: str = BUILD_STAGES[-1], force: bool = F
         force: Run every stage again.
 
     Returns:
-        "given", "kept" or "made" by file.
+        "given", "kept", "made" or "replaced" by file; "replaced" is an int8.onnx from elsewhere, which stays.
 
     Raises:
-        RequestError: The build would lose a calibration on the user's own data.
+        RequestError: The build would lose a calibration on the user's own data, or write over a file from elsewhere.
     """
     stages = STAGES[: STAGES.index(until) + 1]
     if not force:
         states: dict[str, str] = {}
         for stage in stages:
-            if (state := _state(folder, stage)) == "stale":
+            if (state := _state(folder, stage, until)) == "stale":
                 break
             states[stage] = state
         else:
@@ -85,9 +86,11 @@ def _build(folder: ModelFolder, stages: tuple[str, ...], force: bool = False) ->
         _keep_own_data(folder, folder.recipe.observer)
     outcome: dict[str, str] = {}
     for stage in stages:
-        state = _state(folder, stage)
-        if state == "stale" or (force and state == "kept"):
-            _make(folder, stage)
+        state = "given" if folder.given(stage) or not force else "stale"
+        if state == "given":
+            state = _state(folder, stage, stages[-1])
+        if state == "stale":
+            _make(folder, stage, force)
             state = "made"
         outcome[stage] = state
     return outcome
@@ -106,11 +109,18 @@ def _locked(folder: ModelFolder) -> Iterator[None]:
         yield
 
 
-def _state(folder: ModelFolder, stage: str) -> str:
-    """Returns whether a stage is "given", "kept" or "stale"; earlier stages must not be stale."""
+def _state(folder: ModelFolder, stage: str, until: str) -> str:
+    """Returns whether a stage is "given", "kept", "replaced" or "stale"; earlier stages must not be stale."""
     if folder.given(stage):
         folder.verify(stage)
         return "given"
+    if unlisted.is_replaced(folder, stage) and unlisted.use_replaced(folder, stage):
+        if until == NATIVE:
+            raise RequestError(
+                f"the engine native would compute {folder.card.name} from rewritten.onnx, and {folder.path / stage} is "
+                f"from elsewhere; choose onnxruntime or openvino, or rebuild it: zoo build {folder.path} --force"
+            )
+        return "replaced"
     return "kept" if _fresh(folder, stage) else "stale"
 
 
@@ -131,22 +141,18 @@ def _digests(folder: ModelFolder, stage: str, record: Mapping[str, Any]) -> dict
         path = folder.path / name
         if not path.is_file():
             raise RequestError(f"{path} is missing, which {stage} is built from; train or download the model again")
-        digests[name] = _digest(path, record)
+        digests[name] = unlisted.digest(path, record)
     return digests
-
-
-def _digest(path: Path, record: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of a file, from the record of a stage if size and time are unchanged."""
-    if (was := record.get("files", {}).get(path.name)) is not None:
-        now = path.stat()
-        if (now.st_size, now.st_mtime_ns) == (was["bytes"], was["modified"]):
-            return str(was["sha256"])
-    return files.digest(path)
 
 
 def _fresh(folder: ModelFolder, stage: str) -> bool:
     path, record = folder.path / stage, folder.record.get(stage)
-    if record is None or not path.is_file() or record.get("sha256") != _digest(path, record):
+    if (
+        record is None
+        or record.get(MAKING)
+        or not path.is_file()
+        or record.get("sha256") != unlisted.digest(path, record)
+    ):
         return False
     if record["inputs"] != _digests(folder, stage, record):
         return False
@@ -156,7 +162,7 @@ def _fresh(folder: ModelFolder, stage: str) -> bool:
             record.get("form", 1) == NATIVE_FORM
             and recipe_of(record.get("recipe")) == folder.recipe
             and data.is_file()
-            and record.get("data_sha256") == _digest(data, record)
+            and record.get("data_sha256") == unlisted.digest(data, record)
         )
     if stage == "calibration.json" and record.get("reader") != _reader():
         try:  # another version may read the files differently
@@ -166,26 +172,34 @@ def _fresh(folder: ModelFolder, stage: str) -> bool:
     return True
 
 
-def _make(folder: ModelFolder, stage: str) -> None:
+def _make(folder: ModelFolder, stage: str, force: bool = False) -> None:
     start = time.perf_counter()
     for name in _inputs(folder, stage):
         if folder.fetch and folder.given(name) and not (folder.path / name).is_file():
             folder.fetch(name)
     _digests(folder, stage, {})  # raises if an input is missing
-    match stage:
-        case "fp32.onnx":
-            report = _expand(folder) if folder.given(HALF) else _freeze(folder)
-        case "rewritten.onnx":
-            report = _rewrite(folder)
-        case "calibration.json":
-            table = _calibrate(folder, folder.recipe)
-            with _kept_unless_same(folder):
-                report = _save_table(folder, table)
-        case "native.onnx":
-            report = _native(folder)
-        case _:
-            report = _save_int8(folder, *_quantize(folder, folder.recipe, _table(folder.path / "calibration.json")))
+    with unlisted.kept(folder, stage, replace=force):
+        _announce(folder, stage)
+        match stage:
+            case "fp32.onnx":
+                report = _expand(folder) if folder.given(HALF) else _freeze(folder)
+            case "rewritten.onnx":
+                report = _rewrite(folder)
+            case "calibration.json":
+                report = _save_table(folder, _calibrate(folder, folder.recipe))
+            case "native.onnx":
+                report = _native(folder)
+            case _:
+                report = _save_int8(folder, *_quantize(folder, folder.recipe, _table(folder.path / "calibration.json")))
     _note(folder, {stage: {"seconds": round(time.perf_counter() - start, 2), **report}})
+
+
+def _announce(folder: ModelFolder, *stages: str) -> None:
+    """Records that files of stages are being written: if this process ends before `_note`, they are not foreign."""
+    record = folder.record
+    if listed := [stage for stage in stages if stage in record]:
+        record |= {stage: {**record[stage], MAKING: True} for stage in listed}
+        files.write_json(folder.path / RECORD, record)
 
 
 def _note(folder: ModelFolder, said: Mapping[str, dict[str, Any]]) -> None:
@@ -400,26 +414,6 @@ def _keep_own_data(folder: ModelFolder, observer: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def _kept_unless_same(folder: ModelFolder) -> Iterator[None]:
-    """Context that saves a copy of a table that build.json does not list, if it is replaced by another one."""
-    path, copy = folder.path / "calibration.json", folder.path / REPLACED_TABLE
-    if not path.is_file() or path.name in folder.record:
-        yield
-        return
-    before = path.read_bytes()
-    files.write_bytes(copy, before)
-    yield
-    if path.read_bytes() == before:
-        copy.unlink()
-    else:
-        logger.warning(
-            "%s does not list calibration.json, which was rebuilt; the previous file is kept as %s",
-            folder.path / RECORD,
-            copy,
-        )
-
-
 def _save_table(folder: ModelFolder, table: CalibrationTable) -> dict[str, Any]:
     table.save(folder.path / "calibration.json")
     return {"observer": table.observer, "samples": table.samples, "reader": _reader()}
@@ -453,7 +447,10 @@ def set_table(folder: ModelFolder, table: CalibrationTable, *, own_data: bool) -
         own_data: Whether it comes from samples outside the folder.
     """
     with _locked(folder):
-        _note(folder, {"calibration.json": {**_save_table(folder, table), "own_data": own_data}})
+        with unlisted.kept(folder, "calibration.json", replace=True):
+            _announce(folder, "calibration.json")
+            report = _save_table(folder, table)
+        _note(folder, {"calibration.json": {**report, "own_data": own_data}})
     return folder.path / "calibration.json"
 
 
@@ -472,12 +469,18 @@ def set_recipe(folder: ModelFolder, recipe: QuantRecipe) -> None:
     with _locked(folder):
         start = time.perf_counter()
         _build(folder, STAGES[:2])
-        state = _state(folder, "calibration.json")
+        state = _state(folder, "calibration.json", "calibration.json")
         anew = state == "stale" or (state == "kept" and _other_table(folder, recipe))
         table = _calibrate(folder, recipe) if anew else _table(folder.path / "calibration.json")
         result = _quantize(folder, recipe, table)
-        reports = {"calibration.json": _save_table(folder, table)} if anew else {}
-        reports["int8.onnx"] = {"seconds": round(time.perf_counter() - start, 2), **_save_int8(folder, *result)}
+        reports: dict[str, dict[str, Any]] = {}
+        with contextlib.ExitStack() as stack:
+            for stage in (*(["calibration.json"] if anew else []), "int8.onnx"):
+                stack.enter_context(unlisted.kept(folder, stage, replace=True))
+                _announce(folder, stage)
+            if anew:
+                reports["calibration.json"] = _save_table(folder, table)
+            reports["int8.onnx"] = {"seconds": round(time.perf_counter() - start, 2), **_save_int8(folder, *result)}
         _note(folder, reports)
 
 

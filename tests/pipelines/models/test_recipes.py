@@ -129,10 +129,12 @@ def test_a_table_of_own_data_outlives_a_damaged_record(folder, caplog):
     stages.build(folder)
     (folder.path / RECORD).write_text("{")
     stages.build(folder)  # the very same table is made anew: nothing to keep
-    assert not (folder.path / stages.REPLACED_TABLE).exists() and not caplog.records
+    assert not (folder.path / "calibration.found.json").exists() and not caplog.records
     calibrated_on_own_data(folder, "auto")
     own = (folder.path / "calibration.json").read_bytes()
     (folder.path / RECORD).write_text("{")
     stages.build(folder)
-    assert (folder.path / stages.REPLACED_TABLE).read_bytes() == own != (folder.path / "calibration.json").read_bytes()
+    assert (
+        (folder.path / "calibration.found.json").read_bytes() == own != (folder.path / "calibration.json").read_bytes()
+    )
     assert [each.getMessage() for each in caplog.records if "the previous file is kept as" in each.getMessage()]

@@ -3,6 +3,8 @@
 import json
 import multiprocessing
 import os
+import shutil
+from dataclasses import replace
 
 import filelock
 import numpy as np
@@ -75,11 +77,10 @@ def edit_record(path, stage, change):
         (lambda path: (path / "calibration.json").unlink(), "kkmk"),
         (lambda path: (path / "int8.onnx").unlink(), "kkkm"),
         (
-            lambda path: (path / "calibration.json").write_text((path / "calibration.json").read_text() + " "),
+            lambda path: (path / "calibration.json").write_text((path / "calibration.json").read_text()[:-9]),
             "kkmk",
         ),  # damaged
         (lambda path: (path / "fp32.onnx").write_bytes((path / "fp32.onnx").read_bytes()[:-9]), "mkkk"),
-        (lambda path: (path / "int8.onnx").write_bytes(b""), "kkkm"),
         (lambda path: (path / RECORD).write_text("null"), "mmmm"),
         (lambda path: (path / RECORD).write_text("[1]"), "mmmm"),
         (lambda path: (path / RECORD).write_text((path / RECORD).read_text()[:-9]), "mmmm"),
@@ -104,6 +105,87 @@ def test_only_what_is_stale_is_made(folder, change, expected):
     assert outcome(folder) == "kkkk"
 
 
+def other_int8(folder):
+    """An int8.onnx of other weights."""
+    path = folder.path.with_name("other")
+    shutil.copytree(folder.path, path)
+    (path / "seed.txt").write_text("2")
+    other = ModelFolder(path, folder.card, folder.entry)
+    build(other, force=True)
+    return (path / "int8.onnx").read_bytes()
+
+
+def test_an_int8_file_from_elsewhere_is_used_and_never_written_over(folder, caplog):
+    build(folder)
+    other, path = other_int8(folder), folder.path / "int8.onnx"
+    files.write_bytes(path, other)
+    assert outcome(folder) == "kkkr" and folder.ensure("int8.onnx") == path
+    assert "int8.onnx is another file than build.json lists and is used as it is" in caplog.text
+    (folder.path / "fp32.onnx").unlink()
+    assert folder.ensure("int8.onnx") == path and not (folder.path / "fp32.onnx").exists()
+    with pytest.raises(RequestError, match="the engine native would compute mine from rewritten"):
+        folder.ensure("native.onnx")
+    for damaged in (b"", b"no model", other[:-9]):
+        files.write_bytes(path, damaged)
+        for use in (lambda: build(folder), lambda: folder.ensure("int8.onnx")):
+            with pytest.raises(
+                RequestError, match=r"int8\.onnx is damaged .*; copy it again, or to rebuild it: zoo build"
+            ):
+                use()
+        assert path.read_bytes() == damaged
+    files.write_bytes(path, other)
+    with pytest.raises(RequestError, match="the engine native"):
+        build(folder, until="native.onnx")
+    stages.set_recipe(folder, replace(folder.recipe, keep_float=("y",)))  # asked for: the other file is kept beside it
+    assert (folder.path / "int8.found.onnx").read_bytes() == other and outcome(folder) == "kkkk"
+    files.write_bytes(path, other[:-1] + other[-1:])
+    assert outcome(folder, force=True) == "mmmm"
+    assert (folder.path / "int8.found1.onnx").read_bytes() == other and outcome(folder) == "kkkk"
+    assert not list(folder.path.glob(".*found*"))
+
+
+@pytest.mark.parametrize("stage", BUILD_STAGES)
+@pytest.mark.parametrize("listed", [True, False])
+def test_no_valid_file_is_written_over(folder, stage, listed):
+    build(folder)
+    other_int8(folder)
+    other = (folder.path.with_name("other") / stage).read_bytes()
+    files.write_bytes(folder.path / stage, other)
+    if not listed:
+        (folder.path / RECORD).unlink()
+    if (stage, listed) == ("int8.onnx", True):
+        return  # it is used
+    if (stage, listed) == ("calibration.json", False):
+        build(folder)
+        assert (folder.path / "calibration.found.json").read_bytes() == other
+        return
+    message = "is another file than" if listed else "which build.json does not list"
+    with pytest.raises(RequestError, match=f"{stage}.* {message}.* zoo build .* --force"):
+        build(folder)
+    assert (folder.path / stage).read_bytes() == other
+    build(folder, force=True)
+    assert outcome(folder) == "kkkk"
+
+
+@pytest.mark.parametrize("stage", BUILD_STAGES)
+def test_a_build_that_was_killed_goes_on(folder, stage, monkeypatch):
+    build(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "_note", lambda folder, said: 1 / 0)  # the file is written, the record is not
+        (folder.path / "seed.txt").write_text("2")
+        (folder.path / stage).unlink()
+        with pytest.raises(ZeroDivisionError):
+            build(folder)
+    assert outcome(folder)[-1] == "m" and outcome(folder) == "kkkk"
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_bytes", lambda path, content: 1 / 0)  # nor the file
+        patch.setattr(io, "save", lambda model, path: 1 / 0)
+        (folder.path / "seed.txt").write_text("3")
+        with pytest.raises(ZeroDivisionError):
+            build(folder)
+    assert outcome(folder) == "mmmm" and outcome(folder) == "kkkk"
+
+
 def test_files_that_nobody_touched_are_not_read_again(folder, monkeypatch):
     build(folder)
     files._digest.cache_clear()  # as in a process of its own
@@ -112,7 +194,7 @@ def test_files_that_nobody_touched_are_not_read_again(folder, monkeypatch):
         assert outcome(folder) == "kkkk"
     table = folder.path / "calibration.json"
     content = bytearray(table.read_bytes())
-    content[-20] ^= 1  # of the same size
+    content[0] ^= 1  # of the same size
     table.write_bytes(content)
     assert outcome(folder) == "kkmk"
     os.utime(folder.path / "int8.onnx", (1, 1))  # another time, the same bytes
