@@ -129,7 +129,7 @@ def test_the_least_important_channels_go(start, pictures):
     name, width = next(iter(model.groups.items()))
     removed = model._removed({name: width - 4})[name]
     scores = channels.importances(
-        model.network, model.members, [model._some(model.images.train, 64)], model._loss, "taylor"
+        model.network, model.members, [model._subset(model.images.train, 64)], model._loss, "taylor"
     )[name]
     assert len(removed) == 4
     kept = np.setdiff1d(np.arange(width), removed)
