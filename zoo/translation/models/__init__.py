@@ -1,1 +1,1 @@
-"""The encoder-decoder Transformer: configuration, layers and network in torch, and checkpoints."""
+"""The encoder-decoder Transformer: configuration, layers and network in torch."""

@@ -36,7 +36,10 @@ from zoo.translation.data.parallel_text import (
     pad,
 )
 from zoo.translation.metrics import translation_metrics
-from zoo.translation.models.checkpoints import (
+from zoo.translation.models.config import ARCHITECTURES
+from zoo.translation.models.layers import Attention, FeedForward
+from zoo.translation.models.transformer import Transformer, translate
+from zoo.translation.training.checkpoints import (
     MODEL,
     copy_shortlist,
     inherited_features,
@@ -44,9 +47,6 @@ from zoo.translation.models.checkpoints import (
     read_features,
     require_trainable,
 )
-from zoo.translation.models.config import ARCHITECTURES
-from zoo.translation.models.layers import Attention, FeedForward
-from zoo.translation.models.transformer import Transformer, translate
 
 if TYPE_CHECKING:
     from zoo.translation.inference import TranslationPipeline

@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch", reason="needs the train extra")
 
 from pipelines.quantization.training import qat as shared  # noqa: E402
 from zoo.training.runs import QAT_RATE  # noqa: E402
-from zoo.translation.models.checkpoints import load_model  # noqa: E402
 from zoo.translation.training import qat  # noqa: E402
+from zoo.translation.training.checkpoints import load_model  # noqa: E402
 from zoo.translation.training.config import TrainingConfig  # noqa: E402
 from zoo.translation.training.trainer import Trainer  # noqa: E402
 
