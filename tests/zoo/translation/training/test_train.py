@@ -172,7 +172,8 @@ def test_a_teacher_s_translations_are_trained_on(translator, pairs, language, tm
     asked, said = (
         [vocabulary.decode([found.pair(i)[side][:-1].tolist()])[0] for i in range(len(found))] for side in (0, 1)
     )
-    assert len(found) == 300 - read_json(tmp_path / "out" / "train.json")["rows"]["held_out"]
+    rows = 300 - read_json(tmp_path / "out" / "train.json")["rows"]["held_out"]
+    assert 0.98 * rows <= len(found) <= rows  # empty and over-long translations are left out
     right = [
         each == " ".join(language.words[word] for word in source.split())
         for source, each in zip(asked, said, strict=True)
@@ -312,7 +313,8 @@ def test_a_teacher_translates_synthetic_sentences_too(translator, pairs, languag
     new = [each for each in sources if each not in given]
     assert 50 < len(new) <= 100 and len(set(new)) == len(new)
     twice = [i for i, count in enumerate(counts) if count == 2]
-    assert len(twice) == 2 * (300 - read_json(tmp_path / "out" / "train.json")["rows"]["held_out"])
+    rows = 300 - read_json(tmp_path / "out" / "train.json")["rows"]["held_out"]
+    assert 0.98 * rows <= len(twice) // 2 <= rows  # empty and over-long translations are left out
     assert all(targets[i] == given[sources[i]] for i in twice[len(twice) // 2 :])  # the data's own come last
 
 

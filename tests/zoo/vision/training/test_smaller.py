@@ -222,7 +222,10 @@ def test_unknown_layers_and_flags_beside_a_strategy_end_with_2(start, pictures, 
     path = strategy_file(tmp_path, strategies=strategies)
     words = ["finetune", str(start), "--data", str(pictures), "-o", str(tmp_path / "out"), "--strategy", str(path)]
     words += [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
-    for more, message in (([], "found no layers nowhere.*"), (["--qat"], "found --qat and --strategy, which sets the same")):
+    for more, message in (
+        ([], "found no layers nowhere.*"),
+        (["--qat"], "found --qat and --strategy, which sets the same"),
+    ):
         with pytest.raises(SystemExit) as end:
             cli.call([*words, *more])
         assert end.value.code == 2 and message in capsys.readouterr().err
