@@ -105,8 +105,8 @@ class NativeTranslator:
             length_penalty: Exponent of the length that scores are divided by.
             slots: Sentences in the batch of a thread; the next sentence replaces a finished one. Results do not depend
                 on it.
-            rules: kind, early_stopping, prefix, banned, least, forced_end, no_repeat_ngram and word_penalty of
-                `zoo.translation.search.beam_search.Rules` that differ from its defaults.
+            rules: kind, early_stopping, prefix, banned, least, forced_end, no_repeat_ngram, word_penalty and
+                renormalize of `zoo.translation.search.beam_search.SearchConfig` that differ from its defaults.
             words: Shortlist of each sentence, int32 in ascending order, with `end`; only their logits are computed.
 
         Returns:

@@ -41,11 +41,12 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
         ),
         ((), {}),
     ),
-    **dict.fromkeys(("renormalize_logits", "remove_invalid_values", "token_healing", "use_mtp"), (False,)),
+    **dict.fromkeys(("token_healing", "use_mtp"), (False,)),
 }
 # Other options: supported, or without effect on a deterministic search
 HARMLESS = (
     "max_length max_new_tokens min_length min_new_tokens early_stopping num_beams length_penalty no_repeat_ngram_size "
+    "renormalize_logits remove_invalid_values "
     "bad_words_ids suppress_tokens forced_bos_token_id forced_eos_token_id decoder_start_token_id eos_token_id "
     "pad_token_id bos_token_id use_cache cache_implementation cache_config max_cache_len temperature top_k top_p min_p "
     "top_h typical_p epsilon_cutoff eta_cutoff num_return_sequences output_attentions output_hidden_states "
@@ -171,4 +172,5 @@ class Folder(ModelReader):
             most=most,
             forced_end=forced is not None,
             no_repeat_ngram=repeated,
+            renormalize=bool(options.get("renormalize_logits", False)),
         )

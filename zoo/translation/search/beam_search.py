@@ -48,13 +48,14 @@ class SearchConfig:
         early_stopping: For "transformers": end with `beam` hypotheses (True), or when the likeliest beam cannot reach
             the worst hypothesis at its own length (False) or at the greatest length ("never").
         prefix: Tokens that every translation begins with, of log probability 0; they count in its length.
-        banned: Tokens that are never chosen; they keep their share of the probability.
+        banned: Tokens that are never chosen; they keep their share of the probability, see `renormalize`.
         least: Minimum length of a translation, prefix and end included.
         most: Maximum length of a translation, prefix and end included; 0: see `limit`.
         forced_end: Whether the end token follows at the length limit, with log probability 0.
         no_repeat_ngram: No n-gram of this size occurs twice; 0: no restriction.
         growth: Maximum number of tokens for each source token, the end included; 0: see `most`.
         word_penalty: For "marian": subtracted from a score for each token, before the division.
+        renormalize: Whether banned, too early and repeated tokens get no share of the probability.
     """
 
     kind: str = "ctranslate2"
@@ -69,6 +70,7 @@ class SearchConfig:
     no_repeat_ngram: int = 0
     growth: float = 0.0
     word_penalty: float = 0.0
+    renormalize: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Returns the values that differ from the defaults, as plain values."""
@@ -222,6 +224,7 @@ def beam_search(
         last = limits[active] <= length
         if rules.constrained:
             logits = _constrained(logits, norm, history, last, end, rules)
+            norm = _log_sum_exp(logits) if rules.renormalize else norm
         values, words = _likeliest(logits, norm, 2 * beam)
         total = (scores[..., None] + values.reshape(*scores.shape, -1)).reshape(len(active), -1)
         order = np.argsort(-total, axis=1, kind="stable")[:, : 2 * beam]

@@ -9,7 +9,7 @@
 namespace zoo {
 
 constexpr int64_t kPage = 16;        // positions of a KV cache that are allocated at once
-constexpr int64_t kMaxBeam = 128;    // ancestors are uint8
+constexpr int64_t kMaxBeam = 256;    // ancestors are uint8
 constexpr int64_t kMaxSource = 1 << 20;
 
 // A sentence in beam search. Its KV cache is float16, [layer][position][slot][key | value] in pages; a beam finds its history through its
@@ -53,6 +53,7 @@ struct Workspace {
     Buffer<float> logits, top_values, exp_sums, maxima, no_cell;  // no_cell: zeros
     Buffer<int32_t> top_tokens;
     Buffer<double> log_sum_exp;
+    std::vector<std::vector<int32_t>> masked;          // of each row the tokens, in order, that get no probability; empty: none
     std::vector<const Float16 *> keys;                 // of every position, for self-attention
     Arena arena;                                       // of keys and values
     std::vector<Float16 *> free_pages;                 // of finished sentences

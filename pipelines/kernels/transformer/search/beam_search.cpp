@@ -33,6 +33,9 @@ void BeamSearch::run(void (*between)()) {
         beams_.clear();
         for (const auto &sentence : live_)
             for (int64_t slot = 0; slot < sentence->beams; ++slot) beams_.push_back({sentence.get(), slot});
+        work_.masked.clear();
+        if (options_.renormalize)
+            for (const Beam &beam : beams_) work_.masked.push_back(forbidden(*beam.sentence, beam.slot));
         decoder_.step(work_, beams_);
         int64_t row = 0;
         for (auto &sentence : live_) {
@@ -142,10 +145,8 @@ std::vector<int32_t> BeamSearch::history(const Sentence &sentence, int64_t slot)
     return tokens;
 }
 
-// Takes what may not come out of a beam's own likeliest tokens; returns how many are left.
-int64_t BeamSearch::allowed(const Sentence &sentence, int64_t slot, int64_t row) {
-    const int64_t count = work_.top_k;
-    if (!options_.spare(1)) return count;
+// The tokens that must not follow a beam, in order.
+std::vector<int32_t> BeamSearch::forbidden(const Sentence &sentence, int64_t slot) const {
     std::vector<int32_t> forbidden = options_.banned;
     if (sentence.position + 1 < options_.least) forbidden.push_back(static_cast<int32_t>(options_.end));
     if (options_.no_repeat_ngram) {
@@ -155,9 +156,18 @@ int64_t BeamSearch::allowed(const Sentence &sentence, int64_t slot, int64_t row)
             if (std::equal(tokens.begin() + i, tokens.begin() + i + size - 1, tokens.end() - size + 1))
                 forbidden.push_back(tokens[static_cast<size_t>(i + size - 1)]);
     }
+    std::sort(forbidden.begin(), forbidden.end());
+    return forbidden;
+}
+
+// Removes the forbidden tokens from a beam's own likeliest ones; returns how many are left.
+int64_t BeamSearch::allowed(const Sentence &sentence, int64_t slot, int64_t row) {
+    const int64_t count = work_.top_k;
+    if (!options_.spare(1)) return count;
+    const std::vector<int32_t> none = forbidden(sentence, slot);
     int64_t left = 0;
     for (int64_t at = (row + slot) * count, i = 0; i < count; ++i) {
-        if (std::find(forbidden.begin(), forbidden.end(), work_.top_tokens[at + i]) != forbidden.end()) continue;
+        if (work_.top_tokens[at + i] < 0 || std::binary_search(none.begin(), none.end(), work_.top_tokens[at + i])) continue;
         work_.top_tokens[at + left] = work_.top_tokens[at + i], work_.top_values[at + left] = work_.top_values[at + i];
         ++left;
     }

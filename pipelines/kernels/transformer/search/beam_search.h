@@ -18,6 +18,7 @@ struct Options {
     int64_t least, no_repeat_ngram;
     bool forced_end;
     double word_penalty;
+    bool renormalize;
     // Candidates of a row that may be forbidden: as many more are looked at.
     int64_t spare(int64_t longest) const {
         return static_cast<int64_t>(banned.size()) + (least > 0) + (no_repeat_ngram == 1 ? longest : no_repeat_ngram ? kRepeated : 0);
@@ -86,6 +87,7 @@ class BeamSearch {
     };
 
     std::vector<int32_t> history(const Sentence &sentence, int64_t slot) const;
+    std::vector<int32_t> forbidden(const Sentence &sentence, int64_t slot) const;
     int64_t allowed(const Sentence &sentence, int64_t slot, int64_t row);
     void merge_candidates(const Sentence &sentence, int64_t row, bool last);
     bool advance(Sentence &sentence, int64_t row);

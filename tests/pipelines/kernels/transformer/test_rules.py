@@ -31,6 +31,9 @@ RULES = {
     "marian": SearchConfig(kind="marian", length_penalty=0.7, word_penalty=0.1),
     "marian, no penalty": SearchConfig(kind="marian", length_penalty=0.0, banned=(4,)),
     "no token twice": SearchConfig(no_repeat_ngram=1, banned=(4,)),
+    "renormalized": SearchConfig(kind="transformers", banned=(5, 9, 12), renormalize=True),
+    "renormalized repeats": SearchConfig(kind="transformers", forced_end=True, no_repeat_ngram=2, renormalize=True),
+    "renormalized marian": SearchConfig(kind="marian", banned=tuple(range(4, 40)), least=6, renormalize=True),
 }
 
 
@@ -138,6 +141,24 @@ def test_words_that_sentences_share_change_nothing(case, isa, beam):
     assert found == alone
     whole = translator.translate(case.sources, case.limits, slots=3, **options)
     assert whole == NativeTranslator(case.graph, isa=isa).translate(case.sources, case.limits, **options)
+
+
+def test_renormalized_words_of_a_shortlist(case):
+    rng = np.random.default_rng(1)
+    shared = np.unique([END, *rng.choice(np.arange(4, WORDS), 20, replace=False)]).astype(np.int32)
+    words = [
+        np.unique([*shared, *rng.choice(np.arange(4, WORDS), i, replace=False)]).astype(np.int32)
+        for i in range(len(case.sources))
+    ]
+    words[3] = np.setdiff1d(words[3], shared[-1:])
+    rules = SearchConfig(
+        kind="transformers", banned=tuple(shared[3:6].tolist()), least=7, no_repeat_ngram=2, renormalize=True
+    )
+    translator = NativeTranslator(case.graph)
+    for _ in range(2):
+        options = {"start": START, "end": END, "best": 4, "rules": rules.native_options}
+        case.check(translator.translate(case.sources, case.limits, words=words, **options), rules, 4, words)
+        translator.share_words(shared)
 
 
 @pytest.mark.parametrize("words", [[], [5, 4], [4, 4], [4, WORDS], [-1, 4]])

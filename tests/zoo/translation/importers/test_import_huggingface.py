@@ -143,6 +143,8 @@ def test_tokens_and_scores_of_many_sentences(originals, kind):
         {"min_length": 12, "max_new_tokens": 14, "max_length": 28},
         {"forced_eos_token_id": None, "max_length": 9},
         {"suppress_tokens": [7, 8, 9], "bad_words_ids": [[2], [11], [0]], "temperature": 0.3, "top_k": 4},
+        {"renormalize_logits": True, "bad_words_ids": [[2], [11], [12]], "remove_invalid_values": True},
+        {"renormalize_logits": True, "min_length": 9, "no_repeat_ngram_size": 3, "forced_eos_token_id": 0},
     ],
     ids=str,
 )
