@@ -145,15 +145,13 @@ def test_words_that_sentences_share_change_nothing(case, isa, beam):
 
 def test_renormalized_words_of_a_shortlist(case):
     rng = np.random.default_rng(1)
-    shared = np.unique([END, *rng.choice(np.arange(4, WORDS), 20, replace=False)]).astype(np.int32)
+    shared = np.unique([END, *rng.choice(np.arange(4, WORDS), 44, replace=False)]).astype(np.int32)
     words = [
         np.unique([*shared, *rng.choice(np.arange(4, WORDS), i, replace=False)]).astype(np.int32)
         for i in range(len(case.sources))
     ]
-    words[3] = np.setdiff1d(words[3], shared[-1:])
-    rules = SearchConfig(
-        kind="transformers", banned=tuple(shared[3:6].tolist()), least=7, no_repeat_ngram=2, renormalize=True
-    )
+    words[3] = np.setdiff1d(np.arange(WORDS, dtype=np.int32), shared[-1:])
+    rules = SearchConfig(kind="transformers", banned=tuple(shared[3:6].tolist()), least=7, renormalize=True)
     translator = NativeTranslator(case.graph)
     for _ in range(2):
         options = {"start": START, "end": END, "best": 4, "rules": rules.native_options}
