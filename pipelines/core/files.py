@@ -305,3 +305,18 @@ def mapped(path: Path) -> Path:
         path: ONNX file of `save_mapped`.
     """
     return path.with_name(f"{path.name}.data")
+
+
+def refuse_names(raw: Any, expected: str) -> None:
+    """Refuses text where only a path names a file, so that text of a client never opens one.
+
+    Args:
+        raw: A value, or a list of values.
+        expected: Expected values, for the message.
+
+    Raises:
+        RequestError: A value is text.
+    """
+    for value in raw if isinstance(raw, list | tuple) else [raw]:
+        if isinstance(value, str) and not isinstance(value, os.PathLike):
+            raise RequestError(f"found the text {value!r:.100}; expected {expected}, or pathlib.Path(...) for a file")

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import mapped, replacing, require_place, write_bytes
-from pipelines.graph import map_types, query
+from pipelines.graph import query
 
 PRODUCER = "int8-zoo"
 PAGE, MAPPED = 4096, 1 << 20  # bytes; initializers above `MAPPED` lie on pages of their own
@@ -66,7 +66,6 @@ def load(path: str | Path) -> ir.Model:
             proto = _converted(proto, opset)
             logger.warning("%s has opset %d; it is read as opset %d (onnx.version_converter)", path, opset, OPSET)
         _open_sizes(proto.graph)
-        map_types.clear(proto.graph)
         model = ir.from_proto(proto)
     except Exception as error:  # the checker's kind, onnx_ir's, and UnicodeDecodeError for damaged names
         raise RequestError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
@@ -279,14 +278,14 @@ def _digest(sha: Any, graph: ir.Graph) -> None:
         array = graph.initializers[name].const_value
         if array is not None:
             add("initializer", name, array.dtype, array.shape)
-            sha.update(_content(array))
+            sha.update(array.tobytes())
     for node in graph:
         add(node.domain, node.op_type, [v.name if v else "" for v in node.inputs], [v.name for v in node.outputs])
         for key in sorted(node.attributes):
             attribute = node.attributes[key]
             if attribute.type == ir.AttributeType.TENSOR:
                 tensor = attribute.as_tensor()
-                add(key, "tensor", tensor.dtype, tensor.shape, hashlib.sha256(_content(tensor)).hexdigest())
+                add(key, "tensor", tensor.dtype, tensor.shape, hashlib.sha256(tensor.tobytes()).hexdigest())
             elif attribute.type == ir.AttributeType.GRAPH:
                 add(key, "graph")
                 _digest(sha, attribute.as_graph())
@@ -296,18 +295,9 @@ def _digest(sha: Any, graph: ir.Graph) -> None:
                 add(key, attribute.type, attribute.value)
 
 
-def _content(tensor: ir.TensorProtocol) -> bytes:
-    """The elements of a tensor as bytes; strings, such as the classes of a classifier, with their sizes."""
-    if isinstance(tensor, ir.StringTensor):
-        return b"".join(b"%d:%s" % (len(text), text) for text in tensor.string_data())
-    return tensor.tobytes()
-
-
 def serialized(model: ir.Model) -> bytes:
     """Returns the bytes of an ONNX file; the same model gives the same bytes."""
-    proto = ir.to_proto(model)
-    map_types.restore(proto.graph)
-    return bytes(proto.SerializeToString(deterministic=True))
+    return bytes(ir.to_proto(model).SerializeToString(deterministic=True))
 
 
 def require_opset(model: ir.Model) -> None:

@@ -29,7 +29,7 @@ def test_what_is_no_input(opened, name, raw):
 
 
 def test_an_empty_name_is_no_folder_of_images(opened):
-    with pytest.raises(RequestError, match="empty name"):
+    with pytest.raises(RequestError, match="found the text"):
         opened["mobilenet-v1-cifar10"]("")
 
 

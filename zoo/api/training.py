@@ -26,7 +26,7 @@ NOT_COPIED = ("checkpoint", "reports", ".*")  # files of a model folder that its
 
 
 def schema(
-    log: Model | Sequence[Model],
+    log: Model,
     output: Model | None = None,
     *,
     label: str | None = None,
@@ -36,8 +36,7 @@ def schema(
     """Infers the schema of a click log from all its rows.
 
     Args:
-        log: CSV or TSV with a header, JSON lines (plain or .gz), or Parquet: a file, a folder, a pattern, or a list of
-            them, whose rows are one log. Folders named column=value add the column (Hive partitions).
+        log: CSV or TSV with a header, JSON lines (plain or .gz), or Parquet.
         output: Path of the schema as JSON; None to write no file.
         label: Column to predict, with values 0 and 1; None for a column named label, click, clicked, target or y.
         delimiter: Delimiter of CSV; None to detect it.
@@ -50,14 +49,14 @@ def schema(
     Raises:
         RequestError: The log cannot be read, or has no such label.
     """
-    from zoo.recommenders.data.logs import open_logs
+    from zoo.recommenders.data.logs import open_log
     from zoo.recommenders.data.schema import COLUMNS
     from zoo.recommenders.data.schema_inference import infer
 
     if delimiter is not None and len(delimiter) != 1:
         raise RequestError(f"found the delimiter {delimiter!r}, expected one character")
-    require_distinct(output, *as_list(log))
-    found = infer(open_logs(log, delimiter), label, on_error)
+    require_distinct(output, log)
+    found = infer(open_log(log, delimiter), label, on_error)
     path = None if output is None else str(found.save(output))
     return {"schema": found.to_json(), "columns": COLUMNS, "table": found.table(), "path": path}
 

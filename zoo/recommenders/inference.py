@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
+from pipelines.core.files import refuse_names
 from pipelines.core.ordered_map import ordered_map
 from pipelines.core.progress import progress
 from pipelines.data.tables import writing
@@ -173,11 +174,17 @@ class ClickPipeline(GraphPipeline):
         """Encodes rows, all in memory at once; `run` streams. Labels in the rows are ignored.
 
         Args:
-            raw: Source of the rows, as in `rows`.
+            raw: Source of the rows, as in `rows`, but only a `Path` names a file.
 
         Returns:
             {"ids": int32 [n, columns], "numbers": float32 [n, numbers], ...}.
+
+        Raises:
+            RequestError: A row is faulty, or a text is no row.
         """
+        rows = list(raw) if isinstance(raw, list | tuple | np.ndarray) else [raw]
+        if rows and not (self.headerless and isinstance(rows[0], str) and "\t" in rows[0]):
+            refuse_names(rows, "rows")
         parts = list(self.rows(raw))
         return self.encode(type(parts[0]).concatenate(parts))
 

@@ -56,7 +56,7 @@ class SentencePipeline(TextPipeline):
         over the token limit are truncated and counted.
 
         Args:
-            inputs: Text files with one text per line, tables, "-" for stdin, or a list of texts.
+            inputs: Text files with one text per line, tables, "-" for stdin, or a list of 1-tuples, a text each.
             output: .npy, .parquet or .jsonl file; "-" for JSON lines on stdout (see
                 `zoo.texts.data.vector_files.vector_writer`).
             on_error: "raise" to stop at the first invalid row, "skip" to write it as zeros.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import itertools
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -132,7 +133,7 @@ class TextPipeline(Pipeline):
         """Tokenizes and pads texts or pairs of texts.
 
         Args:
-            raw: A text or pair, a list of them, or a file (see `zoo.texts.data.text_files.read_rows`).
+            raw: A text or pair, or an iterable of them. Only a `Path` or a list of paths names files.
 
         Returns:
             Array by graph input, int64 [n, longest].
@@ -140,7 +141,7 @@ class TextPipeline(Pipeline):
         Raises:
             RequestError: There are no texts, or one is invalid; the message has its number.
         """
-        rows = list(self.rows(self._as_list(raw)))
+        rows = list(self.rows(self._as_list(raw), names=False))
         if not rows:
             raise RequestError("found no texts; give at least one")
         if invalid := next((row for row in rows if row.error), None):
@@ -149,7 +150,7 @@ class TextPipeline(Pipeline):
 
     def _as_list(self, raw: Any) -> Any:
         """Wraps a single text or pair in a list."""
-        if isinstance(raw, str) and not text_files.is_file(raw):
+        if isinstance(raw, str) and not isinstance(raw, os.PathLike) and self.TEXTS_PER_ROW == 1:
             return [raw]
         is_pair = isinstance(raw, tuple) and self.TEXTS_PER_ROW == 2 and len(raw) == 2
         return [raw] if is_pair and all(isinstance(text, str) for text in raw) else raw
@@ -158,17 +159,18 @@ class TextPipeline(Pipeline):
         """See `Pipeline.read_columns`."""
         self.columns = tuple(names)
 
-    def rows(self, data: Any, columns: Sequence[str] = ()) -> Iterator[text_files.Row]:
-        """Reads rows of texts.
+    def rows(self, data: Any, columns: Sequence[str] = (), *, names: bool = True) -> Iterator[text_files.Row]:
+        """Reads rows of texts, see `zoo.texts.data.text_files.read_rows`.
 
         Args:
-            data: See `zoo.texts.data.text_files.read_rows`.
+            data: Files, or rows of texts.
             columns: Columns of tables; default: those of `read_columns`.
+            names: Whether a str is the name of a file.
 
         Returns:
             Iterator over the rows.
         """
-        return text_files.read_rows(data, self.TEXTS_PER_ROW, columns or self.columns)
+        return text_files.read_rows(data, self.TEXTS_PER_ROW, columns or self.columns, names=names)
 
     def parse_columns(self, option: str | None) -> list[str]:
         """Splits the option --column into names.

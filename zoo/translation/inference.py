@@ -37,7 +37,6 @@ from zoo.translation.translator import Translator
 
 SORT_WINDOW = 64  # batches of a long file that are sorted by length together
 MAX_TOKEN_CHARACTERS = 100  # longer sentences, times the maximum number of tokens, are refused unseen
-MAX_PATH_LENGTH = 255  # characters; a longer text is no path
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +57,7 @@ class TranslationPipeline(Translator):
         """Tokenizes sentences.
 
         Args:
-            raw: A text file of a sentence a line (a path, or a str where that file exists), a sentence, or a list of
-                sentences.
+            raw: A sentence, or an iterable of sentences. Only a `Path` names a file, of a sentence a line.
 
         Returns:
             {"source": int64 [n, longest]}: tokens with `END` last, padded with `PAD`.
@@ -67,8 +65,6 @@ class TranslationPipeline(Translator):
         Raises:
             RequestError: There are no sentences, or one cannot be translated; the message has its number.
         """
-        if isinstance(raw, str) and len(raw) < MAX_PATH_LENGTH and Path(raw).is_file():
-            raw = Path(raw)
         if isinstance(raw, os.PathLike):
             found = list(self._read([str(raw)]))
         else:

@@ -20,7 +20,7 @@ from PIL import Image
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.core.files import read_json
+from pipelines.core.files import read_json, refuse_names
 from pipelines.core.ordered_map import ordered_map
 from pipelines.core.progress import progress
 from pipelines.data.images import SUFFIXES, decode, listed, prepare
@@ -82,7 +82,7 @@ class ImagePipeline(GraphPipeline):
         """Decodes, resizes and crops images; all of them in memory at once, whereas `run` streams.
 
         Args:
-            raw: Path of a file or folder, content of an image file, pixels uint8 [h, w, 3] (RGB) or [h, w], a Pillow
+            raw: `Path` of a file or folder, content of an image file, pixels uint8 [h, w, 3] (RGB) or [h, w], a Pillow
                 image, or a list of these.
 
         Returns:
@@ -365,9 +365,10 @@ def synthetic_jpeg(seed: int, width: int, height: int) -> bytes:
 
 def _each(raw: Any) -> Iterator[Any]:
     """Yields the images of the input of `preprocess`; folders are expanded."""
-    alone = isinstance(raw, bytes | str | os.PathLike | Image.Image) or (isinstance(raw, np.ndarray) and raw.ndim < 4)
+    alone = isinstance(raw, str | bytes | os.PathLike | Image.Image) or (isinstance(raw, np.ndarray) and raw.ndim < 4)
     for image in [raw] if alone or not isinstance(raw, Iterable) else raw:
-        if isinstance(image, str | os.PathLike):
+        refuse_names(image, "the bytes of an image file, pixels, or a Pillow image")
+        if isinstance(image, os.PathLike):
             yield from listed(image)
         elif isinstance(image, bytes | np.ndarray | Image.Image):
             yield image

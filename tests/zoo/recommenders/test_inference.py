@@ -101,6 +101,16 @@ def test_run_keeps_the_row_order_and_equals_the_call(trained: Path, rows: Path, 
     assert np.allclose(scores[:, 1], [each["probability"] for each in called], atol=1e-6)
 
 
+def test_only_a_path_names_a_file_to_the_pipeline(trained: Path, rows: Path) -> None:
+    opened = zoo.pipeline(trained, engine="onnxruntime")
+    lines = rows.read_text().splitlines()[:3]
+    assert opened(lines) == opened(rows)[:3] == opened([rows])[:3]
+    assert opened(lines[0]) == opened(lines[:1])
+    for raw in (str(rows), [str(rows)], [rows, str(rows)], np.array([str(rows)]), "-"):
+        with pytest.raises(RequestError, match=r"found the text .*; expected rows, or pathlib.Path"):
+            opened(raw)
+
+
 def test_run_writes_parquet_and_gzip_and_reads_gzip_and_unlabelled_rows(
     trained: Path, rows: Path, tmp_path: Path
 ) -> None:

@@ -53,9 +53,12 @@ def test_the_language_is_translated(opened, language):
     assert opened(pairs[0][0])[0]["translation"] == found[0]["translation"]  # one sentence is a list of one
 
 
-def test_a_file_is_read_by_its_path_and_nothing_is_refused(opened, texts, tmp_path):
+def test_a_file_is_read_by_its_path_and_nothing_is_refused(opened, texts, tmp_path, monkeypatch):
     (tmp_path / "in.txt").write_text("\n".join(texts[:4]))
-    assert opened(tmp_path / "in.txt") == opened(str(tmp_path / "in.txt")) == opened(texts[:4])
+    assert opened(tmp_path / "in.txt") == opened(texts[:4])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / texts[0]).write_text(texts[1])
+    assert opened(texts[0]) == opened([texts[0]]) == opened(texts[:1] * 2)[:1]
     with pytest.raises(RequestError, match="found no sentences"):
         opened([])
     with pytest.raises(RequestError, match="sentence 2 has"):

@@ -37,7 +37,6 @@ def test_a_pipeline_takes_what_people_have(opened: ImagePipeline, photos: Path) 
     expected = images.prepare(path, opened.spec)
     for raw in (
         path,
-        str(path),
         path.read_bytes(),
         pixels,
         Image.fromarray(pixels),
@@ -56,7 +55,9 @@ def test_a_pipeline_takes_what_people_have(opened: ImagePipeline, photos: Path) 
     "raw, said",
     [
         (b"no image", "is no image"),
-        ("nowhere.jpg", "nowhere.jpg does not exist"),
+        (Path("nowhere.jpg"), "nowhere.jpg does not exist"),
+        ("photo.jpg", r"found the text 'photo.jpg'; expected .*, or pathlib.Path\(...\) for a file"),
+        (["photo.jpg"], "found the text 'photo.jpg'"),
         ([], "found no images"),
         ([3], "found int; expected a path"),
         (3, "found int; expected a path"),

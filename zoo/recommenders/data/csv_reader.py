@@ -158,13 +158,12 @@ class CsvReader:
             isa: Instruction set of the kernels, one of `pipelines.kernels.extension.isas`; "" for the fastest.
 
         Returns:
-            The reader. None without native code, for logs that are not CSV or have columns of a partition, for
-            separators outside ASCII, and for schemas with the encodings "id" or "value" or with lists that skip
-            unknown values.
+            The reader. None without native code, for logs that are not CSV, for separators outside ASCII, and for
+            schemas with the encodings "id" or "value" or with lists that skip unknown values.
         """
         native = extension.native()
         separators = [each.separator for each in features.schema.of("categories")]
-        if native is None or log.kind != "csv" or log.partition or not "".join([log.delimiter, *separators]).isascii():
+        if native is None or log.kind != "csv" or not "".join([log.delimiter, *separators]).isascii():
             return None
         if log.delimiter in '"\r\n':
             return None

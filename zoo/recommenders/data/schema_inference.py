@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,11 +48,11 @@ _DATE = f"^{_DAY}" r"([T ]\d{1,2}:\d\d(:\d\d)?( ?[AaPp][Mm])?)?$"  # also those 
 _ISO = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?)?$"
 
 
-def infer(log: Log | Sequence[Log], label: str | None = None, on_error: str = "raise") -> Schema:
+def infer(log: Log, label: str | None = None, on_error: str = "raise") -> Schema:
     """Infers the kind and encoding of every column, with the reason, in one pass over all rows.
 
     Args:
-        log: Log to read, or several: their rows are those of one log. A column that some of them lack is ignored.
+        log: Log to read.
         label: Column to predict; None: a column named in `LABELS` that holds 0 and 1.
         on_error: "skip" ignores the rows that training leaves out: rows with another number of columns, and labels
             other than 0 and 1. "raise" raises at the first such row.
@@ -65,38 +64,24 @@ def infer(log: Log | Sequence[Log], label: str | None = None, on_error: str = "r
         RequestError: The log has no row, no such label column or no feature column, or has a faulty row with "raise".
     """
     skip = on_error == "skip"
-    logs = [log] if isinstance(log, Log) else list(log)
-    lacking: dict[str, str | Path] = {}
-    seen = {name: _Seen(name) for each in logs for name in each.columns}
+    seen = {name: _Seen(name) for name in log.columns}
     rows = 0
     with progress("reading", None) as advance:
-        for each in logs:
-            lacking.update({name: each.path for name in seen if name not in each.columns})
-            for batch in each.batches(bad=(lambda *_: None) if skip else None):
-                rows += batch.num_rows
-                for name, column in zip(each.columns, batch.columns, strict=True):
-                    seen[name].add(column)
-                advance(batch.num_rows)
-    path = f"{logs[0].path}" + (f" and {len(logs) - 1} more" if len(logs) > 1 else "")
+        for batch in log.batches(bad=(lambda *_: None) if skip else None):
+            rows += batch.num_rows
+            for name, column in zip(log.columns, batch.columns, strict=True):
+                seen[name].add(column)
+            advance(batch.num_rows)
     if not rows:
-        raise RequestError(f"{path} holds no row below its header; expected a click log")
-    usable = {name: statistics for name, statistics in seen.items() if name not in lacking}
-    labels = [name for name in lacking if (name.lower() in LABELS if label is None else name == label)]
-    if labels and not any(name.lower() in LABELS for name in usable):
-        raise RequestError(f"{lacking[labels[0]]} lacks the column {labels[0]}, which is the label")
-    chosen = _label(path, usable, label, skip)
-    columns = [
-        Column(each.name, "ignored", int(each.distinct), each.missing, why=f"{lacking[each.name]} lacks it")
-        if each.name in lacking
-        else _of_tower(_column(each, each.name == chosen))
-        for each in seen.values()
-    ]
+        raise RequestError(f"{log.path} holds no row below its header; expected a click log")
+    chosen = _label(log, seen, label, skip)
+    columns = [_of_tower(_column(each, each.name == chosen)) for each in seen.values()]
     columns = _only("timestamp", columns, lambda each: (bool(_TIME.search(each.name)), each.distinct))
     columns = _only("weight", columns, lambda each: len(each.name))  # sample_weight may stand beside the goods' weight
     schema = Schema(tuple(columns), rows)
     if not schema.of(*FEATURES):
         reasons = ", ".join(f"{each.name}: {each.why}" for each in schema.columns if each.kind != "label")
-        raise RequestError(f"{path} has nothing to predict {chosen} from ({reasons or 'no other column'})")
+        raise RequestError(f"{log.path} has nothing to predict {chosen} from ({reasons or 'no other column'})")
     return schema
 
 
@@ -194,25 +179,25 @@ class _Seen:
             self.items[separator].add(pc.utf8_trim_whitespace(lists.flatten()))
 
 
-def _label(path: str, seen: dict[str, _Seen], requested: str | None, skip: bool) -> str:
+def _label(log: Log, seen: dict[str, _Seen], requested: str | None, skip: bool) -> str:
     if requested is not None and requested not in seen:
-        raise RequestError(f"{path} has no column {requested!r}; its columns are {', '.join(seen)}")
-    named = [name for name in seen if name.lower() in LABELS] if requested is None else [requested]
+        raise RequestError(f"{log.path} has no column {requested!r}; its columns are {', '.join(log.columns)}")
+    named = [name for name in log.columns if name.lower() in LABELS] if requested is None else [requested]
     if not named:
         why = f"none is called {', '.join(LABELS)}"
-        raise RequestError(f"{path} has no column of 0 and 1 to predict ({why}); name it with --label")
+        raise RequestError(f"{log.path} has no column of 0 and 1 to predict ({why}); name it with --label")
     if found := [name for name in named if _is_binary(seen[name], skip)]:
         return requested or min(found, key=lambda name: LABELS.index(name.lower()))
     first = seen[named[0]]
     if not first.numeric and int(first.distinct) == 2 and not first.missing:
         raise RequestError(
-            f"{path}: the label {first.name} holds {_some(first)}; expected 0 and 1, write those in their place, "
+            f"{log.path}: the label {first.name} holds {_some(first)}; expected 0 and 1, write those in their place, "
             "or name another column with --label"
         )
     either = first.zeros + first.ones
     no_other = 0 < either == first.count - first.missing
     expected = "both of them, in every row" if no_other else f"name their column with --label; {REGRESSION}"
-    raise RequestError(f"{path}: the label {first.name} holds {_some(first)}; expected 0 and 1, {expected}")
+    raise RequestError(f"{log.path}: the label {first.name} holds {_some(first)}; expected 0 and 1, {expected}")
 
 
 def _is_binary(seen: _Seen, skip: bool) -> bool:

@@ -24,7 +24,6 @@ from pipelines.graph import edit, io
 from pipelines.models.hub import CARD
 from pipelines.models.npz import write_npz
 from zoo.recommenders import criteo
-from zoo.recommenders.data import sources
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_logs, spool_stdin
 from zoo.recommenders.data.schema import Column, Schema
@@ -240,9 +239,9 @@ def state_of(model: nn.Module, arrays: Mapping[str, torch.Tensor]) -> dict[str, 
 
 
 def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on_error: str) -> Schema:
-    """Returns the schema, with another label if given, or infers it from the data."""
+    """Returns the schema, with another label if given, or infers it from the first source."""
     if schema is None:
-        found = infer(open_logs(data), label, on_error)
+        found = infer(open_logs(data)[0], label, on_error)
         labels = ", ".join(each.name for each in found.of("label"))
         ignored = ", ".join(f"{each.name} ({each.why})" for each in found.of("ignored"))
         held = ", ".join(each.name for each in found.of("timestamp")) or "their order"
@@ -322,7 +321,6 @@ def _write(
         {"auc": ("AUC, held out", "C1-")},
     )
     plot_curves(output / "learning_curve.png", record["history"], loss, auc, ("LogLoss", "AUC"), record["epochs"])
-    given = [data] if isinstance(data, str | os.PathLike) else data
-    paths = [each for each in given if isinstance(each, str | os.PathLike)]
-    names = [Path(path) for each in paths for path, _ in sources.expand(each)]
+    sources = [data] if isinstance(data, str | os.PathLike) else data
+    names = [Path(each) for each in sources if isinstance(each, str | os.PathLike)]
     write_json(output / "train.json", record | provenance(record["config"]["seed"], names))

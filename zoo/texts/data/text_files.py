@@ -10,7 +10,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,15 +90,18 @@ def too_few_columns(found: int, expected: int) -> str:
     return f"has {found} columns, expected {expected}"
 
 
-def read_rows(data: Any, count: int, columns: Sequence[str] = (), extra: int = 0) -> Iterator[Row]:
+def read_rows(
+    data: Any, count: int, columns: Sequence[str] = (), extra: int = 0, *, names: bool = True
+) -> Iterator[Row]:
     """Reads rows of texts.
 
     Args:
-        data: Files, "-" for stdin, or a list of texts or tuples of texts.
+        data: Files, "-" for stdin, or rows: texts, or tuples of texts.
         count: Texts per row, 1 or 2.
         columns: Names of the columns, in order, or positions from 1 in CSV without a header; default: columns with
             usual names (`COLUMNS`), else the first columns of text.
         extra: Further columns per row, e.g. a score.
+        names: Whether a str is the name of a file; otherwise it is a text, and only a path names a file.
 
     Returns:
         Iterator over the rows.
@@ -107,11 +110,13 @@ def read_rows(data: Any, count: int, columns: Sequence[str] = (), extra: int = 0
         RequestError: A file is missing, a table lacks the columns, or the list holds other values.
     """
     width = count + extra
-    if isinstance(data, str | os.PathLike) or (isinstance(data, list | tuple) and _are_files(data, width)):
-        for name in map(os.fspath, [data] if isinstance(data, str | os.PathLike) else data):
+    location: Any = str | os.PathLike if names else os.PathLike
+    listed: Any = [data] if isinstance(data, location) else data
+    if isinstance(listed, list | tuple) and _are_files(listed, location):
+        for name in map(os.fspath, listed):
             yield from _read_file(name, width, columns)
         return
-    if isinstance(data, bytes) or not isinstance(data, Iterable):
+    if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
         raise RequestError(f"found {type(data).__name__}; expected files, or a list of texts")
     for number, each in enumerate(data, 1):
         row = (each,) if isinstance(each, str) else tuple(each) if isinstance(each, list | tuple) else ()
@@ -140,20 +145,13 @@ def parse_label(row: Row) -> tuple[float, str]:
     return (label, "") if math.isfinite(label) else (math.nan, f"has the label {label:g}, expected a finite number")
 
 
-def _are_files(data: Sequence[Any], width: int) -> bool:
-    """Returns whether a list holds files: paths, or names of files. Raises RequestError for a mixed list."""
-    if any(isinstance(each, os.PathLike) for each in data):  # missing files are reported later
-        if other := [each for each in data if not isinstance(each, os.PathLike) and each != STDIN]:
-            raise RequestError(f"found files and {other[0]!r:.200} in one list; expected files, or texts")
-        return True
-    strings = [each for each in data if isinstance(each, str)]
-    if width > 1:  # a row of texts is no string
-        return bool(data) and len(strings) == len(data)
-    found = [each for each in strings if each == STDIN or is_file(each)]
-    if found and len(found) < len(data):
-        other = next(each for each in data if each not in found)
-        raise RequestError(f"found files and {other!r:.200}, which is none, in one list; expected files, or texts")
-    return bool(found)
+def _are_files(data: Sequence[Any], location: Any) -> bool:
+    """Returns whether a list holds locations of files. Raises RequestError for a mixed list."""
+    if not any(isinstance(each, location) for each in data):
+        return False
+    if other := [each for each in data if not isinstance(each, location)]:
+        raise RequestError(f"found files and {other[0]!r:.200} in one list; expected files, or texts")
+    return True
 
 
 def is_file(name: str) -> bool:
@@ -180,7 +178,7 @@ def _row(location: str, texts: Sequence[str], count: int) -> Row:
 
 def _read_file(name: str, width: int, columns: Sequence[str]) -> Iterator[Row]:
     if name != STDIN and not is_file(name):
-        raise RequestError(f"found no file {name}; {EXPECTED}")
+        raise RequestError(f"found no file {name:.200}; {EXPECTED}")
     kind = Path(name.lower().removesuffix(".gz")).suffix
     if name == STDIN or kind not in TABLE_FORMATS:
         if columns:

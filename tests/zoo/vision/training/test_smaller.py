@@ -85,7 +85,7 @@ def test_a_strategy_cuts_by_the_sensitivity_it_keeps_and_leaves_a_model(smaller,
     assert read_json(smaller / "sensitivity.json")["groups"].keys() == widths.keys()
     assert log["steps"][-1]["bytes"] < 0.8 * log["base"]["bytes"]
     pipeline = zoo.pipeline(smaller)
-    assert pipeline(str(next((pictures / "test/red").iterdir())))[0]["label"] in ("red", "green", "blue")
+    assert pipeline(next((pictures / "test/red").iterdir()))[0]["label"] in ("red", "green", "blue")
     sizes = read_json(smaller / "train.json")["shapes"]
     assert sizes and read_json(smaller / "card.json")["shapes"] == sizes
 

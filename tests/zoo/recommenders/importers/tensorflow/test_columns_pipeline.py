@@ -152,7 +152,7 @@ def test_a_graph_is_trained_on(taken: Path, log: Path, tmp_path: Path) -> None:
     models = [onnx_graph.load(folder / "fp32.onnx") for folder in (taken, tmp_path / "still")]
     assert query.op_counts(models[0]) == query.op_counts(models[1])
     opened = [zoo.pipeline(folder, "fp32", "onnxruntime") for folder in (taken, tmp_path / "still")]
-    batches = [each.preprocess(str(log)) for each in opened]
+    batches = [each.preprocess(log) for each in opened]
     assert all((batches[0][name] == batches[1][name]).all() for name in batches[0])
     still = [each.predict(batch)["probability"] for each, batch in zip(opened, batches, strict=True)]
     np.testing.assert_allclose(still[1], still[0], atol=1e-6)
