@@ -90,6 +90,10 @@ class TextFamily(
 # attention products, and a head that computes one row per pair, are too small to gain from int8
 ATTENTION, HEAD = r".*\.(products|found)", r"(dense|classifier)(\..*)?|scores"
 
+MAX_LENGTH = RunOption(
+    "max_length", int, None, "Maximum number of tokens; longer texts are truncated and counted. [default: the model's]"
+)
+
 SENTENCE_ENCODER = TextFamily(  # Reimers and Gurevych 2019, "Sentence-BERT"
     name="sentence-encoder",
     title="Sentence encoder: texts to vectors, BERT, RoBERTa, DistilBERT or MPNet",
@@ -101,7 +105,13 @@ SENTENCE_ENCODER = TextFamily(  # Reimers and Gurevych 2019, "Sentence-BERT"
             "column", str, None, "Column with the texts in CSV, TSV, JSON lines or Parquet. [default: text, ...]"
         ),
         RunOption("output_dtype", str, "float32", "Dtype of the vectors: float32, float16, int8 or binary."),
-        RunOption("prompt", str, None, "Prefix of every text, or the name of a prompt of the model, such as query."),
+        RunOption(
+            "prompt",
+            str,
+            None,
+            "Name of a prompt of the model, such as query, or a prefix of every text, with a blank or a colon.",
+        ),
+        MAX_LENGTH,
     ),
     summary=(
         "{texts:,} texts, {skipped:,} left out, {cut:,} cut, {texts_per_second:,.0f} texts/s, {precision} in {engine}"
@@ -120,6 +130,7 @@ CROSS_ENCODER = TextFamily(  # Nogueira and Cho 2019, "Passage Re-ranking with B
             "column", str, None, "Two columns of CSV, TSV, JSON lines or Parquet: query,text. [default: the first two]"
         ),
         RunOption("raw", bool, False, "Write logits instead of scores."),
+        MAX_LENGTH,
     ),
     summary=(
         "{texts:,} pairs, {skipped:,} left out, {cut:,} cut, {texts_per_second:,.0f} pairs/s, {precision} in {engine}"

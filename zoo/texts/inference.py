@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,6 +49,7 @@ class SentencePipeline(TextPipeline):
         column: str | None = None,
         output_dtype: str = "float32",
         prompt: str | None = None,
+        max_length: int | None = None,
     ) -> dict[str, Any]:
         """Embeds texts in constant memory and input order.
 
@@ -62,17 +63,39 @@ class SentencePipeline(TextPipeline):
             on_error: "raise" to stop at the first invalid row, "skip" to write it as zeros.
             column: Column of the texts in tables.
             output_dtype: Dtype of the vectors (see `zoo.texts.data.vector_files.convert`).
-            prompt: Prefix of every text, or the name of a prompt of the model; None for the default prompt.
+            prompt: Name of a prompt of the model, or a prefix with a blank or a colon; None for the default prompt.
+            max_length: Maximum number of tokens of a text; None for that of the model.
 
         Returns:
             {"texts", "skipped", "cut", "seconds", "texts_per_second", "tokens_per_second", "engine", "precision"}.
 
         Raises:
-            RequestError: There are no valid texts.
+            RequestError: There are no valid texts, or the model has no such prompt.
         """
         self.output_dtype = vector_files.require_dtype(output_dtype)
-        prompts = self.folder.preprocessing.get("prompts", {})
-        return self._run(inputs, output, on_error, self.parse_columns(column), prompts.get(prompt, prompt))
+        return self._run(inputs, output, on_error, self.parse_columns(column), prompt, max_length)
+
+    def encode_query(self, texts: Sequence[str]) -> Floats:
+        """Computes embeddings of queries, as sentence-transformers does.
+
+        Args:
+            texts: The queries.
+
+        Returns:
+            float32 [n, width], with the prompt of `Prompts.role`.
+        """
+        return self.compute_texts([(text,) for text in texts], self.prompts.role("query"))
+
+    def encode_document(self, texts: Sequence[str]) -> Floats:
+        """Computes embeddings of documents, as sentence-transformers does.
+
+        Args:
+            texts: The documents.
+
+        Returns:
+            float32 [n, width], with the prompt of `Prompts.role`.
+        """
+        return self.compute_texts([(text,) for text in texts], self.prompts.role("document"))
 
     @contextlib.contextmanager
     def _writer(self, output: str | Path) -> Iterator[Write]:
@@ -137,6 +160,7 @@ class RankingPipeline(TextPipeline):
         *,
         column: str | None = None,
         raw: bool = False,
+        max_length: int | None = None,
     ) -> dict[str, Any]:
         """Scores pairs of texts in constant memory and input order.
 
@@ -148,6 +172,7 @@ class RankingPipeline(TextPipeline):
             on_error: "raise" to stop at the first invalid row, "skip" to write it without scores.
             column: Columns of the texts in tables, e.g. "query,text".
             raw: Write logits instead of activated scores.
+            max_length: Maximum number of tokens of a pair; None for that of the model.
 
         Returns:
             Summary, as `SentencePipeline.run`.
@@ -158,7 +183,7 @@ class RankingPipeline(TextPipeline):
         columns = self.parse_columns(column)
         configured = copy.copy(self)  # `raw` applies to this call only
         configured.raw = raw
-        return configured._run(inputs, output, on_error, columns)
+        return configured._run(inputs, output, on_error, columns, None, max_length)
 
     @contextlib.contextmanager
     def _writer(self, output: str | Path) -> Iterator[Write]:

@@ -148,6 +148,7 @@ def evaluate(pipelines: Mapping[str, TextPipeline], data: Any, on_error: str = "
 
     The metric is Spearman's correlation of similarities. If a first text has `MIN_TEXTS_PER_QUERY` rows on average,
     it is a query, and the metrics are NDCG@10 and MRR@10, averaged over the queries with a relevant text (label > 0).
+    Queries are then embedded with the prompt of queries and texts with that of documents (see `Prompts.role`).
 
     Args:
         pipelines: Pipelines by precision, fp32 first.
@@ -173,13 +174,13 @@ def evaluate(pipelines: Mapping[str, TextPipeline], data: Any, on_error: str = "
         )
     if first.TEXTS_PER_ROW == 2:
         return {"samples": len(pairs), "skipped": skipped, **_evaluate_scores(pipelines, pairs, labels, is_ranking)}
-    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    index = {text: i for i, text in enumerate(texts)}
-    sides = np.array([[index[text] for text in pair] for pair in pairs])
-    embeddings = {
-        name: _normalize(pipeline.compute_texts([(text,) for text in texts])) for name, pipeline in pipelines.items()
-    }
-    scores = {name: (rows[sides[:, 0]] * rows[sides[:, 1]]).sum(axis=1) for name, rows in embeddings.items()}
+    prompts = [first.prompts.role(role) if is_ranking else first.prompt for role in ("query", "document")]
+    texts = list(dict.fromkeys(each for pair in pairs for each in zip(prompts, pair, strict=True)))
+    index = {each: i for i, each in enumerate(texts)}
+    sides = np.array([[index[each] for each in zip(prompts, pair, strict=True)] for pair in pairs])
+    rows = [(prompt + text,) for prompt, text in texts]
+    embeddings = {name: _normalize(pipeline.compute_texts(rows, "")) for name, pipeline in pipelines.items()}
+    scores = {name: (vectors[sides[:, 0]] * vectors[sides[:, 1]]).sum(axis=1) for name, vectors in embeddings.items()}
 
     def similarities(name: str, dtype: str = "float32") -> NDArray[np.float32]:
         return vector_files.similarities(embeddings[name][:MAX_TEXTS], dtype)
@@ -193,7 +194,8 @@ def evaluate(pipelines: Mapping[str, TextPipeline], data: Any, on_error: str = "
     exact = similarities(last)
     kept = {dtype: neighbour_overlap(exact, similarities(last, dtype)) for dtype in vector_files.DTYPES[1:]}
     compared = _compare(scores, pairs, labels, is_ranking, versus_fp32)
-    return {"samples": len(pairs), "skipped": skipped, "texts": len(texts), **compared, "kept": kept}
+    used = {"prompts": dict(zip(("query", "document"), prompts, strict=True))} if is_ranking and any(prompts) else {}
+    return {"samples": len(pairs), "skipped": skipped, "texts": len(texts), **used, **compared, "kept": kept}
 
 
 def _evaluate_scores(

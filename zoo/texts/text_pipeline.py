@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +29,7 @@ from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS, Pipeline
 from pipelines.models.stages import derived
 from zoo.texts.data import text_files, tokenizer
+from zoo.texts.data.prompts import Prompts
 from zoo.texts.data.tokenizer import Tokenizer, Tokens
 from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
 
@@ -64,6 +65,7 @@ class TextPipeline(Pipeline):
         config: Configuration of the network.
         max_length: Maximum number of tokens of a text.
         tokenizer: Tokenizer of the model.
+        prompts: Prompts of the model.
         prompt: Default prefix of every text, or of the first text of a pair.
     """
 
@@ -92,7 +94,8 @@ class TextPipeline(Pipeline):
             bool(features.get("lower")),
             pairs=self.TEXTS_PER_ROW == 2,
         )
-        self.prompt = default_prompt(features)
+        self.prompts = Prompts(features)
+        self.prompt = self.prompts.default
 
     def _open(self, engine: str, model: Path | None) -> None:
         """Opens the native encoder, or a session of a stock engine."""
@@ -128,6 +131,82 @@ class TextPipeline(Pipeline):
         return {name: (np.dtype(np.int64), (None, None)) for name in self.config.inputs}
 
     # ------------------------------------------------------------------------------------------------------------ texts
+
+    def __call__(
+        self, raw: Any, *, prompt: str | None = None, max_length: int | None = None, on_error: str = "raise"
+    ) -> list[dict[str, Any]]:
+        """Computes embeddings of texts, or scores of pairs, in windows: a long text pads no other window.
+
+        Args:
+            raw: See `preprocess`.
+            prompt: Name of a prompt of the model, or a prefix with a blank or a colon; "" for none, None for the
+                default.
+            max_length: Maximum number of tokens of a text, special tokens included; None for that of the model.
+            on_error: "raise" at the first invalid text, or "skip" to return its error.
+
+        Returns:
+            Results of `postprocess`, with "cut": whether the text was truncated. The result of an invalid text has
+            "error", and zeros as embedding or NaN as scores.
+
+        Raises:
+            RequestError: There are no valid texts, a text is invalid, or an option is.
+        """
+        options = self.text_options(prompt, max_length)
+        if on_error not in ("raise", "skip"):
+            raise RequestError(f"found on_error {on_error!r:.40}; expected raise or skip")
+        results: list[dict[str, Any]] = []
+        rows = self.rows(self._as_list(raw), names=False)
+        while window := list(itertools.islice(rows, SORT_WINDOW * self.batch_size)):
+            errors = [row.error for row in window]
+            if on_error == "raise" and any(errors):
+                invalid = next(row for row in window if row.error)
+                raise RequestError(f"{invalid.location} {invalid.error}")
+            valid = [row.texts for row in window if not row.error]
+            tokens = self.tokenize(valid, **options)
+            outputs = self.compute(tokens) if valid else np.zeros((0, self.config.output_size), np.float32)
+            results += self.results(errors, outputs, tokens.truncated)
+        if not results:
+            raise RequestError("found no texts; give at least one")
+        if all("error" in result for result in results):
+            raise RequestError(f"found no valid text among {len(results):,}; text 1 {results[0]['error']}")
+        return results
+
+    def text_options(self, prompt: str | None, max_length: int | None) -> dict[str, Any]:
+        """Checks options of a call.
+
+        Args:
+            prompt: See `__call__`.
+            max_length: See `__call__`.
+
+        Returns:
+            Arguments of `tokenize`.
+
+        Raises:
+            RequestError: The model has no such prompt, or the length is out of range.
+        """
+        length = self.tokenizer.require_length(max_length, self.TEXTS_PER_ROW > 1)
+        return {"prompt": None if prompt is None else self.prompts.resolve(prompt), "max_length": length}
+
+    def results(self, errors: Sequence[str], outputs: Floats, truncated: NDArray[np.bool_]) -> list[dict[str, Any]]:
+        """Returns the results of texts of which some are invalid.
+
+        Args:
+            errors: Why each of n texts is invalid; "" if it is valid.
+            outputs: Embeddings or logits of the valid texts, float32 [valid, width].
+            truncated: Whether each valid text was truncated, bool [valid].
+
+        Returns:
+            A result for each of the n texts, see `__call__`.
+        """
+        filled = np.full((len(errors), self.config.output_size), self.INVALID, np.float32)
+        cut = np.zeros(len(errors), np.bool_)
+        valid = [i for i, error in enumerate(errors) if not error]
+        filled[valid], cut[valid] = outputs, truncated
+        results: list[dict[str, Any]] = self.postprocess({self.OUTPUT: filled})
+        return [
+            {"cut": was_cut, **result, **({"error": error} if error else {})}
+            for was_cut, result, error in zip(cut.tolist(), results, errors, strict=True)
+        ]
 
     def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
         """Tokenizes and pads texts or pairs of texts.
@@ -195,20 +274,23 @@ class TextPipeline(Pipeline):
         """See `Pipeline.count_rows`: the number of rows of a file, including invalid rows."""
         return sum(1 for _ in self.rows([inputs], self.parse_columns(column)))
 
-    def tokenize(self, rows: Sequence[tuple[str, ...]], prompt: str | None = None) -> Tokens:
+    def tokenize(
+        self, rows: Sequence[tuple[str, ...]], prompt: str | None = None, max_length: int | None = None
+    ) -> Tokens:
         """Tokenizes rows of texts.
 
         Args:
             rows: Texts, or pairs of texts, as tuples.
             prompt: Prefix of every text, or of the first text of a pair; None for the default prompt of the model.
+            max_length: Maximum number of tokens of a text; None for that of the model.
 
         Returns:
             The tokens.
         """
         prefix = self.prompt if prompt is None else prompt
         if self.TEXTS_PER_ROW == 1:
-            return self.tokenizer([prefix + texts[0] for texts in rows])
-        return self.tokenizer([(prefix + texts[0], texts[1]) for texts in rows])
+            return self.tokenizer([prefix + texts[0] for texts in rows], max_length)
+        return self.tokenizer([(prefix + texts[0], texts[1]) for texts in rows], max_length)
 
     # ---------------------------------------------------------------------------------------------------------- compute
 
@@ -265,17 +347,18 @@ class TextPipeline(Pipeline):
             start += size
         return results
 
-    def compute_texts(self, rows: Sequence[tuple[str, ...]]) -> Floats:
-        """Tokenizes and computes rows of texts with the default prompt.
+    def compute_texts(self, rows: Sequence[tuple[str, ...]], prompt: str | None = None) -> Floats:
+        """Tokenizes and computes rows of texts.
 
         Args:
             rows: Texts, or pairs of texts, as tuples.
+            prompt: Prefix of every text, or of the first text of a pair; None for the default prompt of the model.
 
         Returns:
             float32 [n, width], or [n, labels], see `compute`.
         """
         window = SORT_WINDOW * self.batch_size
-        parts = [self.compute(self.tokenize(rows[i : i + window])) for i in range(0, len(rows), window)]
+        parts = [self.compute(self.tokenize(rows[i : i + window], prompt)) for i in range(0, len(rows), window)]
         return np.concatenate(parts) if parts else np.zeros((0, self.config.output_size), np.float32)
 
     # -------------------------------------------------------------------------------------------------------------- run
@@ -285,9 +368,16 @@ class TextPipeline(Pipeline):
         """Context manager that writes results to a file."""
 
     def _run(
-        self, inputs: Any, output: str | Path, on_error: str, columns: Sequence[str], prompt: str | None = None
+        self,
+        inputs: Any,
+        output: str | Path,
+        on_error: str,
+        columns: Sequence[str],
+        prompt: str | None,
+        max_length: int | None,
     ) -> dict[str, Any]:
         """Writes a row of results for every row of input; invalid rows are filled with `INVALID`."""
+        options = self.text_options(prompt, max_length)
         names = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
         errors, started, count, truncated, size = Counter[str](), time.perf_counter(), 0, 0, 0
         with self._writer(output) as write, progress("computing texts") as advance:
@@ -297,7 +387,7 @@ class TextPipeline(Pipeline):
                 valid = [i for i, row in enumerate(window) if not row.error]
                 results = np.full((len(window), self.config.output_size), self.INVALID, np.float32)
                 if valid:
-                    tokens = self.tokenize([window[i].texts for i in valid], prompt)
+                    tokens = self.tokenize([window[i].texts for i in valid], **options)
                     results[valid] = self.compute(tokens)
                     truncated, size = truncated + int(tokens.truncated.sum()), size + len(tokens.ids)
                 write(results, np.arange(1, len(window) + 1) + (self.first_row + count))
@@ -309,7 +399,7 @@ class TextPipeline(Pipeline):
                 )
         seconds = time.perf_counter() - started
         if truncated:
-            logger.warning("%d of %d texts were truncated to %d tokens", truncated, count, self.max_length)
+            logger.warning("%d of %d texts were truncated to %d tokens", truncated, count, options["max_length"])
         return {
             "texts": count - errors.total(),
             "skipped": errors.total(),
@@ -377,15 +467,3 @@ class TextPipeline(Pipeline):
             if not samples:
                 raise RequestError(f"found no texts in {data}")
         return list(itertools.islice(itertools.cycle(samples), count))
-
-
-def default_prompt(features: Mapping[str, Any]) -> str:
-    """Returns the default prompt of a model.
-
-    Args:
-        features: Features of its card.
-
-    Returns:
-        Prefix of every text; "" for none.
-    """
-    return str(features.get("prompts", {}).get(features.get("prompt", ""), ""))

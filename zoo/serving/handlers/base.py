@@ -6,6 +6,7 @@ Open Inference Protocol alone.
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import time
@@ -18,6 +19,7 @@ import orjson
 
 from pipelines.core.batches import Batch, joined
 from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.data.text_files import decoded
 from pipelines.models.pipeline import Pipeline
 from zoo.serving.protocol import open_inference, responses
 from zoo.serving.workers.channel import Job, JobResult
@@ -33,21 +35,23 @@ class Overloaded(ZooError):
 
 
 def text_lines(body: bytes) -> list[str]:
-    """Splits a text body into lines.
+    """Splits a text body into lines, as files are: LF or CRLF ends a line, and a byte order mark is dropped.
 
     Args:
         body: Request body.
 
     Returns:
-        The lines, without line feeds.
+        The lines, without their ends.
 
     Raises:
         RequestError: The body is not UTF-8.
     """
-    try:
-        return body.decode().removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise RequestError("the body is not UTF-8") from error
+    lines = []
+    for line in decoded(io.BytesIO(body)):
+        if line is None:
+            raise RequestError("the body is not UTF-8")
+        lines.append(line)
+    return lines
 
 
 def json_value(body: bytes, key: str) -> Any:
@@ -68,6 +72,31 @@ def json_value(body: bytes, key: str) -> Any:
     except orjson.JSONDecodeError as error:
         raise RequestError(f"the body is no JSON: {error}") from error
     return content.get(key) if isinstance(content, dict) else content
+
+
+def json_options(body: bytes, key: str, options: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    """Parses a JSON body: an object with a key and options, or the value of the key alone.
+
+    Args:
+        body: Request body.
+        key: Key of the object.
+        options: Keys of the options.
+
+    Returns:
+        The value, None if the object has no such key; and the options of the object.
+
+    Raises:
+        RequestError: The body is no JSON, or the object has another key.
+    """
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        return content, {}
+    if unknown := next((name for name in content if name not in (key, *options)), None):
+        raise RequestError(f"the body has the key {unknown[:40]!r}; expected {', '.join((key, *options))}")
+    return content.pop(key, None), content
 
 
 class ParsedJob(NamedTuple):

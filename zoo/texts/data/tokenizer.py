@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,9 @@ from pipelines.core.errors import Panic, RequestError, catch_panics, one_line, r
 from zoo.texts.models.config import IDS, MASK, TYPES
 
 FILE = "tokenizer.json"
-MAX_TOKEN_CHARACTERS = 100  # a text is truncated to so many characters for each token of the limit
+# Characters of a text that are looked at, for each token of the limit; more if they gave fewer tokens than the limit.
+MAX_TOKEN_CHARACTERS = 100
+FACTORS = (1, 8, 40)
 MIN_COVERAGE = 0.97  # share of the embedding's rows with a token: some are padded to a round number
 TRIAL = "A text: é ½ ﬁ １ 漢字 🙂"  # tokenized when a tokenizer is opened
 Ints = NDArray[np.int32]
@@ -100,7 +103,7 @@ class Tokenizer:
                 f"{path} is of another model: it has {size:,} tokens, the largest {largest:,}, the model embeddings of "
                 f"{vocabulary:,}"
             )
-        self._path, self._lower, self._max_characters = path, lower, MAX_TOKEN_CHARACTERS * max_length + 1
+        self._path, self._lower, self._max_length, self._lock = path, lower, max_length, threading.Lock()
         self._tokenizer.no_padding()
         try:
             with catch_panics(quiet=True):
@@ -108,35 +111,79 @@ class Tokenizer:
         except Exception as error:  # there are more special tokens
             raise RequestError(f"{path} cannot cut texts to {max_length} tokens ({one_line(error)})") from error
 
-    def __call__(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Tokens:
+    def require_length(self, length: Any, pairs: bool) -> int:
+        """Checks a maximum number of tokens.
+
+        Args:
+            length: The number; None for that of the model.
+            pairs: Whether pairs of texts are tokenized.
+
+        Returns:
+            The number.
+
+        Raises:
+            RequestError: It is no whole number, above that of the model, or leaves no token beside the special tokens.
+        """
+        if length is None:
+            return self._max_length
+        least = self._tokenizer.num_special_tokens_to_add(pairs) + 1
+        if type(length) is not int or not least <= length <= self._max_length:
+            raise RequestError(f"found max length {length!r:.40}; expected {least} to {self._max_length} tokens")
+        return length
+
+    def __call__(self, texts: Sequence[str] | Sequence[tuple[str, str]], max_length: int | None = None) -> Tokens:
         """Tokenizes texts, or pairs of texts, of which the longer text is truncated first.
+
+        Args:
+            texts: Texts, or pairs of texts.
+            max_length: Maximum number of tokens, special tokens included; None for that of the model.
+
+        Returns:
+            The tokens.
 
         Raises:
             RequestError: The tokenizer fails, because its file is damaged.
         """
+        most = max_length or self._max_length
         try:
-            with catch_panics():
-                encodings = self._tokenizer.encode_batch([self._truncate(text) for text in texts])
+            with catch_panics(), self._lock:  # the library keeps the maximum as a state
+                self._tokenizer.enable_truncation(most)
+                encodings = self._encode(texts, most)
         except Panic as error:
             raise RequestError(f"{self._path} fails ({one_line(error)}); copy it from the model again") from error
         lengths = np.array([len(encoding.ids) for encoding in encodings], np.int64)
         count = int(lengths.sum())
         ids: NDArray[Any] = np.fromiter((i for encoding in encodings for i in encoding.ids), np.int32, count)
         types: NDArray[Any] = np.fromiter((i for encoding in encodings for i in encoding.type_ids), np.int32, count)
+        size = FACTORS[-1] * MAX_TOKEN_CHARACTERS * most
         truncated = [
-            bool(encoding.overflowing) or self._is_truncated(text)
-            for encoding, text in zip(encodings, texts, strict=True)
+            bool(encoding.overflowing) or _has_more(text, size) for encoding, text in zip(encodings, texts, strict=True)
         ]
         return Tokens(ids, types, lengths, np.array(truncated, np.bool_))
 
-    def _is_truncated(self, text: str | Sequence[str]) -> bool:
-        """Returns whether `_truncate` drops more than whitespace."""
-        parts = [text] if isinstance(text, str) else text
-        return any(part[self._max_characters :].strip() for part in parts)
+    def _encode(self, texts: Sequence[Any], most: int) -> list[Any]:
+        """Encodes texts by their first characters, and by more of them where these gave too few tokens."""
+        encodings: list[Any] = [None] * len(texts)
+        rows = list(range(len(texts)))
+        for factor in FACTORS:
+            size = factor * MAX_TOKEN_CHARACTERS * most
+            found = self._tokenizer.encode_batch([self._truncate(texts[i], size) for i in rows])
+            for i, encoding in zip(rows, found, strict=True):
+                encodings[i] = encoding
+            rows = [i for i in rows if not encodings[i].overflowing and _has_more(texts[i], size)]
+            if not rows:
+                break
+        return encodings
 
-    def _truncate(self, text: str | tuple[str, str]) -> str | tuple[str, str]:
+    def _truncate(self, text: str | tuple[str, str], size: int) -> str | tuple[str, str]:
         """Truncates by characters, which bounds the time of a very long text."""
         if not isinstance(text, str):
-            return tuple(self._truncate(part) for part in text)  # type: ignore[return-value]
-        text = text[: self._max_characters]
+            return tuple(self._truncate(part, size) for part in text)  # type: ignore[return-value]
+        text = text[: size + 1]
         return text.lower() if self._lower else text
+
+
+def _has_more(text: str | Sequence[str], size: int) -> bool:
+    """Returns whether a text has more than whitespace after its first characters."""
+    parts = [text] if isinstance(text, str) else text
+    return any(len(part) > size and bool(part[size + 1 :].strip()) for part in parts)

@@ -28,6 +28,8 @@ class TrainConfig:
         temperature: Temperature of the cosines of in-batch negatives.
         max_length: Maximum number of tokens of a text; 0: that of the model.
         checkpoint_steps: Steps between two checkpoints.
+        prompts: Prompts of the first and of the second texts, such as query,document, or one of both texts; "": the
+            default prompt of the model, as at inference; ",": none.
         columns: Columns of tables, separated by commas; "": the default columns.
         seed: Seed of all random numbers.
 
@@ -43,6 +45,7 @@ class TrainConfig:
     temperature: float = 0.05
     max_length: int = 128
     checkpoint_steps: int = 25
+    prompts: str = ""
     columns: str = ""
     seed: int = 0
 

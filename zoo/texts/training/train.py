@@ -26,11 +26,12 @@ from pipelines.models.hub import CARD
 from pipelines.models.npz import write_npz
 from pipelines.models.record import SAMPLES
 from zoo.texts.data import text_files, tokenizer
+from zoo.texts.data.prompts import ROLES, Prompts
 from zoo.texts.data.tokenizer import Tokenizer
 from zoo.texts.importers.huggingface import CONFIG, write_modules
 from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
 from zoo.texts.models.weights import FILE
-from zoo.texts.text_pipeline import CALIBRATION_LENGTH, default_prompt
+from zoo.texts.text_pipeline import CALIBRATION_LENGTH
 from zoo.texts.training.config import TrainConfig
 from zoo.training.runs import load_checkpoint, require_output, save_checkpoint
 
@@ -79,14 +80,16 @@ def train(
     features = read_json(start_from / CARD)["preprocessing"]
     model_config = ModelConfig.from_json(features["form"])
     columns = [name for name in config.columns.split(",") if name]
+    prompts = training_prompts(config.prompts, Prompts(features), bool(model_config.labels))
     pairs, labels = read_pairs(data, model_config.labels, on_error, columns)
+    pairs = [(prompts[0] + first, prompts[1] + second) for first, second in pairs]
     if len(pairs) < config.batch_size:
         raise RequestError(f"found {len(pairs)} pairs, expected at least the {config.batch_size} of a batch")
     max_length = min(config.max_length or features["max_length"], features["max_length"])
     path = start_from / tokenizer.FILE
     tokenize = Tokenizer(path, model_config.vocabulary, max_length, bool(features.get("lower")))
-    run = {
-        "config": dataclasses.asdict(config),
+    run = {  # checkpoints of 0.2.0 have no prompts
+        "config": {name: value for name, value in dataclasses.asdict(config).items() if name != "prompts" or value},
         "data": _digest(pairs, labels),
         "start": sha256(start_from / FILE),
     }
@@ -98,6 +101,32 @@ def train(
     loss = trainer.fit(pairs, labels, output / STATE, run)
     _write(output, start_from, trainer, features, pairs, {"loss": loss}, config)
     return {"loss": loss}
+
+
+def training_prompts(names: str, prompts: Prompts, cross_encoder: bool) -> tuple[str, str]:
+    """Returns the prefixes of the first and of the second texts of training pairs.
+
+    Args:
+        names: See `TrainConfig.prompts`.
+        prompts: Prompts of the model.
+        cross_encoder: Whether the model scores pairs, whose second texts have no prompt.
+
+    Returns:
+        The prefixes.
+
+    Raises:
+        RequestError: The model has no such prompt.
+    """
+    if not names:
+        return prompts.default, "" if cross_encoder else prompts.default
+    first, comma, second = (part.strip() for part in names.partition(","))
+    if cross_encoder and second:
+        raise RequestError(f"found the prompts {names}; expected one: second texts of a cross-encoder have none")
+
+    def prefix(name: str) -> str:
+        return prompts.role(name) if name in ROLES and prompts.texts else prompts.resolve(name)
+
+    return prefix(first), "" if cross_encoder else prefix(second if comma else first)
 
 
 def read_pairs(
@@ -289,11 +318,11 @@ def _write(
         save_file(state, temporary, {"format": "pt"})
     for name in COPIED_FILES:
         copy_file(start_from / name, output / name)
-    count, prompt, model_config = 8 * CALIBRATION_ROWS, default_prompt(features), trainer.model_config
-    samples: Any = [(prompt + first, second) for first, second in pairs[:count]]
+    count, model_config = 8 * CALIBRATION_ROWS, trainer.model_config
+    samples: Any = pairs[:count]
     if not model_config.labels:
         write_modules(output, model_config, features)
-        samples = list(dict.fromkeys(prompt + text for pair in pairs for text in pair))
+        samples = list(dict.fromkeys(text for pair in pairs for text in pair))
     tokens = trainer.tokenizer(samples[:count])
     rows = tokens.packed(model_config.inputs, CALIBRATION_LENGTH, CALIBRATION_ROWS)
     write_npz(output / SAMPLES, rows, compressed=True)

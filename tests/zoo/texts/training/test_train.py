@@ -83,9 +83,13 @@ def test_encoders_without_a_network_here_are_refused_by_name(tmp_path, kind, why
     assert not (tmp_path / "out").exists()
 
 
-def test_fine_tuning_keeps_prompts_and_observes_them_without_training_on_them(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [("", "the the"), (",", "a a"), ("query,passage", "the a"), ("query,document", "the a"), ("query", "the the")],
+)
+def test_fine_tuning_trains_and_calibrates_with_the_prompts_of_inference(tmp_path, monkeypatch, prompts, expected):
     text_models = pytest.importorskip("helpers.text_models", reason="needs the test extra", exc_type=ImportError)
-    begin, alone = (text_models.tokenizer().encode(each).ids[:2] for each in ("the", "a"))
+    begin = {each: text_models.tokenizer().encode(each).ids[:2] for each in ("the", "a")}
     (tmp_path / "theirs").mkdir()
     text_models.write(tmp_path / "theirs")
     text_models.prompted(tmp_path / "theirs")
@@ -93,8 +97,14 @@ def test_fine_tuning_keeps_prompts_and_observes_them_without_training_on_them(tm
     (tmp_path / "pairs.tsv").write_text("a cat\ta zoo\n" * 4)
     seen = []
     monkeypatch.setattr(train._Trainer, "fit", lambda self, pairs, *_: seen.append(self._inputs(pairs[0])) or 0.0)
-    zoo.finetune(tmp_path / "ours", str(tmp_path / "pairs.tsv"), tmp_path / "tuned", settings={"batch_size": "4"})
-    assert seen[0]["input_ids"][:, :2].tolist() == [alone] * 2
-    assert np.load(tmp_path / "tuned" / "calibration.npz")["input_ids"][0, :2].tolist() == begin
+    settings = {"batch_size": "4", "prompts": prompts}
+    zoo.finetune(tmp_path / "ours", str(tmp_path / "pairs.tsv"), tmp_path / "tuned", settings=settings)
+    assert seen[0]["input_ids"][:, :2].tolist() == [begin[each] for each in expected.split()]
+    first = begin[expected.split()[0]]
+    assert np.load(tmp_path / "tuned" / "calibration.npz")["input_ids"][0, :2].tolist() == first
+    with pytest.raises(RequestError, match="found no prompt qurey; the model has query, passage, document"):
+        zoo.finetune(
+            tmp_path / "ours", str(tmp_path / "pairs.tsv"), tmp_path / "x", settings={**settings, "prompts": "qurey"}
+        )
     zoo.import_model(tmp_path / "tuned", tmp_path / "again")
     assert zoo.pipeline(tmp_path / "again", "fp32").prompt == "the "
