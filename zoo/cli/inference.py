@@ -169,7 +169,7 @@ def export(model: str, as_json: bool, **options: Any) -> None:
 @click.option("--certfile", default=None, help="TLS certificate, PEM.")
 @click.option("--keyfile", default=None, help="TLS private key, PEM.")
 @click.option("--access-log", is_flag=True, help="Access log on stdout, one JSON line per request.")
-@click.option("--watch", is_flag=True, help="Reload a model when int8.onnx in its folder changes.")
+@click.option("--watch", is_flag=True, help="Reload a model when its graph changes (int8.onnx; fp32: rewritten.onnx).")
 @click.option("--on", type=click.Choice(["ray"]), default=None, help="Serve on a Ray cluster with Ray Serve.")
 @click.option("--address", default=None, help="With --on ray: cluster address, or auto. [default: a local cluster]")
 @click.option(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.serving import CIFAR, MT, SENTENCES, SHOP, TSV, Server, wait_until
+from helpers.serving import CIFAR, MT, SENTENCES, SHOP, TSV, Server, own_folder, wait_until
 from PIL import Image
 
 import zoo
@@ -161,16 +161,7 @@ def test_new_files_are_switched_to_without_a_lost_request(
     start: Callable[..., Server], home: Path, tmp_path: Path, lines: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZOO_HOME", str(home))
-    source, folder = zoo.load("wide-deep-criteo").path, tmp_path / "mine"
-    folder.mkdir()
-    card = json.loads((source / "card.json").read_text())
-    given = ("fp16.onnx", "calibration.json")
-    card |= {"name": "mine", "files": {name: card["files"][name] for name in given}}
-    for name in given:
-        shutil.copy(source / name, folder)
-    (folder / "card.json").write_text(json.dumps(card))
-    (folder / "sample.tsv.gz").write_bytes(gzip.compress(b"\n".join(lines[:100])))
-    zoo.build(folder)
+    folder = own_folder(tmp_path / "mine", lines)
     server = start(folder, "--workers", "2", "--watch")
     found: list[tuple[int, Any]] = []
     ended = threading.Event()

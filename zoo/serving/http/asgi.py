@@ -96,9 +96,11 @@ class Application:
         return self._router
 
     async def close(self) -> None:
-        """Finishes pending requests and releases the models."""
+        """Finishes pending requests, for at most the grace time, and releases the models."""
         if self._dispatcher is not None:
-            await self._dispatcher.drained()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.grace):
+                    await self._dispatcher.drained()
             self._dispatcher.close()
         if self._router is not None:
             self._router.access_log.close(1.0)

@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from pipelines.core.errors import RequestError, ZooError, error_of_process
+from pipelines.models.pipeline import PRECISIONS
 from zoo.serving.config import ServerConfig
 from zoo.serving.workers import forkserver
 from zoo.serving.workers.channel import pack, unpack
@@ -55,13 +56,16 @@ def serve(config: ServerConfig, models: Sequence[ServedModel]) -> None:
     connections = _max_connections(config.workers, config.certfile is not None)
     if not config.is_local and not config.api_keys:
         logger.warning("everyone who reaches %s may use it: there is no --api-key-file", config.url)
-    channel = forkserver.start(models)
+    channel, pid = forkserver.start(models)
     import uvloop  # after the fork: no thread may run before it
 
     gc.freeze()  # objects that exist now are not collected
     gc.set_threshold(GC_THRESHOLD)
-    with contextlib.closing(channel):
-        uvloop.run(_Server(config, models, channel, connections).run())
+    try:
+        with contextlib.closing(channel):
+            uvloop.run(_Server(config, models, channel, connections).run())
+    finally:  # requests that the grace time did not suffice for end with their workers
+        forkserver.end(pid)
 
 
 class _Server:
@@ -143,13 +147,16 @@ class _Server:
             await asyncio.sleep(0.005)
 
     async def _watch(self) -> None:
-        """Reloads models when int8.onnx has changed and was the same in two checks."""
+        """Reloads models when their graph has changed and was the same in two checks."""
         if not self.config.watch:
             return
-        files = {model.name: _watched_file(model.model) for model in self.models}
+        files = {model.name: _watched_file(model) for model in self.models}
+        started: dict[int, str] = {}  # names of the models of generations that were started and were not ready yet
         loaded = seen = {name: _file_version(path) for name, path in files.items()}
         while True:
             await asyncio.sleep(WATCH_SECONDS)
+            for generation in [each for each in started if each <= self.dispatcher.ready_generation]:
+                logger.warning("the new files of %s are served", started.pop(generation))
             now = {name: _file_version(path) for name, path in files.items()}
             changed = [name for name in now if now[name] is not None and now[name] == seen[name] != loaded[name]]
             seen = now
@@ -161,8 +168,7 @@ class _Server:
             if kind == forkserver.FAILED:
                 logger.warning("the new files of %s are not served: %s", ", ".join(changed), content[0])
             else:
-                await self.dispatcher.start()
-                logger.warning("the new files of %s are served", ", ".join(changed))
+                started[await self.dispatcher.start()] = ", ".join(changed)
 
     async def _rescue_handshakes(self) -> None:
         """Lends a TLS server more open files when it has none left.
@@ -200,10 +206,11 @@ class _Server:
             self._fail("the process that loads the models died; see the log of the system", 1)
 
 
-def _watched_file(model: str) -> Path:
+def _watched_file(served: ServedModel) -> Path:
     import zoo
 
-    return (Path(model) if Path(model).is_dir() else zoo.hub().folder(model)) / "int8.onnx"
+    folder = Path(served.model) if Path(served.model).is_dir() else zoo.hub().folder(served.model)
+    return folder / PRECISIONS[served.precision]
 
 
 def _file_version(path: Path) -> tuple[int, int, int] | None:

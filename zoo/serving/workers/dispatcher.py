@@ -18,6 +18,7 @@ from zoo.serving.protocol.responses import JSON, error_body
 from zoo.serving.workers import worker
 from zoo.serving.workers.channel import Job, JobResult, pack, unpack
 from zoo.serving.workers.cpu_scheduling import set_batch_scheduling
+from zoo.serving.workers.lifetime import kill
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ MAX_RETRIES = 1  # of a job whose worker died
 MAX_START_FAILURES = 5  # workers in a row that died before they were ready; then the server ends unless one is ready
 BATCH_SCHEDULING_JOBS = 8  # number of pending jobs from which threads use SCHED_BATCH
 SCHEDULING_SECONDS = 0.05  # interval at which that number is checked
+DROPPED_SECONDS = 10.0  # a worker that still computes a dropped job after this time is killed
 RESTART_SECONDS, MAX_RESTART_SECONDS = 0.1, 10.0  # pause before a restart, doubled after each failure, and its maximum
 
 
@@ -81,6 +83,7 @@ class WorkerConnection(asyncio.Protocol):
         self.batched_jobs = 0
         self._buffer = bytearray()
         self._transport: Any = None
+        self._timers: dict[int, asyncio.TimerHandle] = {}  # of canceled jobs that the worker may still compute
 
     @property
     def streamed_jobs(self) -> int:
@@ -100,11 +103,15 @@ class WorkerConnection(asyncio.Protocol):
             elif kind == worker.READY:
                 self.pid, self.ready = content[0], True
                 self.dispatcher.worker_ready(self, content[1])
+            elif kind == worker.CANCELED:
+                self._stop_timer(content[0])
             elif kind == worker.LOAD_FAILED:
                 self.dispatcher.load_failed(self, *content)
 
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio.Protocol`."""
+        for job_id in list(self._timers):
+            self._stop_timer(job_id)
         self.dispatcher.worker_lost(self)
 
     def send(self, pending: Sequence[PendingJob], streams: bool) -> None:
@@ -135,12 +142,23 @@ class WorkerConnection(asyncio.Protocol):
         return pending
 
     def cancel(self, job_id: int) -> None:
-        """Sends the cancellation of a job.
+        """Sends the cancellation of a job; a worker that does not confirm it in `DROPPED_SECONDS` is killed.
 
         Args:
             job_id: Number of the job.
         """
         self._transport.write(pack((worker.CANCEL, job_id)))
+        self._timers[job_id] = asyncio.get_running_loop().call_later(DROPPED_SECONDS, self._kill, job_id)
+
+    def _kill(self, job_id: int) -> None:
+        self._stop_timer(job_id)
+        message = "the worker %d (process %d) is killed: it still computes a request that was dropped %g seconds ago"
+        logger.warning(message, self.index, self.pid, DROPPED_SECONDS)
+        kill(self.pid)
+
+    def _stop_timer(self, job_id: int) -> None:
+        if (timer := self._timers.pop(job_id, None)) is not None:
+            timer.cancel()
 
     def close(self) -> None:
         """Closes the channel, which ends the worker."""
@@ -165,6 +183,7 @@ class Dispatcher:
         workers: Connections to the workers.
         queued: Number of queued requests.
         restarts: Number of workers that died and were replaced.
+        ready_generation: Newest generation with a worker that was ready; see `start`.
     """
 
     def __init__(
@@ -186,18 +205,24 @@ class Dispatcher:
         self._rotation = deque(models)  # next models to take from the queues
         self._pending: dict[int, PendingJob] = {}
         self._job_id = 0
-        self._generation = self._ready_generation = 0  # the newest one, and the newest one with a ready worker
+        self._generation = self.ready_generation = 0
         self._start_failures = 0  # workers in a row that died before they were ready
         self._closing = self._batch_scheduling = False
         self._idle = asyncio.Event()
 
     # --------------------------------------------------------------------------------------------------------- workers
 
-    async def start(self) -> None:
-        """Starts a new generation of workers; older workers retire as soon as one of it is ready."""
+    async def start(self) -> int:
+        """Starts a new generation of workers; older workers retire as soon as one of it is ready.
+
+        Returns:
+            Number of the generation.
+        """
         self._generation += 1
+        generation = self._generation
         for index in range(self._worker_count):
             await self._start_one(index)
+        return generation
 
     async def _start_one(self, index: int, pause: float = 0.0) -> None:
         await asyncio.sleep(pause)
@@ -224,7 +249,7 @@ class Dispatcher:
             models: Descriptions of its models.
         """
         self.models = {model["name"]: model for model in models}
-        self._ready_generation, self._start_failures = max(self._ready_generation, connection.generation), 0
+        self.ready_generation, self._start_failures = max(self.ready_generation, connection.generation), 0
         for other in self.workers:
             if other.generation < connection.generation and not other.retiring:
                 other.retiring = True
@@ -241,7 +266,7 @@ class Dispatcher:
             message: Error message.
             code: Exit code of the error.
         """
-        if connection.generation <= self._ready_generation:  # another worker could load them: this one is replaced
+        if connection.generation <= self.ready_generation:  # another worker could load them: this one is replaced
             logger.warning("a worker cannot load the models: %s", message)
             return
         connection.retiring = True

@@ -5,33 +5,40 @@ It starts no thread, so that forking is safe; the workers share the memory of it
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zoo.serving.workers.channel import pack, receive
+from zoo.serving.workers.channel import pack, receive, unpack
+from zoo.serving.workers.lifetime import end_with_parent, kill
 from zoo.serving.workers.model_loader import ServedModel
 from zoo.serving.workers.worker import load_error, run_process
 
 LOADED, FAILED, FORK, LOAD = "loaded", "failed", "fork", "load"
+END_SECONDS = 1.0  # in which the fork server ends by itself
 
 
-def start(models: Sequence[ServedModel]) -> socket.socket:
+def start(models: Sequence[ServedModel]) -> tuple[socket.socket, int]:
     """Forks the fork server. Call it before any thread is started.
 
     Args:
         models: Models to load.
 
     Returns:
-        The HTTP server's end of the channel; closing it ends the fork server. The first message is LOADED or FAILED.
+        The HTTP server's end of the channel, and the process id. Closing the channel ends the fork server, and the end
+        of the fork server ends its workers. The first message is LOADED or FAILED.
     """
     parent_end, child_end = socket.socketpair()
-    if os.fork():
+    parent = os.getpid()
+    if pid := os.fork():
         child_end.close()
-        return parent_end
+        return parent_end, pid
+    end_with_parent(parent)
     parent_end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the HTTP server ends it by closing the channel
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -40,6 +47,20 @@ def start(models: Sequence[ServedModel]) -> socket.socket:
         _run(child_end, {model.name: model for model in models})
     finally:
         os._exit(0)
+
+
+def end(pid: int) -> None:
+    """Waits for the end of the fork server, whose channel is closed; one that does not end is killed, with its workers.
+
+    Args:
+        pid: Its process id.
+    """
+    deadline = time.monotonic() + END_SECONDS
+    with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() > deadline:
+                kill(pid)
+            time.sleep(0.01)
 
 
 def _run(channel: socket.socket, models: dict[str, ServedModel]) -> None:
@@ -55,14 +76,42 @@ def _run(channel: socket.socket, models: dict[str, ServedModel]) -> None:
             return
         kind, *content = message
         if kind == LOAD:
-            _load(channel, models, *content)
+            _reload(channel, models, *content)
         elif kind == FORK and descriptors:
             worker_end = socket.socket(fileno=descriptors[0])
             gc.freeze()  # garbage collection in workers must not write to shared pages
+            own = os.getpid()
             if os.fork() == 0:
                 channel.close()
-                run_process(worker_end, models, *content)
+                run_process(worker_end, models, content[0], own)
             worker_end.close()
+
+
+def _reload(channel: socket.socket, models: dict[str, ServedModel], names: list[str]) -> None:
+    """Reloads models after a process of its own has opened and run them, since that may end a process."""
+    reader, writer = os.pipe()
+    own = os.getpid()
+    if os.fork() == 0:
+        end_with_parent(own)
+        fault = b""
+        try:
+            for name in names:
+                replace(models[name], _handler=None).handler()
+        except BaseException as error:
+            fault = pack((FAILED, *load_error(error)))
+        with os.fdopen(writer, "wb") as file:
+            file.write(fault or pack((LOADED,)))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        outcome = unpack(bytearray(file.read()))
+    if not outcome:
+        message = f"the process that opened {', '.join(names)} died; see the log of the system"
+        channel.sendall(pack((FAILED, message, 1)))
+    elif outcome[0][0] == FAILED:
+        channel.sendall(pack(outcome[0]))
+    else:
+        _load(channel, models, names)
 
 
 def _load(channel: socket.socket, models: dict[str, ServedModel], names: list[str]) -> bool:

@@ -12,9 +12,11 @@ from typing import Any
 from pipelines.core.errors import ZooError, one_line
 from zoo.serving.handlers.base import Handler, error_result
 from zoo.serving.workers.channel import Job, JobResult, pack, receive
+from zoo.serving.workers.lifetime import end_with_parent
 from zoo.serving.workers.model_loader import ServedModel
 
-READY, JOBS, RESULTS, CANCEL, LOAD_FAILED = "ready", "jobs", "results", "cancel", "load failed"
+READY, JOBS, RESULTS, LOAD_FAILED = "ready", "jobs", "results", "load failed"
+CANCEL, CANCELED = "cancel", "canceled"  # the answer to CANCEL comes when the worker is free to read it
 
 
 class Worker:
@@ -45,6 +47,7 @@ class Worker:
             elif kind == CANCEL:
                 for handler in self._handlers.values():
                     handler.cancel(*content)
+                self._send((CANCELED, *content))
 
     def _run_jobs(self, model: str, packed_jobs: list[tuple[Any, ...]]) -> None:
         handler, jobs = self._handlers[model], [Job._make(packed_job) for packed_job in packed_jobs]
@@ -81,14 +84,16 @@ def load_error(error: BaseException) -> tuple[str, int]:
     return f"{type(error).__name__}: {one_line(error)}", 1
 
 
-def run_process(channel: socket.socket, models: Mapping[str, ServedModel], cpus: set[int]) -> None:
+def run_process(channel: socket.socket, models: Mapping[str, ServedModel], cpus: set[int], parent: int) -> None:
     """Runs a forked worker process; does not return.
 
     Args:
         channel: Channel to the dispatcher.
         models: Models by public name.
         cpus: CPUs to pin the process to; empty for all.
+        parent: Process id of the fork server, which the worker does not outlive.
     """
+    end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the HTTP server ends workers by closing their channels
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if cpus:

@@ -102,6 +102,24 @@ def test_what_nobody_waits_for_leaves_its_place_to_others() -> None:
     asyncio.run(run())
 
 
+def test_a_worker_that_still_computes_a_dropped_job_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(dispatcher, "DROPPED_SECONDS", 0.05)
+    monkeypatch.setattr(dispatcher, "kill", killed.append)
+
+    async def run() -> None:
+        async with dispatched(workers=3) as (found, ends):
+            jobs = [found.submit(name, job(), nothing) for name in (ROWS, TEXTS, ROWS)]
+            await settled()
+            for each in jobs:
+                found.cancel(each)
+            ends.say(1, worker.CANCELED, 2)  # the others say nothing
+            await asyncio.sleep(0.1)
+            assert sorted(killed) == [100, 102]
+
+    asyncio.run(run())
+
+
 def test_an_old_worker_ends_when_the_last_client_of_its_stream_has_left() -> None:
     async def run() -> None:
         async with dispatched() as (found, ends):

@@ -1,0 +1,61 @@
+"""The end of a server: no process of it is left, however it ends."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers.serving import RUN, TSV, Server, _children, figure, stopped, wait_until
+
+
+def processes(server: Server) -> list[int]:
+    """The fork server and the workers."""
+    return [*_children(server.process.pid), *server.workers()]
+
+
+def alive(pids: list[int]) -> list[int]:
+    found = []
+    for pid in pids:
+        status = Path(f"/proc/{pid}/stat")
+        if status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+            found.append(pid)
+    return found
+
+
+@pytest.mark.parametrize("ended", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_that_are_busy_end_with_the_server(
+    start: Callable[..., Server], lines: list[bytes], ended: int
+) -> None:
+    server = start("wide-deep-criteo", "--workers", "2", "--grace", "1s")
+    pids = processes(server)
+    assert len(pids) == 3 and alive(pids) == pids
+    for pid in server.workers():
+        os.kill(pid, signal.SIGSTOP)  # as one that computes without end
+    threading.Thread(target=lambda: _tried(server, lines[0]), daemon=True).start()
+    wait_until(lambda: figure(server, "zoo_working_requests") == 1)
+    begin = time.monotonic()
+    code = server.end(ended)
+    assert code == (0 if ended == signal.SIGTERM else -signal.SIGKILL) and time.monotonic() - begin < 8
+    wait_until(lambda: not alive(pids), 5)
+
+
+def _tried(server: Server, line: bytes) -> None:
+    with contextlib.suppress(OSError):
+        server.ask(RUN, line, TSV)
+
+
+def test_a_worker_that_computes_what_nobody_waits_for_is_replaced(
+    start: Callable[..., Server], lines: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start("wide-deep-criteo", "--workers", "1")
+    with stopped(server) as workers:
+        assert server.ask(RUN, lines[0], TSV, timeout_ms="100")[0] == 504
+        wait_until(lambda: not alive(workers), 20)
+    wait_until(lambda: server.ask("/v2/health/ready")[0] == 200)
+    assert server.ask(RUN, lines[0], TSV)[0] == 200 and server.workers() != workers
+    assert any("still computes a request that was dropped 10 seconds ago" in each for each in server.said)
+    assert server.end() == 0
