@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,11 @@ from pipelines.kernels import extension
 logger = logging.getLogger(__name__)
 REPEATS = 9
 BUDGET_MS = 300.0  # time limit of the repetitions
+ROUNDS = 2  # of timings before a choice
+BUSY = 0.8  # CPU seconds of a second, below which other processes were in the way
+SETTLING = 600.0  # seconds until a choice is timed again where the rounds differed or the CPU was busy
+LASTING = 7 * 86400.0  # seconds until any choice is timed again
+MARGIN = 0.05  # by which another engine must be faster to replace the one before
 REFERENCE = "onnxruntime"  # engine that others are validated against; the first that runs if it does not
 
 
@@ -34,6 +40,8 @@ class Choice:
         batch_size: Size class of the batch, see `size_class`.
         milliseconds: Median time of a batch by candidate.
         machine: Fingerprint of the machine.
+        settled: Whether repeated timings agreed, on a CPU that was free.
+        made: Time of the choice, in seconds since 1970.
     """
 
     engine: str
@@ -41,6 +49,13 @@ class Choice:
     batch_size: int
     milliseconds: dict[str, float]
     machine: str
+    settled: bool = field(default=False, compare=False)
+    made: float = field(default=0.0, compare=False)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the choice is still used; it is timed again after a while, soon if it was made under load."""
+        return 0 <= time.time() - self.made < (LASTING if self.settled else SETTLING)
 
 
 def choose(
@@ -52,6 +67,9 @@ def choose(
     fresh: bool = False,
 ) -> Choice:
     """Times candidates on a batch, in turn, and caches the choice under ZOO_HOME.
+
+    One process times at a time; others wait and take its choice. A choice made under load is used for ten minutes, any
+    other for a week; then it is timed again, and stays unless another candidate is faster by more than `MARGIN`.
 
     A cached choice applies to the same digest, candidates, threads, size class, CPU, native kernels and library
     versions. Candidates that cannot be opened or do not run are left out.
@@ -75,22 +93,58 @@ def choose(
         f"{digest} {sorted(candidates)} {threads} {size} {machine.fingerprint()} {extension.isas()} {ALIKE}".encode()
     ).hexdigest()[:16]
     path = settings.home() / "plans" / f"{key}.json"
-    if not fresh and (kept := _kept(path, candidates)):
+    if not fresh and (kept := _kept(path, candidates)) and kept.holds:
         return kept
     if len(candidates) == 1:
         return Choice(next(iter(candidates)), threads, size, {}, machine.fingerprint())
-    milliseconds = time_each(candidates, batch)
-    best = min(milliseconds, key=milliseconds.__getitem__)
-    chosen = Choice(
-        best, threads, size, {name: round(ms, 4) for name, ms in milliseconds.items()}, machine.fingerprint()
-    )
-    if milliseconds.keys() == candidates.keys():  # a failure may be temporary
-        try:
-            files.write_json(path, asdict(chosen))
-        except ZooError as error:
-            fault = str(error).partition("; ")[0]  # without the advice about outputs
-            logger.warning("the choice of an engine is not cached: %s; set ZOO_HOME to a folder you may write", fault)
+    with _alone():
+        kept = None if fresh else _kept(path, candidates)
+        if kept and kept.holds:  # of a process that was first
+            return kept
+        milliseconds, settled = _rounds(candidates, batch)
+        best = min(milliseconds, key=milliseconds.__getitem__)
+        if kept and milliseconds.get(kept.engine, np.inf) <= (1 + MARGIN) * milliseconds[best]:
+            best = kept.engine
+        rounded = {name: round(ms, 4) for name, ms in milliseconds.items()}
+        chosen = Choice(best, threads, size, rounded, machine.fingerprint(), settled, time.time())
+        if milliseconds.keys() == candidates.keys():  # a failure may be temporary
+            try:
+                files.write_json(path, asdict(chosen))
+            except ZooError as error:
+                fault = str(error).partition("; ")[0]  # without the advice about outputs
+                logger.warning(
+                    "the choice of an engine is not cached: %s; set ZOO_HOME to a folder you may write", fault
+                )
     return chosen
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Context in which no other process of this cache times engines, unless the cache cannot be written."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            settings.home().mkdir(parents=True, exist_ok=True)
+            stack.enter_context(files.locked(settings.home() / ".timing.lock", "another process times engines"))
+        yield
+
+
+def _rounds(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) -> tuple[dict[str, float], bool]:
+    """Times candidates in rounds.
+
+    Args:
+        candidates: Opener by name.
+        batch: Batch to time on.
+
+    Returns:
+        Milliseconds of the best round by candidate; and whether all rounds have the same winner and the process was not
+        kept from the CPU.
+    """
+    sessions = _agreeing(candidates, batch)
+    wall, cpu = time.perf_counter(), time.process_time()
+    rounds = [measure(list(sessions.values()), batch, REPEATS // 2 + 1) for _ in range(ROUNDS)]
+    busy = time.process_time() - cpu < BUSY * (time.perf_counter() - wall)
+    winners = {int(np.argmin(each)) for each in rounds}
+    return dict(zip(sessions, np.min(rounds, axis=0).tolist(), strict=True)), len(winners) == 1 and not busy
 
 
 def _kept(path: Path, candidates: Mapping[str, object]) -> Choice | None:
@@ -120,6 +174,12 @@ def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
     Raises:
         ZooError: No candidate runs.
     """
+    sessions = _agreeing(candidates, batch)
+    return dict(zip(sessions, measure(list(sessions.values()), batch), strict=True))
+
+
+def _agreeing(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) -> dict[str, Runnable]:
+    """Opens the candidates that run and agree with the first of them; raises ZooError if there is none."""
     sessions: dict[str, Runnable] = {}
     reference: Batch = {}
     problems = []
@@ -140,7 +200,7 @@ def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
             reference = reference or outputs
     if not sessions:
         raise ZooError(f"no engine runs the model: {'; '.join(problems)}")
-    return dict(zip(sessions, measure(list(sessions.values()), batch), strict=True))
+    return sessions
 
 
 def size_class(batch: Batch) -> int:
@@ -152,19 +212,20 @@ def size_class(batch: Batch) -> int:
     return 1 << max(length(batch) - 1, 0).bit_length()
 
 
-def measure(sessions: Sequence[Runnable], batch: Batch) -> list[float]:
+def measure(sessions: Sequence[Runnable], batch: Batch, repeats: int = REPEATS) -> list[float]:
     """Times sessions in turn.
 
     Args:
         sessions: Sessions of one model.
         batch: Batch to time on.
+        repeats: Runs of each session, at most.
 
     Returns:
         Median milliseconds of a run per session.
     """
     times: list[list[float]] = [[] for _ in sessions]
     start = time.perf_counter()
-    for repeat in range(REPEATS + 1):
+    for repeat in range(repeats + 1):
         for session, taken in zip(sessions, times, strict=True):
             before = time.perf_counter()
             session.run(batch)

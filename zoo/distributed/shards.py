@@ -15,7 +15,8 @@ from typing import Any
 import zoo
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, require_place, sha256, write_json, write_text
-from pipelines.models.pipeline import PRECISIONS
+from pipelines.models.folder import ModelFolder
+from pipelines.models.pipeline import PRECISIONS, graph_file
 from pipelines.models.sharding import NoRow, ShardableRows
 from zoo.api.paths import require_distinct
 from zoo.distributed import remote_files
@@ -69,8 +70,9 @@ class Shard:
 class ShardedRun:
     """A plan in a folder, and the model that scores its parts.
 
-    The engine is part of the plan, because int8 results of engines differ in the last bits; "auto" is native if the
-    model has a native form, else onnxruntime.
+    The engine and the digest of the graph that it runs ("form") are part of the plan and of manifests, because int8
+    results of engines, and of native forms for other caches, differ in the last bits. "auto" is native if the model has
+    a native form, else onnxruntime.
 
     Args:
         model: Name of a pretrained model, or path of a model folder.
@@ -132,6 +134,7 @@ class ShardedRun:
             "digest": sha256(loaded.ensure(PRECISIONS[precision])),
             "precision": precision,
             "engine": engine,
+            "form": self._form(loaded, precision, engine),
             "on_error": self.on_error,
             "options": run_options,
             "format": suffix,
@@ -141,6 +144,11 @@ class ShardedRun:
         self.plan = self._load_or_make_plan(settings, inputs)
         self.parts = [Part(**part) for part in self.plan["parts"]]
 
+    @staticmethod
+    def _form(folder: ModelFolder, precision: str, engine: str) -> str:
+        """Returns the digest of the graph that the engine runs: native.onnx may differ between machines."""
+        return sha256(graph_file(folder, precision, engine))
+
     def _load_or_make_plan(self, settings: dict[str, Any], inputs: Sequence[str]) -> dict[str, Any]:
         path = self.folder / PLAN
         images = self.pipeline.PARTS == "files"
@@ -148,7 +156,16 @@ class ShardedRun:
         settings = {**settings, "files": {file: remote_files.file_version(file) for file in files}}
         if path.is_file():
             plan = read_json(path)
-            if wrong := [key for key in settings if not isinstance(plan, dict) or plan.get(key) != settings[key]]:
+            if isinstance(plan, dict) and "form" not in plan:  # of 0.2
+                settings.pop("form")
+            wrong = [key for key in settings if not isinstance(plan, dict) or plan.get(key) != settings[key]]
+            if wrong == ["form"]:
+                raise RequestError(
+                    f"{self.folder} holds a run whose native form of the model ({plan['form'][:12]}) is not the one of "
+                    f"this machine ({settings['form'][:12]}), which depends on its caches: results would differ in the "
+                    "last digits; choose another folder, or --engine onnxruntime on all machines"
+                )
+            if wrong:
                 raise RequestError(
                     f"{self.folder} holds a run with another {', '.join(wrong)}; choose another folder, or remove it"
                 )
@@ -200,6 +217,7 @@ class ShardedRun:
         except ZooError as error:
             raise type(error)(f"part {number} ({part}): {error}") from error
         content = {"part": number, "plan": _digest(self.plan), "sha256": sha256(result), **summary}
+        content |= {key: self.plan[key] for key in ("engine", "form") if key in self.plan}
         write_json(manifest, content)
         return content
 
@@ -275,7 +293,7 @@ def merge_summaries(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name in summaries[0] if summaries else ():
         values = [summary[name] for summary in summaries if name in summary]
-        if name in ("part", "plan", "sha256") or any(word in name for word in RATES):
+        if name in ("part", "plan", "sha256", "form") or any(word in name for word in RATES):
             continue
         if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
             total = sum(values)

@@ -4,8 +4,11 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import time
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,6 +130,83 @@ def test_another_machine_kernel_model_batch_or_thread_count_has_another_plan(pat
     io.save(model("(float[n,3] x) => (float[n,3] y) { y = Abs(x) }"), path)
     assert quickest(path, FEEDS).engine == "onnxruntime"
     assert len(kept(zoo_home)) == 6
+
+
+@pytest.fixture
+def idle(timed, monkeypatch):
+    """A CPU that this process has for itself: all time is CPU time."""
+    monkeypatch.setattr(timing.time, "process_time", lambda: Fake.clock)
+    return timed
+
+
+def test_a_choice_made_under_load_is_timed_again_soon(path, idle, zoo_home, monkeypatch):
+    now = time.time()
+    monkeypatch.setattr(timing.time, "time", lambda: now)
+    with monkeypatch.context() as patch:
+        patch.setattr(timing.time, "process_time", lambda: Fake.clock / 2)
+        first = quickest(path, FEEDS)
+    assert first.engine == "openvino" and not first.settled
+    idle["openvino"] = 9.0
+    now += timing.SETTLING - 1
+    assert quickest(path, FEEDS) == first
+    now += 2
+    second = quickest(path, FEEDS)
+    assert second.engine == "onnxruntime" and second.settled
+    idle["openvino"] = 1.0
+    now += timing.LASTING - 1
+    assert quickest(path, FEEDS) == second
+    now += 2
+    assert quickest(path, FEEDS).engine == "openvino"
+    assert len(kept(zoo_home)) == 1
+
+
+def test_rounds_that_differ_settle_nothing(path, idle, monkeypatch):
+    rounds = iter([[1.0, 2.0], [2.5, 2.0], [1.0, 2.0], [1.5, 2.0]])
+    monkeypatch.setattr(timing, "measure", lambda *_: next(rounds))
+    assert not quickest(path, FEEDS).settled
+    found = quickest(path, FEEDS, fresh=True)
+    assert found.settled and found.milliseconds == {"onnxruntime": 1.0, "openvino": 2.0}
+
+
+@pytest.mark.parametrize(("other", "chosen"), [(0.97, "onnxruntime"), (0.9, "openvino")])
+def test_a_choice_stays_unless_another_is_clearly_faster(path, idle, monkeypatch, other, chosen):
+    now = time.time()
+    monkeypatch.setattr(timing.time, "time", lambda: now)
+    idle["onnxruntime"], idle["openvino"] = 1.0, 2.0
+    assert quickest(path, FEEDS).engine == "onnxruntime"
+    idle["openvino"] = other
+    now += timing.LASTING + 1
+    assert quickest(path, FEEDS).engine == chosen
+
+
+def test_a_choice_of_an_earlier_version_is_timed_again(path, timed, zoo_home):
+    quickest(path, FEEDS)
+    (file,) = kept(zoo_home)
+    file.write_text(json.dumps({**WHOLE, "engine": "onnxruntime"}))
+    assert quickest(path, FEEDS).engine == "openvino"
+
+
+FIRST_USE = """
+import sys, time
+from pipelines.engines import timing
+
+class Noisy:
+    def run(self, batch):
+        time.sleep(0.001 * (1 + (time.perf_counter_ns() >> 10) % 5))
+        return {}
+
+print(timing.choose("digest", dict.fromkeys("abc", Noisy), {}).engine)
+"""
+
+
+def test_first_uses_at_once_make_one_choice(zoo_home):
+    """Also where timing is chance."""
+    command = [sys.executable, "-c", FIRST_USE]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) for _ in range(4)
+    ]
+    assert len({each.communicate()[0] for each in running} - {""}) == 1
+    assert not any(each.returncode for each in running)
 
 
 WHOLE = {"threads": 1, "batch_size": 4, "milliseconds": {"onnxruntime": 1.0, "openvino": 2.0}, "machine": ""}

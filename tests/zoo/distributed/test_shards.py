@@ -4,6 +4,8 @@ import gzip
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import zoo
+from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import sha256
 from zoo.distributed import arrow_scorer, parts, remote_files
 from zoo.distributed.shards import check, run_shard
 
@@ -146,6 +150,43 @@ def test_another_run_is_not_mixed_in(log, small, tmp_path):
     source.write_bytes(source.read_bytes() * 2)
     with pytest.raises(RequestError, match="another files"):
         run_shard(CLICKS, [str(source)], tmp_path / "out")
+
+
+def test_the_native_form_is_part_of_a_run(log, small, tmp_path, monkeypatch):
+    """A machine with other caches lowers the model in another way, so that the last digits differ."""
+    inputs, out = [str(log / "a.csv")], tmp_path / "out"
+    run_shard(CLICKS, inputs, out, "1/2")
+    plan = json.loads((out / "plan.json").read_text())
+    form = sha256(zoo.load(CLICKS).path / "native.onnx")
+    assert (plan["engine"], plan["form"]) == ("native", form)
+    manifest = json.loads((out / "part-00000.json").read_text())
+    assert (manifest["engine"], manifest["form"]) == ("native", form)
+    monkeypatch.setenv("ZOO_HOME", str(tmp_path / "same"))
+    run_shard(CLICKS, inputs, out, "2/2")
+    check(out)
+    monkeypatch.setenv("ZOO_HOME", str(tmp_path / "other"))
+    monkeypatch.setattr(machine, "caches", lambda: {"L1d": 0, "L2": 0, "L3": 0})
+    with pytest.raises(RequestError, match=r"holds a run whose native form of the model .* --engine onnxruntime"):
+        run_shard(CLICKS, inputs, out, "2/2")
+    (out / "plan.json").write_text(json.dumps({key: value for key, value in plan.items() if key != "form"}))
+    run_shard(CLICKS, inputs, out, "2/2")  # a run of 0.2 goes on
+
+
+def test_shards_at_once_write_what_one_process_writes(log, small, tmp_path):
+    """Every shard is a first use of its own: byte for byte, and the way that computed it is named."""
+    command = [sys.executable, "-m", "zoo", "run", CLICKS, str(log / "a.csv"), "-o", str(tmp_path / "out"), "--shard"]
+    running = [
+        subprocess.Popen(
+            [*command, f"{i + 1}/3"],
+            env={**os.environ, "ZOO_HOME": str(tmp_path / f"home{i}")},
+            cwd=Path(__file__).parents[3],
+            stdout=subprocess.DEVNULL,
+        )
+        for i in range(3)
+    ]
+    assert [each.wait() for each in running] == [0, 0, 0]
+    zoo.run(CLICKS, log / "a.csv", tmp_path / "one.parquet", engine="native")
+    assert union(check(tmp_path / "out")).equals(pq.read_table(tmp_path / "one.parquet"))
 
 
 def test_rows_of_urls(log, small, tmp_path):
