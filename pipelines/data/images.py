@@ -66,6 +66,30 @@ def decode(image: bytes | Location, *, smallest: int = 0, name: str = "") -> Pix
     return _decode_by_pillow(data, name) if pixels is None else pixels
 
 
+def decoding_cost(data: bytes, name: str = "") -> float:
+    """Estimates the work of decoding an image from its header.
+
+    Args:
+        data: Bytes of a file.
+        name: Name of the image in errors.
+
+    Returns:
+        Number of pixels, weighted by the time and memory of its format: 1/2 for JPEG with up to 16 scans, 2 for JPEG
+        2000, 1 for others.
+
+    Raises:
+        RequestError: The file is no image.
+    """
+    name = name or f"the image of {len(data)} bytes"
+    if data.startswith(b"\xff\xd8"):
+        with contextlib.suppress(ValueError):
+            height, width, *_ = simplejpeg.decode_jpeg_header(data)
+            scans = data.count(b"\xff\xda", _scan(data))  # every scan of a progressive JPEG visits all pixels
+            return float(height * width * max(0.5, scans / 32))
+    with _opened(data, name) as image:
+        return image.width * image.height * (2 if image.format == "JPEG2000" else 1)
+
+
 def prepare(
     image: bytes | Location | Pixels | Image.Image, preprocess: Preprocess, out: Pixels | None = None
 ) -> Pixels:
@@ -356,10 +380,17 @@ def _scan(data: bytes) -> int:
 
 def _decode_by_pillow(data: bytes, name: str) -> Pixels:
     """Decodes an image by Pillow."""
+    with _opened(data, name) as image:
+        return _to_pixels(image, name)
+
+
+@contextlib.contextmanager
+def _opened(data: bytes, name: str) -> Iterator[Image.Image]:
+    """An image whose header was read."""
     Image.init()  # formats are looked up by name
     formats = [each for each in _FORMATS if each in Image.OPEN]
     with _reported(name), Image.open(io.BytesIO(data), formats=formats) as image:
-        return _to_pixels(image, name)
+        yield image
 
 
 def _to_pixels(image: Image.Image, name: str) -> Pixels:
@@ -370,13 +401,13 @@ def _to_pixels(image: Image.Image, name: str) -> Pixels:
         if image.mode == "F":
             raise RequestError(f"{name} has floating point pixels; expected integers")
         if image.mode.startswith("I"):  # 16 bits, which Pillow's convert would clip at 255
-            grey = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
+            grey = np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8)
             pixels = np.repeat(grey[:, :, None], 3, axis=2)
         else:
             opaque = (
                 image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
             )  # convert to RGB would warn
-            pixels = np.asarray(opaque.convert("RGB"))
+            pixels = np.asarray(opaque if opaque.mode == "RGB" else opaque.convert("RGB"))
         return _upright(pixels, _orientation(image))
 
 

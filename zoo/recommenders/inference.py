@@ -132,6 +132,20 @@ class ClickPipeline(GraphPipeline):
         """
         return None
 
+    def columns_of(self, names: Sequence[str]) -> list[str]:
+        """Chooses the columns of a table that the model reads.
+
+        Args:
+            names: Names of all columns.
+
+        Returns:
+            Names of the columns to read.
+
+        Raises:
+            RequestError: Columns are missing.
+        """
+        return list(names)
+
     @property
     def headerless(self) -> bool:
         """Whether texts are rows alone, without a line that names their columns."""

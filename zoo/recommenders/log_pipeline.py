@@ -130,6 +130,15 @@ class LogPipeline(ClickPipeline):
         widths = (line.count(b"\t") + 1 for line in lines)
         return next((width > len(kinds) for width in widths if width in (len(kinds), len(kinds) + 1)), None)
 
+    def columns_of(self, names: Sequence[str]) -> list[str]:
+        """See `ClickPipeline.columns_of`."""
+        if self.headerless:
+            kinds = [(each.kind, each.name) for each in self.features.raw.schema.columns if each.kind != "label"]
+            return [name for name in sources.choose_columns("the table", list(names), kinds)[0] if name]
+        self.features.require(Log("the rows given", "rows", "", tuple(names)))
+        known = {each.name for each in self.features.schema.columns}
+        return [name for name in names if name in known]
+
     @property
     def last_ids(self) -> NDArray[Any]:
         """The largest id of each column of `ids`, int64 [columns]."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import ssl
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,8 @@ class ServerConfig:
         for name in ("deadline", "read_timeout", "grace"):
             if not 0 < getattr(self, name) <= 86_400:
                 raise RequestError(f"found {name.replace('_', ' ')} {getattr(self, name)}, expected seconds above 0")
+        if self.access_log and (sys.stdout is None or sys.stdout.closed):
+            raise RequestError("stdout is closed, expected a place for the access log; redirect it to a file")
         if (self.certfile is None) != (self.keyfile is None):
             raise RequestError("TLS needs both --certfile and --keyfile")
         if self.certfile is not None and self.keyfile is not None:
@@ -90,21 +93,26 @@ def read_api_keys(path: str | Path) -> frozenset[bytes]:
     """Reads a file of API keys.
 
     Args:
-        path: Text file with one key per line, UTF-8; empty lines and lines that begin with # are skipped.
+        path: Text file with one key per line, in printable ASCII; empty lines and lines that begin with # are skipped.
 
     Returns:
         SHA-256 digests of the keys.
 
     Raises:
-        RequestError: The file cannot be read, has no key, or a key is shorter than 16 characters.
+        RequestError: The file cannot be read, has no key, or a key is shorter than 16 characters or has characters that
+            HTTP headers cannot carry.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"cannot read the keys in {path}: {getattr(error, 'strerror', None) or error}") from error
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not keys or min(map(len, keys)) < 16:
         raise RequestError(f"{path} has {len(keys)} keys; expected lines of 16 or more characters")
+    for key in keys:
+        if not (key.isascii() and key.isprintable()):
+            number = next(number for number, line in enumerate(lines, 1) if line.strip() == key)
+            raise RequestError(f"line {number} of {path} has characters that no HTTP header carries; expected ASCII")
     return frozenset(key_digest(key) for key in keys)
 
 

@@ -123,10 +123,13 @@ def _wrong(client_of: Any) -> Any:
     return found
 
 
+NAMES = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+
+
 def arrow(*replaced: bytes) -> bytes:
-    """A row as an Arrow stream, with some bytes of it replaced by others."""
+    """Rows as an Arrow stream, with some bytes of it replaced by others."""
     sink = io.BytesIO()
-    table = pa.table({"a": ["x" * 7, "y" * 9]})
+    table = pa.table({**{name: ["1", "1"] for name in NAMES}, "C1": ["x" * 7, "y" * 9]})
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     assert sink.getvalue().count(replaced[0]) == 1
@@ -134,7 +137,7 @@ def arrow(*replaced: bytes) -> bytes:
 
 
 BEYOND = arrow(struct.pack("<3i", 0, 7, 16), struct.pack("<3i", 0, 7, 1 << 30))  # where a text ends
-DEEP = b'[{"a":' + b"[" * 500 + b"]" * 500 + b"}]"
+DEEP = json.dumps([dict.fromkeys(NAMES, 1)]).replace('"C26": 1', '"C26": ' + "[" * 500 + "]" * 500).encode()
 TWO_MEMBERS = gzip.compress(b"a\t", mtime=0) + gzip.compress(b"b", mtime=0)
 GOOD = (
     b'{"inputs":[{"name":"ids","shape":[1,26],"datatype":"INT32","data":[%s]},{"name":"numbers","shape":[1,13],'

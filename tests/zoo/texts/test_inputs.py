@@ -182,7 +182,8 @@ def ask(pipeline, body, content_type="application/json"):
 
 
 def test_bodies_of_the_server(prompted, encoder, folders):
-    assert text_lines(b"\xef\xbb\xbfa b\r\n\r\nc\n") == ["a b", "", "c"]
+    job = Job(1, "run", "text/plain", "", {}, -1, b"\xef\xbb\xbfa b\r\n\r\nc\n")
+    assert text_lines(job, 3, "lines") == ["a b", "", "c"]
     assert ask(encoder, b"the cat\r\nzoo\r\n", "text/plain") == ask(encoder, b"the cat\nzoo\n", "text/plain")
 
     def results(pipeline, **body):

@@ -171,9 +171,15 @@ class _Reader:
             yield from self._lines(name, self.seen - start, block)
 
     def whole(self, text: bytes) -> Iterator[Rows]:
-        """A text in memory."""
-        if text:
-            yield from self._lines("line", 0, b"".join([text, b"" if text.endswith(b"\n") else b"\n", _BEHIND]))
+        """A text in memory, in blocks of whole lines: the first fault ends it."""
+        start = 0
+        while start < len(text):
+            end = text.rfind(b"\n", start, start + row_sources.BLOCK) + 1 or text.find(b"\n", start) + 1 or len(text)
+            if end - start > row_sources.LONGEST:
+                raise RequestError(f"found a line of over {row_sources.LONGEST >> 20} MB, expected tab separated text")
+            feed = b"" if text.endswith(b"\n", start, end) else b"\n"
+            yield from self._lines("line", self.seen, b"".join([memoryview(text)[start:end], feed, _BEHIND]))
+            start = end
 
     def memory(self, rows: Any, chunk: int = 4096) -> Iterator[Rows]:
         """Raw rows in a list."""
@@ -301,7 +307,8 @@ class _Reader:
         either = f"{fields + 1} (with label) or {fields} (without)"
         expected = f"{self.width}, {'with' if self.labelled else 'without'} a label like the rows before"
         faults = []
-        for row in np.flatnonzero(~complete).tolist():
+        wrong = np.flatnonzero(~complete)
+        for row in wrong[: 1 if self.errors is None else None].tolist():  # the first one ends the input
             found = "1 column" if counts[row] == 1 else f"{counts[row]} columns"
             faults.append((row, "columns", f"found {found}, expected {either if row < first else expected}"))
         return _Piece(name, before, len(counts), np.flatnonzero(complete), faults)
@@ -337,7 +344,7 @@ class _Reader:
         if labelled:
             bad[:, 0] |= (values[:, 0] != 0) & (values[:, 0] != 1)  # so is a missing one
         wrong = bad.any(axis=1)
-        for row in np.flatnonzero(wrong).tolist():
+        for row in np.flatnonzero(wrong)[: 1 if self.errors is None else None].tolist():
             column = self.numbers_at[int(np.argmax(bad[row]))]
             found = reprlib.repr(show(row, column))
             if labelled and column == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,8 @@ def choose_columns(name: str, names: list[str], columns: Sequence[tuple[str, str
         RequestError: Columns are missing, or a name occurs twice.
     """
     lower = [column.lower() for column in names]
-    if twice := [column for column, key in zip(names, lower, strict=True) if lower.count(key) > 1]:
+    counts = Counter(lower)
+    if twice := [column for column, key in zip(names, lower, strict=True) if counts[key] > 1]:
         raise RequestError(f"found the column {twice[0]} more than once in {name}, expected each name once")
     places = dict(zip(lower, names, strict=True))
 

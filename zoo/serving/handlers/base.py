@@ -21,10 +21,11 @@ from pipelines.core.batches import Batch, joined
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.data.text_files import decoded
 from pipelines.models.pipeline import Pipeline
-from zoo.serving.protocol import open_inference, responses
+from zoo.serving.protocol import limits, open_inference, responses
 from zoo.serving.workers.channel import Job, JobResult
 
 INFER, RUN = "infer", "run"
+MAX_MESSAGE = 800  # characters
 logger = logging.getLogger(__name__)
 
 Send = Callable[[list[JobResult]], None]
@@ -34,31 +35,52 @@ class Overloaded(ZooError):
     """Too many requests are in progress; a valid request may be sent again later."""
 
 
-def text_lines(body: bytes) -> list[str]:
+def text_lines(job: Job, most: int, name: str) -> list[str]:
     """Splits a text body into lines, as files are: LF or CRLF ends a line, and a byte order mark is dropped.
 
     Args:
-        body: Request body.
+        job: The job.
+        most: Maximum number of lines.
+        name: What a line holds, for messages.
 
     Returns:
         The lines, without their ends.
 
     Raises:
-        RequestError: The body is not UTF-8.
+        RequestError: The body is not UTF-8, or has more lines.
+        ContentTooLarge: The text is too long.
     """
+    body = job.body.removesuffix(b"\n")
+    require_count(body.count(b"\n") + 1, most, name)
+    limits.TEXT.require(len(body), job.received_bytes)
     lines = []
-    for line in decoded(io.BytesIO(body)):
+    for line in decoded(io.BytesIO(job.body)):
         if line is None:
             raise RequestError("the body is not UTF-8")
         lines.append(line)
     return lines
 
 
-def json_value(body: bytes, key: str) -> Any:
+def require_count(found: int, most: int, name: str) -> None:
+    """Checks the number of samples in a body.
+
+    Args:
+        found: The number.
+        most: Maximum number.
+        name: What is counted, for messages.
+
+    Raises:
+        RequestError: There are none, or more.
+    """
+    if not 1 <= found <= most:
+        raise RequestError(f"the body has {found} {name}; expected 1 to {most}")
+
+
+def json_value(job: Job, key: str) -> Any:
     """Parses a JSON body: an object with a key, or the value of the key alone.
 
     Args:
-        body: Request body.
+        job: The job.
         key: Key of the object.
 
     Returns:
@@ -66,19 +88,17 @@ def json_value(body: bytes, key: str) -> Any:
 
     Raises:
         RequestError: The body is no JSON.
+        ContentTooLarge: It holds too many values.
     """
-    try:
-        content = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is no JSON: {error}") from error
+    content = _json(job)
     return content.get(key) if isinstance(content, dict) else content
 
 
-def json_options(body: bytes, key: str, options: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+def json_options(job: Job, key: str, options: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     """Parses a JSON body: an object with a key and options, or the value of the key alone.
 
     Args:
-        body: Request body.
+        job: The job.
         key: Key of the object.
         options: Keys of the options.
 
@@ -87,16 +107,22 @@ def json_options(body: bytes, key: str, options: Sequence[str]) -> tuple[Any, di
 
     Raises:
         RequestError: The body is no JSON, or the object has another key.
+        ContentTooLarge: It holds too many values.
     """
-    try:
-        content = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is no JSON: {error}") from error
+    content = _json(job)
     if not isinstance(content, dict):
         return content, {}
     if unknown := next((name for name in content if name not in (key, *options)), None):
         raise RequestError(f"the body has the key {unknown[:40]!r}; expected {', '.join((key, *options))}")
     return content.pop(key, None), content
+
+
+def _json(job: Job) -> Any:
+    limits.require_json(job.body, job.received_bytes)
+    try:
+        return orjson.loads(job.body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is no JSON: {error}") from error
 
 
 class ParsedJob(NamedTuple):
@@ -296,12 +322,13 @@ class Handler:
 
     def _parse(self, job: Job) -> ParsedJob:
         try:
-            if job.verb == INFER:
-                request = open_inference.parse_request(job.body, job.json_length)
-                batch: Batch = request.inputs
-                return ParsedJob(job, batch, self.pipeline._check(batch), request)
             if job.options:
                 raise RequestError(f"there is no option {next(iter(job.options))[:40]!r}; {self.name} takes none")
+            if job.verb == INFER:
+                request = open_inference.parse_request(job.body, job.json_length, job.received_bytes)
+                batch: Batch = request.inputs
+                open_inference.require_finite(batch)
+                return ParsedJob(job, batch, self.pipeline._check(batch), request)
             responses.negotiate(job.accept, self.response_types)  # fails before anything is computed
             batch, context = self.parse(job)
             return ParsedJob(job, batch, len(next(iter(batch.values()))), context)
@@ -335,10 +362,13 @@ def error_result(job: Job, error: BaseException) -> JobResult:
         error: The exception.
 
     Returns:
-        Status 400 for a RequestError, 503 for `Overloaded`, else 500; the body has the message in one line.
+        Status 413 for `ContentTooLarge`, 400 for another RequestError, 503 for `Overloaded`, else 500; the body has the
+        message in one line.
     """
     status = HTTPStatus.INTERNAL_SERVER_ERROR
-    if isinstance(error, RequestError):
+    if isinstance(error, limits.ContentTooLarge):
+        status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    elif isinstance(error, RequestError):
         status = HTTPStatus.BAD_REQUEST
     elif isinstance(error, Overloaded):
         status = HTTPStatus.SERVICE_UNAVAILABLE
@@ -347,4 +377,5 @@ def error_result(job: Job, error: BaseException) -> JobResult:
     else:
         logger.error("a request failed", exc_info=error)
         message = f"the server failed ({type(error).__name__})"
+    message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} ..."
     return JobResult(job.job_id, int(status), responses.JSON, responses.error_body(message))

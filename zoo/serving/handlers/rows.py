@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import time
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,23 +13,20 @@ import pyarrow as pa
 import pyarrow.csv
 
 from pipelines.core.batches import Batch
-from pipelines.core.errors import RequestError, one_line
-from zoo.recommenders.data.logs import LIST, open_log
+from pipelines.core.errors import RequestError
 from zoo.recommenders.inference import ClickPipeline
-from zoo.serving.handlers.base import RUN, Handler, ParsedJob, json_value
+from zoo.serving.handlers.base import RUN, Handler, ParsedJob
+from zoo.serving.handlers.row_bodies import CONTENT_TYPES, TEXT, row_source, text_of
 from zoo.serving.protocol import responses
 from zoo.serving.workers.channel import Job, JobResult
 
-TEXT = ("text/tab-separated-values", "text/csv", "text/plain")
-UNTYPED = ("", "application/octet-stream", "application/x-www-form-urlencoded")  # defaults of HTTP clients: text
 EXAMPLE_ROWS = 5
-PARQUET = "application/vnd.apache.parquet"
 
 
 class RowHandler(Handler):
     """Computes click probabilities of rows: text as for `zoo run`, JSON by column names, Parquet or an Arrow stream."""
 
-    content_types: ClassVar[tuple[str, ...]] = (*TEXT, responses.JSON, responses.ARROW, PARQUET)
+    content_types: ClassVar[tuple[str, ...]] = CONTENT_TYPES
     pipeline: ClickPipeline
 
     def parse(self, job: Job) -> tuple[Batch, Any]:
@@ -47,7 +42,8 @@ class RowHandler(Handler):
             RequestError: The body is invalid.
         """
         pipeline = self.pipeline
-        parts = list(pipeline.rows(_row_source(job, pipeline.headerless), batch_rows=1 << 30))
+        source = row_source(job, pipeline.headerless, pipeline.columns_of)
+        parts = list(pipeline.rows(source, batch_rows=1 << 30))
         rows = parts[0] if len(parts) == 1 else type(parts[0]).concatenate(parts)
         return pipeline.encode(rows), rows.index
 
@@ -68,7 +64,7 @@ class RowHandler(Handler):
         if all(isinstance(row, bytes) for row in rows):
             return b"\n".join(rows).decode()
         table = pa.Table.from_pylist(rows)
-        texts = [pa.array([_text(value) for value in column.to_pylist()], pa.string()) for column in table.columns]
+        texts = [pa.array([text_of(value) for value in column.to_pylist()], pa.string()) for column in table.columns]
         sink = io.BytesIO()
         pa.csv.write_csv(pa.table(texts, table.column_names), sink)
         return sink.getvalue().decode()
@@ -86,7 +82,7 @@ class RowHandler(Handler):
             return None
         if not all(job.verb == RUN and job.content_type in TEXT and job.body for job in jobs):
             return None
-        if not all(job.accept in ("", "*/*", responses.JSON) and not job.options for job in jobs):
+        if not all(job.accept in ("", "*/*", responses.JSON) and not job.options and not job.received for job in jobs):
             return None
         begin = time.perf_counter()
         bodies = [job.body if job.body.endswith(b"\n") else job.body + b"\n" for job in jobs]
@@ -127,68 +123,3 @@ class RowHandler(Handler):
             The columns.
         """
         return {"row": parsed.context, "probability": outputs["probability"].reshape(-1)}
-
-
-def _row_source(job: Job, headerless: bool) -> Any:
-    """Converts a body to an argument of `ClickPipeline.rows`; never a path."""
-    if not job.body:
-        raise RequestError("the body is empty; expected at least one row")
-    if job.content_type in (*TEXT, *UNTYPED):
-        return io.BytesIO(job.body)
-    if job.content_type == responses.JSON:
-        return _json_rows(job.body, headerless)
-    try:
-        if job.content_type == responses.ARROW:
-            table = pa.ipc.open_stream(job.body).read_all()
-            table.validate(full=True)  # offsets in the body are not trusted
-            return table
-        if job.content_type == PARQUET:
-            import pyarrow.parquet as parquet  # rarely needed
-
-            return parquet.read_table(pa.BufferReader(job.body))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise RequestError(f"the body cannot be read as {job.content_type}: {one_line(error)}") from error
-    types = ", ".join(RowHandler.content_types)
-    raise RequestError(f"Content-Type is {job.content_type[:100]!r}; expected one of {types}")
-
-
-def _json_rows(body: bytes, headerless: bool) -> pa.Table | io.BytesIO:
-    """Converts JSON rows, [{column: value}, ...] or {"rows": [...]}, to CSV.
-
-    CSV is parsed several times as fast as a table. Models of rows without a header, and names that a CSV header cannot
-    represent, need a table.
-    """
-    rows = json_value(body, "rows")
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise RequestError('the body must be {"rows": [{column: value, ...}, ...]} with at least one row')
-    names = dict.fromkeys(name for row in rows for name in row)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    try:
-        if not headerless and _header_has_names(text.getvalue(), tuple(names)):
-            writer.writerows([_text(row.get(name)) for name in names] for row in rows)
-            return io.BytesIO(text.getvalue().encode())
-        return pa.table({name: pa.array([_text(row.get(name)) for row in rows], pa.string()) for name in names})
-    except RecursionError:
-        raise RequestError("a value is hundreds of lists deep; expected text, a number or a list of them") from None
-
-
-@lru_cache(64)  # most requests have the same columns
-def _header_has_names(line: str, names: tuple[str, ...]) -> bool:
-    """Whether the CSV header is parsed as these names."""
-    try:
-        log = open_log(io.BytesIO(line.encode()))
-    except RequestError:
-        return False
-    return log.kind == "csv" and log.columns == names and line.count("\n") == 1
-
-
-def _text(value: Any) -> str | None:
-    if isinstance(value, list):
-        return LIST.join(text for item in value if (text := _text(item)) is not None) or None
-    if isinstance(value, dict):
-        raise RequestError("a value is an object; expected text, a number, a list of them, or null")
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
-        return str(int(value))
-    return None if value is None else str(int(value)) if isinstance(value, bool) else str(value)

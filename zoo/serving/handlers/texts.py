@@ -8,8 +8,8 @@ import numpy as np
 
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
-from zoo.serving.handlers.base import Handler, ParsedJob, json_options, text_lines
-from zoo.serving.protocol import responses
+from zoo.serving.handlers.base import Handler, ParsedJob, json_options, require_count, text_lines
+from zoo.serving.protocol import limits, responses
 from zoo.serving.workers.channel import Job
 from zoo.texts.text_pipeline import TextPipeline
 
@@ -56,8 +56,8 @@ class TextHandler(Handler):
         if on_error not in ("raise", "skip"):
             raise RequestError(f"found on_error {on_error!r:.40}; expected raise or skip")
         text_options = self.pipeline.text_options(options.get("prompt"), options.get("max_length"))
-        if not 1 <= len(samples) <= MAX_TEXTS:
-            raise RequestError(f"the body has {len(samples)} texts; expected 1 to {MAX_TEXTS}")
+        require_count(len(samples), MAX_TEXTS, "texts")
+        limits.TEXT.require(sum(len(text) for texts in samples for text in texts), job.received_bytes)
         errors: list[str] = []
         for i, texts in enumerate(samples, 1):
             is_valid = len(texts) == self.pipeline.TEXTS_PER_ROW and all(text.strip() for text in texts)
@@ -92,11 +92,12 @@ class TextHandler(Handler):
     def _samples(self, job: Job) -> tuple[list[tuple[str, ...]], dict[str, Any]]:
         """The texts of every sample, one or two of a pair, and the options of the body."""
         if job.content_type != responses.JSON:
-            lines = text_lines(job.body)
+            lines = text_lines(job, MAX_TEXTS, "texts")
             return [tuple(line.split("\t")) if self.pipeline.TEXTS_PER_ROW > 1 else (line,) for line in lines], {}
-        content, options = json_options(job.body, "texts", OPTIONS)
+        content, options = json_options(job, "texts", OPTIONS)
         if not isinstance(content, list):
             raise RequestError(f"the body must be {self._expected}")
+        require_count(len(content), MAX_TEXTS, "texts")
         samples = [tuple(item) if isinstance(item, list) else (item,) for item in content]
         if not all(isinstance(text, str) for sample in samples for text in sample):
             raise RequestError(f"the body must be {self._expected}")

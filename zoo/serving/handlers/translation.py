@@ -16,8 +16,17 @@ import numpy as np
 
 from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError, ZooError
-from zoo.serving.handlers.base import INFER, Handler, Overloaded, Send, error_result, json_value, text_lines
-from zoo.serving.protocol import responses
+from zoo.serving.handlers.base import (
+    INFER,
+    Handler,
+    Overloaded,
+    Send,
+    error_result,
+    json_value,
+    require_count,
+    text_lines,
+)
+from zoo.serving.protocol import limits, responses
 from zoo.serving.workers.channel import Job, JobResult
 from zoo.translation.data.lines import Line
 from zoo.translation.inference import TranslationPipeline
@@ -102,8 +111,8 @@ class TranslationHandler(Handler):
         pipeline = _with_options(self.pipeline, job.options) if job.options else self.pipeline
         media_type = responses.negotiate(job.accept, self.response_types)
         texts = _texts(job)
-        if not 1 <= len(texts) <= MAX_LINES:
-            raise RequestError(f"the body has {len(texts)} lines; expected 1 to {MAX_LINES}")
+        require_count(len(texts), MAX_LINES, "lines")
+        limits.TEXT.require(sum(map(len, texts)), job.received_bytes)
         lines = [pipeline.line(f"line {i}", text, split=True) for i, text in enumerate(texts, 1)]
         if not any(line.parts for line in lines):
             invalid = next((line for line in lines if line.fault), None)
@@ -345,8 +354,8 @@ def _texts(job: Job) -> list[str]:
         types = ", ".join(TranslationHandler.content_types)
         raise RequestError(f"Content-Type is {job.content_type[:100]!r}; expected one of {types}")
     if job.content_type != responses.JSON:
-        return text_lines(job.body)
-    content = json_value(job.body, "sentences")
+        return text_lines(job, MAX_LINES, "lines")
+    content = json_value(job, "sentences")
     texts = [content] if isinstance(content, str) else content
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RequestError('the body must be {"sentences": [text, ...]}')

@@ -52,5 +52,5 @@ class AccessLog:
                 out.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
                 if self._lines.empty():
                     out.flush()
-        except OSError as error:
-            logger.warning("the access log ends here: its reader is gone (%s)", error.strerror)
+        except (OSError, ValueError) as error:  # ValueError: it is closed
+            logger.warning("the access log ends here: its reader is gone (%s)", getattr(error, "strerror", "") or error)

@@ -146,6 +146,11 @@ class _Request:
         self._headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         self.header, self.unread = self._headers.get, True
         self.method = str(scope["method"])
+        self.version = str(scope.get("http_version", ""))
+
+    def values(self, name: str) -> list[str]:
+        key = name.encode("latin-1")
+        return [value.decode("latin-1") for other, value in self._scope["headers"] if other.lower() == key]
 
     @property
     def path(self) -> str:

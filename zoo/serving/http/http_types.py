@@ -43,6 +43,20 @@ class Request(Protocol):
             The value; None without this header.
         """
 
+    @property
+    def version(self) -> str:
+        """Version of HTTP, such as "1.1"."""
+
+    def values(self, name: str) -> list[str]:
+        """Returns the values of all headers with a name.
+
+        Args:
+            name: Name of the headers, in lower case.
+
+        Returns:
+            The values in order.
+        """
+
     async def read(self, max_bytes: int) -> bytes:
         """Reads the body.
 

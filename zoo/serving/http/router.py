@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
@@ -40,7 +41,7 @@ CORS_HEADERS = [
     ("access-control-expose-headers", f"server-timing, {JSON_LENGTH}"),
     ("vary", "origin"),
 ]
-
+_HOST = re.compile(r"[\w.~!$&'()*+,;=:%\[\]-]*")
 
 logger = logging.getLogger(__name__)
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -135,6 +136,7 @@ class Router:
         return response._replace(headers=[*response.headers, ("connection", "close")])
 
     async def _route(self, request: Request) -> Response:
+        _require_host(request)
         methods = self._routes.get(request.path) or self._match(request.path)
         if self.config.cors_origins and request.method == "OPTIONS" and methods:
             return Response(204, JSON, b"")
@@ -219,11 +221,13 @@ class Router:
                 held_bytes = self._hold_body(request)
                 context = RequestContext(self.dispatcher, request, self._timeout(request), self.config.read_timeout)
                 body = await self._read_body(context)
+                received = 0
                 if (encoding := request.header("content-encoding")) is not None:
+                    received = len(body)
                     body = await self._decompress(body, encoding.strip().lower())
                     held_bytes += self._hold(len(body))
                 read = clock() - begin
-                job = _job(request, verb, body)
+                job = _job(request, verb, body, received)
                 try:
                     pending = submit(model, job, context.deliver)
                 except QueueFull:
@@ -384,7 +388,7 @@ class Router:
         return Response(200, "text/html; charset=utf-8", page, static_files.HEADERS)
 
 
-def _job(request: Request, verb: str, body: bytes) -> Job:
+def _job(request: Request, verb: str, body: bytes, received: int) -> Job:
     header = request.header("content-type") or ""
     options = dict(parse_qsl(request.query, keep_blank_values=True)) if request.query else {}
     json_length = -1
@@ -397,7 +401,16 @@ def _job(request: Request, verb: str, body: bytes) -> Job:
     content_type = header.partition(";")[0].strip().lower()
     if content_type.startswith("multipart/"):
         content_type = header  # with the boundary
-    return Job(0, verb, content_type, request.header("accept") or "", options, json_length, body)
+    return Job(0, verb, content_type, request.header("accept") or "", options, json_length, body, received)
+
+
+def _require_host(request: Request) -> None:
+    """Checks that there is one Host, which HTTP/1.0 may omit (RFC 9112, 3.2)."""
+    hosts = request.values("host")
+    if len(hosts) != 1 and (hosts or request.version == "1.1"):
+        raise HTTPException(400, f"found {len(hosts) or 'no'} Host header{'s' * (len(hosts) > 1)}, expected one")
+    if hosts and not _HOST.fullmatch(hosts[0]):
+        raise HTTPException(400, f"found the Host {hosts[0][:100]!r}, expected a name or address, and maybe a port")
 
 
 def _parse_digits(text: str) -> int | None:

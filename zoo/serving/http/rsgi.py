@@ -42,12 +42,16 @@ class Application:
 class _Request:
     """See `zoo.serving.http.http_types.Request`."""
 
-    __slots__ = ("_protocol", "_scope", "header", "method", "path", "unread")
+    __slots__ = ("_protocol", "_scope", "header", "method", "path", "unread", "values")
 
     def __init__(self, scope: Any, protocol: Any) -> None:
         self._scope, self._protocol = scope, protocol
         self.header, self.unread = scope.headers.get, True
-        self.method, self.path = scope.method, scope.path
+        self.method, self.path, self.values = scope.method, scope.path, scope.headers.get_all
+
+    @property
+    def version(self) -> str:
+        return str(self._scope.http_version)
 
     @property
     def query(self) -> str:

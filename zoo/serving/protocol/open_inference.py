@@ -18,6 +18,7 @@ import orjson
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
+from zoo.serving.protocol import limits
 
 DATATYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -57,22 +58,26 @@ class InferRequest:
     binary: bool
 
 
-def parse_request(body: bytes, json_length: int = -1) -> InferRequest:
+def parse_request(body: bytes, json_length: int = -1, received: int = 0) -> InferRequest:
     """Parses an inference request of the Open Inference Protocol.
 
     Args:
         body: Request body.
         json_length: Value of Inference-Header-Content-Length, in bytes; -1 without this header.
+        received: Size of the body as received, in bytes; 0 if it was not compressed.
 
     Returns:
         The request.
 
     Raises:
+        ContentTooLarge: The body holds too many values.
         RequestError: The body is no valid request. Sizes are checked before memory is allocated.
     """
     if json_length > len(body):
         raise RequestError(f"Inference-Header-Content-Length is {json_length}, and the body has {len(body)} bytes")
     text, tail = (body, memoryview(b"")) if json_length < 0 else (body[:json_length], memoryview(body)[json_length:])
+    received = received or len(body)
+    limits.require_json(text, received)
     try:
         content = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -82,23 +87,29 @@ def parse_request(body: bytes, json_length: int = -1) -> InferRequest:
     inputs: dict[str, NDArray[Any]] = {}
     offset = 0
     for tensor in content["inputs"]:
-        name, array, size = _parse_tensor(tensor, tail[offset:])
+        name, array, size = _parse_tensor(tensor, tail[offset:], received)
         if name in inputs:
             raise RequestError(f"the input {name!r} is given twice")
         inputs[name] = array
         offset += size
     if offset != len(tail):
         raise RequestError(f"the body has {len(tail)} bytes of tensors, and the inputs take {offset}")
-    binary = _parameters(content).get("binary_data_output") is True
-    outputs = {}
+    parameters = _parameters(content)
+    if any(name.startswith("sequence_") for name in parameters):
+        raise RequestError("found a sequence, expected a request by itself: the models keep no state")
+    binary = _flag(parameters, "binary_data_output", False)
+    outputs: dict[str, bool] = {}
     for tensor in _optional_list(content, "outputs"):
         if not isinstance(tensor, dict) or not isinstance(tensor.get("name"), str):
             raise RequestError('an output must be an object with a "name"')
-        outputs[tensor["name"]] = _parameters(tensor).get("binary_data", binary) is True
-    request_id = content.get("id", "")
-    if not isinstance(request_id, str):
+        if (name := str(tensor["name"])) in outputs:
+            raise RequestError(f"the output {name!r} is requested twice")
+        parameters = _parameters(tensor, f"the output {name!r}", ("binary_data",))
+        outputs[name] = _flag(parameters, "binary_data", binary)
+    request_id = content.get("id")
+    if request_id is not None and not isinstance(request_id, str):
         raise RequestError('"id" must be text')
-    return InferRequest(request_id, inputs, outputs, binary)
+    return InferRequest(request_id or "", inputs, outputs, binary)
 
 
 def encode_response(
@@ -162,6 +173,21 @@ def tensor_metadata(ports: Mapping[str, tuple[np.dtype[Any], Sequence[int | None
     ]
 
 
+def require_finite(inputs: Mapping[str, NDArray[Any]]) -> None:
+    """Checks that inputs hold numbers; int8 models would compute a result for NaN.
+
+    Args:
+        inputs: Tensors by name.
+
+    Raises:
+        RequestError: A value is NaN or infinite.
+    """
+    for name, array in inputs.items():
+        if array.dtype.kind == "f" and not (finite := np.isfinite(array)).all():
+            place = np.argwhere(~finite)[0].tolist()
+            raise RequestError(f"the input {name!r} holds {array[tuple(place)]} at {place}, expected finite numbers")
+
+
 def _optional_list(content: Mapping[str, Any], name: str) -> list[Any]:
     value = content.get(name)
     if value is not None and not isinstance(value, list):
@@ -169,14 +195,24 @@ def _optional_list(content: Mapping[str, Any], name: str) -> list[Any]:
     return value or []
 
 
-def _parameters(content: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parameters(content: Mapping[str, Any], of: str = "", known: Sequence[str] = ()) -> Mapping[str, Any]:
+    """The parameters of a request or of a tensor, whose names must be known."""
     value = content.get("parameters")
     if value is not None and not isinstance(value, dict):
         raise RequestError('"parameters" must be an object')
+    if known and (unknown := [name for name in value or () if name not in known]):
+        raise RequestError(f"{of} has the parameter {unknown[0][:40]!r}, expected {' or '.join(known)}")
     return value or {}
 
 
-def _parse_tensor(tensor: Any, tail: memoryview) -> tuple[str, NDArray[Any], int]:
+def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = parameters.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise RequestError(f"the parameter {name!r} is {str(value)[:40]!r}, expected true or false")
+    return default if value is None else value
+
+
+def _parse_tensor(tensor: Any, tail: memoryview, received: int) -> tuple[str, NDArray[Any], int]:
     """Name and array of an input, and the number of bytes of `tail` that it takes."""
     if not isinstance(tensor, dict) or not isinstance(name := tensor.get("name"), str):
         raise RequestError('an input must be an object with a "name"')
@@ -194,9 +230,14 @@ def _parse_tensor(tensor: Any, tail: memoryview) -> tuple[str, NDArray[Any], int
         types = ", ".join(DATATYPES)
         raise RequestError(f"the input {name!r} has the datatype {datatype!r}; expected {types} or {BYTES}")
     count = math.prod(shape)
-    size = _parameters(tensor).get("binary_data_size")
+    # a content_type is a hint for other servers
+    size = _parameters(tensor, f"the input {name!r}", ("binary_data_size", "content_type")).get("binary_data_size")
+    if datatype == BYTES:
+        limits.VALUES.require(count, received)
     if size is None:
         return name, _from_json(name, tensor.get("data"), shape, count, datatype), 0
+    if tensor.get("data") is not None:
+        raise RequestError(f'the input {name!r} has "data" and "binary_data_size", expected one of them')
     if type(size) is not int or not 0 <= size <= len(tail):
         raise RequestError(f"the input {name!r} claims {size!r} bytes, of which the body has {len(tail)}")
     if datatype == BYTES:

@@ -25,7 +25,8 @@ class Job(NamedTuple):
         accept: Accept header.
         options: Query parameters.
         json_length: Length of the JSON header in front of binary tensors, in bytes; -1 without one.
-        body: Request body.
+        body: Request body, decompressed.
+        received: Size of a compressed body as received, in bytes; 0 for other bodies.
     """
 
     job_id: int
@@ -35,6 +36,12 @@ class Job(NamedTuple):
     options: dict[str, str]
     json_length: int
     body: bytes
+    received: int = 0
+
+    @property
+    def received_bytes(self) -> int:
+        """Size of the body as received, in bytes."""
+        return self.received or len(self.body)
 
 
 class JobResult(NamedTuple):
