@@ -14,8 +14,8 @@ import onnx.inliner
 import onnx_ir as ir
 
 from pipelines.core.errors import RequestError, one_line
-from pipelines.core.files import mapped, replacing, require_place, write_bytes
-from pipelines.graph import query
+from pipelines.core.files import mapped, replacing, require_place
+from pipelines.graph import large_weights, query
 
 PRODUCER = "int8-zoo"
 PAGE, MAPPED = 4096, 1 << 20  # bytes; initializers above `MAPPED` lie on pages of their own
@@ -45,8 +45,12 @@ def load(path: str | Path) -> ir.Model:
     path = Path(path)
     if not path.is_file():
         raise RequestError(f"no ONNX model at {path}; pass the path of an .onnx file")
+    arrays: dict[str, Any] = {}
     try:
-        proto = onnx.load(path, load_external_data=False)
+        if (apart := large_weights.read(path)) is None:
+            proto = onnx.load(path, load_external_data=False)
+        else:
+            proto, arrays = apart
     except Exception as error:  # protobuf raises its own kinds for every sort of damage
         raise RequestError(
             f"{path} is not a readable ONNX model ({one_line(error)}); download or export it again"
@@ -57,7 +61,12 @@ def load(path: str | Path) -> ir.Model:
         if fault := _dangling(proto.graph):
             raise ValueError(fault)
         opset = _known_opset(proto)
-        onnx.checker.check_model(str(path))  # by its path, since files beside it are checked, too
+        if arrays and (opset < OPSET or any(each.external_data for each in proto.graph.initializer)):
+            proto, arrays = onnx.load(path, load_external_data=False), {}
+        if arrays:
+            onnx.checker.check_model(large_weights.emptied(proto, arrays))
+        else:
+            onnx.checker.check_model(str(path))  # by its path, since files beside it are checked, too
         if proto.functions:
             proto = onnx.inliner.inline_local_functions(proto, convert_version=True)
         onnx.load_external_data_for_model(proto, str(path.parent))
@@ -66,7 +75,7 @@ def load(path: str | Path) -> ir.Model:
             proto = _converted(proto, opset)
             logger.warning("%s has opset %d; it is read as opset %d (onnx.version_converter)", path, opset, OPSET)
         _open_sizes(proto.graph)
-        model = ir.from_proto(proto)
+        model = large_weights.put_together(proto, arrays)
     except Exception as error:  # the checker's kind, onnx_ir's, and UnicodeDecodeError for damaged names
         raise RequestError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
     if proto.ir_version < 4:  # before, every weight had to be an input too
@@ -201,8 +210,9 @@ def save(model: ir.Model, path: str | Path) -> Path:
     model.producer_name = PRODUCER
     model.producer_version = None
     model.doc_string = None
-    content = serialized(model)
-    write_bytes(path, content)
+    proto, arrays = large_weights.take_apart(model)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        large_weights.write(file, proto, arrays)
     return Path(path)
 
 
@@ -278,7 +288,7 @@ def _digest(sha: Any, graph: ir.Graph) -> None:
         array = graph.initializers[name].const_value
         if array is not None:
             add("initializer", name, array.dtype, array.shape)
-            sha.update(array.tobytes())
+            sha.update(large_weights.data_of(array))
     for node in graph:
         add(node.domain, node.op_type, [v.name if v else "" for v in node.inputs], [v.name for v in node.outputs])
         for key in sorted(node.attributes):

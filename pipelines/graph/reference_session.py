@@ -6,13 +6,14 @@ import re
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, one_line
-from pipelines.graph import query
+from pipelines.graph import large_weights, query
 
 LARGEST = 64  # batch size that an exporter is expected to leave in a graph
 
@@ -38,6 +39,22 @@ def options(quick: bool = False, lean: bool = False, prepack: bool = True) -> or
     return settings
 
 
+class _Session(ort.InferenceSession):  # type: ignore[misc]
+    """Session whose large tables are fed to every run as they lie in memory; onnxruntime would copy them twice."""
+
+    def __init__(self, content: bytes, chosen: ort.SessionOptions, tables: dict[str, NDArray[Any]]) -> None:
+        super().__init__(content, chosen, providers=["CPUExecutionProvider"])
+        self._tables = tables
+
+    def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
+        """See `onnxruntime.InferenceSession`."""
+        return super().run(output_names, {**input_feed, **self._tables}, run_options)
+
+    def get_inputs(self) -> list[Any]:
+        """Returns the inputs of the model."""
+        return [each for each in super().get_inputs() if each.name not in self._tables]
+
+
 def session(model: ir.Model, needed_by: str, chosen: ort.SessionOptions | None = None) -> ort.InferenceSession:
     """Opens a session of a model.
 
@@ -53,9 +70,14 @@ def session(model: ir.Model, needed_by: str, chosen: ort.SessionOptions | None =
         RequestError: onnxruntime cannot run the model.
     """
     try:
-        return ort.InferenceSession(
-            ir.to_proto(model).SerializeToString(), chosen or options(), providers=["CPUExecutionProvider"]
-        )
+        proto, tables = large_weights.take_apart(model, large_weights.lookup_tables(model.graph))
+        kept = [each for each in proto.graph.initializer if each.name not in tables]
+        for each in proto.graph.initializer:
+            if each.name in tables:
+                proto.graph.input.append(onnx.helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+        del proto.graph.initializer[:]
+        proto.graph.initializer.extend(kept)
+        return _Session(proto.SerializeToString(), chosen or options(), tables)
     except Exception as error:  # onnxruntime raises its own kinds
         raise RequestError(f"onnxruntime cannot run the model, which {needed_by}: {one_line(error)}") from error
 

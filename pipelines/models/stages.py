@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.core import files
+from pipelines.core import files, machine
 from pipelines.core.batches import Batch
 from pipelines.core.derived import derived as derived_file
 from pipelines.core.errors import RequestError
@@ -91,6 +91,7 @@ def _build(folder: ModelFolder, stages: tuple[str, ...], force: bool = False) ->
             state = _state(folder, stage, stages[-1])
         if state == "stale":
             _make(folder, stage, force)
+            machine.trim()  # graphs are reference cycles that hold the weights
             state = "made"
         outcome[stage] = state
     return outcome

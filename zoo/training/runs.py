@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import logging
 import os
 import platform
@@ -18,7 +17,7 @@ import filelock
 
 from pipelines.core import settings
 from pipelines.core.errors import RequestError, one_line, requires
-from pipelines.core.files import read_json, replacing, require_place, sha256, write_bytes
+from pipelines.core.files import read_json, replacing, require_place, sha256
 from pipelines.models.hub import CARD
 
 if TYPE_CHECKING:
@@ -424,9 +423,8 @@ def save_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
     """
     import torch
 
-    stream = io.BytesIO()
-    torch.save({"state_dict": {name: each.detach().cpu().contiguous() for name, each in state.items()}}, stream)
-    write_bytes(path, stream.getbuffer())
+    with replacing(path) as temporary, temporary.open("wb") as stream:
+        torch.save({"state_dict": {name: each.detach().cpu().contiguous() for name, each in state.items()}}, stream)
 
 
 def fill(model: torch.nn.Module, state: Mapping[str, torch.Tensor], source: str | Path) -> None:

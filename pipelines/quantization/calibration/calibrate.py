@@ -16,7 +16,7 @@ from pipelines.core import machine
 from pipelines.core.batches import Batch, joined, length
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
-from pipelines.graph import edit, io, query, reference_session
+from pipelines.graph import edit, io, large_weights, query, reference_session
 from pipelines.graph.infer import infer_shapes
 from pipelines.quantization.calibration.observers import Histogram, choose
 from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
@@ -315,10 +315,15 @@ def _session(
 
 def _share_large_weights(main: ir.Graph) -> dict[str, ort.OrtValue]:
     """Moves large weights out of the graph, to be shared by all sessions; serialization then stays below 2 GB."""
-    shared = {}
+    shared, tables = {}, large_weights.lookup_tables(main)  # sessions read those where they lie
     for name, value in main.initializers.items():
         tensor = value.const_value
-        if tensor is not None and tensor.dtype == ir.DataType.FLOAT and tensor.nbytes >= SHARED_WEIGHT_BYTES:
+        if (
+            tensor is not None
+            and name not in tables
+            and tensor.dtype == ir.DataType.FLOAT
+            and tensor.nbytes >= SHARED_WEIGHT_BYTES
+        ):
             shared[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor.numpy()))
             value.const_value = ir.ExternalTensor(
                 name, 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=name

@@ -14,6 +14,7 @@ Array = NDArray[Any]
 QParams = tuple[np.float32, np.uint8 | np.int8]  # per-tensor scale and zero point
 CLIP_RATIOS = np.linspace(1, 0.6, 21)  # of max|W|, when weights may be clipped
 SHORT, SAMPLE = 16, 32  # weights of a channel; channels that are looked at before all are
+BLOCK = 16 << 20  # bytes of a weight that are quantized at once
 ROUNDING = 1e-5  # how far, relatively, float32 may have moved a multiple of a step
 EMPTY = 1e-12  # a range of activations that is narrower counts as one of zeros
 # Any smaller scale counts as none and becomes 1, see `stored_scales`. Its product with the least of an activation,
@@ -113,6 +114,23 @@ def weight_qparams(
         Scales, and int8 weights of the shape of `weight`.
     """
     top = 2 ** (bits - 1) - 1
+    found = None if axis is None else steps(weight, axis, top)
+    if axis == 0 and not clip and weight.nbytes > BLOCK:
+        count = max(1, BLOCK * len(weight) // weight.nbytes)
+        lower = np.broadcast_to(least, len(weight))
+        scales, integers = np.empty(len(weight), np.float32), np.empty(weight.shape, np.int8)
+        for begin in range(0, len(weight), count):
+            part = slice(begin, begin + count)
+            step = None if found is None else found[part]
+            scales[part], integers[part] = _weight_qparams(weight[part], 0, top, lower[part], clip, step)
+        return scales, integers
+    return _weight_qparams(weight, axis, top, least, clip, found)
+
+
+def _weight_qparams(
+    weight: Array, axis: int | None, top: int, least: Array | float, clip: bool, found: Array | None
+) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
+    """Computes `weight_qparams` with the steps of the channels, in several times the memory of the weight."""
     others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
     largest = np.abs(weight).max(axis=others)
     shape = [1] * weight.ndim
@@ -125,7 +143,6 @@ def weight_qparams(
         return scale, np.clip(np.rint(weight / scale.reshape(shape)), -top, top)
 
     scale, whole = rounded(1.0)
-    found = None if axis is None else steps(weight, axis, top)
     if found is not None:
         scale = np.where(found >= least, np.where(found > 0, found, scale), scale).astype(np.float32)
         whole = np.clip(np.rint(weight / scale.reshape(shape)), -top, top)
@@ -152,8 +169,8 @@ def steps(weight: Array, axis: int, top: int) -> NDArray[np.float32] | None:
         Step of each channel, 0 for a channel without one. None if sampled channels have no step, or channels are
         shorter than `SHORT` (any few numbers are multiples of some step).
     """
-    rows = np.abs(np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)).astype(np.float32)
-    if rows.ndim != 2 or rows.shape[1] < SHORT:
+    rows = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)
+    if rows.shape[1] < SHORT:
         return None
     sample = rows[:: max(1, len(rows) // SAMPLE)]
     if not sample.any() or not all(_step(row, top) for row in sample if row.any()):
@@ -163,7 +180,7 @@ def steps(weight: Array, axis: int, top: int) -> NDArray[np.float32] | None:
 
 def _step(row: NDArray[np.float32], top: int) -> float:
     """The greatest step of one channel's magnitudes, but max / top where that is one, too; 0 where there is none."""
-    values = np.unique(row)
+    values = np.unique(np.abs(row).astype(np.float32))
     values = values[values > 0].astype(np.float64)
     if not values.size or len(values) > top:
         return 0.0

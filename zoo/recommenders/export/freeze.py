@@ -80,7 +80,7 @@ def load_checkpoint(
     try:
         config = restore_config(settings, about["config"])
         features = Features.from_json(about["features"])
-        state = torch.load(folder / MODEL, map_location="cpu", weights_only=True)["state_dict"]
+        state = torch.load(folder / MODEL, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
     except RequestError:
         raise
     except Exception as error:  # torch, zipfile and pickle raise their own kinds for every sort of damage

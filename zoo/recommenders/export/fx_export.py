@@ -151,7 +151,7 @@ class _Writer(Writer):
         found = []
         for number, field in enumerate(module.fields):
             name = f"{path}.{field.name}"
-            table = self.weight(f"{name}.table", np.array(module.table(number).detach()))
+            table = self.weight(f"{name}.table", module.table(number).detach().numpy())
             rows = self.add("Gather", [table, self._ids(field)], f"{name}.rows" if field.is_list else name)
             if field.is_list:
                 mean = field.scale >= 0

@@ -132,16 +132,18 @@ class Trainer:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[nn.Module]:
-        """Yields the model with the averaged weights in evaluation mode."""
+        """Yields the model with the averaged weights in evaluation mode, which it reads where they lie."""
         self.catch_up()
-        own = [each.detach().clone() for each in self.weights]
-        self.assign(self.average)
-        self.model.eval()
+        own = [each.data for each in self.weights]
         try:
+            for weight, average in zip(self.weights, self.average, strict=True):
+                weight.data = average
+            self.model.eval()
             with torch.inference_mode():
                 yield self.model
         finally:
-            self.assign(own)
+            for weight, data in zip(self.weights, own, strict=True):
+                weight.data = data
 
     def snapshot(self) -> list[torch.Tensor]:
         """Copies the averaged weights and the trained int8 ranges."""
@@ -152,9 +154,9 @@ class Trainer:
         """Restores values from `snapshot`.
 
         Args:
-            snapshot: Averaged weights, then trained int8 ranges.
+            snapshot: Averaged weights, which the trainer takes over, then trained int8 ranges.
         """
-        self.average = [each.clone() for each in snapshot[: len(self.average)]]
+        self.average = list(snapshot[: len(self.average)])
         for own, each in zip(self._ranges(), snapshot[len(self.average) :], strict=True):
             own.copy_(each)
 

@@ -1,0 +1,300 @@
+"""Large weights of a model apart from its protobuf, so that writing, reading and opening it copies none of them.
+
+A protobuf with embedding tables of gigabytes is copied by every step that it is passed through. The functions here keep
+tables as numpy arrays beside a small protobuf, and write or read the same bytes that the whole protobuf has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+LEAST = 16 << 20  # bytes of a weight that is kept apart
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers of onnx.proto
+_KNOWN = {1, 2, 8, _RAW_DATA}  # fields of a tensor that is read apart: dims, data_type, name, raw_data
+_TYPES = {onnx.TensorProto.FLOAT, onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.FLOAT16}
+
+
+def take_apart(model: ir.Model, names: Collection[str] | None = None) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """Converts a model to a protobuf without the data of its large initializers.
+
+    Args:
+        model: Model; it does not change.
+        names: Initializers that may be kept apart; None: all.
+
+    Returns:
+        Protobuf, and {name: array} of the initializers that lack their data there.
+    """
+    values = model.graph.initializers.items()
+    large = {name: each for name, each in values if (names is None or name in names) and _is_large(each)}
+    tensors = {name: each.const_value for name, each in large.items()}
+    try:
+        for name, value in large.items():
+            value.const_value = ir.Tensor(np.zeros(0, tensors[name].dtype.numpy()), name=name)  # type: ignore[union-attr]
+        proto: onnx.ModelProto = ir.to_proto(model)
+    finally:
+        for name, value in large.items():
+            value.const_value = tensors[name]
+    arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}  # type: ignore[union-attr]
+    for each in proto.graph.initializer:
+        if each.name in arrays:
+            each.ClearField("raw_data")
+            each.dims[:] = arrays[each.name].shape
+    return proto, arrays
+
+
+def lookup_tables(graph: ir.Graph) -> set[str]:
+    """Returns the names of large initializers that only Gather reads, by rows.
+
+    Args:
+        graph: Main graph of a model.
+    """
+    found = set()
+    for name, value in graph.initializers.items():
+        uses = value.uses()
+        rows = all(use.node.op_type == "Gather" and use.idx == 0 and use.node.graph is graph for use in uses)
+        if uses and rows and not value.is_graph_output() and _is_large(value):
+            found.add(name)
+    return found
+
+
+def _is_large(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return (
+        tensor is not None
+        and not isinstance(tensor, ir.ExternalTensor)
+        and int(tensor.dtype) in _TYPES
+        and tensor.nbytes >= LEAST
+        and not tensor.doc_string
+        and not tensor.metadata_props
+        and (not isinstance(tensor, ir.TensorProtoTensor) or tensor.raw.HasField("raw_data"))
+    )
+
+
+def put_together(proto: onnx.ModelProto, arrays: dict[str, Array]) -> ir.Model:
+    """Converts a protobuf from `take_apart` or `read` to a model that uses the arrays.
+
+    Args:
+        proto: Protobuf.
+        arrays: Data of the initializers that lack it.
+
+    Returns:
+        The model.
+    """
+    if not arrays:
+        return ir.from_proto(proto)
+    model = ir.from_proto(emptied(proto, arrays))
+    for name, array in arrays.items():
+        value = model.graph.initializers[name]
+        value.const_value = ir.Tensor(array, name=name)
+        value.shape = ir.Shape(array.shape)
+    return model
+
+
+def emptied(proto: onnx.ModelProto, arrays: dict[str, Array]) -> onnx.ModelProto:
+    """Returns a copy of a protobuf whose initializers without data have no elements, which makes it valid.
+
+    Args:
+        proto: Protobuf.
+        arrays: Data of the initializers that lack it.
+
+    Returns:
+        The copy.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for tensor in copy.graph.initializer:
+        if tensor.name in arrays:
+            tensor.dims[:] = [0] * len(tensor.dims)
+            tensor.raw_data = b""
+    return copy
+
+
+def data_of(tensor: ir.TensorProtocol) -> bytes | memoryview:
+    """Returns the bytes of a tensor, without a copy where it is large.
+
+    Args:
+        tensor: Tensor.
+    """
+    if int(tensor.dtype) not in _TYPES or tensor.nbytes < LEAST:
+        return tensor.tobytes()
+    return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
+
+
+def write(file: BinaryIO, proto: onnx.ModelProto, arrays: dict[str, Array]) -> None:
+    """Writes the bytes of the whole protobuf, deterministically.
+
+    Args:
+        file: Open file.
+        proto: Protobuf from `take_apart`.
+        arrays: Data of the initializers that lack it.
+    """
+    graph = proto.graph
+    initializers: list[tuple[bytes, Array | None]] = []
+    for tensor in graph.initializer:
+        array = arrays.get(tensor.name)
+        content = _bytes(tensor)
+        size = len(content) if array is None else len(content) + len(_head(_RAW_DATA, array.nbytes)) + array.nbytes
+        initializers.append((_head(_INITIALIZER, size) + content, array))
+    before, behind = _split(graph, _INITIALIZER)
+    size = len(before) + len(behind)
+    for content, array in initializers:
+        size += len(content) if array is None else len(content) + len(_head(_RAW_DATA, array.nbytes)) + array.nbytes
+    start, end = _split(proto, _GRAPH)
+    file.write(start + _head(_GRAPH, size) + before)
+    for content, array in initializers:
+        file.write(content)
+        if array is not None:
+            file.write(_head(_RAW_DATA, array.nbytes))
+            file.write(array.reshape(-1).view(np.uint8).data)
+    file.write(behind + end)
+
+
+def read(path: Path) -> tuple[onnx.ModelProto, dict[str, Array]] | None:
+    """Reads a file as `take_apart` would give it.
+
+    Args:
+        path: ONNX file.
+
+    Returns:
+        Protobuf and arrays; None for a file without large initializers, and for one that is damaged or has what only
+        onnx reads.
+    """
+    if path.stat().st_size < LEAST:
+        return None
+    try:
+        with path.open("rb") as file:
+            return _read(file, path.stat().st_size)
+    except (ValueError, EOFError, IndexError):
+        return None
+
+
+def _read(file: BinaryIO, size: int) -> tuple[onnx.ModelProto, dict[str, Array]] | None:
+    arrays: dict[str, Array] = {}
+    model, graph = bytearray(), bytearray()
+    for number, kind, start, end in _fields(file, 0, size):
+        if number != _GRAPH:
+            model += _field(file, number, kind, start, end)
+            continue
+        for inner, wire, begin, stop in _fields(file, start, end):
+            if inner == _INITIALIZER and stop - begin >= LEAST and (found := _tensor(file, begin, stop)):
+                tensor, array = found
+                content = _bytes(tensor)
+                graph += _head(_INITIALIZER, len(content)) + content
+                arrays[tensor.name] = array
+            else:
+                graph += _field(file, inner, wire, begin, stop)
+    if not arrays:
+        return None
+    proto = onnx.ModelProto()
+    proto.ParseFromString(bytes(model))
+    proto.graph.ParseFromString(bytes(graph))
+    plain = not proto.functions and len({each.name for each in proto.graph.initializer}) == len(proto.graph.initializer)
+    return (proto, arrays) if plain else None
+
+
+def _tensor(file: BinaryIO, start: int, end: int) -> tuple[onnx.TensorProto, Array] | None:
+    """A tensor without its data, and the data; None for one with other fields."""
+    content, raw = b"", None
+    for number, kind, begin, stop in _fields(file, start, end):
+        if number not in _KNOWN or (number == _RAW_DATA and raw is not None):
+            return None
+        if number == _RAW_DATA:
+            raw = begin, stop
+        else:
+            content += _field(file, number, kind, begin, stop)
+    tensor = onnx.TensorProto()
+    tensor.ParseFromString(content)
+    if raw is None or tensor.data_type not in _TYPES:
+        return None
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    shape = tuple(tensor.dims)
+    if min(shape, default=1) < 0 or int(np.prod(shape, dtype=object)) * dtype.itemsize != raw[1] - raw[0]:
+        return None
+    file.seek(raw[0])
+    array = np.fromfile(file, dtype, (raw[1] - raw[0]) // dtype.itemsize)
+    return tensor, array.reshape(shape)
+
+
+def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yields (number, wire type, start and end of the content) of the fields of a message."""
+    at = start
+    while at < end:
+        file.seek(at)
+        ahead = file.read(min(20, end - at))
+        tag, used = _varint(ahead, 0)
+        number, kind = tag >> 3, tag & 7
+        if kind == 0:
+            _, used_ = _varint(ahead, used)
+            begin, stop = at + used, at + used_
+        elif kind == 2:
+            size, used = _varint(ahead, used)
+            begin, stop = at + used, at + used + size
+        elif kind in (1, 5):
+            begin, stop = at + used, at + used + (8 if kind == 1 else 4)
+        else:
+            raise ValueError("found groups")
+        if stop > end:
+            raise EOFError
+        yield number, kind, begin, stop
+        at = stop
+
+
+def _field(file: BinaryIO, number: int, kind: int, start: int, end: int) -> bytes:
+    file.seek(start)
+    content = file.read(end - start)
+    return (_head(number, len(content)) if kind == 2 else _number(number << 3 | kind)) + content
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at
+        if shift > 63:
+            raise ValueError("found a number of more than 64 bits")
+
+
+def _number(value: int) -> bytes:
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def _head(number: int, size: int) -> bytes:
+    """Tag and size of a field of bytes."""
+    return _number(number << 3 | 2) + _number(size)
+
+
+def _bytes(message: Any) -> bytes:
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def _split(message: Any, at: int) -> tuple[bytes, bytes]:
+    """Bytes of the fields in front of a field, and behind it."""
+    parts = []
+    for low, high in ((0, at), (at + 1, 1 << 30)):
+        part = type(message)()
+        for field, value in message.ListFields():
+            if low <= field.number < high:
+                if field.is_repeated:
+                    getattr(part, field.name).MergeFrom(value)
+                elif field.type == field.TYPE_MESSAGE:
+                    getattr(part, field.name).CopyFrom(value)
+                else:
+                    setattr(part, field.name, value)
+        parts.append(_bytes(part))
+    return parts[0], parts[1]

@@ -1,0 +1,130 @@
+"""Large weights apart from the protobuf: the same bytes, the same model, the same results, and no copies."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from pipelines.core.errors import RequestError
+from pipelines.graph import io, large_weights, reference_session
+from pipelines.quantization.qdq import scales
+
+TEXT = """
+<ir_version: 9, opset_import: ["" : 17], doc_string: "kept out">
+tables (int64[n] i, float[n, 4] x) => (float[n, 4] y)
+<float[4] small = {1, 2, 3, 4}, float[50, 4] table, int8[50, 4] integers, float[4, 4] matrix>
+{
+    rows = Gather(table, i)
+    bytes = Gather(integers, i)
+    floats = Cast<to = 1>(bytes)
+    added = Add(rows, floats)
+    moved = MatMul(added, matrix)
+    scaled = Mul(moved, small)
+    y = Add(scaled, x)
+}
+"""
+SHAPES = {"table": (50, 4), "integers": (50, 4), "matrix": (4, 4)}
+
+
+def model() -> ir.Model:
+    random = np.random.default_rng(0)
+    proto = onnx.parser.parse_model(TEXT)
+    del proto.graph.value_info[:]
+    for name, shape in SHAPES.items():
+        kind = np.int8 if name == "integers" else np.float32
+        proto.graph.initializer.append(
+            onnx.numpy_helper.from_array((10 * random.normal(size=shape)).astype(kind), name)
+        )
+    return ir.from_proto(proto)
+
+
+@pytest.fixture(params=[1, 100, 1 << 40])
+def least(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(large_weights, "LEAST", request.param)
+    return int(request.param)
+
+
+def test_files_have_the_bytes_of_the_whole_protobuf(least: int, tmp_path: Path) -> None:
+    made = model()
+    path = io.save(made, tmp_path / "model.onnx")
+    assert path.read_bytes() == io.serialized(made)
+    again = io.load(path)
+    assert io.digest(again) == io.digest(made)
+    for name in SHAPES:
+        array, expected = (each.graph.initializers[name].const_value for each in (again, made))
+        assert array is not None and expected is not None
+        np.testing.assert_array_equal(array.numpy(), expected.numpy())
+        assert tuple(again.graph.initializers[name].shape or ()) == SHAPES[name]
+    assert io.save(again, tmp_path / "again.onnx").read_bytes() == path.read_bytes()
+
+
+def test_sessions_read_tables_where_they_lie(least: int) -> None:
+    made = model()
+    opened = reference_session.session(made, "the test needs")
+    assert [each.name for each in opened.get_inputs()] == ["i", "x"]
+    feeds = {"i": np.array([3, 49, 3]), "x": np.ones((3, 4), np.float32)}
+    (found,) = reference_session.run(opened, feeds)
+    arrays = {name: made.graph.initializers[name].const_value.numpy() for name in SHAPES}  # type: ignore[union-attr]
+    rows = arrays["table"][feeds["i"]] + arrays["integers"][feeds["i"]]
+    np.testing.assert_allclose(found, rows @ arrays["matrix"] * [1, 2, 3, 4] + 1, rtol=1e-5)
+    assert large_weights.lookup_tables(made.graph) == ({"table", "integers"} if least <= 200 else set())
+
+
+def test_damaged_files_get_one_line(least: int, tmp_path: Path) -> None:
+    content = io.save(model(), tmp_path / "model.onnx").read_bytes()
+    random = np.random.default_rng(1)
+    for at in random.integers(1, len(content), 40).tolist():
+        (tmp_path / "short.onnx").write_bytes(content[:at])
+        with pytest.raises(RequestError, match="is not a (readable|valid) ONNX model"):
+            io.load(tmp_path / "short.onnx")
+        changed = bytearray(content)
+        changed[at] ^= 1 << int(random.integers(8))
+        (tmp_path / "changed.onnx").write_bytes(changed)
+        try:
+            io.load(tmp_path / "changed.onnx")
+        except RequestError as error:
+            assert "ONNX model" in str(error)
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_tables_are_quantized_in_blocks_as_at_once(steps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(2)
+    table = random.normal(size=(1000, 32)).astype(np.float32)
+    if steps:  # that was int8 before
+        table = (random.integers(-127, 128, (1000, 32)) * random.random((1000, 1))).astype(np.float32)
+    table[7] = 0
+    whole = scales.weight_qparams(table, 0)
+    monkeypatch.setattr(scales, "BLOCK", 4096)
+    for found, expected in zip(scales.weight_qparams(table, 0), whole, strict=True):
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == expected.dtype
+
+
+PEAK = """
+import resource, sys
+import numpy as np, onnx_ir as ir
+from pipelines.graph import io, reference_session
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+before = peak()
+model = io.load(sys.argv[1])
+io.digest(model)
+io.save(model, sys.argv[1] + ".onnx")
+opened = reference_session.session(model, "it needs")
+reference_session.run(opened, {"i": np.array([3]), "x": np.ones((1, 4), np.float32)})
+print(peak() - before)
+"""
+
+
+def test_a_table_is_in_memory_once(tmp_path: Path) -> None:
+    made, megabytes = model(), 128
+    value = made.graph.initializers["table"]
+    value.const_value = ir.tensor(np.ones((megabytes << 16, 4), np.float32), name="table")
+    value.shape = value.const_value.shape
+    path = io.save(made, tmp_path / "model.onnx")
+    command = [sys.executable, "-c", PEAK, str(path)]
+    grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert grown < 1.6 * megabytes, f"{grown} MB for a table of {megabytes} MB"
