@@ -139,7 +139,7 @@ def test_half_a_surrogate_pair_is_a_fault_of_its_row(encoder, tmp_path):
 
 
 def test_what_is_not_looked_at_counts_as_cut(encoder, tmp_path):
-    (tmp_path / "t.txt").write_text("the cat" + " " * 100_000 + "sat\nthe cat" + " " * 100_000 + "\nthe cat sat\n")
+    (tmp_path / "t.txt").write_text("the cat" + " " * 1_000_000 + "sat\nthe cat" + " " * 1_000_000 + "\nthe cat sat\n")
     assert zoo.run(encoder, tmp_path / "t.txt", tmp_path / "v.npy")["cut"] == 1
 
 
