@@ -26,6 +26,8 @@ def main() -> None:
 
     def terminate(*_: object) -> None:
         asked.append(143)
+        if (files := sys.modules.get("pipelines.core.files")) is not None:
+            getattr(files, "discard_temporary", int)()  # of a module that is being imported: nothing
         sys.exit(143)  # so that clean-up runs
 
     def interrupt(*_: object) -> None:
@@ -53,6 +55,10 @@ def main() -> None:
         _end(asked[0] if asked else 0)
     except KeyboardInterrupt:
         _end(130)
+    except SystemExit:
+        if asked:  # not the error of a file that `terminate` deleted
+            _end(asked[0])
+        raise
     except Exception as error:
         _end(_signalled(error))
         raise

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 PATIENCE = 2.0  # seconds until the wait for a lock is logged
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_TEMPORARY: set[tuple[int, str]] = set()  # process and path of temporary files
 CUT_SHORT = re.compile(r"\d+ requested and \d+ written")  # message of numpy, which has no errno
 
 
@@ -85,7 +86,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         if error.errno in FULL:
             raise DiskFull(target, error) from error
         raise RequestError(f"cannot write {target}: {error.strerror or error}; choose another output path") from error
-    temporary = Path(name)
+    temporary, own = Path(name), (os.getpid(), name)
+    _TEMPORARY.add(own)
     _sweep(target)
     try:
         yield temporary
@@ -99,7 +101,18 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+        _TEMPORARY.discard(own)
         os.close(handle)
+
+
+def discard_temporary() -> None:
+    """Deletes the temporary files of `replacing` that this process writes, when a signal ends it.
+
+    An engine that is interrupted while it computes can crash before the contexts are left.
+    """
+    for pid, name in list(_TEMPORARY):
+        if pid == os.getpid():
+            Path(name).unlink(missing_ok=True)
 
 
 def umask() -> int:
@@ -234,6 +247,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     Raises:
         RequestError: The file is missing or invalid.
     """
+    if Path(path).is_fifo() and Path(path).absolute().parts[1] not in ("dev", "proc"):  # reading may never end
+        raise RequestError(f"cannot read {path}: it is a FIFO, expected a file")
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import mapped, replacing, require_place
-from pipelines.graph import large_weights, query
+from pipelines.graph import large_weights, query, tensor_sizes
 
 PRODUCER = "int8-zoo"
 PAGE, MAPPED = 4096, 1 << 20  # bytes; initializers above `MAPPED` lie on pages of their own
@@ -67,6 +67,8 @@ def load(path: str | Path) -> ir.Model:
             onnx.checker.check_model(large_weights.emptied(proto, arrays))
         else:
             onnx.checker.check_model(str(path))  # by its path, since files beside it are checked, too
+            if fault := tensor_sizes.fault(proto, path.parent):
+                raise ValueError(fault)
         if proto.functions:
             proto = onnx.inliner.inline_local_functions(proto, convert_version=True)
         onnx.load_external_data_for_model(proto, str(path.parent))

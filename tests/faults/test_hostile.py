@@ -294,6 +294,36 @@ __main__.main()
     assert ended.returncode == code and "Traceback" not in ended.stderr
 
 
+CRASHING = """
+import atexit, os, signal, sys, time
+from pipelines.core import files
+from zoo import __main__
+from zoo.cli import app
+
+atexit.register(os.abort)  # as engines whose threads still run when Python ends
+
+def call(arguments):
+    with files.replacing("out.csv") as temporary:
+        temporary.write_text("half")
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(30)
+        finally:
+            if sys.argv[1] == "unwinding":
+                os.abort()
+
+app.call = call
+__main__.main()
+"""
+
+
+@pytest.mark.parametrize(("where", "code"), [("unwinding", -signal.SIGABRT), ("exit", 143)])
+def test_a_crash_after_a_signal_leaves_no_hidden_file(where, code, tmp_path):
+    ended = subprocess.run([sys.executable, "-c", CRASHING, where], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == code, ended.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_other_exceptions_stay_what_they_are(monkeypatch):
     monkeypatch.setattr(cli, "main", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):

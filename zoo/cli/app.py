@@ -14,6 +14,7 @@ from pipelines.core.errors import ZooError, plain
 from zoo.cli import clusters, evaluation, inference, models, quantization, training
 from zoo.cli.output import INTERRUPTED, fail
 
+TERMINATED = 143  # exit code after SIGTERM
 TOPICS: dict[str, tuple[click.Command, ...]] = {
     "Use models": (models.list_models, models.info, models.download, inference.run, inference.serve, inference.export),
     "Create models": (training.schema, training.train, training.finetune, training.freeze, training.import_model),
@@ -88,9 +89,15 @@ def main() -> None:
     try:
         call(sys.argv[1:])
     except SystemExit as end:
-        if end.code == INTERRUPTED:  # clean-up is done; an engine interrupted while compiling can block the exit
+        if end.code in (
+            INTERRUPTED,
+            TERMINATED,
+        ):  # clean-up is done; an engine can block the exit or crash
+            if (processes := sys.modules.get("multiprocessing")) is not None:
+                for child in processes.active_children():
+                    child.terminate()
             sys.stderr.flush()
-            os._exit(INTERRUPTED)
+            os._exit(end.code)
         raise
 
 

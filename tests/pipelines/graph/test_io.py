@@ -470,3 +470,40 @@ def test_sparse_weights_are_read(rng, tmp_path, flat):
     x = rng.standard_normal((3, 8)).astype(np.float32)
     found = io.load(keep(proto, tmp_path / "m.onnx"))
     np.testing.assert_allclose(run(found, x=x)["y"], x @ dense, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dims", "entries", "raw", "message"),
+    [
+        ((1 << 40, 1 << 20), {"offset": "0", "length": "4096"}, b"", "has 4,096 bytes of w.bin, expected 4,611,686"),
+        ((64, 16), {"offset": "0", "length": "10"}, b"", "has 10 bytes of w.bin, expected 4,096 bytes for its shape"),
+        ((64, 16), {"offset": "8", "length": "4096"}, b"", "lies at byte 8 of w.bin, which has 4,096 bytes"),
+        ((64, 8), {}, b"", "has 4,096 bytes of w.bin, expected 2,048 bytes"),
+        ((64, 16), {"length": "x"}, b"", "invalid literal"),
+        ((64, 16), None, bytes(4000), "4,?000 bytes"),
+        ((64, 16), {"offset": "0", "length": "4096"}, b"", ""),
+        ((64, 16), {}, b"", ""),
+        ((64, 16), None, bytes(4096), ""),
+    ],
+)
+def test_tensors_whose_length_lies_are_named(tmp_path, dims, entries, raw, message):
+    (tmp_path / "w.bin").write_bytes(bytes(4096))
+    weight = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=dims)
+    if entries is None:
+        weight.raw_data = raw
+    else:
+        weight.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in {"location": "w.bin", **entries}.items():
+            weight.external_data.add(key=key, value=value)
+    x, y = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ("n", size))
+        for name, size in (("x", 64), ("y", 16))
+    )
+    graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weight])
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    if not message:
+        assert io.load(tmp_path / "m.onnx").graph.initializers["w"].shape == dims
+        return
+    with pytest.raises(RequestError, match=rf"m\.onnx is not a valid ONNX model: .*{message}"):
+        io.load(tmp_path / "m.onnx")

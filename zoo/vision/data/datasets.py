@@ -322,8 +322,10 @@ def _archive(path: Path) -> dict[str, Callable[[], bytes]]:
         with tarfile.open(path) as archive:
             for member in archive:
                 name = PurePosixPath(member.name)
-                if not member.isfile() or any(part.startswith(".") for part in name.parts if part != "."):
+                if not member.isfile() or any(part.startswith(".") for part in name.parts if part not in (".", "..")):
                     continue
+                if name.is_absolute() or ".." in name.parts:
+                    raise RequestError(f"found {member.name} in {path}, expected paths inside of a folder of images")
                 if (total := total + member.size) > MEMORY:
                     raise RequestError(
                         f"found more than {MEMORY >> 30} GB of files in {path}; unpack it (tar xf) and give the folder"

@@ -94,11 +94,23 @@ def test_splits_beside_other_folders_are_no_classes(tmp_path, names):
 def test_a_class_called_as_a_split_is_named_in_labels_csv(tmp_path):
     fill(tmp_path, 10)
     (tmp_path / "red").rename(tmp_path / "test")  # or images of no class
-    with pytest.raises(RequestError, match=r"found test beside blue in .*or name the classes in labels.csv"):
+    with pytest.raises(RequestError, match=r"found test and blue in .*or name the classes in labels.csv"):
         open_images(tmp_path)
     files = [f"{each.relative_to(tmp_path)},{each.parent.name}" for each in tmp_path.glob("*/*.png")]
     (tmp_path / "labels.csv").write_text("\n".join(["file,label", *files]) + "\n")
     assert open_images(tmp_path, held_out=0.3).classes == ("blue", "test")
+
+
+@pytest.mark.parametrize("name", ["/tmp/elsewhere/a.png", "../a.png", "a/../../b.png"])
+def test_an_archive_with_paths_outside_of_it_is_refused(tmp_path, name):
+    path = tmp_path / "photos.tar"
+    with tarfile.open(path, "w") as file:
+        for member in ("a/0.png", "b/0.png", name):
+            info = tarfile.TarInfo(member)
+            info.size = 4
+            file.addfile(info, io.BytesIO(b"\x89PNG"))
+    with pytest.raises(RequestError, match=rf"found {name} in .*photos\.tar, expected paths inside of a folder"):
+        open_images(path)
 
 
 def test_a_damaged_archive_is_refused(tmp_path):

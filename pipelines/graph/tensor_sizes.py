@@ -1,0 +1,70 @@
+"""Checks that the bytes of the tensors of an ONNX file are as many as their shapes say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+MAX_DENSE = 1 << 34  # bytes of a sparse tensor that is made dense
+
+
+def fault(model: onnx.ModelProto, folder: Path) -> str:
+    """Returns what is wrong with the first tensor whose size is not that of its shape.
+
+    Args:
+        model: Model whose external data is not loaded.
+        folder: Folder of its external data.
+
+    Returns:
+        The fault in one line; "" for sound tensors.
+
+    Raises:
+        ValueError: Offset or length of external data is no number.
+    """
+    for nodes in (model.graph, *model.functions):
+        for tensor in _tensors(nodes):
+            if text := _fault(tensor, folder):
+                return f"the tensor {tensor.name or 'of a constant'} {text}"
+    for sparse in model.graph.sparse_initializer:
+        if (size := math.prod(sparse.dims) * 8) > MAX_DENSE:
+            return f"the sparse tensor {sparse.values.name} would take {size:,} bytes"
+    return ""
+
+
+def _tensors(nodes: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.TensorProto]:
+    """The tensors of a graph or function, and of the graphs in its attributes."""
+    if isinstance(nodes, onnx.GraphProto):
+        yield from nodes.initializer
+    for node in nodes.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                yield from _tensors(graph)
+
+
+def _fault(tensor: onnx.TensorProto, folder: Path) -> str:
+    if tensor.data_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING) or tensor.HasField("segment"):
+        return ""
+    if any(size < 0 for size in tensor.dims):
+        return f"has the shape {list(tensor.dims)}"
+    expected = math.ceil(math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth / 8)
+    shape = f"{expected:,} bytes for its shape {list(tensor.dims)}"
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        if tensor.HasField("raw_data") and len(tensor.raw_data) != expected:
+            return f"has {len(tensor.raw_data):,} bytes, expected {shape}"
+        return ""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    offset, path = int(entries.get("offset") or 0), folder / entries.get("location", "")
+    size = path.stat().st_size
+    length = int(entries["length"]) if entries.get("length") else size - offset
+    if length != expected:
+        return f"has {length:,} bytes of {path.name}, expected {shape}"
+    if not 0 <= offset <= size - length:
+        return f"lies at byte {offset:,} of {path.name}, which has {size:,} bytes, expected {length:,} bytes there"
+    return ""
