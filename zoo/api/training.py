@@ -26,37 +26,49 @@ NOT_COPIED = ("checkpoint", "reports", ".*")  # files of a model folder that its
 
 
 def schema(
-    log: Model,
+    log: Model | Sequence[Model],
     output: Model | None = None,
     *,
     label: str | None = None,
     delimiter: str | None = None,
     on_error: str = "raise",
+    category: Sequence[str] = (),
+    number: Sequence[str] = (),
+    ignore: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Infers the schema of a click log from all its rows.
 
     Args:
-        log: CSV or TSV with a header, JSON lines (plain or .gz), or Parquet.
+        log: CSV or TSV with a header, JSON lines (plain or .gz), or Parquet: a file, a folder, a pattern, or a list of
+            them, whose rows are one log. Folders named column=value add the column (Hive partitions).
         output: Path of the schema as JSON; None to write no file.
         label: Column to predict, with values 0 and 1; None for a column named label, click, clicked, target or y.
         delimiter: Delimiter of CSV; None to detect it.
         on_error: "raise" to stop at an invalid row, "skip" to leave it out, as in training.
+        category: Columns that are categories, whatever is inferred.
+        number: Columns that are numbers.
+        ignore: Columns that are not used.
 
     Returns:
         {"schema": JSON of `zoo.recommenders.data.schema.JSON_SCHEMA`, "columns": header of the table, "table": rows of
         text, "path": path of the file or None}.
 
     Raises:
-        RequestError: The log cannot be read, or has no such label.
+        RequestError: The log cannot be read, or has no such label or column.
     """
-    from zoo.recommenders.data.logs import open_log
+    from zoo.recommenders.data.logs import open_logs
     from zoo.recommenders.data.schema import COLUMNS
     from zoo.recommenders.data.schema_inference import infer
 
     if delimiter is not None and len(delimiter) != 1:
         raise RequestError(f"found the delimiter {delimiter!r}, expected one character")
-    require_distinct(output, log)
-    found = infer(open_log(log, delimiter), label, on_error)
+    require_distinct(output, *as_list(log))
+    kinds: dict[str, str] = {}
+    for kind, names in (("category", category), ("number", number), ("ignored", ignore)):
+        for name in [names] if isinstance(names, str) else names:
+            if kinds.setdefault(name, kind) != kind:
+                raise RequestError(f"found the column {name} as {kinds[name]} and as {kind}, expected one of them")
+    found = infer(open_logs(log, delimiter), label, on_error, kinds)
     path = None if output is None else str(found.save(output))
     return {"schema": found.to_json(), "columns": COLUMNS, "table": found.table(), "path": path}
 

@@ -167,7 +167,8 @@ training = combined(
         "--data",
         multiple=True,
         required=True,
-        help="Files, a folder written by datasets, or a hub id; repeatable.",
+        help="Files (click logs: also folders and quoted patterns), a folder written by datasets, or a hub id; "
+        "repeatable.",
     ),
     click.option("-o", "--output", required=True, help="Folder of the trained model."),
     click.option("--resume", is_flag=True, help="Resume from the last checkpoint in the output folder."),

@@ -187,19 +187,24 @@ def import_model(source: str, output: str | None, as_json: bool, **options: Any)
 
 
 @click.command()
-@click.argument("log")
+@click.argument("logs", nargs=-1, required=True, metavar="LOG...")
 @click.option("-o", "--output", default=None, help="JSON file of the schema. [default: only print it]")
 @click.option("--label", default=None, metavar="COLUMN", help="Column to predict, of values 0 and 1.")
 @click.option("--delimiter", default=None, metavar="CHARACTER", help="Delimiter of CSV. [default: detected]")
+@click.option("--category", multiple=True, metavar="COLUMN", help="Column that is a category; repeatable.")
+@click.option("--number", multiple=True, metavar="COLUMN", help="Column that is a number; repeatable.")
+@click.option("--ignore", multiple=True, metavar="COLUMN", help="Column that is not used; repeatable.")
 @combined(on_error, as_json)
-def schema(log: str, output: str | None, as_json: bool, **options: Any) -> None:
+def schema(logs: tuple[str, ...], output: str | None, as_json: bool, **options: Any) -> None:
     """Infer the schema of a click LOG: type and encoding of every column, with the reason.
 
-    LOG is CSV or TSV with a header, JSON lines (also .gz) or Parquet. The JSON that -o writes can be edited.
+    LOG is CSV or TSV with a header, JSON lines (also .gz) or Parquet: files, folders of files, or quoted patterns,
+    whose rows are one log. Folders named column=value add the column (Hive partitions). The JSON that -o writes can
+    be edited.
     """
     from zoo import api
 
-    report = api.schema(log, output, **options)
+    report = api.schema(list(logs), output, **options)
     emit(report["schema"], as_json, lambda: table(report["columns"], report["table"]))
     if output is not None and not as_json:
         click.echo(report["path"])

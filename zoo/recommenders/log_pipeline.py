@@ -18,7 +18,7 @@ from pipelines.models.folder import ModelFolder
 from zoo.recommenders.data import sources
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
-from zoo.recommenders.data.logs import Log, open_log
+from zoo.recommenders.data.logs import Log, open_log, open_logs
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.inference import ClickPipeline
 
@@ -171,7 +171,7 @@ class LogPipeline(ClickPipeline):
 
 def _rows(log: str | Path, count: int) -> list[dict[str, Any]]:
     """Up to `count` first rows of a log."""
-    batch = next(open_log(log).batches(), None)
+    batch = next(open_logs(log)[0].batches(), None)
     if batch is None or not batch.num_rows:
         raise RequestError(f"{log} holds no row; name a log with some")
     return batch.slice(0, count).to_pylist()  # type: ignore[no-any-return]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from pipelines.kernels import extension
 from zoo.recommenders.data import logs
+from zoo.recommenders.data.columns import times
 from zoo.recommenders.data.encoding import Encoding, Field
 from zoo.recommenders.data.logs import MISSING, Log, OnBadRow, csv_batches
 
@@ -158,12 +159,13 @@ class CsvReader:
             isa: Instruction set of the kernels, one of `pipelines.kernels.extension.isas`; "" for the fastest.
 
         Returns:
-            The reader. None without native code, for logs that are not CSV, for separators outside ASCII, and for
-            schemas with the encodings "id" or "value" or with lists that skip unknown values.
+            The reader. None without native code, for logs that are not CSV or have columns of a partition, for
+            separators outside ASCII, and for schemas with the encodings "id" or "value" or with lists that skip
+            unknown values.
         """
         native = extension.native()
         separators = [each.separator for each in features.schema.of("categories")]
-        if native is None or log.kind != "csv" or not "".join([log.delimiter, *separators]).isascii():
+        if native is None or log.kind != "csv" or log.partition or not "".join([log.delimiter, *separators]).isascii():
             return None
         if log.delimiter in '"\r\n':
             return None
@@ -269,6 +271,10 @@ class CsvReader:
     def _finish(self, parsed: ParsedRows, left: PendingNumbers) -> None:
         """Scales the numbers that the parser did not scale, and fills columns that are not read with missing values."""
         scale_pending(self.features, parsed, left)
+        for column in self.features.schema.of("timestamp"):
+            if parsed.times is not None and native_unit(column.unit) != column.unit:
+                found = times.seconds(parsed.times, column.unit)
+                parsed.times[:] = np.where(np.isnan(found), -np.inf, found)
         features = self.features
         fields, numbers = self._unread
         for field in fields:
@@ -286,6 +292,18 @@ class CsvReader:
         fields = [field for field in self.features.fields if field.name not in self.names]
         numbers = [at for at, column in enumerate(self.features.numbers) if column.name not in self.names]
         return fields, numbers
+
+
+def native_unit(unit: str) -> str:
+    """Returns the unit in which the native parser reads a timestamp; others it reads as plain numbers, in seconds.
+
+    Args:
+        unit: Unit of the schema; "" for other columns.
+
+    Returns:
+        The unit; "" for other columns.
+    """
+    return unit if unit in ("", "s", "ms", "text") else "s"
 
 
 def add_columns(parser: Any, encoding: Encoding, places: Mapping[str, int]) -> bool:
@@ -326,7 +344,7 @@ def add_columns(parser: Any, encoding: Encoding, places: Mapping[str, int]) -> b
         parser.number(places[column.name], at, gap, scaling, *scale, fill, tables[at])
     for column in encoding.schema.of("label", "weight", "timestamp"):
         if column.name in places:
-            parser.real(places[column.name], column.unit or column.kind)
+            parser.real(places[column.name], native_unit(column.unit) or column.kind)
     return True
 
 

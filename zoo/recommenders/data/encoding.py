@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from zoo.recommenders.data.columns import times
 from zoo.recommenders.data.hashing import buckets_of, fingerprints, hash_buckets
 from zoo.recommenders.data.number_parsing import parse_floats
 from zoo.recommenders.data.schema import FEATURES, Column, Schema
@@ -404,11 +405,11 @@ class Encoding:
             labels = parse_floats(columns[label.name]).astype(np.float32)
             for each in [each for each in self.schema.of("weight") if each.name in columns]:
                 weights = parse_floats(columns[each.name]).astype(np.float32)
-        times = index.astype(np.float64)
+        when = index.astype(np.float64)
         for each in self.schema.of("timestamp"):
             if each.name in columns:
-                times = seconds_since_1970(columns[each.name], each.unit)
-        return Rows(ids, np.nan_to_num(values, copy=False), scales, labels, weights, times, index)
+                when = seconds_since_1970(columns[each.name], each.unit)
+        return Rows(ids, np.nan_to_num(values, copy=False), scales, labels, weights, when, index)
 
 
 def _log1p(x: NDArray[np.float64], low: Any, most: Any) -> Any:
@@ -461,13 +462,13 @@ def seconds_since_1970(texts: pa.Array, unit: str) -> NDArray[np.float64]:
 
     Args:
         texts: Text array [n], null where missing.
-        unit: "s" or "ms" for numbers since 1970, "text" for ISO 8601 (UTC without a zone).
+        unit: "text" for ISO 8601 (UTC without a zone), or a unit of numbers, see `times`.
 
     Returns:
         Seconds since 1970, float64 [n]; -inf where the text is not a timestamp.
     """
     if unit != "text":
-        return np.nan_to_num(parse_floats(texts) / (1000 if unit == "ms" else 1), nan=-np.inf)
+        return np.nan_to_num(times.seconds(parse_floats(texts), unit), nan=-np.inf)
     texts = pc.replace_substring_regex(texts, r"(:\d\d\.\d{6})\d{1,3}", r"\1")  # nanoseconds, as Arrow writes them
     time = r"([01]\d|2[0-3]):[0-5]\d"
     is_time = pc.match_substring_regex(
@@ -479,11 +480,11 @@ def seconds_since_1970(texts: pa.Array, unit: str) -> NDArray[np.float64]:
     whole = pc.replace_substring_regex(whole, r"^(.{10}[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)$", r"\1Z")
     whole = pc.if_else(is_time, whole, pa.scalar(None, pa.string()))
     try:
-        times = whole.cast(pa.timestamp("us", "UTC"))
+        found = whole.cast(pa.timestamp("us", "UTC"))
     except pa.ArrowInvalid:  # the 30th of February
-        times = pa.array([_instant(each) for each in whole], pa.timestamp("us", "UTC"))
-    found = times.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.float64) / 1e6
-    return np.asarray(np.nan_to_num(found, nan=-np.inf))
+        found = pa.array([_instant(each) for each in whole], pa.timestamp("us", "UTC"))
+    seconds = found.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.float64) / 1e6
+    return np.asarray(np.nan_to_num(seconds, nan=-np.inf))
 
 
 def _instant(text: pa.Scalar) -> pa.Scalar:

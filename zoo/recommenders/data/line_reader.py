@@ -87,11 +87,17 @@ def read_lines(
     if _is_row(sources[0]):
         return _batches(reader.all(reader.memory(sources)), batch_rows, errors)
     try:  # a missing file is found before the first one is read
-        opened = [row_sources.locate(source) for source in sources]
+        paths = [path for each in sources for path in _paths(each)]
+        opened = [row_sources.locate(path) for path in paths]
     except OSError as error:
         raise RequestError(f"cannot read {error.filename}: {error.strerror}") from error
     pieces = (rows for name, kind, place in opened for rows in reader.source(name, kind, place))
     return _batches(reader.all(pieces), batch_rows, errors)
+
+
+def _paths(source: Any) -> list[Any]:
+    """The files that a source stands for, see `sources.expand`."""
+    return [path for path, _ in row_sources.expand(source)] if isinstance(source, str | os.PathLike) else [source]
 
 
 def _batches(pieces: Iterable[Rows], size: int, errors: ErrorLog | None) -> Iterator[Rows]:

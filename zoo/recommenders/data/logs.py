@@ -23,7 +23,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,9 +61,10 @@ class Log:
         path: Path of the file, or the name of the source in messages.
         kind: "csv", "jsonl", "parquet", "saved" or "hub" (data sets), or "rows" (in memory).
         delimiter: Delimiter of "csv", one character.
-        columns: Column names.
+        columns: Column names, with those of the partition at the end.
         header: Whether the first line is a header.
         place: Object to open if it is not `path`.
+        partition: Columns with one value in all rows, from the folders of the path (Hive): (name, value or None).
     """
 
     path: str | Path
@@ -72,6 +73,7 @@ class Log:
     columns: tuple[str, ...]
     header: bool = True
     place: Any = None
+    partition: sources.Partition = ()
 
     def batches(self, columns: Sequence[str] | None = None, bad: OnBadRow | None = None) -> Iterator[pa.RecordBatch]:
         """Reads all rows in order as text columns.
@@ -88,6 +90,9 @@ class Log:
             RequestError: The source cannot be read to its end, or a row has another number of columns and `bad` is
                 None.
         """
+        if self.partition:
+            yield from self._partitioned(self.columns if columns is None else tuple(columns), bad)
+            return
         chosen = self.columns if columns is None else tuple(columns)
         with self.reading():
             if self.kind == "csv":
@@ -98,6 +103,16 @@ class Log:
                 for batch in _tables(self):
                     texts = [_column_as_text(batch.column(name)) for name in chosen]
                     yield pa.record_batch(texts, names=list(chosen))
+
+    def _partitioned(self, columns: tuple[str, ...], bad: OnBadRow | None) -> Iterator[pa.RecordBatch]:
+        """See `batches`: adds the columns of the partition to those of the file."""
+        values = dict(self.partition)
+        file = replace(self, columns=self.columns[: len(self.columns) - len(values)], partition=())
+        stored = [name for name in columns if name not in values] or file.columns[:1]
+        for batch in file.batches(stored, bad):
+            constants = {name: pa.repeat(pa.scalar(value, pa.string()), len(batch)) for name, value in values.items()}
+            found = {**constants, **dict(zip(stored, batch.columns, strict=True))}
+            yield pa.record_batch([found[name] for name in columns], names=list(columns))
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -119,10 +134,10 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
     """Opens a click log; detects its format by content.
 
     Args:
-        source: A file; a folder of `datasets` or a data set on the hub ("org/name"), both optionally with ":split"; "-"
-            for stdin; io.BytesIO with the bytes of CSV or JSON lines; a pyarrow table, a data frame, or a list of
-            {column: value}; one dict is a row, or, if all its values are lists or arrays, the columns of a table. A
-            `Log` is returned as is.
+        source: A file, or a folder or pattern of one file; a folder of `datasets` or a data set on the hub
+            ("org/name"), both optionally with ":split"; "-" for stdin; io.BytesIO with the bytes of CSV or JSON lines;
+            a pyarrow table, a data frame, or a list of {column: value}; one dict is a row, or, if all its values are
+            lists or arrays, the columns of a table. A `Log` is returned as is.
         delimiter: Delimiter of CSV; None: the most frequent candidate in the header.
 
     Returns:
@@ -138,10 +153,22 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
     if not isinstance(source, str | Path):
         table = _in_memory(source)
         return _named(Log("the rows given", "rows", "", tuple(table.column_names), place=table))
-    path = _spool() if str(source) == "-" else Path(source)
+    found = sources.expand(source)
+    if len(found) > 1:
+        raise RequestError(f"found {len(found)} files in {source}, expected one")
+    return _open_path(*found[0], delimiter)
+
+
+def _open_path(name: str, partition: sources.Partition, delimiter: str | None) -> Log:
+    """Opens a file, stdin or data set, see `open_log`, and adds the columns of its partition that it lacks."""
+    if partition:
+        log = _open_path(name, (), delimiter)
+        own = tuple((column, value) for column, value in partition if column not in log.columns) if log.header else ()
+        return replace(log, columns=(*log.columns, *(column for column, _ in own)), partition=own)
+    path = _spool() if name == "-" else Path(name)
     if not path.is_file():
         try:
-            name, kind, place = sources.locate(str(source))
+            name, kind, place = sources.locate(name)
         except RequestError:
             expected = "a click log: CSV, TSV or JSON lines (plain or .gz), Parquet, a saved data set, - or a hub id"
             raise RequestError(f"found no file {path}, expected {expected}") from None
@@ -155,11 +182,13 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
     return _by_head(path, *_head(path, path, delimiter))
 
 
-def open_logs(source: Any) -> list[Log]:
+def open_logs(source: Any, delimiter: str | None = None) -> list[Log]:
     """Opens one source or a list of sources.
 
     Args:
-        source: A source, see `open_log`, or a list of sources.
+        source: A source, see `open_log`, or a list of sources. Folders and patterns stand for all their files, see
+            `sources.expand`.
+        delimiter: Delimiter of CSV; None: detected in every log.
 
     Returns:
         The logs in order.
@@ -168,7 +197,11 @@ def open_logs(source: Any) -> list[Log]:
         RequestError: As `open_log`.
     """
     several = isinstance(source, list | tuple) and source and not isinstance(source[0], dict)
-    return [open_log(each) for each in (source if several else [source])]
+    logs = []
+    for each in source if several else [source]:
+        is_path = isinstance(each, str | Path)
+        logs += [_open_path(*found, delimiter) for found in sources.expand(each)] if is_path else [open_log(each)]
+    return logs
 
 
 def _head(name: str | Path, source: Path | io.BytesIO, delimiter: str | None) -> tuple[str, str, tuple[str, ...]]:
@@ -216,7 +249,7 @@ def is_criteo(source: Any) -> bool:
     if isinstance(source, list | tuple) and source:
         return is_criteo(source[0]) if isinstance(source[0], str | Path) else not isinstance(source[0], dict)
     try:
-        log = open_log(source) if str(source) != "-" else None
+        log = open_logs(source)[0] if str(source) != "-" else None
     except RequestError:
         return True
     if log is None or not log.header:
@@ -296,7 +329,8 @@ def _named(log: Log) -> Log:
             f"{log.path} has the column {twice[0]!r} more than once; expected a name of its own for each"
         )
     numbers = [name for name in log.columns if _is_number(name)]
-    if "" in log.columns or (log.kind == "csv" and len(numbers) * 2 > len(log.columns)):
+    unnamed = log.columns.count("") > (log.kind == "csv" and len(log.columns) > 1 and not log.columns[0])
+    if unnamed or (log.kind == "csv" and len(numbers) * 2 > len(log.columns)):
         raise RequestError(
             f"{log.path} begins with {', '.join(log.columns)[:80]!r}, which names no columns; expected a header"
         )

@@ -50,6 +50,9 @@ POOLINGS = ("mean", "sum", "max")
 TOWERS = ("user", "item")
 MOST_BUCKETS = 2**31 - 1
 REGRESSION = "a quantity is regression, which is not built here; add a column of 0 and 1, such as rating >= 4"
+OF_KINDS = {"number": OF_NUMBERS, "category": OF_CATEGORIES, "categories": OF_LISTS}
+OF_A_LIST = ("separator", "pooling", "length")  # fields of the kind categories
+UNITS = ("s", "ms", "us", "ns", "text", "yyyymmdd", "yymmddhh", "yyyymmddhh", "yyyymmddhhmm", "yyyymmddhhmmss")
 FEATURES = ("number", "category", "categories")  # the kinds that a model predicts from
 POSITIONAL = ("label", "number", "category", "ignored")  # the kinds of a log without a header
 
@@ -113,7 +116,11 @@ JSON_SCHEMA: dict[str, Any] = {
                         "description": "of a number without a header: the column that it is computed from, if not its "
                         "own; it stands beside the other numbers of that column",
                     },
-                    "unit": {"enum": ["s", "ms", "text"], "description": "of a timestamp: since 1970, or ISO 8601"},
+                    "unit": {
+                        "enum": list(UNITS),
+                        "description": "of a timestamp: seconds to nanoseconds since 1970, ISO 8601, or a whole number "
+                        "whose digits are year to second",
+                    },
                     "why": {"type": "string", "description": "what the choice rests on"},
                 },
                 "required": ["name", "kind"],
@@ -277,6 +284,45 @@ class Schema:
         return cls.from_json(files.read_json(Path(path)), str(path))
 
 
+def incomplete(column: Any) -> bool:
+    """Whether a column of a schema file lacks the encoding of its kind, as after an edit of the kind alone.
+
+    Args:
+        column: JSON of the column; one that is not of the form `JSON_SCHEMA` is not incomplete.
+
+    Returns:
+        Whether the encoding must come from the values of the column.
+    """
+    if not isinstance(column, dict) or not isinstance(column.get("name"), str) or column.get("kind") not in KINDS:
+        return False
+    kind, encoding = column["kind"], column.get("encoding", {})
+    if kind == "timestamp":
+        return not column.get("unit")
+    if kind not in FEATURES or not isinstance(encoding, dict):
+        return False
+    foreign = encoding.get("type", next(iter(ENCODINGS))) in ENCODINGS and encoding.get("type") not in OF_KINDS[kind]
+    return foreign or (kind == "categories" and not any(column.get(name) for name in OF_A_LIST))
+
+
+def without_foreign_fields(column: Any) -> Any:
+    """Removes the fields that belong to other kinds.
+
+    Args:
+        column: JSON of a column of a schema file.
+
+    Returns:
+        JSON of the column.
+    """
+    if not isinstance(column, dict) or column.get("kind") not in KINDS:
+        return column
+    kind = column["kind"]
+    foreign = set(OF_A_LIST) if kind != "categories" else set()
+    foreign |= {"encoding"} if kind not in FEATURES else set()
+    foreign |= {"unit"} if kind != "timestamp" else set()
+    foreign |= {"tower"} if kind not in FEATURES else set()
+    return {name: value for name, value in column.items() if name not in foreign}
+
+
 COLUMNS = ("column", "kind", "values", "missing", "encoding", "why")
 
 
@@ -362,7 +408,7 @@ def _place(value: Any, path: list[Any]) -> str:
 
 def _column_faults(column: Mapping[str, Any]) -> list[str]:
     kind, encoding = column["kind"], column.get("encoding", {})
-    expected = {"number": OF_NUMBERS, "category": OF_CATEGORIES, "categories": OF_LISTS}.get(kind, ())
+    expected = OF_KINDS.get(kind, ())
     faults = []
     if expected and encoding.get("type") not in expected:
         faults.append(f"found the encoding {encoding.get('type', 'none')}, expected {', '.join(expected)} for a {kind}")
@@ -388,9 +434,9 @@ def _column_faults(column: Mapping[str, Any]) -> list[str]:
     elif encoding:
         faults.append(f"a {kind} has no encoding")
     if kind == "categories":
-        faults += [f"lacks {key!r}" for key in ("separator", "pooling", "length") if not column.get(key)]
+        faults += [f"lacks {key!r}" for key in OF_A_LIST if not column.get(key)]
     else:
-        faults += [f"a {kind} has no {key}" for key in ("separator", "pooling", "length") if column.get(key)]
+        faults += [f"a {kind} has no {key}" for key in OF_A_LIST if column.get(key)]
     if kind == "timestamp" and not column.get("unit"):
         faults.append("lacks 'unit'")
     return faults

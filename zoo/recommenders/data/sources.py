@@ -1,13 +1,18 @@
-"""Opens sources of rows as streams: plain or gzip text files, stdin, Parquet, and data sets on disk or on the hub."""
+"""Opens sources of rows as streams: plain or gzip text files, stdin, Parquet, and data sets on disk or on the hub.
+
+Folders and patterns stand for their files, see `expand`.
+"""
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -21,6 +26,75 @@ LONGEST = 16 << 20  # bytes a line
 PARQUET = b"PAR1"  # first bytes of a Parquet file
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 _FILE_NAME = re.compile(r"\.(tsv|txt|csv|gz|parquet)$", re.IGNORECASE)
+_PATTERN = re.compile(r"[*?\[]")
+_PARTITION = re.compile(r"([^=]+)=(.*)")  # a folder of a Hive partition: column=value
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_TRANSACTIONS = ("_delta_log", "_temporary", ".hoodie")  # folders of tables whose files are not all valid
+
+Partition = tuple[tuple[str, str | None], ...]  # (column, value) pairs of a path
+
+
+def expand(source: str | os.PathLike[str]) -> list[tuple[str, Partition]]:
+    """Lists the files that a source stands for.
+
+    A folder stands for all files in it and below, a pattern (*, ?, [...], **) for all files and folders that match, in
+    natural order (day2 before day10). Empty files, and files and folders whose names begin with "_" or "." are left
+    out, such as the _SUCCESS and the checksums that Spark writes. Folders named column=value are Hive partitions.
+
+    Args:
+        source: File, folder, pattern, "-", or data set; folders written by `datasets` stand for themselves.
+
+    Returns:
+        (path, columns of its Hive partitions); [(source, ())] for what is no file.
+
+    Raises:
+        RequestError: A folder has no file, or has files of other versions or of an unfinished job; or no file matches.
+    """
+    name = os.fspath(source)
+    if name == "-":
+        return [(name, ())]
+    path = Path(name)
+    if path.is_dir() and not _is_saved(path):
+        return [(each, _partition(each)) for each in _files(path)]
+    if path.exists() or not _PATTERN.search(name):
+        return [(name, _partition(name) if path.is_file() else ())]
+    matches = sorted(glob.glob(name, recursive=True), key=_natural)  # noqa: PTH207 (absolute patterns, too)
+    files = [file for each in matches for file in (_files(Path(each)) if Path(each).is_dir() else [each])]
+    if not files:
+        raise RequestError(f"found no file that matches {name}")
+    return [(each, _partition(each)) for each in dict.fromkeys(files)]
+
+
+def _files(folder: Path) -> list[str]:
+    """The files in a folder and below, in natural order."""
+    found = []
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        if unsound := [each for each in _TRANSACTIONS if each in folders]:
+            what = "holds an unfinished job" if unsound == ["_temporary"] else "is a table with versions"
+            raise RequestError(
+                f"found {unsound[0]} in the folder {parent}, which {what}: some of its files may be invalid; expected "
+                "a folder of finished files, or name the files"
+            )
+        folders[:] = [each for each in folders if each[0] not in "_."]
+        paths = [Path(parent, each) for each in names if each[0] not in "_."]
+        found += [str(each) for each in paths if each.is_file() and each.stat().st_size]
+    if not found:
+        raise RequestError(
+            f"found the folder {folder} without files of rows, expected some, or a folder written by "
+            "datasets.save_to_disk"
+        )
+    return sorted(found, key=_natural)
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Key that sorts numbers in names by their value."""
+    return [(int(each), "") if each.isdecimal() else (-1, each) for each in re.split(r"(\d+)", text)]
+
+
+def _partition(path: str) -> Partition:
+    """The columns of the Hive partitions in a path; values are URL-quoted."""
+    pairs = [(unquote(m[1]), unquote(m[2])) for each in Path(path).parts[:-1] if (m := _PARTITION.fullmatch(each))]
+    return tuple({name: None if value in (_NO_VALUE, "") else value for name, value in pairs}.items())
 
 
 def locate(source: Any) -> tuple[str, str, Any]:
@@ -44,9 +118,7 @@ def locate(source: Any) -> tuple[str, str, Any]:
     if path.is_dir():
         if _is_saved(path):
             return name, "saved", (path, None)
-        raise RequestError(
-            f"found the folder {name}, expected files (such as {name}/*) or a folder written by datasets.save_to_disk"
-        )
+        raise RequestError(f"found the folder {name}, expected a file or a folder written by datasets.save_to_disk")
     if path.exists():
         return (name, "parquet", (path,)) if _is_parquet(path) else (name, "text", path)
     folder, _, split = name.rpartition(":")

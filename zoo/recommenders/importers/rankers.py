@@ -31,6 +31,7 @@ from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import Column, Schema
+from zoo.recommenders.data.schema_inference import load_schema
 from zoo.recommenders.importers.canonicalize import RUNS, Rewriter
 from zoo.recommenders.importers.expert_layers import MergeExperts
 from zoo.recommenders.importers.inputs import Array, InputSource, input_arrays, known_ids
@@ -115,7 +116,7 @@ def read(
     output = _output(model, output_node, path)
     del model.graph.outputs[:]
     model.graph.outputs.append(output)
-    lists = Schema.load(schema)
+    lists = load_schema(schema, data, on_error)
     given = _used(lists, _chosen(model, lists, columns, path))
     features = Features(replace(given, columns=tuple(_mean(each) for each in given.columns)))
     ranker = _written(model, output, features, columns, _first_rows(data, features, on_error), path)

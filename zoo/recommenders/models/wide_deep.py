@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipelines.core.errors import RequestError, one_line
-from pipelines.core.files import copy_file
+from pipelines.core.files import copy_file, read_json
 from pipelines.models import family
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.recommenders.criteo import BUCKETS, CATEGORICAL, NAME, NUMERIC
@@ -329,7 +329,10 @@ class CriteoFamily(WideDeepFamily, family.GraphImportable, family.FixedForm):
 
         if schema is None:
             return label is None and is_criteo(data)
-        return str(schema) == NAME or not (schema if isinstance(schema, Schema) else Schema.load(schema)).header
+        if str(schema) == NAME or isinstance(schema, Schema):
+            return not isinstance(schema, Schema) or not schema.header
+        value = read_json(Path(schema))
+        return isinstance(value, dict) and value.get("header") is False
 
 
 WIDE_DEEP = CriteoFamily(

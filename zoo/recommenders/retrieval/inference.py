@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from pipelines.core.progress import progress
 from pipelines.data.tables import writing
 from zoo.recommenders.data.encoding import Field, Rows
 from zoo.recommenders.data.features import Features
-from zoo.recommenders.data.logs import open_log
+from zoo.recommenders.data.logs import open_logs
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import FEATURES
 from zoo.recommenders.log_pipeline import LogPipeline
@@ -129,8 +130,8 @@ class TwoTowerPipeline(LogPipeline):
         key = self.key
         names: dict[str, None] = {}
         vectors = []
-        log = open_log(items)
-        for texts, rows in _named(self.features, log, key):
+        logs = open_logs(items)
+        for texts, rows in itertools.chain.from_iterable(_named(self.features, log, key) for log in logs):
             first: dict[str, int] = {}
             for at, text in enumerate(texts):
                 if text is not None and text not in names:
@@ -139,7 +140,7 @@ class TwoTowerPipeline(LogPipeline):
                 names |= dict.fromkeys(first)
                 vectors.append(self.vectors(rows[np.array(list(first.values()))], "item"))
         if not names:
-            raise RequestError(f"{log.path} holds no item; expected one a row, named by {key.name}")
+            raise RequestError(f"{logs[0].path} holds no item; expected one a row, named by {key.name}")
         joined = np.concatenate(vectors)
         return list(names), FaissIndex(joined, faiss) if faiss else ItemIndex(joined)
 

@@ -17,6 +17,7 @@ from torch import nn
 from pipelines.core.errors import RequestError
 from pipelines.core.files import FULL, DiskFull
 from pipelines.core.progress import progress
+from zoo.recommenders.data.columns import times
 from zoo.recommenders.data.encoding import UNKNOWN
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_logs
@@ -26,7 +27,7 @@ from zoo.recommenders.data.schema import FEATURES
 from zoo.recommenders.models.layers import Embeddings
 
 BATCH = 8192  # rows read at once
-TIMES = {"text": "2024-01-31T12:00:00 or the like", "s": "seconds since 1970", "ms": "milliseconds since 1970"}
+TIMES = times.NAMES | {"text": "2024-01-31T12:00:00 or the like"}
 
 
 class RowStore:
@@ -59,7 +60,7 @@ class RowStore:
             ]
         )
         self.errors, digest = ErrorLog(), hashlib.sha256()
-        times: list[NDArray[np.float64]] = []
+        moments: list[NDArray[np.float64]] = []
         missing = np.concatenate([np.zeros(0, int), *(np.full(each.width, each.last) for each in features.fields)])
         some = np.zeros(width, bool), np.zeros(numbers, bool)
         parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
@@ -77,7 +78,7 @@ class RowStore:
                     records["label"], records["weight"] = rows.labels, rows.weights
                     digest.update(records.view(np.uint8).data)
                     self._file.write(records.view(np.uint8).data)
-                    times.append(rows.times)
+                    moments.append(rows.times)
                     some[0][:] |= (rows.ids != missing).any(axis=0)
                     some[1][:] |= (rows.numbers != 0).any(axis=0)
                     advance(len(rows))
@@ -89,7 +90,7 @@ class RowStore:
         self.digest = digest.hexdigest()
         self.seen = {each.name for each in features.fields if some[0][each.start : each.start + each.width].any()}
         self.seen |= {each.name for each, found in zip(features.numbers, some[1], strict=False) if found}
-        when = np.concatenate(times)
+        when = np.concatenate(moments)
         if np.isneginf(when).all():  # their order is no time
             (column,) = features.schema.of("timestamp")
             raise RequestError(

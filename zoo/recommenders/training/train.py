@@ -24,10 +24,11 @@ from pipelines.graph import edit, io
 from pipelines.models.hub import CARD
 from pipelines.models.npz import write_npz
 from zoo.recommenders import criteo
+from zoo.recommenders.data import sources
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_logs, spool_stdin
 from zoo.recommenders.data.schema import Column, Schema
-from zoo.recommenders.data.schema_inference import infer
+from zoo.recommenders.data.schema_inference import infer, load_schema
 from zoo.recommenders.models.layers import Embeddings
 from zoo.recommenders.training import qat
 from zoo.recommenders.training.config import TrainConfig
@@ -239,9 +240,9 @@ def state_of(model: nn.Module, arrays: Mapping[str, torch.Tensor]) -> dict[str, 
 
 
 def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on_error: str) -> Schema:
-    """Returns the schema, with another label if given, or infers it from the first source."""
+    """Returns the schema, with another label if given, or infers it from the data."""
     if schema is None:
-        found = infer(open_logs(data)[0], label, on_error)
+        found = infer(open_logs(data), label, on_error)
         labels = ", ".join(each.name for each in found.of("label"))
         ignored = ", ".join(f"{each.name} ({each.why})" for each in found.of("ignored"))
         held = ", ".join(each.name for each in found.of("timestamp")) or "their order"
@@ -254,7 +255,7 @@ def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on
         return found
     built_in = str(schema) == criteo.NAME and not Path(criteo.NAME).exists()
     given = criteo.schema(data, on_error=on_error) if built_in else schema
-    found = given if isinstance(given, Schema) else Schema.load(given)
+    found = given if isinstance(given, Schema) else load_schema(given, data, on_error)
     if label is None:
         return found
     if label not in {each.name for each in found.columns}:
@@ -321,6 +322,7 @@ def _write(
         {"auc": ("AUC, held out", "C1-")},
     )
     plot_curves(output / "learning_curve.png", record["history"], loss, auc, ("LogLoss", "AUC"), record["epochs"])
-    sources = [data] if isinstance(data, str | os.PathLike) else data
-    names = [Path(each) for each in sources if isinstance(each, str | os.PathLike)]
+    given = [data] if isinstance(data, str | os.PathLike) else data
+    paths = [each for each in given if isinstance(each, str | os.PathLike)]
+    names = [Path(path) for each in paths for path, _ in sources.expand(each)]
     write_json(output / "train.json", record | provenance(record["config"]["seed"], names))

@@ -291,8 +291,8 @@ def test_a_schema_may_be_given_and_the_label_named(log, tmp_path):
         ),
         ({"clicked": ["0", "1"] * 45, "x": [""] * 90}, "nothing to predict clicked from .x: every value is missing"),
         ({"clicked": ["0", "1"] * 2, "x": "abba"}, "found 4 rows, expected more than the 0 to hold out"),
-        ({"clicked": ["0", "1"] * 40 + ["1"] * 10, "x": "ab" * 45}, "found only label 1 in the last 9 rows"),
-        ({"clicked": ["0", "1"] * 45, "age": range(90)}, "found numbers alone, expected a category or a list"),
+        ({"clicked": ["0", "1"] * 40 + ["1"] * 10, "x": "abc" * 30}, "found only label 1 in the last 9 rows"),
+        ({"clicked": ["0", "1"] * 45, "age": range(90, 0, -1)}, "found numbers alone, expected a category or a list"),
     ],
 )
 def test_logs_that_cannot_be_trained_on(tmp_path, columns, said):

@@ -1,0 +1,349 @@
+"""Kinds of columns: ids, times, indexes of tables, second labels, and kinds that were chosen or edited."""
+
+import json
+import random
+from datetime import datetime, timedelta
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers.click_logs import written
+
+import zoo
+from pipelines.core.errors import RequestError
+from zoo.cli import app as cli
+from zoo.recommenders.data.columns import names, times
+from zoo.recommenders.data.encoding import Rows
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.data.logs import open_log
+from zoo.recommenders.data.schema import Schema
+from zoo.recommenders.data.schema_inference import infer, load_schema
+
+ROWS = 600
+START = datetime(2024, 1, 30)
+CLICKS = [int(each < 0.4) for each in np.random.default_rng(0).random(ROWS)]
+
+
+def column(tmp_path, name, values, **others):
+    """The inferred column of a log that has a label, a country and these values."""
+    count = len(values)
+    path = written(
+        tmp_path / "log.csv",
+        click=(CLICKS * 9)[:count],
+        country=(["DE", "FR", "US"] * count)[:count],
+        **{name: values},
+        **others,
+    )
+    return next(each for each in infer(open_log(path)).columns if each.name == name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "USER_ID",
+        "ITEM_ID",
+        "user",
+        "item",
+        "userId",
+        "userid",
+        "MovieID",
+        "adgroup",
+        "cate_id",
+        "City",
+        "device_type",
+        "movieid",
+        "visitor",
+        "用户id",
+    ],
+)
+def test_whole_numbers_under_the_name_of_an_id_are_categories(tmp_path, name):
+    found = column(tmp_path, name, [at * 7 % 50 for at in range(ROWS)])
+    assert found.kind == "category" and found.why.startswith("whole numbers under the name of an id; 50 values")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "age",
+        "user_age",
+        "item_price",
+        "items",
+        "num_users",
+        "item_count",
+        "price",
+        "movie_year",
+        "session_length",
+        "views",
+        "paid",
+    ],
+)
+def test_whole_numbers_under_other_names_are_quantities(tmp_path, name):
+    assert not names.is_identity(name)
+    assert column(tmp_path, name, [at * 7 % 50 for at in range(ROWS)]).kind == "number"
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "why"),
+    [
+        (lambda draw: f"{draw.randint(1, 400):05}", "category", "numbers with leading zeros"),
+        (lambda draw: 7_000_000_000 + 977 * draw.randint(1, 80), "category", "large whole numbers"),
+        (lambda draw: draw.randint(0, 299), "category", "as evenly spread as ids"),
+        (lambda draw: round(draw.gauss(500, 60)), "number", ""),
+        (lambda draw: round(draw.expovariate(1 / 200)), "number", ""),
+        (lambda draw: draw.randint(18, 80), "number", ""),
+        (lambda draw: draw.randint(0, 299) / 2, "number", ""),
+    ],
+    ids=["padded", "large", "spread", "bell", "skewed", "ages", "halves"],
+)
+def test_ids_are_recognized_by_their_shape(tmp_path, values, kind, why):
+    draw = random.Random(3)
+    found = column(tmp_path, "x1", [values(draw) for _ in range(5 * ROWS)])
+    assert found.kind == kind and why in found.why
+
+
+def instants(count=ROWS):
+    """Times 100 minutes apart, and their order in a shuffled log."""
+    order = np.random.default_rng(1).permutation(count)
+    return [START + timedelta(minutes=100 * int(at)) for at in order], order
+
+
+WRITTEN = {
+    "s": lambda t: int((t - datetime(1970, 1, 1)).total_seconds()),
+    "ms": lambda t: int((t - datetime(1970, 1, 1)).total_seconds() * 10**3),
+    "us": lambda t: int((t - datetime(1970, 1, 1)).total_seconds()) * 10**6 + 627_491,
+    "ns": lambda t: int((t - datetime(1970, 1, 1)).total_seconds()) * 10**9 + 627_491_123,
+    "yyyymmdd": lambda t: f"{t:%Y%m%d}",
+    "yymmddhh": lambda t: f"{t:%y%m%d%H}",
+    "yyyymmddhh": lambda t: f"{t:%Y%m%d%H}",
+    "yyyymmddhhmm": lambda t: f"{t:%Y%m%d%H%M}",
+    "yyyymmddhhmmss": lambda t: f"{t:%Y%m%d%H%M%S}",
+}
+HOURS = {"yyyymmdd": 24, "yymmddhh": 1, "yyyymmddhh": 1}  # to which a unit rounds
+
+
+@pytest.mark.parametrize("unit", WRITTEN)
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_whole_numbers_of_times_are_recognized_and_order_the_rows(tmp_path, unit, form):
+    moments, _ = instants()
+    name = "event_time" if unit in times.PER_SECOND else "when_1"
+    values = [int(WRITTEN[unit](each)) for each in moments]
+    rows = {"click": CLICKS, "item": [at % 7 for at in range(ROWS)], name: values}
+    if form == "csv":
+        path = written(tmp_path / "log.csv", **rows)
+    elif form == "jsonl":
+        path = tmp_path / "log.jsonl"
+        path.write_text("\n".join(json.dumps({key: rows[key][at] for key in rows}) for at in range(ROWS)))
+    else:
+        pq.write_table(pa.table(rows), tmp_path / "log.parquet")
+        path = tmp_path / "log.parquet"
+    schema = infer(open_log(path))
+    assert [(each.name, each.unit) for each in schema.of("timestamp")] == [(name, unit)]
+    assert Schema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
+    read = Rows.concatenate(list(Features(schema).read(path)))
+    wanted = np.array([(each - datetime(1970, 1, 1)).total_seconds() for each in moments])
+    wanted -= wanted % (3600 * HOURS.get(unit, 1 / 3600))
+    assert (
+        (read.times == wanted).all()
+        if unit not in ("us", "ns")
+        else np.abs(read.times - wanted - 0.627491).max() < 1e-5
+    )
+
+
+def test_ambiguous_dates_follow_the_name(tmp_path):
+    values = [20_101_112 + at % 12 for at in range(ROWS)]  # the 12th of November 2010, or 12 o'clock
+    assert column(tmp_path, "hour", values).unit == "yymmddhh"
+    assert column(tmp_path, "date", values).unit == "yyyymmdd"
+    assert column(tmp_path, "price", [10_100 + 100 * (at % 20) for at in range(ROWS)]).kind == "number"
+    assert column(tmp_path, "order_code", values).kind == "category"
+
+
+def test_times_of_other_names_or_units_are_ignored_with_the_reason(tmp_path):
+    found = column(tmp_path, "last_login", [1_700_000_000 + 977 * (at % 83) for at in range(ROWS)])
+    assert found.kind == "ignored" and found.why.startswith("numbers as of seconds since 1970, in a column that is not")
+    found = column(tmp_path, "event_time", [638_000_000_000_000_000 + 10**11 * (at % 83) for at in range(ROWS)])
+    assert found.kind == "timestamp" or "in no known unit" in found.why
+    found = column(tmp_path, "time", [50_000_000 + 977 * (at % 83) for at in range(ROWS)])
+    assert found.kind == "ignored" and "in no known unit (seconds since 1970, milliseconds" in found.why
+    found = column(tmp_path, "birth_date", [19_850_101 + at % 28 for at in range(ROWS)])
+    assert found.kind == "ignored" and "by its name not of the row" in found.why
+    assert column(tmp_path, "time", [at * 7 % 86_400 for at in range(ROWS)]).kind == "number"  # of a day
+    assert column(tmp_path, "hour", [at % 24 for at in range(ROWS)]).kind == "number"
+
+
+def test_few_unknown_times_come_first(tmp_path):
+    values = [0 if at == 7 else 1_700_000_000.25 + at for at in range(ROWS)]
+    found = column(tmp_path, "timestamp", values)
+    assert found.kind == "timestamp" and found.unit == "s"
+    read = next(Features(infer(open_log(tmp_path / "log.csv"))).read(tmp_path / "log.csv"))
+    assert read.times.argmin() == 7 and read.times[8] == 1_700_000_008.25
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "wanted"),
+    [
+        (20_240_229, "yyyymmdd", 1_709_164_800),
+        (20_230_229, "yyyymmdd", None),
+        (20_241_301, "yyyymmdd", None),
+        (24_022_923, "yymmddhh", 1_709_247_600),
+        (24_022_924, "yymmddhh", None),
+        (2024.5, "yyyymmdd", None),
+        (-1, "yyyymmdd", None),
+        (np.nan, "us", None),
+        (1e300, "yyyymmdd", None),
+        (20_240_229_235_959, "yyyymmddhhmmss", 1_709_251_199),
+    ],
+)
+def test_seconds_of_numbers(value, unit, wanted):
+    found = times.seconds(np.array([value], np.float64), unit)[0]
+    assert np.isnan(found) if wanted is None else found == wanted
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0", "Unnamed: 0.1", "__index_level_0__", "row"])
+def test_indexes_of_tables_are_ignored(tmp_path, name):
+    path = written(tmp_path / "log.csv", **{name: range(ROWS)}, click=CLICKS, item=[at % 7 for at in range(ROWS)])
+    schema = infer(open_log(path))
+    found = schema.columns[0]
+    assert found.kind == "ignored" and found.name == (name or "Unnamed: 0") and found.distinct == ROWS
+    assert len(next(Features(schema).read(path, labelled=True))) == ROWS
+
+
+def test_the_index_of_pandas_in_parquet_is_ignored(tmp_path):
+    index = np.random.default_rng(0).permutation(ROWS)
+    pq.write_table(
+        pa.table({"click": CLICKS, "item": [at % 7 for at in range(ROWS)], "__index_level_0__": index}),
+        tmp_path / "a.parquet",
+    )
+    assert [each.kind for each in infer(open_log(tmp_path / "a.parquet")).columns] == ["label", "category", "ignored"]
+
+
+def test_nearly_unique_values_are_ignored_in_logs_of_any_size(tmp_path):
+    for values in ([f"k{at}" for at in range(ROWS)], [f"k{min(at, 545)}" for at in range(ROWS)]):
+        found = column(tmp_path, "key", values)
+        assert found.kind == "ignored" and "nearly every row has one of its own" in found.why
+    assert column(tmp_path, "key", [f"k{min(at, 530)}" for at in range(ROWS)]).kind == "category"
+    found = column(tmp_path, "user_id", [(at * 7919) % 100_003 for at in range(ROWS)])
+    assert found.kind == "ignored" and found.why.startswith("600 values in 600 rows")
+    draw = random.Random(0)
+    long = ["|".join(f"i{draw.randint(1, 37)}" for _ in range(30)) for _ in range(ROWS)]
+    assert column(tmp_path, "history", long).kind == "categories"  # lists differ, their items do not
+
+
+def test_lists_with_weights_are_named(tmp_path):
+    draw = random.Random(0)
+    values = [
+        "|".join(f"t{draw.randint(0, 9)}:{draw.random():.2f}" for _ in range(draw.randint(1, 3))) for _ in range(ROWS)
+    ]
+    found = column(tmp_path, "tags", values)
+    assert found.kind == "ignored" and "weights are not supported" in found.why
+    assert column(tmp_path, "clock", [f"{at % 24}:{at % 6}0" for at in range(ROWS)]).kind == "category"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("conversion", lambda click, at: click and at % 2, "click is 1 in 100.0% of the rows where it is 1"),
+        (
+            "conversion",
+            lambda click, at: 1 if click and at % 2 else "",
+            "click is 1 in 100.0% of the rows where it is 1",
+        ),
+        ("seen_it", lambda click, at: click if at % 100 else 1 - click, "match the label click in 99.0% of the rows"),
+        ("skipped", lambda click, at: 1 - click, "match the label click in 100.0% of the rows"),
+        ("outcome", lambda click, at: "yes" if click else "no", "match the label click in 100.0% of the rows"),
+        ("label", lambda click, at: at % 2, ""),
+        ("clicked", lambda click, at: at % 2, "another label by its name, beside click"),
+        ("purchase_intent", lambda click, at: click or at % 2, "click is 0 in 100.0% of the rows where it is 0"),
+        ("member_now", lambda click, at: click or at % 2, ""),
+        ("is_new", lambda click, at: click if at % 3 else at % 2, ""),
+    ],
+)
+def test_second_labels_are_named_and_ignored_until_asked_for(tmp_path, name, value, said):
+    path = written(
+        tmp_path / "log.csv",
+        click=CLICKS,
+        **{name: [value(click, at) for at, click in enumerate(CLICKS)]},
+        item=[at % 7 for at in range(ROWS)],
+    )
+    found = {each.name: each for each in infer(open_log(path), "click").columns}[name]
+    if name == "label":  # nothing says which of them is meant, and it is asked for
+        return
+    assert (found.kind == "ignored") == bool(said) and said in found.why
+    for kind in ("category", "number")[: 2 if name != "outcome" else 1]:
+        assert {each.name: each.kind for each in infer(open_log(path), "click", kinds={name: kind}).columns}[
+            name
+        ] == kind
+
+
+def test_kinds_are_chosen_by_the_command(tmp_path, capsys):
+    path = written(
+        tmp_path / "log.csv",
+        click=CLICKS,
+        age=[at % 50 for at in range(ROWS)],
+        level_id=[at % 9 for at in range(ROWS)],
+        note=[f"n{at % 3}" for at in range(ROWS)],
+    )
+    out = tmp_path / "schema.json"
+    cli.call(["schema", path, "--category", "age", "--number", "level_id", "--ignore", "note", "-o", str(out)])
+    assert [each.kind for each in Schema.load(out).columns] == ["label", "category", "number", "ignored"]
+    capsys.readouterr()
+    for options, said in (
+        ({"category": ["agee"]}, "has no column 'agee'; its columns are click, age"),
+        ({"category": ["age"], "number": ["age"]}, "found the column age as category and as number"),
+        ({"number": ["note"]}, "column note: found no number in it"),
+        ({"category": ["click"]}, "click is the label"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            zoo.schema(path, **options)
+
+
+def test_changing_the_kind_alone_is_enough(tmp_path):
+    path = written(
+        tmp_path / "log.csv",
+        click=CLICKS,
+        age=[at % 50 for at in range(ROWS)],
+        user_id=[at % 70 for at in range(ROWS)],
+        tags=["a|b", "b", "c|a"] * 200,
+        at=[1_700_000_000 + at for at in range(ROWS)],
+        note=["x", "y"] * 300,
+    )
+    value = zoo.schema(path)["schema"]
+    edits = {"age": "category", "user_id": "number", "tags": "category", "at": "ignored", "note": "categories"}
+    for each in value["columns"]:
+        each["kind"] = edits.get(each["name"], each["kind"])
+    (tmp_path / "schema.json").write_text(json.dumps(value))
+    found = {each.name: each for each in load_schema(tmp_path / "schema.json", path).columns}
+    assert {name: found[name].kind for name in edits} == edits
+    assert len(found["age"].encoding["values"]) == 50 and found["user_id"].encoding["type"] == "standard"
+    assert found["tags"].encoding["values"] == ["a|b", "b", "c|a"] and not found["at"].unit
+    assert found["note"].length == 1 and found["note"].separator == "|"
+    for kinds in (
+        {"tags": "categories", "at": "timestamp", "note": "ignored", "age": "number", "user_id": "category"},
+    ):
+        for each in (again := json.loads((tmp_path / "schema.json").read_text()))["columns"]:
+            each["kind"] = kinds.get(each["name"], each["kind"])
+        (tmp_path / "again.json").write_text(json.dumps(again))
+        schema = load_schema(tmp_path / "again.json", path)
+        found = {each.name: each for each in schema.columns}
+        assert {name: found[name].kind for name in kinds} == kinds
+        assert found["tags"].encoding["values"] == ["a", "b", "c"] and found["at"].unit == "s"
+        assert len(next(Features(schema).read(path, labelled=True))) == ROWS
+    value["columns"][1]["kind"] = "timestamp"
+    (tmp_path / "wrong.json").write_text(json.dumps(value))
+    with pytest.raises(RequestError, match="column age: found no times in it, expected seconds since 1970"):
+        load_schema(tmp_path / "wrong.json", path)
+
+
+def test_training_completes_an_edited_schema(tmp_path):
+    pytest.importorskip("torch", reason="needs the train extra")
+    path = written(
+        tmp_path / "log.csv", click=CLICKS, age=[at % 50 for at in range(ROWS)], item=[at % 7 for at in range(ROWS)]
+    )
+    value = zoo.schema(path)["schema"]
+    value["columns"][1]["kind"] = "category"
+    (tmp_path / "schema.json").write_text(json.dumps(value))
+    settings = {"epochs": "1", "refit": "false", "hidden": "4", "embedding_size": "2", "l2_embeddings": "10"}
+    for family in ("deepfm", "wide-deep"):
+        zoo.train(family, path, tmp_path / family, schema=tmp_path / "schema.json", settings=settings)
+        features = Features.from_json(json.loads((tmp_path / family / "train.json").read_text())["features"])
+        assert [each.name for each in features.fields] == ["age", "item"] and features.fields[0].rows == 52

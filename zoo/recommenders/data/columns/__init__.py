@@ -1,0 +1,1 @@
+"""Inference of the columns of a log: statistics of their values, times, kinds and labels."""

@@ -1,0 +1,262 @@
+"""Kind and encoding of a column, with the reason, from the statistics of its values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from zoo.recommenders.data.columns import names, times
+from zoo.recommenders.data.columns.statistics import SEPARATORS, STRAY, ColumnStatistics, Distinct
+from zoo.recommenders.data.schema import FEATURES, Column
+
+QUANTILES = 33
+MOST_BUCKETS = 2**22
+OWN = 0.9  # values a row, beyond which a category says nothing of other rows
+FEWEST = 30  # rows that show it
+LONG_RUN = 1000  # consecutive numbers that are row numbers of one of several files
+SKEWED = 10.0  # how many times the 99th percentile is beyond the median's distance from the minimum
+LARGE = 1e9  # whole numbers of this size and more are ids rather than quantities, and of a time if not a known one
+CODES, REPEATED, DENSE, EVEN = 200, 3, 0.8, 0.1  # of whole numbers that are ids by their shape, see `_shape_of_ids`
+
+
+def column_of(seen: ColumnStatistics, kind: str = "", given: Mapping[str, Any] | None = None) -> Column:
+    """Determines the kind and the encoding of a column, with the reason.
+
+    Args:
+        seen: Statistics of the values.
+        kind: Kind that was chosen; "": inferred.
+        given: Fields of the column that keep their values, with a kind that was chosen: separator, pooling, length,
+            tower.
+
+    Returns:
+        The column.
+
+    Raises:
+        RequestError: The values cannot be of the chosen kind.
+    """
+    common: dict[str, Any] = {"name": seen.name, "distinct": int(seen.distinct), "missing": seen.missing}
+    column = _chosen(seen, kind, dict(given or {}), common) if kind else _inferred(seen, common)
+    tower = (given or {}).get("tower") or names.tower(seen.name)
+    return replace(column, tower=tower) if column.kind in FEATURES else column
+
+
+def label_of(seen: ColumnStatistics) -> Column:
+    """Returns the column of the label.
+
+    Args:
+        seen: Statistics of the values, of which some are 0 or 1.
+
+    Returns:
+        The column.
+    """
+    either = seen.zeros + seen.ones
+    others = f"; the {seen.count - either:,} rows without are left out" if either < seen.count else ""
+    why = f"0 and 1, {seen.ones / either:.1%} of them 1{others}"
+    return Column(seen.name, "label", int(seen.distinct), seen.missing, why=why)
+
+
+def _chosen(seen: ColumnStatistics, kind: str, given: dict[str, Any], common: dict[str, Any]) -> Column:
+    """The column of a kind that the user chose."""
+    why = "chosen"
+    if kind in ("ignored", "weight", "label"):
+        return Column(kind=kind, why=why, **common)
+    if seen.missing == seen.count:
+        raise RequestError(f"column {seen.name}: found no value, expected some for the kind {kind}")
+    if kind == "number":
+        if not len(seen.numbers):
+            raise RequestError(f"column {seen.name}: found no number in it, expected some for the kind number")
+        encoding, reason = _encoding_of_numbers(seen)
+        stray = f"; {seen.unparsed:,} values that are no numbers count as missing" if seen.unparsed else ""
+        return Column(kind=kind, encoding=encoding, why=f"{why}; {reason}{stray}", **common)
+    if kind == "timestamp":
+        unit = _unit(seen) or times.epoch_unit(seen.numbers, times.WIDE)
+        if not unit:
+            expected = ", ".join(times.NAMES.values())
+            raise RequestError(f"column {seen.name}: found no times in it, expected {expected}")
+        return Column(kind=kind, unit=unit, why=f"{why}; {times.NAMES[unit]}", **common)
+    if kind == "categories":
+        often = max(SEPARATORS, key=lambda each: seen.with_separator[each])
+        separator = (
+            given.get("separator") or _separator(seen) or (often if seen.with_separator[often] else SEPARATORS[0])
+        )
+        column = _list_column(seen, separator, common)
+        kept = {name: given[name] for name in ("pooling", "length") if name in given}
+        return replace(column, why=f"{why}; {column.why}", **kept)
+    encoding, reason = _encoding_of_categories(seen.distinct)
+    return Column(kind="category", encoding=encoding, why=f"{why}; {reason}", **common)
+
+
+def _inferred(seen: ColumnStatistics, common: dict[str, Any]) -> Column:
+    """The column of the kind that the values and the name say."""
+    if seen.missing == seen.count:
+        return Column(kind="ignored", why="every value is missing", **common)
+    if names.is_index(seen.name) and ((seen.numeric and seen.whole) or seen.name.startswith("__")):
+        return Column(kind="ignored", why="the index of a table, as pandas writes it", **common)
+    if int(seen.distinct) == 1 and not seen.missing:
+        return Column(kind="ignored", why="one value in all rows", **common)
+    if unit := _unit(seen):
+        if names.is_time_of_row(seen.name) or unit == "text":
+            return Column(kind="timestamp", unit=unit, why=times.NAMES[unit], **common)
+        return Column(kind="ignored", why=f"{times.NAMES[unit]}, by its name not of the row: not read", **common)
+    sound = seen.numeric and not seen.unparsed and not seen.missing
+    if sound and names.is_weight(seen.name) and seen.minimum >= 0:
+        return Column(kind="weight", why="its name, and no value below 0", **common)
+    if why := _unread_numbers(seen) if seen.numeric else _unread_texts(seen):
+        return Column(kind="ignored", why=why, **common)
+    ids = _reason_of_ids(seen)
+    if seen.numeric and len(seen.numbers) and not ids:
+        encoding, why = _encoding_of_numbers(seen)
+        stray = f"; {seen.unparsed:,} values that are no numbers count as missing" if seen.unparsed else ""
+        return Column(kind="number", encoding=encoding, why=why + stray, **common)
+    if not seen.numeric and (separator := _separator(seen)):
+        return _list_column(seen, separator, common)
+    if int(seen.distinct) > OWN * seen.present and seen.present >= FEWEST:
+        about = "about " if seen.distinct.values is None else ""
+        why = f"{about}{int(seen.distinct):,} values in {seen.present:,} rows: nearly every row has one of its own"
+        return Column(kind="ignored", why=why, **common)
+    encoding, why = _encoding_of_categories(seen.distinct)
+    return Column(kind="category", encoding=encoding, why=ids + why, **common)
+
+
+def _unit(seen: ColumnStatistics) -> str:
+    """Returns the unit of a timestamp; "" for other columns."""
+    if seen.dated and not seen.numeric:
+        return "text"
+    if seen.unparsed or not seen.numeric:
+        return ""
+    named = names.is_time(seen.name)
+    if names.is_identity(seen.name) and not named:
+        return ""
+    if seen.whole:
+        old = seen.minimum < times.FIRST_HOUR and not named  # of 10100, 10200, ... as yymmddhh
+        units = [unit for unit in seen.calendar.units if not (unit == "yymmddhh" and old)]
+        if units:
+            return "yymmddhh" if "yymmddhh" in units and names.is_hour(seen.name) else units[0]
+    return times.epoch_unit(seen.numbers, times.WIDE) if named else ""
+
+
+def _unread_numbers(seen: ColumnStatistics) -> str:
+    """Returns the reason why numbers are not read; "" for usable columns."""
+    run = seen.parsed / seen.runs
+    if seen.whole and seen.counting and run >= (FEWEST if seen.runs == 1 else LONG_RUN) and not seen.missing:
+        return "row numbers: every value is that of the row before it plus 1"
+    if names.is_identity(seen.name):
+        return ""
+    named = names.is_time(seen.name)
+    if named and seen.whole and seen.minimum >= LARGE / 100:
+        return f"under the name of a time, but in no known unit ({', '.join(times.NAMES.values())}): not read"
+    if unit := times.epoch_unit(seen.numbers, times.NARROW):
+        return (
+            f"numbers as of {times.NAMES[unit]}, in a column that is not named as a time: not read, make it a "
+            "timestamp or a number in the schema"
+        )
+    return ""
+
+
+def _unread_texts(seen: ColumnStatistics) -> str:
+    """Returns the reason why texts are not read; "" for usable columns."""
+    if seen.date:
+        return "dates, but not in ISO 8601 as 2024-01-31 12:00 is: not read, rows count in the order of the file"
+    if 2 * seen.commas > seen.present and seen.commas + seen.parsed >= (1 - STRAY) * seen.present:
+        return "numbers with a decimal comma: not read, write 6.5 for 6,5 (if they are lists, make it categories)"
+    if seen.weighted >= (1 - STRAY) * seen.present and any(seen.with_separator.values()):
+        return "lists of items with weights (t1:0.53|t2:0.10): weights are not supported, write the items alone (t1|t2)"
+    return ""
+
+
+def _reason_of_ids(seen: ColumnStatistics) -> str:
+    """Returns the reason why numbers are ids or codes; "" for quantities and texts."""
+    if not (seen.numeric and seen.whole):
+        return ""
+    if names.is_identity(seen.name):
+        return "whole numbers under the name of an id; "
+    if seen.padded and seen.minimum >= 0:
+        return "numbers with leading zeros; "
+    if seen.minimum >= LARGE:
+        return "large whole numbers; "
+    return "whole numbers as evenly spread as ids; " if _shape_of_ids(seen) else ""
+
+
+def _shape_of_ids(seen: ColumnStatistics) -> bool:
+    """Whether whole numbers are spread as ids: nearly every one of a range occurs, again and again, evenly."""
+    low, high, count = seen.minimum, seen.maximum, int(seen.distinct)
+    if low < 0 or count < CODES or seen.present < REPEATED * count or count < DENSE * (high - low + 1):
+        return False
+    shares = np.linspace(0, 1, QUANTILES)
+    points = (np.quantile(seen.numbers, shares) - low) / (high - low)
+    return bool(np.abs(points - shares).max() < EVEN)
+
+
+def _separator(seen: ColumnStatistics) -> str:
+    """Returns the separator of the items of a list; "" for a column without lists.
+
+    Items occur in many lists, so they are fewer than the distinct values. A list of words differs from a sentence by
+    its items: where the separator is a space, they must be numbers.
+    """
+    best, least = "", int(seen.distinct)
+    for each in SEPARATORS:
+        items = seen.items[each]
+        if seen.with_separator[each] < 0.02 * seen.present or int(items) >= 0.5 * int(seen.distinct):
+            continue
+        if each == " " and not (items.values and all(value.isdigit() for value in items.values if value)):
+            continue
+        if int(items) < least:
+            best, least = each, int(items)
+    return best
+
+
+def _list_column(seen: ColumnStatistics, separator: str, common: dict[str, Any]) -> Column:
+    items = seen.items.get(separator, Distinct())
+    lengths = seen.lengths.get(separator, np.zeros(0, np.int64))
+    if not items.values or not lengths.any():  # a list of one item in every row
+        items = seen.distinct
+    length = int(np.searchsorted(np.cumsum(lengths), 0.99 * lengths.sum()))
+    encoding, why = _encoding_of_categories(items)
+    return Column(
+        **{**common, "distinct": int(items)},
+        kind="categories",
+        encoding=encoding,
+        separator=separator,
+        pooling="mean",
+        length=max(length, 1),
+        why=f"{separator!r} in {seen.with_separator.get(separator, 0):,} rows; {why}; 99% of the lists have up to "
+        f"{length}",
+    )
+
+
+def _encoding_of_categories(found: Distinct) -> tuple[dict[str, Any], str]:
+    count = int(found)
+    if found.values is not None:
+        values = sorted((each for each in found.values if each), key=lambda each: (-found.values[each], each))  # type: ignore[index]
+        return {"type": "vocabulary", "values": values}, f"{count:,} values, listed by how often they occur"
+    buckets = min(1 << int(np.ceil(np.log2(2 * count))), MOST_BUCKETS)
+    return {"type": "hash", "buckets": buckets}, f"about {count:,} values: two buckets or more to each"
+
+
+def _encoding_of_numbers(seen: ColumnStatistics) -> tuple[dict[str, Any], str]:
+    x = seen.numbers
+    low, high = float(seen.minimum), float(seen.maximum)
+    middle, far = (float(each) for each in np.quantile(x, [0.5, 0.99]))
+    if far - low > SKEWED * max(middle - low, 1e-12) and high > low:
+        return {
+            "type": "log1p",
+            "minimum": low,
+            "maximum": high,
+        }, f"skewed: the median is {middle:g}, the 99th percentile {far:g}"
+    if high > low and int(seen.distinct) <= 2:
+        return {"type": "min-max", "minimum": low, "maximum": high}, "two values"
+    deviation = float(x.std()) or 1.0
+    if _heavy(x, deviation):
+        points = np.quantile(x, np.linspace(0, 1, QUANTILES))
+        return {"type": "quantile", "quantiles": [float(each) for each in points]}, "values far beyond most others"
+    return {"type": "standard", "mean": float(x.mean()), "deviation": deviation}, f"{low:g} to {high:g}"
+
+
+def _heavy(x: NDArray[np.float64], deviation: float) -> bool:
+    """Whether values lie ten deviations and more from the mean."""
+    return bool(np.abs(x - x.mean()).max() > 10 * deviation)

@@ -1,0 +1,134 @@
+"""What the name of a column says of its values."""
+
+from __future__ import annotations
+
+import re
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
+_IDS = {
+    *("id", "ids", "uid", "iid", "pid", "gid", "uuid", "guid", "key", "hash", "code", "zip", "zipcode", "postcode"),
+    *("type", "category", "cat", "cate", "class", "brand", "sku", "asin", "isbn", "ean", "upc"),
+}
+_ENTITIES = {  # things that whole numbers stand for
+    *("user", "item", "customer", "member", "visitor", "viewer", "client", "account", "product", "movie", "film"),
+    *("article", "ad", "adgroup", "campaign", "creative", "advertiser", "publisher", "site", "app", "device"),
+    *("session", "query", "merchant", "shop", "store", "seller", "vendor", "book", "song", "track", "artist"),
+    *("author", "video", "news", "playlist", "page", "url", "domain", "city", "region", "country", "state"),
+    *("province", "district", "location", "genre", "gender", "occupation", "channel", "os", "browser", "carrier"),
+}
+_QUANTITIES = {
+    *("age", "price", "cost", "count", "counts", "num", "number", "amount", "rate", "ratio", "score", "total", "sum"),
+    *("avg", "average", "mean", "min", "max", "len", "length", "size", "duration", "time", "rating", "rank"),
+    *("year", "years", "month", "months", "week", "weeks", "day", "days", "hour", "hours", "minute", "minutes"),
+    *("second", "seconds", "position", "quantity", "qty", "percent", "pct", "share", "views", "clicks", "visits"),
+}
+_JOINED_ID = re.compile(f"({'|'.join(sorted(_ENTITIES))})ids?")  # userid, movieid
+_TIME = {
+    *("timestamp", "datetime", "date", "ts", "at", "when", "dt", "ds", "epoch", "unix", "unixtime", "created"),
+    *("hour", "day"),
+}
+_NOT_OF_ROW = {
+    *("birth", "birthday", "birthdate", "born", "dob", "signup", "joined", "registered", "registration", "member"),
+    *("release", "released", "expiry", "expires", "expiration", "published", "opened"),
+}
+_INDEX = re.compile(r"Unnamed: \d+(\.\d+)*|__index_level_\d+__")  # as pandas names what has no name
+_WEIGHT = re.compile(r"(sample_?)?weights?", re.IGNORECASE)
+_OUTCOMES = re.compile(
+    r"(^|_)(label|target|y|click\w*|conver\w*|cvr|purchase\w*|bought|buy|ordered|installed|install|like|liked)($|_)",
+    re.IGNORECASE,
+)
+_ITEM = re.compile(
+    r"(^|[_\W])(item|items|product|movie|film|article|ad|ads|adgroup|campaign|book|song|track|video|news|sku|asin|"
+    r"brand|category|categories|"
+    r"genre|genres|price|title|publisher|author|artist|release)($|[_\W])",
+    re.IGNORECASE,
+)
+_OF_USER = re.compile(r"(^|[_\W])(user|history|clicked|viewed|bought|seen|liked)($|[_\W])", re.IGNORECASE)
+
+
+def words(name: str) -> list[str]:
+    """Splits a name into lower-case words.
+
+    Args:
+        name: Name of a column, such as user_id, userId or USER_ID.
+
+    Returns:
+        Words and numbers, such as ["user", "id"].
+    """
+    return [each.lower() for each in _WORDS.findall(name)]
+
+
+def is_identity(name: str) -> bool:
+    """Whether whole numbers of this name are ids or codes, rather than quantities.
+
+    Args:
+        name: Name of a column.
+    """
+    found = words(name)
+    if any(each in _IDS or _JOINED_ID.fullmatch(each) for each in found):
+        return True
+    plain = [each for each in found if not each.isdecimal()]
+    return bool(plain) and plain[-1] in _ENTITIES and not any(each in _QUANTITIES for each in plain)
+
+
+def is_time(name: str) -> bool:
+    """Whether the name is that of a time.
+
+    Args:
+        name: Name of a column.
+    """
+    return any(each in _TIME or each.endswith(("time", "timestamp")) for each in words(name))
+
+
+def is_time_of_row(name: str) -> bool:
+    """Whether a time of this name may be that of the row, rather than of its user or item.
+
+    Args:
+        name: Name of a column.
+    """
+    return not any(each in _NOT_OF_ROW for each in words(name))
+
+
+def is_hour(name: str) -> bool:
+    """Whether the name has the word hour.
+
+    Args:
+        name: Name of a column.
+    """
+    return "hour" in words(name)
+
+
+def is_index(name: str) -> bool:
+    """Whether pandas gave the name to an index without one.
+
+    Args:
+        name: Name of a column.
+    """
+    return bool(_INDEX.fullmatch(name))
+
+
+def is_weight(name: str) -> bool:
+    """Whether the name is that of sample weights.
+
+    Args:
+        name: Name of a column.
+    """
+    return bool(_WEIGHT.fullmatch(name))
+
+
+def is_outcome(name: str) -> bool:
+    """Whether the name is that of what happens after an impression, such as a click or a conversion.
+
+    Args:
+        name: Name of a column.
+    """
+    return bool(_OUTCOMES.search(name))
+
+
+def tower(name: str) -> str:
+    """Returns the tower that a column belongs to, by its name: "item", else "user".
+
+    Args:
+        name: Name of a column.
+    """
+    return "item" if _ITEM.search(name) and not _OF_USER.search(name) else "user"
