@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.analysis import report
-from pipelines.core.batches import Batch
+from pipelines.core.batches import Batch, length, share_axis
 from pipelines.core.errors import ZooError
 from pipelines.engines import catalog
 from pipelines.engines.agreement import why_wrong
@@ -32,6 +32,8 @@ from pipelines.quantization.quantizer import QuantReport, clean_up
 
 LOW = 20.0  # dB of SQNR below which labels begin to change
 SLOWER = 0.95  # speedup below which int8 counts as slower; short timings vary by a few percent
+QUICK = 1.0  # milliseconds of a sample in float, above which many are not timed
+MANY = 512  # rows of the second timing
 SAMPLES = 16  # samples to measure the SQNR on
 NAMED = 3  # operators in a warning
 SHAPES = ("Shape", "ConstantOfShape", "Size", "Range", "Constant")  # shape arithmetic, which is not listed
@@ -46,7 +48,9 @@ def summarize(
 ) -> dict[str, Any]:
     """Summarizes a quantized model: int8 layers and MACs, SQNR, speed.
 
-    Warnings report no int8 layer, an SQNR below `LOW`, a speed below `SLOWER`, and an engine with wrong results.
+    Warnings report no int8 layer, an SQNR below `LOW`, a speed below `SLOWER` at all timed batch sizes, and an engine
+    with wrong results. Graphs that read rows (inputs [samples, columns]), such as rankers, are timed in batches of
+    `MANY` rows too, as they run.
 
     Args:
         float_model: Float model after the rewrites.
@@ -58,7 +62,8 @@ def summarize(
 
     Returns:
         {"line", "layers", "int8_layers", "macs_int8" (share), "sqnr_db", "speed": {engine: float / int8 milliseconds},
-        "engine": the fastest with int8, "wrong": {engine: difference of its results, for engines left out},
+        "engine": the fastest with int8, "many": samples of a second timing or None, "speed_of_many": {engine: float /
+        int8 milliseconds of it}, "wrong": {engine: difference of its results, for engines left out},
         "costliest": [{"name", "type", "cost" (multiplications of a layer per batch, result elements of another
         operator), "reason"}] of float operators, "warnings"}.
     """
@@ -76,6 +81,8 @@ def summarize(
         "sqnr_db": output_sqnr(float_model, int8_model, few, at_once=1) if few else None,
         "speed": {},
         "engine": None,
+        "speed_of_many": {},
+        "many": None,
         "wrong": {},
         "costliest": [
             {"name": each.name, "type": each.type, "cost": costs.get(each.name), "reason": each.reason}
@@ -85,7 +92,11 @@ def summarize(
     if found["sqnr_db"] is not None and not np.isfinite(found["sqnr_db"]):
         found["sqnr_db"] = None if found["sqnr_db"] > 0 else float("-inf")
     if few and int8:
-        found["speed"], found["engine"], found["wrong"] = _speed(float_model, int8_model, few[0])
+        many = _many(float_model, few)
+        found["speed"], found["engine"], found["wrong"], found["speed_of_many"] = _speed(
+            float_model, int8_model, few[0], many
+        )
+        found["many"] = length(many) if many else None
     found["line"] = _line(found)
     found["warnings"] = _warnings(found, lambda: _damaging(float_model, int8_model, quantized, table, few))
     return found
@@ -94,6 +105,15 @@ def summarize(
 def _few(model: ir.Model, samples: Iterable[Batch], fixed: int | None) -> list[Batch]:
     """Returns up to `SAMPLES` samples one at a time, or in the fixed batch size of the graph."""
     return list(itertools.islice(sample_chunks(model, samples, 1), max(SAMPLES // (fixed or 1), 1)))
+
+
+def _many(model: ir.Model, few: list[Batch]) -> Batch | None:
+    """Returns a batch of `MANY` rows for a graph with inputs [samples, columns], or None."""
+    ranks = {len(query.dimensions(each) or [0] * 3) for each in model.graph.inputs}
+    if _fixed(model) is not None or not ranks <= {1, 2} or not share_axis(few[0]):
+        return None
+    rows = np.resize(np.arange(len(few)), MANY)
+    return {name: np.concatenate([few[i][name] for i in rows]) for name in few[0]}
 
 
 def _fixed(model: ir.Model) -> int | None:
@@ -128,16 +148,17 @@ def _costs(model: ir.Model, batch: Batch) -> dict[str, int]:
 
 
 def _speed(
-    float_model: ir.Model, int8_model: ir.Model, batch: Batch
-) -> tuple[dict[str, float], str | None, dict[str, str]]:
+    float_model: ir.Model, int8_model: ir.Model, batch: Batch, many: Batch | None = None
+) -> tuple[dict[str, float], str | None, dict[str, str], dict[str, float]]:
     """Returns the speedup of int8 by engine, the engine where int8 is fastest, and the engines with wrong results.
 
-    The two models are timed in turn on `batch`, in one thread. The native kernels have no float: their int8 is compared
-    with the float model in its fastest engine.
+    The speedups on `many` are the last value. The two models are timed in turn, in one thread. The native kernels have
+    no float: their int8 is compared with the float model in its fastest engine.
     """
     from pipelines.analysis.tune import open_stock
 
     speed: dict[str, float] = {}
+    speed_of_many: dict[str, float] = {}
     milliseconds: dict[str, float] = {}
     floats: dict[float, Runnable] = {}
     wrong: dict[str, str] = {}
@@ -159,6 +180,9 @@ def _speed(
                 continue  # the engine does not support the graph
             speed[engine], milliseconds[engine] = round(exact / ms, 3), ms
             floats[exact] = sessions[0]
+            if many and exact < QUICK:
+                exact, ms = _timed(sessions, many)
+                speed_of_many[engine] = round(exact / ms, 3)
         with contextlib.suppress(ZooError):  # the kernels do not support the graph
             native = catalog.load(paths[1], "native")
             if reference is not None and (why := why_wrong("native", native, reference, batch)):
@@ -166,7 +190,10 @@ def _speed(
             elif floats:
                 exact, ms = _timed([floats[min(floats)], native], batch)
                 speed["native"], milliseconds["native"] = round(exact / ms, 3), ms
-    return speed, min(milliseconds, key=milliseconds.__getitem__, default=None), wrong
+                if many and exact < QUICK:
+                    exact, ms = _timed([floats[min(floats)], native], many)
+                    speed_of_many["native"] = round(exact / ms, 3)
+    return speed, min(milliseconds, key=milliseconds.__getitem__, default=None), wrong, speed_of_many
 
 
 def _timed(sessions: Sequence[Runnable], batch: Batch) -> tuple[float, float]:
@@ -182,9 +209,19 @@ def _line(found: dict[str, Any]) -> str:
     if found["sqnr_db"] is not None:
         parts.append(f"SQNR {found['sqnr_db']:.1f} dB")
     if found["engine"] is not None:
-        parts.append(f"{found['speed'][found['engine']]:.1f}x in {found['engine']}")
+        parts.append(_times(found))
     parts += [f"WRONG in {engine}" for engine in found["wrong"]]
     return "; ".join(parts)
+
+
+def _speeds(found: dict[str, Any]) -> list[float]:
+    """Returns the speedups in the fastest engine, at one sample and at many if they were timed."""
+    return [each[found["engine"]] for each in (found["speed"], found["speed_of_many"]) if found["engine"] in each]
+
+
+def _times(found: dict[str, Any], digits: int = 1) -> str:
+    one, *many = (f"{each:.{digits}f}x" for each in _speeds(found))
+    return f"{one} in {found['engine']}" + (f" (1 sample), {many[0]} ({found['many']} samples)" if many else "")
 
 
 def _warnings(found: dict[str, Any], damaging: Any) -> list[str]:
@@ -200,9 +237,9 @@ def _warnings(found: dict[str, Any], damaging: Any) -> list[str]:
             f"LOW ACCURACY: SQNR {found['sqnr_db']:.1f} dB is below {LOW:.0f} dB{named}; try --search, --keep-float "
             "REGEX for these, or zoo tune"
         )
-    if found["engine"] is not None and found["speed"][found["engine"]] < SLOWER:
+    if found["engine"] is not None and max(_speeds(found)) < SLOWER:
         warnings.append(
-            f"SLOWER THAN FLOAT: {found['speed'][found['engine']]:.2f}x in {found['engine']}{costly}; keep the "
+            f"SLOWER THAN FLOAT: {_times(found, 2)}{costly}; keep the "
             "operators around them in float, too (--keep-float REGEX), or stay with the float model"
         )
     return warnings

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import zoo
 from pipelines.core import machine, settings
@@ -16,10 +19,15 @@ from pipelines.kernels import extension
 from pipelines.kernels.images.native import product_limit
 from pipelines.models import stages
 from pipelines.models.family import Lowerable
-from pipelines.models.folder import open_folder
+from pipelines.models.folder import ModelFolder, open_folder
 from pipelines.models.pipeline import PRECISIONS
 from pipelines.models.record import BUILD_STAGES, QUANTIZATION, read_record
 from zoo.api.paths import Model, as_list, files_of, is_file, require_distinct
+
+logger = logging.getLogger(__name__)
+
+PROBED = 20_000  # rows of a log on which float and int8 probabilities are compared
+MOVED = 0.004  # largest difference without a warning
 
 
 def info(model: Model) -> dict[str, Any]:
@@ -230,3 +238,34 @@ def run_stage(model: Model, stage: str) -> dict[str, Any]:
     folder = zoo.load(model)
     folder.ensure(stage)
     return {"model": folder.card.name, "path": str(folder.path / stage), **folder.record.get(stage, {})}
+
+
+def moved_probabilities(folder: ModelFolder, rows: Any, on_error: str) -> dict[str, Any]:
+    """Compares the probabilities of int8 and float on rows of a log; logs a warning if they differ by more than `MOVED`.
+
+    Args:
+        folder: Ranker.
+        rows: The log.
+        on_error: "raise" to stop at an invalid row, "skip" to leave it out.
+
+    Returns:
+        {"rows", "largest", "mean" (differences), "bound" (of the recipe, on the calibration rows)}.
+    """
+    kinds = [folder.entry.pipeline()(folder, precision, "onnxruntime") for precision in ("fp32", "int8")]
+    batch = kinds[0].calibration(rows, PROBED, on_error)
+    exact, int8 = (np.float64(next(iter(each.predict(batch).values()))).reshape(-1) for each in kinds)
+    moved = np.abs(exact - int8)
+    found = {
+        "rows": len(moved),
+        "largest": float(moved.max()),
+        "mean": float(moved.mean()),
+        "bound": folder.entry.recipe.bound,
+    }
+    if found["largest"] > MOVED:
+        logger.warning(
+            "int8 moves a probability by up to %.4f (mean %.4f) on %d rows, more than %.3f; keep layers in float "
+            "(--keep-float REGEX, named by --all), or more rows in --calibration-data",
+            *(found[each] for each in ("largest", "mean", "rows")),
+            MOVED,
+        )
+    return found

@@ -35,7 +35,7 @@ from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites import driver
 from pipelines.rewrites.driver import RewriteReport
 from pipelines.rewrites.shared import SHARED
-from zoo.api.models import run_stage
+from zoo.api.models import moved_probabilities, run_stage
 from zoo.api.paths import Model, as_list, files_of, is_file, open_model, output_path, require_distinct, require_report
 from zoo.api.samples import Samples, TaskMetric, quality_metric_of, raw_samples, read_once, samples_of
 from zoo.api.training import import_ranker
@@ -245,7 +245,8 @@ def quantize(
 
     Returns:
         Quantization report with "path" and "bytes". For a file written to `output`, also "summary" (see
-        `pipelines.analysis.summary.summarize`).
+        `pipelines.analysis.summary.summarize`). With `schema`, also "probability": {"rows", "largest", "mean"
+        (differences of probabilities between float and int8 on the first rows of the log), "bound" (of the recipe)}.
 
     Raises:
         RequestError: Data or options are invalid, or the table belongs to another graph.
@@ -259,7 +260,7 @@ def quantize(
             raise RequestError(f"--schema requires an .onnx file of a third-party ranker; {model} has its own schema")
         own = import_ranker(model, calibration_data, output, schema, None, columns, output_node, on_error)
         imported = {"family": own.entry.name, "structure": own.card.details["structure"]}
-        model, output, calibration_data, file = own.path, None, None, False
+        rows, model, output, calibration_data, file = calibration_data, own.path, None, None, False
     elif columns or output_node:
         raise RequestError("--columns and --output-node require --schema schema.json")
     if observer and (table is not None or (output is not None and not file)):
@@ -289,7 +290,8 @@ def quantize(
             "a zoo model is calibrated on raw data; run: zoo calibrate MODEL --data FILE, then zoo quantize MODEL "
             "--table FILE"
         )
-    return imported | _quantize_folder(folder, output, changes, table, report_path)
+    result = imported | _quantize_folder(folder, output, changes, table, report_path)
+    return result | {"probability": moved_probabilities(folder, rows, on_error)} if imported else result
 
 
 def _quantize_file(

@@ -142,6 +142,11 @@ def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **op
             click.echo(summary["line"])
         if "structure" in report:
             click.echo(f"{report['family']}: {report['structure']['why']}")
+            moved = report["probability"]
+            click.echo(
+                f"int8 moves a probability by at most {moved['largest']:.4f} (mean {moved['mean']:.5f}) on "
+                f"{moved['rows']:,} rows"
+            )
         operators = report["operators"]
         if show_all:
             rows = [[each["name"], each["type"], each["precision"], each["reason"]] for each in operators]

@@ -69,3 +69,27 @@ def test_one_slow_timing_is_no_verdict(rng, net, monkeypatch):
 
 def test_without_samples_layers_alone_are_counted(rng, net):
     assert summary_of(rng, net, samples=False)["line"] == "2 of 2 layers int8"
+
+
+@pytest.mark.parametrize(
+    ("one", "many", "said", "warned"),
+    [
+        (0.5, 1.8, "; 0.5x in {engine} (1 sample), 1.8x (512 samples)", False),
+        (0.5, 0.8, "; 0.5x in {engine} (1 sample), 0.8x (512 samples)", True),
+    ],
+)
+def test_rows_are_timed_in_batches_too(rng, monkeypatch, one, many, said, warned):
+    """A ranker that is slower on one row may be faster on 512, as it runs."""
+    text = "(float[n,8] x, int64[n] i) => (float[n,4] y) { h = MatMul(x, w) y = Relu(h) j = Identity(i) }"
+    net = model(text.replace(" j = Identity(i)", ""), w=rng.normal(size=(8, 4)).astype(np.float32))
+    monkeypatch.setattr(
+        summary,
+        "measure",
+        lambda sessions, batch: [(one if len(batch["x"]) == 1 else many) * 0.5, 0.5],
+    )
+    feed = [{"x": rng.normal(size=(20, 8)).astype(np.float32), "i": np.arange(20)}]
+    table = make_table(net, QuantRecipe(correct=False), feed)
+    found = summarize(net, *quantize(net, QuantRecipe(correct=False), table), table, feed)
+    assert found["many"] == 512 and set(found["speed_of_many"].values()) == {many}
+    assert said.format(engine=found["engine"]) in found["line"]
+    assert [each.startswith("SLOWER THAN FLOAT: 0.50x in ") for each in found["warnings"]] == [True] * warned

@@ -1,6 +1,7 @@
 """Third-party ONNX rankers: recognized families, weights and scores."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import onnx
 import onnxruntime as ort
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from helpers import ranker_packages as packages
 from numpy.typing import NDArray
 
@@ -21,6 +23,8 @@ from pipelines.kernels.recommenders.from_graph import click_program
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
+from zoo.api import models
+from zoo.cli.app import cli
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import Schema
@@ -446,12 +450,15 @@ def test_logits_are_refused(tmp_path: Path) -> None:
         read(path, packages.rows(10), saved(tmp_path, schema()))
 
 
-def test_a_ranker_becomes_a_model_of_the_zoo(tmp_path: Path) -> None:
+def test_a_ranker_becomes_a_model_of_the_zoo(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, rows = network(GRAPHS["deepfm"], tmp_path / "model.onnx"), packages.rows(60)
     log, known = tmp_path / "log.jsonl", saved(tmp_path, schema())
     log.write_text("\n".join(map(json.dumps, rows)))
     report = zoo.quantize(path, tmp_path / "made", calibration_data=str(log), schema=known)
     assert (report["family"], report["structure"]["family"]) == ("deepfm", "deepfm")
+    moved = report["probability"]
+    assert moved["rows"] == 60 and 0 < moved["mean"] <= moved["largest"] < 0.05 and moved["bound"] == 0.003
+    assert ("int8 moves a probability by up to" in caplog.text) == (moved["largest"] > 0.004)
     compared = zoo.evaluate(tmp_path / "made", [str(log)])
     assert compared["samples"] == 60
     assert compared["difference"]["max_probability"] < 0.05
@@ -474,6 +481,21 @@ def test_a_ranker_becomes_a_model_of_the_zoo(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="in use"):
         zoo.quantize(path, tmp_path / "made", calibration_data=str(log), schema=known)
     assert not (tmp_path / "other").exists()
+
+
+def test_probabilities_that_int8_moves_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, log = network(GRAPHS["deepfm"], tmp_path / "model.onnx"), tmp_path / "log.jsonl"
+    log.write_text("\n".join(map(json.dumps, packages.rows(30))))
+    monkeypatch.setattr(models, "MOVED", 0.0)
+    made, known = str(tmp_path / "made"), str(saved(tmp_path, schema()))
+    shown = CliRunner().invoke(
+        cli, ["quantize", str(path), "--schema", known, "--calibration-data", str(log), "-o", made]
+    )
+    assert shown.exit_code == 0, shown.output
+    assert re.search(r"\nint8 moves a probability by at most 0\.\d{4} \(mean 0\.\d{5}\) on 30 rows\n", shown.output)
+    assert "int8 moves a probability by up to 0." in caplog.text and "on 30 rows, more than 0.000" in caplog.text
 
 
 # --- encodings for them
