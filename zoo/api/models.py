@@ -241,7 +241,7 @@ def run_stage(model: Model, stage: str) -> dict[str, Any]:
 
 
 def moved_probabilities(folder: ModelFolder, rows: Any, on_error: str) -> dict[str, Any]:
-    """Compares the probabilities of int8 and float on rows of a log; logs a warning if they differ by more than `MOVED`.
+    """Compares the probabilities of int8 and float on rows of a log; warns if they differ by more than `MOVED`.
 
     Args:
         folder: Ranker.
