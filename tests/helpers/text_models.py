@@ -37,6 +37,13 @@ CONFIGS = {
     ),
     "mpnet": lambda **more: transformers.MPNetConfig(**{**USUAL, **more}),
 }
+MORE_CONFIGS = {  # of which not all have native kernels
+    "electra": lambda **more: transformers.ElectraConfig(**{**USUAL, "embedding_size": 32, **more}),
+    "electra small": lambda **more: transformers.ElectraConfig(**{**USUAL, "embedding_size": 16, **more}),
+    "ernie": lambda **more: transformers.ErnieConfig(**{**USUAL, **more}),
+    "ernie tasks": lambda **more: transformers.ErnieConfig(**{**USUAL, "use_task_id": True, **more}),
+    "data2vec": lambda **more: transformers.Data2VecTextConfig(**{**USUAL, "type_vocab_size": 1, **more}),
+}
 
 
 def tokenizer():
@@ -56,7 +63,7 @@ def tokenizer():
 def write(folder, kind="bert", labels=0, pooling="mean", normalize=True, seed=0, **more):
     """A folder of a random model; returns the model. Weights are large enough that its parts show."""
     torch.manual_seed(seed)
-    config = CONFIGS[kind](**more)
+    config = {**CONFIGS, **MORE_CONFIGS}[kind](**more)
     if labels:
         config.num_labels = labels
     chosen = transformers.AutoModelForSequenceClassification if labels else transformers.AutoModel
@@ -105,7 +112,7 @@ def expected(model, texts, pooling="mean", normalize=True):
         }
         if getattr(model.config, "type_vocab_size", 1) > 1:
             given["token_type_ids"] = torch.tensor([each.type_ids])
-        if model.config.model_type in ("roberta", "xlm-roberta", "mpnet"):  # a token 0 is no padding here
+        if model.config.model_type in ("roberta", "xlm-roberta", "mpnet", "data2vec-text"):  # a token 0 is no padding here
             first = model.config.pad_token_id + 1
             given["position_ids"] = torch.arange(first, first + len(each.ids))[None]
         with torch.no_grad():

@@ -18,6 +18,7 @@ FILE = "tokenizer.json"
 MAX_TOKEN_CHARACTERS = 100
 FACTORS = (1, 8, 40)
 MIN_COVERAGE = 0.97  # share of the embedding's rows with a token: some are padded to a round number
+SPARE = 128  # rows without a token in any case
 TRIAL = "A text: é ½ ﬁ １ 漢字 🙂"  # tokenized when a tokenizer is opened
 Ints = NDArray[np.int32]
 
@@ -98,7 +99,7 @@ class Tokenizer:
             raise RequestError(f"cannot read {path} ({one_line(error)}); copy it from the model again") from error
         size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        if largest >= vocabulary or size < MIN_COVERAGE * vocabulary:
+        if largest >= vocabulary or size < min(MIN_COVERAGE * vocabulary, vocabulary - SPARE):
             raise RequestError(
                 f"{path} is of another model: it has {size:,} tokens, the largest {largest:,}, the model embeddings of "
                 f"{vocabulary:,}"

@@ -132,7 +132,8 @@ class _Writer(Writer):
         if types is not None:
             type_rows = self.add("Gather", [self.parameter("type.weight"), types], "types")
             offsets = self.add("Add", [type_rows, offsets], "places")
-        return self.norm(self.add("Add", [rows, offsets], "embedded"), "embedding_norm")
+        x = self.norm(self.add("Add", [rows, offsets], "embedded"), "embedding_norm")
+        return self.linear(x, "projection") if self.config.embedding else x
 
     def attention_bias(self, ids: ir.Value, mask: ir.Value) -> ir.Value:
         """Appends the bias of attention scores: `MASKED` at padding, plus MPNet's relative positions.
@@ -184,9 +185,10 @@ class _Writer(Writer):
         y = self.add("Add", [x, self.linear(y, f"{path}.down")], f"{path}.feed.sum")
         return self.norm(y, f"{path}.norm", HIDDEN if last else "")
 
-    def activate(self, x: ir.Value, path: str) -> ir.Value:
-        """Appends the activation of a feed-forward block."""
-        kind, one, half = self.config.activation, self.constant("one", 1.0), self.constant("half", 0.5)
+    def activate(self, x: ir.Value, path: str, kind: str = "") -> ir.Value:
+        """Appends an activation; kind: default that of feed-forward blocks."""
+        kind = kind or self.config.activation
+        one, half = self.constant("one", 1.0), self.constant("half", 0.5)
         if kind == "relu":
             return self.add("Relu", [x], f"{path}.relu")
         if kind == "swish":
@@ -231,9 +233,11 @@ class _Writer(Writer):
         """Appends the classification head over the first token: float32 [batch, labels]."""
         row = self.add("Gather", [x, self.constant("zero.int", np.array(0))], "first_row", axis=1)
         row = self.linear(row, "dense")
-        row = self.add(
-            "Tanh" if ARCHITECTURES[self.config.kind].activation == "tanh" else "Relu", [row], "dense.activated"
-        )
+        kind = ARCHITECTURES[self.config.kind].activation
+        if kind == "gelu":
+            row = self.activate(row, "dense", kind)
+        else:
+            row = self.add("Tanh" if kind == "tanh" else "Relu", [row], "dense.activated")
         return self.linear(row, "classifier", SCORES)
 
 

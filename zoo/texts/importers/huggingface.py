@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from zoo.texts.data.tokenizer import Tokenizer
 from zoo.texts.models import weights
 from zoo.texts.models.config import POOLINGS, ModelConfig
 
+INDEX = ".index.json"  # suffix of the index of sharded weights
 CONFIG, MODULES, PICKLED = "config.json", "modules.json", "pytorch_model.bin"
 SETTINGS = "config_sentence_transformers.json"  # prompts; activation of a cross-encoder
 ARCHITECTURES = {  # by model type of transformers
@@ -23,6 +24,9 @@ ARCHITECTURES = {  # by model type of transformers
     "roberta": "roberta",
     "xlm-roberta": "roberta",
     "camembert": "roberta",
+    "data2vec-text": "roberta",
+    "electra": "electra",
+    "ernie": "ernie",
     "distilbert": "distilbert",
     "mpnet": "mpnet",
 }
@@ -39,6 +43,14 @@ ACTIVATIONS = {
     "silu": "swish",
 }
 PATTERNS = ("*.json", "*/config.json", "model.safetensors", PICKLED)
+ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining", "ForNextSentencePrediction")  # ends of architectures
+HEADS = {  # what other architectures do, by the end of their name
+    "ForTokenClassification": "it labels tokens",
+    "ForQuestionAnswering": "it marks answers",
+    "ForMultipleChoice": "it chooses among answers",
+    "ForCausalLM": "it generates text",
+    "LMHeadModel": "it generates text",
+}
 IDENTITY, SIGMOID = "identity", "sigmoid"  # activations of a cross-encoder
 POOLING_MODES = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}  # keys of a pooling's config.json
 
@@ -63,9 +75,10 @@ def importer(cross_encoder: bool) -> Importer:
     description = f"a {kind} in a folder of Hugging Face ({', '.join(ARCHITECTURES)})"
 
     def recognize(path: Path) -> str:
-        if not (path / CONFIG).is_file():
+        network = _network_folder(path)
+        if not (network / CONFIG).is_file():
             return ""
-        config = read_json(path / CONFIG)
+        config = read_json(network / CONFIG)
         if not isinstance(config, dict) or not config.get("model_type"):
             return ""
         known = (
@@ -92,7 +105,8 @@ def _write(
     """
     if output.resolve() == path.resolve():
         raise RequestError(f"found {output} as the folder of both models; choose another output")
-    config = read_json(path / CONFIG)
+    network = _network_folder(path)
+    config = read_json(network / CONFIG)
     errors: list[str] = []
     features: dict[str, Any] = {}
     try:
@@ -101,10 +115,12 @@ def _write(
         errors.append(str(error))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         errors.append(f"its configuration is not as transformers writes it ({one_line(error)})")
-    source = path / weights.FILE
-    if not source.is_file() and not (path / PICKLED).is_file():
-        errors.append(f"there is no {weights.FILE}, nor {PICKLED}")
-    if not (path / tokenizer.FILE).is_file():
+    sources: list[Path] = []
+    try:
+        sources = _weight_files(network)
+    except RequestError as error:
+        errors.append(str(error))
+    if not (network / tokenizer.FILE).is_file():
         errors.append(
             f"there is no {tokenizer.FILE}; transformers writes one: "
             "AutoTokenizer.from_pretrained(FOLDER, use_fast=True).save_pretrained(FOLDER)"
@@ -113,21 +129,22 @@ def _write(
         raise RequestError(f"cannot import {path}: {'; '.join(errors)}")
     model_config = ModelConfig.from_json(features["form"])
     Tokenizer(  # raises for a damaged one, and for another model's
-        path / tokenizer.FILE, model_config.vocabulary, features["max_length"], pairs=cross_encoder
+        network / tokenizer.FILE, model_config.vocabulary, features["max_length"], pairs=cross_encoder
     )
     names = (CARD, weights.FILE, tokenizer.FILE, CONFIG)
     for name in names:
         require_place(output / name)
-    convert = None if source.is_file() else _converter()  # raises without torch, before anything is written
+    whole = sources == [network / weights.FILE]
+    convert = None if whole else _converter(sources[0].name)  # raises without torch, before anything is written
     output.mkdir(parents=True, exist_ok=True)
     with replacing(output / weights.FILE) as temporary:
         if convert is None:
-            shutil.copyfile(source, temporary)
+            shutil.copyfile(sources[0], temporary)
         else:
-            convert(path / PICKLED, temporary)
+            convert(sources, temporary)
         weights.load_weights(model_config, temporary, path)  # raises for another configuration
     for name in names[2:]:
-        copy_file(path / name, output / name)
+        copy_file(network / name, output / name)
     files = [CardFile.of(output / name) for name in names if name != CARD]
     return {"preprocessing": features, "weights": {"file": weights.FILE}}, files
 
@@ -157,6 +174,8 @@ def read_features(
             f"{kind} has {UNSUPPORTED.get(kind, 'unsupported parts')}; known are {', '.join(ARCHITECTURES)}"
         )
     roberta = ARCHITECTURES[kind] in ("roberta", "mpnet")
+    if not cross_encoder:
+        _require_encoder(path, config)
 
     def number(*keys: str, default: Any = None) -> Any:
         return next((config[key] for key in keys if config.get(key) is not None), default)
@@ -171,20 +190,21 @@ def read_features(
     settings = _json(path / SETTINGS)
     found = settings.get("prompts")
     prompts = {str(key): str(text or "") for key, text in found.items()} if isinstance(found, dict) else {}
-    labels = 0
+    width = number("hidden_size", "dim", default=256 if kind == "electra" else 768)
+    labels, embedding = 0, number("embedding_size", default=128)
     if cross_encoder:
         labels = len(config.get("id2label") or {}) or int(number("num_labels", default=2))
         mode, normalized = "cls", False
     else:
         mode, normalized = _pooling(path, modules, pooling, any(prompts.values()))
     model_config = ModelConfig(
-        kind=ARCHITECTURES[kind],
-        layers=number("num_hidden_layers", "n_layers"),
-        width=number("hidden_size", "dim"),
-        heads=number("num_attention_heads", "n_heads"),
-        hidden=number("intermediate_size", "hidden_dim"),
-        vocabulary=number("vocab_size"),
-        positions=number("max_position_embeddings"),
+        kind="bert" if kind == "ernie" and not config.get("use_task_id") else ARCHITECTURES[kind],
+        layers=number("num_hidden_layers", "n_layers", default=6 if kind == "distilbert" else 12),
+        width=width,
+        heads=number("num_attention_heads", "n_heads", default=4 if kind == "electra" else 12),
+        hidden=number("intermediate_size", "hidden_dim", default=1024 if kind == "electra" else 3072),
+        vocabulary=number("vocab_size", default={"mpnet": 30527, "roberta": 50265}.get(kind, 30522)),
+        positions=number("max_position_embeddings", default=512),
         first_position=int(number("pad_token_id", default=1)) + 1 if roberta else 0,
         types=0 if kind in ("distilbert", "mpnet") else number("type_vocab_size", default=2),
         activation=ACTIVATIONS[activation],
@@ -193,10 +213,11 @@ def read_features(
         pooling=mode,
         normalize=normalized or (normalize and not cross_encoder),
         labels=labels,
+        embedding=0 if kind != "electra" or embedding == width else embedding,
     )
     features = {
         "form": model_config.to_json(),
-        "max_length": _max_length(path, model_config, transformer),
+        "max_length": _max_length(_network_folder(path), model_config, transformer),
         "lower": bool(transformer.get("do_lower_case", False)),
     }
     if cross_encoder:
@@ -207,6 +228,42 @@ def read_features(
     if prompts:
         features |= {"prompts": prompts, "prompt": str(settings.get("default_prompt_name") or "")}
     return features
+
+
+def _network_folder(path: Path) -> Path:
+    """Returns the folder of the network's files: that of the module Transformer, such as 0_Transformer, or `path`."""
+    if _json(path / CONFIG).get("model_type") or not (path / MODULES).is_file():
+        return path
+    try:
+        network = path / _module_folder(_modules(path), "Transformer")
+    except RequestError:
+        return path
+    return network if (network / CONFIG).is_file() else path
+
+
+def _weight_files(network: Path) -> list[Path]:
+    """Returns the files of the weights: one, or the shards. Raises RequestError if there are none."""
+    for name in (weights.FILE, PICKLED):
+        if (network / name).is_file():
+            return [network / name]
+        if (network / f"{name}{INDEX}").is_file():
+            places = _json(network / f"{name}{INDEX}").get("weight_map")
+            shards = sorted({str(shard) for shard in places.values()}) if isinstance(places, dict) else []
+            if not shards or any(Path(shard).name != shard for shard in shards):
+                raise RequestError(f"{name}{INDEX} names no files")
+            if missing := [shard for shard in shards if not (network / shard).is_file()]:
+                raise RequestError(f"there is no {missing[0]}, which {name}{INDEX} names")
+            return [network / shard for shard in shards]
+    raise RequestError(f"there is no {weights.FILE}, nor {PICKLED}")
+
+
+def _require_encoder(path: Path, config: Mapping[str, Any]) -> None:
+    """Raises RequestError for a network with another head; with `MODULES` the head is not used."""
+    name = str((config.get("architectures") or [""])[0])
+    if not name or name.endswith(ENCODERS) or (path / MODULES).is_file():
+        return
+    what = next((text for end, text in HEADS.items() if name.endswith(end)), "the architecture is not supported")
+    raise RequestError(f"found {name}, expected a sentence encoder or a cross-encoder: {what}")
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -241,6 +298,10 @@ def _pooling(path: Path, modules: list[tuple[str, str]], option: str, has_prompt
     normalize = any(kind == "Normalize" for kind, _ in modules)
     folder = _module_folder(modules, "Pooling") or "1_Pooling"
     config = _json(path / folder / CONFIG)
+    for kind, other in modules:  # of several the last one makes the embedding, unless it makes something else
+        found = _json(path / other / CONFIG) if kind == "Pooling" else {}
+        if found and found.get("output_key", "sentence_embedding") == "sentence_embedding":
+            folder, config = other, found
     if has_prompts and config.get("include_prompt") is False:
         raise RequestError(
             f"its pooling leaves prompts out (include_prompt in {folder}/{CONFIG}), and it has prompts ({SETTINGS}); "
@@ -252,10 +313,10 @@ def _pooling(path: Path, modules: list[tuple[str, str]], option: str, has_prompt
         raise RequestError(f"there is no {folder}/{CONFIG}, which says how tokens are pooled; name it with --pooling")
     mode = config.get("pooling_mode")
     modes = [mode] if mode else [key.removeprefix("pooling_mode_") for key, value in config.items() if value is True]
-    found = [POOLING_MODES.get(str(name), str(name)) for name in modes if name != "include_prompt"]
-    if len(found) != 1 or found[0] not in POOLINGS:
-        raise RequestError(f"its pooling is {' and '.join(found) or 'none'}; expected one of {', '.join(POOLINGS)}")
-    return found[0], normalize
+    names = [POOLING_MODES.get(str(name), str(name)) for name in modes if name != "include_prompt"]
+    if len(names) != 1 or names[0] not in POOLINGS:
+        raise RequestError(f"its pooling is {' and '.join(names) or 'none'}; expected one of {', '.join(POOLINGS)}")
+    return names[0], normalize
 
 
 def write_modules(folder: Path, config: ModelConfig, features: Mapping[str, Any]) -> None:
@@ -289,7 +350,8 @@ def write_modules(folder: Path, config: ModelConfig, features: Mapping[str, Any]
 def _max_length(path: Path, config: ModelConfig, transformer: Mapping[str, Any]) -> int:
     """Returns the maximum number of tokens of a text: that of the folder, at most the network's positions."""
     tokenizer_config = _json(path / "tokenizer_config.json")
-    length = transformer.get("max_seq_length") or tokenizer_config.get("model_max_length") or config.max_tokens
+    limits = (tokenizer_config.get(key) for key in ("model_max_length", "max_len"))
+    length = next(filter(None, (transformer.get("max_seq_length"), *limits)), config.max_tokens)
     return min(config.max_tokens, int(length))
 
 
@@ -306,17 +368,23 @@ def _activation(config: Mapping[str, Any], settings: Mapping[str, Any], labels: 
     return kind
 
 
-def _converter() -> Callable[[Path, Path], None]:
-    """Returns a function that converts pickled weights to safetensors; nothing in them is executed."""
-    with requires(f"importing {PICKLED}", "int8-zoo[import]"):
+def _converter(name: str) -> Callable[[Sequence[Path], Path], None]:
+    """Returns a function that joins shards or pickled weights as safetensors; nothing in them is executed."""
+    with requires(f"importing {name}", "int8-zoo[import]"):
         import torch
-        from safetensors.torch import save_file
+        from safetensors.torch import load_file, save_file
 
-    def convert(path: Path, target: Path) -> None:
+    def convert(paths: Sequence[Path], target: Path) -> None:
+        state: dict[str, Any] = {}
+        for path in paths:
+            try:
+                pickled = path.suffix != ".safetensors"
+                state |= torch.load(path, map_location="cpu", weights_only=True) if pickled else load_file(path)
+            except Exception as error:  # classes of pickle and torch
+                raise RequestError(f"cannot read the weights in {path} ({one_line(error)}); copy them again") from error
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
             save_file({name: tensor.contiguous().clone() for name, tensor in state.items()}, target)
-        except Exception as error:  # classes of pickle and torch
-            raise RequestError(f"cannot read the weights in {path} ({one_line(error)}); copy them again") from error
+        except Exception as error:  # values that are no tensors
+            raise RequestError(f"cannot read the weights in {paths[0]} ({one_line(error)})") from error
 
     return convert

@@ -18,7 +18,7 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "swish")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Configuration of a post-LN Transformer encoder: BERT, RoBERTa, XLM-R, DistilBERT, MPNet.
+    """Configuration of a post-LN Transformer encoder: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, ELECTRA, ERNIE.
 
     Attributes:
         kind: Architecture, a key of `zoo.texts.models.weights.ARCHITECTURES`.
@@ -36,6 +36,7 @@ class ModelConfig:
         pooling: Pooling of the last layer to an embedding, one of `POOLINGS`.
         normalize: Whether embeddings are L2-normalized.
         labels: Outputs of a cross-encoder's classification head; 0: the network has no head.
+        embedding: Columns of the embeddings, before a linear layer to `width` (ELECTRA); 0: `width`.
 
     Raises:
         RequestError: A size is out of range, or activation or pooling is unknown.
@@ -56,6 +57,7 @@ class ModelConfig:
     pooling: str = "mean"
     normalize: bool = False
     labels: int = 0
+    embedding: int = 0
 
     def __post_init__(self) -> None:
         sizes = {
@@ -66,7 +68,7 @@ class ModelConfig:
             least, most = int(key != "types"), MAX_LAYERS if key == "layers" else MAX_SIZE
             if type(size) is not int or not least <= size <= most:
                 raise RequestError(f"a network has {key} {size!r}; expected a whole number from {least} to {most:,}")
-        for key in ("first_position", "buckets", "labels"):
+        for key in ("first_position", "buckets", "labels", "embedding"):
             if type(getattr(self, key)) is not int or not 0 <= getattr(self, key) <= MAX_SIZE:
                 raise RequestError(f"a network has {key} {getattr(self, key)!r}; expected a whole number")
         if not isinstance(self.epsilon, int | float) or not 0 <= self.epsilon < 1:

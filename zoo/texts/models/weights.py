@@ -1,6 +1,6 @@
 """Weights of BERT-shaped networks in safetensors files, under names that all architectures share.
 
-    token, position, type, embedding_norm
+    token, position, type, embedding_norm; projection: of ELECTRA's embeddings
     layers.N: query, key, value, output, attention_norm, up, down, norm
     relative: MPNet's relative position bias; dense, classifier: head of a cross-encoder
 
@@ -48,7 +48,7 @@ class Architecture:
         layer: Prefix of a layer's parameters, a format string of its index.
         parts: Name within a layer by shared name.
         head: Full name of the head's layers by shared name.
-        activation: Activation between the two layers of the head, "tanh" or "relu".
+        activation: Activation between the two layers of the head, "tanh", "relu" or "gelu".
     """
 
     layer: str
@@ -61,6 +61,8 @@ _ROBERTA_HEAD = {"dense": "classifier.dense", "classifier": "classifier.out_proj
 ARCHITECTURES = {
     "bert": Architecture("encoder.layer.{}", _BERT, {"dense": "bert.pooler.dense", "classifier": "classifier"}),
     "roberta": Architecture("encoder.layer.{}", _BERT, _ROBERTA_HEAD),
+    "electra": Architecture("encoder.layer.{}", _BERT, _ROBERTA_HEAD, "gelu"),
+    "ernie": Architecture("encoder.layer.{}", _BERT, {"dense": "ernie.pooler.dense", "classifier": "classifier"}),
     "distilbert": Architecture(
         "transformer.layer.{}",
         {
@@ -165,8 +167,16 @@ def load_weights(config: ModelConfig, path: Path, source: Path | None = None) ->
 
     for name, rows in (("token", config.vocabulary), ("position", config.positions), ("type", config.types)):
         if rows:
-            take(f"{name}.weight", f"{prefix}{_EMBEDDINGS[name]}.weight", rows, config.width)
-    layer("embedding_norm", prefix + _EMBEDDINGS["embedding_norm"], config.width)
+            take(f"{name}.weight", f"{prefix}{_EMBEDDINGS[name]}.weight", rows, config.embedding or config.width)
+    layer("embedding_norm", prefix + _EMBEDDINGS["embedding_norm"], config.embedding or config.width)
+    if config.embedding:
+        layer("projection", f"{prefix}embeddings_project", config.width, config.embedding)
+    if config.kind == "ernie" and "position.weight" in weights:  # all texts have the first task
+        task = tensors.get(f"{prefix}embeddings.task_type_embeddings.weight")
+        if task is None or task.shape[1:] != (config.width,):
+            errors.append(f"no {prefix}embeddings.task_type_embeddings.weight of {config.width} columns")
+        else:
+            weights["position.weight"] = weights["position.weight"] + task[0]
     feed_forward = {"up": (config.hidden, config.width), "down": (config.width, config.hidden)}
     for i in range(config.layers):
         for shared, original in architecture.parts.items():
@@ -176,7 +186,10 @@ def load_weights(config: ModelConfig, path: Path, source: Path | None = None) ->
     if config.buckets:
         take("relative.weight", f"{prefix}encoder.relative_attention_bias.weight", config.buckets, config.heads)
     if config.labels:
-        layer("dense", architecture.head["dense"], config.width, config.width)
+        pooler = architecture.head["dense"]
+        if config.kind == "bert" and prefix:  # ERNIE without tasks is a BERT of another name
+            pooler = pooler.replace("bert.", prefix, 1)
+        layer("dense", pooler, config.width, config.width)
         layer("classifier", architecture.head["classifier"], config.labels, config.width)
     if errors:
         more = f", and {len(errors) - 3} more" if len(errors) > 3 else ""

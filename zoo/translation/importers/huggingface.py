@@ -21,7 +21,7 @@ from zoo.translation.search.beam_search import SearchConfig
 
 if TYPE_CHECKING:
     import torch
-from zoo.translation.importers.huggingface_folder import CONFIG, GENERATION
+from zoo.translation.importers.huggingface_folder import CONFIG, GENERATION, SIZES
 from zoo.translation.importers.huggingface_vocabulary import Vocabulary, VocabularyFolder
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -278,7 +278,8 @@ class _Reader(VocabularyFolder):
             if not pieces:
                 continue  # reported before
             spare = len(table) - len(pieces)
-            if not 0 <= spare <= vocabulary.spare:
+            without = {*pieces[len(table) :]}  # such as <mask>, which no text has
+            if spare > vocabulary.spare or not without <= {None, *vocabulary.hidden}:
                 self.faults.append(f"the vocabulary has {len(pieces)} tokens, the weights {len(table)}")
             elif not 0 <= end < len(pieces) or pieces[end] != vocabulary.end:
                 self.faults.append(f"eos_token_id is {end}, which is not {vocabulary.end} in the vocabulary")
@@ -300,7 +301,8 @@ class _Reader(VocabularyFolder):
             return model_config, {}
         shared = encoder is decoder or np.array_equal(encoder, decoder)
         tied = output is decoder or np.array_equal(output, decoder)
-        positions = tuple(self._positions(tensors, architecture, side, model_config) for side in ("encoder", "decoder"))
+        sides = ("encoder", "decoder")
+        positions = tuple(self._positions(tensors, architecture, side, model_config, start) for side in sides)
         lengths = tuple(len(each) for each in positions)
         model_config = replace(model_config, shared_source=shared, tied_output=tied, positions=lengths)
         bias = np.zeros(len(decoder), np.float32)
@@ -347,13 +349,26 @@ class _Reader(VocabularyFolder):
         return model_config, found
 
     def _positions(
-        self, tensors: Mapping[str, torch.Tensor], architecture: Architecture, side: str, model_config: ModelConfig
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        architecture: Architecture,
+        side: str,
+        model_config: ModelConfig,
+        start: int,
     ) -> NDArray[np.float32]:
-        """Returns position encodings [tokens, width] of the encoder or the decoder."""
+        """Returns position encodings [tokens, width] of the encoder or the decoder. start: original start token."""
         length, width = model_config.positions[0], model_config.width
         if architecture.positions == "learned":
             return self._array(tensors, (f"model.{side}.embed_positions.weight",), (-1, width))[OFFSET:]
         if architecture.positions == "sinusoids":
-            return sinusoids(length + OFFSET, width)[OFFSET:]
+            pad = self.config.get("pad_token_id", 1)
+            if not isinstance(pad, int) or not 0 <= pad <= SIZES or pad == self.config.get("eos_token_id"):
+                self.faults.append(f"{CONFIG} has pad_token_id {pad!r}, expected a token other than the end")
+                pad = 1
+            first = pad + 1  # padding has no position
+            found = sinusoids(length + first, width)[first:]
+            if side == "decoder" and start == pad:
+                found[0] = 0
+            return found
         angles = np.arange(length)[:, None] / np.power(10_000, 2 * np.arange(width // 2) / width)
         return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)

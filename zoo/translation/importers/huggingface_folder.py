@@ -15,6 +15,7 @@ from zoo.translation.search.beam_search import SearchConfig
 Made = TypeVar("Made")
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
 LAYERS, SIZES = 1000, 1 << 20  # upper bounds of a network
+MAX_BEAM = 256  # of the native search
 # Options of generation_config.json that are not supported: {name: values with which they have no effect}
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "do_sample": (False,),
@@ -157,13 +158,16 @@ class Folder(ModelReader):
         most = number("max_new_tokens", 0) or max(number("max_length", 1) - 1, 0)
         least = number("min_new_tokens", -1) + 1 or number("min_length", 0)
         repeated = number("no_repeat_ngram_size", 0)
+        beam = number("num_beams", 1)  # greedy, as generate() without it
+        if not 1 <= beam <= MAX_BEAM:
+            self.faults.append(f"num_beams is {beam}, expected 1 to {MAX_BEAM}")
         if repeated == 1:
             self.faults.append("no_repeat_ngram_size 1 is not supported")
         if most and most <= len(prefix):
             self.faults.append(f"translations of at most {most} tokens have no room for one")
         return SearchConfig(
             "transformers",
-            beam=number("num_beams", SearchConfig().beam),
+            beam=beam,
             length_penalty=float(number("length_penalty", 1.0, (int, float))),
             early_stopping=stopping,
             prefix=tuple(prefix),

@@ -23,6 +23,15 @@ M2M100 = (
     "id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru "
     "sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
 )
+# Languages of mBART and of mBART-50, in the order of their tokens
+MBART = (
+    "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP nl_XX "
+    "ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
+)
+MBART50 = (
+    f"{MBART} af_ZA az_AZ bn_IN fa_IR he_IL hr_HR id_ID ka_GE km_KH mk_MK ml_IN mn_MN mr_IN pl_PL ps_AF pt_XX sv_SE "
+    "sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI"
+)
 CODES = {"m2m100": M2M100, "wmt21": "en ha is ja cs ru zh de"}
 LANGUAGE = re.compile(r"__([a-z]{2,3})__|>>(.+)<<|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")
 FIRST_LANGUAGE = {
@@ -119,10 +128,12 @@ class VocabularyFolder(Folder):
         )
         codes = extra.get("additional_special_tokens") or self.tokenizer.get("additional_special_tokens") or []
         codes = [each.get("content") if isinstance(each, dict) else each for each in codes]
+        if not codes and self.config["architectures"][0].startswith("MBart"):
+            codes = (MBART50 if self.tokenizer.get("tokenizer_class") == "MBart50Tokenizer" else MBART).split()
         if not codes:
             self.faults.append(f"found no languages in special_tokens_map.json or {TOKENIZER}, and no {FAST}")
         found = self._made("sentencepiece", [*pieces, *map(str, codes), "<mask>"], {PIECES: content})
-        return self._of_languages(found, self._tokenizer_class("MBart50Tokenizer"))
+        return self._of_languages(found, self._tokenizer_class(found, {}))
 
     def _of_tokenizers(self) -> Vocabulary:
         fast = self.read_json(FAST, dict)
@@ -137,7 +148,7 @@ class VocabularyFolder(Folder):
             kind, files = "sentencepiece", {PIECES: self.read_bytes(PIECES)}
         found = self._made(kind, pieces, files)
         found.hidden |= {each["content"] for each in added if each.get("special")}
-        return self._of_languages(found, self._tokenizer_class("BartTokenizer"))
+        return self._of_languages(found, self._tokenizer_class(found, fast))
 
     def _of_byte_pairs(self) -> Vocabulary:
         """Converts vocab.json and merges.txt to one tokenizer.json."""
@@ -157,14 +168,19 @@ class VocabularyFolder(Folder):
         files = {FAST: merged.to_str().encode()}
         return self._of_languages(self._made("tokenizers", self._numbered("vocab.json"), files), "BartTokenizer")
 
-    def _tokenizer_class(self, default: str) -> str:
-        found = str(self.tokenizer.get("tokenizer_class") or default).removesuffix("Fast")
-        if found in FIRST_LANGUAGE or found in ("BartTokenizer", "RobertaTokenizer"):
-            return found
-        return {
-            "M2M100ForConditionalGeneration": "NllbTokenizer",
-            "MBartForConditionalGeneration": "MBart50Tokenizer",
-        }.get(self.config["architectures"][0], "BartTokenizer")
+    def _tokenizer_class(self, found: Vocabulary, fast: Mapping[str, Any]) -> str:
+        """Returns the class of the tokenizer: the folder's, or by the architecture. fast: content of tokenizer.json."""
+        name = str(self.tokenizer.get("tokenizer_class") or "").removesuffix("Fast")
+        if name in FIRST_LANGUAGE or name in ("BartTokenizer", "RobertaTokenizer"):
+            return name
+        architecture = str(self.config["architectures"][0])
+        if architecture.startswith("MBart"):
+            form = fast.get("post_processor")
+            parts = form.get("single") if isinstance(form, dict) else None
+            return "MBart50Tokenizer" if parts and "SpecialToken" in parts[0] else "MBartTokenizer"
+        if architecture.startswith("M2M100"):
+            return "M2M100Tokenizer" if "__en__" in found.source else "NllbTokenizer"
+        return "BartTokenizer"
 
     def _of_languages(self, found: Vocabulary, kind: str) -> Vocabulary:
         """Sets the special tokens around a source for a tokenizer class."""

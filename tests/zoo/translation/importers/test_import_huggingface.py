@@ -164,6 +164,59 @@ def test_what_generation_config_says_is_followed(originals, options, tmp_path):
     close([each.score for each in found], scores)
 
 
+def generated(original, folder, tmp_path, **options):
+    """Translations of an imported folder are those of generate(), with the options of the folder alone."""
+    zoo.import_model(folder, tmp_path / "imported", target_language=original.target)
+    pipeline = zoo.pipeline(tmp_path / "imported", "fp32")
+    texts = folders.sentences(FEW, 1)
+    wanted, _, _ = original.generate(texts, num_beams=pipeline.beam, **options)
+    assert [each[0].tokens for each in pipeline.translate(pipeline.vocabulary.encode(texts))] == wanted
+    return pipeline
+
+
+def test_without_a_number_of_beams_the_search_is_greedy(originals, tmp_path):
+    original = originals("marian")
+    shutil.copytree(original.path, tmp_path / "original")
+    change("generation_config.json", num_beams=None)(tmp_path / "original")
+    assert generated(original, tmp_path / "original", tmp_path).beam == 1
+
+
+@pytest.mark.parametrize("pad", [0, 5])
+def test_positions_of_m2m_depend_on_the_padding(originals, tmp_path, pad):
+    original = originals("m2m", pad_token_id=pad, **({"bos_token_id": 1} if pad == 0 else {}))
+    generated(original, original.path, tmp_path)
+
+
+def test_a_mask_beyond_the_table_is_no_fault(tmp_path):
+    """As in bart-large-cnn, which has one row less than its tokenizer tokens."""
+    model, tokenizer = folders.make("bart", tmp_path / "original")
+    fast = json.loads((tmp_path / "original/tokenizer.json").read_text())
+    vocabulary = fast["model"]["vocab"]
+    vocabulary.pop("<mask>")
+    rows = max(vocabulary.values()) + 1
+    vocabulary["<mask>"] = rows
+    fast["added_tokens"] = [{**each, "id": vocabulary[each["content"]]} for each in fast["added_tokens"]]
+    (tmp_path / "original/tokenizer.json").write_text(json.dumps(fast))
+    model.resize_token_embeddings(rows)
+    model.save_pretrained(tmp_path / "original")
+    zoo.import_model(tmp_path / "original", tmp_path / "imported")
+    pipeline = zoo.pipeline(tmp_path / "imported", "fp32")
+    assert len(pipeline("A <mask> and the man.")) == 1
+    vocabulary["the"] = rows + 1
+    (tmp_path / "original/tokenizer.json").write_text(json.dumps(fast))
+    with pytest.raises(RequestError, match=f"the vocabulary has {rows + 2} tokens, the weights {rows}"):
+        zoo.import_model(tmp_path / "original", tmp_path / "other")
+
+
+def test_the_tokenizer_of_mbart_needs_no_name(originals, tmp_path):
+    original = originals("mbart")
+    shutil.copytree(original.path, tmp_path / "original")
+    (tmp_path / "original/tokenizer_config.json").unlink()
+    zoo.import_model(tmp_path / "original", tmp_path / "imported", source_language="en_XX")
+    texts = folders.sentences(5)
+    assert zoo.pipeline(tmp_path / "imported", "fp32")(texts) == zoo.pipeline(original.imported, "fp32")(texts)
+
+
 def test_weights_in_a_pickle_and_in_several_files_are_the_same(originals, tmp_path):
     original, texts = originals("bart untied"), folders.sentences(5, 2)
     _, tokenizer = folders.make("bart untied", tmp_path / "bin", bin=True)
@@ -404,6 +457,7 @@ FAULTS = {
         ],
         "found no decoder_start_token_id",
     ),
+    "beams": (change("generation_config.json", num_beams=257), "num_beams is 257, expected 1 to 256"),
     "sampling": (change("generation_config.json", do_sample=True), "do_sample True is not supported"),
     "repetition": (change("generation_config.json", repetition_penalty=1.2), "repetition_penalty 1.2"),
     "groups": (change("generation_config.json", num_beam_groups=2), "num_beam_groups 2"),

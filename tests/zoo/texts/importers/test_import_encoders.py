@@ -1,0 +1,126 @@
+"""Folders of sentence-transformers and transformers as they lie in public repositories."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the train extra")
+pytest.importorskip("transformers", reason="the originals are its models")
+
+from helpers import text_models  # noqa: E402
+from helpers.text_models import PAIRS, TEXTS  # noqa: E402
+
+import zoo  # noqa: E402
+from pipelines.core.errors import RequestError  # noqa: E402
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    return tmp_path / "theirs"
+
+
+def check(folder, model, pooling="mean", normalize=True, labels=0):
+    """The imported folder computes what its model does."""
+    zoo.import_model(folder, folder.parent / "ours")
+    texts = PAIRS if labels else TEXTS
+    opened = zoo.pipeline(folder.parent / "ours", "fp32", "onnxruntime")
+    found = opened.compute_texts(texts if labels else [(text,) for text in texts])
+    wanted = text_models.expected(model, texts, pooling, normalize)
+    assert np.abs(found - wanted).max() < 1e-5 * max(np.abs(wanted).max(), 1)
+
+
+@pytest.mark.parametrize("kind", text_models.MORE_CONFIGS)
+@pytest.mark.parametrize("labels", [0, 1])
+def test_networks_of_the_shape_of_bert_are_imported(folder, kind, labels):
+    check(folder, text_models.write(folder, kind, labels), labels=labels)
+    data = folder.parent / "data.tsv"
+    data.write_text("\n".join("\t".join(pair) if labels else pair[0] for pair in PAIRS * 10))
+    zoo.calibrate(folder.parent / "ours", str(data), samples=8)
+    texts = PAIRS if labels else [(text,) for text in TEXTS]
+    exact, found = (zoo.pipeline(folder.parent / "ours", name).compute_texts(texts) for name in ("fp32", "int8"))
+    assert np.abs(found - exact).max() < 0.2
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_weights_of_several_files(folder, pickled):
+    model = text_models.write(folder)
+    (folder / "model.safetensors").unlink()
+    if pickled:
+        parts, index = list(model.state_dict().items()), {}
+        for i in (0, 1):
+            torch.save(dict(parts[i::2]), folder / f"pytorch_model-{i}.bin")
+            index |= {name: f"pytorch_model-{i}.bin" for name, _ in parts[i::2]}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+    else:
+        model.save_pretrained(folder, max_shard_size="20KB")
+    assert len([*folder.glob("*model-*")]) > 1
+    check(folder, model)
+    next(folder.glob("*model-*")).unlink()
+    with pytest.raises(RequestError, match="model.*index.json names"):
+        zoo.import_model(folder, folder.parent / "less")
+
+
+def test_the_layout_of_the_first_sentence_transformers(folder):
+    model = text_models.write(folder)
+    (folder / "0_Transformer").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        shutil.move(folder / name, folder / "0_Transformer" / name)
+    (folder / "0_Transformer/sentence_bert_config.json").write_text('{"max_seq_length": 45}')
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "config.json").write_text('{"__version__": "0.3.1"}')
+    check(folder, model)
+    assert zoo.info(folder.parent / "ours")["preprocessing"]["max_length"] == 45
+
+
+def test_a_tokenizer_with_fewer_tokens_than_the_table_has_rows(folder):
+    model = text_models.write(folder, vocab_size=128)
+    check(folder, model)
+    text_models.write(folder.parent, vocab_size=256)
+    with pytest.raises(RequestError, match="is of another model: it has 64 tokens"):
+        zoo.import_model(folder.parent, folder.parent / "other")
+
+
+def test_of_several_poolings_the_last_makes_the_embedding(folder):
+    model = text_models.write(folder, pooling="cls", normalize=False)
+    listed = json.loads((folder / "modules.json").read_text())
+    for i, (mode, more) in enumerate((("mean_tokens", {}), ("max_tokens", {"output_key": "query_embedding"})), 2):
+        (folder / f"{i}_Pooling").mkdir()
+        (folder / f"{i}_Pooling/config.json").write_text(json.dumps({f"pooling_mode_{mode}": True, **more}))
+        listed.append({"idx": i, "name": str(i), "path": f"{i}_Pooling", "type": "sentence_transformers.models.Pooling"})
+    (folder / "modules.json").write_text(json.dumps(listed))
+    check(folder, model, "mean", False)
+
+
+def test_keys_that_a_configuration_leaves_out_have_the_defaults_of_transformers(folder):
+    model = text_models.write(folder, intermediate_size=3072, num_attention_heads=12, hidden_size=48)
+    config = json.loads((folder / "config.json").read_text())
+    for key in ("intermediate_size", "num_attention_heads", "type_vocab_size", "hidden_act", "layer_norm_eps"):
+        config.pop(key)
+    (folder / "config.json").write_text(json.dumps(config))
+    check(folder, model)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("BertForTokenClassification", "it labels tokens"),
+        ("BertForQuestionAnswering", "it marks answers"),
+        ("BertLMHeadModel", "it generates text"),
+        ("HF_ColBERT", "the architecture is not supported"),
+    ],
+)
+def test_networks_with_other_heads_are_named(folder, name, what):
+    text_models.write(folder)
+    shutil.rmtree(folder / "1_Pooling")
+    (folder / "modules.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
+    for options in ({}, {"pooling": "mean"}):
+        with pytest.raises(RequestError, match=f"found {name}, expected a sentence encoder or a cross-encoder: {what}"):
+            zoo.import_model(folder, folder.parent / "ours", **options)
+    assert not (folder.parent / "ours").exists()
