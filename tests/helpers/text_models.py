@@ -112,7 +112,12 @@ def expected(model, texts, pooling="mean", normalize=True):
         }
         if getattr(model.config, "type_vocab_size", 1) > 1:
             given["token_type_ids"] = torch.tensor([each.type_ids])
-        if model.config.model_type in ("roberta", "xlm-roberta", "mpnet", "data2vec-text"):  # a token 0 is no padding here
+        if model.config.model_type in (
+            "roberta",
+            "xlm-roberta",
+            "mpnet",
+            "data2vec-text",
+        ):  # a token 0 is no padding here
             first = model.config.pad_token_id + 1
             given["position_ids"] = torch.arange(first, first + len(each.ids))[None]
         with torch.no_grad():

@@ -91,7 +91,9 @@ def test_of_several_poolings_the_last_makes_the_embedding(folder):
     for i, (mode, more) in enumerate((("mean_tokens", {}), ("max_tokens", {"output_key": "query_embedding"})), 2):
         (folder / f"{i}_Pooling").mkdir()
         (folder / f"{i}_Pooling/config.json").write_text(json.dumps({f"pooling_mode_{mode}": True, **more}))
-        listed.append({"idx": i, "name": str(i), "path": f"{i}_Pooling", "type": "sentence_transformers.models.Pooling"})
+        listed.append(
+            {"idx": i, "name": str(i), "path": f"{i}_Pooling", "type": "sentence_transformers.models.Pooling"}
+        )
     (folder / "modules.json").write_text(json.dumps(listed))
     check(folder, model, "mean", False)
 
