@@ -260,9 +260,10 @@ def _weight_files(network: Path) -> list[Path]:
 def _require_encoder(path: Path, config: Mapping[str, Any]) -> None:
     """Raises RequestError for a network with another head; with `MODULES` the head is not used."""
     name = str((config.get("architectures") or [""])[0])
-    if not name or name.endswith(ENCODERS) or (path / MODULES).is_file():
+    what = next((text for end, text in HEADS.items() if name.endswith(end)), "")
+    if not name or (path / MODULES).is_file() or (not what and name.endswith(ENCODERS)):
         return
-    what = next((text for end, text in HEADS.items() if name.endswith(end)), "the architecture is not supported")
+    what = what or "the architecture is not supported"
     raise RequestError(f"found {name}, expected a sentence encoder or a cross-encoder: {what}")
 
 
