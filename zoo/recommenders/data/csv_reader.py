@@ -28,6 +28,7 @@ PAD = 64  # bytes that the parser may read behind the data
 PIECE = 1 << 19  # bytes parsed at once: they and their arrays stay in the cache
 MOST = 1 << 16  # rows that are parsed into one array
 LOWEST, HIGHEST = -16, 16384  # whole numbers whose encoding is looked up
+CACHED_HEADER = 1 << 14  # bytes of a header whose names are cached
 BOM, _FEED = b"\xef\xbb\xbf", ord("\n")
 
 
@@ -266,7 +267,8 @@ class CsvReader:
         line = block[start:end]
         if not end or b"\r" in line.removesuffix(b"\n").removesuffix(b"\r") or line.count(b'"') % 2:
             return None
-        return end if _names(line, self.log.delimiter) == self.log.columns else None
+        names = _names if end <= CACHED_HEADER else _names.__wrapped__
+        return end if names(line, self.log.delimiter) == self.log.columns else None
 
     def _finish(self, parsed: ParsedRows, left: PendingNumbers) -> None:
         """Scales the numbers that the parser did not scale, and fills columns that are not read with missing values."""

@@ -58,7 +58,7 @@ def text_lines(job: Job, most: int, name: str) -> list[str]:
         if line is None:
             raise RequestError("the body is not UTF-8")
         lines.append(line)
-    return lines
+    return lines or [""]
 
 
 def require_count(found: int, most: int, name: str) -> None:
