@@ -187,6 +187,9 @@ class Features(Encoding):
         """
         required = [each.name for each in self.schema.of(*FEATURES) if tower in ("", each.tower)]
         required += [each.name for each in self.schema.of("label", *(("weight",) if weighted else ())) if labelled]
+        types = dict(log.unread)
+        if unread := [f"{name} ({types[name]})" for name in required if name in types]:
+            raise RequestError(f"{log.path} has the column {', '.join(unread)[:200]}, expected texts, numbers or lists")
         if missing := [name for name in required if name not in log.columns]:
             raise RequestError(
                 f"{log.path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; found "

@@ -14,7 +14,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import json
 import re
 import shutil
 import sys
@@ -37,9 +36,11 @@ from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import starts_with
 from pipelines.data.text_files import GZIP, open_text
 from zoo.recommenders.data import sources
+from zoo.recommenders.data.columns.nested import has_text, json_object
 
 LIST = "|"  # joins what is a list in the file
 BLOCK = 4 << 20  # bytes of text read at once
+HEAD = 10_000  # JSON lines whose keys are the columns
 ROWS = 65_536  # of a batch of JSON lines or Parquet
 DELIMITERS = (",", "\t", ";", "|")
 HUGE = 2.0**63  # from here on whole numbers are not written out
@@ -65,6 +66,7 @@ class Log:
         header: Whether the first line is a header.
         place: Object to open if it is not `path`.
         partition: Columns with one value in all rows, from the folders of the path (Hive): (name, value or None).
+        unread: Columns that cannot be read, with their types; they are not among `columns`.
     """
 
     path: str | Path
@@ -74,6 +76,7 @@ class Log:
     header: bool = True
     place: Any = None
     partition: sources.Partition = ()
+    unread: tuple[tuple[str, str], ...] = ()
 
     def batches(self, columns: Sequence[str] | None = None, bad: OnBadRow | None = None) -> Iterator[pa.RecordBatch]:
         """Reads all rows in order as text columns.
@@ -152,7 +155,7 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
         return _by_head("the text", *_head("the text", source, delimiter), place=source.getvalue())
     if not isinstance(source, str | Path):
         table = _in_memory(source)
-        return _named(Log("the rows given", "rows", "", tuple(table.column_names), place=table))
+        return _of_tables(Log("the rows given", "rows", "", (), place=table), table.schema)
     found = sources.expand(source)
     if len(found) > 1:
         raise RequestError(f"found {len(found)} files in {source}, expected one")
@@ -172,11 +175,10 @@ def _open_path(name: str, partition: sources.Partition, delimiter: str | None) -
         except RequestError:
             expected = "a click log: CSV, TSV or JSON lines (plain or .gz), Parquet, a saved data set, - or a hub id"
             raise RequestError(f"found no file {path}, expected {expected}") from None
-        names = next(sources.tables(name, kind, place)).column_names
-        return _named(Log(name, kind, "", tuple(names), place=place))
+        return _of_tables(Log(name, kind, "", (), place=place), next(sources.tables(name, kind, place)).schema)
     try:
         if starts_with(path, sources.PARQUET):
-            return _named(Log(path, "parquet", "", tuple(pa.parquet.read_schema(path).names)))
+            return _of_tables(Log(path, "parquet", "", ()), pa.parquet.read_schema(path))
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
     return _by_head(path, *_head(path, path, delimiter))
@@ -230,7 +232,8 @@ def _by_head(path: str | Path, line: str, delimiter: str, names: tuple[str, ...]
     if not line.strip():
         raise RequestError(f"{path} is empty, or begins with an empty line; expected a header that names the columns")
     if line.lstrip().startswith("{"):
-        return _named(Log(path, "jsonl", "", tuple(_object(path, 1, line)), place=place))
+        first = tuple(json_object(path, 1, line))
+        return _named(Log(path, "jsonl", "", _keys(path, first, place), place=place))
     if _CRITEO_ROW.fullmatch(line.rstrip("\r\n")):
         labelled = line.count("\t") == len(CRITEO) - 1
         return Log(path, "csv", "\t", CRITEO if labelled else CRITEO[1:], header=False, place=place)
@@ -321,6 +324,14 @@ def _tables(log: Log) -> Iterator[Any]:
             yield table.combine_chunks().to_batches()[0] if len(table) else table
 
 
+def _of_tables(log: Log, schema: pa.Schema) -> Log:
+    """The log of tables with a schema; columns that have no text, such as structs and maps, are set aside."""
+    types = [(name, schema.field(at).type) for at, name in enumerate(schema.names)]
+    unread = tuple((name, str(kind)) for name, kind in types if not has_text(kind))
+    named = {name for name, _ in unread}
+    return _named(replace(log, columns=tuple(name for name, _ in types if name not in named), unread=unread))
+
+
 def _named(log: Log) -> Log:
     """`log`, unless its columns have no proper names."""
     twice = [name for name, count in Counter(log.columns).items() if count > 1]
@@ -352,16 +363,17 @@ def _text(source: Path | io.BytesIO) -> Iterator[IO[str]]:
         yield io.TextIOWrapper(file, "utf-8-sig", newline="")
 
 
-def _object(path: str | Path, number: int, line: str) -> dict[str, Any]:
+def _keys(path: str | Path, first: tuple[str, ...], place: bytes | None) -> tuple[str, ...]:
+    """The keys of the first `HEAD` JSON lines, up to a faulty one, which is reported when it is read."""
+    keys = dict.fromkeys(first)
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(
-            f"line {number} of {path} is no JSON ({one_line(error)}); expected an object a line"
-        ) from error
-    if not isinstance(found, dict):
-        raise RequestError(f"line {number} of {path} is no JSON object; expected one a line")
-    return found
+        with _text(io.BytesIO(place) if place is not None else Path(path)) as file:
+            for number, line in enumerate(itertools.islice(file, HEAD), 1):
+                if line.strip():
+                    keys |= dict.fromkeys(json_object(path, number, line))
+    except (RequestError, EOFError, OSError, UnicodeDecodeError, zlib.error):
+        pass
+    return tuple(keys)
 
 
 def csv_batches(
@@ -421,12 +433,12 @@ def csv_batches(
 
 
 def _json_batches(log: Log, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """Reads the columns of the first line; further keys are ignored, missing keys are null."""
+    """Reads columns of JSON lines; missing keys are null."""
     path = log.path
     with _text(io.BytesIO(log.place) if isinstance(log.place, bytes) else Path(path)) as file:
         lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
         while part := list(itertools.islice(lines, ROWS)):
-            rows = [_object(path, number, line) for number, line in part]
+            rows = [json_object(path, number, line) for number, line in part]
             yield pa.record_batch(
                 [pa.array([_as_text(row.get(name)) for row in rows], pa.string()) for name in columns],
                 names=list(columns),
@@ -449,7 +461,9 @@ def _column_as_text(column: pa.Array) -> pa.Array:
         return _column_as_text(column.dictionary_decode())
     if pa.types.is_float16(kind):  # which Arrow cannot round
         return _column_as_text(column.cast(pa.float32()))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if pa.types.is_fixed_size_list(kind):
+        column = column.cast(pa.large_list(kind.value_type))
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         column = _lists_as_text(column)
     if pa.types.is_boolean(kind):
         column = column.cast(pa.int8())

@@ -75,6 +75,10 @@ def infer(
                 why = f"{told[name]}: left out, as it may not be known before; to use it, say its kind"
                 column = Column(name, "ignored", *counts, why=why)
             columns.append(column)
+    types = {name: kind for each in logs for name, kind in each.unread if name not in seen}
+    for name, kind in types.items():
+        why = f"{kind[:60]}: not read, write its fields as columns"
+        columns.append(Column(name, "ignored", why=why))
     columns = _only("timestamp", columns, lambda each: (names.is_time(each.name), each.distinct))
     columns = _only("weight", columns, lambda each: len(each.name))  # sample_weight may stand beside the goods' weight
     schema = Schema(tuple(columns), rows)

@@ -347,3 +347,50 @@ def test_training_completes_an_edited_schema(tmp_path):
         zoo.train(family, path, tmp_path / family, schema=tmp_path / "schema.json", settings=settings)
         features = Features.from_json(json.loads((tmp_path / family / "train.json").read_text())["features"])
         assert [each.name for each in features.fields] == ["age", "item"] and features.fields[0].rows == 52
+
+
+def test_keys_of_later_json_lines_and_nested_objects_are_columns(tmp_path):
+    lines = [{"item": f"i{at % 7}", "click": CLICKS[at]} for at in range(ROWS)]
+    for at in range(1, ROWS):
+        lines[at] |= {"user": {"id": f"u{at % 9}", "geo": {"city": "AB"[at % 2]}}, "tags": ["a", "b"][: at % 3]}
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    schema = infer(open_log(path))
+    found = {each.name: each for each in schema.columns}
+    assert list(found) == ["item", "click", "user.id", "user.geo.city", "tags"]
+    assert (
+        found["user.id"].distinct == 9 and found["user.id"].missing == 1 and found["user.geo.city"].kind == "category"
+    )
+    assert Features(schema).fields[0].column.name == "item" and len(next(Features(schema).read(path))) == ROWS
+    (tmp_path / "first.jsonl").write_text(json.dumps(lines[0]) + "\n" + json.dumps(lines[5]))
+    read = next(Features(schema).read(tmp_path / "first.jsonl"))
+    assert read.ids[0, 1] == Features(schema).fields[1].last and read.ids[1, 1] != read.ids[0, 1]
+
+
+def test_columns_of_types_without_text_are_named(tmp_path):
+    table = pa.table(
+        {
+            "click": CLICKS,
+            "item": [f"i{at % 7}" for at in range(ROWS)],
+            "user": [{"id": at, "name": "x"} for at in range(ROWS)],
+            "more": pa.array([[("k", at)] for at in range(ROWS)], pa.map_(pa.string(), pa.int64())),
+            "vector": pa.array([[at % 3, 5] for at in range(ROWS)], pa.list_(pa.int64(), 2)),
+        }
+    )
+    pq.write_table(table, tmp_path / "log.parquet")
+    for source in (tmp_path / "log.parquet", table):
+        schema = infer(open_log(source))
+        found = {each.name: each for each in schema.columns}
+        assert found["user"].kind == found["more"].kind == "ignored"
+        assert found["user"].why.startswith("struct<id: int64, name: string>: not read")
+        assert found["more"].why.startswith("map<string, int64")
+        assert found["vector"].kind in ("category", "categories")
+        assert len(next(Features(schema).read(source, labelled=True))) == ROWS
+    value = schema.to_json()
+    for each in value["columns"]:
+        if each["name"] == "user":
+            each |= {"kind": "category", "encoding": {"type": "hash", "buckets": 9}}
+    with pytest.raises(
+        RequestError, match=r"log.parquet has the column user \(struct<.*, expected texts, numbers or l"
+    ):
+        next(Features(Schema.from_json(value)).read(tmp_path / "log.parquet"))
