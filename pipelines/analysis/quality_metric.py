@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipelines.analysis.metrics import auc
 from pipelines.analysis.report import sqnr
 from pipelines.core import deadline
-from pipelines.core.batches import Batch, cut, joined, length
+from pipelines.core.batches import Batch, cut, length
 from pipelines.core.errors import RequestError
 from pipelines.engines.session import Runnable
 
@@ -67,7 +67,7 @@ class MetricError(RequestError):
 
 
 class OutputMetric:
-    """Metric of the first output on evaluation samples as arrays, with or without labels.
+    """Metric of the first float output on evaluation samples as arrays, with or without labels.
 
     With labels, the metric is "top1" for outputs [n, classes] and integer labels [n], "auc" for one score per sample
     and labels of 0 and 1, and "r2" for labels of the output's shape. Without labels, it is "agreement" for outputs [n,
@@ -109,8 +109,8 @@ class OutputMetric:
         """
         self._fp32 = self._fp32 or self._run(fp32)
         x, y = self._fp32, self._run(int8)
-        first = next(iter(x))
-        if not np.isfinite(x[first]).all():
+        first = _compared(x, y)
+        if not _is_finite(x[first]):
             raise MetricError(
                 "the float model computes NaN or infinity on the evaluation samples; check the samples and the model"
             )
@@ -119,7 +119,7 @@ class OutputMetric:
                 f"output {first} has shape {x[first].shape} of the float model and {y[first].shape} of an int8 one, "
                 "which cannot be compared; evaluate the model without the operator that selects results"
             )
-        if not np.isfinite(y[first]).all():
+        if not _is_finite(y[first]):
             return QualityDrop(float("inf"))
         self.name, score = _metric(x[first], self._labels)
         scores = {"fp32": score(x[first]), "int8": score(y[first])}
@@ -132,7 +132,7 @@ class OutputMetric:
         for batch in cut(self._arrays, self._batch_size):
             deadline.check()
             outputs.append(session.run({name: np.ascontiguousarray(array) for name, array in batch.items()}))
-        return joined(outputs)
+        return _joined(outputs)
 
 
 class FeedMetric(OutputMetric):
@@ -156,12 +156,32 @@ class FeedMetric(OutputMetric):
         for feed in self._feeds:
             deadline.check()
             outputs.append(session.run({name: np.asarray(array, order="C") for name, array in feed.items()}))
-        found = {}
-        for name in outputs[0]:
-            each = [output[name] for output in outputs]
-            alike = len({x.shape[1:] for x in each if x.ndim}) == 1 and all(x.ndim for x in each)
-            found[name] = np.concatenate(each if alike else [np.ravel(x) for x in each])
-        return found
+        return _joined(outputs)
+
+
+def _joined(outputs: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
+    """Returns the outputs of all runs that are tensors, along the first axis, or flat if their shapes differ."""
+    found = {}
+    for name, example in outputs[0].items():
+        if isinstance(example, np.ndarray):  # neither a sequence nor a map
+            parts = [output[name] for output in outputs]
+            alike = all(part.ndim for part in parts) and len({part.shape[1:] for part in parts}) == 1
+            found[name] = np.concatenate(parts if alike else [part.ravel() for part in parts])
+    return found
+
+
+def _compared(x: Mapping[str, NDArray[Any]], y: Mapping[str, NDArray[Any]]) -> str:
+    """Returns the name of the output that is evaluated: the first of floats, or the first if there is none.
+
+    An output of another shape in the int8 model, which may select other rows, comes last.
+    """
+    if not x:
+        raise MetricError("no output of the model is a tensor; evaluate the model without its last operator")
+    return min(x, key=lambda name: (x[name].shape != y[name].shape, x[name].dtype.kind != "f"))
+
+
+def _is_finite(x: NDArray[Any]) -> bool:
+    return x.dtype.kind not in "fc" or bool(np.isfinite(x).all())
 
 
 def _digest(arrays: Batch) -> str:
@@ -174,6 +194,11 @@ def _digest(arrays: Batch) -> str:
 
 def _metric(x: NDArray[Any], labels: NDArray[Any] | None) -> tuple[str, Callable[[NDArray[Any]], float]]:
     """Returns the metric for outputs of the shape of `x`, and the function that computes it; 1 is best."""
+    if x.dtype.kind not in "f":  # class numbers or names
+        truth = x if labels is None else labels
+        if truth.shape != x.shape:
+            raise MetricError(f"found labels {list(truth.shape)} for outputs {list(x.shape)}; expected one each")
+        return "agreement" if labels is None else "top1", lambda y: float(np.mean(y == truth))
     classes = x.ndim == 2 and x.shape[1] > 1
     if labels is None:
         if classes:

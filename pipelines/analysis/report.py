@@ -7,7 +7,6 @@ that only its weights and the rounding of its inputs count. The most damaging la
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from pipelines.graph.infer import infer_shapes
 from pipelines.quantization.algorithms.correction import decibel
 from pipelines.quantization.algorithms.equalize_channels import scale_channels
 from pipelines.quantization.algorithms.smooth_channels import smooth_channels
+from pipelines.quantization.calibration.compared_outputs import float_stem
 from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
 from pipelines.quantization.quantizer import QuantReport
 from pipelines.rewrites.driver import CleanUp
@@ -224,11 +224,6 @@ class _RoundedTensor:
         }
 
 
-def _stem(name: str) -> str:
-    """Returns the name of the float tensor that a value of the int8 model represents."""
-    return re.sub(r"(\.(de)?quantized(_\d+)?)+$", "", name)
-
-
 def _end(node: ir.Node, known: set[str]) -> str:
     """Returns the float tensor that ends a dynamically quantized product; "" if there is none."""
     out = node.outputs[0]
@@ -252,7 +247,7 @@ class _Comparison:
         self.outputs: dict[str, str] = {}  # operator -> the value of the int8 graph that is compared
         self.cut: list[str] = []
         for node in self.int8.graph:
-            if node.op_type in QDQ or not node.outputs or _stem(str(node.outputs[0].name)) not in known:
+            if node.op_type in QDQ or not node.outputs or float_stem(str(node.outputs[0].name)) not in known:
                 continue
             out = node.outputs[0]
             if query.is_float(out):
@@ -269,7 +264,7 @@ class _Comparison:
         self.tensors: dict[str, _RoundedTensor] = {}
         for node in self.int8.graph:
             name = (
-                _stem(str(node.inputs[0].name))
+                float_stem(str(node.inputs[0].name))
                 if node.op_type == "QuantizeLinear" and node.inputs[0] is not None
                 else ""
             )
@@ -302,7 +297,7 @@ class _Comparison:
     def probe(self, feed: Batch) -> int:
         """Opens the sessions; returns the number of samples per run, by the size of the results of a few samples."""
         names = sorted(
-            {_stem(name) for name in self.outputs.values()} | (set(self.tensors) - self.inputs) | set(self.results)
+            {float_stem(name) for name in self.outputs.values()} | (set(self.tensors) - self.inputs) | set(self.results)
         )
         order = {str(out.name): index for index, node in enumerate(self.float.graph) for out in node.outputs}
         names.sort(key=lambda name: order[name])
@@ -328,7 +323,7 @@ class _Comparison:
                 if name in self.results and chain[name].shape == x[name].shape:
                     self.results[name].add(x[name], x[name] - chain[name])
             for name in group.compared:
-                signal = x[_stem(name)]
+                signal = x[float_stem(name)]
                 for error, y in ((self.chain[name], chain[name]), (self.own[name], own[name])):
                     if y.shape == signal.shape and np.isfinite(signal).all():
                         error.add(signal, signal - y)
@@ -340,7 +335,7 @@ class _TensorGroup:
     def __init__(self, comparison: _Comparison, names: Sequence[str]) -> None:
         self.names = names
         stems = set(names)
-        self.compared = sorted(each for each in comparison.chain if _stem(each) in stems)
+        self.compared = sorted(each for each in comparison.chain if float_stem(each) in stems)
         chain = sorted({*self.compared, *(stems & set(comparison.results))})
         own = comparison.int8.clone()
         own.graph.outputs.clear()
@@ -357,7 +352,7 @@ class _TensorGroup:
         for unused in [value for value in own.graph.inputs if not value.uses()]:
             own.graph.inputs.remove(unused)
         self._fed = [str(each.name) for each in own.graph.inputs]
-        needed = {_stem(each.removesuffix(FLOAT_SUFFIX)) for each in self._fed if each in cuts}
+        needed = {float_stem(each.removesuffix(FLOAT_SUFFIX)) for each in self._fed if each in cuts}
         self._x = sorted(stems | needed)
         self._chain = chain
         self._sessions = (
@@ -371,7 +366,9 @@ class _TensorGroup:
         a, b, c = self._sessions
         x = dict(zip(self._x, _run(a, feed), strict=True))
         chain = dict(zip(self._chain, _run(b, feed), strict=True)) if self._chain else {}
-        inputs = {name: feed[name] if name in feed else x[_stem(name.removesuffix(FLOAT_SUFFIX))] for name in self._fed}
+        inputs = {
+            name: feed[name] if name in feed else x[float_stem(name.removesuffix(FLOAT_SUFFIX))] for name in self._fed
+        }
         own = dict(zip(self.compared, _run(c, inputs), strict=True)) if c is not None else {}
         return x, chain, own
 

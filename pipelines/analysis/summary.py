@@ -131,7 +131,7 @@ def _costs(model: ir.Model, batch: Batch) -> dict[str, int]:
         results = report.results(copy, names, batch)
     except ZooError:
         return {}
-    sizes = {name: np.size(each) for name, each in zip(names, results, strict=True)}
+    sizes = {name: _elements(each) for name, each in zip(names, results, strict=True)}
     costs = {}
     for node in copy.graph:
         elements = sum(sizes.get(str(out.name), 0) for out in node.outputs)
@@ -145,6 +145,11 @@ def _costs(model: ir.Model, batch: Batch) -> dict[str, int]:
             elements = sizes.get(str(node.inputs[0].name), 0) * int(np.prod(weight.shape[1:]))
         costs[str(node.name)] = elements
     return costs
+
+
+def _elements(result: Any) -> int:
+    """Returns the number of elements of a tensor, or of all tensors of a sequence."""
+    return sum(map(_elements, result)) if isinstance(result, list) else int(np.size(result))
 
 
 def _speed(

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import mapped, replacing, require_place
-from pipelines.graph import large_weights, query, tensor_sizes
+from pipelines.graph import large_weights, map_types, query, tensor_sizes
 
 PRODUCER = "int8-zoo"
 PAGE, MAPPED = 4096, 1 << 20  # bytes; initializers above `MAPPED` lie on pages of their own
@@ -77,6 +77,7 @@ def load(path: str | Path) -> ir.Model:
             proto = _converted(proto, opset)
             logger.warning("%s has opset %d; it is read as opset %d (onnx.version_converter)", path, opset, OPSET)
         _open_sizes(proto.graph)
+        map_types.clear(proto.graph)
         model = large_weights.put_together(proto, arrays)
     except Exception as error:  # the checker's kind, onnx_ir's, and UnicodeDecodeError for damaged names
         raise RequestError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
@@ -213,6 +214,7 @@ def save(model: ir.Model, path: str | Path) -> Path:
     model.producer_version = None
     model.doc_string = None
     proto, arrays = large_weights.take_apart(model)
+    map_types.restore(proto.graph)
     with replacing(path) as temporary, temporary.open("wb") as file:
         large_weights.write(file, proto, arrays)
     return Path(path)
@@ -290,14 +292,14 @@ def _digest(sha: Any, graph: ir.Graph) -> None:
         array = graph.initializers[name].const_value
         if array is not None:
             add("initializer", name, array.dtype, array.shape)
-            sha.update(large_weights.data_of(array))
+            sha.update(_content(array))
     for node in graph:
         add(node.domain, node.op_type, [v.name if v else "" for v in node.inputs], [v.name for v in node.outputs])
         for key in sorted(node.attributes):
             attribute = node.attributes[key]
             if attribute.type == ir.AttributeType.TENSOR:
                 tensor = attribute.as_tensor()
-                add(key, "tensor", tensor.dtype, tensor.shape, hashlib.sha256(tensor.tobytes()).hexdigest())
+                add(key, "tensor", tensor.dtype, tensor.shape, hashlib.sha256(_content(tensor)).hexdigest())
             elif attribute.type == ir.AttributeType.GRAPH:
                 add(key, "graph")
                 _digest(sha, attribute.as_graph())
@@ -307,9 +309,18 @@ def _digest(sha: Any, graph: ir.Graph) -> None:
                 add(key, attribute.type, attribute.value)
 
 
+def _content(tensor: ir.TensorProtocol) -> bytes | memoryview:
+    """The elements of a tensor as bytes; strings, such as the classes of a classifier, with their sizes."""
+    if isinstance(tensor, ir.StringTensor):
+        return b"".join(b"%d:%s" % (len(text), text) for text in tensor.string_data())
+    return large_weights.data_of(tensor)
+
+
 def serialized(model: ir.Model) -> bytes:
     """Returns the bytes of an ONNX file; the same model gives the same bytes."""
-    return bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+    proto = ir.to_proto(model)
+    map_types.restore(proto.graph)
+    return bytes(proto.SerializeToString(deterministic=True))
 
 
 def require_opset(model: ir.Model) -> None:

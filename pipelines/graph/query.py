@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+CHOOSING = ("NonMaxSuppression", "NonZero", "Compress", "Unique")  # the size of their results depends on the data
 MOST = 64  # elements of a tensor of shape arithmetic, at most
 
 
@@ -170,6 +172,11 @@ def is_float(value: ir.Value) -> bool:
     return isinstance(value.type, ir.TensorType) and value.dtype == ir.DataType.FLOAT
 
 
+def is_array(value: ir.Value) -> bool:
+    """Returns whether a value is a tensor of numbers: no sequence, map or optional, no strings."""
+    return value.dtype != ir.DataType.STRING and (value.type is None or isinstance(value.type, ir.TensorType))
+
+
 def rank(value: ir.Value | None) -> int | None:
     """Returns the number of dimensions, None if unknown."""
     return None if value is None or value.shape is None else len(value.shape)
@@ -203,3 +210,44 @@ def table_lookup(value: ir.Value | None) -> Lookup | None:
         matches = array is not None and array.dtype == np.float32 and array.ndim == 2 and array.shape[1] == width
         return Lookup(producer, table, indices) if matches else None
     return None
+
+
+def downstream(graph: ir.Graph, *values: ir.Value) -> list[ir.Node]:
+    """Returns the operators computed from any of some values, in order.
+
+    Args:
+        graph: Main graph.
+        *values: Values of the graph.
+    """
+    computed, nodes = set(values), []
+    for node in graph:
+        if any(value in computed for value in values_read(node)):
+            nodes.append(node)
+            computed.update(node.outputs)
+    return nodes
+
+
+def values_read(node: ir.Node) -> Iterator[ir.Value]:
+    """Yields the values that a node reads, including those that its subgraphs capture.
+
+    Args:
+        node: Operator.
+
+    Returns:
+        Iterator over the values.
+    """
+    nodes = [node]
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            nodes += ir.traversal.RecursiveGraphIterator(attribute.as_graph())
+    return (value for each in nodes for value in each.inputs if value is not None)
+
+
+def selected(graph: ir.Graph) -> list[ir.Node]:
+    """Returns the operators whose number of rows depends on the data: those of `CHOOSING` and all downstream of them.
+
+    Args:
+        graph: Main graph.
+    """
+    chosen = [node for node in graph if is_op(node, *CHOOSING)]
+    return [*chosen, *downstream(graph, *(value for node in chosen for value in node.outputs))]

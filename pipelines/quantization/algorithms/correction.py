@@ -287,7 +287,8 @@ def _positions(array: Array, axis: int, chunks: int) -> Array:
     """Returns [channels, positions], evenly drawn: about `POSITIONS` per channel for all `chunks` together."""
     stride = array.size // array.shape[axis] * chunks // POSITIONS | 1
     if axis == 1:
-        flat = array.reshape(*array.shape[:2], -1)[:, :, ::stride].swapaxes(0, 1)
+        positions_of_one = int(np.prod(array.shape[2:]))  # not -1: there may be no samples
+        flat = array.reshape(*array.shape[:2], positions_of_one)[:, :, ::stride].swapaxes(0, 1)
     else:
         flat = array.reshape(-1, array.shape[-1])[::stride].T
     positions: Array = flat.reshape(array.shape[axis], -1)

@@ -128,8 +128,11 @@ def _reduce_to_channels(main: ir.Graph, values: Iterable[ir.Value], last: Last) 
     """Makes the outputs of the graph the maximum of x, the maximum of -x and the mean of x^2 by channel of values."""
     taken = query.used_names(main)
     del main.outputs[:]
+    may_be_empty = {value for node in query.selected(main) for value in node.outputs}
     for value in values:
-        x = _channels_second(main, *last[value], taken) if value in last else value
+        x, channels = last.get(value, (value, 0))
+        x = _not_empty(main, x, taken) if x in may_be_empty else x
+        x = _channels_second(main, x, channels, taken) if value in last else x
         for op, inputs, pool in (("Identity", [x], "Max"), ("Neg", [x], "Max"), ("Mul", [x, x], "Average")):
             inner = edit.node(op, [*inputs], f"{value.name}.{op}", dtype=ir.DataType.FLOAT, taken=taken)
             end = edit.node(
@@ -138,6 +141,21 @@ def _reduce_to_channels(main: ir.Graph, values: Iterable[ir.Value], last: Last) 
             main.extend([inner, end])
             main.outputs.append(end.outputs[0])
     main.sort()
+
+
+def _not_empty(main: ir.Graph, value: ir.Value, taken: set[str]) -> ir.Value:
+    """Computes `value` with one zero along each axis of size 0, which pools and Reshapes refuse."""
+    one, zero = (edit.initializer(main, f"{value.name}.{at}", np.array([at]), taken) for at in (1, 0))
+
+    def add(op: str, inputs: list[ir.Value | None], kind: str, dtype: ir.DataType, **attributes: int) -> ir.Value:
+        main.append(edit.node(op, inputs, f"{value.name}.{kind}", dtype=dtype, taken=taken, **attributes))
+        return main[-1].outputs[0]
+
+    shape = add("Shape", [value], "shape", ir.DataType.INT64)
+    ends = add("Max", [add("Sub", [one, shape], "lack", ir.DataType.INT64), zero], "ends", ir.DataType.INT64)
+    begins = add("Mul", [shape, zero], "begins", ir.DataType.INT64)
+    pads = add("Concat", [begins, ends], "pads", ir.DataType.INT64, axis=0)
+    return add("Pad", [value, pads], "filled", ir.DataType.FLOAT)
 
 
 def _channels_second(main: ir.Graph, value: ir.Value, channels: int, taken: set[str]) -> ir.Value:

@@ -89,7 +89,10 @@ def round_layer(
     groups, channels, width = rows.shape
     positions = drawn(width) // (chunks * len(layers)) + 1
     columns = (
-        _im2col(layer, weights, x, positions) for arrays in inputs for layer, x in zip(layers, arrays, strict=True)
+        _im2col(layer, weights, x, positions)
+        for arrays in inputs
+        for layer, x in zip(layers, arrays, strict=True)
+        if x.size  # no rows may have been chosen
     )
     sections = [slice(start, start + SECTION) for start in range(0, width, SECTION)]
     grams = _grams(columns, groups, width, sections)

@@ -31,9 +31,10 @@ from pipelines.graph import edit, io, query, reference_session
 from pipelines.quantization.algorithms.channel_groups import outputs_first
 from pipelines.quantization.algorithms.weight_rounding import Weights
 from pipelines.quantization.calibration.calibrate import MEMORY, Observation, observe
+from pipelines.quantization.calibration.compared_outputs import ComparedOutputs
 from pipelines.quantization.calibration.function_ranges import clip_to_functions
 from pipelines.quantization.calibration.layerwise import chunk_size, sample_chunks
-from pipelines.quantization.calibration.range_search import before_softmax, relative_error, search_ranges
+from pipelines.quantization.calibration.range_search import search_ranges
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import (
     HELD_OUT,
@@ -67,7 +68,7 @@ class OutputSqnr:
     """SQNR of int8 models in dB: the mean of the SQNR of all samples together and of the mean SQNR of single samples.
 
     A sample near a decision boundary may have more error than all others. The first figure alone would let it choose
-    the ranges; the second alone would ignore it. Logits count, as in `output_sqnr`.
+    the ranges; the second alone would ignore it. The tensors are those of `ComparedOutputs`.
 
     Args:
         model: Float model.
@@ -75,13 +76,18 @@ class OutputSqnr:
     """
 
     def __init__(self, model: ir.Model, samples: Sequence[Batch]) -> None:
-        self._samples, exact = samples, _session(model)
+        self._samples, self._compared = samples, ComparedOutputs.of(model)
+        exact = self._opened(model)
         self._heavy = query.weight_bytes(model) > HEAVY
         free = all(
             (query.dimensions(each) or [0])[0] is None for each in model.graph.inputs if not each.is_initializer()
         )
         self._at_once = chunk_size(model, samples[0], ROOM) if free else 0
         self._exact = [self._run(exact, batch) for batch in samples]
+
+    def _opened(self, model: ir.Model) -> ort.InferenceSession:
+        options = reference_session.options(lean=True, prepack=False)
+        return reference_session.session(self._compared.cut(model), "its evaluation needs", options)
 
     def _run(self, session: ort.InferenceSession, batch: Batch) -> list[Array]:
         """Returns the outputs for a batch, in parts that fit `ROOM`."""
@@ -105,25 +111,20 @@ class OutputSqnr:
         """
         if self._heavy:
             machine.trim()  # graphs are reference cycles that hold the weights
-        opened = _session(int8)
+        opened = self._opened(int8)
         results = [
             (exact, self._run(opened, batch))
             for exact, batch in zip(self._exact[:batches], self._samples[:batches], strict=True)
         ]
         single = [each for batch, pair in zip(self._samples, results, strict=False) for each in _single(batch, *pair)]
-        own = np.mean([_decibel(relative_error([each])) for each in single])
-        return float(own + _decibel(relative_error(results))) / 2
-
-
-def _session(model: ir.Model) -> ort.InferenceSession:
-    options = reference_session.options(lean=True, prepack=False)
-    return reference_session.session(before_softmax(model), "its evaluation needs", options)
+        own = np.mean([_decibel(self._compared.error([each])) for each in single])
+        return float(own + _decibel(self._compared.error(results))) / 2
 
 
 def _single(batch: Batch, exact: list[Array], tested: list[Array]) -> list[tuple[list[Array], list[Array]]]:
     """Returns the outputs per sample; of all samples together if an output has no sample axis."""
     count = length(batch)
-    if any(x.shape[:1] != (count,) for x in exact):
+    if any(x.shape[:1] != (count,) for x in (*exact, *tested)):
         return [(exact, tested)]
     return [([x[at] for x in exact], [y[at] for y in tested]) for at in range(count)]
 

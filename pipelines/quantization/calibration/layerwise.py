@@ -121,22 +121,6 @@ def subgraph_session(
     return reference_session.session(part, "its correction needs", reference_session.options(quick, lean=True))
 
 
-def values_read(node: ir.Node) -> Iterator[ir.Value]:
-    """Yields the values that a node reads, including those that its subgraphs capture.
-
-    Args:
-        node: Operator.
-
-    Returns:
-        Iterator over the values.
-    """
-    nodes = [node]
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            nodes += ir.traversal.RecursiveGraphIterator(attribute.as_graph())
-    return (value for each in nodes for value in each.inputs if value is not None)
-
-
 class LayerwiseRun:
     """Computes a model layer by layer over all samples; tensors are stored on disk, one file per value and chunk.
 
@@ -188,13 +172,14 @@ class LayerwiseRun:
         inputs, inner, _ = self._cone(layer)
         varies = set(inputs)
         for node in inner:
-            if varies.intersection(values_read(node)):
+            if varies.intersection(query.values_read(node)):
                 varies.update(node.outputs)
         shared = [value for node in inner for value in node.outputs if value in varies and len(value.uses()) > 1]
         values = list(dict.fromkeys((*shared, layer.outputs[0])))
         for chunk, arrays in enumerate(self._run(inputs, values)):
             for value, array in zip(values, arrays, strict=True):
-                self._write(value, chunk, array)
+                if isinstance(array, np.ndarray) and array.dtype != object:  # sequences and strings are computed again
+                    self._write(value, chunk, array)
 
     def run(self, node: ir.Node) -> Iterator[Array]:
         """Yields the first output of a ready node, chunk by chunk.
@@ -261,7 +246,7 @@ class LayerwiseRun:
         inputs: dict[ir.Value, None] = {}
         inner, todo, blocked = {end}, [end], False
         while todo:
-            for value in values_read(todo.pop()):
+            for value in query.values_read(todo.pop()):
                 producer = value.producer()
                 if value in self.stored:
                     inputs[value] = None

@@ -1,0 +1,218 @@
+"""Float tensors on which an int8 model is compared with its float model, and their error.
+
+Logits count instead of the probabilities of a final Softmax or Sigmoid, most of which are near zero. An output that is
+no float tensor (a sequence, a map, strings, class numbers) cannot be compared in decibels: the float tensors that it is
+computed from are compared instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from pipelines.graph import edit, query
+from pipelines.graph.infer import infer_shapes
+
+Array = NDArray[Any]
+WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
+
+
+@dataclass(frozen=True)
+class ComparedOutputs:
+    """Tensors of a float model that its int8 models are compared on.
+
+    Attributes:
+        outputs: Positions of the compared outputs of the graph.
+        inner: Names of further compared tensors: those that other outputs are computed from.
+        varying: Positions, of `outputs` and `inner` together, of tensors whose first axis depends on the data. Batches
+            where the int8 model chooses another number of rows are not compared.
+    """
+
+    outputs: tuple[int, ...]
+    inner: tuple[str, ...]
+    varying: frozenset[int]
+
+    @classmethod
+    def of(cls, model: ir.Model) -> ComparedOutputs:
+        """Finds the compared tensors of a float model.
+
+        Outputs whose size depends on the data (boxes selected by NonMaxSuppression) are replaced by the float tensors
+        that they were selected from, because an int8 model may select fewer or more. If layers compute an output from
+        selected rows (crops of a two-stage detector, routed tokens), it is compared too.
+
+        Args:
+            model: Float model; it is not changed.
+
+        Returns:
+            The compared tensors.
+        """
+        graph = model.graph
+        if any(query.is_op(node, *query.CHOOSING) for node in graph) or not all(map(_is_float, graph.outputs)):
+            copy = model.clone()
+            infer_shapes(copy)
+            graph = copy.graph
+        selected = query.selected(graph)
+        layers = [node for node in selected if query.is_op(node, *WEIGHTED)]
+        behind = {value for node in [*layers, *query.downstream(graph, *_results(layers))] for value in node.outputs}
+        computed = {value for node in selected for value in node.outputs}
+        kept: list[int] = []
+        varying: list[int] = []
+        sources: dict[str, ir.Value] = {}
+        for at, value in enumerate(graph.outputs):
+            if value in computed:
+                if value in behind and _is_float(value):
+                    varying.append(at)
+            elif _is_float(value):
+                kept.append(at)
+            elif not isinstance(value.type, ir.TensorType):
+                sources.update(_sources([value]))
+        if any(value in computed for value in graph.outputs):
+            read = (value for node in selected for value in query.values_read(node) if value not in computed)
+            sources.update({str(value.name): value for value in read if query.is_float(value) and value.producer()})
+        if not kept and not varying and not sources:
+            sources.update(_sources(graph.outputs))
+            kept = [] if sources else list(range(len(graph.outputs)))
+        positions = [*kept, *varying]
+        compared = {each for at in positions for each in (graph.outputs[at], _logits(graph.outputs[at]))}
+        inner = tuple(name for name in sorted(sources) if sources[name] not in compared)
+        return cls(tuple(positions), inner, frozenset(range(len(kept), len(positions))))
+
+    def cut(self, model: ir.Model) -> ir.Model:
+        """Copies a model so that its outputs are the compared tensors.
+
+        Args:
+            model: The float model, or an int8 model of it.
+
+        Returns:
+            The copy.
+        """
+        copy = model.clone()
+        graph = copy.graph
+        found = [graph.outputs[at] for at in self.outputs]
+        for at, value in enumerate(found):
+            if (logits := _logits(value)) is not None:
+                found[at] = logits
+                logits.type, logits.shape = value.type, None
+        if self.inner:
+            infer_shapes(copy)
+            values = {str(value.name): value for value in (*graph.inputs, *_results(graph))}
+            found += [_float_form(graph, values, name) for name in self.inner]
+        unique: list[ir.Value] = []
+        for value in found:  # one tensor may be the logits of two outputs
+            unique.append(_copied(graph, value) if value in unique else value)
+        graph.outputs[:] = unique
+        return copy
+
+    def error(self, results: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> float:
+        """Computes `relative_error` of the compared tensors.
+
+        Args:
+            results: For every batch the compared tensors x of the float model and y of the int8 model.
+
+        Returns:
+            The mean relative squared error.
+        """
+        return relative_error(results, self.varying)
+
+
+def relative_error(
+    results: Iterable[tuple[Sequence[Array], Sequence[Array]]], varying: Set[int] = frozenset()
+) -> float:
+    """Computes sum (x - y)^2 / sum x^2 per float tensor, and returns the mean over the tensors.
+
+    Infinite values of x, such as masked inputs of a Softmax, do not count. A y of another shape counts as zeros, or not
+    at all if the tensor is `varying`.
+
+    Args:
+        results: For every batch the tensors x and the tensors y.
+        varying: Positions of tensors whose first axis depends on the data.
+
+    Returns:
+        The mean relative squared error.
+    """
+    noise, power = dict[int, float](), dict[int, float]()
+    for exact, tested in results:
+        for at, (x, y) in enumerate(zip(exact, tested, strict=True)):
+            if x.dtype.kind != "f" or (at in varying and x.shape != y.shape):
+                continue
+            finite = np.isfinite(x)
+            x, y = x[finite], y[finite] if y.shape == x.shape else np.zeros(finite.sum(), np.float32)
+            noise[at] = noise.get(at, 0.0) + float(np.square(np.subtract(x, y, dtype=np.float64)).sum())
+            power[at] = power.get(at, 0.0) + float(np.square(x, dtype=np.float64).sum())
+    return float(np.nan_to_num(np.mean([noise[at] / power[at] for at in noise if power[at] > 0] or [0.0]), nan=np.inf))
+
+
+def float_stem(name: str) -> str:
+    """Returns the name of the float tensor that a value of an int8 model represents.
+
+    Args:
+        name: Name of a value of a model that `quantize` made.
+    """
+    return re.sub(r"(\.(de)?quantized(_\d+)?)+$", "", name)
+
+
+def _is_float(value: ir.Value) -> bool:
+    return isinstance(value.type, ir.TensorType) and value.dtype in FLOATS
+
+
+def _results(nodes: Iterable[ir.Node]) -> Iterator[ir.Value]:
+    return (value for node in nodes for value in node.outputs)
+
+
+def _logits(value: ir.Value) -> ir.Value | None:
+    """Returns the input of the Softmax or Sigmoid that computes an output, else None."""
+    producer = value.producer()
+    return producer.inputs[0] if producer is not None and producer.op_type in ("Softmax", "Sigmoid") else None
+
+
+def _sources(values: Iterable[ir.Value]) -> dict[str, ir.Value]:
+    """Returns the nearest float32 tensors upstream of some values, by name; the logits in place of probabilities."""
+    found: dict[str, ir.Value] = {}
+    waiting = list(values)
+    seen = set(waiting)
+    while waiting:
+        value = waiting.pop()
+        producer = value.producer()
+        if producer is None:  # an input of the graph or a constant
+            continue
+        if query.is_float(value) and (logits := _logits(value) or value).producer() is not None:
+            found[str(logits.name)] = logits
+            continue
+        new = [each for each in query.values_read(producer) if each not in seen]
+        seen.update(new)
+        waiting += new
+    return found
+
+
+def _float_form(graph: ir.Graph, values: dict[str, ir.Value], name: str) -> ir.Value:
+    """Returns the float form of a tensor of the float model in this graph, dequantized if only integers are left."""
+    if name in values and query.is_float(values[name]):
+        return values[name]
+    forms = [value for other, value in values.items() if float_stem(other) == name]
+    if (found := next((value for value in forms if query.is_float(value)), None)) is not None:
+        return found
+    for value in forms:
+        source = value.producer()
+        while source is not None and source.op_type != "QuantizeLinear":  # data movement
+            source = source.inputs[0].producer() if source.inputs and source.inputs[0] is not None else None
+        if source is not None:
+            qparams = source.inputs[1:]
+            taken = query.used_names(graph)
+            node = edit.node("DequantizeLinear", [value, *qparams], name, dtype=ir.DataType.FLOAT, taken=taken)
+            graph.append(node)
+            return node.outputs[0]
+    raise RequestError(f"the int8 model has no tensor {name}, which it is compared on; quantize the float model again")
+
+
+def _copied(graph: ir.Graph, value: ir.Value) -> ir.Value:
+    node = edit.node("Identity", [value], f"{value.name}.copy", dtype=value.dtype, taken=query.used_names(graph))
+    graph.append(node)
+    return node.outputs[0]
