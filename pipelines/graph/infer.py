@@ -1,15 +1,18 @@
-"""Types and shapes of a graph's values, inferred by onnx."""
+"""Types and shapes of a graph's values, inferred by onnx, or by onnxruntime for operators that onnx does not know."""
 
 from __future__ import annotations
 
 import logging
+import re
 
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
-from pipelines.graph import query
+from pipelines.core.errors import RequestError
+from pipelines.graph import query, reference_session
 
 ZIP_MAP = "ZipMap"
+LARGE = 1 << 12  # bytes of weights whose values no shape depends on
 SEQUENCES = ("SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SequenceMap", "SplitToSequence")
 
 
@@ -25,7 +28,10 @@ class _Failure(logging.Filter):
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Infers types and shapes of all values by onnx, in place; sequences of tensors keep their type.
+    """Infers types and shapes of all values, in place; sequences of tensors keep their type.
+
+    onnx infers them. Values that it leaves without a type, because an operator of another domain (com.microsoft)
+    computes them, get theirs from an onnxruntime session.
 
     If shapes stated in the file contradict the inferred ones (edited inputs), all stated shapes within the graph are
     dropped. If inference fails for another reason, the model does not change.
@@ -38,6 +44,8 @@ def infer_shapes(model: ir.Model) -> None:
         if not _inferred(model):
             for value, shape in zip(inner, stated, strict=True):
                 value.shape = shape
+    if _ask_engine(model):
+        _inferred(model)  # what is downstream of them
     _keep_sequences(model.graph)
 
 
@@ -55,6 +63,45 @@ def _inferred(model: ir.Model) -> bool:
         for node in maps:
             node.op_type = ZIP_MAP
     return not failure.failed
+
+
+def _ask_engine(model: ir.Model) -> bool:
+    """Gives values that onnx cannot infer (operators of other domains) the types and shapes that onnxruntime infers.
+
+    Returns whether there were any. Large weights become inputs of the session, so that they are not copied.
+    """
+    unknown = {
+        str(value.name): value
+        for node in model.graph
+        for value in node.outputs
+        if value.name and value.type is None and node.op_type != ZIP_MAP
+    }
+    if not unknown:
+        return False
+    copy = model.clone()
+    graph = copy.graph
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes >= LARGE and not value.is_graph_output():
+            del graph.initializers[name]
+            value.type, value.const_value = ir.TensorType(tensor.dtype), None
+            value.shape = ir.Shape(tensor.numpy().shape)
+            if not value.is_graph_input():
+                graph.inputs.append(value)
+    graph.outputs[:] = [value for node in graph for value in node.outputs if value.name in unknown]
+    try:
+        found = reference_session.session(copy, "inferring its shapes needs").get_outputs()
+    except RequestError:  # reported where the model is run
+        return False
+    for each in found:
+        kind = re.fullmatch(r"(seq\()?tensor\((\w+)\)\)?", each.type)
+        if kind is None or kind[2].upper() not in ir.DataType.__members__:
+            continue
+        value, dtype = unknown[each.name], ir.DataType[kind[2].upper()]
+        value.type = ir.SequenceType(ir.TensorType(dtype)) if kind[1] else ir.TensorType(dtype)
+        if value.shape is None and each.shape and not kind[1]:  # [] for a scalar and for an unknown rank
+            value.shape = ir.Shape([None if str(size).startswith("unk__") else size for size in each.shape])
+    return True
 
 
 def _keep_sequences(graph: ir.Graph) -> None:

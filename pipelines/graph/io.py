@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import onnx_ir as ir
 
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import mapped, replacing, require_place
-from pipelines.graph import large_weights, map_types, query, tensor_sizes
+from pipelines.graph import large_weights, map_types, query, repairs, tensor_sizes
 
 PRODUCER = "int8-zoo"
 PAGE, MAPPED = 4096, 1 << 20  # bytes; initializers above `MAPPED` lie on pages of their own
@@ -63,15 +62,18 @@ def load(path: str | Path) -> ir.Model:
         opset = _known_opset(proto)
         if arrays and (opset < OPSET or any(each.external_data for each in proto.graph.initializer)):
             proto, arrays = onnx.load(path, load_external_data=False), {}
+        repaired = repairs.name_graphs(proto.graph) + repairs.mark_fused_norms(proto.graph, opset)
         if arrays:
             onnx.checker.check_model(large_weights.emptied(proto, arrays))
-        else:
+        elif not repaired:
             onnx.checker.check_model(str(path))  # by its path, since files beside it are checked, too
-            if fault := tensor_sizes.fault(proto, path.parent):
-                raise ValueError(fault)
+        if not arrays and (fault := tensor_sizes.fault(proto, path.parent)):
+            raise ValueError(fault)
         if proto.functions:
             proto = onnx.inliner.inline_local_functions(proto, convert_version=True)
         onnx.load_external_data_for_model(proto, str(path.parent))
+        if repaired and not arrays and proto.ByteSize() < WHOLE:
+            onnx.checker.check_model(proto)
         _make_dense(proto.graph)
         if opset < OPSET:
             proto = _converted(proto, opset)
@@ -99,7 +101,7 @@ def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         ) from error
     converted.ir_version = proto.ir_version
     if opset < RESIZED:
-        for graph in _graphs(converted.graph):
+        for graph in repairs.graphs(converted.graph):
             _resize_as_before(graph)
     return converted
 
@@ -126,15 +128,6 @@ def _resize_as_before(graph: onnx.GraphProto) -> None:
         node.attribute.append(onnx.helper.make_attribute("nearest_mode", mode))
 
 
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graph and the bodies in it."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                yield from _graphs(body)
-
-
 def _make_dense(main: onnx.GraphProto) -> None:
     """Sparse initializers as others."""
     for sparse in main.sparse_initializer:
@@ -150,7 +143,7 @@ def _make_dense(main: onnx.GraphProto) -> None:
 
 def _open_sizes(graph: onnx.GraphProto) -> None:
     """Make sizes that say nothing dynamic: below 1, and names that exporters give to any unknown size alike."""
-    for value in (value for each in _graphs(graph) for value in (*each.input, *each.output, *each.value_info)):
+    for value in (value for each in repairs.graphs(graph) for value in (*each.input, *each.output, *each.value_info)):
         for size in value.type.tensor_type.shape.dim:
             anonymous = size.HasField("dim_param") and (
                 size.dim_param == "None" or not any(letter.isalpha() for letter in size.dim_param)

@@ -349,7 +349,7 @@ def _describe(node: ir.Node, reasons: dict[str, str], notes: dict[str, str]) -> 
         return Operator(name, node.op_type, "int8", notes[name])
     if dtypes & {ir.DataType.UINT8, ir.DataType.INT8}:
         return Operator(name, node.op_type, "int8")
-    if ir.DataType.FLOAT not in dtypes:
+    if ir.DataType.FLOAT not in dtypes and None not in dtypes:  # None: an unknown type
         return Operator(name, node.op_type, "integer")
     if node.op_type in ("Relu", "Clip") and _fused(node, notes):
         return Operator(name, node.op_type, "int8", "fused by engines into the operator before it")

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pipelines.rewrites.affine_to_depthwise import AffineToDepthwise
     from pipelines.rewrites.driver import CleanUp, Rewrite, RewriteReport, rewrite
     from pipelines.rewrites.equalize_concat import EqualizeConcat
+    from pipelines.rewrites.expand_fused import ExpandFused
     from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
     from pipelines.rewrites.fold_constants import FoldConstants
     from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
@@ -31,6 +32,7 @@ __all__ = [
     "AffineToDepthwise",
     "CleanUp",
     "EqualizeConcat",
+    "ExpandFused",
     "FoldBatchNorm",
     "FoldConstants",
     "FoldIndexWrap",
@@ -57,6 +59,7 @@ _MODULES = {
     "RewriteReport": "driver",
     "rewrite": "driver",
     "EqualizeConcat": "equalize_concat",
+    "ExpandFused": "expand_fused",
     "FoldBatchNorm": "fold_batch_norm",
     "FoldConstants": "fold_constants",
     "FoldIndexWrap": "fold_index_wrap",

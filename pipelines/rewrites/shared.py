@@ -1,6 +1,7 @@
 """`SHARED`: the passes that need no knowledge of the model, in order; they are applied to users' own files."""
 
 from pipelines.rewrites.affine_to_depthwise import AffineToDepthwise
+from pipelines.rewrites.expand_fused import ExpandFused
 from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
 from pipelines.rewrites.fold_constants import FoldConstants
 from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
@@ -17,6 +18,6 @@ from pipelines.rewrites.widen_half import WidenHalf
 # First what makes constants and lays layers side by side, then what fuses them; MergeSiblings last, for it joins
 # finished layers.
 SHARED = (
-    *(WidenHalf, RemoveDeadBranches, FoldConstants, FoldIndexWrap, ReshapeChains, PushTransposes, SimplifyConcat),
-    *(FuseActivations, FoldPad, FoldBatchNorm, AffineToDepthwise, FuseLinear, MergeSiblings),
+    *(ExpandFused, WidenHalf, RemoveDeadBranches, FoldConstants, FoldIndexWrap, ReshapeChains, PushTransposes),
+    *(SimplifyConcat, FuseActivations, FoldPad, FoldBatchNorm, AffineToDepthwise, FuseLinear, MergeSiblings),
 )
