@@ -24,7 +24,7 @@ from pipelines.engines import stock
 from pipelines.engines.agreement import why_wrong
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.session import Runnable
-from pipelines.graph import query, reference_session
+from pipelines.graph import query, reference_session, sample_axis
 from pipelines.graph.infer import infer_shapes
 from pipelines.quantization.algorithms.correction import decibel
 from pipelines.quantization.algorithms.equalize_channels import scale_channels
@@ -157,11 +157,11 @@ def _compare(
     scale_channels(equalized, table.equalization)
     smooth_channels(equalized, table.smoothing)
     comparison = _Comparison(equalized, int8_model, table)
-    for feed in _cut(samples, comparison.fixed, comparison.probe):
+    shared = sample_axis.is_shared(float_model.graph)
+    for feed in _cut(samples, comparison.fixed, comparison.probe, shared):
         comparison.measure(feed)
-        comparison.first = comparison.first or {
-            name: array[: comparison.fixed or FIRST] for name, array in feed.items()
-        }
+        few = {name: array[: comparison.fixed or FIRST] for name, array in feed.items()} if shared else dict(feed)
+        comparison.first = comparison.first or few
         comparison.seen += length(feed)
     if not comparison.first:
         raise RequestError("no samples to explain the model on; pass at least one")
@@ -407,7 +407,7 @@ def _run(session: Any, feed: Batch) -> list[Any]:
     return reference_session.run(session, {name: array for name, array in feed.items() if name in inputs})
 
 
-def _cut(samples: Iterable[Batch], fixed: int, probe: Any) -> Iterator[Batch]:
+def _cut(samples: Iterable[Batch], fixed: int, probe: Any, shared: bool) -> Iterator[Batch]:
     """Yields the samples in pieces of the size that `probe` returns for the first few.
 
     A remainder of a fixed batch size is skipped.
@@ -415,7 +415,8 @@ def _cut(samples: Iterable[Batch], fixed: int, probe: Any) -> Iterator[Batch]:
     size = 0
     with progress("explaining") as advance:
         for batch in samples:
-            if len({array.shape[:1] for array in batch.values()}) > 1:  # one feed: no axis of samples is shared
+            if not shared or len({array.shape[:1] for array in batch.values()}) > 1:  # one feed
+                size = size or probe(batch)
                 yield batch
                 advance(1)
                 continue

@@ -78,7 +78,7 @@ def summarize(
         "layers": len(layered),
         "int8_layers": len(int8),
         "macs_int8": sum(costs.get(each.name, 0) for each in int8) / macs if macs else None,
-        "sqnr_db": output_sqnr(float_model, int8_model, few, at_once=1) if few else None,
+        "sqnr_db": output_sqnr(float_model, int8_model, few, at_once=1, optimized=True) if few else None,
         "speed": {},
         "engine": None,
         "speed_of_many": {},

@@ -145,14 +145,18 @@ def bypass(node: ir.Node, value: ir.Value) -> None:
 
 
 def _fp16_casts(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
-    """(Cast to float32, float16 initializer that it reads) of the main graph."""
+    """(Cast to float32, float16 or bfloat16 initializer that it reads) of the main graph."""
     for each in list(model.graph):
         source = each.inputs[0] if each.inputs else None
         if each.op_type != "Cast" or each.attributes.get_int("to", 0) != ir.DataType.FLOAT:
             continue
         if each.outputs[0].is_graph_output():
             continue
-        if source is not None and source.is_initializer() and source.dtype == ir.DataType.FLOAT16:
+        if (
+            source is not None
+            and source.is_initializer()
+            and source.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+        ):
             yield each, source
 
 
@@ -210,7 +214,7 @@ def own_weights(model: ir.Model) -> int:
 
 
 def expand_fp16(model: ir.Model) -> None:
-    """Undoes `compress_fp16`, or an exporter's equivalent: weights become float32 with float16 values, in place."""
+    """Undoes `compress_fp16`, or an exporter's equivalent of float16 or bfloat16: weights become float32, in place."""
     graph = model.graph
     for cast, stored in _fp16_casts(model):
         array = constant(stored)

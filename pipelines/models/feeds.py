@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipelines.core.batches import Batch, joined, length
 from pipelines.core.errors import RequestError
 from pipelines.engines.session import Port
-from pipelines.graph import query
+from pipelines.graph import query, sample_axis
 from pipelines.models.npz import read_arrays, require_samples
 
 LABEL = "label"  # name of the label array in an evaluation .npz
@@ -39,13 +39,12 @@ def fixed_batch(model: ir.Model) -> int | None:
 
 
 def shares_sample_axis(model: ir.Model) -> bool:
-    """Returns whether the first axis of all inputs is the sample axis.
+    """Returns whether the first axis of all inputs is the sample axis, see `pipelines.graph.sample_axis`.
 
     Args:
         model: ONNX graph.
     """
-    shapes = [query.dimensions(each) for each in _inputs(model)]
-    return [] not in shapes and len({shape[0] for shape in shapes if shape}) < 2
+    return sample_axis.is_shared(model.graph)
 
 
 def _inputs(model: ir.Model) -> list[ir.Value]:

@@ -292,6 +292,7 @@ def work_around_engines(inserter: QdqInserter) -> None:
     """
     for node in list(inserter.graph):
         engine_quirks.dequantize_around_transpose(node, inserter.taken)
+        inserter.helpers |= engine_quirks.pad_all_axes(node, inserter.taken)
         if (squeeze := engine_quirks.keep_reduced_axes(node, inserter.taken)) is not None:
             inserter.helpers.add(str(squeeze.name))
     inserter.helpers |= engine_quirks.hide_sizes(inserter.graph, inserter.taken)
@@ -353,6 +354,8 @@ def _describe(node: ir.Node, reasons: dict[str, str], notes: dict[str, str]) -> 
         return Operator(name, node.op_type, "integer")
     if node.op_type in ("Relu", "Clip") and _fused(node, notes):
         return Operator(name, node.op_type, "int8", "fused by engines into the operator before it")
+    if reasons.get(name) == layers.INT8_ALREADY and dequantized_qparams(node.inputs[0]) is not None:
+        return Operator(name, node.op_type, "int8", layers.INT8_ALREADY)
     if name in reasons:
         return Operator(name, node.op_type, "float", reasons[name])
     x, reader = node.inputs[0], query.sole_user(node.outputs[0])

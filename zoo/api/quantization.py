@@ -29,6 +29,7 @@ from pipelines.quantization.calibration.auto_calibration import auto_calibrate, 
 from pipelines.quantization.calibration.calibrate import MEMORY
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import make_table
+from pipelines.quantization.qdq.layers import integer_layers
 from pipelines.quantization.quantizer import QuantReport
 from pipelines.quantization.quantizer import quantize as quantize_model
 from pipelines.quantization.recipe import QuantRecipe
@@ -62,7 +63,7 @@ def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:
         return run_stage(model, "rewritten.onnx")
     target = output_path(output)
     require_distinct(target, model)
-    graph, passes = rewritten(model)
+    graph, passes = rewritten(model, require_float=False)
     io.save(graph, target)
     return passes.to_json()
 
@@ -467,17 +468,25 @@ def tune(
     return result | {"environment": machine.environment(threads=threads, batch_size=length(metric.example))}
 
 
-def rewritten(model: Model) -> tuple[ir.Model, RewriteReport]:
+def rewritten(model: Model, require_float: bool = True) -> tuple[ir.Model, RewriteReport]:
     """Opens an ONNX file for quantization: float32 weights, shared passes applied, batch size fixed where implied.
 
     Args:
         model: Path of the ONNX file.
+        require_float: Whether to refuse a file whose layers are all quantized already.
 
     Returns:
         The graph, and the report of the passes.
+
+    Raises:
+        RequestError: The file is invalid, or quantized already.
     """
     graph = io.load(model)
     passes = driver.rewrite(graph, [shared() for shared in SHARED])
+    if require_float and (integers := integer_layers(graph)):
+        raise RequestError(
+            f"{model} is quantized already ({integers}); expected a float model: give the file that it was made from"
+        )
     if fixed := reference_session.fix_batch(graph):
         logger.warning("%s: %s", model, fixed)
     return graph, passes

@@ -27,7 +27,7 @@ import onnxruntime as ort
 from pipelines.core import machine
 from pipelines.core.batches import Batch, cut, length
 from pipelines.core.progress import progress
-from pipelines.graph import edit, io, query, reference_session
+from pipelines.graph import edit, io, query, reference_session, sample_axis
 from pipelines.quantization.algorithms.channel_groups import outputs_first
 from pipelines.quantization.algorithms.weight_rounding import Weights
 from pipelines.quantization.calibration.calibrate import MEMORY, Observation, observe
@@ -79,7 +79,7 @@ class OutputSqnr:
         self._samples, self._compared = samples, ComparedOutputs.of(model)
         exact = self._opened(model)
         self._heavy = query.weight_bytes(model) > HEAVY
-        free = all(
+        free = sample_axis.is_shared(model.graph) and all(
             (query.dimensions(each) or [0])[0] is None for each in model.graph.inputs if not each.is_initializer()
         )
         self._at_once = chunk_size(model, samples[0], ROOM) if free else 0

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
+from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from pipelines.core import machine
 from pipelines.core.batches import Batch, joined, length
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
-from pipelines.graph import edit, io, large_weights, query, reference_session
+from pipelines.graph import edit, io, large_weights, query, reference_session, sample_axis
 from pipelines.graph.infer import infer_shapes
 from pipelines.quantization.calibration.observers import Histogram, choose
 from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
@@ -67,12 +68,11 @@ class Observation:
         self._input_shapes: dict[str, Sequence[Any]] = {
             each.name: each.shape for each in self._shape_session.get_inputs()
         }
-        first = {
+        firsts = {
             (shape[0] if isinstance(shape[0], int) else 0) if shape else -1 for shape in self._input_shapes.values()
         }  # 0: dynamic
-        self._fixed_batch = (
-            first.pop() if len(first) == 1 else -1
-        )  # -1: no batch that all inputs share, so nothing is cut
+        shared = len(firsts) == 1 and sample_axis.is_shared(model.graph)
+        self._fixed_batch = firsts.pop() if shared else -1  # -1: no batch that all inputs share, so nothing is cut
         self._float_inputs = [
             str(each.name) for each in model.graph.inputs if query.is_float(each) and each.name in self._input_shapes
         ]
@@ -185,8 +185,9 @@ class Observation:
         return self._plans[key]
 
     def _run(self, feed: Batch, groups: list[list[str]]) -> None:
-        if wrong := [name for name in self._float_inputs if np.isnan(feed[name]).any()]:
-            raise RequestError(f"the calibration samples hold NaN in {wrong[0]}; check the samples")
+        for name in self._float_inputs:
+            if np.isnan(feed[name]).any():
+                raise RequestError(f"{self._named(feed[name], np.isnan)} holds NaN in {name}; check the samples")
         self._add({name: feed[name] for name in self._float_inputs})
         for names in groups:
             if tuple(names) not in self._sessions:
@@ -208,9 +209,16 @@ class Observation:
         for name, array in arrays.items():
             self.histograms.setdefault(name, Histogram()).add(array)
             if name in self._output_names and not self.histograms[name].finite:
-                raise RequestError(
-                    "the model computes NaN or infinity on the calibration samples; check the samples and the model"
-                )
+                where = self._named(array, lambda x: ~np.isfinite(x))
+                raise RequestError(f"the model computes NaN or infinity on {where}; check the samples and the model")
+
+    def _named(self, array: NDArray[Any], wrong: Callable[[NDArray[Any]], Any]) -> str:
+        """Names the first sample of a batch with a wrong value, counted from 0 over all batches."""
+        count = len(array) if array.ndim else 0
+        if self._fixed_batch < 0 or not count:
+            return f"calibration sample {self.samples}"
+        first = int(wrong(array).reshape(count, -1).any(axis=1).argmax())
+        return f"calibration sample {self.samples + first} (the first is 0)"
 
 
 def observe(

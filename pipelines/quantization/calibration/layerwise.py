@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError
-from pipelines.graph import edit, query, reference_session
+from pipelines.graph import edit, query, reference_session, sample_axis
 from pipelines.graph.infer import infer_shapes
 
 Array = NDArray[Any]
@@ -70,7 +70,8 @@ def sample_chunks(model: ir.Model, samples: Iterable[Batch], most: int = CHUNK, 
     inputs = [value for value in model.graph.inputs if not value.is_initializer()]
     expected = {str(value.name) for value in inputs}
     sizes = {(query.dimensions(value) or [0])[0] for value in inputs}  # None: dynamic, 0: no axis
-    size = fixed = (sizes.pop() or -1) if len(sizes) == 1 and 0 not in sizes else 0
+    shared = len(sizes) == 1 and 0 not in sizes and sample_axis.is_shared(model.graph)
+    size = fixed = (sizes.pop() or -1) if shared else 0
     rest: list[Batch] = []
     for batch in samples:
         if set(batch) != expected:

@@ -66,7 +66,12 @@ def search_ranges(
 
 
 def output_sqnr(
-    float_model: ir.Model, other: ir.Model, samples: Iterable[Batch], quick: bool = False, at_once: int = CHUNK
+    float_model: ir.Model,
+    other: ir.Model,
+    samples: Iterable[Batch],
+    quick: bool = False,
+    at_once: int = CHUNK,
+    optimized: bool = False,
 ) -> float:
     """Computes the SQNR of the outputs of another model, for example an int8 one, against the float model's.
 
@@ -78,6 +83,7 @@ def output_sqnr(
         samples: Batches, array [samples, ...] for every graph input.
         quick: For two float models, see `reference_session.options`.
         at_once: Number of samples per run.
+        optimized: Run the other model with onnxruntime's optimizations, as users do.
 
     Returns:
         The SQNR in dB, inf for equal outputs.
@@ -87,8 +93,8 @@ def output_sqnr(
     """
     compared = ComparedOutputs.of(float_model)
     exact, tested = (
-        reference_session.session(compared.cut(model), "its search needs", reference_session.options(quick))
-        for model in (float_model, other)
+        reference_session.session(compared.cut(model), "its search needs", reference_session.options(fast))
+        for model, fast in ((float_model, quick), (other, quick or optimized))
     )
     error = compared.error(
         (reference_session.run(exact, batch), reference_session.run(tested, batch))

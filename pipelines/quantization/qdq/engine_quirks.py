@@ -105,6 +105,14 @@ QUIRKS = (
         remove_when="executed() calls a Conv u8 whose output is read as float32",
     ),
     Quirk(
+        engine="onnxruntime",
+        version="1.31",
+        fault="cannot run a Pad with axes that its layout optimizer moves behind an int8 Conv",
+        workaround=_here("pad_all_axes"),
+        test="test_a_pad_of_some_axes_runs",
+        remove_when="onnxruntime runs a QDQ Conv before a Pad of two axes without it",
+    ),
+    Quirk(
         engine="openvino",
         version="2026.4",
         fault="computes HardSwish, SiLU and other functions behind a Q/DQ pair apart from the layer before it",
@@ -368,6 +376,40 @@ def _reshape_to_own_shape(graph: ir.Graph, value: ir.Value, taken: set[str]) -> 
     first = next(iter(graph))
     graph.insert_before(first, [shape, same])
     return [shape, same]
+
+
+def pad_all_axes(pad: ir.Node, taken: set[str]) -> set[str]:
+    """Rewrites a Pad of some axes (input `axes`) as a Pad of all axes, with 0 for the others.
+
+    Args:
+        pad: Operator.
+        taken: Names in use; new ones are added.
+
+    Returns:
+        Names of the added nodes.
+    """
+    axes = query.constant(pad.inputs[3]) if pad.op_type == "Pad" and len(pad.inputs) > 3 else None
+    rank = query.rank(pad.inputs[0]) or query.rank(pad.outputs[0])
+    if axes is None or not rank or pad.inputs[1] is None:
+        return set()
+    graph, count = _graph(pad), axes.size
+    places = np.full(2 * rank, 2 * count)  # of every begin and end in the widths, behind which a 0 is appended
+    for at, axis in enumerate(axes.ravel()):
+        places[axis % rank], places[rank + axis % rank] = at, count + at
+    widths, added, stem = query.constant(pad.inputs[1]), list[ir.Node](), f"{pad.outputs[0].name}.pads"
+    if widths is not None:
+        whole = edit.initializer(graph, stem, np.append(widths.ravel(), 0)[places].astype(np.int64), taken)
+    else:
+        zero = edit.initializer(graph, f"{stem}.zero", np.zeros(1, np.int64), taken)
+        index = edit.initializer(graph, f"{stem}.places", places, taken)
+        int64 = ir.DataType.INT64
+        added.append(edit.node("Concat", [pad.inputs[1], zero], f"{stem}.some", dtype=int64, taken=taken, axis=0))
+        added.append(edit.node("Gather", [added[0].outputs[0], index], stem, dtype=int64, taken=taken))
+        graph.insert_before(pad, added)
+        whole = added[-1].outputs[0]
+    pad.replace_input_with(1, whole)
+    pad.resize_inputs(3 if pad.inputs[2] is not None else 2)
+    return {str(node.name) for node in added}
 
 
 def needs_output_qdq(node: ir.Node) -> bool:

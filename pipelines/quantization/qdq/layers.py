@@ -11,6 +11,11 @@ from pipelines.quantization.qdq.insertion import QdqInserter
 from pipelines.quantization.qdq.scales import Array, weight_qparams
 
 LAYERS = ("Conv", "Gemm", "MatMul")
+INTEGER_LAYERS = (
+    *("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"),  # of onnx, then of onnxruntime
+    *("QGemm", "QAttention", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulNBits"),
+)
+INT8_ALREADY = "its weights are int8 already"
 
 
 def refuse(node: ir.Node) -> str:
@@ -19,6 +24,8 @@ def refuse(node: ir.Node) -> str:
     Args:
         node: Conv, Gemm or MatMul.
     """
+    if query.dequantized(node.inputs[1]) is not None:
+        return INT8_ALREADY
     return {"Gemm": _refuse_gemm, "MatMul": _refuse_matmul, "Conv": _refuse_conv}[node.op_type](node)
 
 
@@ -42,8 +49,6 @@ def _refuse_matmul(node: ir.Node) -> str:
     weight = query.constant(node.inputs[1])
     if weight is not None and weight.ndim < 2:
         return "its weights are a vector"
-    if query.dequantized(node.inputs[1]) is not None:
-        return "its weights are int8 already"
     if query.constant(node.inputs[0]) is not None:
         return "its first factor is constant"
     return ""
@@ -54,6 +59,33 @@ def _refuse_conv(node: ir.Node) -> str:
     if not constant or (len(node.inputs) > 2 and node.inputs[2] is not None and query.constant(node.inputs[2]) is None):
         return "its weights or bias are not constant"
     return ""
+
+
+def integer_layers(model: ir.Model) -> str:
+    """Describes the layers of a model that is quantized already.
+
+    Args:
+        model: Model.
+
+    Returns:
+        Count and type of its integer layers, such as "3 QLinearConv, 1 QGemm"; "" if it has none, or layers with float
+        weights besides.
+    """
+    found: dict[str, int] = {}
+    for node in model.graph:
+        weight = node.inputs[1] if node.op_type in (*LAYERS, "ConvTranspose") and len(node.inputs) > 1 else None
+        if query.constant(weight) is not None:
+            return ""
+        producer = weight.producer() if weight is not None else None
+        stored = producer is not None and producer.op_type == "DequantizeLinear"
+        if stored and producer is not None and producer.inputs[0] is not None and producer.inputs[0].dtype is not None:
+            kind = f"{node.op_type} of {producer.inputs[0].dtype.name.lower()} weights"
+        elif node.op_type in INTEGER_LAYERS:
+            kind = node.op_type
+        else:
+            continue
+        found[kind] = found.get(kind, 0) + 1
+    return ", ".join(f"{count} {kind}" for kind, count in found.items())
 
 
 def activation_inputs(node: ir.Node) -> list[int]:

@@ -165,7 +165,7 @@ SAMPLES = samples(np.random.default_rng(0))
         ([SAMPLES | {"i": np.full(100, 9)}], "the calibration samples do not fit the graph: .*"),
         (
             [SAMPLES, SAMPLES | {"x": np.full((100, 4), np.nan, np.float32)}],
-            "the calibration samples hold NaN in x; check the samples",
+            r"calibration sample \d+ \(the first is 0\) holds NaN in x; check the samples",
         ),
         ([SAMPLES | {"x": np.full((100, 4), 3e38, np.float32)}], "the model computes NaN or infinity on .*"),
     ],
