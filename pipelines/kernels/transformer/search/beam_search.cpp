@@ -19,7 +19,7 @@ BeamSearch::BeamSearch(const Decoder &decoder, const Options &options, SentenceQ
       work_(*workspace_) {}
 
 BeamSearch::~BeamSearch() {
-    for (auto *sentences : {&live_, &waiting_})  // not empty after an error
+    for (auto *sentences : {&live_, &waiting_})  // they are not empty after an error
         for (auto &sentence : *sentences) recycle(std::move(sentence));
     decoder_.release(std::move(workspace_));
 }
@@ -27,7 +27,7 @@ BeamSearch::~BeamSearch() {
 void BeamSearch::run(void (*between)()) {
     auto checked = std::chrono::steady_clock::now();
     while (!queue_.stop) {
-        if (queue_.leaving) dismiss();
+        if (queue_.leaving) drop_cancelled();
         refill();
         if (live_.empty()) return;
         beams_.clear();
@@ -119,12 +119,12 @@ void BeamSearch::finish(std::unique_ptr<Sentence> sentence) {
     recycle(std::move(sentence));
 }
 
-// Sentences that nobody wants any more make room.
-void BeamSearch::dismiss() {
+// Removes cancelled sentences.
+void BeamSearch::drop_cancelled() {
     queue_.leaving = false;
     for (auto *sentences : {&live_, &waiting_}) {
         for (auto &sentence : *sentences)
-            if (queue_.unwanted(sentence->index)) recycle(std::move(sentence));
+            if (queue_.is_cancelled(sentence->index)) recycle(std::move(sentence));
         sentences->erase(std::remove(sentences->begin(), sentences->end(), nullptr), sentences->end());
     }
 }
@@ -174,8 +174,8 @@ int64_t BeamSearch::allowed(const Sentence &sentence, int64_t slot, int64_t row)
     return left;
 }
 
-// The 2 * beam likeliest continuations of a sentence's beams, whose rows begin at `row`: a merge of the beams' own; of ties the first
-// beam's, then its first. last: the sentence is at its limit.
+// Merges the likeliest continuations of a sentence's beams, whose rows begin at `row`, to 2 * beam candidates; ties: the first beam,
+// then its first token. last: the sentence is at its limit.
 void BeamSearch::merge_candidates(const Sentence &sentence, int64_t row, bool last) {
     const int64_t count = work_.top_k;
     candidates_.clear(), taken_.assign(static_cast<size_t>(sentence.beams), 0), left_.clear();
@@ -186,16 +186,16 @@ void BeamSearch::merge_candidates(const Sentence &sentence, int64_t row, bool la
     for (int64_t slot = 0; slot < sentence.beams; ++slot)
         if (!std::isfinite(work_.log_sum_exp[row + slot]))
             throw std::runtime_error("the model computes NaN or infinite logits; check its weights");
-    if (last && options_.forced_end) {  // beams come the likeliest first
+    if (last && options_.forced_end) {  // beams are sorted by score
         for (int64_t slot = 0; slot < sentence.beams; ++slot)
             candidates_.push_back({sentence.scores[static_cast<size_t>(slot)], slot, static_cast<int32_t>(options_.end)});
         return;
     }
     for (int64_t slot = 0; slot < sentence.beams; ++slot) left_.push_back(allowed(sentence, slot, row));
-    // Marian's hypotheses leave no room for other beams
+    // in Marian every hypothesis narrows the beam by one
     const bool narrows = options_.kind == "marian";
-    const int64_t wanted = narrows ? options_.beam - static_cast<int64_t>(sentence.hypotheses.size()) : 2 * options_.beam;
-    while (static_cast<int64_t>(candidates_.size()) < wanted) {
+    const int64_t target = narrows ? options_.beam - static_cast<int64_t>(sentence.hypotheses.size()) : 2 * options_.beam;
+    while (static_cast<int64_t>(candidates_.size()) < target) {
         int64_t best = -1;
         double best_score = 0;
         for (int64_t slot = 0; slot < sentence.beams; ++slot) {
@@ -210,7 +210,7 @@ void BeamSearch::merge_candidates(const Sentence &sentence, int64_t row, bool la
     }
 }
 
-// Extends the sentence's beams by their likeliest continuations; true where the sentence is done.
+// Extends the sentence's beams by their likeliest continuations; returns whether the sentence is finished.
 bool BeamSearch::advance(Sentence &sentence, int64_t row) {
     const int64_t beam = options_.beam, now = sentence.position, length = now + 1;
     if (now < static_cast<int64_t>(options_.prefix.size())) {  // one beam so far
@@ -238,7 +238,7 @@ bool BeamSearch::advance(Sentence &sentence, int64_t row) {
     for (const Candidate &candidate : candidates_) {
         const auto slot = static_cast<int64_t>(sentence.scores.size());
         if (slot == beam) break;
-        if (ends(candidate)) continue;  // a beam ends in one way only: enough are left
+        if (ends(candidate)) continue;  // at most one continuation of a beam ends, so enough are left
         sentence.scores.push_back(candidate.score);
         uint8_t *ancestors = sentence.next_ancestors.data() + slot * sentence.limit;
         ancestors = std::copy_n(sentence.ancestors.data() + candidate.slot * sentence.limit, now, ancestors);

@@ -1,4 +1,4 @@
-// Translation for Python: of many sentences in one call, and of sentences that come one by one; the bindings of encoder and decoder.
+// Translation for Python: batches and streams of sentences; bindings of encoder and decoder.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -25,7 +25,7 @@ using namespace nb::literals;
 namespace zoo {
 namespace {
 
-// All sentences of a call, in order, for threads that share them.
+// Queue of all sentences of a call, shared by its threads.
 class SentenceList : public SentenceQueue {
   public:
     explicit SentenceList(std::shared_ptr<const Sources> sources)
@@ -51,7 +51,7 @@ void check_signals() {
     if (PyErr_CheckSignals()) throw nb::python_error();
 }
 
-// Translates all sources; the calling thread works, too.
+// Translates all sources; the calling thread takes part.
 std::vector<Hypotheses> beam_search(const Decoder &decoder, std::shared_ptr<const Sources> sources, const Options &options,
                                     int64_t threads) {
     SentenceList queue(sources);
@@ -63,7 +63,7 @@ std::vector<Hypotheses> beam_search(const Decoder &decoder, std::shared_ptr<cons
         } catch (...) {
             queue.stop = true;
             const std::lock_guard<std::mutex> locked(error_mutex);
-            if (!error || main_thread) error = std::current_exception();  // Ctrl-C above all
+            if (!error || main_thread) error = std::current_exception();  // an error of the main thread (Ctrl-C) has priority
         }
     });
     if (error) std::rethrow_exception(error);
@@ -86,7 +86,7 @@ std::vector<int64_t> offsets(const Array &lengths, size_t rows, int64_t most) {
     return first;
 }
 
-// A copy of tokens, all in the encoder's vocabulary: nobody can change them after the check.
+// A checked copy of tokens in the encoder's vocabulary, which the caller cannot change.
 std::vector<int32_t> checked_tokens(const Encoder &encoder, const Array &tokens) {
     if (!encoder.complete()) refuse("the encoder has no result yet");
     const auto *data = data_of<int32_t>(tokens, "tokens", 1);
@@ -105,7 +105,7 @@ nb::object encode(const Encoder &encoder, const Array &tokens, const Array &leng
     return array_of(rows.values, first.back(), encoder.width(), rows.stride);
 }
 
-// The words that each sentence may have: int32, in order, and how many of each.
+// Shortlists of the sentences: sorted int32 tokens, and the number of tokens of each.
 void take_words(Sources &sources, const Decoder &decoder, const Options &options, const Array &words, const Array &counts) {
     const auto *word = data_of<int32_t>(words, "words", 1);
     sources.words.assign(word, word + words.shape(0));
@@ -129,10 +129,10 @@ void take_words(Sources &sources, const Decoder &decoder, const Options &options
     }
 }
 
-// Limits int64 [sentences], each 1 to what the decoder has positions for, and behind the tokens that come first.
+// Limits int64 [sentences]: 1 to the decoder's positions, and beyond the prefix.
 std::vector<int64_t> checked_limits(const Decoder &decoder, const Options &options, const Array &limits, int64_t count) {
     const auto *limit = data_of<int64_t>(limits, "limits", 1);
-    std::vector<int64_t> copy(limit, limit + limits.shape(0));  // nobody can change it after the check
+    std::vector<int64_t> copy(limit, limit + limits.shape(0));  // the caller cannot change the copy
     if (static_cast<int64_t>(copy.size()) != count) refuse("lengths and limits are not as many");
     for (const int64_t length : copy) {
         if (length < 1 || length > decoder.positions())
@@ -174,7 +174,7 @@ Translation plain(Hypotheses hypotheses) {
     return translation;
 }
 
-// rows: tokens for the encoder, or without one its results.
+// rows: tokens for the encoder, or without an encoder its results.
 std::vector<Translation> translate(const Decoder &decoder, const Encoder *encoder, const Array &rows, const Array &lengths,
                                    const Array &limits, int64_t start, int64_t end, int64_t beam, int64_t n_best, double length_penalty,
                                    int64_t slots, int64_t threads, const std::string &kind, const std::string &early_stopping,
@@ -204,21 +204,21 @@ std::vector<Translation> translate(const Decoder &decoder, const Encoder *encode
     return translations;
 }
 
-// A busy search lets a few sentences wait for others for a step: they are encoded together, at a lower price.
-constexpr int64_t kTogether = 8;  // fewer than one of so many live ones are few
+// A busy search delays a few sentences by a step, to encode more of them together at lower cost.
+constexpr int64_t kTogether = 8;  // fewer than one per so many active sentences are few
 constexpr int64_t kPatience = 1;
 
-// Translations of sentences that come at any time: they join the batch of a thread between two steps. Numbers name them, from 0 on.
+// Stream of sentences with continuous batching: new ones join the batch of a thread between two steps. They are numbered from 0.
 class TranslationStream {
   public:
-    // Of a finished sentence: its number, translations, and what went wrong, "" where nothing.
+    // A finished sentence: its number, translations, and error ("" for none).
     using Finished = std::tuple<int64_t, Translation, std::string>;
 
     TranslationStream(const Decoder &decoder, const Encoder &encoder, Options options, int64_t threads)
         : decoder_(decoder), encoder_(encoder), options_(std::move(options)) {
-        for (int64_t i = 0; i < threads; ++i) desks_.push_back(std::make_unique<Desk>(*this));
+        for (int64_t i = 0; i < threads; ++i) workers_.push_back(std::make_unique<Worker>(*this));
         try {
-            for (auto &desk : desks_) threads_.emplace_back([this, &desk] { work(*desk); });
+            for (auto &worker : workers_) threads_.emplace_back([this, &worker] { work(*worker); });
         } catch (...) {
             close();
             throw;
@@ -229,7 +229,7 @@ class TranslationStream {
         close();
     }
 
-    // The number of the first sentence; the others follow.
+    // Returns the number of the first sentence; the others follow.
     int64_t submit(const Array &tokens, const Array &lengths, const Array &limits, const std::optional<Array> &words,
                    const std::optional<Array> &word_counts) {
         Sources sources{&encoder_, checked_tokens(encoder_, tokens), nullptr, {}, {}, static_cast<int64_t>(lengths.shape(0))};
@@ -251,7 +251,7 @@ class TranslationStream {
         return number;
     }
 
-    // What is finished, once; waits for the first. None: the time has passed, or the stream is closed.
+    // Returns the finished sentences, each once; waits for the first. Empty: timeout, or the stream is closed.
     std::vector<Finished> finished(double seconds) {
         std::vector<Finished> found;
         nb::gil_scoped_release unlocked;
@@ -262,23 +262,23 @@ class TranslationStream {
         return found;
     }
 
-    // Nobody wants a sentence any more: it is computed no further, and does not appear among the finished ones.
+    // Cancels a sentence, which will not appear among the finished ones.
     void cancel(int64_t number) {
         const std::lock_guard<std::mutex> locked(mutex_);
         const auto waits = [number](const Waiting &each) { return each.number == number; };
         waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), waits), waiting_.end());
-        for (auto &desk : desks_)
-            if (desk->taken.erase(number)) desk->leaving = true;
+        for (auto &worker : workers_)
+            if (worker->taken.erase(number)) worker->leaving = true;
         const auto same = [number](const Finished &each) { return std::get<0>(each) == number; };
         finished_.erase(std::remove_if(finished_.begin(), finished_.end(), same), finished_.end());
     }
 
-    // Ends the threads; what is not finished never is.
+    // Stops the threads; unfinished sentences are dropped.
     void close() {
         {
             const std::lock_guard<std::mutex> locked(mutex_);
             closed_ = true;
-            for (auto &desk : desks_) desk->stop = true;
+            for (auto &worker : workers_) worker->stop = true;
             come_.notify_all();
             finish_.notify_all();
         }
@@ -292,29 +292,29 @@ class TranslationStream {
         std::vector<int32_t> tokens, words;
     };
 
-    // What one thread takes and gives back. taken: its sentences that are wanted.
-    struct Desk : SentenceQueue {
-        explicit Desk(TranslationStream &owner) : stream(owner) {}
+    // Queue of one thread. taken: its active sentences that are not cancelled.
+    struct Worker : SentenceQueue {
+        explicit Worker(TranslationStream &owner) : stream(owner) {}
         Taken take(int64_t most, int64_t live) override { return stream.take(*this, most, live); }
         void done(int64_t number, Hypotheses hypotheses) override { stream.done(*this, number, plain(std::move(hypotheses)), ""); }
         void step_over() override { stream.finish_.notify_one(); }
-        bool unwanted(int64_t number) override {
+        bool is_cancelled(int64_t number) override {
             const std::lock_guard<std::mutex> locked(stream.mutex_);
             return !taken.count(number);
         }
         TranslationStream &stream;
         std::set<int64_t> taken;
-        int64_t put_off = 0;  // steps for which few sentences have waited
+        int64_t delayed = 0;  // steps by which few sentences were delayed
     };
 
-    SentenceQueue::Taken take(Desk &desk, int64_t most, int64_t live) {
+    SentenceQueue::Taken take(Worker &worker, int64_t most, int64_t live) {
         std::unique_lock<std::mutex> locked(mutex_);
         if (!live) come_.wait(locked, [this] { return closed_ || !waiting_.empty(); });
         if (closed_ || waiting_.empty()) return {nullptr, 0, 0};
-        const auto waiting = static_cast<int64_t>(waiting_.size()), desks = static_cast<int64_t>(desks_.size());
-        if (waiting * kTogether < live && desk.put_off++ < kPatience) return {nullptr, 0, 0};
-        desk.put_off = 0;
-        most = std::min(most, (waiting + desks - 1) / desks);  // the other threads have work, too
+        const auto waiting = static_cast<int64_t>(waiting_.size()), workers = static_cast<int64_t>(workers_.size());
+        if (waiting * kTogether < live && worker.delayed++ < kPatience) return {nullptr, 0, 0};
+        worker.delayed = 0;
+        most = std::min(most, (waiting + workers - 1) / workers);  // share the sentences among the threads
         auto sources = std::make_shared<Sources>(Sources{&encoder_, {}, nullptr, {}, {0}, 0});
         while (sources->count < most) {
             Waiting &next = waiting_.front();
@@ -325,7 +325,7 @@ class TranslationStream {
             sources->words.insert(sources->words.end(), next.words.begin(), next.words.end());
             if (!next.words.empty()) sources->first_word.push_back(static_cast<int64_t>(sources->words.size()));
             sources->first.push_back(rows), sources->limits.push_back(next.limit), sources->numbers.push_back(next.number);
-            desk.taken.insert(next.number);
+            worker.taken.insert(next.number);
             ++sources->count;
             waiting_.pop_front();
         }
@@ -333,23 +333,23 @@ class TranslationStream {
         return {std::move(sources), 0, count};
     }
 
-    void done(Desk &desk, int64_t number, Translation translation, const std::string &error) {
+    void done(Worker &worker, int64_t number, Translation translation, const std::string &error) {
         const std::lock_guard<std::mutex> locked(mutex_);
-        if (!desk.taken.erase(number)) return;  // cancelled
+        if (!worker.taken.erase(number)) return;  // cancelled
         finished_.emplace_back(number, std::move(translation), error);
     }
 
-    void work(Desk &desk) {
-        while (!desk.stop) {
+    void work(Worker &worker) {
+        while (!worker.stop) {
             try {
-                BeamSearch(decoder_, options_, desk).run(nullptr);
-            } catch (const std::exception &error) {  // a search of its own for those that come next
+                BeamSearch(decoder_, options_, worker).run(nullptr);
+            } catch (const std::exception &error) {  // the next sentences get a new search
                 const std::set<int64_t> lost = [&] {
                     const std::lock_guard<std::mutex> locked(mutex_);
-                    return desk.taken;
+                    return worker.taken;
                 }();
-                for (const int64_t number : lost) done(desk, number, {}, error.what());
-                desk.step_over();
+                for (const int64_t number : lost) done(worker, number, {}, error.what());
+                worker.step_over();
             }
         }
     }
@@ -357,11 +357,11 @@ class TranslationStream {
     const Decoder &decoder_;
     const Encoder &encoder_;
     const Options options_;
-    std::mutex mutex_;  // of all that follows
+    std::mutex mutex_;  // guards all members below
     std::condition_variable come_, finish_;
     std::deque<Waiting> waiting_;
     std::vector<Finished> finished_;
-    std::vector<std::unique_ptr<Desk>> desks_;
+    std::vector<std::unique_ptr<Worker>> workers_;
     int64_t next_ = 0;
     bool closed_ = false;
     std::vector<std::thread> threads_;

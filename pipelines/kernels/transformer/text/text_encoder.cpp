@@ -103,9 +103,9 @@ void TextEncoder::pool(const Rows &rows, int64_t begin, int64_t count, std::vect
 
 void TextEncoder::compute(const int32_t *tokens, const int32_t *types, const int64_t *first, int64_t count, int64_t threads,
                           float *out) const {
-    // As many batches a thread, each of about as many tokens. What a text becomes does not depend on them.
-    const int64_t share = threads * kTokensAtOnce, wanted = threads * ((first[count] + share - 1) / share);
-    const int64_t most = threads == 1 ? kTokensAtOnce : (first[count] + wanted - 1) / wanted;
+    // Every thread gets the same number of batches, each of about the same number of tokens. Results do not depend on them.
+    const int64_t share = threads * kTokensAtOnce, target = threads * ((first[count] + share - 1) / share);
+    const int64_t most = threads == 1 ? kTokensAtOnce : (first[count] + target - 1) / target;
     std::vector<int64_t> batches{0};  // the first text of each, and the end
     for (int64_t i = 1; i < count; ++i)
         if (first[i + 1] - first[batches.back()] > most) batches.push_back(i);
