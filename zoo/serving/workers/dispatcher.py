@@ -23,7 +23,7 @@ from zoo.serving.workers.lifetime import kill
 logger = logging.getLogger(__name__)
 
 MAX_RETRIES = 1  # of a job whose worker died
-MAX_START_FAILURES = 5  # workers in a row that died before they were ready; then the server ends unless one is ready
+MAX_START_FAILURES = 5  # workers in a row that died before they were ready; then a server that was never ready ends
 BATCH_SCHEDULING_JOBS = 8  # number of pending jobs from which threads use SCHED_BATCH
 SCHEDULING_SECONDS = 0.05  # interval at which that number is checked
 DROPPED_SECONDS = 10.0  # a worker that still computes a dropped job after this time is killed
@@ -303,13 +303,13 @@ class Dispatcher:
     def _restart(self, connection: WorkerConnection) -> None:
         """Starts a replacement: at once, or with growing pauses if workers die before they are ready."""
         self._start_failures += not connection.ready
-        if self._start_failures >= MAX_START_FAILURES and not self.ready:
+        if self._start_failures >= MAX_START_FAILURES and not self.ready_generation:
             message = f"{self._start_failures} workers in a row died before they were ready; see the log of the system"
             self._on_failure(message, 1)
             return
         pause = 0.0
         if self._start_failures:
-            pause = min(RESTART_SECONDS * 2 ** (self._start_failures - 1), MAX_RESTART_SECONDS)
+            pause = min(RESTART_SECONDS * 2 ** min(self._start_failures - 1, 20), MAX_RESTART_SECONDS)
         self.restarts += 1
         logger.warning("the worker %d (process %d) died and is replaced", connection.index, connection.pid)
         task = asyncio.get_running_loop().create_task(self._start_one(connection.index, pause))

@@ -227,6 +227,24 @@ def test_workers_that_die_while_they_open_are_replaced_later_and_later(monkeypat
     asyncio.run(run())
 
 
+def test_a_server_that_was_ready_waits_until_its_files_can_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "RESTART_SECONDS", 0.0001)
+
+    async def run() -> None:
+        async with dispatched() as (found, ends):
+            for i in range(dispatcher.MAX_START_FAILURES + 2):
+                ends.channels[i].close()
+                async with asyncio.timeout(5):
+                    while len(ends.channels) < i + 2:
+                        await asyncio.sleep(0.001)
+            assert not ends.failed and not found.ready
+            ends.say(len(ends.channels) - 1, worker.READY, 400, MODELS)
+            await settled()
+            assert found.ready
+
+    asyncio.run(run())
+
+
 def test_a_worker_that_cannot_open_what_others_could_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "RESTART_SECONDS", 0.001)
 
@@ -298,7 +316,8 @@ def test_a_stream_ends_where_its_client_left_before_it_began() -> None:
     class Left:
         """A router's response, and a client that is gone."""
 
-        proto, method, path, headers = "http", "POST", "/", {}
+        proto, method, path = "http", "POST", "/"
+        headers = SimpleNamespace(get=lambda name: None, get_all=lambda name: [])
 
         async def handle(self, request: Any) -> Response:
             return Response(200, "application/x-ndjson", b"", (), pieces("rsgi"))
