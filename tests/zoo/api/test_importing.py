@@ -75,7 +75,7 @@ def as_fifo(name):
         (configured(layer_norm_eps=float("nan")), 0, "epsilon nan; expected a number from 0 to 1"),
         (configured(num_hidden_layers=10**9), 0, "layers 1000000000; expected a whole number from 1 to 1,000"),
         (configured(hidden_size=10**9, num_attention_heads=1), 0, "width 1000000000; expected a whole number"),
-        (configured(pad_token_id="x", hidden_size=None), 0, "width None; expected a whole number"),
+        (configured(pad_token_id="x", hidden_size="y"), 0, "'y'"),
         (configured(id2label={"x": "y"}), 2, "not as transformers writes it"),
         (configured(architectures=3), 0, "not as the toolkit writes them"),
         (configured(model_type=["bert"]), 0, "not as the toolkit writes them"),
