@@ -214,7 +214,7 @@ def _head(name: str | Path, source: Path | io.BytesIO, delimiter: str | None) ->
     try:
         with _text(source) as file:
             line = file.readline(BLOCK)
-            if not line.strip() or line.lstrip().startswith("{"):
+            if not line.strip() or line.lstrip().startswith(("{", "[{")):
                 return line, "", ()
             chosen = delimiter or max(DELIMITERS, key=_QUOTED.sub("", line).count)
             return line, chosen, tuple(next(csv.reader(itertools.chain([line], file), delimiter=chosen)))
@@ -231,6 +231,10 @@ def _by_head(path: str | Path, line: str, delimiter: str, names: tuple[str, ...]
     """Returns the log of a text from its first line, see `open_log` and `_head`."""
     if not line.strip():
         raise RequestError(f"{path} is empty, or begins with an empty line; expected a header that names the columns")
+    if line.lstrip().startswith("[{"):
+        raise RequestError(
+            f"{path} holds an array of JSON, expected an object a line; run: jq -c '.[]' FILE > log.jsonl"
+        )
     if line.lstrip().startswith("{"):
         first = tuple(json_object(path, 1, line))
         return _named(Log(path, "jsonl", "", _keys(path, first, place), place=place))

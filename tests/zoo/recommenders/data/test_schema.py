@@ -244,6 +244,7 @@ def test_what_nothing_is_learned_from_says_what_to_do(tmp_path, value, kind, why
         ("label,x\nyes,2\nno,3\n", "label holds yes, no; expected 0 and 1, write those in their place, or name"),
         ('{"label": 1}\n{"label"\n', "line 2 of"),
         ("{}x", "line 1 of"),
+        ('[{"label": 1, "x": 2}, {"label": 0, "x": 3}]', "holds an array of JSON, expected an object a line; run: jq"),
         ("label,x\n1,\n0,\n", "has nothing to predict label from (x: every value is missing)"),
         ("label,x\n1,\xff\n0,2\n", "cannot be read"),
     ],
