@@ -10,7 +10,6 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.graph import edit, query
-from pipelines.quantization.qdq import tied_tables
 from pipelines.quantization.qdq.scales import quantized_constant
 from pipelines.rewrites.driver import Rewrite
 
@@ -150,9 +149,6 @@ class QuantizeEarly(Rewrite):
         assert table is not None and qparams is not None
         if not self.tables:
             self.refuse(gather, "the recipe keeps tables float")
-            return 0
-        if tied_tables.int8_layers(graph, table):
-            self.refuse(gather, "its table is stored once, as a layer multiplies by it too")
             return 0
         quantized = edit.initializer(graph, f"{quantize.name}.table", quantized_constant(table, *qparams), self._taken)
         self._replace(graph, gather, [quantized, *gather.inputs[1:]], quantize)
