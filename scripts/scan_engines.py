@@ -58,7 +58,7 @@ def main() -> None:
                     continue
                 request = {"model": model, "precision": precision, "engine": engine, "sizes": list(given.sizes)}
                 request |= {"threads": given.threads, "unchecked": given.unchecked, "data": given.data or given.train}
-                failed |= told(request)
+                failed |= run_child(request)
     sys.exit(int(failed))
 
 
@@ -82,7 +82,7 @@ def trained(log: str, work: Path) -> list[str]:
     return folders
 
 
-def told(request: dict[str, Any]) -> bool:
+def run_child(request: dict[str, Any]) -> bool:
     """Runs one scan in a child process and prints its line.
 
     Args:

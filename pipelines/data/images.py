@@ -386,7 +386,7 @@ def _decode_by_pillow(data: bytes, name: str) -> Pixels:
 
 @contextlib.contextmanager
 def _opened(data: bytes, name: str) -> Iterator[Image.Image]:
-    """An image whose header was read."""
+    """An image and the contents of its header."""
     Image.init()  # formats are looked up by name
     formats = [each for each in _FORMATS if each in Image.OPEN]
     with _reported(name), Image.open(io.BytesIO(data), formats=formats) as image:

@@ -137,25 +137,17 @@ def write(file: BinaryIO, proto: onnx.ModelProto, arrays: dict[str, Array]) -> N
         proto: Protobuf from `take_apart`.
         arrays: Data of the initializers that lack it.
     """
-    graph = proto.graph
-    initializers: list[tuple[bytes, Array | None]] = []
-    for tensor in graph.initializer:
-        array = arrays.get(tensor.name)
-        content = _bytes(tensor)
-        size = len(content) if array is None else len(content) + len(_head(_RAW_DATA, array.nbytes)) + array.nbytes
-        initializers.append((_head(_INITIALIZER, size) + content, array))
-    before, behind = _split(graph, _INITIALIZER)
-    size = len(before) + len(behind)
-    for content, array in initializers:
-        size += len(content) if array is None else len(content) + len(_head(_RAW_DATA, array.nbytes)) + array.nbytes
+    chunks: list[bytes | memoryview] = []
+    for tensor in proto.graph.initializer:
+        parts: list[bytes | memoryview] = [_bytes(tensor)]
+        if (array := arrays.get(tensor.name)) is not None:
+            parts += [_head(_RAW_DATA, array.nbytes), array.reshape(-1).view(np.uint8).data]
+        chunks += [_head(_INITIALIZER, sum(map(len, parts))), *parts]
+    before, behind = _split(proto.graph, _INITIALIZER)
+    chunks = [before, *chunks, behind]
     start, end = _split(proto, _GRAPH)
-    file.write(start + _head(_GRAPH, size) + before)
-    for content, array in initializers:
-        file.write(content)
-        if array is not None:
-            file.write(_head(_RAW_DATA, array.nbytes))
-            file.write(array.reshape(-1).view(np.uint8).data)
-    file.write(behind + end)
+    for chunk in (start, _head(_GRAPH, sum(map(len, chunks))), *chunks, end):
+        file.write(chunk)
 
 
 def read(path: Path) -> tuple[onnx.ModelProto, dict[str, Array]] | None:

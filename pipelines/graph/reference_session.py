@@ -40,7 +40,7 @@ def options(quick: bool = False, lean: bool = False, prepack: bool = True) -> or
 
 
 class _Session(ort.InferenceSession):  # type: ignore[misc]
-    """Session whose large tables are fed to every run as they lie in memory; onnxruntime would copy them twice."""
+    """Session that gets large tables as inputs of every run: onnxruntime would copy initializers twice."""
 
     def __init__(self, content: bytes, chosen: ort.SessionOptions, tables: dict[str, NDArray[Any]]) -> None:
         super().__init__(content, chosen, providers=["CPUExecutionProvider"])

@@ -62,7 +62,19 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
         The graphs.
     """
     yield graph
-    for node in graph.node:
+    for body in bodies(graph):
+        yield from graphs(body)
+
+
+def bodies(nodes: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.GraphProto]:
+    """Yields the graphs in the attributes of operators, such as the branches of an If.
+
+    Args:
+        nodes: Graph or function of the operators.
+
+    Yields:
+        The graphs, without those inside them.
+    """
+    for node in nodes.node:
         for attribute in node.attribute:
-            for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                yield from graphs(body)
+            yield from (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else []))

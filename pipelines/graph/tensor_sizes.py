@@ -9,6 +9,8 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from pipelines.graph import repairs
+
 MAX_DENSE = 1 << 34  # bytes of a sparse tensor that is made dense
 
 
@@ -39,13 +41,12 @@ def _tensors(nodes: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.Tenso
     """The tensors of a graph or function, and of the graphs in its attributes."""
     if isinstance(nodes, onnx.GraphProto):
         yield from nodes.initializer
-    for node in nodes.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                yield from _tensors(graph)
+    for attribute in (attribute for node in nodes.node for attribute in node.attribute):
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+    for body in repairs.bodies(nodes):
+        yield from _tensors(body)
 
 
 def _fault(tensor: onnx.TensorProto, folder: Path) -> str:

@@ -86,9 +86,7 @@ def _build(folder: ModelFolder, stages: tuple[str, ...], force: bool = False) ->
         _keep_own_data(folder, folder.recipe.observer)
     outcome: dict[str, str] = {}
     for stage in stages:
-        state = "given" if folder.given(stage) or not force else "stale"
-        if state == "given":
-            state = _state(folder, stage, stages[-1])
+        state = "stale" if force and not folder.given(stage) else _state(folder, stage, stages[-1])
         if state == "stale":
             _make(folder, stage, force)
             machine.trim()  # graphs are reference cycles that hold the weights

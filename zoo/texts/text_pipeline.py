@@ -157,14 +157,12 @@ class TextPipeline(Pipeline):
         results: list[dict[str, Any]] = []
         rows = self.rows(self._as_list(raw), names=False)
         while window := list(itertools.islice(rows, SORT_WINDOW * self.batch_size)):
-            errors = [row.error for row in window]
-            if on_error == "raise" and any(errors):
-                invalid = next(row for row in window if row.error)
-                raise RequestError(f"{invalid.location} {invalid.error}")
+            if on_error == "raise":
+                _require_valid(window)
             valid = [row.texts for row in window if not row.error]
             tokens = self.tokenize(valid, **options)
             outputs = self.compute(tokens) if valid else np.zeros((0, self.config.output_size), np.float32)
-            results += self.results(errors, outputs, tokens.truncated)
+            results += self.results([row.error for row in window], outputs, tokens.truncated)
         if not results:
             raise RequestError("found no texts; give at least one")
         if all("error" in result for result in results):
@@ -223,8 +221,7 @@ class TextPipeline(Pipeline):
         rows = list(self.rows(self._as_list(raw), names=False))
         if not rows:
             raise RequestError("found no texts; give at least one")
-        if invalid := next((row for row in rows if row.error), None):
-            raise RequestError(f"{invalid.location} {invalid.error}")
+        _require_valid(rows)
         return self.tokenize([row.texts for row in rows]).padded(self.config.inputs)
 
     def _as_list(self, raw: Any) -> Any:
@@ -413,9 +410,9 @@ class TextPipeline(Pipeline):
 
     def _report_errors(self, rows: Sequence[text_files.Row], errors: Counter[str], on_error: str) -> None:
         """Counts and logs invalid rows, or raises at the first one."""
+        if on_error == "raise":
+            _require_valid(rows)
         for row in rows:
-            if row.error and on_error == "raise":
-                raise RequestError(f"{row.location} {row.error}")
             if row.error:
                 errors[row.error] += 1
                 if errors.total() <= text_files.MAX_WARNINGS:
@@ -467,3 +464,9 @@ class TextPipeline(Pipeline):
             if not samples:
                 raise RequestError(f"found no texts in {data}")
         return list(itertools.islice(itertools.cycle(samples), count))
+
+
+def _require_valid(rows: Sequence[text_files.Row]) -> None:
+    """Raises RequestError for the first invalid row."""
+    if invalid := next((row for row in rows if row.error), None):
+        raise RequestError(f"{invalid.location} {invalid.error}")

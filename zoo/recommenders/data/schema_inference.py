@@ -58,7 +58,7 @@ def infer(
     if chosen in kinds:
         raise RequestError(f"{chosen} is the label, found it as {kinds[chosen]}, too; name another label with --label")
     columns = []
-    told = leaks.reasons(chosen, [name for name in usable if name not in kinds])
+    leaking = leaks.reasons(chosen, [name for name in usable if name not in kinds])
     for name, each in seen.items():
         counts = int(each.distinct), each.missing
         if name == chosen:
@@ -71,8 +71,8 @@ def infer(
             columns.append(Column("Unnamed: 0", "ignored", *counts, why="a column without a name"))
         else:
             column = column_of(each, kinds.get(name, ""))
-            if name in told and column.kind in FEATURES:
-                why = f"{told[name]}: left out, as it may not be known before; to use it, say its kind"
+            if name in leaking and column.kind in FEATURES:
+                why = f"{leaking[name]}: left out, as it may not be known before; to use it, say its kind"
                 column = Column(name, "ignored", *counts, why=why)
             columns.append(column)
     types = {name: kind for each in logs for name, kind in each.unread if name not in seen}

@@ -394,24 +394,7 @@ int64_t products(int64_t rounds) {
     return rounds * kSums * 64;
 }
 
-constexpr ImageKernels kImageKernels = {
-    .dense_bytes = dense_bytes,
-    .pack_dense = pack_dense,
-    .dense = dense,
-    .dense_floats = dense_floats,
-    .depthwise_bytes = depthwise_bytes,
-    .pack_depthwise = pack_depthwise,
-    .depthwise = depthwise,
-    .sum = sum_bytes,
-    .product = multiply_bytes,
-    .max_pool = max_pool,
-    .mean = mean,
-    .global_mean = global_mean,
-    .quantize = quantize_bytes,
-    .interleave = interleave,
-    .lookup = lookup,
-    .products = products,
-};
-
 }  // namespace
 }  // namespace zoo
+
+#include "isa/images/table.h"
