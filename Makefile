@@ -6,7 +6,7 @@ CONSTRAINTS := scripts/constraints.txt
 # in the environment, and by its two names there, so that it also holds for what the native kernels are built with
 INSTALL = PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS) $(BIN)/python -m pip install --quiet
 # what an installed copy is built from; Python files are used where they lie
-BUILT := pyproject.toml $(CONSTRAINTS) $(wildcard pipelines/kernels/*.cpp pipelines/kernels/*/*.cpp pipelines/kernels/*/*.h) pipelines/kernels/CMakeLists.txt
+BUILT := pyproject.toml $(CONSTRAINTS) pipelines/kernels/CMakeLists.txt $(shell find pipelines/kernels -name '*.cpp' -o -name '*.h')
 # the checks of a file that a person wrote; generated folders stay out
 SOURCES := zoo pipelines scripts tests docs/site
 
