@@ -21,7 +21,6 @@ SHIPPED = Path(__file__).parent / "weights"
 FAMILIES, MODELS = "int8_zoo.families", "int8_zoo.models"  # groups of entry points
 BUILT_IN = {
     "wide-deep": "zoo.recommenders.models.wide_deep:WIDE_DEEP",
-    "wide-deep-log": "zoo.recommenders.models.wide_deep:WIDE_DEEP_LOG",
     "deepfm": "zoo.recommenders.models.deepfm:DEEPFM",
     "dcn-v2": "zoo.recommenders.models.dcn_v2:DCN_V2",
     "dlrm": "zoo.recommenders.models.dlrm:DLRM_FAMILY",
@@ -35,6 +34,8 @@ BUILT_IN = {
     "cross-encoder": "zoo.texts.family:CROSS_ENCODER",
     "transformer-mt": "zoo.translation.family:TRANSFORMER_MT",
 }
+
+FORMER_NAMES = {"wide-deep-log": "wide-deep"}  # of families, in cards that earlier versions wrote
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ def entry(name: str) -> Family:
     """Opens a family.
 
     Args:
-        name: Name of the family, e.g. "wide-deep".
+        name: Name of the family, e.g. "wide-deep", or its name in an earlier version.
 
     Raises:
         RequestError: There is no such family, or the package of it is broken.
@@ -84,6 +85,7 @@ def entry(name: str) -> Family:
     from pipelines.core.errors import RequestError, one_line
     from pipelines.models.family import Family
 
+    name = FORMER_NAMES.get(name, name)
     known = BUILT_IN if name in BUILT_IN else locations()  # what is installed is looked through for others alone
     if name not in known:
         raise RequestError(f"unknown model family {name!r}; choose one of {', '.join(known)}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
 from pipelines.core.errors import RequestError, requires
 from pipelines.quantization.recipe import QuantRecipe
@@ -132,6 +132,14 @@ class Family(abc.ABC):
             `pipelines.analysis.metrics.against_fp32`.
         """
 
+    def for_model(self, preprocessing: Mapping[str, Any]) -> Self:
+        """Returns the family with its recipe and settings for one model.
+
+        Args:
+            preprocessing: Preprocessing of the model's card.
+        """
+        return self
+
     def needs(self, part: str) -> AbstractContextManager[None]:
         """Context in which a missing library raises RequestError with the command that installs it.
 
@@ -156,6 +164,16 @@ class Trainable(Protocol):
     @abc.abstractmethod
     def train_config(self) -> Any:
         """Returns the default settings of a training, a dataclass instance."""
+
+    def for_data(self, data: Any, schema: Any = None, label: str | None = None) -> Self:
+        """Returns the family with its settings for the form of training data.
+
+        Args:
+            data: Raw labelled data.
+            schema: Schema that the user named, or None.
+            label: Name of the label that the user gave, or None.
+        """
+        return self
 
     def finetune_config(self) -> Any:
         """Returns the default settings of fine-tuning, a dataclass instance."""
@@ -369,27 +387,6 @@ class Servable(Protocol):
     @abc.abstractmethod
     def handler(self) -> type[Any]:
         """Returns the subclass of `zoo.serving.handlers.base.Handler`."""
-
-
-@runtime_checkable
-class FixedForm(Protocol):
-    """A family that trains on rows of a built-in format.
-
-    Attributes:
-        log_family: Name of the family that trains on logs with a schema.
-    """
-
-    log_family: ClassVar[str]
-
-    @abc.abstractmethod
-    def reads(self, data: Any, schema: Any = None, label: str | None = None) -> bool:
-        """Returns whether raw data have the built-in format.
-
-        Args:
-            data: Raw data.
-            schema: Schema that the user named, or None.
-            label: Name of the label that the user gave, or None.
-        """
 
 
 class ReportSections(Protocol):

@@ -169,8 +169,8 @@ def open_folder(
             f"{path} is no model folder (it has no {CARD}); make one with: zoo train, or zoo download NAME"
         )
     card = Card.read(path / CARD)
-    if not isinstance(found := card.details.get("preprocessing", {}), dict):
+    if not isinstance(preprocessing := card.details.get("preprocessing", {}), dict):
         raise RequestError(
-            f"{path / CARD}: preprocessing is {found!r}; expected an object; train or download the model again"
+            f"{path / CARD}: preprocessing is {preprocessing!r}; expected an object; train or download the model again"
         )
-    return ModelFolder(path, card, entries(card.entry), fetch)
+    return ModelFolder(path, card, entries(card.entry).for_model(preprocessing), fetch)

@@ -105,7 +105,7 @@ def test_what_a_teacher_said_is_in_no_training_s_way(tmp_path):
 
 @pytest.mark.parametrize("verb", [["train", "transformer-mt"], ["finetune", "wide-deep-criteo"]])
 def test_a_used_folder_is_refused_before_a_framework_is_imported(verb, here, tmp_path, capsys, monkeypatch):
-    for family in map(zoo.entry, ("transformer-mt", "wide-deep-log", "wide-deep")):
+    for family in map(zoo.entry, ("transformer-mt", "wide-deep")):
         for name in ("train", "train_config", "finetune_config"):
             monkeypatch.setattr(type(family), name, lambda *_, **__: pytest.fail("too late"))
     (tmp_path / "used").mkdir()

@@ -11,7 +11,7 @@ from zoo.recommenders.models.wide_deep import WIDE_DEEP, train  # noqa: F401
 
 COUNTS = {"numeric": 3, "categorical": 2, "buckets": 50}
 SMALL = replace(
-    WIDE_DEEP.train_config(),
+    WIDE_DEEP.headerless.config,
     **COUNTS,
     embedding_size=4,
     hidden=(8, 6),

@@ -14,7 +14,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import require_place, write_bytes
 from pipelines.graph import io, query
 from pipelines.models import stages
-from pipelines.models.family import Family, FixedForm, GraphImportable, OnnxImportable, Shortlistable, Trainable
+from pipelines.models.family import GraphImportable, OnnxImportable, Shortlistable, Trainable
 from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD, CardFile
 from zoo.api.models import run_stage
@@ -102,42 +102,19 @@ def train(
     Raises:
         RequestError: A setting is unknown, the data are unusable, or `output` holds something else.
     """
-    entry = trained_by(family, data, schema=schema, label=label)
+    entry = zoo.entry(family)
     trainer = require_trainable(entry)
     options: dict[str, Any] = {name: each for name, each in (("schema", schema), ("label", label)) if each is not None}
     if options and not trainer.takes_schema:
-        able = ", ".join(
-            name
-            for name, each in zoo.entries().items()
-            if isinstance(each, FixedForm) or (isinstance(each, Trainable) and each.takes_schema)
-        )
-        raise RequestError(f"{entry.name} takes no --{next(iter(options))}; these families do: {able}")
+        able = [name for name, each in zoo.entries().items() if isinstance(each, Trainable) and each.takes_schema]
+        raise RequestError(f"{entry.name} takes no --{next(iter(options))}; these families do: {', '.join(able)}")
     if not resume and is_first():
         require_free(Path(output), allow_targets=True)  # checked before the slow import of a framework
+    trainer = trainer.for_data(data, **options)
     config = configured(entry.name, trainer.train_config(), settings or {})
     result = trainer.train(data, Path(output), config=config, resume=resume, on_error=on_error, **options)
     write_trained_card(Path(output), entry.name, f"{entry.title}; trained by its user")
     return result
-
-
-def trained_by(family: str, data: Any, schema: Any = None, label: str | None = None, **_: Any) -> Family:
-    """Returns the family that `train` uses for a name.
-
-    Families with a built-in row format fall back to their schema-based variant for other logs.
-
-    Args:
-        family: Name of the family.
-        data: Training data.
-        schema: Schema of the log, or None.
-        label: Column to predict, or None.
-
-    Returns:
-        The family.
-    """
-    entry = zoo.entry(family)
-    if isinstance(entry, FixedForm) and not entry.reads(data, schema, label):
-        return zoo.entry(entry.log_family)
-    return entry
 
 
 def finetune(
@@ -177,7 +154,7 @@ def finetune(
             holds something else.
     """
     folder = zoo.load(model)
-    if "from" in folder.card.details.get("weights", {}) and not isinstance(folder.entry, GraphImportable):
+    if "structure" in folder.card.details:
         raise RequestError(
             f"{folder.card.name} is an imported graph (zoo freeze --from-onnx), which cannot be trained; run: zoo train"
         )
@@ -311,8 +288,7 @@ def import_ranker(
     """
     able = {name: entry for name, entry in zoo.entries().items() if isinstance(entry, OnnxImportable)}
     if family is not None:
-        named = zoo.entry(family)
-        family = named.log_family if isinstance(named, FixedForm) else family
+        family = zoo.entry(family).name
         if family not in able:
             raise RequestError(f"{family} cannot be imported from an ONNX graph; these families can: {', '.join(able)}")
     if schema is None or data is None or not as_list(data):

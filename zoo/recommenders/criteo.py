@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json
 from pipelines.core.progress import progress
 from zoo.recommenders.data.encoding import Encoding, log1p
 from zoo.recommenders.data.line_reader import read_lines
+from zoo.recommenders.data.logs import is_criteo
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import Column, Schema
 from zoo.recommenders.data.transforms import STEPS, WITH_CONSTANT
 
 NUMERIC, CATEGORICAL, BUCKETS = 13, 26, 1000
 NAME = "criteo"  # of the built-in schema
+SCALED = ("log1p-min-max", "steps")  # encodings of numbers as values from 0 to 1
 LABEL = Column("label", "label")
 PLAIN = {"hash": "farmhash fingerprint64 mod buckets", "transform": "log1p, minmax"}  # of a model trained by 0.2.0
 MAPPED = "farmhash fingerprint64 mod buckets, missing = buckets"  # of one that came as a TensorFlow graph
@@ -96,6 +100,47 @@ def schema(
         logarithm(f"I{at + 1}", *bounds) for at, bounds in enumerate(zip(low.tolist(), high.tolist(), strict=True))
     ]
     return Schema((LABEL, *numbers, *categories), rows, header=False)
+
+
+def is_built_in(schema: Any) -> bool:
+    """Tells whether a user named the built-in schema.
+
+    Args:
+        schema: Name or file of a schema, a `Schema`, or None.
+    """
+    return str(schema) == NAME and not Path(NAME).exists()
+
+
+def of_log(data: Any, schema: Any = None, label: str | None = None) -> bool:
+    """Tells whether a log to train on has rows without a header.
+
+    Args:
+        data: Log, see `zoo.recommenders.data.logs.open_log`; decides if there is no schema.
+        schema: Schema, its file, or the name of the built-in one.
+        label: Column to predict, which only logs with a header have.
+
+    Raises:
+        RequestError: The file of the schema cannot be read.
+    """
+    if schema is None:
+        return label is None and is_criteo(data)
+    if isinstance(schema, Schema):
+        return not schema.header
+    return is_built_in(schema) or _is_headerless(read_json(Path(schema)))
+
+
+def of_card(preprocessing: Mapping[str, Any]) -> bool:
+    """Tells whether a model scores rows without a header.
+
+    Args:
+        preprocessing: Preprocessing of its card; that of version 0.2.0 holds no schema.
+    """
+    return _is_headerless(preprocessing["schema"]) if "schema" in preprocessing else "hash" in preprocessing
+
+
+def _is_headerless(schema: Any) -> bool:
+    """Whether the JSON of a schema says that its rows have no header."""
+    return isinstance(schema, Mapping) and schema.get("header") is False
 
 
 def schema_of(preprocessing: Any) -> Schema:

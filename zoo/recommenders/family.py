@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pipelines.models import family
 from pipelines.quantization.recipe import QuantRecipe
@@ -36,7 +36,7 @@ class RankingFamily(family.Family, family.Lowerable, family.OnnxImportable, fami
     task: str = "clicks"
     checkpoint: str = "model.pt"
     recipe: QuantRecipe = RECIPE
-    files: tuple[str, ...] = ("sample.csv.gz",)
+    files: tuple[str, ...] = ("sample.csv.gz", "sample.tsv.gz")
     summary: str = SUMMARY
 
     def pipeline(self) -> type[Pipeline]:
@@ -80,6 +80,19 @@ class RankingFamily(family.Family, family.Lowerable, family.OnnxImportable, fami
         return RowHandler
 
 
+@dataclass(frozen=True)
+class Preset:
+    """Defaults of a family for logs of one form.
+
+    Attributes:
+        config: Settings of a training.
+        recipe: Quantization recipe.
+    """
+
+    config: TrainConfig
+    recipe: QuantRecipe
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainableRankingFamily(
     RankingFamily, family.Trainable, family.Freezable, family.Prunable, family.HasNetwork, family.Reported
@@ -89,12 +102,31 @@ class TrainableRankingFamily(
     Attributes:
         build: Class of the untrained network; it takes the features of a log and the settings.
         config: Default settings, an instance of the family's own class.
+        headerless: Defaults for rows without a header, if they differ.
     """
 
     processes: ClassVar[str] = "torch"
     takes_schema: ClassVar[bool] = True
     build: Callable[[Features, Any], nn.Module]
     config: TrainConfig
+    headerless: Preset | None = None
+
+    def for_model(self, preprocessing: Mapping[str, Any]) -> Self:
+        """See `Family`."""
+        from zoo.recommenders.criteo import of_card
+
+        return self._with_preset(lambda: of_card(preprocessing))
+
+    def for_data(self, data: Any, schema: Any = None, label: str | None = None) -> Self:
+        """See `Trainable`."""
+        from zoo.recommenders.criteo import of_log
+
+        return self._with_preset(lambda: of_log(data, schema, label))
+
+    def _with_preset(self, headerless: Callable[[], bool]) -> Self:
+        """The family with its defaults for rows without a header, if it has some and the rows have none."""
+        preset = self.headerless
+        return self if preset is None or not headerless() else replace(self, config=preset.config, recipe=preset.recipe)
 
     def train_config(self) -> TrainConfig:
         """See `Trainable`."""

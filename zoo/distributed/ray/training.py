@@ -68,13 +68,12 @@ def train_on_ray(
         RequestError: An option is invalid, or the family has no distributed training.
         ZooError: The training fails, or workers are lost repeatedly.
     """
-    from zoo.api.training import trained_by
     from zoo.api.training_settings import require_trainable
 
     count = parse_count(workers, "workers")
     if cores < 1:
         raise RequestError(f"found {cores} cores, expected 1 or more for each worker")
-    entry = trained_by(str(model), data, **options) if verb == "train" else zoo.entry_of(model)
+    entry = zoo.entry(str(model)) if verb == "train" else zoo.entry_of(model)
     trainer_of = require_trainable(entry)
     if not trainer_of.processes:
         raise RequestError(f"found {entry.name}, expected a family with distributed training")

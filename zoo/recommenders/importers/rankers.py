@@ -447,7 +447,7 @@ def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
     elif Factorization in found:
         return "deepfm", "it has a factorization machine: the square of a sum less the sum of squares", features
     elif any(deep) and not all(deep):
-        return "wide-deep-log", "it has a linear part beside a network of embeddings", features
+        return "wide-deep", "it has a linear part beside a network of embeddings", features
     return (
         GENERIC,
         "mapped as any graph: it has no linear part, factorization machine, cross layers or dot products",

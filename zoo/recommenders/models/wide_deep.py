@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipelines.core.errors import RequestError, one_line
-from pipelines.core.files import copy_file, read_json
-from pipelines.models import family
+from pipelines.core.files import copy_file
+from pipelines.models.family import GraphImportable
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.recommenders.criteo import BUCKETS, CATEGORICAL, NAME, NUMERIC
-from zoo.recommenders.family import TrainableRankingFamily
-from zoo.recommenders.training.config import TrainConfig, for_finetuning
+from zoo.recommenders.criteo import BUCKETS, CATEGORICAL, NUMERIC
+from zoo.recommenders.family import Preset, TrainableRankingFamily
+from zoo.recommenders.training.config import TrainConfig
 from zoo.training.lazy_module import LazyModule
 from zoo.training.runs import fill, is_first
 
@@ -273,13 +273,24 @@ def _imported(folder: Path) -> Build:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WideDeepFamily(TrainableRankingFamily):
-    """Family of Wide & Deep on any log.
+class WideDeepFamily(TrainableRankingFamily, GraphImportable):
+    """Family of Wide & Deep on any log, of which rows in the Criteo format, without a header, are a built-in form.
 
     Its folders may hold an imported TensorFlow graph or Keras weights of version 0.2.0.
     """
 
     former_checkpoint: str = "model.weights.h5"
+
+    def passes(self, preprocessing: Mapping[str, Any]) -> Sequence[Rewrite]:
+        """See `Family`; rows without a header whose numbers are scaled to [0, 1] have other rewrites."""
+        from zoo.recommenders.criteo import SCALED, of_card
+        from zoo.recommenders.data.features import Features
+        from zoo.recommenders.export.rewrites import passes, passes_without_header
+
+        scaled = of_card(preprocessing) and all(
+            number.encoding["type"] in SCALED for number in Features.from_json(preprocessing).numbers
+        )
+        return (passes_without_header if scaled else passes)(preprocessing)
 
     def train(self, data: Any, output: Path, **options: Any) -> dict[str, Any]:
         """See `Trainable`."""
@@ -296,56 +307,17 @@ class WideDeepFamily(TrainableRankingFamily):
         with self.needs("network"):
             return network(folder)
 
-
-@dataclass(frozen=True, kw_only=True)
-class CriteoFamily(WideDeepFamily, family.GraphImportable, family.FixedForm):
-    """Family of Wide & Deep on rows in the Criteo format, which have no header.
-
-    Numbers are scaled to [0, 1], so the rewrites of the first layer and the recipe differ from those of other logs.
-    """
-
-    log_family: ClassVar[str] = "wide-deep-log"
-
-    def finetune_config(self) -> Any:
-        """See `Trainable`."""
-        return replace(for_finetuning(self.config), held_out=0.15)
-
-    def passes(self, preprocessing: Mapping[str, Any]) -> Sequence[Rewrite]:
-        """See `Family`."""
-        from zoo.recommenders.export.rewrites import passes_without_header
-
-        return passes_without_header(preprocessing)
-
     def from_graph(self, path: Any, data: Any, output: Path, **options: Any) -> dict[str, Any]:
         """See `GraphImportable` and `zoo.recommenders.importers.tensorflow.importing.from_graph`."""
         with self.needs("from_graph"):
             from zoo.recommenders.importers.tensorflow.importing import from_graph
         return from_graph(path, data, output, **options)
 
-    def reads(self, data: Any, schema: Any = None, label: str | None = None) -> bool:
-        """See `FixedForm`."""
-        from zoo.recommenders.data.logs import is_criteo
-        from zoo.recommenders.data.schema import Schema
 
-        if schema is None:
-            return label is None and is_criteo(data)
-        if str(schema) == NAME or isinstance(schema, Schema):
-            return not isinstance(schema, Schema) or not schema.header
-        value = read_json(Path(schema))
-        return isinstance(value, dict) and value.get("header") is False
-
-
-WIDE_DEEP = CriteoFamily(
+WIDE_DEEP = WideDeepFamily(
     name="wide-deep",
-    title="Wide & Deep: click-through rate from 13 numbers and 26 hashed categories",
-    recipe=QuantRecipe(observer="minmax", correct=False),
-    files=("sample.tsv.gz",),
-    build=WideDeep,
-    config=CriteoConfig(),
-)
-WIDE_DEEP_LOG = WideDeepFamily(
-    name="wide-deep-log",
     title="Wide & Deep (Cheng et al. 2016): click-through rate from the columns of any log",
     build=WideDeep,
     config=WideDeepConfig(),
+    headerless=Preset(CriteoConfig(), QuantRecipe(observer="minmax", correct=False)),
 )

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from zoo.training.settings import BELOW_1, FROM_0, SEED, SHARE, Range, require_settings
 
+HELD_OUT = 0.15  # of the rows of a fine-tuning, which may be fewer than training from scratch holds out
 RANGES = {
     "seed": SEED,
     "dropout": BELOW_1,
@@ -86,6 +87,13 @@ def for_finetuning(config: TrainConfig) -> Any:
         config: Settings for training from scratch.
 
     Returns:
-        Settings with a tenth of the learning rate, one prior strength, and no random unknown categories.
+        Settings with a tenth of the learning rate, one prior strength, and no random unknown categories. A share of the
+        rows is held out, where training from scratch holds out a number of them.
     """
-    return replace(config, learning_rate=config.learning_rate / 10, unknown=0.0, l2_embeddings=config.l2_embeddings[:1])
+    return replace(
+        config,
+        learning_rate=config.learning_rate / 10,
+        unknown=0.0,
+        l2_embeddings=config.l2_embeddings[:1],
+        held_out=config.held_out if config.held_out < 1 else HELD_OUT,
+    )

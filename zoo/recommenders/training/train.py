@@ -253,8 +253,7 @@ def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on
             "held out (zoo schema shows it, --schema takes an edited one)",
         )
         return found
-    built_in = str(schema) == criteo.NAME and not Path(criteo.NAME).exists()
-    given = criteo.schema(data, on_error=on_error) if built_in else schema
+    given = criteo.schema(data, on_error=on_error) if criteo.is_built_in(schema) else schema
     found = given if isinstance(given, Schema) else load_schema(given, data, on_error)
     if label is None:
         return found

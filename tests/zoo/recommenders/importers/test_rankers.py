@@ -115,7 +115,6 @@ EXPORTS = [
 
 
 FAMILY = {
-    "wide-deep": "wide-deep-log",
     "deepfm-places": "deepfm",
     "dcn": "dcn-v2",
     "dcn-v2-mixture": "dcn-v2",
@@ -326,7 +325,7 @@ MIXTURE = f"""
 """
 GRAPHS = {
     "deepfm": INPUTS + LOOKUPS + DEEP + FM + "logit = Add (deep, pairs)" + END,
-    "wide-deep-log": INPUTS + LOOKUPS + DEEP + "linear = MatMul (x, top) logit = Add (deep, linear)" + END,
+    "wide-deep": INPUTS + LOOKUPS + DEEP + "linear = MatMul (x, top) logit = Add (deep, linear)" + END,
     "dcn-v2": INPUTS
     + LOOKUPS
     + "c = MatMul (x, crossed) x0c = Mul (x, c) x1 = Add (x0c, x) cross = MatMul (x1, top)"
@@ -396,7 +395,7 @@ def test_ids_beside_numbers_in_one_matrix_of_floats(tmp_path: Path) -> None:
 
 def test_known_values_are_the_rankers_rows_and_missing_ones_row_zero(tmp_path: Path) -> None:
     values = {"encoding": {"type": "vocabulary", "values": [str(each) for each in range(1, packages.USERS)]}}
-    path = network(GRAPHS["wide-deep-log"], tmp_path / "model.onnx")
+    path = network(GRAPHS["wide-deep"], tmp_path / "model.onnx")
     rows = packages.rows(20)
     rows[3]["user"], rows[4]["user"] = None, "nobody"
     found = read(path, rows, saved(tmp_path, schema(user=values)))
@@ -471,7 +470,7 @@ def test_a_ranker_becomes_a_model_of_the_zoo(tmp_path: Path, caplog: pytest.LogC
     assert (frozen["family"], frozen["structure"]["family"]) == ("ranker", "deepfm")
     for family, wanted in (
         ("dlrm", "is no dlrm, but deepfm"),
-        ("wide-deep", "is no wide-deep-log, but deepfm"),
+        ("wide-deep", "is no wide-deep, but deepfm"),
         ("resnet50", "cannot be imported"),
     ):
         with pytest.raises(RequestError, match=wanted):
@@ -537,7 +536,7 @@ def test_unknown_values_have_the_row_that_the_schema_names(tmp_path: Path) -> No
     oov = packages.USERS - 1
     values = {"type": "vocabulary", "values": [str(each) for each in range(1, oov)], "unknown": oov}
     item = {"type": "id", "rows": packages.ITEMS, "unknown": packages.ITEMS - 1}
-    path = network(GRAPHS["wide-deep-log"], tmp_path / "model.onnx")
+    path = network(GRAPHS["wide-deep"], tmp_path / "model.onnx")
     rows = packages.rows(20)
     rows[3]["user"], rows[4]["user"], rows[5]["item"] = None, "nobody", str(packages.ITEMS + 7)
     changes = {"user": {"encoding": values}, "item": {"encoding": item}, "history": {"encoding": item}}

@@ -26,12 +26,13 @@ from helpers.wide_deep_training import (  # noqa: E402
 from zoo.recommenders import criteo  # noqa: E402
 from zoo.recommenders.models import wide_deep as family  # noqa: E402
 from zoo.recommenders.models.deepfm import DEEPFM  # noqa: E402
-from zoo.recommenders.models.wide_deep import WIDE_DEEP, WIDE_DEEP_LOG, CriteoConfig, WideDeep, train  # noqa: E402
+from zoo.recommenders.models.wide_deep import WIDE_DEEP, CriteoConfig, WideDeep, train  # noqa: E402
 from zoo.recommenders.training import train as training  # noqa: E402
 from zoo.recommenders.training.trainer import Trainer  # noqa: E402
 from zoo.training.runs import Processes  # noqa: E402
 
-CRITEO, CRITEO_FINETUNE = WIDE_DEEP.train_config(), WIDE_DEEP.finetune_config()
+OF_CRITEO = WIDE_DEEP.for_data(None, criteo.NAME)
+CRITEO, CRITEO_FINETUNE = OF_CRITEO.train_config(), OF_CRITEO.finetune_config()
 
 
 @pytest.fixture(scope="module")
@@ -208,8 +209,7 @@ def test_the_prior_pulls_the_whole_table(features, from_start):
 
 def test_the_prior_is_as_strong_for_few_rows(features):
     few, log = (
-        Trainer(WideDeep(features, each), each, 100, Processes()).strength
-        for each in (TINY, WIDE_DEEP_LOG.train_config())
+        Trainer(WideDeep(features, each), each, 100, Processes()).strength for each in (TINY, WIDE_DEEP.train_config())
     )
     assert few[0] == 10.0 * 2 / 100 and log[0] == 10.0 * 2 / 100_000
 

@@ -34,7 +34,7 @@ from zoo.recommenders.training.trainer import Trainer  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[4]
 FAMILIES = {
-    "wide-deep-log": (WideDeep, OfWideDeep, {"embeddings", "deep.0", "deep.3"}),
+    "wide-deep": (WideDeep, OfWideDeep, {"embeddings", "deep.0", "deep.3"}),
     "deepfm": (DeepFM, OfDeepFM, {"embeddings", "deep.0", "deep.3"}),
     "dcn-v2": (DCNv2, OfDCN, {"embeddings", "cross.0.v", "deep.0", "deep.3"}),
     "dlrm": (DLRM, OfDLRM, {"embeddings", "bottom.0", "top.0", "top.3"}),

@@ -40,7 +40,7 @@ from zoo.training.runs import QAT_RATE  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[4]
 FAMILIES = {
-    "wide-deep-log": (WideDeep, OfWideDeep),
+    "wide-deep": (WideDeep, OfWideDeep),
     "deepfm": (DeepFM, OfDeepFM),
     "dcn-v2": (DCNv2, OfDCN),
     "dlrm": (DLRM, OfDLRM),
@@ -131,10 +131,10 @@ def test_tables_of_bytes_are_rounded_as_what_is_looked_up(tmp_path, monkeypatch,
     lines = [f"{click:d},a{x},b{y}" for click, x, y in zip(clicks, a, b, strict=True)]
     log, start, tuned = (str(tmp_path / "log.csv"), tmp_path / "start", tmp_path / "tuned")
     Path(log).write_text("\n".join(["click,a,b", *lines]) + "\n")
-    zoo.train("wide-deep-log", log, start, settings={**SMALL, "l2_embeddings": "10"})
+    zoo.train("wide-deep", log, start, settings={**SMALL, "l2_embeddings": "10"})
     zoo.finetune(start, log, tuned, settings=TUNED)
     zoo.build(tuned)
-    assert_one_step(tuned, start, "wide-deep-log", log)
+    assert_one_step(tuned, start, "wide-deep", log)
 
 
 @every_family

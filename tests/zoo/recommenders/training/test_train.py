@@ -33,7 +33,7 @@ training = importlib.import_module("zoo.recommenders.training.train")
 torch.set_num_threads(1)  # such small work only waits for a second thread
 
 ROOT = Path(__file__).resolve().parents[4]
-FAMILIES = ("wide-deep-log", "deepfm", "dcn-v2", "dlrm", "two-tower")
+FAMILIES = ("wide-deep", "deepfm", "dcn-v2", "dlrm", "two-tower")
 SMALL = {
     "hidden": "16,8",
     "embedding_size": "8",
@@ -366,15 +366,8 @@ def test_two_towers_want_both_sides(tmp_path):
 
 
 def test_a_schema_is_for_families_of_logs(tmp_path, log):
-    with pytest.raises(
-        RequestError, match="resnet50 takes no --schema; these families do: wide-deep, wide-deep-log, deepfm"
-    ):
+    with pytest.raises(RequestError, match="resnet50 takes no --schema; these families do: wide-deep, deepfm"):
         zoo.train("resnet50", str(log), tmp_path / "model", schema="schema.json")
-
-
-def test_wide_deep_takes_logs_of_either_form(models, log, tmp_path):
-    zoo.train("wide-deep", str(log), tmp_path / "model", settings={**SMALL, "epochs": "1"})
-    assert zoo.load(tmp_path / "model").entry.name == "wide-deep-log"
 
 
 def test_weights_of_rows_count(log, tmp_path):

@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch", reason="needs the train extra")
 from helpers.trainings import assert_same_weights  # noqa: E402
 
 from zoo.api import compression  # noqa: E402
-from zoo.recommenders.models.wide_deep import WIDE_DEEP  # noqa: E402
 from zoo.recommenders.training.distillation import Teacher  # noqa: E402
 from zoo.recommenders.training.pruning import PrunableRecommender  # noqa: E402
 
@@ -29,7 +28,7 @@ def start(tmp_path_factory, log):
 
 @pytest.fixture
 def model(start, log):
-    return PrunableRecommender(zoo.load(start), log, config=WIDE_DEEP.finetune_config())
+    return PrunableRecommender(zoo.load(start), log, config=zoo.load(start).entry.finetune_config())
 
 
 def held_out(model):
