@@ -131,7 +131,7 @@ def read_pairs(
     pairs, labels, errors = [], [], Counter[str]()
     for row in text_files.read_rows(data, 2, pipeline.columns, extra=1):
         label, error = text_files.parse_label(row)
-        pipeline._report_errors([row._replace(error=error)], errors, on_error)
+        pipeline._report_errors([(row.location, error)], errors, on_error)
         if not error:
             pairs.append((row.texts[0], row.texts[1]))
             labels.append(label)

@@ -16,18 +16,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.engines import catalog
 from pipelines.engines.native.texts import NativeTexts, store
-from pipelines.engines.session import BF16, Session
-from pipelines.kernels import extension
-from pipelines.kernels.transformer import program_file
+from pipelines.engines.session import Session
 from pipelines.models.folder import ModelFolder
-from pipelines.models.pipeline import PRECISIONS, Pipeline
-from pipelines.models.stages import derived
+from pipelines.models.line_pipeline import LinePipeline, benchmark_samples
+from pipelines.models.pipeline import PRECISIONS
 from zoo.texts.data import text_files, tokenizer
 from zoo.texts.data.prompts import Prompts
 from zoo.texts.data.tokenizer import Tokenizer, Tokens
@@ -51,7 +48,7 @@ Floats = NDArray[np.float32]
 Write = Callable[[Floats, NDArray[np.int64]], None]  # results [n, output_size], numbers of the input rows from 1 [n]
 
 
-class TextPipeline(Pipeline):
+class TextPipeline(LinePipeline[NativeTexts]):
     """Computes embeddings of texts, or scores of text pairs; see `zoo.pipeline`.
 
     The engine "native" computes int8 in native code without padding; "auto" takes it where the kernels are built, else
@@ -76,6 +73,7 @@ class TextPipeline(Pipeline):
     OUTPUT: ClassVar[str]
     TEXTS_PER_ROW: ClassVar[int]
     INVALID: ClassVar[float] = 0.0
+    MAX_WARNINGS: ClassVar[int] = 5
     columns: Sequence[str] = ()
 
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
@@ -97,33 +95,14 @@ class TextPipeline(Pipeline):
         self.prompts = Prompts(features)
         self.prompt = self.prompts.default
 
-    def _open(self, engine: str, model: Path | None) -> None:
-        """Opens the native encoder, or a session of a stock engine."""
-        self._native: NativeTexts | None = None
-        self._engine = engine if engine != "auto" else "openvino" if self.precision == BF16 else "onnxruntime"
-        if engine == "native" or (engine == "auto" and self.precision == "int8" and model is None and extension.isas()):
-            try:
-                path = model
-                if model is None:
-                    source = PRECISIONS[self.precision]
-                    path = derived(self.folder, source, "native", program_file.VERSION, store, program_file.SUFFIX)
-                self._native = NativeTexts(path, self.threads)  # type: ignore[arg-type]
-                self._engine = "native"
-                machine.trim()
-                return
-            except RequestError as error:
-                if engine == "native":
-                    raise
-                if model is None:
-                    self.folder.ensure(PRECISIONS[self.precision])  # raises if the model itself is missing
-                logger.warning("%s; falling back to onnxruntime", error)
+    def _open_native(self, model: Path | None) -> NativeTexts:
+        """Opens the native encoder. Raises RequestError for an unsupported graph."""
+        return NativeTexts(model or self._program(store), self.threads)
+
+    def _open_stock(self, model: Path | None) -> None:
+        """Opens a session of a stock engine."""
         path = model or self.folder.ensure(PRECISIONS[self.precision])
         self._session: Session = catalog.load(path, self._engine, self.threads, self.precision)
-
-    @property
-    def engine(self) -> str:
-        """The engine in use."""
-        return self._engine
 
     @property
     def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
@@ -380,7 +359,7 @@ class TextPipeline(Pipeline):
         with self._writer(output) as write, progress("computing texts") as advance:
             rows = self.rows(names, columns)
             while window := list(itertools.islice(rows, SORT_WINDOW * self.batch_size)):
-                self._report_errors(window, errors, on_error)
+                self._report_errors(map(_error, window), errors, on_error, self._outcome)
                 valid = [i for i, row in enumerate(window) if not row.error]
                 results = np.full((len(window), self.config.output_size), self.INVALID, np.float32)
                 if valid:
@@ -408,16 +387,10 @@ class TextPipeline(Pipeline):
             "precision": self.precision,
         }
 
-    def _report_errors(self, rows: Sequence[text_files.Row], errors: Counter[str], on_error: str) -> None:
-        """Counts and logs invalid rows, or raises at the first one."""
-        if on_error == "raise":
-            _require_valid(rows)
-        for row in rows:
-            if row.error:
-                errors[row.error] += 1
-                if errors.total() <= text_files.MAX_WARNINGS:
-                    filled = "zeros" if self.INVALID == 0 else "empty"
-                    logger.warning("%s %s; its row is %s", row.location, row.error, filled)
+    @property
+    def _outcome(self) -> str:
+        """What becomes of an invalid row, for the log."""
+        return f"; its row is {'zeros' if self.INVALID == 0 else 'empty'}"
 
     # ------------------------------------------------------------------------------------------------------ calibration
 
@@ -438,7 +411,7 @@ class TextPipeline(Pipeline):
             RequestError: There are no texts.
         """
         rows = list(itertools.islice(self.rows(data), 8 * count))
-        self._report_errors(rows, Counter(), on_error)
+        self._report_errors(map(_error, rows), Counter(), on_error, self._outcome)
         texts = [row.texts for row in rows if not row.error]
         if not texts:
             raise RequestError(f"found no texts in {data}; calibration needs some")
@@ -457,13 +430,16 @@ class TextPipeline(Pipeline):
         Raises:
             RequestError: The data hold no texts.
         """
-        samples: list[Any] = [text if self.TEXTS_PER_ROW == 1 else (EXAMPLES[1], text) for text in EXAMPLES]
-        if data is not None:
-            rows = itertools.islice((row for row in self.rows(data) if not row.error), count)
-            samples = [row.texts[0] if self.TEXTS_PER_ROW == 1 else row.texts for row in rows]
-            if not samples:
-                raise RequestError(f"found no texts in {data}")
-        return list(itertools.islice(itertools.cycle(samples), count))
+        is_pair = self.TEXTS_PER_ROW > 1
+        examples = [(EXAMPLES[1], text) if is_pair else text for text in EXAMPLES]
+        rows = self.rows(data) if data is not None else ()
+        valid = (row.texts if is_pair else row.texts[0] for row in rows if not row.error)
+        return benchmark_samples(examples, valid, data, "texts", count)
+
+
+def _error(row: text_files.Row) -> tuple[str, str]:
+    """Returns the location and error of a row, for `LinePipeline._report_errors`."""
+    return row.location, row.error
 
 
 def _require_valid(rows: Sequence[text_files.Row]) -> None:

@@ -20,6 +20,7 @@ from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.data.text_files import STDIN, read_lines
+from pipelines.models.line_pipeline import benchmark_samples
 from zoo.translation.data.lines import EXAMPLES, Line, translation_writer
 from zoo.translation.data.parallel_text import (
     PAD,
@@ -31,7 +32,6 @@ from zoo.translation.data.parallel_text import (
     pad,
 )
 from zoo.translation.data.sentence_splitting import split_sentences
-from zoo.translation.data.text_files import MAX_WARNINGS, Faults
 from zoo.translation.search.beam_search import Hypothesis
 from zoo.translation.translator import Translator
 
@@ -203,13 +203,13 @@ class TranslationPipeline(Translator):
 
     def _run(self, inputs: Any, output: str | Path, on_error: str, scores: bool) -> dict[str, Any]:
         """Implements `run` with the options of this pipeline."""
-        faults, start = Faults(), time.perf_counter()
+        faults, start = Counter[str](), time.perf_counter()
         count: Counter[str] = Counter()
         names = [os.fspath(each) for each in (inputs if isinstance(inputs, list | tuple) else [inputs])]
         with translation_writer(output, scores, self.best > 1) as write, progress("translating lines") as advance:
             found = self._read(names, split=True)
             while window := list(itertools.islice(found, SORT_WINDOW * self.batch_size)):
-                self._report_errors(window, faults, on_error)
+                self._report_errors(((line.where, line.fault) for line in window), faults, on_error)
                 translated = self.translate([part for each in window for part in each.parts])
                 ends = list(itertools.accumulate(len(each.parts) for each in window))
                 before = self.first_row + count["lines"]
@@ -228,7 +228,7 @@ class TranslationPipeline(Translator):
                     f"none of {faults.total():,} lines could be translated; expected sentences, one a line, in UTF-8"
                 )
         seconds = time.perf_counter() - start
-        if faults.total() > MAX_WARNINGS:
+        if faults.total() > self.MAX_WARNINGS:
             logger.warning("%d lines in all were not translated", faults.total())
         return {
             "sentences": count["sentences"],
@@ -253,16 +253,6 @@ class TranslationPipeline(Translator):
         score = sum(each.score * length for each, length in zip(parts, lengths, strict=True)) / max(sum(lengths), 1)
         return " ".join(self.vocabulary.decode([each.tokens for each in parts])), score
 
-    def _report_errors(self, found: Iterable[Line], faults: Faults, on_error: str) -> None:
-        """Counts and logs lines that cannot be translated, or raises at the first one."""
-        for each in found:
-            if each.fault and on_error == "raise":
-                raise RequestError(f"{each.where} {each.fault}")
-            if each.fault:
-                faults.add(each.fault)
-                if faults.total() <= MAX_WARNINGS:
-                    logger.warning("%s %s", each.where, each.fault)
-
     def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
         """Translates lines and returns the decoder's inputs, see `decoder_samples`.
 
@@ -279,7 +269,7 @@ class TranslationPipeline(Translator):
         """
         names = [os.fspath(each) for each in (data if isinstance(data, list | tuple) else [data])]
         found = list(itertools.islice((each for each in self._read(names) if each.text or each.fault), count))
-        self._report_errors(found, Faults(), on_error)
+        self._report_errors(((line.where, line.fault) for line in found), Counter(), on_error)
         sources = self.vocabulary.encode([each.text for each in found if not each.fault])
         if not sources:
             raise RequestError(f"found no sentences in {', '.join(names)}; calibration needs some")
@@ -298,13 +288,6 @@ class TranslationPipeline(Translator):
         Raises:
             RequestError: The file holds no sentences.
         """
-        samples = list(EXAMPLES)
-        if data is not None:
-            samples = [
-                each.text
-                for each in itertools.islice(self._read([os.fspath(data)]), count)
-                if each.text and not each.fault
-            ]
-            if not samples:
-                raise RequestError(f"found no sentences in {data}")
-        return list(itertools.islice(itertools.cycle(samples), count))
+        lines = self._read([os.fspath(data)] if data is not None else [])
+        valid = (line.text for line in itertools.islice(lines, count) if line.text and not line.fault)
+        return benchmark_samples(EXAMPLES, valid, data, "sentences", count)

@@ -15,12 +15,11 @@ from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.engines.native.translation import NativeTranslator, TranslationStream, store
-from pipelines.engines.session import BF16, Session
+from pipelines.engines.session import Session
 from pipelines.kernels import extension
-from pipelines.kernels.transformer import program_file
 from pipelines.models.folder import ModelFolder
-from pipelines.models.pipeline import PRECISIONS, Pipeline
-from pipelines.models.stages import derived
+from pipelines.models.line_pipeline import LinePipeline
+from pipelines.models.pipeline import PRECISIONS
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, Tokens, batch_by_tokens, pad
 from zoo.translation.data.vocabularies import open_vocabulary
 from zoo.translation.search.beam_search import (
@@ -44,7 +43,7 @@ MAX_SLOTS = 65536  # maximum batch of the native translator
 logger = logging.getLogger(__name__)
 
 
-class Translator(Pipeline):
+class Translator(LinePipeline[NativeTranslator]):
     """Translates tokenized sentences.
 
     The engine "native" computes int8 in native code; "auto" takes it where the kernels are built, else onnxruntime, and
@@ -81,25 +80,10 @@ class Translator(Pipeline):
                 self._native.share_words(self.shortlist.common_tokens.astype(np.int32))
         self.positions = (folder.preprocessing.get("form", {}).get("positions") or [POSITIONS])[-1]
 
-    def _open(self, engine: str, model: Path | None) -> None:
-        """Opens the native translator; else beam search in one graph, step by step, or without KV caches."""
+    def _open_stock(self, model: Path | None) -> None:
+        """Opens beam search in one graph, else step by step, else without KV caches."""
         self._search_session: Session | None = None
-        self._native: NativeTranslator | None = None
         self._stepping: tuple[Session, Session, list[Cache]] | None = None
-        self._engine = engine if engine != "auto" else "openvino" if self.precision == BF16 else "onnxruntime"
-        if engine == "native" or (engine == "auto" and self.precision == "int8" and model is None and extension.isas()):
-            try:
-                self._native = self._translator(model)
-                self._engine = "native"
-                machine.trim()
-                return
-            except RequestError as error:
-                if engine == "native" and model is None:
-                    raise
-                if model is None:
-                    self.folder.ensure(PRECISIONS[self.precision])  # raises if the model itself is missing
-                self._engine = "onnxruntime"
-                logger.warning("%s; falling back to onnxruntime", error)
         is_default = self.rules.is_default and "shortlist" not in self.folder.preprocessing
         if not is_default and self._engine == "onnxruntime":
             self._stepping = step_sessions(self.folder, model, self._engine, self.threads, self.precision)
@@ -115,19 +99,11 @@ class Translator(Pipeline):
         path = model or self.folder.ensure(PRECISIONS[self.precision])
         self._encoder, self._decoder = split_sessions(path, self._engine, self.threads, self.precision)
 
-    def _translator(self, model: Path | None) -> NativeTranslator:
+    def _open_native(self, model: Path | None) -> NativeTranslator:
         """Opens the native translator. Raises RequestError for an unsupported or float graph."""
-        if model is None:
-            source = PRECISIONS[self.precision]
-            model = derived(self.folder, source, "native", program_file.VERSION, store, program_file.SUFFIX)
-        elif not is_int8(model):
+        if model is not None and not is_int8(model):
             raise RequestError(f"the native kernels compute int8, and {model.name} is float")
-        return NativeTranslator(model, self.threads)
-
-    @property
-    def engine(self) -> str:
-        """The engine in use."""
-        return self._engine
+        return NativeTranslator(model or self._program(store), self.threads)
 
     @property
     def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:

@@ -50,7 +50,6 @@ COLUMNS = frozenset((*TEXT_COLUMNS, *SECOND_TEXT_COLUMNS, *LABEL_COLUMNS))
 EXPECTED = "expected text, a line each, or .csv, .tsv, .jsonl (also .gz) or .parquet"
 NOT_UTF8, EMPTY, NO_VALUE = "is not UTF-8", "is empty", "has no value"
 SURROGATE = "holds half a surrogate pair"  # no UTF-8 has it, but JSON's escapes can write it
-MAX_WARNINGS = 5  # invalid rows that are logged one by one
 
 
 class Row(NamedTuple):
