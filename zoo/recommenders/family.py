@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pipelines.models import family
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.recommenders.training.config import TrainConfig, for_finetuning
+from zoo.recommenders.train_config import TrainConfig, for_finetuning
 
 if TYPE_CHECKING:
     import onnx_ir as ir

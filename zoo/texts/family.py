@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.models import family
 from pipelines.models.family import RunOption
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.texts.training.config import TrainConfig
+from zoo.texts.train_config import TrainConfig
 
 if TYPE_CHECKING:
     from pipelines.models.pipeline import Pipeline

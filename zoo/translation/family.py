@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pipelines.models import family
 from pipelines.models.family import RunOption
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.translation.training.config import FINETUNE, TrainingConfig
+from zoo.translation.train_config import FINETUNE, TrainingConfig
 
 if TYPE_CHECKING:
     from pipelines.models.folder import ModelFolder

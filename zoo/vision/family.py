@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipelines.models import family
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.vision.training.config import FINETUNE, TrainConfig
+from zoo.vision.train_config import FINETUNE, TrainConfig
 
 if TYPE_CHECKING:
     from torch import nn

@@ -49,7 +49,7 @@ class Case(NamedTuple):
 def make_ctranslate2(work: Work, quantization: str) -> None:
     """Writes the weights in CTranslate2's format."""
     from scripts.peers.translation.ctranslate2_export import export
-    from zoo.translation.training.checkpoints import load_model
+    from zoo.translation.models.checkpoints import load_model
 
     export(*load_model(work.folder), work.made(f"ctranslate2-{quantization}"), quantization)
 
@@ -65,7 +65,7 @@ def make_openvino(work: Work) -> None:
     from openvino import opset13 as ops
     from openvino._offline_transformations import apply_make_stateful_transformation
 
-    from zoo.translation.training.checkpoints import load_model
+    from zoo.translation.models.checkpoints import load_model
 
     model, _ = load_model(work.folder)
     model.requires_grad_(False)
@@ -304,7 +304,7 @@ def stepping(begin: Callable[[Array], Step], work: Work, case: Case) -> System:
 
 def loaded(work: Work) -> Any:
     """Returns the network in torch, one thread."""
-    from zoo.translation.training.checkpoints import load_model
+    from zoo.translation.models.checkpoints import load_model
 
     pytorch.use_one_thread()
     return load_model(work.folder)[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zoo.recommenders.family import RECIPE, TrainableRankingFamily
-from zoo.recommenders.training.config import TrainConfig
+from zoo.recommenders.train_config import TrainConfig
 from zoo.training.lazy_module import LazyModule
 from zoo.training.settings import FROM_0
 

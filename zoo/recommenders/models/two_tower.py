@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pipelines.core.errors import RequestError
 from pipelines.models.family import RunOption
 from zoo.recommenders.family import TrainableRankingFamily
-from zoo.recommenders.training.config import TrainConfig
+from zoo.recommenders.train_config import TrainConfig
 from zoo.training.lazy_module import LazyModule
 from zoo.training.settings import FROM_0
 

@@ -14,7 +14,7 @@ from pipelines.models.family import GraphImportable
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.recommenders.criteo import BUCKETS, CATEGORICAL, NUMERIC
 from zoo.recommenders.family import Preset, TrainableRankingFamily
-from zoo.recommenders.training.config import TrainConfig
+from zoo.recommenders.train_config import TrainConfig
 from zoo.training.lazy_module import LazyModule
 from zoo.training.runs import fill, is_first
 

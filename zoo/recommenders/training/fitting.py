@@ -18,7 +18,7 @@ from pipelines.core.progress import progress, silent
 from pipelines.quantization.training.qat import freeze_ranges
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.metrics import EPSILON, click_metrics, logloss
-from zoo.recommenders.training.config import TrainConfig
+from zoo.recommenders.train_config import TrainConfig
 from zoo.recommenders.training.distillation import Teacher
 from zoo.recommenders.training.row_store import CategoryCounts, RowStore
 from zoo.recommenders.training.trainer import Trainer

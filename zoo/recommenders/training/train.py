@@ -30,8 +30,8 @@ from zoo.recommenders.data.logs import open_logs, spool_stdin
 from zoo.recommenders.data.schema import Column, Schema
 from zoo.recommenders.data.schema_inference import infer, load_schema
 from zoo.recommenders.models.layers import Embeddings
+from zoo.recommenders.train_config import TrainConfig
 from zoo.recommenders.training import qat
-from zoo.recommenders.training.config import TrainConfig
 from zoo.recommenders.training.distillation import LogSource, Teacher
 from zoo.recommenders.training.fitting import STATE, Fitting, new_trial
 from zoo.recommenders.training.row_store import CategoryCounts, RowStore

@@ -14,7 +14,7 @@ from torch.nn import functional
 from pipelines.quantization.training import qat
 from zoo.recommenders.metrics import unless_ones
 from zoo.recommenders.models.layers import Embeddings, FirstOrder
-from zoo.recommenders.training.config import TrainConfig
+from zoo.recommenders.train_config import TrainConfig
 from zoo.recommenders.training.row_store import CategoryCounts
 from zoo.recommenders.training.sparse_adam import SparseAdam
 from zoo.training.runs import Processes

@@ -32,7 +32,7 @@ from zoo.texts.importers.huggingface import CONFIG, write_modules
 from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
 from zoo.texts.models.weights import FILE
 from zoo.texts.text_pipeline import CALIBRATION_LENGTH
-from zoo.texts.training.config import TrainConfig
+from zoo.texts.train_config import TrainConfig
 from zoo.training.runs import load_checkpoint, require_output, save_checkpoint
 
 STATE = "checkpoint/state.pt"

@@ -15,9 +15,9 @@ from torch import nn
 from pipelines.graph import edit, io, query
 from pipelines.graph.infer import infer_shapes
 from zoo.translation.data.parallel_text import PAD, VOCABULARY
+from zoo.translation.models.checkpoints import MODEL, STATE, load_model
 from zoo.translation.models.layers import Attention, Average, FeedForward, Layer, Recurrence, Residual
 from zoo.translation.models.transformer import Transformer
-from zoo.translation.training.checkpoints import MODEL, STATE, load_model
 
 OPSET = 18
 SOURCE, TARGET, MEMORY, LOGITS = "source", "target", "memory", "logits"

@@ -75,8 +75,8 @@ def write(
 
     from zoo.training.runs import fill, save_weights
     from zoo.translation.export.freeze import export
+    from zoo.translation.models.checkpoints import MODEL
     from zoo.translation.models.transformer import Transformer
-    from zoo.translation.training.checkpoints import MODEL
 
     if path.is_dir() and output.resolve() == path.resolve():
         raise RequestError(f"found {output} as the folder of both models; choose another output")

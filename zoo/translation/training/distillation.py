@@ -18,7 +18,7 @@ from zoo.training.runs import Processes
 from zoo.translation.data.parallel_text import Corpus, ParallelText, from_tokens
 from zoo.translation.data.synthesis import sample_sentences
 from zoo.translation.inference import TranslationPipeline
-from zoo.translation.training.config import TrainingConfig
+from zoo.translation.train_config import TrainingConfig
 
 PAIRS, DIGEST = "distilled.npz", "distilled.sha256"  # in a checkpoint: the pairs, and the digest of their recipe
 TEACHER_WINDOW = 4096  # sentences between two updates of the progress bar

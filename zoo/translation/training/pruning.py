@@ -36,10 +36,7 @@ from zoo.translation.data.parallel_text import (
     pad,
 )
 from zoo.translation.metrics import translation_metrics
-from zoo.translation.models.config import ARCHITECTURES
-from zoo.translation.models.layers import Attention, FeedForward
-from zoo.translation.models.transformer import Transformer, translate
-from zoo.translation.training.checkpoints import (
+from zoo.translation.models.checkpoints import (
     MODEL,
     copy_shortlist,
     inherited_features,
@@ -47,6 +44,9 @@ from zoo.translation.training.checkpoints import (
     read_features,
     require_trainable,
 )
+from zoo.translation.models.config import ARCHITECTURES
+from zoo.translation.models.layers import Attention, FeedForward
+from zoo.translation.models.transformer import Transformer, translate
 
 if TYPE_CHECKING:
     from zoo.translation.inference import TranslationPipeline

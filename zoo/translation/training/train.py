@@ -38,10 +38,7 @@ from zoo.translation.data.parallel_text import (
 )
 from zoo.translation.data.text_files import Pair, sources
 from zoo.translation.metrics import signatures
-from zoo.translation.models.config import ARCHITECTURES, ModelConfig
-from zoo.translation.models.transformer import build, translate
-from zoo.translation.training import qat
-from zoo.translation.training.checkpoints import (
+from zoo.translation.models.checkpoints import (
     MODEL,
     STATE,
     copy_shortlist,
@@ -52,7 +49,10 @@ from zoo.translation.training.checkpoints import (
     read_weights,
     require_trainable,
 )
-from zoo.translation.training.config import TrainingConfig
+from zoo.translation.models.config import ARCHITECTURES, ModelConfig
+from zoo.translation.models.transformer import build, translate
+from zoo.translation.train_config import TrainingConfig
+from zoo.translation.training import qat
 from zoo.translation.training.distillation import distill_corpus
 from zoo.translation.training.trainer import Trainer
 from zoo.translation.training.weight_averaging import average, groups, weights_after

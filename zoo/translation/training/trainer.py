@@ -24,7 +24,7 @@ from zoo.training.runs import QAT_FROZEN, Processes
 from zoo.translation.data.parallel_text import PAD, START, Corpus, ParallelText, Tokens, batch_by_tokens, batches, pad
 from zoo.translation.metrics import translation_metrics
 from zoo.translation.models.transformer import Transformer, capture_attention, translate
-from zoo.translation.training.config import FROZEN, TrainingConfig
+from zoo.translation.train_config import FROZEN, TrainingConfig
 
 DECODED = 8192  # tokens, padded sources of a batch that is translated
 PLAIN = Communication(gradient_as_bucket_view=True)

@@ -14,7 +14,7 @@ import numpy as np
 from pipelines.core.errors import RequestError
 from zoo.training.lazy_module import LazyModule
 from zoo.vision.family import ImageFamily
-from zoo.vision.training.config import TrainConfig
+from zoo.vision.train_config import TrainConfig
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pipelines.core.errors import RequestError
 from zoo.training.lazy_module import LazyModule
 from zoo.vision.family import ImageFamily
-from zoo.vision.training.config import TrainConfig
+from zoo.vision.train_config import TrainConfig
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from zoo.vision.training.config import TrainConfig
+    from zoo.vision.train_config import TrainConfig
 
 
 class Normalize:

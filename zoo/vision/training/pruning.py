@@ -19,7 +19,7 @@ from zoo.training.runs import record_of, save_weights
 from zoo.vision.data.datasets import Images, LabelledImages, open_images, prepare
 from zoo.vision.inference import INPUT, OUTPUT
 from zoo.vision.metrics import class_metrics, rank
-from zoo.vision.training.config import TrainConfig
+from zoo.vision.train_config import TrainConfig
 from zoo.vision.training.distillation import Normalize
 from zoo.vision.training.initialization import MODEL
 

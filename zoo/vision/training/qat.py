@@ -26,7 +26,7 @@ from zoo.training.onnx_builder import path_of
 from zoo.training.runs import QAT_RATE, require_qat
 from zoo.vision.export.fx_export import export
 from zoo.vision.export.rewrites import passes
-from zoo.vision.training.config import TrainConfig
+from zoo.vision.train_config import TrainConfig
 
 __all__ = ["distillation_loss", "effective_config", "freeze_ranges", "prepare", "save_ranges", "weights"]
 RECIPE = QuantRecipe(observer="minmax", correct=False)  # trained ranges and weights are kept as they are

@@ -33,8 +33,8 @@ from zoo.training.runs import (
 from zoo.vision.data.augmentation import AugmentedImages
 from zoo.vision.data.datasets import SMALL, Images, LabelledImages, one_source, open_images, prepare
 from zoo.vision.metrics import class_metrics, rank
+from zoo.vision.train_config import TrainConfig
 from zoo.vision.training import qat
-from zoo.vision.training.config import TrainConfig
 from zoo.vision.training.distillation import Teacher, open_teacher
 from zoo.vision.training.initialization import MODEL, describe, load_weights
 from zoo.vision.training.plots import plot_confusion

@@ -18,8 +18,8 @@ from zoo.training import tuning
 from zoo.training.communication import Communication, exchanging
 from zoo.training.runs import QAT_FROZEN, Processes
 from zoo.vision.data.datasets import Images, prepare
+from zoo.vision.train_config import TrainConfig
 from zoo.vision.training import qat
-from zoo.vision.training.config import TrainConfig
 from zoo.vision.training.depthwise import use_fast_depthwise
 from zoo.vision.training.distillation import Normalize, Teacher
 

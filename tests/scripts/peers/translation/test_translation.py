@@ -129,8 +129,8 @@ def test_ctranslate2_finds_what_this_search_finds(torch, exporter, vocabulary, p
 def test_ctranslate2_translates_the_test_set_as_the_shipped_model(
     torch, exporter, shared, tmp_path, monkeypatch
 ) -> None:
+    from zoo.translation.models.checkpoints import load_model
     from zoo.translation.models.transformer import translate
-    from zoo.translation.training.checkpoints import load_model
 
     monkeypatch.setattr(harness, "SHARED", shared)
     network, pieces = load_model(zoo.load("multi30k-en-de").path)

@@ -7,7 +7,7 @@ import pytest
 
 import zoo
 from pipelines.core.errors import RequestError
-from zoo.texts.training.config import TrainConfig
+from zoo.texts.train_config import TrainConfig
 
 train = pytest.importorskip("zoo.texts.training.train", reason="needs the train extra", exc_type=ImportError)
 read_pairs = train.read_pairs

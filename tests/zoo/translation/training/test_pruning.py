@@ -14,9 +14,9 @@ from zoo.cli import app as cli
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 
+from zoo.translation.models.checkpoints import load_model  # noqa: E402
+from zoo.translation.train_config import TrainingConfig  # noqa: E402
 from zoo.translation.training import distillation  # noqa: E402
-from zoo.translation.training.checkpoints import load_model  # noqa: E402
-from zoo.translation.training.config import TrainingConfig  # noqa: E402
 from zoo.translation.training.pruning import LAST, PrunableTranslator, _tokens  # noqa: E402
 from zoo.translation.training.trainer import Trainer  # noqa: E402
 

@@ -17,9 +17,9 @@ torch = pytest.importorskip("torch", reason="needs the train extra")
 
 from pipelines.quantization.training import qat as shared  # noqa: E402
 from zoo.training.runs import QAT_RATE  # noqa: E402
+from zoo.translation.models.checkpoints import load_model  # noqa: E402
+from zoo.translation.train_config import TrainingConfig  # noqa: E402
 from zoo.translation.training import qat  # noqa: E402
-from zoo.translation.training.checkpoints import load_model  # noqa: E402
-from zoo.translation.training.config import TrainingConfig  # noqa: E402
 from zoo.translation.training.trainer import Trainer  # noqa: E402
 
 TUNED = {"qat": "true", "epochs": "2", "warmup": "5", "dropout": "0", "batch_size": "512", "learning_rate": "0.002"}

@@ -12,7 +12,7 @@ from PIL import Image
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json
 from zoo.training.runs import Processes
-from zoo.vision.training.config import FINETUNE, TrainConfig
+from zoo.vision.train_config import FINETUNE, TrainConfig
 
 training = pytest.importorskip("zoo.vision.training.train", reason="needs the train extra")
 use_fast_depthwise = pytest.importorskip("zoo.vision.training.depthwise").use_fast_depthwise

@@ -17,7 +17,7 @@ from pipelines.models.hub import CARD
 from zoo.training.runs import fill
 from zoo.translation.data.parallel_text import Vocabulary
 from zoo.translation.data.vocabularies import ImportedVocabulary, open_vocabulary
-from zoo.translation.training.config import FROZEN, TrainingConfig
+from zoo.translation.train_config import FROZEN, TrainingConfig
 
 if TYPE_CHECKING:
     import torch
