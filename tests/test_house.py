@@ -210,6 +210,19 @@ def test_rooms_of_zoo_import_only_what_they_may(path: Path) -> None:
     assert used <= {own, *ROOMS[own], *OPENS.get(str(relative), ())}
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_rooms_of_a_task_import_each_other_one_way(task: str) -> None:
+    """At module level: a family opens training and export, behind it, in its methods."""
+    needed: dict[str, set[str]] = {}
+    for path in ROOT.glob(f"zoo/{task}/*/**/*.py"):
+        names = [name.split(".") for name in imports(path, top=True) if name.startswith(f"zoo.{task}.")]
+        own = path.relative_to(ROOT / "zoo" / task).parts[0]
+        needed.setdefault(own, set()).update(
+            {parts[2] for parts in names if (ROOT.joinpath(*parts[:3])).is_dir()} - {own}
+        )
+    graphlib.TopologicalSorter(needed).prepare()  # raises CycleError, which names the circle
+
+
 def test_importing_zoo_and_the_command_loads_nothing_heavy() -> None:
     code = "import sys, zoo, zoo.cli.app, zoo.api, zoo.recommenders.log_pipeline, zoo.translation.inference, zoo.texts.inference; assert [*zoo.entries()] == [*zoo.BUILT_IN]; print(' '.join(sys.modules))"
     loaded = set(

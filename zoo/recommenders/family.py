@@ -149,9 +149,9 @@ class TrainableRankingFamily(
         return freeze(folder, self.build, type(self.config))
 
     def network(self, folder: Path) -> tuple[dict[str, Any], nn.Module]:
-        """See `HasNetwork` and `zoo.recommenders.export.freeze.load_network`."""
+        """See `HasNetwork` and `zoo.recommenders.models.checkpoints.load_network`."""
         with self.needs("network"):
-            from zoo.recommenders.export.freeze import load_network
+            from zoo.recommenders.models.checkpoints import load_network
         return load_network(folder, self.build, type(self.config))
 
     def prunable(self) -> type[Any]:

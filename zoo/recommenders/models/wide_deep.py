@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pipelines.rewrites.driver import Rewrite
     from zoo.recommenders.data.features import Features
-    from zoo.recommenders.training.train import Build
+    from zoo.recommenders.models.checkpoints import Build
 
 GRAPH = "graph.onnx"  # of a model folder: the float graph whose weights were trained on
 TENSORFLOW_GRAPH = "graph.pb"  # the graph that it came as
@@ -195,7 +195,7 @@ def freeze(folder: str | Path) -> dict[str, Any]:
         RequestError: A file is missing or damaged.
     """
     from zoo.recommenders.export import freeze as export
-    from zoo.recommenders.training import train as training
+    from zoo.recommenders.models.checkpoints import MODEL
 
     if (Path(folder) / GRAPH).is_file():
         return export.freeze(folder, _imported(Path(folder)), CriteoConfig)
@@ -203,7 +203,7 @@ def freeze(folder: str | Path) -> dict[str, Any]:
         from zoo.recommenders.importers.tensorflow.importing import freeze_graph
 
         return freeze_graph(Path(folder))
-    if not (Path(folder) / training.MODEL).is_file() and (Path(folder) / KERAS_WEIGHTS).is_file():
+    if not (Path(folder) / MODEL).is_file() and (Path(folder) / KERAS_WEIGHTS).is_file():
         return _freeze_keras(Path(folder))
     return export.freeze(folder, WideDeep, CriteoConfig)
 
@@ -215,12 +215,12 @@ def _freeze_keras(folder: Path) -> dict[str, Any]:
     from torch import nn
 
     from zoo.recommenders.data.features import Features
-    from zoo.recommenders.export import freeze as export
-    from zoo.recommenders.training import train as training
+    from zoo.recommenders.export.freeze import write_graph
+    from zoo.recommenders.models import checkpoints
 
-    about = training.training_record(folder)
+    about = checkpoints.training_record(folder)
     features = Features.from_json(about["features"])
-    model = WideDeep(features, export.restore_config(CriteoConfig, about["config"]))
+    model = WideDeep(features, checkpoints.restore_config(CriteoConfig, about["config"]))
     found = {}
     depth = sum(isinstance(each, nn.Linear) for each in model.deep)
     try:
@@ -237,8 +237,8 @@ def _freeze_keras(folder: Path) -> dict[str, Any]:
     except (OSError, KeyError) as error:
         raise RequestError(f"cannot read the model in {folder} ({one_line(error)}); train it again") from error
     arrays = model.renamed({name: torch.from_numpy(each) for name, each in found.items()})
-    fill(model, training.state_of(model, arrays), folder / KERAS_WEIGHTS)
-    return export.write_graph(model.eval(), features, folder, KERAS_WEIGHTS)
+    fill(model, checkpoints.state_of(model, arrays), folder / KERAS_WEIGHTS)
+    return write_graph(model.eval(), features, folder, KERAS_WEIGHTS)
 
 
 def network(folder: Path) -> tuple[dict[str, Any], Any]:
@@ -248,16 +248,16 @@ def network(folder: Path) -> tuple[dict[str, Any], Any]:
         folder: Model folder.
 
     Returns:
-        As `zoo.recommenders.export.freeze.load_network`.
+        As `zoo.recommenders.models.checkpoints.load_network`.
 
     Raises:
         RequestError: The model was imported as a TensorFlow graph.
     """
     if _is_imported(folder):
         raise RequestError(f"{folder} {IMPORTED}, whose layers cannot be cut; leave prune out")
-    from zoo.recommenders.export import freeze as export
+    from zoo.recommenders.models.checkpoints import load_network
 
-    return export.load_network(folder, WideDeep, CriteoConfig)
+    return load_network(folder, WideDeep, CriteoConfig)
 
 
 def _is_imported(folder: Path) -> bool:

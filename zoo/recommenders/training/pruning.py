@@ -19,6 +19,7 @@ from pipelines.models.npz import write_npz
 from pipelines.models.record import SAMPLES
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.metrics import click_metrics, logloss, unless_ones
+from zoo.recommenders.models.checkpoints import MODEL
 from zoo.recommenders.training import rare_rows
 from zoo.recommenders.training.pruning_groups import PruningGroups, importances
 from zoo.training.pruning import PrunableModel
@@ -152,8 +153,6 @@ class PrunableRecommender(PrunableModel):
         return {"least": least, "rows": rows, "columns": columns, "kept": rare_rows.without_vocabulary(features)}
 
     def _save(self, features: Features, config: Any, network: nn.Module, folder: Path) -> None:
-        from zoo.recommenders.training.train import MODEL
-
         folder.mkdir(parents=True, exist_ok=True)
         save_weights(folder / MODEL, network.state_dict())
         seen = self._read(features).rows(np.arange(max(0, self.split - KEPT), self.split))

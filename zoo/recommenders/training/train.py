@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from pipelines.core.console import print_line
 from pipelines.core.errors import RequestError
-from pipelines.core.files import read_json, sha256, write_json
+from pipelines.core.files import sha256, write_json
 from pipelines.core.plain import from_plain, to_plain
-from pipelines.graph import edit, io
-from pipelines.models.hub import CARD
 from pipelines.models.npz import write_npz
 from zoo.recommenders import criteo
 from zoo.recommenders.data import sources
@@ -29,7 +26,7 @@ from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_logs, spool_stdin
 from zoo.recommenders.data.schema import Column, Schema
 from zoo.recommenders.data.schema_inference import infer, load_schema
-from zoo.recommenders.models.layers import Embeddings
+from zoo.recommenders.models.checkpoints import MODEL, Build, training_record, weights_of
 from zoo.recommenders.train_config import TrainConfig
 from zoo.recommenders.training import qat
 from zoo.recommenders.training.distillation import LogSource, Teacher
@@ -47,11 +44,8 @@ from zoo.training.runs import (
 )
 from zoo.training.settings import require_kept
 
-MODEL = "model.pt"
 CALIBRATION_ROWS = 4096
 MAX_UNKNOWN = 0.9  # of a column's categories that training replaces: a column of new values alone teaches nothing
-
-Build = Callable[[Features, Any], nn.Module]
 
 
 def train(
@@ -175,68 +169,6 @@ def train(
                 quantization.save_ranges(trainer.model, output)
         group.same(None)  # the others wait for the files
     return metrics
-
-
-def training_record(folder: Path) -> dict[str, Any]:
-    """Reads settings and features of a model, with or without its checkpoint.
-
-    Args:
-        folder: Model folder.
-
-    Returns:
-        {"config", "features", ...} from train.json or from the card; "config" is {} for an imported graph.
-
-    Raises:
-        RequestError: The card has no training settings.
-    """
-    if (folder / "train.json").is_file():
-        return read_json(folder / "train.json")  # type: ignore[no-any-return]
-    card = read_json(folder / CARD)
-    if "from" in card.get("weights", {}):  # it came as a graph, and was not trained here
-        return {"config": {}, "features": card["preprocessing"]}
-    try:
-        return {"config": card["training"]["config"], "features": card["preprocessing"]}
-    except (KeyError, TypeError) as error:
-        raise RequestError(f"{folder} does not say how it was trained; start from one that zoo train made") from error
-
-
-def weights_of(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
-    """Reads the weights of a network from its exported graph.
-
-    Args:
-        model: Network; provides the values that are used only in training.
-        path: fp32.onnx of the network.
-
-    Returns:
-        State dict of the network.
-    """
-    graph = io.load(path)
-    edit.expand_fp16(graph)
-    found = {name: each.const_value for name, each in graph.graph.initializers.items()}
-    arrays = {name: torch.from_numpy(each.numpy().copy()) for name, each in found.items() if each is not None}
-    renamed = getattr(model, "renamed", None)
-    return state_of(model, arrays if renamed is None else renamed(arrays))
-
-
-def state_of(model: nn.Module, arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Converts exported weights to a state dict.
-
-    Args:
-        model: Network; provides the values that are used only in training.
-        arrays: {name of the initializer given by `export`: tensor}.
-
-    Returns:
-        State dict of the network.
-    """
-    state = {name: each for name, each in model.state_dict().items() if not name.endswith((".weight", ".bias"))}
-    for path_of, module in model.named_modules():
-        if isinstance(module, Embeddings):
-            names = [f"{path_of}.{each.name}.table" for each in module.fields]
-            if all(name in arrays for name in names):
-                state[f"{path_of}.weight"] = torch.cat([arrays[name] for name in names])
-        elif isinstance(module, nn.Linear):
-            state |= {name: arrays[name] for kind in ("weight", "bias") if (name := f"{path_of}.{kind}") in arrays}
-    return state
 
 
 def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on_error: str) -> Schema:

@@ -23,7 +23,7 @@ from pipelines.quantization.qdq.scales import activation_qparams
 torch = pytest.importorskip("torch", reason="needs the train extra")
 
 from pipelines.quantization.training import qat as shared  # noqa: E402
-from zoo.recommenders.export.freeze import load_checkpoint  # noqa: E402
+from zoo.recommenders.models.checkpoints import load_checkpoint  # noqa: E402
 from zoo.recommenders.models.dcn_v2 import DCNv2  # noqa: E402
 from zoo.recommenders.models.dcn_v2 import DCNv2Config as OfDCN  # noqa: E402
 from zoo.recommenders.models.deepfm import DeepFM  # noqa: E402

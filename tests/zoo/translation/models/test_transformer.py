@@ -15,9 +15,9 @@ from zoo.translation.search.beam_search import beam_search, limit, naive_step
 
 torch = pytest.importorskip("torch")
 from zoo.translation.export import freeze as freezing  # noqa: E402
+from zoo.translation.models import checkpoints  # noqa: E402
 from zoo.translation.models import transformer as models  # noqa: E402
 from zoo.translation.search import sessions  # noqa: E402
-from zoo.translation.training import checkpoints  # noqa: E402
 
 torch.set_num_threads(1)
 FORM = models.ModelConfig(2, 2, 32, 64, 4)

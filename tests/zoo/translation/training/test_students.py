@@ -11,10 +11,11 @@ from pipelines.core.errors import RequestError
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 from zoo.translation.data.parallel_text import Vocabulary, learn_vocabulary  # noqa: E402
+from zoo.translation.models import checkpoints  # noqa: E402
 from zoo.translation.models.config import ARCHITECTURES, ModelConfig  # noqa: E402
 from zoo.translation.models.transformer import Transformer, build  # noqa: E402
 from zoo.translation.train_config import TrainingConfig  # noqa: E402
-from zoo.translation.training import checkpoints, distillation  # noqa: E402
+from zoo.translation.training import distillation  # noqa: E402
 from zoo.translation.training.train import train  # noqa: E402
 from zoo.translation.training.trainer import Trainer  # noqa: E402
 

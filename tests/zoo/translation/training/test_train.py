@@ -20,11 +20,12 @@ from zoo.training import tuning  # noqa: E402
 from zoo.translation.data import parallel_text as data  # noqa: E402
 from zoo.translation.data import text_files  # noqa: E402
 from zoo.translation.inference import TranslationPipeline  # noqa: E402
+from zoo.translation.models import checkpoints  # noqa: E402
 from zoo.translation.models.config import ARCHITECTURES, ModelConfig  # noqa: E402
 from zoo.translation.models.transformer import build, capture_attention  # noqa: E402
 from zoo.translation.train_config import FINETUNE, TrainingConfig  # noqa: E402
-from zoo.translation.training import checkpoints, weight_averaging  # noqa: E402
 from zoo.translation.training import train as training  # noqa: E402
+from zoo.translation.training import weight_averaging  # noqa: E402
 from zoo.translation.training.train import train  # noqa: E402
 from zoo.translation.training.trainer import Trainer  # noqa: E402
 
