@@ -209,6 +209,28 @@ class Trainable(Protocol):
 
 
 @runtime_checkable
+class SchemaInferring(Protocol):
+    """A family whose data are logs with a schema, which it infers."""
+
+    @abc.abstractmethod
+    def infer_schema(
+        self, log: Any, *, label: str | None, delimiter: str | None, on_error: str, kinds: Mapping[str, str]
+    ) -> tuple[Any, list[str], list[list[str]]]:
+        """Infers the schema of a log from all its rows.
+
+        Args:
+            log: File, folder or pattern, or a list of them.
+            label: Column to predict; None to find it by its name.
+            delimiter: Delimiter of CSV; None to detect it.
+            on_error: "raise", or "skip" to leave out bad rows.
+            kinds: {column: kind} in place of what is inferred.
+
+        Returns:
+            The schema, with `to_json()` and `save(path)`; the header and the rows of its table for people.
+        """
+
+
+@runtime_checkable
 class Freezable(Protocol):
     """A family that exports a checkpoint."""
 

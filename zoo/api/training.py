@@ -14,7 +14,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import require_place, write_bytes
 from pipelines.graph import io, query
 from pipelines.models import stages
-from pipelines.models.family import GraphImportable, OnnxImportable, Shortlistable, Trainable
+from pipelines.models.family import GraphImportable, OnnxImportable, SchemaInferring, Shortlistable, Trainable
 from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD, CardFile
 from zoo.api.models import run_stage
@@ -56,10 +56,6 @@ def schema(
     Raises:
         RequestError: The log cannot be read, or has no such label or column.
     """
-    from zoo.recommenders.data.logs import open_logs
-    from zoo.recommenders.data.schema import COLUMNS
-    from zoo.recommenders.data.schema_inference import infer
-
     if delimiter is not None and len(delimiter) != 1:
         raise RequestError(f"found the delimiter {delimiter!r}, expected one character")
     require_distinct(output, *as_list(log))
@@ -68,9 +64,12 @@ def schema(
         for name in [names] if isinstance(names, str) else names:
             if kinds.setdefault(name, kind) != kind:
                 raise RequestError(f"found the column {name} as {kinds[name]} and as {kind}, expected one of them")
-    found = infer(open_logs(log, delimiter), label, on_error, kinds)
-    path = None if output is None else str(found.save(output))
-    return {"schema": found.to_json(), "columns": COLUMNS, "table": found.table(), "path": path}
+    family = next(entry for entry in zoo.entries().values() if isinstance(entry, SchemaInferring))
+    inferred, columns, table = family.infer_schema(
+        log, label=label, delimiter=delimiter, on_error=on_error, kinds=kinds
+    )
+    path = None if output is None else str(inferred.save(output))
+    return {"schema": inferred.to_json(), "columns": columns, "table": table, "path": path}
 
 
 def train(

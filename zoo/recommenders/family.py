@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipelines.quantization.calibration.table import CalibrationTable
     from pipelines.rewrites.driver import Rewrite
     from zoo.recommenders.data.features import Features
+    from zoo.recommenders.data.schema import Schema
     from zoo.serving.handlers.base import Handler
 
 SUMMARY = "{rows:,} rows, {clicks:,} clicks predicted, {rows_per_second:,.0f} rows/s, {precision} in {engine}"
@@ -95,7 +96,13 @@ class Preset:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainableRankingFamily(
-    RankingFamily, family.Trainable, family.Freezable, family.Prunable, family.HasNetwork, family.Reported
+    RankingFamily,
+    family.Trainable,
+    family.SchemaInferring,
+    family.Freezable,
+    family.Prunable,
+    family.HasNetwork,
+    family.Reported,
 ):
     """Recommenders that are trained here.
 
@@ -127,6 +134,17 @@ class TrainableRankingFamily(
         """The family with its defaults for rows without a header, if it has some and the rows have none."""
         preset = self.headerless
         return self if preset is None or not headerless() else replace(self, config=preset.config, recipe=preset.recipe)
+
+    def infer_schema(
+        self, log: Any, *, label: str | None, delimiter: str | None, on_error: str, kinds: Mapping[str, str]
+    ) -> tuple[Schema, list[str], list[list[str]]]:
+        """See `SchemaInferring` and `zoo.recommenders.data.schema_inference.infer`."""
+        from zoo.recommenders.data.logs import open_logs
+        from zoo.recommenders.data.schema import COLUMNS
+        from zoo.recommenders.data.schema_inference import infer
+
+        schema = infer(open_logs(log, delimiter), label, on_error, kinds)
+        return schema, list(COLUMNS), schema.table()
 
     def train_config(self) -> TrainConfig:
         """See `Trainable`."""
