@@ -32,7 +32,7 @@ BUILT_IN = {
     "mobilenet-v2": "zoo.vision.models.mobilenet:MOBILENET_V2",
     "sentence-encoder": "zoo.texts.family:SENTENCE_ENCODER",
     "cross-encoder": "zoo.texts.family:CROSS_ENCODER",
-    "transformer-mt": "zoo.translation.family:TRANSFORMER_MT",
+    "transformer-mt": "zoo.translation.models.transformer:TRANSFORMER_MT",
 }
 
 FORMER_NAMES = {"wide-deep-log": "wide-deep"}  # of families, in cards that earlier versions wrote

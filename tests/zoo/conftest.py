@@ -79,7 +79,8 @@ def translator(language: Language, tmp_path_factory: pytest.TempPathFactory) -> 
     """A small Transformer that knows the made-up language, built up to int8."""
     torch = pytest.importorskip("torch", reason="training needs the train extra")
     import zoo
-    from zoo.translation.models.config import ARCHITECTURES, ModelConfig
+    from zoo.translation.models.config import ModelConfig
+    from zoo.translation.models.transformer import ARCHITECTURES
 
     torch.set_num_threads(1)
     ARCHITECTURES["word-by-word"] = ModelConfig(*language.FORM)

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipelines.models import family
-from pipelines.models.family import RunOption
-from pipelines.quantization.recipe import QuantRecipe
 from zoo.translation.train_config import FINETUNE, TrainingConfig
 
 if TYPE_CHECKING:
@@ -17,6 +15,7 @@ if TYPE_CHECKING:
     from pipelines.models.pipeline import Pipeline
     from pipelines.rewrites.driver import Rewrite
     from zoo.serving.handlers.base import Handler
+    from zoo.translation.models.transformer import Transformer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +25,7 @@ class TranslationFamily(
     family.Freezable,
     family.Importable,
     family.Prunable,
+    family.HasNetwork,
     family.Shortlistable,
     family.Servable,
     family.Reported,
@@ -33,6 +33,7 @@ class TranslationFamily(
     """Encoder-decoder Transformers.
 
     Attributes:
+        build: Class of the network.
         config: Default settings of a training.
         finetuning: Default settings of fine-tuning: few steps at a low rate.
     """
@@ -45,6 +46,7 @@ class TranslationFamily(
         "{sentences:,} sentences, {skipped:,} left out, {sentences_per_second:,.0f} sentences/s, "
         "{precision} in {engine}"
     )
+    build: type[Transformer]
     config: TrainingConfig = field(default_factory=TrainingConfig)
     finetuning: TrainingConfig = FINETUNE
 
@@ -78,19 +80,25 @@ class TranslationFamily(
         """See `Trainable` and `zoo.translation.training.train.train`."""
         with self.needs("train"):
             from zoo.translation.training.train import train
-        return train(data, output, **options)
+        return train(self.build, data, output, **options)
 
     def freeze(self, folder: Path) -> dict[str, Any]:
         """See `Freezable` and `zoo.translation.export.freeze.freeze`."""
         with self.needs("freeze"):
             from zoo.translation.export.freeze import freeze
-        return freeze(folder)
+        return freeze(folder, self.build)
 
     def importer(self) -> family.Importer:
         """See `Importable` and `zoo.translation.importers`."""
-        from zoo.translation.importers import IMPORTER
+        from zoo.translation.importers import importer
 
-        return IMPORTER
+        return importer(self.build)
+
+    def network(self, folder: Path) -> tuple[dict[str, Any], Transformer]:
+        """See `HasNetwork` and `zoo.translation.models.checkpoints.load_model`."""
+        with self.needs("network"):
+            from zoo.translation.models.checkpoints import load_model, read_features
+        return {"features": read_features(folder)}, load_model(folder, self.build)[0]
 
     def prunable(self) -> type[Any]:
         """See `Prunable`."""
@@ -115,22 +123,3 @@ class TranslationFamily(
         from zoo.translation import report_sections
 
         return report_sections
-
-
-TRANSFORMER_MT = TranslationFamily(  # Vaswani et al. 2017, "Attention Is All You Need"
-    name="transformer-mt",
-    title="Transformer: translation of sentences, encoder-decoder with beam search",
-    # attention products are too small to gain from int8
-    recipe=QuantRecipe(correct=False, keep_float=(r".*\.(products|found)",)),
-    run_options=(
-        RunOption("beam", int, None, "Beam size; 1 is greedy search. [default: 4, or the model's own]"),
-        RunOption("n_best", int, 1, "Translations of each sentence, at most the beam size."),
-        RunOption("scores", bool, False, "Write the mean log probability of a token before each translation."),
-        RunOption("sentences", bool, False, "Translate the sentences of a line one by one."),
-        RunOption("source_language", str, None, "Source language of a multilingual model."),
-        RunOption("target_language", str, None, "Target language of a multilingual model."),
-        RunOption(
-            "max_tokens", int, None, "Maximum tokens of a translation. [default: the model's, or 2 * source + 10]"
-        ),
-    ),
-)

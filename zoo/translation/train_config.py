@@ -32,7 +32,7 @@ class TrainingConfig:
     """Training recipe.
 
     Attributes:
-        arch: A key of `zoo.translation.models.config.ARCHITECTURES`.
+        arch: A key of `zoo.translation.models.transformer.ARCHITECTURES`.
         pre_norm: Whether layers normalize their input (pre-LN) instead of their sum (post-LN).
         dropout: Dropout probability of embeddings and sublayers.
         vocabulary: Maximum number of pieces.

@@ -163,10 +163,10 @@ def work(name: str) -> None:
             model, inputs = build("resnet26d", 1000), (torch.randn(8, 3, 96, 96),)
             model, samples = model.to(memory_format=torch.channels_last), 8  # type: ignore[call-overload]
         else:
-            from zoo.translation.models.transformer import build as transformer
+            from zoo.translation.models.transformer import Transformer
 
             tokens = torch.randint(4, 8000, (12, 24))
-            model, inputs, samples = transformer("base", 8000), (tokens, tokens), 12
+            model, inputs, samples = Transformer.of("base", 8000), (tokens, tokens), 12
 
         def step(wrapped: nn.Module) -> None:
             with torch.autocast("cpu", torch.bfloat16, enabled=machine.has_bf16()):

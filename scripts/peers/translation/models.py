@@ -70,10 +70,10 @@ def untrained(arch: str, pieces: int, folder: Path) -> None:
     """
     import torch
 
-    from zoo.translation.models.transformer import build
+    from zoo.translation.models.transformer import Transformer
 
     torch.manual_seed(0)
-    model = build(arch, pieces)
+    model = Transformer.of(arch, pieces)
     with torch.no_grad():
         model.embedding.weight[PAD] = 0
         for each in model.modules():

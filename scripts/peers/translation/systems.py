@@ -50,8 +50,9 @@ def make_ctranslate2(work: Work, quantization: str) -> None:
     """Writes the weights in CTranslate2's format."""
     from scripts.peers.translation.ctranslate2_export import export
     from zoo.translation.models.checkpoints import load_model
+    from zoo.translation.models.transformer import Transformer
 
-    export(*load_model(work.folder), work.made(f"ctranslate2-{quantization}"), quantization)
+    export(*load_model(work.folder, Transformer), work.made(f"ctranslate2-{quantization}"), quantization)
 
 
 def make_openvino(work: Work) -> None:
@@ -66,8 +67,9 @@ def make_openvino(work: Work) -> None:
     from openvino._offline_transformations import apply_make_stateful_transformation
 
     from zoo.translation.models.checkpoints import load_model
+    from zoo.translation.models.transformer import Transformer
 
-    model, _ = load_model(work.folder)
+    model, _ = load_model(work.folder, Transformer)
     model.requires_grad_(False)
     form = model.config
     heads, width = form.heads, form.width // form.heads
@@ -305,9 +307,10 @@ def stepping(begin: Callable[[Array], Step], work: Work, case: Case) -> System:
 def loaded(work: Work) -> Any:
     """Returns the network in torch, one thread."""
     from zoo.translation.models.checkpoints import load_model
+    from zoo.translation.models.transformer import Transformer
 
     pytorch.use_one_thread()
-    return load_model(work.folder)[0]
+    return load_model(work.folder, Transformer)[0]
 
 
 def open_torch(work: Work, case: Case) -> System:

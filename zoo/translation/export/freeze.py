@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -17,18 +17,21 @@ from pipelines.graph.infer import infer_shapes
 from zoo.translation.data.parallel_text import PAD, VOCABULARY
 from zoo.translation.models.checkpoints import MODEL, STATE, load_model
 from zoo.translation.models.layers import Attention, Average, FeedForward, Layer, Recurrence, Residual
-from zoo.translation.models.transformer import Transformer
+
+if TYPE_CHECKING:
+    from zoo.translation.models.transformer import Transformer
 
 OPSET = 18
 SOURCE, TARGET, MEMORY, LOGITS = "source", "target", "memory", "logits"
 MASKED = -1e9  # added to an attention score: its softmax is 0
 
 
-def freeze(folder: str | Path) -> dict[str, Any]:
+def freeze(folder: str | Path, build: type[Transformer]) -> dict[str, Any]:
     """Writes fp32.onnx of a trained model folder; the same weights give the same bytes.
 
     Args:
         folder: Folder that `zoo.translation.training.train.train` wrote.
+        build: Class of the network.
 
     Returns:
         {"parameters", "operators": {type: count}, "bytes": {file: size}}.
@@ -37,7 +40,7 @@ def freeze(folder: str | Path) -> dict[str, Any]:
         RequestError: The folder holds no trained model.
     """
     folder = Path(folder)
-    model, _ = load_model(folder)
+    model, _ = load_model(folder, build)
     exported = export(model)
     path = io.save(exported, folder / "fp32.onnx")
     files = (folder / STATE, folder / MODEL, folder / VOCABULARY, path)

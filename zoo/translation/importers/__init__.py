@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.core.errors import RequestError, requires
 from pipelines.core.files import require_place, write_bytes, write_json
@@ -16,6 +17,9 @@ from pipelines.models.hub import CARD, CardFile
 from pipelines.models.record import RANGES
 from zoo.translation.data.vocabularies import PIECES, SOURCE, TARGET, ImportedVocabulary
 from zoo.translation.search.shortlist import SHORTLIST, load_shortlist
+
+if TYPE_CHECKING:
+    from zoo.translation.models.transformer import Transformer
 
 FORMATS = {  # modules of this package, in order of preference
     "ctranslate2": "a folder of CTranslate2",
@@ -50,13 +54,21 @@ def recognize(path: Path) -> str:
 
 
 def write(
-    path: Path, output: Path, *, format: str, source_language: str = "", target_language: str = "", shortlist: str = ""
+    build: type[Transformer],
+    path: Path,
+    output: Path,
+    *,
+    format: str,
+    source_language: str = "",
+    target_language: str = "",
+    shortlist: str = "",
 ) -> tuple[dict[str, Any], list[CardFile]]:
     """Writes another toolkit's model as a model folder: model.pt, the files of its vocabulary, train.json.
 
     Nothing in the files is executed.
 
     Args:
+        build: Class of the network.
         path: The folder or file to import.
         output: The model folder to write.
         format: A key of `FORMATS`.
@@ -76,7 +88,6 @@ def write(
     from zoo.training.runs import fill, save_weights
     from zoo.translation.export.freeze import export
     from zoo.translation.models.checkpoints import MODEL
-    from zoo.translation.models.transformer import Transformer
 
     if path.is_dir() and output.resolve() == path.resolve():
         raise RequestError(f"found {output} as the folder of both models; choose another output")
@@ -96,7 +107,7 @@ def write(
         **({"shortlist": SHORTLIST} if SHORTLIST in files else {}),
     }
     sizes = [len(each) for each in found.pieces]
-    model = Transformer(found.config, sizes[-1], pre_norm=found.pre_norm, dropout=0.0, source_vocabulary=sizes[0])
+    model = build(found.config, sizes[-1], pre_norm=found.pre_norm, dropout=0.0, source_vocabulary=sizes[0])
     fill(model, {name: torch.from_numpy(each) for name, each in found.state.items()}, path)
     if found.magnitudes:
         files[RANGES] = json.dumps(_ranges(export(model), found.magnitudes), indent=1).encode()
@@ -133,4 +144,11 @@ def _reader(name: str) -> Any:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-IMPORTER = Importer(FORMATS, recognize, write, ("source_language", "target_language", "shortlist"), PATTERNS)
+def importer(build: type[Transformer]) -> Importer:
+    """Returns the importer of a family.
+
+    Args:
+        build: Class of the network.
+    """
+    options = ("source_language", "target_language", "shortlist")
+    return Importer(FORMATS, recognize, functools.partial(write, build), options, PATTERNS)

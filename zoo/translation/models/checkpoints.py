@@ -13,6 +13,7 @@ from pipelines.core.console import print_line
 from pipelines.core.errors import RequestError
 from pipelines.core.files import copy_file, read_json
 from pipelines.graph import edit, io, query
+from pipelines.models.family import network_of
 from pipelines.models.hub import CARD
 from zoo.training.runs import fill
 from zoo.translation.data.parallel_text import Vocabulary
@@ -126,11 +127,12 @@ def read_weights(source: Path, model: Transformer) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(np.array(array, order="C")) for name, array in found.items()}
 
 
-def load_model(folder: str | Path) -> tuple[Transformer, Vocabulary | ImportedVocabulary]:
+def load_model(folder: str | Path, build: type[Transformer]) -> tuple[Transformer, Vocabulary | ImportedVocabulary]:
     """Reads the trained network of a model folder.
 
     Args:
         folder: The model folder.
+        build: Class of the network.
 
     Returns:
         The network in evaluation mode, and its vocabulary.
@@ -139,16 +141,15 @@ def load_model(folder: str | Path) -> tuple[Transformer, Vocabulary | ImportedVo
         RequestError: The folder holds no translation model.
     """
     from zoo.translation.models.config import ModelConfig
-    from zoo.translation.models.transformer import Transformer, build
 
     about = read_features(Path(folder))
     vocabulary = open_vocabulary(Path(folder), about)
     if "form" in about:
         sizes: dict[str, Any] = {"vocabulary": len(vocabulary), "source_vocabulary": vocabulary.sources}
         model_config = ModelConfig.from_json(about["form"])
-        model = Transformer(model_config, pre_norm=about["pre_norm"], dropout=0.0, **sizes)
+        model = build(model_config, pre_norm=about["pre_norm"], dropout=0.0, **sizes)
     else:
-        model = build(about["arch"], len(vocabulary), pre_norm=about["pre_norm"])
+        model = build.of(about["arch"], len(vocabulary), pre_norm=about["pre_norm"])
     fill(model, read_weights(about["source"], model), about["source"])
     return model.eval(), vocabulary
 
@@ -157,7 +158,7 @@ def _load(name: str) -> tuple[Transformer, Vocabulary | ImportedVocabulary]:
     """Loads the network and vocabulary of a model by its name or folder."""
     folder = zoo.load(name)
     folder.ensure("fp32.onnx")
-    return load_model(folder.path)
+    return network_of(folder)[1], open_vocabulary(folder.path, read_features(folder.path))
 
 
 def load_teacher(config: TrainingConfig, student: Transformer, vocabulary: Vocabulary) -> Transformer:

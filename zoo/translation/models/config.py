@@ -88,19 +88,6 @@ class ModelConfig:
             raise RequestError(f"found the form {values}, expected what zoo train and zoo import write") from error
 
 
-ARCHITECTURES = {
-    "tiny": ModelConfig(3, 3, 256, 1024, 4),
-    "base": ModelConfig(6, 6, 512, 2048, 8),
-    "big": ModelConfig(6, 6, 1024, 4096, 16),
-    "deep-shallow": ModelConfig(
-        6, 2, 256, 1024, 4
-    ),  # a decoder step is cheap, the encoder runs once (Kasai et al. 2021)
-    "student": ModelConfig(
-        6, 2, 256, 1024, 4, autoregression="ssru"
-    ),  # inherits all other weights of a deep-shallow teacher
-}
-
-
 def sinusoids(length: int, width: int) -> NDArray[np.float32]:
     """Computes sinusoidal position encodings (Vaswani et al. 2017, section 3.5) in tensor2tensor's order.
 

@@ -1,76 +1,75 @@
-"""Encoder-decoder Transformer in torch (Vaswani et al. 2017), with the variants of other toolkits' models."""
+"""Encoder-decoder Transformer (Vaswani et al. 2017), with the variants of other toolkits' models."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-
-import numpy as np
-import torch
-import torch.nn.functional as F
-from numpy.typing import NDArray
-from torch import nn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
 
 from pipelines.core.errors import RequestError
-from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, pad
-from zoo.translation.models.config import ARCHITECTURES, ModelConfig, sinusoids
-from zoo.translation.models.layers import KeysValues, Layer, LayerState
-from zoo.translation.search.beam_search import Hypothesis, beam_search, limit
+from pipelines.models.family import RunOption
+from pipelines.quantization.recipe import QuantRecipe
+from zoo.training.lazy_module import LazyModule
+from zoo.translation.data.parallel_text import PAD, POSITIONS
+from zoo.translation.family import TranslationFamily
+from zoo.translation.models.config import ModelConfig, sinusoids
+
+if TYPE_CHECKING:
+    import torch
+
+    from zoo.translation.models.decoding import DecodingState
+
+ARCHITECTURES = {
+    "tiny": ModelConfig(3, 3, 256, 1024, 4),
+    "base": ModelConfig(6, 6, 512, 2048, 8),
+    "big": ModelConfig(6, 6, 1024, 4096, 16),
+    "deep-shallow": ModelConfig(
+        6, 2, 256, 1024, 4
+    ),  # a decoder step is cheap, the encoder runs once (Kasai et al. 2021)
+    "student": ModelConfig(
+        6, 2, 256, 1024, 4, autoregression="ssru"
+    ),  # inherits all other weights of a deep-shallow teacher
+}
 
 
-def build(
-    arch: str, vocabulary: int, *, pre_norm: bool = True, dropout: float = 0.0, config: ModelConfig | None = None
-) -> Transformer:
-    """Builds an untrained network.
-
-    Args:
-        arch: A key of `ARCHITECTURES`.
-        vocabulary: Number of pieces.
-        pre_norm: Whether layers normalize their input (pre-LN) instead of their sum (post-LN).
-        dropout: Dropout probability.
-        config: Configuration of a pruned network, instead of that of `arch`.
-
-    Returns:
-        The network.
-
-    Raises:
-        RequestError: `arch` is unknown.
-    """
-    if arch not in ARCHITECTURES:
-        raise RequestError(f"no Transformer {arch!r}; known: {', '.join(ARCHITECTURES)}")
-    return Transformer(config or ARCHITECTURES[arch], vocabulary, pre_norm=pre_norm, dropout=dropout)
-
-
-@contextlib.contextmanager
-def capture_attention(model: Transformer | None) -> Iterator[list[torch.Tensor]]:
-    """Context manager that collects the cross-attention weights of all decoder layers.
-
-    Args:
-        model: The network; None: nothing is collected.
-
-    Yields:
-        A list that gets [n, heads, target tokens, source tokens] of each layer.
-    """
-    found: list[torch.Tensor] = []
-    layers = [] if model is None else [layer.cross for layer in model.decoder]
-    try:
-        for each in layers:
-            each.captured = found  # type: ignore[union-attr]
-        yield found
-    finally:
-        for each in layers:
-            each.captured = None  # type: ignore[union-attr]
-
-
-class Transformer(nn.Module):
+class Transformer(LazyModule):
     """Encoder-decoder Transformer.
 
     One table of embeddings, scaled by sqrt(width), serves source, target and, transposed, the output (section 3.4),
     unless the configuration differs.
     """
 
+    architectures: ClassVar[dict[str, ModelConfig]] = ARCHITECTURES
     positions: torch.Tensor
+
+    @classmethod
+    def of(
+        cls,
+        arch: str,
+        vocabulary: int,
+        *,
+        pre_norm: bool = True,
+        dropout: float = 0.0,
+        config: ModelConfig | None = None,
+    ) -> Transformer:
+        """Builds an untrained network.
+
+        Args:
+            arch: A key of `architectures`.
+            vocabulary: Number of pieces.
+            pre_norm: Whether layers normalize their input (pre-LN) instead of their sum (post-LN).
+            dropout: Dropout probability.
+            config: Configuration of a pruned network, instead of that of `arch`.
+
+        Returns:
+            The network.
+
+        Raises:
+            RequestError: `arch` is unknown.
+        """
+        if arch not in cls.architectures:
+            raise RequestError(f"no Transformer {arch!r}; known: {', '.join(cls.architectures)}")
+        return cls(config or cls.architectures[arch], vocabulary, pre_norm=pre_norm, dropout=dropout)
 
     def __init__(
         self, config: ModelConfig, vocabulary: int, *, pre_norm: bool, dropout: float, source_vocabulary: int = 0
@@ -84,6 +83,12 @@ class Transformer(nn.Module):
             dropout: Dropout probability.
             source_vocabulary: Number of source pieces; 0: as many as of the target.
         """
+        import torch
+        import torch.nn.functional as F
+        from torch import nn
+
+        from zoo.translation.models.layers import Layer
+
         super().__init__()
         self.config, self.pre_norm = config, pre_norm
         self.embedding = nn.Embedding(vocabulary, config.width)
@@ -191,77 +196,27 @@ class Transformer(nn.Module):
         Returns:
             Step function for `beam_search`.
         """
+        from zoo.translation.models.decoding import DecodingState
+
         memory, mask = self.encode(source)
         return DecodingState(self, mask, [layer.cross.keys_values(memory) for layer in self.decoder])  # type: ignore[operator, union-attr]
 
 
-class DecodingState:
-    """Decoding state of a batch: keys and values of the source, and layer states; a step function for `beam_search`."""
-
-    def __init__(self, model: Transformer, mask: torch.Tensor, memory: list[KeysValues]) -> None:
-        self.model, self.mask, self.memory = model, mask, memory
-        self.past: list[LayerState | None] = [None] * len(model.decoder)
-        self.length = 0
-
-    def select(self, rows: torch.Tensor) -> None:
-        """Continues with these rows, in this order.
-
-        Args:
-            rows: int64 [m]; a row may occur more than once.
-        """
-        self.mask = self.mask[rows]
-        self.memory = [(keys[rows], values[rows]) for keys, values in self.memory]
-        self.past = [each and tuple(part[rows] for part in each) for each in self.past]
-
-    def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Computes the next token's logits.
-
-        Args:
-            tokens: The newest token of every row, int64 [n].
-
-        Returns:
-            float [n, vocabulary].
-        """
-        x = self.model._embed("target", tokens[:, None], self.length)
-        for i, layer in enumerate(self.model.decoder):
-            x, self.past[i] = layer.decode(x, self.past[i], self.memory[i], self.mask)  # type: ignore[operator]
-        self.length += 1
-        return self.model._logits(x[:, 0])
-
-    def __call__(self, tokens: NDArray[np.int64], parents: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns logits [n, vocabulary] after `tokens` [n], each of which continues the row `parents[i]`."""
-        device = self.mask.device
-        if len(parents) != len(self.mask) or (parents != np.arange(len(parents))).any():
-            self.select(torch.from_numpy(parents).to(device))
-        return self.step(torch.from_numpy(tokens).to(device)).float().cpu().numpy()
-
-
-@torch.inference_mode()
-def translate(
-    model: Transformer,
-    sources: Sequence[NDArray[np.int32]],
-    *,
-    beam: int = 1,
-    best: int = 1,
-    length_penalty: float = 1.0,
-    bf16: bool = False,
-) -> list[list[Hypothesis]]:
-    """Translates sentences in one batch.
-
-    Args:
-        model: The network.
-        sources: Tokens of each sentence, int32, `END` last.
-        beam: Beam size.
-        best: Number of translations of each sentence.
-        length_penalty: See `beam_search`.
-        bf16: Whether to compute in bfloat16.
-
-    Returns:
-        The `best` hypotheses of each sentence.
-    """
-    model.eval()
-    device = model.positions.device
-    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-        decoding = model.begin(torch.from_numpy(pad(sources)).to(device))
-        limits = np.array([limit(len(each), len(model.positions)) for each in sources])
-        return beam_search(decoding, limits, start=START, end=END, beam=beam, length_penalty=length_penalty, best=best)
+TRANSFORMER_MT = TranslationFamily(  # Vaswani et al. 2017, "Attention Is All You Need"
+    name="transformer-mt",
+    title="Transformer: translation of sentences, encoder-decoder with beam search",
+    build=Transformer,
+    # attention products are too small to gain from int8
+    recipe=QuantRecipe(correct=False, keep_float=(r".*\.(products|found)",)),
+    run_options=(
+        RunOption("beam", int, None, "Beam size; 1 is greedy search. [default: 4, or the model's own]"),
+        RunOption("n_best", int, 1, "Translations of each sentence, at most the beam size."),
+        RunOption("scores", bool, False, "Write the mean log probability of a token before each translation."),
+        RunOption("sentences", bool, False, "Translate the sentences of a line one by one."),
+        RunOption("source_language", str, None, "Source language of a multilingual model."),
+        RunOption("target_language", str, None, "Target language of a multilingual model."),
+        RunOption(
+            "max_tokens", int, None, "Maximum tokens of a translation. [default: the model's, or 2 * source + 10]"
+        ),
+    ),
+)

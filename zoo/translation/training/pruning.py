@@ -19,6 +19,7 @@ from torch import nn
 
 from pipelines.compression.search import TILE, Widths
 from pipelines.core.files import write_bytes, write_json
+from pipelines.models.family import network_of
 from pipelines.models.npz import write_npz
 from pipelines.models.record import SAMPLES
 from zoo.training.pruning import PrunableModel
@@ -40,16 +41,15 @@ from zoo.translation.models.checkpoints import (
     MODEL,
     copy_shortlist,
     inherited_features,
-    load_model,
     read_features,
     require_trainable,
 )
-from zoo.translation.models.config import ARCHITECTURES
+from zoo.translation.models.decoding import translate
 from zoo.translation.models.layers import Attention, FeedForward
-from zoo.translation.models.transformer import Transformer, translate
 
 if TYPE_CHECKING:
     from zoo.translation.inference import TranslationPipeline
+    from zoo.translation.models.transformer import Transformer
 
 IMPORTANCE_PAIRS, CALIBRATION_SENTENCES = 1024, 64
 TOKENS = 2048  # of a batch
@@ -73,7 +73,7 @@ class PrunableTranslator(PrunableModel):
         self.folder.ensure("fp32.onnx")
         self.about = read_features(self.folder.path)
         require_trainable(self.folder.path, self.about)
-        self.network, _ = load_model(self.folder.path)
+        self.network: Transformer = network_of(self.folder)[1]
         vocabulary = Vocabulary.read(self.folder.path / VOCABULARY)
         names = ("languages", "swap", "validation_data", "validation", "max_length", "max_ratio")
         options = {name: self.about.get(name, getattr(config, name)) for name in names}
@@ -141,7 +141,7 @@ class PrunableTranslator(PrunableModel):
                     for kind in ("weight", "bias"):
                         state[f"{path}.{name}.{kind}"] = state[f"{path}.{name}.{kind}"][kept]
                 state[f"{path}.{last}.weight"] = state[f"{path}.{last}.weight"][:, kept]
-        made = Transformer(model_config, len(self.text.vocabulary), pre_norm=self.network.pre_norm, dropout=0.0)
+        made = type(self.network)(model_config, len(self.text.vocabulary), pre_norm=self.network.pre_norm, dropout=0.0)
         fill(made, state, "the pruned network")
         return made.eval()
 
@@ -178,7 +178,7 @@ class PrunableTranslator(PrunableModel):
         samples: dict[str, Any] = decoder_samples(sources, translations)
         write_npz(folder / SAMPLES, samples)
         features = {name: self.about[name] for name in ("arch", "pre_norm", "languages", "max_length")}
-        if network.config != ARCHITECTURES[features["arch"]]:
+        if network.config != network.architectures[features["arch"]]:
             features["form"] = network.config.to_json()
         features |= (kept := inherited_features(self.folder.path))
         copy_shortlist(kept, self.folder.path, folder)

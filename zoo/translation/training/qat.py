@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 import torch
@@ -28,7 +28,9 @@ from pipelines.rewrites.driver import rewrite
 from zoo.training.runs import QAT_RATE, require_qat
 from zoo.translation.export.freeze import export
 from zoo.translation.export.rewrites import passes
-from zoo.translation.models.transformer import Transformer
+
+if TYPE_CHECKING:
+    from zoo.translation.models.transformer import Transformer
 
 MOMENTUM = 0.05  # of the ranges
 LAST = "last"  # what the layer of the logits reads, see `zoo.translation.export.freeze.export`
@@ -98,7 +100,7 @@ def save_ranges(model: Transformer, start: ModelFolder, folder: Path) -> None:
         start: The model folder that training started from.
         folder: The model folder.
     """
-    plain = Transformer(model.config, model.embedding.num_embeddings, pre_norm=model.pre_norm, dropout=0.0)
+    plain = type(model)(model.config, model.embedding.num_embeddings, pre_norm=model.pre_norm, dropout=0.0)
     plain.load_state_dict(weights(model))
     _, rewritten = _graphs(plain)
     ranges = [each for each in model.modules() if isinstance(each, qat.Range) and each.active]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import sentencepiece
@@ -49,13 +49,16 @@ from zoo.translation.models.checkpoints import (
     read_weights,
     require_trainable,
 )
-from zoo.translation.models.config import ARCHITECTURES, ModelConfig
-from zoo.translation.models.transformer import build, translate
+from zoo.translation.models.config import ModelConfig
+from zoo.translation.models.decoding import translate
 from zoo.translation.train_config import TrainingConfig
 from zoo.translation.training import qat
 from zoo.translation.training.distillation import distill_corpus
 from zoo.translation.training.trainer import Trainer
 from zoo.translation.training.weight_averaging import average, groups, weights_after
+
+if TYPE_CHECKING:
+    from zoo.translation.models.transformer import Transformer
 
 CALIBRATION_SENTENCES = 256
 
@@ -67,6 +70,7 @@ def _stopped(history: Sequence[Mapping[str, Any]], config: TrainingConfig) -> bo
 
 
 def train(
+    build: type[Transformer],
     data: Any,
     output: str | Path,
     *,
@@ -83,6 +87,7 @@ def train(
     Under torchrun every process calls this function with the same arguments; process 0 writes.
 
     Args:
+        build: Class of the network.
         data: See `zoo.translation.data.text_files.read_pairs`.
         output: The model folder to write.
         config: The training recipe.
@@ -132,7 +137,7 @@ def train(
         )
         torch.manual_seed(config.seed)
         sizes: dict[str, Any] = {"pre_norm": config.pre_norm, "dropout": config.dropout, "config": model_config}
-        model = build(config.arch, len(text.vocabulary), **sizes)
+        model = build.of(config.arch, len(text.vocabulary), **sizes)
         if start_from is not None:
             fill(model, read_weights(about["source"], model), about["source"])
         elif config.inherit:
@@ -252,7 +257,7 @@ def _write(
         "max_length": config.max_length,
         **kept,
     }
-    if (model_config := trainer.model.config) != ARCHITECTURES[config.arch]:
+    if (model_config := trainer.model.config) != trainer.model.architectures[config.arch]:
         features["form"] = model_config.to_json()
     about = {
         "features": features,

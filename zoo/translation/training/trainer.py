@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,8 +23,11 @@ from zoo.training.communication import Communication, exchanging
 from zoo.training.runs import QAT_FROZEN, Processes
 from zoo.translation.data.parallel_text import PAD, START, Corpus, ParallelText, Tokens, batch_by_tokens, batches, pad
 from zoo.translation.metrics import translation_metrics
-from zoo.translation.models.transformer import Transformer, capture_attention, translate
+from zoo.translation.models.decoding import capture_attention, translate
 from zoo.translation.train_config import FROZEN, TrainingConfig
+
+if TYPE_CHECKING:
+    from zoo.translation.models.transformer import Transformer
 
 DECODED = 8192  # tokens, padded sources of a batch that is translated
 PLAIN = Communication(gradient_as_bucket_view=True)

@@ -42,9 +42,8 @@ from pipelines.rewrites.driver import rewrite
 from zoo.translation.data.parallel_text import END, START
 from zoo.translation.export.freeze import export
 from zoo.translation.export.rewrites import passes
-from zoo.translation.family import TRANSFORMER_MT
 from zoo.translation.models.config import ModelConfig
-from zoo.translation.models.transformer import Transformer
+from zoo.translation.models.transformer import TRANSFORMER_MT, Transformer
 from zoo.translation.search.beam_search import beam_search, limit
 
 

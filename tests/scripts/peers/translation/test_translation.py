@@ -72,7 +72,8 @@ def sharpened(torch, pre_norm: bool, ends: float):
 @pytest.fixture(scope="module")
 def folder(torch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder of random weights."""
-    from zoo.translation.models.config import ARCHITECTURES, ModelConfig
+    from zoo.translation.models.config import ModelConfig
+    from zoo.translation.models.transformer import ARCHITECTURES
 
     ARCHITECTURES["little"] = ModelConfig(2, 1, 32, 64, 4)
     found = tmp_path_factory.mktemp("peers") / "model"
@@ -112,7 +113,7 @@ def require_equal(ours, theirs, same: float, lists: float = 0.0) -> None:
 @pytest.mark.parametrize("pre_norm", [True, False], ids=["pre", "post"])
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
 def test_ctranslate2_finds_what_this_search_finds(torch, exporter, vocabulary, pre_norm, penalty, tmp_path) -> None:
-    from zoo.translation.models.transformer import translate
+    from zoo.translation.models.decoding import translate
 
     network = sharpened(torch, pre_norm, 3.0 if pre_norm else 1.5)
     sentences = [each[-2 - i % 5 :] for i, each in enumerate(models.drawn(PIECES, 40))]
@@ -130,10 +131,11 @@ def test_ctranslate2_translates_the_test_set_as_the_shipped_model(
     torch, exporter, shared, tmp_path, monkeypatch
 ) -> None:
     from zoo.translation.models.checkpoints import load_model
-    from zoo.translation.models.transformer import translate
+    from zoo.translation.models.decoding import translate
+    from zoo.translation.models.transformer import Transformer
 
     monkeypatch.setattr(harness, "SHARED", shared)
-    network, pieces = load_model(zoo.load("multi30k-en-de").path)
+    network, pieces = load_model(zoo.load("multi30k-en-de").path, Transformer)
     sentences = pieces.encode(translation.test_set(1000)[0])
     exporter.export(network, pieces, tmp_path / "made")
     parts = (sentences[at : at + 32] for at in range(0, len(sentences), 32))

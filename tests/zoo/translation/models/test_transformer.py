@@ -15,7 +15,7 @@ from zoo.translation.search.beam_search import beam_search, limit, naive_step
 
 torch = pytest.importorskip("torch")
 from zoo.translation.export import freeze as freezing  # noqa: E402
-from zoo.translation.models import checkpoints  # noqa: E402
+from zoo.translation.models import checkpoints, decoding  # noqa: E402
 from zoo.translation.models import transformer as models  # noqa: E402
 from zoo.translation.search import sessions  # noqa: E402
 
@@ -69,7 +69,7 @@ def test_presets_have_the_published_sizes():
     assert sizes["big"] == pytest.approx(209e6, rel=0.01)  # 213 M
     assert sizes["deep-shallow"] > sizes["tiny"]
     with pytest.raises(RequestError, match=r"'huge'; known: tiny, base, big, deep-shallow"):
-        models.build("huge", WORDS)
+        models.Transformer.of("huge", WORDS)
 
 
 @torch.no_grad()
@@ -172,7 +172,7 @@ def test_all_ways_to_decode_find_the_same_tokens(network, frozen, sentences, bea
     step = naive_step(decoder, source, encoder.run({"source": source})["memory"])
     limits = np.array([limit(len(each), POSITIONS) for each in sentences])
     naive = beam_search(step, limits, start=START, end=END, beam=beam)
-    cached = models.translate(network, sentences, beam=beam)
+    cached = decoding.translate(network, sentences, beam=beam)
     for sentence, a, b in zip(sentences, naive, cached, strict=True):
         tokens, score = torch_reference(network, sentence, beam)
         assert a[0].tokens == b[0].tokens == tokens

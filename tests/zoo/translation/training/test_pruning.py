@@ -15,6 +15,7 @@ from zoo.cli import app as cli
 torch = pytest.importorskip("torch", reason="needs the train extra")
 
 from zoo.translation.models.checkpoints import load_model  # noqa: E402
+from zoo.translation.models.transformer import Transformer  # noqa: E402
 from zoo.translation.train_config import TrainingConfig  # noqa: E402
 from zoo.translation.training import distillation  # noqa: E402
 from zoo.translation.training.pruning import LAST, PrunableTranslator, _tokens  # noqa: E402
@@ -54,7 +55,7 @@ def test_a_cut_network_is_the_one_whose_heads_and_units_give_zeros(opened, trans
     widths = halved(opened)
     assert opened.groups.keys() == GROUPS and all(widths[name] < opened.groups[name] for name in GROUPS)
     source, labels = _tokens(opened.text.held_out, np.arange(10))
-    whole, _ = load_model(translator)
+    whole, _ = load_model(translator, Transformer)
     with torch.no_grad():
         before, cut = whole(source, labels), opened._cut(widths)(source, labels)
         for group, paths in opened.parts.items():

@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="needs the train extra")
 from pipelines.quantization.training import qat as shared  # noqa: E402
 from zoo.training.runs import QAT_RATE  # noqa: E402
 from zoo.translation.models.checkpoints import load_model  # noqa: E402
+from zoo.translation.models.transformer import Transformer  # noqa: E402
 from zoo.translation.train_config import TrainingConfig  # noqa: E402
 from zoo.translation.training import qat  # noqa: E402
 from zoo.translation.training.trainer import Trainer  # noqa: E402
@@ -39,7 +40,7 @@ def tuned(translator, pairs, tmp_path_factory):
 
 
 def test_the_int8_model_of_the_road_computes_what_was_trained(tuned, translator):
-    student, _ = load_model(tuned)
+    student, _ = load_model(tuned, Transformer)
     qat.prepare(student, zoo.load(translator))
     table = CalibrationTable.load(tuned / "calibration.json")
     shared.start_ranges(student.eval(), table.tensors)

@@ -12,11 +12,10 @@ from pipelines.core.errors import RequestError
 torch = pytest.importorskip("torch", reason="needs the train extra")
 from zoo.translation.data.parallel_text import Vocabulary, learn_vocabulary  # noqa: E402
 from zoo.translation.models import checkpoints  # noqa: E402
-from zoo.translation.models.config import ARCHITECTURES, ModelConfig  # noqa: E402
-from zoo.translation.models.transformer import Transformer, build  # noqa: E402
+from zoo.translation.models.config import ModelConfig  # noqa: E402
+from zoo.translation.models.transformer import ARCHITECTURES, TRANSFORMER_MT, Transformer  # noqa: E402
 from zoo.translation.train_config import TrainingConfig  # noqa: E402
 from zoo.translation.training import distillation  # noqa: E402
-from zoo.translation.training.train import train  # noqa: E402
 from zoo.translation.training.trainer import Trainer  # noqa: E402
 
 ARCHITECTURES["one"] = ModelConfig(1, 1, 32, 64, 2)
@@ -39,7 +38,7 @@ def teacher(language, monkeypatch):
 def test_soft_needs_the_teacher_s_very_vocabulary(language, teacher):
     known = teacher(ARCHITECTURES["one"])
     pairs = [(a.upper(), b.upper()) for a, b in language.pairs(60)]
-    other, student = Vocabulary(learn_vocabulary(pairs, 60, 0)), build("one", len(known))
+    other, student = Vocabulary(learn_vocabulary(pairs, 60, 0)), Transformer.of("one", len(known))
     assert len(other) == len(known)
     checkpoints.load_teacher(QUICK, student, known)
     with pytest.raises(RequestError, match="soft needs the same vocabulary: --set inherit=true"):
@@ -57,7 +56,7 @@ def test_soft_needs_the_teacher_s_very_vocabulary(language, teacher):
     ],
 )
 def test_an_encoder_is_frozen_only_where_it_is_the_teacher_s(teacher, changed, pre_norm, fits):
-    student = build("one", len(teacher(replace(ARCHITECTURES["one"], **changed), pre_norm)))
+    student = Transformer.of("one", len(teacher(replace(ARCHITECTURES["one"], **changed), pre_norm)))
     checkpoints.inherit(student, replace(QUICK, inherit=True))
     frozen = replace(QUICK, inherit=True, frozen=True)
     if fits:
@@ -70,15 +69,15 @@ def test_an_encoder_is_frozen_only_where_it_is_the_teacher_s(teacher, changed, p
 def test_what_the_teacher_said_before_the_first_checkpoint_is_not_lost(translator, language, tmp_path, monkeypatch):
     pairs, out = language.write(tmp_path / "pairs.tsv", 300), tmp_path / "students" / "out"
     config = replace(QUICK, teacher=str(translator), teacher_beam=1)
-    broken_off(Trainer, 0, lambda: train(pairs, out, config=config))
+    broken_off(Trainer, 0, lambda: TRANSFORMER_MT.train(pairs, out, config=config))
     kept = out / "checkpoint" / distillation.PAIRS
     before = kept.read_bytes()
     assert {each.name for each in kept.parent.iterdir()} == {distillation.PAIRS, distillation.DIGEST}
     with monkeypatch.context() as patch:
         patch.setattr(distillation, "progress", lambda *_: pytest.fail("the teacher was asked again"))
-        broken_off(Trainer, 0, lambda: train(pairs, out, config=config))
+        broken_off(Trainer, 0, lambda: TRANSFORMER_MT.train(pairs, out, config=config))
     assert kept.read_bytes() == before
-    train(pairs, out, config=replace(config, references=True))  # what was said is of other pairs
+    TRANSFORMER_MT.train(pairs, out, config=replace(config, references=True))  # what was said is of other pairs
     assert kept.stat().st_size > len(before)
 
 

@@ -21,12 +21,12 @@ from zoo.translation.data import parallel_text as data  # noqa: E402
 from zoo.translation.data import text_files  # noqa: E402
 from zoo.translation.inference import TranslationPipeline  # noqa: E402
 from zoo.translation.models import checkpoints  # noqa: E402
-from zoo.translation.models.config import ARCHITECTURES, ModelConfig  # noqa: E402
-from zoo.translation.models.transformer import build, capture_attention  # noqa: E402
+from zoo.translation.models.config import ModelConfig  # noqa: E402
+from zoo.translation.models.decoding import capture_attention  # noqa: E402
+from zoo.translation.models.transformer import ARCHITECTURES, TRANSFORMER_MT, Transformer  # noqa: E402
 from zoo.translation.train_config import FINETUNE, TrainingConfig  # noqa: E402
 from zoo.translation.training import train as training  # noqa: E402
 from zoo.translation.training import weight_averaging  # noqa: E402
-from zoo.translation.training.train import train  # noqa: E402
 from zoo.translation.training.trainer import Trainer  # noqa: E402
 
 torch.set_num_threads(1)
@@ -47,7 +47,7 @@ def pairs(language, tmp_path_factory):
 def quick(pairs, tmp_path_factory):
     """(folder, metrics) of a short run."""
     folder = tmp_path_factory.mktemp("quick") / "model"
-    return folder, train(pairs, folder, config=QUICK)
+    return folder, TRANSFORMER_MT.train(pairs, folder, config=QUICK)
 
 
 def corpus(language, count: int = 60) -> data.Corpus:
@@ -90,7 +90,7 @@ def test_an_easy_language_is_learnt(translator):
 
 def test_the_kept_weights_are_those_that_were_measured(quick, pairs):
     folder, metrics = quick
-    model, vocabulary = checkpoints.load_model(folder)
+    model, vocabulary = checkpoints.load_model(folder, Transformer)
     text = data.load_parallel_text(pairs, lambda _: vocabulary, languages="en-de")
     assert Trainer(model, QUICK, Processes()).validate(text) == pytest.approx(metrics, abs=1e-9)
 
@@ -108,24 +108,24 @@ def test_weights_are_averaged(quick, tmp_path):
 
 def test_same_seed_same_weights_and_resuming_changes_nothing(quick, tmp_path, pairs):
     # of 5 steps an epoch or so: it breaks off in the second
-    broken_off(Trainer, 7, lambda: train(pairs, tmp_path / "parts", config=QUICK))
+    broken_off(Trainer, 7, lambda: TRANSFORMER_MT.train(pairs, tmp_path / "parts", config=QUICK))
     assert {each.name for each in (tmp_path / "parts").iterdir()} == {"checkpoint"}
     with pytest.raises(RequestError, match="resume the training with --resume"):
-        train(pairs, tmp_path / "parts", config=QUICK)
+        TRANSFORMER_MT.train(pairs, tmp_path / "parts", config=QUICK)
     with pytest.raises(RequestError, match=r"dropout 0.2 \(now 0.1\)"):
-        train(pairs, tmp_path / "parts", config=replace(QUICK, dropout=0.1), resume=True)
-    train(pairs, tmp_path / "parts", config=QUICK, resume=True)
+        TRANSFORMER_MT.train(pairs, tmp_path / "parts", config=replace(QUICK, dropout=0.1), resume=True)
+    TRANSFORMER_MT.train(pairs, tmp_path / "parts", config=QUICK, resume=True)
     assert_same_weights(quick[0], tmp_path / "parts")
     assert (quick[0] / "calibration.npz").read_bytes() == (tmp_path / "parts" / "calibration.npz").read_bytes()
     (tmp_path / "parts" / checkpoints.STATE).write_bytes(b"PK broken")
     with pytest.raises(RequestError, match="cannot read the checkpoint"):
-        train(pairs, tmp_path / "parts", config=QUICK, resume=True)
+        TRANSFORMER_MT.train(pairs, tmp_path / "parts", config=QUICK, resume=True)
 
 
 def test_training_stops_some_epochs_after_the_best(pairs, tmp_path, monkeypatch):
     scores = iter([5.0, 7.0, 6.0, 7.0, *[9.0] * 3])  # the last three: what may make the model
     monkeypatch.setattr(Trainer, "validate", lambda *_: {"loss": 1.0, "bleu": next(scores), "chrf": 1.0})
-    train(pairs, tmp_path / "out", config=replace(QUICK, epochs=50, patience=2))
+    TRANSFORMER_MT.train(pairs, tmp_path / "out", config=replace(QUICK, epochs=50, patience=2))
     assert len(read_json(tmp_path / "out" / "history.json")) == 4
 
 
@@ -133,13 +133,13 @@ def test_fine_tuning_keeps_vocabulary_and_network_and_starts_from_the_weights(qu
     folder, _ = quick
     other = language.write(tmp_path / "other.tsv", 100, seed=9)
     still = replace(FINETUNE, epochs=1, learning_rate=1e-9, dropout=0.0, precision="fp32")
-    train(other, tmp_path / "out", config=still, start_from=folder)
+    TRANSFORMER_MT.train(other, tmp_path / "out", config=still, start_from=folder)
     assert (tmp_path / "out" / "vocabulary.model").read_bytes() == (folder / "vocabulary.model").read_bytes()
     assert read_json(tmp_path / "out" / "train.json")["features"] == read_json(folder / "train.json")["features"]
     for name, each in weights(tmp_path / "out").items():
         assert torch.allclose(each, weights(folder)[name], atol=1e-5), name
     with pytest.raises(RequestError, match="no translation model"):
-        train(other, tmp_path / "none", config=still, start_from=_empty(tmp_path / "empty"))
+        TRANSFORMER_MT.train(other, tmp_path / "none", config=still, start_from=_empty(tmp_path / "empty"))
 
 
 def _empty(folder: Path) -> Path:
@@ -166,7 +166,9 @@ def test_fine_tuning_improves_on_what_training_left(translator, language, tmp_pa
 
 
 def test_a_teacher_s_translations_are_trained_on(translator, pairs, language, tmp_path):
-    train(pairs, tmp_path / "out", config=replace(QUICK, epochs=1, teacher=str(translator), teacher_beam=2))
+    TRANSFORMER_MT.train(
+        pairs, tmp_path / "out", config=replace(QUICK, epochs=1, teacher=str(translator), teacher_beam=2)
+    )
     vocabulary = data.Vocabulary.read(tmp_path / "out" / "vocabulary.model")
     with np.load(tmp_path / "out" / "checkpoint" / "distilled.npz") as arrays:
         found = data.Corpus(**arrays)
@@ -181,7 +183,7 @@ def test_a_teacher_s_translations_are_trained_on(translator, pairs, language, tm
     ]
     assert np.mean(right) > 0.5  # it is the teacher who speaks, who makes mistakes
     with pytest.raises(RequestError, match="nobody"):
-        train(pairs, tmp_path / "none", config=replace(QUICK, teacher="nobody"))
+        TRANSFORMER_MT.train(pairs, tmp_path / "none", config=replace(QUICK, teacher="nobody"))
 
 
 def test_what_a_teacher_said_in_a_training_beside_is_not_asked_again(translator, pairs, tmp_path, monkeypatch):
@@ -194,17 +196,17 @@ def test_what_a_teacher_said_in_a_training_beside_is_not_asked_again(translator,
     monkeypatch.setattr(TranslationPipeline, "translate", counted)
     config = replace(QUICK, epochs=1, teacher=str(translator), teacher_beam=1)
     for name, given, times in (("one", config, 1), ("two", config, 1), ("three", replace(config, teacher_beam=2), 2)):
-        train(pairs, tmp_path / name, config=given)
+        TRANSFORMER_MT.train(pairs, tmp_path / name, config=given)
         assert len(asked) == times
     kept = [(tmp_path / name / "checkpoint" / "distilled.npz").read_bytes() for name in ("one", "two")]
     assert kept[0] == kept[1]
-    train(pairs, tmp_path / "elsewhere" / "one", config=config)
+    TRANSFORMER_MT.train(pairs, tmp_path / "elsewhere" / "one", config=config)
     assert len(asked) == 3
 
 
 def test_a_frozen_encoder_stays_and_the_decoder_learns_the_teacher_s_distributions(language):
     torch.manual_seed(1)
-    teacher, student = build("one", 60), build("one", 60)
+    teacher, student = Transformer.of("one", 60), Transformer.of("one", 60)
     student.load_state_dict(teacher.state_dict() | {k: v for k, v in student.state_dict().items() if "decoder" in k})
     before = {name: each.clone() for name, each in student.state_dict().items()}
     config = replace(QUICK, teacher="some", inherit=True, frozen=True, soft=1.0, learning_rate=1e-2, warmup=0)
@@ -237,7 +239,7 @@ def test_a_frozen_encoder_stays_and_the_decoder_learns_the_teacher_s_distributio
 
 def test_a_student_learns_where_its_teacher_looks(language):
     torch.manual_seed(1)
-    teacher, student = build("one", 60), build("one", 60)
+    teacher, student = Transformer.of("one", 60), Transformer.of("one", 60)
     config = replace(QUICK, teacher="some", soft=1.0, attention=50.0, dropout=0.0, learning_rate=1e-2, warmup=0)
     trainers = [Trainer(student, replace(config, attention=weight), Processes(), teacher) for weight in (0.0, 50.0)]
     found, batch = corpus(language), np.arange(6)
@@ -262,7 +264,7 @@ def test_a_student_learns_where_its_teacher_looks(language):
 
 def test_hints_bring_the_layers_of_the_decoder_to_those_of_the_teacher(language):
     torch.manual_seed(1)
-    teacher, student = build("one", 60), build("one", 60)
+    teacher, student = Transformer.of("one", 60), Transformer.of("one", 60)
     student.load_state_dict(teacher.state_dict() | {k: v for k, v in student.state_dict().items() if "decoder" in k})
     config = replace(QUICK, teacher="some", soft=1.0, hints=3.0, dropout=0.0, learning_rate=1e-2, warmup=0)
     trainers = [Trainer(student, replace(config, hints=hints), Processes(), teacher) for hints in (0.0, 3.0)]
@@ -302,7 +304,7 @@ def test_a_rate_falls_as_a_cosine_to_nothing():
 
 def test_a_teacher_translates_synthetic_sentences_too(translator, pairs, language, tmp_path):
     config = replace(QUICK, epochs=1, teacher=str(translator), teacher_beam=1, synthetic=100, references=True)
-    train(pairs, tmp_path / "out", config=config)
+    TRANSFORMER_MT.train(pairs, tmp_path / "out", config=config)
     vocabulary = data.Vocabulary.read(tmp_path / "out" / "vocabulary.model")
     with np.load(tmp_path / "out" / "checkpoint" / "distilled.npz") as arrays:
         found = data.Corpus(**arrays)
@@ -321,7 +323,7 @@ def test_a_teacher_translates_synthetic_sentences_too(translator, pairs, languag
 
 def test_the_loss_is_cross_entropy_with_smoothed_labels(language):
     found = corpus(language)
-    trainer = Trainer(build("one", 60), QUICK, Processes())
+    trainer = Trainer(Transformer.of("one", 60), QUICK, Processes())
     batch = np.arange(6)
     smooth, plain, tokens = trainer.loss(trainer.model, found, batch, False, 0.1)
     source, labels = (torch.from_numpy(data.pad([found.pair(i)[side] for i in batch])) for side in (0, 1))
@@ -341,7 +343,7 @@ def test_the_loss_is_cross_entropy_with_smoothed_labels(language):
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_the_parts_of_all_processes_make_the_whole(language, count):
-    found, model = corpus(language), build("one", 60).requires_grad_(False)
+    found, model = corpus(language), Transformer.of("one", 60).requires_grad_(False)
     batch = np.arange(3)  # for 4 processes: one has nothing to do
     whole, plain, tokens = Trainer(model, QUICK, Processes()).loss(model, found, batch, False, 0.1)
     parts = [
@@ -364,7 +366,7 @@ def test_the_rate_rises_and_falls_with_the_square_root():
 
 def test_a_step_is_limited(language):
     torch.manual_seed(0)
-    trainer = Trainer(build("one", 60), replace(QUICK, clip=1e-3), Processes())
+    trainer = Trainer(Transformer.of("one", 60), replace(QUICK, clip=1e-3), Processes())
     trainer.step(corpus(language), np.arange(6), 10)
     norm = torch.stack([each.grad.norm() for each in trainer.model.parameters()]).norm()
     assert float(norm) == pytest.approx(1e-3, rel=1e-3)
@@ -373,7 +375,7 @@ def test_a_step_is_limited(language):
 def test_a_diverging_training_ends_with_advice(pairs, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "step", lambda *_: (float("nan"), 1))
     with pytest.raises(ZooError, match="lower learning_rate"):
-        train(pairs, tmp_path / "out", config=QUICK)
+        TRANSFORMER_MT.train(pairs, tmp_path / "out", config=QUICK)
 
 
 @pytest.mark.parametrize(
@@ -393,7 +395,7 @@ def test_settings_out_of_range_are_refused(settings):
 
 
 def test_bf16_is_taken_only_where_it_is_quicker(language, monkeypatch):
-    trainer, found = Trainer(build("one", 60), replace(QUICK, precision="auto"), Processes()), corpus(language)
+    trainer, found = Trainer(Transformer.of("one", 60), replace(QUICK, precision="auto"), Processes()), corpus(language)
     monkeypatch.setattr(machine, "has_bf16", lambda: True)
     for quick in (True, False):
         monkeypatch.setattr(tuning, "time_step", lambda model, loss, bf16, quick=quick: 1.0 + (bf16 != quick))
@@ -411,7 +413,7 @@ def test_bf16_is_taken_only_where_it_is_quicker(language, monkeypatch):
 
 
 def in_processes(data: str, folder: str, *, resume: bool) -> None:
-    train(data, folder, config=QUICK, resume=resume)
+    TRANSFORMER_MT.train(data, folder, config=QUICK, resume=resume)
 
 
 @pytest.fixture
