@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import logging
 import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.data.text_files import STDIN, read_lines
@@ -162,6 +159,8 @@ class TranslationPipeline(Translator):
         target_language: str | None = None,
         max_tokens: int | None = None,
         sentences: bool = False,
+        no_repeat_ngram: int | None = None,
+        length_penalty: float | None = None,
     ) -> dict[str, Any]:
         """Translates text files, one sentence a line, in constant memory and input order; empty lines stay empty.
 
@@ -182,6 +181,8 @@ class TranslationPipeline(Translator):
             target_language: Target language of a multilingual model.
             max_tokens: Maximum length of a translation.
             sentences: Whether every line is split into its sentences.
+            no_repeat_ngram: No n-gram of this size occurs twice, 0: no restriction; None: the model's.
+            length_penalty: A score is the sum of log probabilities / length ** length_penalty; None: the model's.
 
         Returns:
             {"sentences", "skipped", "seconds", "sentences_per_second", "tokens_per_second" (of the translations),
@@ -190,15 +191,16 @@ class TranslationPipeline(Translator):
         Raises:
             RequestError: No line can be translated, or an option is not possible.
         """
-        configured = copy.copy(self)  # the options apply to this call only
-        configured.beam, configured.best, configured.split_lines = (
-            self.rules.beam if beam is None else beam,
-            n_best,
-            sentences,
+        configured = self.with_options(
+            beam=beam,
+            n_best=n_best,
+            source_language=source_language,
+            target_language=target_language,
+            max_tokens=max_tokens,
+            no_repeat_ngram=no_repeat_ngram,
+            length_penalty=length_penalty,
         )
-        configured.vocabulary = self.vocabulary.choose(source_language or "", target_language or "")
-        if max_tokens is not None:
-            configured.rules = replace(self.rules, most=whole_number("max tokens", max_tokens))
+        configured.split_lines = sentences
         return configured._run(inputs, output, on_error, scores)
 
     def _run(self, inputs: Any, output: str | Path, on_error: str, scores: bool) -> dict[str, Any]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core import machine
-from pipelines.core.batches import Batch
+from pipelines.core.batches import Batch, whole_number
 from pipelines.core.errors import RequestError
 from pipelines.engines.native.translation import NativeTranslator, TranslationStream, store
 from pipelines.engines.session import Session
@@ -28,6 +30,7 @@ from zoo.translation.search.beam_search import (
     SearchConfig,
     beam_search,
     check_beam,
+    check_rules,
     hypotheses,
     naive_step,
 )
@@ -84,9 +87,13 @@ class Translator(LinePipeline[NativeTranslator]):
         """Opens beam search in one graph, else step by step, else without KV caches."""
         self._search_session: Session | None = None
         self._stepping: tuple[Session, Session, list[Cache]] | None = None
+        # shared by copies with other options, which the graph of the search may not support
+        self._open_steps = functools.cache(
+            lambda: step_sessions(self.folder, model, self._engine, self.threads, self.precision)
+        )
         is_default = self.rules.is_default and "shortlist" not in self.folder.preprocessing
         if not is_default and self._engine == "onnxruntime":
-            self._stepping = step_sessions(self.folder, model, self._engine, self.threads, self.precision)
+            self._stepping = self._open_steps()
             machine.trim()
             return
         if self._engine == "onnxruntime":
@@ -207,7 +214,7 @@ class Translator(LinePipeline[NativeTranslator]):
     def _search(self, sentences: Sequence[Tokens]) -> list[list[Hypothesis]]:
         source = pad(sentences)
         check_beam(self.beam, self.best, len(self.vocabulary))
-        if self._search_session is not None:
+        if self._search_session is not None and self._rules().is_default:
             batch = {
                 "source": source,
                 "beam": np.array([self.beam]),
@@ -217,10 +224,11 @@ class Translator(LinePipeline[NativeTranslator]):
             found = self._search_session.run({**batch, "length_penalty": np.array([self.length_penalty], np.float32)})
             return hypotheses(found["tokens"], found["scores"])
         limits = np.array([self.rules.limit(len(each), self.positions) for each in sentences])
-        if self._stepping is not None:
+        stepping = self._stepping if self._search_session is None else self._open_steps()
+        if stepping is not None:
             from zoo.translation.search.kv_cache import cached_step
 
-            encoder, decoder, caches = self._stepping
+            encoder, decoder, caches = stepping
             step = cached_step(decoder, encoder.run({"source": source}), caches)
         else:
             step = naive_step(self._decoder, source, self._encoder.run({"source": source})["memory"])
@@ -228,6 +236,44 @@ class Translator(LinePipeline[NativeTranslator]):
         options = {"beam": self.beam, "length_penalty": self.length_penalty, "best": self.best, "rules": self._rules()}
         options["allowed"] = allowed
         return beam_search(step, limits, start=START, end=END, **options)  # type: ignore[arg-type]
+
+    def with_options(
+        self,
+        *,
+        beam: int | None = None,
+        n_best: int = 1,
+        source_language: str | None = None,
+        target_language: str | None = None,
+        max_tokens: int | None = None,
+        no_repeat_ngram: int | None = None,
+        length_penalty: float | None = None,
+    ) -> Self:
+        """Returns a pipeline with other options over the same sessions.
+
+        Args:
+            beam: Beam size; None: the model's.
+            n_best: Number of translations of each sentence, at most the beam.
+            source_language: Source language of a multilingual model.
+            target_language: Target language of a multilingual model.
+            max_tokens: Maximum length of a translation; None: the model's.
+            no_repeat_ngram: No n-gram of this size occurs twice, 0: no restriction; None: the model's.
+            length_penalty: A score is the sum of log probabilities / length ** length_penalty; None: the model's.
+
+        Raises:
+            RequestError: An option is not possible.
+        """
+        changed = copy.copy(self)
+        if no_repeat_ngram is not None:
+            changed.rules = replace(changed.rules, no_repeat_ngram=no_repeat_ngram)
+        if max_tokens is not None:
+            changed.rules = replace(changed.rules, most=whole_number("max tokens", max_tokens))
+        changed.beam = self.rules.beam if beam is None else beam
+        changed.best = n_best
+        changed.length_penalty = self.rules.length_penalty if length_penalty is None else length_penalty
+        check_rules(changed.rules.no_repeat_ngram, changed.length_penalty)
+        check_beam(changed.beam, n_best, len(self.vocabulary))
+        changed.vocabulary = self.vocabulary.choose(source_language or "", target_language or "")
+        return changed
 
     def _rules(self) -> SearchConfig:
         """Returns the search options with the prefix of the chosen target language."""

@@ -89,6 +89,8 @@ def test_a_text_is_translated_line_by_line_in_every_form(both: Server, opened: C
     assert {(each["line"], each["translation"]) for each in map(json.loads, streamed)} == set(enumerate(expected, 1))
     best = both.json(f"{MT}?beam=3&n_best=2", SENTENCES[1].encode(), "text/plain")["results"]
     assert [each["line"] for each in best] == [1, 1] and best[0]["score"] >= best[1]["score"]
+    body = {"sentences": SENTENCES[1], "beam": 3, "n_best": 2}
+    assert both.json(MT, json.dumps(body).encode(), "application/json")["results"] == best
     faulty = both.json(MT, b"Two dogs.\n\nA \x01 man.", "text/plain")["results"]
     assert [bool(each["translation"]) for each in faulty] == [True, False, False] and "U+0001" in faulty[2]["error"]
 
@@ -102,6 +104,7 @@ def test_a_text_is_translated_line_by_line_in_every_form(both: Server, opened: C
         (f"{MT}?beam=0", b"A man.", "beam must be 1 or more"),
         (f"{MT}?beam=99", b"A man.", "beam must be at most 32"),
         (f"{MT}?beam=2&n_best=3", b"A man.", "beam 2 and n-best 3"),
+        (f"{MT}?sentences=maybe", b"A man.", "sentences is 'maybe'"),
         (f"{MT}?output=/tmp/x", b"A man.", "no option 'output'"),
         (f"{MT}?target_language=fr", b"A man.", "none to choose from"),
         (f"{SHOP}?beam=2", b"a,b\n1,2\n", "no option 'beam'"),
@@ -113,6 +116,28 @@ def test_what_is_wrong_is_said_in_one_line(both: Server, path: str, body: bytes,
     status, _, text = both.ask(path, body, "text/plain")
     error = json.loads(text)["error"]
     assert status == 400 and says in error and "\n" not in error
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"beam": -5}, "beam must be 1 or more, not -5"),
+        ({"beam": 2.5}, "beam must be a whole number, not '2.5'"),
+        ({"beam": None}, "beam is None; expected a number"),
+        ({"beam": [4]}, r"beam is [4]; expected a number"),
+        ({"n_best": 9}, "beam 4 and n-best 9"),
+        ({"nbest": 2}, "the body has the key 'nbest'"),
+        ({"no_repeat_ngram": -1}, "no-repeat-ngram -1; expected 0 to"),
+        ({"length_penalty": "long"}, "length penalty 'long'; expected a number"),
+        ({"length_penalty": "nan"}, "length penalty nan"),
+        ({"max_tokens": 0}, "max_tokens must be 1 or more"),
+    ],
+    ids=str,
+)
+def test_options_of_a_translation_body_are_checked(both: Server, options: dict[str, Any], says: str) -> None:
+    body = json.dumps({"sentences": ["A man."], **options}).encode()
+    status, _, text = both.ask(MT, body, "application/json")
+    assert status == 400 and says in json.loads(text)["error"]
 
 
 def test_rows_of_a_log_with_names_are_answered_as_the_model_does(both: Server, opened: Callable[..., Any]) -> None:

@@ -308,6 +308,8 @@ def test_the_command_reads_stdin_and_archives_and_writes_stdout(translator, text
         (["nothing.txt"], "found no file nothing.txt"),
         (["--beam", "0"], "beam 0"),
         (["--n-best", "9"], "n-best 9"),
+        (["--no-repeat-ngram", "-1"], "no-repeat-ngram -1"),
+        (["--length-penalty", "nan"], "length penalty nan"),
         (["--precision", "fp64"], "fp64"),
     ],
 )
@@ -322,6 +324,29 @@ def test_wrong_requests_are_one_line(translator, texts, tmp_path, words, said, c
     assert said in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out.txt").exists()
+
+
+@pytest.mark.parametrize("options", [{"no_repeat_ngram": 1}, {"no_repeat_ngram": 2, "length_penalty": 0.0}])
+def test_options_of_the_search_are_followed_in_every_engine(translator, texts, options, tmp_path):
+    """The graph of the search knows no n-grams: onnxruntime then decodes step by step."""
+    text = " ".join(["bator kotor"] * 4)
+    (tmp_path / "in.txt").write_text("\n".join([text, *texts[:20]]))
+    written = {}
+    for engine in ("native", "onnxruntime"):
+        pipeline = zoo.pipeline(translator, "int8", engine=engine)
+        plain = [each["translation"] for each in pipeline([text, *texts[:20]])]
+        pipeline.run(tmp_path / "in.txt", tmp_path / "out.txt", **options)
+        written[engine] = (tmp_path / "out.txt").read_text().splitlines()
+        assert written[engine][0] != plain[0]
+        assert [each["translation"] for each in pipeline([text, *texts[:20]])] == plain
+        ids = [
+            each[0].tokens for each in pipeline.with_options(**options).translate(pipeline.vocabulary.encode([text]))
+        ]
+        size = options["no_repeat_ngram"]
+        grams = [tuple(ids[0][i : i + size]) for i in range(len(ids[0]) - size + 1)]
+        assert len(grams) == len(set(grams)) > 3
+    same = sum(ours == theirs for ours, theirs in zip(written["native"], written["onnxruntime"], strict=True))
+    assert same >= 19  # of 21: they round differently
 
 
 def test_options_of_translation_are_refused_by_other_models(rows, trained):

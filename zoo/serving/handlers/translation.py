@@ -5,7 +5,6 @@ Every request is answered as soon as its last sentence is translated; JSON lines
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from zoo.serving.handlers.base import (
     Overloaded,
     Send,
     error_result,
-    json_value,
+    json_options,
     require_count,
     text_lines,
 )
@@ -36,7 +35,18 @@ EXAMPLE_LINES = 3
 MAX_LINES = 4096  # of one request
 MAX_BEAM = 32
 MAX_STREAMS = 4  # streams with different options that are open at once
-OPTIONS = ("beam", "n_best", "source_language", "target_language", "max_tokens", "sentences")
+OPTIONS = (
+    "beam",
+    "n_best",
+    "source_language",
+    "target_language",
+    "max_tokens",
+    "sentences",
+    "no_repeat_ngram",
+    "length_penalty",
+)
+JSON_OPTIONS = tuple(name for name in OPTIONS if name != "sentences")  # which in a JSON body are the texts
+BOOLEANS = {"": True, "1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 POLL_SECONDS = 1.0  # interval at which an idle thread checks whether its stream was closed
 
 
@@ -108,9 +118,10 @@ class TranslationHandler(Handler):
     def _parse_request(self, job: Job) -> TranslationRequest:
         """Raises RequestError for an invalid body or option."""
         begin = time.perf_counter()
-        pipeline = _with_options(self.pipeline, job.options) if job.options else self.pipeline
         media_type = responses.negotiate(job.accept, self.response_types)
-        texts = _texts(job)
+        texts, options = _texts(job)
+        options = {**job.options, **options}
+        pipeline = _with_options(self.pipeline, options) if options else self.pipeline
         require_count(len(texts), MAX_LINES, "lines")
         limits.TEXT.require(sum(map(len, texts)), job.received_bytes)
         lines = [pipeline.line(f"line {i}", text, split=True) for i, text in enumerate(texts, 1)]
@@ -123,7 +134,8 @@ class TranslationHandler(Handler):
 
     def _stream(self, pipeline: TranslationPipeline) -> TranslationStream:
         """The stream with a pipeline's options; replaces an idle one if too many are open, or raises Overloaded."""
-        options = (pipeline.beam, pipeline.best, pipeline.vocabulary.prefix)
+        rules = replace(pipeline.rules, most=0)  # a sentence has its own limit
+        options = (pipeline.beam, pipeline.best, pipeline.length_penalty, rules, pipeline.vocabulary.prefix)
         stream = self._streams.pop(options, None)
         if stream is None:
             if len(self._streams) >= MAX_STREAMS:
@@ -329,34 +341,51 @@ class TranslationStream:
 
 
 def _with_options(pipeline: TranslationPipeline, options: Mapping[str, str]) -> TranslationPipeline:
-    """The pipeline with the options of a query. Raises RequestError for an invalid option."""
-    changed = copy.copy(pipeline)
+    """The pipeline with the options of a request. Raises RequestError for an invalid option."""
     if unknown := [name for name in options if name not in OPTIONS]:
         raise RequestError(f"there is no option {unknown[0][:40]!r}; expected {', '.join(OPTIONS)}")
-    changed.beam = _integer(options, "beam", MAX_BEAM, pipeline.beam)
-    changed.best = _integer(options, "n_best", MAX_BEAM, 1)
-    changed.vocabulary = pipeline.vocabulary.choose(
-        options.get("source_language", ""), options.get("target_language", "")
-    )
-    if "max_tokens" in options:
-        changed.rules = replace(pipeline.rules, most=_integer(options, "max_tokens", 1 << 20, 1))
-    changed.split_lines = options.get("sentences", "false").lower() in ("", "1", "true", "yes")
+    largest = max(MAX_BEAM, pipeline.beam)
+    given: dict[str, Any] = {name: options[name] for name in ("source_language", "target_language") if name in options}
+    for name, most in (("beam", largest), ("n_best", largest), ("max_tokens", 1 << 20)):
+        if name in options:
+            given[name] = whole_number(name, _number(options[name], int), most)
+    for name, kind in (("no_repeat_ngram", int), ("length_penalty", float)):
+        if name in options:
+            given[name] = _number(options[name], kind)
+    changed = pipeline.with_options(**given)
+    sentences = options.get("sentences", "false").lower()
+    if sentences not in BOOLEANS:
+        raise RequestError(f"sentences is {sentences[:40]!r}; expected true or false")
+    changed.split_lines = BOOLEANS[sentences]
     return changed
 
 
-def _integer(options: Mapping[str, str], name: str, maximum: int, default: int) -> int:
-    text = options.get(name, str(default))
-    return whole_number(name, int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text, maximum)
+def _number(text: str, kind: type[int] | type[float]) -> int | float | str:
+    """Returns the number of an option; the text itself, which the check of its range refuses, if it is none."""
+    try:
+        return kind(text) if text.isascii() and len(text) < 20 and "_" not in text else text[:40]
+    except ValueError:
+        return text[:40]
 
 
-def _texts(job: Job) -> list[str]:
+def _option_text(name: str, value: Any) -> str:
+    """Returns an option of a JSON body as a query has it. Raises RequestError for lists, objects and null."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, bool | int | float):
+        raise RequestError(f"{name} is {value!r:.40}; expected a number, a text, true or false")
+    return str(value).lower()
+
+
+def _texts(job: Job) -> tuple[list[str], dict[str, str]]:
+    """The texts of a body, and the options beside them."""
     if job.content_type.lower().startswith("multipart/"):
         types = ", ".join(TranslationHandler.content_types)
         raise RequestError(f"Content-Type is {job.content_type[:100]!r}; expected one of {types}")
     if job.content_type != responses.JSON:
-        return text_lines(job, MAX_LINES, "lines")
-    content = json_value(job, "sentences")
+        return text_lines(job, MAX_LINES, "lines"), {}
+    content, options = json_options(job, "sentences", JSON_OPTIONS)
     texts = [content] if isinstance(content, str) else content
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RequestError('the body must be {"sentences": [text, ...]}')
-    return texts
+    return texts, {name: _option_text(name, value) for name, value in options.items()}

@@ -36,6 +36,8 @@ _OPTIONS = {  # query parameters of translation models
     "target_language": ("string", "Target language of a multilingual model."),
     "max_tokens": ("integer", "Maximum length of a translation, in tokens."),
     "sentences": ("boolean", "Translate the sentences of a line one by one."),
+    "no_repeat_ngram": ("integer", "No n-gram of this size occurs twice; 0 for no limit."),
+    "length_penalty": ("number", "Scores are divided by length ** penalty; 0 favours short translations."),
 }
 _VERSION = {
     "name": "version",

@@ -218,5 +218,14 @@ TRANSFORMER_MT = TranslationFamily(  # Vaswani et al. 2017, "Attention Is All Yo
         RunOption(
             "max_tokens", int, None, "Maximum tokens of a translation. [default: the model's, or 2 * source + 10]"
         ),
+        RunOption(
+            "no_repeat_ngram", int, None, "No n-gram of this size occurs twice; 0 for no limit. [default: the model's]"
+        ),
+        RunOption(
+            "length_penalty",
+            float,
+            None,
+            "Scores are divided by length ** penalty; 0 favours short translations. [default: 1, or the model's own]",
+        ),
     ),
 )

@@ -17,6 +17,7 @@ from pipelines.core.plain import from_plain, to_plain
 from zoo.translation.data.parallel_text import PAD, POSITIONS
 
 MIN_SCORE = -1e30  # score of an empty slot
+MAX_PENALTY = 100  # of a length, in native code, too
 LENGTH_LIMIT = (2, 10)  # (a, b): a translation of n tokens has at most a n + b tokens
 Integers = NDArray[np.int64]
 # (tokens, parents) -> logits of the next token, float32 [rows, vocabulary]. tokens: newest token of every row, int64
@@ -162,6 +163,24 @@ def check_beam(beam: int, best: int, words: int | None = None) -> None:
         )
     if words is not None and 2 * beam > words:
         raise RequestError(f"found beam {beam}, expected at most half of the {words} words in the vocabulary")
+
+
+def check_rules(no_repeat_ngram: int, length_penalty: float) -> None:
+    """Checks the further options of a search.
+
+    Args:
+        no_repeat_ngram: See `SearchConfig`.
+        length_penalty: See `SearchConfig`.
+
+    Raises:
+        RequestError: A value is not possible.
+    """
+    if not isinstance(no_repeat_ngram, numbers.Integral) or not 0 <= no_repeat_ngram <= POSITIONS:
+        raise RequestError(f"found no-repeat-ngram {no_repeat_ngram!r}; expected 0 to {POSITIONS} tokens, 0 for none")
+    if not isinstance(length_penalty, numbers.Real) or not abs(length_penalty) < MAX_PENALTY:
+        raise RequestError(
+            f"found length penalty {length_penalty!r}; expected a number between -{MAX_PENALTY} and {MAX_PENALTY}"
+        )
 
 
 def beam_search(

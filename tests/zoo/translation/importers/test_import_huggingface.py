@@ -164,6 +164,20 @@ def test_what_generation_config_says_is_followed(originals, options, tmp_path):
     close([each.score for each in found], scores)
 
 
+def test_options_of_a_run_override_generation_config(originals, tmp_path):
+    original, texts = originals("marian"), folders.sentences(FEW, 1)
+    pipeline = zoo.pipeline(original.imported, "fp32")
+    tokens = pipeline.vocabulary.encode(texts)
+    before = [each[0] for each in pipeline.translate(tokens)]
+    for beam, size, penalty in ((3, 2, 0.2), (3, 3, -0.5), (4, 0, 2.0), (1, 2, 1.0)):
+        options = {"beam": beam, "no_repeat_ngram": size, "length_penalty": penalty}
+        wanted, scores, _ = original.generate(texts, num_beams=beam, no_repeat_ngram_size=size, length_penalty=penalty)
+        found = [each[0] for each in pipeline.with_options(**options).translate(tokens)]
+        assert [each.tokens for each in found] == wanted
+        close([each.score for each in found if scores], scores)
+    assert [each[0] for each in pipeline.translate(tokens)] == before
+
+
 def generated(original, folder, tmp_path, **options):
     """Translations of an imported folder are those of generate(), with the options of the folder alone."""
     zoo.import_model(folder, tmp_path / "imported", target_language=original.target)
