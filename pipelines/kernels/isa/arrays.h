@@ -109,14 +109,17 @@ const T *data_of(const Array &array, const char *name, size_t dims) {
     return static_cast<const T *>(array.data());
 }
 
+// A new numpy array [n, width].
+template <class T>
+using NewArray = nanobind::ndarray<nanobind::numpy, T, nanobind::ndim<2>>;
+
 // A new array of this shape, from rows of `stride`.
 template <class T>
-nanobind::object array_of(const T *data, int64_t n, int64_t width, int64_t stride) {
+NewArray<T> array_of(const T *data, int64_t n, int64_t width, int64_t stride) {
     auto *buffer = new Buffer<T>(std::max<int64_t>(n * width, 1));
     nanobind::capsule owner(buffer, [](void *pointer) noexcept { delete static_cast<Buffer<T> *>(pointer); });
     for (int64_t r = 0; r < n; ++r) std::copy_n(data + r * stride, width, buffer->data() + r * width);
-    return nanobind::cast(
-        nanobind::ndarray<nanobind::numpy, T>(buffer->data(), {static_cast<size_t>(n), static_cast<size_t>(width)}, owner));
+    return {buffer->data(), {static_cast<size_t>(n), static_cast<size_t>(width)}, owner};
 }
 
 }  // namespace zoo

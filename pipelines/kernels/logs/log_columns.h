@@ -57,11 +57,11 @@ class Ids {
         return length <= 8 ? short_word(p, length) : farmhash::fingerprint64(p, length);
     }
     ALWAYS_INLINE Entry &find(const uint8_t *p, size_t length) {
-        const uint64_t wanted = key(p, length), mixed = (wanted ^ wanted >> 32) * farmhash::K2;
+        const uint64_t text_key = key(p, length), mixed = (text_key ^ text_key >> 32) * farmhash::K2;
         for (size_t at = mixed >> 32;; ++at) {
             Entry &entry = entries_[at & (entries_.size() - 1)];
             if (!entry.id ||
-                (entry.key == wanted && entry.length == length && (length <= 8 || !std::memcmp(&bytes_[entry.start], p, length))))
+                (entry.key == text_key && entry.length == length && (length <= 8 || !std::memcmp(&bytes_[entry.start], p, length))))
                 return entry;
         }
     }
@@ -110,8 +110,8 @@ struct Left {
     std::vector<double> values;
 };
 
-// The caller's memory for so many rows of ids, numbers and scales.
-struct Room {
+// Arrays of the caller for the ids, numbers and scales of so many rows.
+struct Outputs {
     int32_t *ids = nullptr;
     float *numbers = nullptr, *scales = nullptr;
     size_t rows = 0;
@@ -121,16 +121,16 @@ struct Parsed {
     size_t count = 0;    // rows
     size_t records = 0;  // met before the end, right or wrong
     size_t consumed = 0; // bytes of them
-    int32_t *ids = nullptr; // where rows go: into the caller's room, or into memory of their own where there may be more
+    int32_t *ids = nullptr; // where rows go: into the caller's arrays, or into own memory where there may be more rows
     float *numbers = nullptr, *scales = nullptr;
     std::unique_ptr<int32_t[]> own_ids;
     std::unique_ptr<float[]> own_numbers, own_scales, labels, weights;
     std::unique_ptr<double[]> times;
     Left left; // numbers that are to be scaled
 
-    void reserve(const Schema &schema, size_t rows, const Room &room) {
-        if (rows <= room.rows)
-            ids = room.ids, numbers = room.numbers, scales = room.scales;
+    void reserve(const Schema &schema, size_t rows, const Outputs &outputs) {
+        if (rows <= outputs.rows)
+            ids = outputs.ids, numbers = outputs.numbers, scales = outputs.scales;
         else {
             own_ids.reset(ids = new int32_t[rows * schema.ids]);
             own_numbers.reset(numbers = new float[rows * schema.numbers]);
@@ -147,10 +147,10 @@ struct Fields {
     explicit Fields(size_t width)
         : most((STEP / width + 3 * TOGETHER) / TOGETHER * TOGETHER), words(new uint64_t[most]()), values(new int32_t[most]),
           others(new uint8_t[most]) {
-        room(1);
+        reserve(1);
     }
-    // Makes room for so many columns.
-    void room(size_t columns) {
+    // Allocates the begins and lengths of so many columns.
+    void reserve(size_t columns) {
         if (columns > columns_) {
             begins.reset(new const uint8_t *[most * columns]);
             lengths.reset(new uint32_t[most * columns]);

@@ -137,14 +137,14 @@ ALWAYS_INLINE int64_t unquote(const uint8_t *&begin, uint32_t &length, std::vect
 }
 
 // Rows of a block as quickly as it goes; false where there is anything unusual, which may be wrong rows or none.
-template <class Bits> ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size_t size, const Schema &schema, const Room &room, Fields &fields, Parsed &out) {
+template <class Bits> ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size_t size, const Schema &schema, const Outputs &outputs, Fields &fields, Parsed &out) {
     const size_t width = schema.width;
     const bool lines = schema.lines;
-    const bool uncounted = lines && size / width <= room.rows; // there is room for as many rows as there may be
+    const bool uncounted = lines && size / width <= outputs.rows; // the arrays of the caller hold as many rows as there may be
     const Counts all = uncounted ? Counts{} : count<Bits>(data, 0, size, schema.quotes);
     const bool quotes = all.quotes, beyond_ascii = all.high && !lines;
     out = {};
-    out.reserve(schema, uncounted ? size / width : std::min(all.feeds, size / width), room);
+    out.reserve(schema, uncounted ? size / width : std::min(all.feeds, size / width), outputs);
     Marks marks(width, fields.most);
     size_t waiting = 0, known_quotes = 0, returns = 0; // waiting: fields of the next row that were met before
     bool high = false, quoted = false;
@@ -185,7 +185,7 @@ template <class Bits> ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size
             transpose(ends, whole, width, width + 1, marks.columns.get());
             bool right;
             if (quoted) {
-                fields.room(width);
+                fields.reserve(width);
                 fields.unquoted.clear();
                 fields.unquoted.reserve(ends[rows * width] - ends[0] + PAD);
                 for (size_t column = 0; column < width; ++column) {
@@ -236,18 +236,18 @@ template <class Bits> ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size
 }
 
 // The same a byte at a time, as pyarrow does it: a return alone ends a row, empty lines are none, quotes begin only where a field does.
-template <class Bits> ALWAYS_INLINE bool parse_slowly(const uint8_t *data, size_t size, const Schema &schema, const Room &room, Fields &fields, Parsed &out) {
+template <class Bits> ALWAYS_INLINE bool parse_slowly(const uint8_t *data, size_t size, const Schema &schema, const Outputs &outputs, Fields &fields, Parsed &out) {
     const size_t width = schema.width;
     const Counts all = count<Bits>(data, 0, size, false);
     out = {};
-    out.reserve(schema, std::min(all.feeds + all.returns, size / width), room);
+    out.reserve(schema, std::min(all.feeds + all.returns, size / width), outputs);
     const uint8_t *const end = data + size;
     const uint8_t *p = data;
     bool right = true;
     const auto encoded = [&]() __attribute__((always_inline)) {
         return encode(schema, fields, all.high, out, [&](size_t column) { return column * fields.most; });
     };
-    fields.room(width);
+    fields.reserve(width);
     fields.unquoted.clear();
     fields.unquoted.reserve(size + PAD);
     fields.rows = 0;

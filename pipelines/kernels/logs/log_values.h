@@ -256,22 +256,22 @@ inline double instant(Text text) {
         return value;
     };
     const auto is = [&](uint8_t byte) { return p < end && *p == byte; };
-    const auto wanted = [&](uint8_t byte) {
+    const auto expect = [&](uint8_t byte) {
         formed = formed && is(byte);
         ++p;
     };
     int64_t hour = 0, minute = 0, second = 0, micro = 0, zone_hour = 0, zone_minute = 0;
     int sign = 1;
     const int64_t year = digits(4);
-    wanted('-');
+    expect('-');
     const int64_t month = digits(2);
-    wanted('-');
+    expect('-');
     const int64_t day = digits(2);
     if (formed && p < end) {
         formed = is('T') || is(' ');
         ++p;
         hour = digits(2);
-        wanted(':');
+        expect(':');
         minute = digits(2);
         if (formed && is(':')) {
             ++p;

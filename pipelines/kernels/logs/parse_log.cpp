@@ -6,14 +6,18 @@
 // schema uses, some rows of a column at a time. The interpreter's lock is released meanwhile.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -27,12 +31,12 @@ using namespace clicks::logs;
 
 namespace {
 
-using Parse = bool (*)(const uint8_t *, size_t, const Schema &, const Room &, Fields &, Parsed &);
+using Parse = bool (*)(const uint8_t *, size_t, const Schema &, const Outputs &, Fields &, Parsed &);
 
 #define VERSION(name, attributes, Bits)                                                                                                    \
-    attributes bool parse_##name(const uint8_t *data, size_t size, const Schema &schema, const Room &room, Fields &fields, Parsed &out) {                    \
-        return parse_quickly<Bits>(data, size, schema, room, fields, out) ||                                                               \
-               (!schema.lines && parse_slowly<Bits>(data, size, schema, room, fields, out));                                               \
+    attributes bool parse_##name(const uint8_t *data, size_t size, const Schema &schema, const Outputs &outputs, Fields &fields, Parsed &out) {              \
+        return parse_quickly<Bits>(data, size, schema, outputs, fields, out) ||                                                            \
+               (!schema.lines && parse_slowly<Bits>(data, size, schema, outputs, fields, out));                                            \
     }
 
 VERSION(portable, , Bits)
@@ -48,6 +52,12 @@ constexpr clicks::Versions<Parse> versions{parse_portable};
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Table = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T> using NewArray = nb::ndarray<nb::numpy, T>;
+template <class T> using MaybeArray = std::optional<NewArray<T>>;
+// Rows, ids, numbers, scales, labels, weights and times; then places, columns and values of numbers that the caller scales.
+using Arrays = std::tuple<
+    size_t, MaybeArray<int32_t>, MaybeArray<float>, MaybeArray<float>, MaybeArray<float>, MaybeArray<float>, MaybeArray<double>,
+    NewArray<int64_t>, NewArray<int64_t>, NewArray<double>>;
 template <class T> using Rows = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 class LogParser {
@@ -91,36 +101,36 @@ class LogParser {
     }
     void real(size_t place, const std::string &kind) {
         check(place, 0, 0, 0);
-        Kind found = Kind::label;
+        Kind column_kind = Kind::label;
         if (kind == "label")
             schema_.labels = true;
         else if (kind == "weight") {
-            found = Kind::weight;
+            column_kind = Kind::weight;
             schema_.weights = true;
         } else if (kind == "s" || kind == "ms" || kind == "text") {
-            found = kind == "s" ? Kind::seconds : kind == "ms" ? Kind::milliseconds : Kind::instant;
+            column_kind = kind == "s" ? Kind::seconds : kind == "ms" ? Kind::milliseconds : Kind::instant;
             schema_.times = true;
         } else
             throw std::invalid_argument("found the kind " + kind + ", expected label, weight, s, ms or text");
-        schema_.columns.push_back({found, place});
+        schema_.columns.push_back({column_kind, place});
     }
-    nb::tuple parse(Bytes data, size_t size, Rows<int32_t> ids, Rows<float> numbers, Rows<float> scales) const {
+    std::tuple<size_t, size_t, std::optional<Arrays>> parse(Bytes data, size_t size, Rows<int32_t> ids, Rows<float> numbers, Rows<float> scales) const {
         if (size > data.size() || data.size() - size < PAD || size > std::numeric_limits<uint32_t>::max() - PAD)
             throw std::invalid_argument("expected 64 bytes behind the data, and fewer of them than 2^32");
-        const Room room{ids.data(), numbers.data(), scales.data(), ids.shape(0)};
+        const Outputs outputs{ids.data(), numbers.data(), scales.data(), ids.shape(0)};
         if (ids.shape(1) != schema_.ids || numbers.shape(1) != schema_.numbers || scales.shape(1) != schema_.scales ||
-            numbers.shape(0) != room.rows || scales.shape(0) != room.rows)
-            throw std::invalid_argument("found room of other rows and columns than the outputs have");
+            numbers.shape(0) != outputs.rows || scales.shape(0) != outputs.rows)
+            throw std::invalid_argument("found arrays of other rows and columns than the outputs have");
         Parsed out;
         bool right;
         {
             const uint8_t *const bytes = data.data();
             nb::gil_scoped_release released;
             Fields fields(schema_.width);
-            right = parse_(bytes, size, schema_, room, fields, out);
+            right = parse_(bytes, size, schema_, outputs, fields, out);
         }
         if (!right)
-            return nb::make_tuple(out.consumed, out.records, nb::none());
+            return {out.consumed, out.records, std::nullopt};
         const size_t count = out.count;
         const auto copy = [](const auto &from) {
             using T = typename std::decay_t<decltype(from)>::value_type;
@@ -128,13 +138,16 @@ class LogParser {
             std::copy(from.begin(), from.end(), to.get());
             return owned(std::move(to), {from.size()});
         };
-        const auto apart = [&](auto &values, size_t width) { return values ? nb::cast(owned(std::move(values), {count, width})) : nb::none(); };
-        const auto some = [&](auto &values) { return values ? nb::cast(owned(std::move(values), {count})) : nb::none(); };
-        return nb::make_tuple(
+        const auto matrix = [&](auto &values, size_t width) {
+            return values ? std::optional(owned(std::move(values), {count, width})) : std::nullopt;
+        };
+        const auto vector = [&](auto &values) { return values ? std::optional(owned(std::move(values), {count})) : std::nullopt; };
+        return {
             out.consumed, out.records,
-            nb::make_tuple(
-                count, apart(out.own_ids, schema_.ids), apart(out.own_numbers, schema_.numbers), apart(out.own_scales, schema_.scales), some(out.labels), some(out.weights), some(out.times), copy(out.left.places),
-                copy(out.left.columns), copy(out.left.values)));
+            Arrays(
+                count, matrix(out.own_ids, schema_.ids), matrix(out.own_numbers, schema_.numbers), matrix(out.own_scales, schema_.scales),
+                vector(out.labels), vector(out.weights), vector(out.times), copy(out.left.places), copy(out.left.columns),
+                copy(out.left.values))};
     }
 
   private:
@@ -145,8 +158,8 @@ class LogParser {
     }
     static std::shared_ptr<Ids> vocabulary(const std::vector<std::string> &values) {
         size_t size = 0;
-        for (const std::string &each : values)
-            size += each.size() + 8;
+        for (const std::string &value : values)
+            size += value.size() + 8;
         if (size > std::numeric_limits<int32_t>::max())
             throw std::invalid_argument("found a vocabulary of more than 2^31 bytes");
         return std::make_shared<Ids>(values);

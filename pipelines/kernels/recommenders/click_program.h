@@ -3,6 +3,7 @@
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/variant.h>
 
 #include <algorithm>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "isa/arrays.h"
@@ -77,20 +79,20 @@ class Program {
         for (int each : slots) results_.push_back(slot(each, Kind::kFloats, "outputs"));
     }
 
-    nb::object call(const Array &ids, const std::optional<Array> &numbers, const std::optional<Array> &means) const {
+    std::variant<NewArray<float>, nb::typed<nb::tuple, NewArray<float>, nb::ellipsis>> call(const Array &ids, const std::optional<Array> &numbers, const std::optional<Array> &means) const {
         const bool wide = ids.dtype() == nb::dtype<int64_t>();
         const void *given = wide ? static_cast<const void *>(data_of<int64_t>(ids, "ids", 2)) : data_of<int32_t>(ids, "ids", 2);
         const int64_t n = static_cast<int64_t>(ids.shape(0));
         if (static_cast<int64_t>(ids.shape(1)) != columns()) throw nb::value_error("ids have another number of columns than the program");
         const float *x = floats(numbers, "numbers", n, numbers_), *m = floats(means, "scales", n, means_);
-        float *found[kOutputs];
-        nb::object arrays[kOutputs];
+        float *results[kOutputs];
+        std::vector<NewArray<float>> arrays;
         for (size_t i = 0; i < results_.size(); ++i) {
             const int64_t width = results_[i].width;
             auto *buffer = new Buffer<float>(std::max<int64_t>(n * width, 1));
             nb::capsule owner(buffer, [](void *pointer) noexcept { delete static_cast<Buffer<float> *>(pointer); });
-            found[i] = buffer->data();
-            arrays[i] = nb::cast(nb::ndarray<nb::numpy, float>(found[i], {static_cast<size_t>(n), static_cast<size_t>(width)}, owner));
+            results[i] = buffer->data();
+            arrays.emplace_back(results[i], std::initializer_list<size_t>{static_cast<size_t>(n), static_cast<size_t>(width)}, owner);
         }
         {
             nb::gil_scoped_release unlocked;
@@ -108,14 +110,14 @@ class Program {
                     const Slot &slot = results_[i];
                     const auto *from = block.at<float>(slot);
                     for (int64_t s = 0; s < count; ++s)
-                        std::copy_n(from + s * slot.stride, slot.width, found[i] + (first + s) * slot.width);
+                        std::copy_n(from + s * slot.stride, slot.width, results[i] + (first + s) * slot.width);
                 }
             }
         }
         if (results_.size() == 1) return arrays[0];
         nb::list all;
-        for (size_t i = 0; i < results_.size(); ++i) all.append(arrays[i]);
-        return nb::tuple(all);
+        for (const NewArray<float> &array : arrays) all.append(array);
+        return nb::typed<nb::tuple, NewArray<float>, nb::ellipsis>(nb::tuple(all));
     }
 
     const char *isa() const { return isa_.name; }

@@ -2,11 +2,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
+#include <tuple>
 #include <vector>
 
 #include "recommenders/arrays.h"
@@ -56,7 +58,7 @@ struct Hit {
 // Whether a stands before b: the larger product, of equals the lower row. As a heap's order the worst comes first.
 bool before(const Hit &a, const Hit &b) { return a.product > b.product || (a.product == b.product && a.item < b.item); }
 
-nb::tuple top_k(Codes queries, Codes items, int64_t count, const std::string &isa) {
+std::tuple<nb::ndarray<nb::numpy, int64_t>, nb::ndarray<nb::numpy, int32_t>> top_k(Codes queries, Codes items, int64_t count, const std::string &isa) {
     const auto n = static_cast<int64_t>(queries.shape(0)), m = static_cast<int64_t>(items.shape(0));
     const auto size = static_cast<int64_t>(queries.shape(1));
     if (static_cast<int64_t>(items.shape(1)) != size || size < 1 || size > (1 << 16))
@@ -69,7 +71,7 @@ nb::tuple top_k(Codes queries, Codes items, int64_t count, const std::string &is
     {
         nb::gil_scoped_release released;
         constexpr int64_t TOGETHER = 16; // queries that read a block of items while it is in the cache
-        int32_t some[ITEMS];
+        int32_t block_products[ITEMS];
         std::vector<std::vector<Hit>> heaps(std::min(n, TOGETHER));
         for (int64_t first = 0; first < n; first += TOGETHER) {
             const int64_t queries_here = std::min(TOGETHER, n - first);
@@ -78,14 +80,14 @@ nb::tuple top_k(Codes queries, Codes items, int64_t count, const std::string &is
             for (int64_t at = 0; at < m; at += ITEMS) {
                 const int64_t here = std::min(ITEMS, m - at);
                 for (int64_t q = 0; q < queries_here; ++q) {
-                    products(queries.data() + (first + q) * size, items.data() + at * size, here, size, some);
+                    products(queries.data() + (first + q) * size, items.data() + at * size, here, size, block_products);
                     auto &heap = heaps[q];
                     for (int64_t i = 0; i < here; ++i) {
-                        const Hit hit{some[i], at + i};
+                        const Hit hit{block_products[i], at + i};
                         if (static_cast<int64_t>(heap.size()) < count) {
                             heap.push_back(hit);
                             std::push_heap(heap.begin(), heap.end(), before);
-                        } else if (some[i] > heap.front().product) { // an equal one comes later and loses
+                        } else if (block_products[i] > heap.front().product) { // an equal one comes later and loses
                             std::pop_heap(heap.begin(), heap.end(), before);
                             heap.back() = hit;
                             std::push_heap(heap.begin(), heap.end(), before);
@@ -103,7 +105,7 @@ nb::tuple top_k(Codes queries, Codes items, int64_t count, const std::string &is
         }
     }
     const auto rows = queries.shape(0), columns = static_cast<size_t>(count);
-    return nb::make_tuple(owned(std::move(best), {rows, columns}), owned(std::move(scores), {rows, columns}));
+    return {owned(std::move(best), {rows, columns}), owned(std::move(scores), {rows, columns})};
 }
 
 } // namespace

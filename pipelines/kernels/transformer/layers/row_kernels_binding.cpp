@@ -2,9 +2,11 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include <algorithm>
 #include <optional>
+#include <tuple>
 
 #include "transformer/layers/encoder.h"
 
@@ -32,14 +34,14 @@ QParams qparams_of(const StaticQParams &qparams, bool nonnegative) {
     return qparams ? QParams{qparams->first, qparams->second} : QParams{0, nonnegative ? 0 : 128};
 }
 
-nb::tuple quantize_rows(const Array &x, bool nonnegative, const std::string &isa, const StaticQParams &qparams) {
+std::tuple<NewArray<uint8_t>, NewArray<float>> quantize_rows(const Array &x, bool nonnegative, const std::string &isa, const StaticQParams &qparams) {
     const Input in(x, "x");
     choose_isa(isa).rows->quantize_rows(in.rows(), in.stride, qparams_of(qparams, nonnegative), in.n);
-    return nb::make_tuple(array_of(in.quantized.data(), in.n, in.width, in.stride), array_of(in.scale.data(), in.n, 1, 1));
+    return {array_of(in.quantized.data(), in.n, in.width, in.stride), array_of(in.scale.data(), in.n, 1, 1)};
 }
 
-nb::tuple layer_norm(const Array &x, const Array &scale, const Array &bias, float epsilon, const std::string &isa,
-                     const StaticQParams &qparams) {
+std::tuple<NewArray<float>, NewArray<uint8_t>, NewArray<float>> layer_norm(const Array &x, const Array &scale, const Array &bias, float epsilon,
+                                                                           const std::string &isa, const StaticQParams &qparams) {
     const Input in(x, "x");
     const auto *s = data_of<float>(scale, "scale", 1), *b = data_of<float>(bias, "bias", 1);
     if (static_cast<int64_t>(scale.shape(0)) != in.width || static_cast<int64_t>(bias.shape(0)) != in.width)
@@ -51,8 +53,8 @@ nb::tuple layer_norm(const Array &x, const Array &scale, const Array &bias, floa
     out.size(in.n, in.width);
     const LayerNorm norm{in.width, scales.data(), biases.data(), epsilon, qparams_of(qparams, false)};
     choose_isa(isa).rows->layer_norm(norm, in.values.data(), in.stride, out.rows(), in.n);
-    return nb::make_tuple(array_of(out.values.data(), in.n, in.width, in.stride), array_of(out.quantized.data(), in.n, in.width, in.stride),
-                          array_of(out.scale.data(), in.n, 1, 1));
+    return {array_of(out.values.data(), in.n, in.width, in.stride), array_of(out.quantized.data(), in.n, in.width, in.stride),
+            array_of(out.scale.data(), in.n, 1, 1)};
 }
 
 // The arguments and the result of attention: queries [n, width], keys and values [rows, 2 width], all float32.
@@ -77,11 +79,11 @@ struct AttentionCall {
         transpose(rows, kv.stride, kv.n, in.width, keys.data());
         function(in.values.data(), in.stride, in.n, {keys.data(), rows + in.width, kv.n, kv.stride, size}, heads, size, out.data(), in.width);
     }
-    nb::object result() const { return array_of(out.data(), in.n, in.width, in.width); }
+    NewArray<float> result() const { return array_of(out.data(), in.n, in.width, in.width); }
 };
 
 // Decoder self-attention, one query at a time over a float16 cache.
-nb::object self_attention(const Array &queries, const Array &keys_values, int64_t heads, const std::string &isa) {
+NewArray<float> self_attention(const Array &queries, const Array &keys_values, int64_t heads, const std::string &isa) {
     AttentionCall call(queries, keys_values, heads);
     const Buffer<Float16> cache = call.kv_float16(choose_isa(isa));
     std::vector<const Float16 *> keys;
@@ -93,7 +95,7 @@ nb::object self_attention(const Array &queries, const Array &keys_values, int64_
 }
 
 // All queries over the same keys and values, which are rounded to float16 if asked.
-nb::object attention(const Array &queries, const Array &keys_values, int64_t heads, bool float16, const std::string &isa) {
+NewArray<float> attention(const Array &queries, const Array &keys_values, int64_t heads, bool float16, const std::string &isa) {
     AttentionCall call(queries, keys_values, heads);
     if (float16)
         call.run(choose_isa(isa).rows->attention_float16, call.kv_float16(choose_isa(isa)).data());
@@ -109,7 +111,7 @@ class PyRowLinear {
         : isa_(choose_isa(isa)), linear_(isa_, weight, scale, bias, qparams, nonnegative),
           vocabulary_(isa_, weight, scale, bias, qparams, nonnegative, -INFINITY) {}
 
-    nb::object call(const Array &x, bool relu, const std::optional<Array> &residual) const {
+    NewArray<float> call(const Array &x, bool relu, const std::optional<Array> &residual) const {
         const Input in = input(x);
         Register out;
         out.size(in.n, linear_.outputs());
@@ -120,7 +122,7 @@ class PyRowLinear {
         return array_of(out.values.data(), in.n, linear_.outputs(), out.stride);
     }
 
-    nb::tuple top_k(const Array &x, int64_t k) const {
+    std::tuple<NewArray<float>, NewArray<int32_t>, NewArray<double>> top_k(const Array &x, int64_t k) const {
         const Input in = input(x);
         if (k < 1 || k > linear_.outputs()) throw nb::value_error("there are not so many columns");
         Buffer<float> logits(in.n * kPanel), values(in.n * k), exp_sums(in.n * 16), maxima(in.n);
@@ -128,8 +130,7 @@ class PyRowLinear {
         Buffer<double> log_sum_exp(in.n);
         vocabulary_.top_k(in.rows(), in.n, logits.data(), {k, values.data(), exp_sums.data(), maxima.data(), tokens.data()},
                           log_sum_exp.data());
-        return nb::make_tuple(array_of(values.data(), in.n, k, k), array_of(tokens.data(), in.n, k, k),
-                              array_of(log_sum_exp.data(), in.n, 1, 1));
+        return {array_of(values.data(), in.n, k, k), array_of(tokens.data(), in.n, k, k), array_of(log_sum_exp.data(), in.n, 1, 1)};
     }
 
   private:

@@ -97,7 +97,7 @@ std::vector<int32_t> checked_tokens(const Encoder &encoder, const Array &tokens)
     return copy;
 }
 
-nb::object encode(const Encoder &encoder, const Array &tokens, const Array &lengths) {
+NewArray<float> encode(const Encoder &encoder, const Array &tokens, const Array &lengths) {
     const std::vector<int32_t> copy = checked_tokens(encoder, tokens);
     const std::vector<int64_t> first = offsets(lengths, copy.size(), std::min(encoder.positions(), encoder.reach()));
     Encoding work;

@@ -143,7 +143,7 @@ std::vector<int32_t> checked(const Array &array, const char *name, int64_t limit
     return copy;
 }
 
-nb::object compute(const TextEncoder &encoder, const Array &tokens, const Array &types, const Array &lengths, int64_t threads) {
+NewArray<float> compute(const TextEncoder &encoder, const Array &tokens, const Array &types, const Array &lengths, int64_t threads) {
     const std::vector<int32_t> token = checked(tokens, "tokens", encoder.tokens()), type = checked(types, "types", encoder.types());
     const auto *length = data_of<int64_t>(lengths, "lengths", 1);
     std::vector<int64_t> first{0};
