@@ -73,8 +73,13 @@ class _Mapping(Walk):
 
     def program(self) -> ImageProgram:
         """See `image_program`."""
-        if len(self.main.inputs) != 1:
-            raise RequestError("the graph has several inputs; the image kernels take one")
+        if len(self.main.inputs) != 1 or self.main.inputs[0].dtype in (ir.DataType.INT64, ir.DataType.INT32):
+            shapes = [f"{value.name} {query.symbolic_shape(value) or 'of unknown shape'}" for value in self.main.inputs]
+            count = "inputs" if len(shapes) > 1 else "input"
+            raise RequestError(
+                f"found the {count} {', '.join(shapes) or 'none'}; the native engine runs ONNX files of image "
+                "networks, with one input [n, C, H, W]. Text encoders run natively once imported with: zoo import"
+            )
         (self.input,), found = self.main.inputs, self.main.outputs[0]
         shape = query.dimensions(self.input)
         if shape is None or len(shape) != 4 or None in shape[1:]:

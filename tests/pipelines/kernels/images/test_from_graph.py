@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx.parser
+import onnx_ir as ir
 import pytest
 from helpers.qdq_graphs import Graph, drawn, results
 
@@ -265,6 +266,17 @@ def test_a_float_graph_and_one_of_other_inputs_are_refused(tmp_path: Path) -> No
     g = Graph()
     with pytest.raises(RequestError, match="fixed sizes"):
         image_program(io.load(g.save(tmp_path / "m.onnx", [3], g.quantize("image", 0.1, 0))))
+
+
+def test_an_encoder_of_texts_is_refused_by_the_names_and_shapes_of_its_inputs() -> None:
+    for names in (["input_ids", "attention_mask"], ["input_ids"]):
+        inputs = [
+            ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["batch", "tokens"]))
+            for name in names
+        ]
+        shapes = ", ".join(rf"{name} \['batch', 'tokens'\]" for name in names)
+        with pytest.raises(RequestError, match=rf"^found the inputs? {shapes}; .* image networks.*: zoo import$"):
+            image_program(ir.Model(ir.Graph(inputs, inputs, nodes=[], opset_imports={"": 18}), ir_version=9))
 
 
 def same_as_onnxruntime(g: Graph, out: str, shape: list[int], tmp_path: Path, atol: float = 0.0) -> list[Any]:
