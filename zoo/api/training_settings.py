@@ -72,17 +72,20 @@ def finetuned(folder: ModelFolder, settings: Mapping[str, str]) -> Any:
         RequestError: A setting is invalid, or would change a setting that fine-tuning must keep (`KEPT`).
     """
     entry, details = folder.entry, folder.card.details
+    trained = details.get("training", {}).get("config", {})
     defaults = require_trainable(entry).finetune_config()
     config = configured(entry.name, defaults, settings)
     own = {
         **dataclasses.asdict(defaults),
-        **details.get("training", {}).get("config", {}),
+        **trained,
         **details.get("weights", {}),
         **details.get("preprocessing", {}),
     }
     for name in getattr(defaults, "KEPT", ()):
         if name in settings:
             require_kept(name, getattr(config, name), own[name], folder.card.name)
+        elif name in trained:
+            config = dataclasses.replace(config, **{name: own[name]})
     return config
 
 

@@ -77,7 +77,8 @@ class TrainingConfig:
 
     SOFT: ClassVar[str] = "soft"  # option of the loss weight in strategies
     HINTS: ClassVar[str] = "hints"  # option of the feature loss in strategies
-    KEPT: ClassVar[tuple[str, ...]] = ("arch", "pre_norm", "languages", "max_length")  # taken from the start model
+    # taken from the start model
+    KEPT: ClassVar[tuple[str, ...]] = ("arch", "pre_norm", "languages", "max_length", "vocabulary")
     arch: str = "tiny"
     pre_norm: bool = True
     dropout: float = 0.2

@@ -27,7 +27,8 @@ from pipelines.kernels.arrays import Array, require
 LANES = 16  # the size of an attention head is a multiple of it
 MAX_WIDTH = 65536  # columns of a layer, at most
 MEMORY = -1  # the encoder's result among the registers
-ACTIVATIONS = ("swish", "gelu")
+ACTIVATIONS = ("swish", "gelu")  # of the native kernels
+GRAPH_ACTIVATIONS = (*ACTIVATIONS, "gelu_tanh", "tanh")  # of graphs that are mapped for other ends
 
 
 @dataclass(frozen=True)
@@ -314,9 +315,11 @@ class SelfAttention(Checked):
 class Activation(Checked):
     """Activation function: swish, x sigmoid(x), or gelu, x (1 + erf(x / sqrt 2)) / 2.
 
+    Without native kernels: tanh, and gelu_tanh, x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2.
+
     Attributes:
         input: Register of x.
-        kind: "swish" or "gelu".
+        kind: One of `GRAPH_ACTIVATIONS`.
         out: Register of the result.
     """
 
@@ -326,8 +329,8 @@ class Activation(Checked):
 
     def check(self, where: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
-        if self.kind not in ACTIVATIONS:
-            raise RequestError(f"{where} computes {self.kind!r}; expected {' or '.join(ACTIVATIONS)}")
+        if self.kind not in GRAPH_ACTIVATIONS:
+            raise RequestError(f"{where} computes {self.kind!r}; expected {' or '.join(GRAPH_ACTIVATIONS)}")
         return widths[self.input]
 
 

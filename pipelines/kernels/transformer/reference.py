@@ -154,8 +154,7 @@ def activate(kind: str, x: Floats) -> Floats:
     """Computes an `Activation`.
 
     Args:
-        kind: "swish" or "gelu". GELU is an odd polynomial up to 4.2, fitted to x times its error: to 6e-5 absolute and
-            3e-6 of x.
+        kind: One of `GRAPH_ACTIVATIONS`. GELU is an odd polynomial up to 4.2, fitted to x times its error: to 6e-5.
         x: float32 of any shape.
 
     Returns:
@@ -163,6 +162,11 @@ def activate(kind: str, x: Floats) -> Floats:
     """
     if kind == "swish":
         return x * sigmoid(x)
+    if kind == "tanh":
+        return np.tanh(x)
+    if kind == "gelu_tanh":
+        inner = np.float32((2 / np.pi) ** 0.5) * (x + np.float32(0.044715) * x**3)
+        return np.float32(0.5) * x * (1 + np.tanh(inner))  # type: ignore[no-any-return]
     t = np.clip(x, np.float32(-4.2), np.float32(4.2))
     z = t * t
     p = np.full_like(z, GELU[0])

@@ -261,14 +261,23 @@ class _Writer:
         return self.linear(self.activate(self.linear(x, f"{path}.inner"), path, activation), f"{path}.outer")
 
     def activate(self, x: ir.Value, path: str, kind: str) -> ir.Value:
-        """Appends an activation: ReLU, x sigmoid(x), or x (1 + erf(x / sqrt 2)) / 2."""
+        """Appends an activation, a key of `zoo.translation.models.layers.ACTIVATIONS`."""
         if kind == "relu":
             return self.add("Relu", [x], f"{path}.relu")
         if kind == "swish":
             return self.add("Mul", [x, self.add("Sigmoid", [x], f"{path}.sigmoid")], f"{path}.swish")
-        erf = self.add("Div", [x, self.constant("sqrt2", math.sqrt(2))], f"{path}.deviations")
-        erf = self.add("Erf", [erf], f"{path}.erf")
-        share = self.add("Add", [erf, self.constant("one.float", 1.0)], f"{path}.share")
+        if kind == "tanh":
+            return self.add("Tanh", [x], f"{path}.tanh")
+        if kind == "gelu":  # x (1 + erf(x / sqrt 2)) / 2
+            inner = self.add("Div", [x, self.constant("sqrt2", math.sqrt(2))], f"{path}.deviations")
+            share = self.add("Erf", [inner], f"{path}.erf")
+        else:  # x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
+            cube = self.add("Pow", [x, self.constant("three", 3.0)], f"{path}.cube")
+            cube = self.add("Mul", [cube, self.constant("cubic", 0.044715)], f"{path}.cubic")
+            inner = self.add("Add", [x, cube], f"{path}.inner")
+            inner = self.add("Mul", [inner, self.constant("slope", math.sqrt(2 / math.pi))], f"{path}.slope")
+            share = self.add("Tanh", [inner], f"{path}.tanh")
+        share = self.add("Add", [share, self.constant("one.float", 1.0)], f"{path}.share")
         product = self.add("Mul", [x, share], f"{path}.twice")
         return self.add("Mul", [product, self.constant("half", 0.5)], f"{path}.gelu")
 

@@ -27,7 +27,18 @@ from zoo.translation.importers.huggingface_vocabulary import Vocabulary, Vocabul
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDEX = ".index.json"  # suffix of the index of sharded weights
 OFFSET = 2  # rows of a position table before the first position
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "swish",  # scaled, see `QUICK`
+    "swish": "swish",
+    "silu": "swish",
+    "tanh": "tanh",
+}
+QUICK = 1.702  # quick_gelu is x sigmoid(1.702 x): swish of 1.702 x, divided by 1.702
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,10 @@ ARCHITECTURES = {
     "BartForConditionalGeneration": Architecture(False, True, "learned"),
 }
 UNSUPPORTED_ARCHITECTURES = {
+    **dict.fromkeys(
+        ("BartModel", "MBartModel", "M2M100Model", "MarianModel"),
+        "it has no output layer, which a model gets when it is fine-tuned to translate",
+    ),
     **dict.fromkeys(
         ("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"),
         "its relative positions are added to attention scores, which the decoding step does not support",
@@ -319,6 +334,8 @@ class _Reader(VocabularyFolder):
         if not tied:
             found["output_weight"] = target.table(output)
 
+        activation = self.config.get("activation_function")
+
         def copy(ours: str, theirs: str, *shape: int) -> None:
             found[f"{ours}.weight"] = self._array(tensors, (f"{theirs}.weight",), shape)
             found[f"{ours}.bias"] = self._array(tensors, (f"{theirs}.bias",), shape[:1])
@@ -337,6 +354,9 @@ class _Reader(VocabularyFolder):
                     copy(f"{ours}.around_{name}.norm", f"{theirs}.{block}_layer_norm", width)
                 copy(f"{ours}.feed.inner", f"{theirs}.fc1", hidden, width)
                 copy(f"{ours}.feed.outer", f"{theirs}.fc2", width, hidden)
+                if activation == "quick_gelu":
+                    for part, factor in (("inner.weight", QUICK), ("inner.bias", QUICK), ("outer.weight", 1 / QUICK)):
+                        found[f"{ours}.feed.{part}"] = found[f"{ours}.feed.{part}"] * np.float32(factor)
                 copy(f"{ours}.around_feed.norm", f"{theirs}.final_layer_norm", width)
             if model_config.embedding_norm:
                 copy(f"{other}_norm", f"model.{side}.layernorm_embedding", width)

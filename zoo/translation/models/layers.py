@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -14,7 +15,13 @@ from zoo.translation.models.config import ModelConfig
 KeysValues = tuple[torch.Tensor, torch.Tensor]  # [n, heads, tokens, width / heads] each
 # State of a decoder layer: keys and values, or for `Recurrence` and `Average` one row per sentence
 LayerState = tuple[torch.Tensor, ...]
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu}
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "swish": F.silu,
+    "tanh": torch.tanh,
+}
 
 
 class Attention(nn.Module):

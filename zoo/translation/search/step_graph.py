@@ -178,6 +178,12 @@ class StepWriter:
         x, width = self._read(operation.input)
         if operation.kind == "swish":
             return self._add("Mul", x, self._add("Sigmoid", x)), width
+        if operation.kind == "tanh":
+            return self._add("Tanh", x), width
+        if operation.kind == "gelu_tanh":
+            cube = self._add("Mul", self._add("Mul", self._add("Mul", x, x), x), 0.044715)
+            share = self._add("Tanh", self._add("Mul", self._add("Add", x, cube), math.sqrt(2 / math.pi)))
+            return self._add("Mul", self._add("Mul", x, self._add("Add", share, 1.0)), 0.5), width
         share = self._add("Add", self._add("Erf", self._add("Div", x, math.sqrt(2))), 1.0)
         return self._add("Mul", self._add("Mul", x, share), 0.5), width
 

@@ -109,7 +109,7 @@ def train(
         if start_from is not None:
             about = read_features(Path(start_from))
             require_trainable(start_from, about)
-            config = replace(config, **{name: about[name] for name in config.KEPT})
+            config = replace(config, **{name: about[name] for name in config.KEPT if name in about})
             inherited, start = Vocabulary.read(Path(start_from) / VOCABULARY), sha256(about["source"])
             model_config = ModelConfig.from_json(about["form"]) if "form" in about else None
             kept = inherited_features(Path(start_from))

@@ -39,6 +39,7 @@ from pipelines.kernels.transformer.mapping.scans import GraphScans
 from pipelines.kernels.transformer.mapping.values import PROBE, Array, EmbeddingTable, Heads, LinearLayer
 from pipelines.kernels.transformer.operations import (
     ACTIVATIONS,
+    GRAPH_ACTIVATIONS,
     LANES,
     Activation,
     Attention,
@@ -244,7 +245,7 @@ class GraphMapper(GraphScans):
             return self._append(RunningMean, self._register(self._mean_source(value, node)))
         if not self.for_kernels and (gate := self._gate_parts(value)) is not None:
             return self._append(Gate, self._register(gate[0]), self._linear(gate[1]))
-        if query.is_op(node, "Mul"):
+        if query.is_op(node, "Mul", "Tanh"):
             return self._activation(value)
         self.refuse(value, f"no step of the {self.what} computes this")
 
@@ -305,7 +306,7 @@ class GraphMapper(GraphScans):
         return self._append(Sum, self._register(inputs[0]), self._register(inputs[1]))
 
     def _activation(self, value: ir.Value) -> int:
-        """Appends swish or GELU of one value, identified by its results."""
+        """Appends an activation of one value, identified by its results."""
         source: set[ir.Value] = set()
         waiting = [value]
         while waiting:
@@ -327,10 +328,11 @@ class GraphMapper(GraphScans):
                 node.outputs[0].replace_all_uses_with(before.inputs[0])
         feed = {str(x.name): points.reshape([1] * ((query.rank(x) or 1) - 1) + [width])}
         (found,) = reference_session.run(reference_session.session(part, "mapping it needs"), feed)
-        errors = {kind: np.abs(found.ravel() - reference.activate(kind, points)).max() for kind in ACTIVATIONS}
+        kinds = ACTIVATIONS if self.for_kernels else GRAPH_ACTIVATIONS
+        errors = {kind: np.abs(found.ravel() - reference.activate(kind, points)).max() for kind in kinds}
         kind = min(errors, key=errors.__getitem__)
         if not errors[kind] < ALIKE:
-            self.refuse(value, f"it is neither {' nor '.join(ACTIVATIONS)}")
+            self.refuse(value, f"it is neither {' nor '.join(kinds)}")
         return self._append(Activation, self._unpadded_register(value, x), kind)
 
     def _recurrence(self, value: ir.Value, forget: LinearLayer, layer: LinearLayer, residual: int | None = None) -> int:

@@ -12,6 +12,7 @@ import pytest
 
 import zoo
 from pipelines.core.errors import RequestError
+from pipelines.kernels import extension
 from zoo.cli import app as cli
 from zoo.translation.importers.imported import Renumbering
 
@@ -124,6 +125,27 @@ def compare(original, count, beams, **options):
 @pytest.mark.parametrize("kind", folders.KINDS)
 def test_tokens_and_scores_are_those_of_generate(originals, kind):
     compare(originals(kind), FEW, (1, 4))
+
+
+@pytest.mark.parametrize(
+    ("activation", "engine"),
+    [
+        ("relu", "native"),
+        ("gelu", "native"),
+        ("gelu_new", "native"),
+        ("gelu_pytorch_tanh", "native"),
+        ("quick_gelu", "native"),
+        ("silu", "native"),
+        ("tanh", "onnxruntime"),
+    ],
+)
+def test_activations_are_those_of_transformers(originals, activation, engine, tmp_path):
+    original = originals("marian", activation_function=activation)
+    compare(original, FEW, (1, 4))
+    (tmp_path / "in.txt").write_text("\n".join(folders.sentences(FEW, 1)))
+    zoo.calibrate(original.imported, tmp_path / "in.txt", samples=16)
+    if extension.isas():
+        assert zoo.pipeline(original.imported, "int8").engine == engine
 
 
 @pytest.mark.slow
@@ -443,6 +465,7 @@ FAULTS = {
         "relative positions are added to attention",
     ),
     "mT5": (change("config.json", architectures=["MT5ForConditionalGeneration"]), "relative positions"),
+    "no output layer": (change("config.json", architectures=["BartModel"]), "BartModel.*it has no output layer"),
     "no architecture": (change("config.json", architectures=[]), "the model type marian"),
     "broken JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not valid JSON"),
     "no object": (lambda folder: (folder / "config.json").write_text("[]"), "config.json holds no object"),

@@ -83,7 +83,8 @@ def test_what_the_teacher_said_before_the_first_checkpoint_is_not_lost(translato
 
 @pytest.mark.parametrize("prune", [None, "ratio=.3"])
 @pytest.mark.parametrize(
-    ("name", "value"), [("arch", "tiny"), ("pre_norm", "false"), ("languages", "de-en"), ("max_length", "40")]
+    ("name", "value"),
+    [("arch", "tiny"), ("pre_norm", "false"), ("languages", "de-en"), ("max_length", "40"), ("vocabulary", "900")],
 )
 def test_a_model_cannot_be_set_to_another(translator, tmp_path, name, value, prune):
     with pytest.raises(RequestError, match=rf"setting {name} (?i:{value}), but fine-tuning keeps that of model \("):
