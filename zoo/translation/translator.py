@@ -22,7 +22,7 @@ from pipelines.kernels import extension
 from pipelines.models.folder import ModelFolder
 from pipelines.models.line_pipeline import LinePipeline
 from pipelines.models.pipeline import PRECISIONS
-from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, Tokens, batch_by_tokens, pad
+from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, UNKNOWN, Tokens, batch_by_tokens, pad
 from zoo.translation.data.vocabularies import open_vocabulary
 from zoo.translation.search.beam_search import (
     LENGTH_LIMIT,
@@ -72,6 +72,8 @@ class Translator(LinePipeline[NativeTranslator]):
 
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
         self.rules = SearchConfig.from_json(folder.preprocessing.get("search", {}))
+        if "vocabulary" not in folder.preprocessing:  # own models; imports decode as their toolkit does
+            self.rules = replace(self.rules, banned=tuple(dict.fromkeys((*self.rules.banned, UNKNOWN))))
         self.beam, self.length_penalty = self.rules.beam, self.rules.length_penalty
         super().__init__(folder, *arguments, **options)
         self.vocabulary = open_vocabulary(folder.path, folder.preprocessing, folder.verify)
@@ -98,7 +100,9 @@ class Translator(LinePipeline[NativeTranslator]):
             return
         if self._engine == "onnxruntime":
             try:
-                self._search_session = search_session(self.folder, model, self._engine, self.threads, self.precision)
+                self._search_session = search_session(
+                    self.folder, model, self._engine, self.threads, self.precision, self.rules.banned
+                )
                 machine.trim()
                 return
             except RequestError as error:
@@ -171,7 +175,7 @@ class Translator(LinePipeline[NativeTranslator]):
 
     def _options(self, most: int) -> dict[str, Any]:
         """Returns the options of the native translator. most: maximum number of sentences at once."""
-        check_beam(self.beam, self.best, len(self.vocabulary))
+        check_beam(self.beam, self.best, len(self.vocabulary) - len(self.rules.banned))
         return {
             "start": START,
             "end": END,
@@ -213,7 +217,7 @@ class Translator(LinePipeline[NativeTranslator]):
 
     def _search(self, sentences: Sequence[Tokens]) -> list[list[Hypothesis]]:
         source = pad(sentences)
-        check_beam(self.beam, self.best, len(self.vocabulary))
+        check_beam(self.beam, self.best, len(self.vocabulary) - len(self.rules.banned))
         if self._search_session is not None and self._rules().is_default:
             batch = {
                 "source": source,
@@ -271,7 +275,7 @@ class Translator(LinePipeline[NativeTranslator]):
         changed.best = n_best
         changed.length_penalty = self.rules.length_penalty if length_penalty is None else length_penalty
         check_rules(changed.rules.no_repeat_ngram, changed.length_penalty)
-        check_beam(changed.beam, n_best, len(self.vocabulary))
+        check_beam(changed.beam, n_best, len(self.vocabulary) - len(changed.rules.banned))
         changed.vocabulary = self.vocabulary.choose(source_language or "", target_language or "")
         return changed
 

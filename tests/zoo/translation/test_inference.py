@@ -19,7 +19,7 @@ from pipelines.models.folder import open_folder
 from zoo.cli import app as cli
 from zoo.translation import inference
 from zoo.translation import translator as translators
-from zoo.translation.data.parallel_text import PAD, Vocabulary
+from zoo.translation.data.parallel_text import PAD, UNKNOWN, Vocabulary
 from zoo.translation.data.sentence_splitting import split_sentences
 
 
@@ -90,6 +90,15 @@ def test_n_best_are_other_translations_the_best_first(translator, texts):
     pipeline.beam = 2
     with pytest.raises(RequestError, match="beam 2 and n-best 3"):
         pipeline(texts[0])
+
+
+@pytest.mark.parametrize("engine", ["native", "onnxruntime"])
+def test_own_models_never_write_the_unknown_token(translator, texts, engine):
+    pipeline = zoo.pipeline(translator, precision="int8", engine=engine)
+    assert pipeline.rules.banned == (UNKNOWN,)
+    sentences = pipeline.vocabulary.encode([f"{text} \u96ea \u96ea" for text in texts[:20]])
+    assert all(np.count_nonzero(tokens == UNKNOWN) for tokens in sentences)
+    assert not [best.tokens for (best,) in pipeline.translate(sentences) if UNKNOWN in best.tokens]
 
 
 def test_a_translation_does_not_depend_on_the_batch(translator, texts):

@@ -16,6 +16,7 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.plain import from_plain, to_plain
 from zoo.translation.data.parallel_text import PAD, POSITIONS
 
+MAX_GRAPH_BANNED = 4  # banned tokens for which the graph of the search has candidates to spare
 MIN_SCORE = -1e30  # score of an empty slot
 MAX_PENALTY = 100  # of a length, in native code, too
 LENGTH_LIMIT = (2, 10)  # (a, b): a translation of n tokens has at most a n + b tokens
@@ -100,13 +101,12 @@ class SearchConfig:
 
     @property
     def is_default(self) -> bool:
-        """Whether beam search in one graph and in native code needs no options for this configuration."""
-        return (
-            replace(
-                self, beam=DEFAULT_SEARCH.beam, length_penalty=DEFAULT_SEARCH.length_penalty, most=DEFAULT_SEARCH.most
-            )
-            == DEFAULT_SEARCH
+        """Whether beam search in one graph follows this configuration."""
+        banned = self.banned if len(self.banned) <= MAX_GRAPH_BANNED else DEFAULT_SEARCH.banned
+        default = replace(
+            DEFAULT_SEARCH, beam=self.beam, length_penalty=self.length_penalty, most=self.most, banned=banned
         )
+        return self == default
 
     @property
     def native_options(self) -> dict[str, Any]:

@@ -21,14 +21,14 @@ SHARED = 4096  # minimum bytes of a weight that two graphs share
 ACTIVE_SHARE = (3, 4)  # share of active sentences at which finished ones leave the batch
 # The key under which the graph of `search` is cached. Bump it when that graph changes;
 # tests/zoo/translation/search/test_loop_graph.py fails where that is forgotten.
-GRAPH_VERSION = 8
+GRAPH_VERSION = 9
 BOOL, FLOAT, INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 # outputs of every step, [sentences, beam] each: scores of the hypotheses that end there, or `MIN_SCORE`, with their
 # last token and parent beam; token and parent beam of every beam that continues
 STEPS = {"closed": FLOAT, "last_words": INT64, "last_beams": INT64, "words": INT64, "beams": INT64}
 
 
-def search(model: IncrementalModel, end: int = END) -> ir.Model:
+def search(model: IncrementalModel, end: int = END, banned: Sequence[int] = ()) -> ir.Model:
     """Builds beam search as one graph of standard operators, with the rules of `beam_search`.
 
     Inputs of the graph: source int64 [n, s], padded; beam and best int64 [1]; length_penalty float32 [1]; growth int64
@@ -39,6 +39,7 @@ def search(model: IncrementalModel, end: int = END) -> ir.Model:
     Args:
         model: Encoder and step; used up.
         end: The end token; -1 is no token: all translations have their maximum length, for timing.
+        banned: Tokens that are never chosen; they keep their share of the probability.
 
     Returns:
         The graph.
@@ -79,12 +80,13 @@ def search(model: IncrementalModel, end: int = END) -> ir.Model:
     }
     outer = {
         "beam": beam,
-        "width": main("Mul", beam, 2, dtype=INT64),
+        # so many candidates that 2 * beam are left without the banned ones
+        "width": main("Add", main("Mul", beam, 2, dtype=INT64), len(banned), dtype=INT64),
         "sentences": count,
         "enough": main("Where", main("Equal", penalty, 0.0, dtype=BOOL), best, beam, dtype=INT64),
         "penalized": main("Not", main("Equal", penalty, 0.0, dtype=BOOL), dtype=BOOL),
     }
-    turns = _turns(model, outer, states, main.taken, end)
+    turns = _turns(model, outer, states, main.taken, end, banned)
     results = main.loop("turns", turns, [None, main.constant(True), *states.values()])
     finals = dict(zip(states, results, strict=True))
     _hypotheses(main, [finals[name] for name in STEPS], beam, best, penalty, end)
@@ -94,7 +96,12 @@ def search(model: IncrementalModel, end: int = END) -> ir.Model:
 
 
 def _turns(
-    model: IncrementalModel, outer: Mapping[str, ir.Value], states: Mapping[str, ir.Value], taken: set[str], end: int
+    model: IncrementalModel,
+    outer: Mapping[str, ir.Value],
+    states: Mapping[str, ir.Value],
+    taken: set[str],
+    end: int,
+    banned: Sequence[int],
 ) -> ir.Graph:
     """Builds the body of the outer Loop: steps until a quarter of the sentences is finished and leaves the batch.
 
@@ -123,7 +130,7 @@ def _turns(
         for name in (TOKENS, PARENTS, "total", "found", "topped", *(each.before for each in model.caches))
     }
     going["live"] = turn("Expand", True, count, dtype=BOOL)
-    body = _step(model, {name: state[name] for name in model.encoder_outputs}, fixed, going, turn.taken, end)
+    body = _step(model, {name: state[name] for name in model.encoder_outputs}, fixed, going, turn.taken, end, banned)
     results = turn.loop("steps", body, [None, turn.constant(True), *going.values()])
     after, steps = dict(zip(going, results, strict=False)), dict(zip(STEPS, results[len(going) :], strict=True))
 
@@ -166,6 +173,7 @@ def _step(
     states: Mapping[str, ir.Value],
     taken: set[str],
     end: int,
+    banned: Sequence[int],
 ) -> ir.Graph:
     """(iteration, condition, `states`) -> (condition, `states`, `STEPS`): a token for every row."""
     step = model.step.graph
@@ -190,6 +198,8 @@ def _step(
 
     values, words = body.top(logits, outer["width"])
     norm = _norm(body, logits, values, words)
+    for token in banned:
+        values = body("Where", body("Equal", words, token, dtype=BOOL), MIN_SCORE, values)
     totals = body("Add", body("Reshape", state["total"], [-1, 1]), body("Sub", values, norm))
     total, order = body.top(body("Reshape", totals, outer["matrix"]), outer["width"])
     words = body("GatherElements", body("Reshape", words, outer["matrix"], dtype=INT64), order, dtype=INT64, axis=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,9 @@ def is_int8(path: Path) -> bool:
     return any(value.dtype == ir.DataType.INT8 for value in io.load(path).graph.initializers.values())
 
 
-def search_session(folder: ModelFolder, model: Path | None, engine: str, threads: int, precision: str) -> Session:
+def search_session(
+    folder: ModelFolder, model: Path | None, engine: str, threads: int, precision: str, banned: Sequence[int] = ()
+) -> Session:
     """Opens beam search as one graph.
 
     Args:
@@ -63,6 +65,7 @@ def search_session(folder: ModelFolder, model: Path | None, engine: str, threads
         engine: Name of the engine.
         threads: Number of threads.
         precision: Precision of the folder's graph.
+        banned: Tokens that are never chosen; the same in every call for a folder.
 
     Returns:
         The session, see `zoo.translation.search.loop_graph.search`.
@@ -76,10 +79,14 @@ def search_session(folder: ModelFolder, model: Path | None, engine: str, threads
 
     if model is None:
         source = PRECISIONS[precision]
-        path = derived_graph(folder, source, "search", GRAPH_VERSION, lambda graph: search(incremental_model(graph)))
+        path = derived_graph(
+            folder, source, "search", GRAPH_VERSION, lambda graph: search(incremental_model(graph), banned=banned)
+        )
         return load(path, engine, threads, precision)
     with tempfile.TemporaryDirectory() as scratch:
-        path = io.save_mapped(search(incremental_model(io.load(model))), Path(scratch) / model.name, io.PAGE)
+        path = io.save_mapped(
+            search(incremental_model(io.load(model)), banned=banned), Path(scratch) / model.name, io.PAGE
+        )
         return load(path, engine, threads)  # the weights are mapped: their file may go
 
 

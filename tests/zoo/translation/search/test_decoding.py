@@ -17,7 +17,7 @@ from pipelines.rewrites.driver import rewrite
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, pad
 from zoo.translation.export.rewrites import passes
 from zoo.translation.models.transformer import TRANSFORMER_MT
-from zoo.translation.search.beam_search import beam_search, hypotheses, limit, naive_step
+from zoo.translation.search.beam_search import SearchConfig, beam_search, hypotheses, limit, naive_step
 from zoo.translation.search.kv_cache import cached_step, incremental_model
 from zoo.translation.search.loop_graph import search
 
@@ -206,6 +206,25 @@ def test_the_search_in_the_graph_finds_what_the_reference_does(rewritten, senten
         for each in sentences
     ]
     assert_same(alone, wanted)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_banned_tokens_are_never_chosen_and_keep_their_probability(rewritten, sentences, beam):
+    model = incremental_model(rewritten)
+    encoder, step = Opened(model.encoder), Opened(model.step)
+    limits = np.array([limit(len(each), POSITIONS) for each in sentences])
+    memory = encoder.run({"source": pad(sentences)})
+
+    def reference(rules):
+        step_function = cached_step(step, memory, model.caches)
+        return beam_search(step_function, limits, start=START, end=END, beam=beam, rules=rules)
+
+    free = [token for (best,) in reference(SearchConfig()) for token in best.tokens]
+    banned = tuple(sorted(set(free), key=free.count)[-2:])
+    expected = reference(SearchConfig(banned=banned))
+    assert free and not {token for (best,) in expected for token in best.tokens} & set(banned)
+    outputs = Opened(search(model, banned=banned)).run({"source": pad(sentences), **options(beam)})
+    assert_same(hypotheses(outputs["tokens"], outputs["scores"]), expected)
 
 
 def test_the_naive_decoder_finds_the_same(naive, rewritten, sentences):
