@@ -118,11 +118,12 @@ class LogParser:
     Blocks of a log to a model's inputs. Columns are added by their place in the log (0-based) and in the outputs.
     form: quoted (CSV, RFC 4180) or unquoted, both as pyarrow reads them; or lines: each line feed ends a row, a carriage return in
     front of it does not count, any other byte may stand in a field, an empty field alone is missing.
+    canonical: read texts in their canonical form (51.0 is 51, True is 1), but for those of hash_bucket; a block with others is declined.
     isa: the version to run, avx512, avx2 or portable; empty for the quickest that the CPU has. Methods raise ValueError for a column
     that is outside the log or the outputs, impossible buckets, and an isa that the CPU has not.
     """
 
-    def __init__(self, width: int, delimiter: str, form: str, missing: Sequence[str], ids: int, numbers: int, scales: int, isa: str = '') -> None: ...
+    def __init__(self, width: int, delimiter: str, form: str, missing: Sequence[str], ids: int, numbers: int, scales: int, isa: str = '', canonical: bool = False) -> None: ...
 
     def hashed(self, place: int, at: int, buckets: int) -> None:
         """A category that is hashed."""

@@ -7,7 +7,7 @@ import copy
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
@@ -150,6 +150,11 @@ class ClickPipeline(GraphPipeline):
     def headerless(self) -> bool:
         """Whether texts are rows alone, without a line that names their columns."""
         return False
+
+    @property
+    def separators(self) -> Mapping[str, str]:
+        """Separators of the items of lists, by column."""
+        return {}
 
     def part_of_log(self, path: Path, delimiter: str, columns: Sequence[str]) -> Log:
         """See `ShardableRows`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pipelines.core.errors import RequestError
 from pipelines.data.text import TextForm
 from pipelines.models.folder import ModelFolder
 from zoo.recommenders.data import sources
+from zoo.recommenders.data.cell_values import CellForm
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import Log, open_log, open_logs
@@ -40,6 +41,11 @@ class LogPipeline(ClickPipeline):
     def headerless(self) -> bool:
         """Whether text is rows alone, so that several texts are one."""
         return not self.features.schema.header
+
+    @property
+    def separators(self) -> dict[str, str]:
+        """See `ClickPipeline.separators`."""
+        return {name: form.separator for name, form in self.features.schema.forms.items()}
 
     def typical_row(self) -> dict[str, str] | bytes:
         """A row of the commonest values, see `Schema.typical_row`; a line of zeros where there is no header."""
@@ -165,13 +171,13 @@ class LogPipeline(ClickPipeline):
         place = data or self.path / SAMPLES[self.headerless]
         if data is None and not Path(place).is_file():
             raise RequestError(f"{self.path} holds no {Path(place).name}; name your rows with --data FILE")
-        rows = _lines(place, count) if self.headerless else _rows(place, count)
+        rows = _lines(place, count) if self.headerless else _rows(place, count, self.features.schema.forms)
         return [rows[at % len(rows)] for at in range(count)]
 
 
-def _rows(log: str | Path, count: int) -> list[dict[str, Any]]:
+def _rows(log: str | Path, count: int, forms: Mapping[str, CellForm]) -> list[dict[str, Any]]:
     """Up to `count` first rows of a log."""
-    batch = next(open_logs(log)[0].batches(), None)
+    batch = next(open_logs(log)[0].batches(forms=forms), None)
     if batch is None or not batch.num_rows:
         raise RequestError(f"{log} holds no row; name a log with some")
     return batch.slice(0, count).to_pylist()  # type: ignore[no-any-return]

@@ -99,6 +99,7 @@ struct Schema {
     uint8_t delimiter;
     bool quotes;
     bool lines; // every line feed ends a row, other bytes are those of a field; a number that is none is a fault
+    bool canonical; // texts are read in their canonical form, but for those that are hashed from 0 on
     Missing missing;
     size_t ids, numbers, scales;
     std::vector<Column> columns{};
@@ -169,9 +170,10 @@ struct Fields {
     size_t columns_ = 0;
 };
 
-ALWAYS_INLINE void categories(
+// False where a text has a canonical form that is left to the caller.
+ALWAYS_INLINE bool categories(
     const Column &column, const Missing &missing, const uint8_t *const *begins, const uint32_t *lengths, Fields &fields, size_t stride,
-    int32_t *to) {
+    bool canonical_form, int32_t *to) {
     const Ids &ids = *column.ids;
     const size_t rows = fields.rows;
     size_t eights = 0, empty = 0;
@@ -180,13 +182,16 @@ ALWAYS_INLINE void categories(
         empty += lengths[i] == 0;
     }
     const bool many = ids.hashed && eights * 4 >= rows;
+    uint64_t *const words = fields.words.get();
+    uint8_t *const others = fields.others.get(); // 1 where a text may have another form
+    if (many || canonical_form)
+        for (size_t i = 0; i < rows; ++i)
+            words[i] = farmhash::fetch64(begins[i]);
+    uint64_t any = 0;
     if (many) { // a 32-bit number in hexadecimal, say
-        uint64_t *const words = fields.words.get();
         int32_t *const values = fields.values.get();
         const Modulo modulo = ids.modulo();
         const int32_t last = ids.last, first = ids.first;
-        for (size_t i = 0; i < rows; ++i)
-            words[i] = farmhash::fetch64(begins[i]);
         for (size_t i = 0; i < rows; i += TOGETHER)
             for (size_t k = i; k < i + TOGETHER; ++k) {
                 const int32_t id = modulo(farmhash::hash8(words[k])) + first;
@@ -194,20 +199,38 @@ ALWAYS_INLINE void categories(
             }
         for (size_t i = 0; i < rows; ++i)
             to[i * stride] = values[i];
-        if (eights + empty == rows)
-            return;
+        if (canonical_form)
+            for (size_t i = 0; i < rows; ++i)
+                any |= eight_may_change(words[i], lengths[i]);
+        if (eights + empty == rows && !any)
+            return true;
+    } else if (canonical_form)
+        any = may_change(rows, words, lengths, others);
+    for (size_t i = 0; i < rows; ++i) {
+        Text text{begins[i], begins[i] + lengths[i]};
+        bool other = any && others[i];
+        if (many) {
+            if (!lengths[i] || (lengths[i] == 8 && !any))
+                continue;
+            other = canonical_form && may_change(words[i], lengths[i]);
+        }
+        if (other && !canonical(text))
+            return false;
+        const size_t length = text.end - text.begin;
+        to[i * stride] = missing(text.begin, length) ? ids.last : ids(text.begin, length);
     }
-    for (size_t i = 0; i < rows; ++i)
-        if (!many || (lengths[i] && lengths[i] != 8))
-            to[i * stride] = missing(begins[i], lengths[i]) ? ids.last : ids(begins[i], lengths[i]);
+    return true;
 }
 
-ALWAYS_INLINE void lists(
+// False where a text has a canonical form that is left to the caller.
+ALWAYS_INLINE bool lists(
     const Column &column, const Missing &missing, const uint8_t *const *begins, const uint32_t *lengths, size_t rows, const Schema &schema,
     int32_t *to, float *scales) {
     std::vector<Text> ring(column.width); // the last items
     for (size_t i = 0; i < rows; ++i, to += schema.ids) {
         size_t count = 0, next = 0;
+        if (schema.canonical && may_be_list(begins[i], lengths[i]))
+            return false;
         if (!missing(begins[i], lengths[i])) {
             const uint8_t *const end = begins[i] + lengths[i];
             const bool within = lengths[i] < 64;
@@ -219,8 +242,13 @@ ALWAYS_INLINE void lists(
                     marks &= marks - 1;
                 } else
                     stop = std::find(p, end, column.separator);
-                const Text item = trimmed({p, stop});
-                if (item.begin < item.end) {
+                Text item = trimmed({p, stop});
+                if (schema.canonical && item.begin < item.end) {
+                    const uint32_t length = static_cast<uint32_t>(item.end - item.begin);
+                    if (may_change(farmhash::fetch64(item.begin), length) && !canonical(item))
+                        return false;
+                }
+                if (item.begin < item.end && !(schema.canonical && missing(item.begin, item.end - item.begin))) {
                     ring[next] = item;
                     next = next + 1 == column.width ? 0 : next + 1;
                     ++count;
@@ -239,6 +267,7 @@ ALWAYS_INLINE void lists(
         if (column.scale >= 0)
             scales[i * schema.scales + column.scale] = kept ? 1.0f / static_cast<float>(kept) : 0.0f;
     }
+    return true;
 }
 
 // False where text that is no number is a fault, and there is such.
@@ -277,6 +306,14 @@ ALWAYS_INLINE bool numbers(
             x = exact;
         } else
             x = number({begins[i], begins[i] + lengths[i]});
+        if (schema.canonical && x != x) {
+            if (may_be_list(begins[i], lengths[i]))
+                return false;
+            if (const int truth = boolean(begins[i], lengths[i]); truth >= 0)
+                x = truth;
+        }
+        if (schema.canonical && x == 0)
+            x = 0; // not -0
         float *const value = values + i * stride, *const gap = gaps ? gaps + i * stride : nullptr;
         if (x != x) {
             *value = column.fill;
@@ -316,16 +353,22 @@ template <class Find> ALWAYS_INLINE bool encode(const Schema &schema, Fields &fi
             float exact;
             if (schema.lines)
                 return exact_number(begins[i], begins[i] + lengths[i], exact) ? exact : NOTHING;
-            return lengths[i] ? number({begins[i], begins[i] + lengths[i]}) : NOTHING;
+            const int truth = schema.canonical ? boolean(begins[i], lengths[i]) : -1;
+            const double x = truth >= 0 ? truth : lengths[i] ? number({begins[i], begins[i] + lengths[i]}) : NOTHING;
+            return schema.canonical && x == 0 ? 0 : x;
         };
         switch (column.kind) {
         case Kind::category:
-            categories(column, schema.missing, begins, lengths, fields, schema.ids, &out.ids[row * schema.ids] + column.at);
+            if (!categories(
+                    column, schema.missing, begins, lengths, fields, schema.ids, schema.canonical && column.ids->first,
+                    &out.ids[row * schema.ids] + column.at))
+                return false;
             break;
         case Kind::list:
-            lists(
-                column, schema.missing, begins, lengths, rows, schema, &out.ids[row * schema.ids] + column.at,
-                out.scales + row * schema.scales);
+            if (!lists(
+                    column, schema.missing, begins, lengths, rows, schema, &out.ids[row * schema.ids] + column.at,
+                    out.scales + row * schema.scales))
+                return false;
             break;
         case Kind::number:
             if (!numbers(column, begins, lengths, fields, schema, out.numbers + row * schema.numbers, row, out.left))
@@ -346,7 +389,7 @@ template <class Find> ALWAYS_INLINE bool encode(const Schema &schema, Fields &fi
         case Kind::milliseconds: {
             const double divisor = column.kind == Kind::milliseconds ? 1000 : 1;
             for (size_t i = 0; i < rows; ++i) {
-                const double value = real(i) / divisor;
+                const double value = (lengths[i] ? number({begins[i], begins[i] + lengths[i]}) : NOTHING) / divisor;
                 out.times[row + i] = value == value ? value : NEVER;
             }
             break;

@@ -123,6 +123,112 @@ class Missing {
     bool first_[256] = {};
 };
 
+// Whether a text is a boolean: 1 for true, 0 for false, -1 for none.
+ALWAYS_INLINE int boolean(const uint8_t *p, size_t length) {
+    if (length != 4 && length != 5)
+        return -1;
+    const char *const text = reinterpret_cast<const char *>(p);
+    const auto is = [&](const char *word) { return !std::memcmp(text, word, length); };
+    if (length == 4)
+        return is("True") || is("true") || is("TRUE") ? 1 : -1;
+    return is("False") || is("false") || is("FALSE") ? 0 : -1;
+}
+
+// A list in the notation of Python, JSON or numpy, perhaps.
+ALWAYS_INLINE bool may_be_list(const uint8_t *p, size_t length) {
+    return length && ((*p == '[' && p[length - 1] == ']') || (*p == '(' && p[length - 1] == ')'));
+}
+
+// Writes a text in the canonical form of zoo/recommenders/data/cell_values.py: 51.0 as 51, True as 1, and <NA> and NaT empty. False where
+// only that code can: long numbers, numbers with an exponent, and lists in the notation of Python.
+inline bool canonical(Text &text) {
+    if (text.begin == text.end)
+        return true;
+    static const uint8_t digits[2][16] = {{'0'}, {'1'}}; // of every text, eight bytes may be read
+    const size_t length = text.end - text.begin;
+    if (const int truth = boolean(text.begin, length); truth >= 0) {
+        text = {digits[truth], digits[truth] + 1};
+        return true;
+    }
+    if (may_be_list(text.begin, length))
+        return false;
+    if ((length == 4 && !std::memcmp(text.begin, "<NA>", 4)) || (length == 3 && !std::memcmp(text.begin, "NaT", 3))) {
+        text.end = text.begin;
+        return true;
+    }
+    const auto skip = [&](const uint8_t *p) {
+        while (p < text.end && *p >= '0' && *p <= '9')
+            ++p;
+        return p;
+    };
+    const uint8_t *const from = text.begin + (*text.begin == '-'), *const point = skip(from);
+    const size_t whole = point - from;
+    if (!whole || point == text.end)
+        return true;
+    const uint8_t *p = point;
+    if (*p == '.') {
+        while (++p < text.end && *p == '0') {
+        }
+        if (p == text.end) { // a whole number
+            if (std::all_of(from, point, [](uint8_t digit) { return digit == '0'; }))
+                text = {digits[0], digits[0] + 1};
+            else if (whole > 18)
+                return false;
+            else
+                text.end = point;
+            return true;
+        }
+        if (whole == 1 && *from == '0' && p - point > 4)
+            return false;
+        const uint8_t *const fraction = point + 1;
+        p = skip(fraction);
+        if (p == fraction)
+            return true;
+    }
+    if (whole != 1 || *from == '0' || p == text.end || (*p != 'e' && *p != 'E'))
+        return true;
+    p += 1 + (p + 1 < text.end && (p[1] == '+' || p[1] == '-'));
+    const uint8_t *const exponent = p;
+    p = skip(p);
+    return p != text.end || p == exponent || p - exponent > 3;
+}
+
+// Nonzero where a byte of a word is a given one.
+ALWAYS_INLINE uint64_t holds(uint64_t word, uint8_t byte) {
+    const uint64_t others = word ^ 0x0101010101010101u * byte;
+    return (others - 0x0101010101010101u) & ~others & 0x8080808080808080u;
+}
+
+// 1 where a text may have another canonical form; word: its first eight bytes. A number of eight bytes or more with an exponent has a
+// point too. Comparisons are subtractions, so that loops become vectors.
+ALWAYS_INLINE uint64_t may_change(uint64_t word, uint64_t length) {
+    const auto less = [](uint64_t a, uint64_t b) __attribute__((always_inline)) { return (a - b) >> 63; };
+    const uint64_t first = word & 0xff, letter = first | 0x20, minus = less(first ^ '-', 1), before = (64 - 8 * length) & 63;
+    word = word << before >> before; // shorter texts without the bytes behind them
+    const uint64_t exponent = (less((word >> 8 & 0xdf) ^ 'E', 1) | (minus & less((word >> 16 & 0xdf) ^ 'E', 1))) & less(length, 8);
+    const uint64_t number = (minus | less(first ^ '0', 10)) & (less(8, length) | exponent | less(0, holds(word, '.') >> 7));
+    const uint64_t truth = (less(letter ^ 't', 1) | less(letter ^ 'f', 1)) & less(length ^ 4, 2);
+    const uint64_t missing = less(first ^ '<', 1) | (less(first ^ 'N', 1) & less(length ^ 3, 1));
+    return (number | truth | missing | less(first ^ '[', 1) | less(first ^ '(', 1)) & less(0, length);
+}
+
+// The same of texts of eight bytes, 0 for others.
+ALWAYS_INLINE uint64_t eight_may_change(uint64_t word, uint64_t length) {
+    const uint64_t first = word & 0xff, list = ((first ^ '[') - 1) | ((first ^ '(') - 1);
+    return (holds(word, '.') | list >> 63) & (0 - (((length ^ 8) - 1) >> 63));
+}
+
+ALWAYS_INLINE uint64_t may_change(
+    size_t count, const uint64_t *__restrict words, const uint32_t *__restrict lengths, uint8_t *__restrict others) {
+    uint64_t any = 0;
+    for (size_t i = 0; i < count; ++i) {
+        const uint64_t other = may_change(words[i], lengths[i]);
+        others[i] = static_cast<uint8_t>(other);
+        any |= other;
+    }
+    return any;
+}
+
 // [+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)? with white space around it, correctly rounded; NaN for what is none and beyond float64.
 inline double number(Text text) {
     static constexpr double powers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11,

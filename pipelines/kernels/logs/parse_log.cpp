@@ -64,8 +64,8 @@ class LogParser {
   public:
     LogParser(
         size_t width, const std::string &delimiter, const std::string &form, const std::vector<std::string> &missing, size_t ids,
-        size_t numbers, size_t scales, const std::string &isa)
-        : schema_{width, byte(delimiter), form == "quoted", form == "lines", Missing(missing), ids, numbers, scales},
+        size_t numbers, size_t scales, const std::string &isa, bool canonical)
+        : schema_{width, byte(delimiter), form == "quoted", form == "lines", canonical, Missing(missing), ids, numbers, scales},
           parse_(versions.of(isa)) {
         if (form != "quoted" && form != "unquoted" && form != "lines")
             throw std::invalid_argument("found the form " + form + ", expected quoted, unquoted or lines");
@@ -216,12 +216,13 @@ void bind_parse_log(nb::module_ &module) {
         "Blocks of a log to a model's inputs. Columns are added by their place in the log (0-based) and in the outputs.\n"
         "form: quoted (CSV, RFC 4180) or unquoted, both as pyarrow reads them; or lines: each line feed ends a row, a carriage return in\n"
         "front of it does not count, any other byte may stand in a field, an empty field alone is missing.\n"
+        "canonical: read texts in their canonical form (51.0 is 51, True is 1), but for those of hash_bucket; a block with others is declined.\n"
         "isa: the version to run, avx512, avx2 or portable; empty for the quickest that the CPU has. Methods raise ValueError for a column\n"
         "that is outside the log or the outputs, impossible buckets, and an isa that the CPU has not.")
         .def(
-            nb::init<size_t, const std::string &, const std::string &, const std::vector<std::string> &, size_t, size_t, size_t, const std::string &>(),
+            nb::init<size_t, const std::string &, const std::string &, const std::vector<std::string> &, size_t, size_t, size_t, const std::string &, bool>(),
             nb::arg("width"), nb::arg("delimiter"), nb::arg("form"), nb::arg("missing"), nb::arg("ids"), nb::arg("numbers"),
-            nb::arg("scales"), nb::arg("isa") = "")
+            nb::arg("scales"), nb::arg("isa") = "", nb::arg("canonical") = false)
         .def("hashed", &LogParser::hashed, nb::arg("place"), nb::arg("at"), nb::arg("buckets"), "A category that is hashed.")
         .def(
             "hash_bucket", &LogParser::hash_bucket, nb::arg("place"), nb::arg("at"), nb::arg("buckets"), nb::arg("missing"),

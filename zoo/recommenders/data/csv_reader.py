@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from pipelines.kernels import extension
 from zoo.recommenders.data import logs
+from zoo.recommenders.data.cell_values import RAW_MISSING, formed
 from zoo.recommenders.data.columns import times
 from zoo.recommenders.data.encoding import Encoding, Field
-from zoo.recommenders.data.logs import MISSING, Log, OnBadRow, csv_batches
+from zoo.recommenders.data.logs import Log, OnBadRow, csv_batches
 
 PAD = 64  # bytes that the parser may read behind the data
 PIECE = 1 << 19  # bytes parsed at once: they and their arrays stay in the cache
@@ -174,7 +175,8 @@ class CsvReader:
         if any(each.get("type") in ("id", "value") or each.get("skip_unknown") for each in encodings):
             return None
         form = "quoted" if log.header else "unquoted"
-        parser = native.LogParser(len(log.columns), log.delimiter, form, MISSING, *features.shape, isa)
+        canonical = features.schema.canonical
+        parser = native.LogParser(len(log.columns), log.delimiter, form, RAW_MISSING, *features.shape, isa, canonical)
         known = add_columns(parser, features, {name: at for at, name in enumerate(log.columns) if name in names})
         return cls(features, log, names, parser) if known else None
 
@@ -213,7 +215,7 @@ class CsvReader:
             buffer, end = read(0)
             start = self._start(buffer[:end].tobytes())
             if start is None:
-                yield from self.log.batches(self.names, bad)
+                yield from self.log.batches(self.names, bad, self.features.schema.forms)
                 return
             begin, records, kept = start, int(self.log.header), 0
             while begin < end:
@@ -236,7 +238,7 @@ class CsvReader:
                     text = b"\n" + buffer[begin : begin + taken].tobytes()  # the empty line keeps a BOM from being one
                     for batch in csv_batches(self.log, text, self.names, bad, records):
                         kept += batch.num_rows
-                        yield batch
+                        yield formed(batch, self.features.schema.forms)
                 elif arrays[0]:
                     kept += arrays[0]
                     yield from batcher.add(arrays)
@@ -254,7 +256,7 @@ class CsvReader:
             if row >= rows:
                 bad(row, kind, message)
 
-        for batch in self.log.batches(self.names, None if bad is None else later):
+        for batch in self.log.batches(self.names, None if bad is None else later, self.features.schema.forms):
             yield batch[min(kept, batch.num_rows) :]
             kept -= min(kept, batch.num_rows)
 
@@ -334,7 +336,7 @@ def add_columns(parser: Any, encoding: Encoding, places: Mapping[str, int]) -> b
                 parser.hash_bucket(place, field.start, how["buckets"], field.last)
             case _:
                 add = parser.known_list if field.is_list else parser.known
-                add(place, field.start, list(how["values"]), *of_list)
+                add(place, field.start, field.values.to_pylist(), *of_list)
     tables = encoding.scaled_whole(LOWEST, HIGHEST)
     for at, column in enumerate(encoding.numbers):
         if column.name not in places:

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from zoo.recommenders.data.cell_values import LIST, canonical, parse_floats
 from zoo.recommenders.data.columns import times
 from zoo.recommenders.data.hashing import buckets_of, fingerprints, hash_buckets
-from zoo.recommenders.data.number_parsing import parse_floats
 from zoo.recommenders.data.schema import FEATURES, Column, Schema
 from zoo.recommenders.data.transforms import scaled
 
@@ -86,11 +86,13 @@ class Field:
         column: Column of the schema.
         start: First column of the ids.
         scale: Column of `Rows.scales` for mean pooling, else -1.
+        canonical: Whether texts are in canonical form, see `cell_values.canonical`.
     """
 
     column: Column
     start: int
     scale: int
+    canonical: bool = False
 
     @property
     def name(self) -> str:
@@ -132,8 +134,10 @@ class Field:
         return 0 if encoding["type"] == "id" else self.rows - 1
 
     @cached_property
-    def _values(self) -> pa.Array:
-        return pa.array(self.column.encoding["values"], pa.string())
+    def values(self) -> pa.Array:
+        """Values of the vocabulary in the form of the texts."""
+        values = pa.array(self.column.encoding["values"], pa.string())
+        return pc.coalesce(canonical(values, self.column.separator or LIST), values) if self.canonical else values
 
     def ids(self, texts: pa.Array, outside: Counter[str] | None = None) -> NDArray[np.int32]:
         """Encodes texts as ids.
@@ -156,12 +160,26 @@ class Field:
                 outside[self.name] += int(np.count_nonzero(some & ~known))
             return np.where(known, numbers, encoding.get("unknown", UNKNOWN)).astype(np.int32)
         else:
-            values = self._values if pa.types.is_string(texts.type) else self._values.cast(texts.type)
+            values = self.values if pa.types.is_string(texts.type) else self.values.cast(texts.type)
             places = pc.index_in(texts, value_set=values, skip_nulls=True)
             found = places.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32) + np.int32(1)
         if texts.null_count:
             found[texts.is_null().to_numpy(zero_copy_only=False)] = self.last
         return found
+
+    def split(self, texts: pa.Array) -> tuple[pa.Array, NDArray[Any]]:
+        """Splits lists into their items, in the form of the texts.
+
+        Args:
+            texts: Text array [n], null where missing.
+
+        Returns:
+            Items, text array [m], "" where an item is missing; and the number of items of every list, int32 [n].
+        """
+        lists = pc.split_pattern(texts, self.column.separator)
+        counts = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
+        values = pc.utf8_trim_whitespace(lists.flatten())
+        return canonical(values, self.column.separator).fill_null("") if self.canonical else values, counts
 
     def items(self, texts: pa.Array, outside: Counter[str] | None = None) -> tuple[NDArray[np.int32], Floats]:
         """Encodes lists of items. Spaces around items are ignored, as are items without text.
@@ -174,9 +192,7 @@ class Field:
             Ids of the last `width` items of every list in order, int32 [n, width], and 1 / number of items, float32
             [n].
         """
-        lists = pc.split_pattern(texts, self.column.separator)
-        counts = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
-        values = pc.utf8_trim_whitespace(lists.flatten())
+        values, counts = self.split(texts)
         rows = np.repeat(np.arange(len(texts)), counts)
         some = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
         known = self.ids(values, outside)
@@ -213,7 +229,7 @@ class Encoding:
         start = scale = 0
         for column in self.schema.of("category", "categories"):
             mean = column.pooling == "mean"
-            found.append(Field(column, start, scale if mean else -1))
+            found.append(Field(column, start, scale if mean else -1, self.schema.canonical))
             start, scale = start + found[-1].width, scale + mean
         return tuple(found)
 
@@ -381,34 +397,35 @@ class Encoding:
             outside: See `Field.ids`.
 
         Returns:
-            n rows. Labels and weights that are not numbers are NaN.
+            n rows. Labels and weights that are no numbers are NaN.
         """
         count, (width, numbers, lists) = len(index), self.shape
-        absent = pa.nulls(count, pa.string())
-        columns = {**dict.fromkeys((each.name for each in self.schema.of(*FEATURES)), absent), **columns}
+        names = [each.name for each in self.schema.of(*FEATURES)]
+        columns = {**dict.fromkeys(names, pa.nulls(count, pa.string())), **columns}
         ids, scales = np.empty((count, width), np.int32), np.empty((count, lists), np.float32)
         for field in self.fields:
             if field.is_list:
-                found, scale = field.items(columns[field.name], outside)
-                ids[:, field.start : field.start + field.width] = found
+                ids[:, field.start : field.start + field.width], scale = field.items(columns[field.name], outside)
                 if field.scale >= 0:
                     scales[:, field.scale] = scale
             else:
                 ids[:, field.start] = field.ids(columns[field.name], outside)
+
+        zero = 0.0 if self.schema.canonical else -0.0  # added, it makes -0 that is canonical 0
         values = np.zeros((count, numbers), np.float32)
         for at, column in enumerate(self.numbers):
-            values[:, at] = self.scaled(at, parse_floats(columns[column.name]))
+            values[:, at] = self.scaled(at, parse_floats(columns[column.name]) + zero)
         self.fill(values)
         labels, weights = None, np.ones(count, np.float32)
         if labelled:
             (label,) = self.schema.of("label")
-            labels = parse_floats(columns[label.name]).astype(np.float32)
+            labels = (parse_floats(columns[label.name]) + zero).astype(np.float32)
             for each in [each for each in self.schema.of("weight") if each.name in columns]:
-                weights = parse_floats(columns[each.name]).astype(np.float32)
+                weights = (parse_floats(columns[each.name]) + zero).astype(np.float32)
         when = index.astype(np.float64)
         for each in self.schema.of("timestamp"):
             if each.name in columns:
-                when = seconds_since_1970(columns[each.name], each.unit)
+                when = times.seconds_since_1970(columns[each.name], each.unit)
         return Rows(ids, np.nan_to_num(values, copy=False), scales, labels, weights, when, index)
 
 
@@ -455,40 +472,3 @@ def log1p_min_max(numbers: NDArray[np.floating[Any]], low: Any, high: Any) -> Fl
     values -= low
     values /= np.where(high > low, high - low, np.float32(1))
     return values
-
-
-def seconds_since_1970(texts: pa.Array, unit: str) -> NDArray[np.float64]:
-    """Parses timestamps.
-
-    Args:
-        texts: Text array [n], null where missing.
-        unit: "text" for ISO 8601 (UTC without a zone), or a unit of numbers, see `times`.
-
-    Returns:
-        Seconds since 1970, float64 [n]; -inf where the text is not a timestamp.
-    """
-    if unit != "text":
-        return np.nan_to_num(times.seconds(parse_floats(texts), unit), nan=-np.inf)
-    texts = pc.replace_substring_regex(texts, r"(:\d\d\.\d{6})\d{1,3}", r"\1")  # nanoseconds, as Arrow writes them
-    time = r"([01]\d|2[0-3]):[0-5]\d"
-    is_time = pc.match_substring_regex(
-        texts,
-        rf"^\d{{4}}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
-        rf"([T ]{time}(:[0-5]\d(\.\d{{1,6}})?)?(Z|[+-]([01]\d|2[0-3]):?[0-5]\d)?)?$",
-    )
-    whole = pc.replace_substring_regex(texts, r"^(.{10})$", r"\1T00:00Z")
-    whole = pc.replace_substring_regex(whole, r"^(.{10}[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)$", r"\1Z")
-    whole = pc.if_else(is_time, whole, pa.scalar(None, pa.string()))
-    try:
-        found = whole.cast(pa.timestamp("us", "UTC"))
-    except pa.ArrowInvalid:  # the 30th of February
-        found = pa.array([_instant(each) for each in whole], pa.timestamp("us", "UTC"))
-    seconds = found.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.float64) / 1e6
-    return np.asarray(np.nan_to_num(seconds, nan=-np.inf))
-
-
-def _instant(text: pa.Scalar) -> pa.Scalar:
-    try:
-        return text.cast(pa.timestamp("us", "UTC"))
-    except pa.ArrowInvalid:
-        return pa.scalar(None, pa.timestamp("us", "UTC"))

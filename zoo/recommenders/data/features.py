@@ -45,7 +45,10 @@ class Features(Encoding):
         """
         if "schema" not in preprocessing:
             return cls(schema_of(preprocessing))
-        return cls(Schema.from_json(preprocessing["schema"], "the schema in the card"))
+        schema = preprocessing["schema"]
+        if isinstance(schema, Mapping):  # of version 0.2.0
+            schema = {"canonical": False, **schema}
+        return cls(Schema.from_json(schema, "the schema in the card"))
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values for the card."""
@@ -247,7 +250,7 @@ class Features(Encoding):
         on_bad_row = None if errors is None else bad
         reader = None if tower else CsvReader.of(self, log, names)
         if reader is None:
-            batches: Iterator[Any] = timed(log.batches(names, on_bad_row), seconds, "read")
+            batches: Iterator[Any] = timed(log.batches(names, on_bad_row, self.schema.forms), seconds, "read")
         else:
             batches = reader.batches(on_bad_row, seconds, size)
         for batch in batches:

@@ -29,11 +29,11 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 from pipelines.models.sharding import NoRow
 from zoo.recommenders.data import sources as row_sources
+from zoo.recommenders.data.cell_values import PAD as FRONT
+from zoo.recommenders.data.cell_values import Ints, parse_numbers
 from zoo.recommenders.data.csv_reader import PAD, ParsedRows, RowBatcher, add_columns, scale_pending
 from zoo.recommenders.data.encoding import Encoding, Field, Floats, Rows
 from zoo.recommenders.data.hashing import buckets_of, fingerprints
-from zoo.recommenders.data.number_parsing import PAD as FRONT
-from zoo.recommenders.data.number_parsing import Ints, parse_numbers
 from zoo.recommenders.data.row_errors import MAX_SKIPPED, MAX_SKIPPED_SHARE, ErrorLog, timed
 
 _MOST = 2**32 - PAD  # bytes of a block that the native parser takes

@@ -20,15 +20,13 @@ import sys
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
@@ -36,15 +34,13 @@ from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import starts_with
 from pipelines.data.text_files import GZIP, open_text
 from zoo.recommenders.data import sources
+from zoo.recommenders.data.cell_values import LIST, RAW_MISSING, CellForm, as_text, column_as_text, formed
 from zoo.recommenders.data.columns.nested import has_text, json_object
 
-LIST = "|"  # joins what is a list in the file
 BLOCK = 4 << 20  # bytes of text read at once
 HEAD = 10_000  # JSON lines whose keys are the columns
 ROWS = 65_536  # of a batch of JSON lines or Parquet
 DELIMITERS = (",", "\t", ";", "|")
-HUGE = 2.0**63  # from here on whole numbers are not written out
-MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
 
 
 CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
@@ -78,13 +74,19 @@ class Log:
     partition: sources.Partition = ()
     unread: tuple[tuple[str, str], ...] = ()
 
-    def batches(self, columns: Sequence[str] | None = None, bad: OnBadRow | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self,
+        columns: Sequence[str] | None = None,
+        bad: OnBadRow | None = None,
+        forms: Mapping[str, CellForm] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
         """Reads all rows in order as text columns.
 
         Args:
             columns: Names of the columns to read; None: all.
             bad: Called with every row that has another number of columns, see `OnBadRow`; the row is left out. None:
                 the first such row raises.
+            forms: Form of the texts of a column, by its name; None, and for other columns: canonical.
 
         Returns:
             Record batches of string columns, null where a value is missing.
@@ -94,26 +96,31 @@ class Log:
                 None.
         """
         if self.partition:
-            yield from self._partitioned(self.columns if columns is None else tuple(columns), bad)
+            yield from self._partitioned(self.columns if columns is None else tuple(columns), bad, forms or {})
             return
         chosen = self.columns if columns is None else tuple(columns)
+        how = {name: (forms or {}).get(name, CellForm()) for name in chosen}
         with self.reading():
             if self.kind == "csv":
-                yield from csv_batches(self, self.stream(), chosen, bad)
-            elif self.kind == "jsonl":
-                yield from _json_batches(self, chosen)
-            else:
-                for batch in _tables(self):
-                    texts = [_column_as_text(batch.column(name)) for name in chosen]
-                    yield pa.record_batch(texts, names=list(chosen))
+                for batch in csv_batches(self, self.stream(), chosen, bad):
+                    yield formed(batch, how)
+                return
+            for rows in _json_rows(self) if self.kind == "jsonl" else _tables(self, chosen):
+                texts = [_texts(rows, name, how[name].separator) for name in chosen]
+                yield formed(pa.record_batch(texts, names=list(chosen)), how)
 
-    def _partitioned(self, columns: tuple[str, ...], bad: OnBadRow | None) -> Iterator[pa.RecordBatch]:
+    def _partitioned(
+        self, columns: tuple[str, ...], bad: OnBadRow | None, forms: Mapping[str, CellForm]
+    ) -> Iterator[pa.RecordBatch]:
         """See `batches`: adds the columns of the partition to those of the file."""
         values = dict(self.partition)
         file = replace(self, columns=self.columns[: len(self.columns) - len(values)], partition=())
         stored = [name for name in columns if name not in values] or file.columns[:1]
-        for batch in file.batches(stored, bad):
-            constants = {name: pa.repeat(pa.scalar(value, pa.string()), len(batch)) for name, value in values.items()}
+        for batch in file.batches(stored, bad, forms):
+            constants = {
+                name: forms.get(name, CellForm()).apply(pa.repeat(pa.scalar(value, pa.string()), len(batch)))
+                for name, value in values.items()
+            }
             found = {**constants, **dict(zip(stored, batch.columns, strict=True))}
             yield pa.record_batch([found[name] for name in columns], names=list(columns))
 
@@ -154,8 +161,11 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
     if isinstance(source, io.BytesIO):
         return _by_head("the text", *_head("the text", source, delimiter), place=source.getvalue())
     if not isinstance(source, str | Path):
-        table = _in_memory(source)
-        return _of_tables(Log("the rows given", "rows", "", (), place=table), table.schema)
+        rows = _in_memory(source)
+        if isinstance(rows, list):
+            names = dict.fromkeys(name for row in rows for name in row)
+            return _named(Log("the rows given", "rows", "", tuple(names), place=rows))
+        return _of_tables(Log("the rows given", "rows", "", (), place=rows), rows.schema)
     found = sources.expand(source)
     if len(found) > 1:
         raise RequestError(f"found {len(found)} files in {source}, expected one")
@@ -267,22 +277,51 @@ def is_criteo(source: Any) -> bool:
     return len(lower & {f"c{i}" for i in range(1, 27)} | lower & {f"categorical_feature_{i}" for i in range(1, 27)}) > 9
 
 
-def _in_memory(source: Any) -> pa.Table:
+def _in_memory(source: Any) -> pa.Table | list[Mapping[str, Any]]:
+    """Returns rows as they are, and anything else as a table."""
     if isinstance(source, Mapping):
         scalars = (str, bytes, bytearray, Mapping)
-        arrays = all(hasattr(each, "__len__") and not isinstance(each, scalars) for each in source.values())
-        source = dict(source) if arrays else [source]
+        if not all(hasattr(each, "__len__") and not isinstance(each, scalars) for each in source.values()):
+            source = [source]
+    if isinstance(source, list | tuple) and all(isinstance(row, Mapping) for row in source):
+        return list(source)
     try:
-        if isinstance(source, list | tuple):
-            names = dict.fromkeys(name for row in source for name in row)
-            texts = {name: pa.array([_as_text(row.get(name)) for row in source], pa.string()) for name in names}
-            return pa.table(texts)
+        if isinstance(source, Mapping):
+            return pa.table({name: _column(each, name) for name, each in source.items()})
+        if hasattr(source, "dtypes") and hasattr(source, "items"):  # a data frame of pandas, whose objects may be mixed
+            return pa.table({str(name): _column(each, str(name)) for name, each in source.items()})
         return pa.table(source)
     except (AttributeError, TypeError, ValueError, pa.ArrowException) as error:
         raise RequestError(
             f"found {type(source).__name__} as rows ({one_line(error)}); expected a path, a table or a list of "
             "{column: value}"
         ) from error
+
+
+def _column(values: Any, name: str) -> Any:
+    """A column as Arrow array; objects that Arrow has no type for, or takes for lists, as texts."""
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    try:
+        column = pa.array(values)
+    except (TypeError, ValueError, OverflowError, pa.ArrowException):
+        return _as_texts(values, name, LIST)
+    sets = pa.types.is_list(column.type) and any(isinstance(value, Set) for value in values)
+    return _as_texts(values, name, LIST) if sets else column
+
+
+def _as_texts(values: Iterable[Any], name: str, separator: str) -> pa.Array:
+    """Values of Python as texts. Raises RequestError for a type that has no text."""
+    texts = []
+    for value in values:
+        try:
+            texts.append(as_text(value, separator))
+        except (TypeError, UnicodeDecodeError) as error:
+            raise RequestError(
+                f"column {name}: {one_line(error)}; expected text, a number, a boolean, a date, a list of them or a "
+                "missing value"
+            ) from error
+    return pa.array(texts, pa.string())
 
 
 def spool_stdin(data: Any) -> Any:
@@ -316,13 +355,15 @@ def _spool() -> Path:
 _SPOOLED: list[tuple[Any, Any]] = []
 
 
-def _tables(log: Log) -> Iterator[Any]:
-    """Yields the Arrow tables of a source of tables."""
-    if log.kind == "rows":
+def _tables(log: Log, columns: Sequence[str]) -> Iterator[Any]:
+    """Yields the Arrow tables of a source of tables, of a Parquet file with these columns alone."""
+    if isinstance(log.place, list):
+        yield from (log.place[begin : begin + ROWS] for begin in range(0, len(log.place), ROWS))
+    elif log.kind == "rows":
         yield from log.place.to_batches(ROWS)
     elif log.kind == "parquet":
         with pa.parquet.ParquetFile(log.path) as file:
-            yield from file.iter_batches(ROWS)
+            yield from file.iter_batches(ROWS, columns=list(columns))
     else:
         for table in sources.tables(str(log.path), log.kind, log.place):
             yield table.combine_chunks().to_batches()[0] if len(table) else table
@@ -425,7 +466,7 @@ def csv_batches(
             convert_options=pa.csv.ConvertOptions(
                 include_columns=list(columns),
                 column_types=dict.fromkeys(columns, pa.string()),
-                null_values=list(MISSING),
+                null_values=list(RAW_MISSING),
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=True,
             ),
@@ -436,53 +477,17 @@ def csv_batches(
         ) from error
 
 
-def _json_batches(log: Log, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """Reads columns of JSON lines; missing keys are null."""
+def _json_rows(log: Log) -> Iterator[list[dict[str, Any]]]:
+    """Rows of JSON lines, `ROWS` at a time."""
     path = log.path
     with _text(io.BytesIO(log.place) if isinstance(log.place, bytes) else Path(path)) as file:
         lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
         while part := list(itertools.islice(lines, ROWS)):
-            rows = [json_object(path, number, line) for number, line in part]
-            yield pa.record_batch(
-                [pa.array([_as_text(row.get(name)) for row in rows], pa.string()) for name in columns],
-                names=list(columns),
-            )
+            yield [json_object(path, number, line) for number, line in part]
 
 
-def _as_text(value: Any) -> str | None:
-    if isinstance(value, list):
-        return LIST.join(text for each in value if (text := _as_text(each)) is not None) or None
-    whole = isinstance(value, float | np.floating) and float(value).is_integer() and abs(float(value)) < HUGE
-    if isinstance(value, bool) or whole:
-        return str(int(value))
-    return None if value is None or str(value) in MISSING else str(value)
-
-
-def _column_as_text(column: pa.Array) -> pa.Array:
-    """The values as `_as_text` writes them."""
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        return _column_as_text(column.dictionary_decode())
-    if pa.types.is_float16(kind):  # which Arrow cannot round
-        return _column_as_text(column.cast(pa.float32()))
-    if pa.types.is_fixed_size_list(kind):
-        column = column.cast(pa.large_list(kind.value_type))
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        column = _lists_as_text(column)
-    if pa.types.is_boolean(kind):
-        column = column.cast(pa.int8())
-    text = column.cast(pa.string())
-    if pa.types.is_floating(kind):  # 3.0 is the id 3: a column of whole numbers with gaps may be of either type
-        whole = pc.and_(pc.equal(column, pc.floor(column)), pc.less(pc.abs(column), HUGE))
-        numbers = pc.if_else(whole, column, pa.scalar(None, kind)).cast(pa.int64())
-        text = pc.coalesce(numbers.cast(pa.string()), text)
-    return pc.if_else(pc.is_in(text, pa.array(MISSING)), pa.scalar(None, pa.string()), text)
-
-
-def _lists_as_text(column: pa.Array) -> pa.Array:
-    """Lists joined by `LIST`, without the items that are missing."""
-    items = _column_as_text(column.flatten())
-    some = items.is_valid()
-    lengths = np.bincount(pc.list_parent_indices(column).filter(some), minlength=len(column))
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-    return pc.binary_join(pa.ListArray.from_arrays(offsets, items.filter(some)), LIST)
+def _texts(rows: Any, name: str, separator: str) -> pa.Array:
+    """A column of JSON objects, where a missing key is null, or of a table as texts."""
+    if isinstance(rows, list):
+        return _as_texts((row.get(name) for row in rows), name, separator)
+    return column_as_text(rows.column(name), separator)

@@ -14,6 +14,7 @@ from typing import Any
 
 from pipelines.core import files
 from pipelines.core.errors import RequestError
+from zoo.recommenders.data.cell_values import LIST, CellForm
 from zoo.recommenders.data.transforms import STEPS, WITH_CONSTANT
 
 KINDS = {
@@ -94,6 +95,11 @@ JSON_SCHEMA: dict[str, Any] = {
             "type": "boolean",
             "description": "false: rows are tab separated lines without a header and without quotes, whose columns are "
             "in the order of the schema; the label, the first one, may be absent; only an empty field is missing",
+        },
+        "canonical": {
+            "type": "boolean",
+            "description": "one text for one value, whatever it was read from: 51.0 is 51, True is 1, a list in the "
+            "notation of Python is its items; models of version 0.2.0 read texts as they stand",
         },
         "columns": {
             "type": "array",
@@ -195,11 +201,16 @@ class Schema:
         columns: Columns with their kinds and encodings.
         rows: Number of rows that the schema was inferred from.
         header: Whether the log has a header with the column names.
+        canonical: Whether texts are read in their canonical form, see `cell_values.canonical`; False without a header.
     """
 
     columns: tuple[Column, ...]
     rows: int = 0
     header: bool = True
+    canonical: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "canonical", self.header and self.canonical)
 
     def of(self, *kinds: str) -> tuple[Column, ...]:
         """Returns the columns of given kinds.
@@ -211,6 +222,16 @@ class Schema:
             Columns in order.
         """
         return tuple(each for each in self.columns if each.kind in kinds)
+
+    @property
+    def forms(self) -> dict[str, CellForm]:
+        """Form of the texts of every column; texts that TensorFlow hashes, and times, are read as they stand."""
+        raw = {each.name for each in self.columns if each.encoding.get("type") == "hash-bucket"}
+        raw |= {each.name for each in self.of("timestamp")}
+        return {
+            each.name: CellForm(each.separator or LIST, self.canonical and each.name not in raw)
+            for each in self.columns
+        }
 
     def typical_row(self) -> dict[str, str]:
         """Returns a row with common values, {column: text}.
@@ -227,7 +248,7 @@ class Schema:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values in the form of `JSON_SCHEMA`."""
-        header = {} if self.header else {"header": False}
+        header = {"header": False} if not self.header else {"canonical": True} if self.canonical else {}
         return {"rows": self.rows, **header, "columns": [each.to_json() for each in self.columns]}
 
     @classmethod
@@ -246,7 +267,8 @@ class Schema:
         """
         if faults := _faults(value):
             raise RequestError(f"{source} has {len(faults)} fault{'s' * (len(faults) > 1)}: {'; '.join(faults)}")
-        return cls(tuple(Column(**each) for each in value["columns"]), value.get("rows", 0), value.get("header", True))
+        rows, header, canonical = value.get("rows", 0), value.get("header", True), value.get("canonical", True)
+        return cls(tuple(Column(**each) for each in value["columns"]), rows, header, canonical)
 
     def table(self) -> list[list[str]]:
         """Table for display: one row of text per column, with the header `COLUMNS`."""
@@ -265,7 +287,7 @@ class Schema:
             The file.
         """
         columns = ",\n  ".join(json.dumps(each.to_json(), ensure_ascii=False) for each in self.columns)
-        header = "" if self.header else ' "header": false,'
+        header = ' "header": false,' if not self.header else ' "canonical": true,' if self.canonical else ""
         return files.write_text(path, f'{{"rows": {self.rows},{header} "columns": [\n  {columns}\n]}}\n')
 
     @classmethod

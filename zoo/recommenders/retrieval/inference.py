@@ -149,7 +149,7 @@ def _named(features: Features, log: Any, key: Field) -> Iterator[tuple[list[str 
     """Rows of items with the text of their key."""
     features.require(log, "item")
     columns = [each.name for each in features.schema.of(*FEATURES) if each.tower == "item"]
-    for batch in log.batches(columns):
+    for batch in log.batches(columns, forms=features.schema.forms):
         found = dict(zip(columns, batch.columns, strict=True))
         index = np.arange(batch.num_rows)
         yield found[key.name].to_pylist(), features.encode_columns(found, index, labelled=False)

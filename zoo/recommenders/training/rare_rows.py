@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
@@ -52,11 +51,11 @@ def with_vocabularies(features: Features, data: Any, counts: Sequence[Ids], leas
     fields = {field.name: field for field in features.fields}
     found: dict[str, Counter[str]] = {name: Counter() for name in seen}
     for log in open_logs(data):
-        for batch in log.batches(list(seen), lambda *_: None):
+        for batch in log.batches(list(seen), lambda *_: None, features.schema.forms):
             for name, column in zip(seen, batch.columns, strict=True):
                 texts = column.drop_null()
                 if fields[name].is_list:
-                    texts = pc.utf8_trim_whitespace(pc.split_pattern(texts, fields[name].column.separator).flatten())
+                    texts, _ = fields[name].split(texts)
                 values = texts.value_counts()
                 often = seen[name][_buckets(values.field(0), fields[name])] >= least  # others cannot be
                 known = values.filter(pa.array(often))

@@ -17,11 +17,11 @@ from torch import nn
 from pipelines.core.errors import RequestError
 from pipelines.core.files import FULL, DiskFull
 from pipelines.core.progress import progress
+from zoo.recommenders.data.cell_values import parse_floats
 from zoo.recommenders.data.columns import times
 from zoo.recommenders.data.encoding import UNKNOWN
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_logs
-from zoo.recommenders.data.number_parsing import parse_floats
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import FEATURES
 from zoo.recommenders.models.layers import Embeddings
@@ -118,7 +118,7 @@ class RowStore:
         names = [each.name for each in features.schema.of(*FEATURES) if each.name not in self.seen]
         numbers, known = {each.name for each in features.numbers}, set()
         for log in open_logs(data) if names else ():
-            for batch in log.batches(names, lambda *_: None):
+            for batch in log.batches(names, lambda *_: None, features.schema.forms):
                 for name, column in zip(names, batch.columns, strict=True):
                     values = pa.array(parse_floats(column), from_pandas=True) if name in numbers else column
                     if values.null_count < len(values):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.errors import RequestError, one_line
-from zoo.recommenders.data.logs import LIST, open_log
+from zoo.recommenders.data.cell_values import LIST, as_text
+from zoo.recommenders.data.logs import open_log
 from zoo.serving.handlers.base import json_value
 from zoo.serving.protocol import limits, responses
 from zoo.serving.workers.channel import Job
@@ -31,13 +32,14 @@ DELIMITERS = (b"\t", b",", b";", b"|")
 Choose = Callable[[Sequence[str]], list[str]]
 
 
-def row_source(job: Job, headerless: bool, choose: Choose) -> Any:
+def row_source(job: Job, headerless: bool, choose: Choose, separators: Mapping[str, str]) -> Any:
     """Converts a body to an argument of `ClickPipeline.rows`; never a path.
 
     Args:
         job: The job.
         headerless: Whether texts are rows without a header.
         choose: Chooses the columns that the model reads, given all columns; see `ClickPipeline.columns_of`.
+        separators: Separators of the items of lists, by column.
 
     Returns:
         io.BytesIO or pyarrow.Table.
@@ -53,7 +55,7 @@ def row_source(job: Job, headerless: bool, choose: Choose) -> Any:
         limits.VALUES.require(cells, job.received_bytes)
         return io.BytesIO(job.body)
     if job.content_type == responses.JSON:
-        return _json_rows(job, headerless, choose)
+        return _json_rows(job, headerless, choose, separators)
     try:
         if job.content_type == responses.ARROW:
             return _arrow(job, choose)
@@ -69,7 +71,7 @@ def row_source(job: Job, headerless: bool, choose: Choose) -> Any:
 # ----------------------------------------------------------------------------------------------------------------- JSON
 
 
-def _json_rows(job: Job, headerless: bool, choose: Choose) -> pa.Table | io.BytesIO:
+def _json_rows(job: Job, headerless: bool, choose: Choose, separators: Mapping[str, str]) -> pa.Table | io.BytesIO:
     """Converts JSON rows, [{column: value}, ...] or {"rows": [...]}, to CSV.
 
     CSV is parsed several times as fast as a table. Models of rows without a header, and names that a CSV header cannot
@@ -85,9 +87,11 @@ def _json_rows(job: Job, headerless: bool, choose: Choose) -> pa.Table | io.Byte
     writer.writerow(names)
     try:
         if not headerless and _header_has_names(text.getvalue(), tuple(names)):
-            writer.writerows([text_of(row.get(name)) for name in names] for row in rows)
+            joins = {name: separators.get(name, LIST) for name in names}
+            writer.writerows([text_of(row.get(name), join) for name, join in joins.items()] for row in rows)
             return io.BytesIO(text.getvalue().encode())
-        return pa.table({name: pa.array([text_of(row.get(name)) for row in rows], pa.string()) for name in names})
+        cells = {name: [text_of(row.get(name), separators.get(name, LIST)) for row in rows] for name in names}
+        return pa.table({name: pa.array(texts, pa.string()) for name, texts in cells.items()})
     except RecursionError:
         raise RequestError("a value is hundreds of lists deep; expected text, a number or a list of them") from None
 
@@ -102,11 +106,12 @@ def _header_has_names(line: str, names: tuple[str, ...]) -> bool:
     return log.kind == "csv" and log.columns == names and line.count("\n") == 1
 
 
-def text_of(value: Any) -> str | None:
+def text_of(value: Any, separator: str = LIST) -> str | None:
     """Returns the text of a JSON value in CSV.
 
     Args:
         value: A JSON value.
+        separator: Separator of the items of lists.
 
     Returns:
         The text; None for a missing value.
@@ -115,12 +120,10 @@ def text_of(value: Any) -> str | None:
         RequestError: The value is an object.
     """
     if isinstance(value, list):
-        return LIST.join(text for item in value if (text := text_of(item)) is not None) or None
+        return separator.join(text for item in value if (text := text_of(item, separator)) is not None) or None
     if isinstance(value, dict):
         raise RequestError("a value is an object; expected text, a number, a list of them, or null")
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
-        return str(int(value))
-    return None if value is None else str(int(value)) if isinstance(value, bool) else str(value)
+    return value if isinstance(value, str) else as_text(value)
 
 
 # --------------------------------------------------------------------------------------------------------------- tables

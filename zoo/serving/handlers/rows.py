@@ -42,7 +42,7 @@ class RowHandler(Handler):
             RequestError: The body is invalid.
         """
         pipeline = self.pipeline
-        source = row_source(job, pipeline.headerless, pipeline.columns_of)
+        source = row_source(job, pipeline.headerless, pipeline.columns_of, pipeline.separators)
         parts = list(pipeline.rows(source, batch_rows=1 << 30))
         rows = parts[0] if len(parts) == 1 else type(parts[0]).concatenate(parts)
         return pipeline.encode(rows), rows.index

@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
-from zoo.recommenders.data.encoding import LARGEST, Rows, seconds_since_1970
+from zoo.recommenders.data.cell_values import canonical, parse_floats
+from zoo.recommenders.data.columns.times import seconds_since_1970
+from zoo.recommenders.data.encoding import LARGEST, Rows
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.hashing import hash_buckets
-from zoo.recommenders.data.logs import CRITEO, MISSING, is_criteo, open_log
-from zoo.recommenders.data.number_parsing import parse_floats
+from zoo.recommenders.data.logs import CRITEO, is_criteo, open_log
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import Schema
 
@@ -85,7 +86,7 @@ def reference(rows):
     """What `Features` reads, by the words of the schema, a value at a time."""
     found = {name: [] for name in EXACT}
     for row in rows:
-        text = {name: None if row[name] in MISSING else row[name] for name in NAMES}
+        text = {name: canonical(pa.array([row[name]]))[0].as_py() for name in NAMES}
         ids, scales, values, gaps = [], [], [], []
         for column in SCHEMA.columns:
             if column.kind == "category":

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from zoo.recommenders.data.cell_values import LIST, canonical
 from zoo.recommenders.data.columns.times import CalendarUnits
-from zoo.recommenders.data.logs import LIST
 
 VOCABULARY = 10_000  # values of a category that are listed; more are hashed
 SKETCH = 4096  # smallest hashes kept to estimate how many values there are: an error of 1.6%
@@ -178,4 +178,5 @@ class ColumnStatistics:
         self.with_separator[separator] += int((lengths > 1).sum())
         self.lengths[separator] += np.bincount(np.minimum(lengths, LONGEST), minlength=LONGEST + 1)
         if self.with_separator[separator]:
-            self.items[separator].add(pc.utf8_trim_whitespace(lists.flatten()))
+            items = canonical(pc.utf8_trim_whitespace(lists.flatten()), separator)
+            self.items[separator].add(items.drop_null())

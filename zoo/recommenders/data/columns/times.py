@@ -1,9 +1,13 @@
-"""Times written as numbers: their units, and their conversion to seconds since 1970."""
+"""Times written as numbers or texts: their units, and their conversion to seconds since 1970."""
 
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+from zoo.recommenders.data.cell_values import parse_floats
 
 PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # of numbers that count from 1970 on
 CALENDAR = {  # of numbers whose digits are fields: (field, digits) in order
@@ -92,3 +96,40 @@ class CalendarUnits:
         """
         distinct = np.unique(values) if self.units else values
         self.units = tuple(unit for unit in self.units if np.isfinite(seconds(distinct, unit)).all())
+
+
+def seconds_since_1970(texts: pa.Array, unit: str) -> NDArray[np.float64]:
+    """Parses timestamps.
+
+    Args:
+        texts: Text array [n], null where missing.
+        unit: "text" for ISO 8601 (UTC without a zone), or a unit of numbers, a key of `PER_SECOND` or `CALENDAR`.
+
+    Returns:
+        Seconds since 1970, float64 [n]; -inf where the text is not a timestamp.
+    """
+    if unit != "text":
+        return np.nan_to_num(seconds(parse_floats(texts), unit), nan=-np.inf)
+    texts = pc.replace_substring_regex(texts, r"(:\d\d\.\d{6})\d{1,3}", r"\1")  # nanoseconds, as Arrow writes them
+    time = r"([01]\d|2[0-3]):[0-5]\d"
+    is_time = pc.match_substring_regex(
+        texts,
+        rf"^\d{{4}}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+        rf"([T ]{time}(:[0-5]\d(\.\d{{1,6}})?)?(Z|[+-]([01]\d|2[0-3]):?[0-5]\d)?)?$",
+    )
+    whole = pc.replace_substring_regex(texts, r"^(.{10})$", r"\1T00:00Z")
+    whole = pc.replace_substring_regex(whole, r"^(.{10}[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)$", r"\1Z")
+    whole = pc.if_else(is_time, whole, pa.scalar(None, pa.string()))
+    try:
+        found = whole.cast(pa.timestamp("us", "UTC"))
+    except pa.ArrowInvalid:  # the 30th of February
+        found = pa.array([_instant(each) for each in whole], pa.timestamp("us", "UTC"))
+    instants = found.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.float64) / 1e6
+    return np.asarray(np.nan_to_num(instants, nan=-np.inf))
+
+
+def _instant(text: pa.Scalar) -> pa.Scalar:
+    try:
+        return text.cast(pa.timestamp("us", "UTC"))
+    except pa.ArrowInvalid:
+        return pa.scalar(None, pa.timestamp("us", "UTC"))
