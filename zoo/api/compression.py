@@ -62,15 +62,15 @@ def plan(
     if strategy is not None:
         if conflicts := [*(["prune"] if prune else []), *given]:
             raise RequestError(f"found --{conflicts[0]} and --strategy, which sets the same; leave one of them out")
-        found = strategies.read(strategy)
+        strategy_plan = strategies.read(strategy)
     else:
         try:
             epochs = int(given.get("epochs", require_trainable(folder.entry).finetune_config().epochs))
         except ValueError:
             raise RequestError(f"setting epochs is {given['epochs']!r}; expected a whole number") from None
         teacher, qat = given.get("teacher", ""), convert("qat", given.get("qat", "false"), False)
-        found = strategies.preset(epochs, prune or "", teacher=teacher, qat=qat, distil=bool(teacher))
-    for step in found.steps():
+        strategy_plan = strategies.preset(epochs, prune or "", teacher=teacher, qat=qat, distil=bool(teacher))
+    for step in strategy_plan.steps():
         name = (step.distil or {}).get("teacher") or folder.path
         if step.distil is not None:
             require_task(name, folder.entry.task)
@@ -78,7 +78,7 @@ def plan(
         if own != known:
             classes = f"{len(known)} classes" if isinstance(known, list) else f"{known} classes"
             raise RequestError(f"found the teacher {name} of {classes}, expected one of those of {folder.card.name}")
-    return found if drop is None else replace(found, drop=drop)
+    return strategy_plan if drop is None else replace(strategy_plan, drop=drop)
 
 
 def compress(
@@ -218,16 +218,16 @@ class _Run:
             )
 
     def _quality(self, folder: ModelFolder) -> dict[str, float]:
-        found: dict[str, float] = self.evaluator.quality(self._int8(folder))
-        return found
+        metrics: dict[str, float] = self.evaluator.quality(self._int8(folder))
+        return metrics
 
     def _int8(self, folder: ModelFolder, **options: Any) -> Pipeline:
         """Opens an int8 model in the fastest engine of the family, the last one."""
         kind = self.start.entry.pipeline()
         return kind(folder, "int8", kind.engines(folder)[-1], **options)
 
-    def _note(self, **found: Any) -> None:
-        self.log |= found
+    def _note(self, **entries: Any) -> None:
+        self.log |= entries
         write_json(self.output / WORK / LOG, self.log)
 
     def speed(self, folder: ModelFolder, count: int) -> float:
@@ -322,15 +322,15 @@ class _Run:
         assert step.cut is not None
         if (place / CARD).is_file():
             return zoo.load(place)
-        found = self._open(previous, config).prune_rows(step.cut.goal.rows, place)
-        self._note(rows=found)
+        pruned = self._open(previous, config).prune_rows(step.cut.goal.rows, place)
+        self._note(rows=pruned)
         made = f"{self.start.card.name} without low-frequency rows, not fine-tuned"
         write_trained_card(place, self.start.entry.name, made)
-        before, after = found["rows"]
-        kept = f"; {', '.join(found['kept'])} are kept, which have no vocabulary" if found["kept"] else ""
-        columns = ", ".join(f"{name} {rows[0]:,} -> {rows[1]:,}" for name, rows in found["columns"].items())
+        before, after = pruned["rows"]
+        kept = f"; {', '.join(pruned['kept'])} are kept, which have no vocabulary" if pruned["kept"] else ""
+        columns = ", ".join(f"{name} {rows[0]:,} -> {rows[1]:,}" for name, rows in pruned["columns"].items())
         print_line(
-            f"pruned rows={found['least']}: {before - after:,} of {before:,} embedding rows ({columns}){kept}",
+            f"pruned rows={pruned['least']}: {before - after:,} of {before:,} embedding rows ({columns}){kept}",
         )
         return zoo.load(place)
 
@@ -346,7 +346,7 @@ class _Run:
             self._note(channels=sum(model.groups.values()))
         if not (place / SENSITIVITY).is_file():
             write_json(place / SENSITIVITY, search.sensitivity(model))
-        found = read_json(place / SENSITIVITY)
+        sensitivity = read_json(place / SENSITIVITY)
 
         def speed(widths: search.Widths) -> float:
             with tempfile.TemporaryDirectory(dir=place, prefix=".") as scratch:
@@ -354,7 +354,7 @@ class _Run:
                 return self.speed(self._quickly_built(Path(scratch)), self.kind.batch_size)
 
         if not (place / "cuts.json").is_file():
-            made = search.choose(model, found, step.cut, goal, self.log["channels"], speed)
+            made = search.choose(model, sensitivity, step.cut, goal, self.log["channels"], speed)
             write_json(place / "cuts.json", made)
         made = read_json(place / "cuts.json")
         model.save(made["widths"], place)

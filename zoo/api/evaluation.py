@@ -78,13 +78,13 @@ def evaluate(
             pipelines[each].read_columns(columns)
     if len(pipelines) < 2:
         raise RequestError("fp32 alone compares nothing; add int8 or bf16")
-    found = folder.entry.evaluate(pipelines, data, on_error)
+    quality = folder.entry.evaluate(pipelines, data, on_error)
     engines = {precision: each.engine for precision, each in pipelines.items()}
     where = machine.environment(threads=threads, batch_size=next(iter(pipelines.values())).batch_size, engines=engines)
     return {
         "model": folder.card.name,
         "data": [Path(part).name for each in as_list(data) for part in str(each).split(",")],
-        **found,
+        **quality,
         "environment": where,
     }
 
@@ -254,8 +254,8 @@ def _benchmark_files(
 
 def _require_counts(batch_sizes: Sequence[int], rounds: int, threads: int, instances: int) -> None:
     if min(batch_sizes, default=0) < 1 or min(rounds, threads, instances) < 1:
-        found = f"batch sizes {list(batch_sizes)}, rounds {rounds}, threads {threads} and instances {instances}"
-        raise RequestError(f"{found} must all be 1 or more")
+        settings = f"batch sizes {list(batch_sizes)}, rounds {rounds}, threads {threads} and instances {instances}"
+        raise RequestError(f"{settings} must all be 1 or more")
 
 
 def _require_same_inputs(paths: Sequence[Model], graphs: Sequence[ir.Model]) -> None:
@@ -263,8 +263,8 @@ def _require_same_inputs(paths: Sequence[Model], graphs: Sequence[ir.Model]) -> 
     for path, port in zip(paths, ports, strict=True):
         if port != ports[0]:
             expected = ", ".join(f"{name} {dtype}" for name, dtype in ports[0].items())
-            found = ", ".join(f"{name} {dtype}" for name, dtype in port.items())
-            raise RequestError(f"{path} has the inputs {found}; expected those of {paths[0]}, {expected}")
+            inputs = ", ".join(f"{name} {dtype}" for name, dtype in port.items())
+            raise RequestError(f"{path} has the inputs {inputs}; expected those of {paths[0]}, {expected}")
 
 
 def _with_speedups(rows: list[dict[str, Any]], model: str, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -279,7 +279,7 @@ def _with_speedups(rows: list[dict[str, Any]], model: str, sizes: Mapping[str, i
 
 def _runnable(engines: Sequence[str], paths: Sequence[Model], batch: Batch, threads: int) -> list[str]:
     """Returns the engines that run all files; logs the others. Raises ZooError if there are none."""
-    found, problems = [], []
+    runnable, problems = [], []
     for engine in engines:
         try:
             for path in paths:
@@ -288,10 +288,10 @@ def _runnable(engines: Sequence[str], paths: Sequence[Model], batch: Batch, thre
             problems.append(str(error))
             logger.warning("the engine %s is left out: %s", engine, error)
         else:
-            found.append(engine)
-    if not found:
+            runnable.append(engine)
+    if not runnable:
         raise ZooError(f"no engine runs {', '.join(map(str, paths))}: {'; '.join(problems)}")
-    return found
+    return runnable
 
 
 def _not_a_file(path: Model) -> bool:
@@ -328,8 +328,8 @@ def configuration(folder: ModelFolder, precision: str, engine: str) -> Configura
 
 def _usable(engines: Sequence[str], precision: str) -> list[str]:
     """Returns the engines that support a precision; the native kernels support int8 only."""
-    found = dict.fromkeys(engines)
-    return [each for each in found if computes(each, precision) and (each != "native" or precision == "int8")]
+    names = dict.fromkeys(engines)
+    return [each for each in names if computes(each, precision) and (each != "native" or precision == "int8")]
 
 
 def _scenario(
@@ -350,9 +350,9 @@ def _scenario(
     if not any(usable.values()):
         usable = {precision: list(engines) for precision in precisions}  # raises below
     pipelines = [kind(folder, precision, each, threads, 1) for precision in precisions for each in usable[precision]]
-    found = folder.entry.run_scenario(pipelines, data, **more)
+    measured = folder.entry.run_scenario(pipelines, data, **more)
     names = [Path(str(each)).name for each in as_list(data)]
-    return {"model": folder.card.name, "data": names, **found, "environment": machine.environment(threads=threads)}
+    return {"model": folder.card.name, "data": names, **measured, "environment": machine.environment(threads=threads)}
 
 
 class WholePipeline:
@@ -381,8 +381,8 @@ class WholePipeline:
         size = length(batch)
         if size not in self._opened:
             self._opened = {size: zoo.pipeline(*self._arguments, size)}
-        found: dict[str, NDArray[Any]] = self._opened[size].predict(batch)
-        return found
+        outputs: dict[str, NDArray[Any]] = self._opened[size].predict(batch)
+        return outputs
 
 
 def plan(
@@ -438,8 +438,8 @@ def plan(
         named = [AS_IT_IS, *(each for each in precisions or () if each == BF16)]
         candidates = _candidates(dict.fromkeys(named, path), names)
         native, failed = _native(path, AS_IT_IS, names)
-        found = build_plan([*candidates, *native], batches, threads, target, catalog.load)
-        return {"model": path.name, "path": str(target), **found, "failed": [*found["failed"], *failed]}
+        written = build_plan([*candidates, *native], batches, threads, target, catalog.load)
+        return {"model": path.name, "path": str(target), **written, "failed": [*written["failed"], *failed]}
     folder = open_model(model, preprocess)
     kind = folder.entry.pipeline()
     if not issubclass(kind, GraphPipeline):
@@ -459,8 +459,8 @@ def plan(
         candidates += native
     for each, count, batch in itertools.product(precisions, threads, batches):
         choose_engine(folder, each, batch, count, fresh=True)
-    found = build_plan(candidates, batches, threads, target, catalog.load)
-    return {"model": folder.card.name, "path": str(target), **found, "failed": [*found["failed"], *failed]}
+    written = build_plan(candidates, batches, threads, target, catalog.load)
+    return {"model": folder.card.name, "path": str(target), **written, "failed": [*written["failed"], *failed]}
 
 
 def _native(path: Path | Callable[[], Path], precision: str, names: Sequence[str]) -> tuple[list[Candidate], list[str]]:

@@ -83,11 +83,11 @@ def export(model: Model, to: str, output: str | Path, *, precision: str = "int8"
 
 
 def _version(folder: Path, source: Path) -> int:
-    found = max((int(each.name) for each in folder.glob("[0-9]*") if each.name.isdecimal()), default=0)
-    last = folder / str(found) / source.name
-    if not found or (last.is_file() and files.sha256(last) == files.sha256(source)):
-        return max(found, 1)
-    return found + 1
+    newest = max((int(each.name) for each in folder.glob("[0-9]*") if each.name.isdecimal()), default=0)
+    last = folder / str(newest) / source.name
+    if not newest or (last.is_file() and files.sha256(last) == files.sha256(source)):
+        return max(newest, 1)
+    return newest + 1
 
 
 def triton(model: ir.Model, name: str, file: str, threads: int) -> str:
@@ -140,10 +140,10 @@ def _ovms(config: Path, name: str) -> dict[str, Any]:
 
     Format: https://docs.openvino.ai/2025/model-server/ovms_docs_parameters.html
     """
-    found: Any = files.read_json(config) if config.is_file() else {"model_config_list": []}
-    configs = found.get("model_config_list") if isinstance(found, dict) else None
+    content: Any = files.read_json(config) if config.is_file() else {"model_config_list": []}
+    configs = content.get("model_config_list") if isinstance(content, dict) else None
     if not isinstance(configs, list) or not all(isinstance(each, dict) and "config" in each for each in configs):
         raise RequestError(f"{config} has no list model_config_list; name another folder with -o")
     own = {"config": {"name": name, "base_path": name, "target_device": "CPU"}}
     others = [each for each in configs if each["config"].get("name") != name]
-    return {**found, "model_config_list": [*others, own]}
+    return {**content, "model_config_list": [*others, own]}

@@ -49,7 +49,7 @@ def import_model(source: Model, output: Model | None, *, format: str | None = No
     path = _found(str(source), [pattern for _, each in importers for pattern in each.patterns])
     _require_regular(path)
     with _understood(path):
-        entry, importer, found = _recognized(path, format, importers)
+        entry, importer, recognized = _recognized(path, format, importers)
     given = {name: value for name, value in options.items() if value}
     if unknown := given.keys() - set(importer.options):
         raise RequestError(f"{entry.name} has no option {', '.join(sorted(unknown))}")
@@ -57,7 +57,7 @@ def import_model(source: Model, output: Model | None, *, format: str | None = No
         raise RequestError(f"found {target} as the folder of both models; choose another output")
     with _staged(target) as folder_path:
         with _understood(path):
-            details, files = importer.write(path, folder_path, format=found, **given)
+            details, files = importer.write(path, folder_path, format=recognized, **given)
         description = f"{entry.title}; imported from {Path(source).name}"
         write_card(folder_path, entry.name, description, details, files, name=target.resolve().name)
         folder = zoo.load(folder_path)
@@ -67,7 +67,7 @@ def import_model(source: Model, output: Model | None, *, format: str | None = No
         "model": folder.card.name,
         "path": str(target),
         "family": entry.name,
-        "format": found,
+        "format": recognized,
         "parameters": parameters,
         **{key: each for key, each in details.items() if key != "preprocessing"},
     }
@@ -127,9 +127,9 @@ def _recognized(
 ) -> tuple[Family, Importer, str]:
     """Returns the family, importer and format of a model; raises RequestError if no importer recognizes it."""
     for entry, importer in importers:
-        found = format if format in importer.formats else "" if format else importer.recognize(path)
-        if found:
-            return entry, importer, found
+        recognized = format if format in importer.formats else "" if format else importer.recognize(path)
+        if recognized:
+            return entry, importer, recognized
     expected = "; ".join(f"{what} ({name})" for _, each in importers for name, what in each.formats.items())
     raise RequestError(f"found no model in {path}, expected: {expected}")
 

@@ -47,8 +47,8 @@ def info(model: Model) -> dict[str, Any]:
     if is_file(model) and (zipfile.is_zipfile(model) or Path(model).suffix == ".plan"):
         from pipelines.engines import plan
 
-        found = plan.read_plan(model)
-        return {"path": str(model), "stale": plan.stale(model, found) or "no", **found}
+        details = plan.read_plan(model)
+        return {"path": str(model), "stale": plan.stale(model, details) or "no", **details}
     if is_file(model):
         return _of_file(Path(model))
     if Path(model).is_dir():
@@ -58,29 +58,29 @@ def info(model: Model) -> dict[str, Any]:
         hub = zoo.hub()
         card = hub.card(str(model))
         path = hub.folder(card.name)
-    found = {**card.to_json(), "path": str(path)}
+    details = {**card.to_json(), "path": str(path)}
     if path.is_dir():
-        found["on_disk"] = {
+        details["on_disk"] = {
             each.name: each.stat().st_size
             for each in sorted(path.iterdir())
             if each.is_file() and not each.name.startswith(".")
         }
         if built := read_record(path):
-            found["built"] = built
+            details["built"] = built
         if (path / BUILD_STAGES[1]).is_file() and (path / BUILD_STAGES[2]).is_file():
-            found["native"] = stages.native_form(open_folder(path, zoo.entry))
-            if not found["native"] and (path / PRECISIONS["int8"]).is_file() and extension.isas():
+            details["native"] = stages.native_form(open_folder(path, zoo.entry))
+            if not details["native"] and (path / PRECISIONS["int8"]).is_file() and extension.isas():
                 from pipelines.engines.native import images
 
-                found["native"] = images.form(path / PRECISIONS["int8"])
+                details["native"] = images.form(path / PRECISIONS["int8"])
         elif isinstance(zoo.entry(card.entry), Lowerable):
-            found["native"] = {"reason": f"not built yet; run: zoo download {model}"}
+            details["native"] = {"reason": f"not built yet; run: zoo download {model}"}
         if (path / QUANTIZATION).is_file():
             try:
-                found["quantization"] = read_json(path / QUANTIZATION)
+                details["quantization"] = read_json(path / QUANTIZATION)
             except RequestError as error:
                 raise RequestError(f"{error}; rebuild it with: zoo build {model} --force") from error
-    return found
+    return details
 
 
 def _of_file(path: Path) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def doctor(speed: bool = False) -> dict[str, Any]:
     """
     cache = settings.home()
     files = [each for each in cache.rglob("*") if each.is_file()] if cache.is_dir() else []
-    found = {
+    report = {
         "cpu": machine.cpu()["name"],
         "isa": machine.cpu()["flags"],
         "cores": machine.cores(),
@@ -206,8 +206,8 @@ def doctor(speed: bool = False) -> dict[str, Any]:
         "models": zoo.names(),
     }
     if speed:
-        found["speed"] = {"gmac_per_second": {isa: round(product_limit(isa), 1) for isa in extension.isas()}}
-    return found
+        report["speed"] = {"gmac_per_second": {isa: round(product_limit(isa), 1) for isa in extension.isas()}}
+    return report
 
 
 def _check_engine(name: str) -> str:
@@ -255,17 +255,17 @@ def moved_probabilities(folder: ModelFolder, rows: Any, on_error: str) -> dict[s
     batch = kinds[0].calibration(rows, PROBED, on_error)
     exact, int8 = (np.float64(next(iter(each.predict(batch).values()))).reshape(-1) for each in kinds)
     moved = np.abs(exact - int8)
-    found = {
+    change = {
         "rows": len(moved),
         "largest": float(moved.max()),
         "mean": float(moved.mean()),
         "bound": folder.entry.recipe.bound,
     }
-    if found["largest"] > MOVED:
+    if change["largest"] > MOVED:
         logger.warning(
             "int8 moves a probability by up to %.4f (mean %.4f) on %d rows, more than %.3f; keep layers in float "
             "(--keep-float REGEX, named by --all), or more rows in --calibration-data",
-            *(found[each] for each in ("largest", "mean", "rows")),
+            *(change[each] for each in ("largest", "mean", "rows")),
             MOVED,
         )
-    return found
+    return change

@@ -296,13 +296,13 @@ def import_ranker(
     require_place((target := output_path(output, "a ranker")) / CARD)
     read = able[family or next(iter(able))].from_onnx
     options: dict[str, Any] = {"columns": columns, "output_node": output_node, "on_error": on_error}
-    found, details, files = read(path, data, target, schema=schema, family=family, **options)
-    recipe, operators = zoo.entry(found).recipe, [query.label(each) for each in io.load(target / "fp32.onnx").graph]
+    detected, details, files = read(path, data, target, schema=schema, family=family, **options)
+    recipe, operators = zoo.entry(detected).recipe, [query.label(each) for each in io.load(target / "fp32.onnx").graph]
     kept = tuple(each for each in recipe.keep_float if any(re.fullmatch(each, name) for name in operators))
     details["recipe"] = dataclasses.replace(
         recipe, keep_float=kept
     ).to_json()  # without patterns of operators that the graph lacks
-    write_card(target, found, f"{zoo.entry(found).title}; from the graph {Path(path).name}", details, files)
+    write_card(target, detected, f"{zoo.entry(detected).title}; from the graph {Path(path).name}", details, files)
     return zoo.load(target)
 
 

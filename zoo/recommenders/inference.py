@@ -304,8 +304,8 @@ class ClickPipeline(GraphPipeline):
             progress("scoring rows") as advance,
         ):
             start = time.perf_counter()
-            found = self.rows(inputs, on_error, errors, size, seconds)
-            encoded = timed(((rows.index, self.encode(rows)) for rows in found), seconds, "parse")
+            batches = self.rows(inputs, on_error, errors, size, seconds)
+            encoded = timed(((rows.index, self.encode(rows)) for rows in batches), seconds, "parse")
             first = next(encoded)
             before = time.perf_counter()
             scorers = self._scorers({name: array[: self.batch_size] for name, array in first[1].items()})

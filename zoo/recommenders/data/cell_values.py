@@ -52,12 +52,12 @@ def parse_floats(texts: pa.Array) -> npt.NDArray[np.float64]:
         float64 [n]; NaN for null, for text that is not a number, and for infinity.
     """
     try:
-        found = texts.cast(pa.float64())
+        numbers = texts.cast(pa.float64())
     except pa.ArrowInvalid:
         trimmed = pc.utf8_trim_whitespace(texts)
         is_number = pc.match_substring_regex(trimmed, r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
-        found = pc.if_else(is_number, trimmed, pa.scalar(None, pa.string())).cast(pa.float64())
-    values = found.to_numpy(zero_copy_only=False).astype(np.float64)
+        numbers = pc.if_else(is_number, trimmed, pa.scalar(None, pa.string())).cast(pa.float64())
+    values = numbers.to_numpy(zero_copy_only=False).astype(np.float64)
     return np.where(np.isfinite(values), values, np.nan)
 
 
@@ -179,8 +179,8 @@ def canonical(texts: pa.Array, separator: str = LIST) -> pa.Array:
         texts = pc.replace_substring_regex(texts, r"^(False|false|FALSE)$", "0")
         odd = pc.match_substring_regex(texts, _ODD).fill_null(False)
         if pc.any(odd).as_py():
-            found = [_canonical(each, separator) for each in texts.filter(odd).to_pylist()]
-            texts = pc.replace_with_mask(texts, odd, pa.array(found, pa.string()))
+            canonical_texts = [_canonical(each, separator) for each in texts.filter(odd).to_pylist()]
+            texts = pc.replace_with_mask(texts, odd, pa.array(canonical_texts, pa.string()))
     return pc.if_else(pc.is_in(texts, pa.array(MISSING)), pa.scalar(None, pa.string()), texts)
 
 
@@ -303,7 +303,7 @@ def column_as_text(column: Any, separator: str = LIST) -> pa.Array:
 def _lists_as_text(column: Any, separator: str) -> pa.Array:
     """Lists joined by the separator, without the items that are missing."""
     items = column_as_text(column.flatten(), separator)
-    some = items.is_valid()
-    lengths = np.bincount(pc.list_parent_indices(column).filter(some), minlength=len(column))
+    valid = items.is_valid()
+    lengths = np.bincount(pc.list_parent_indices(column).filter(valid), minlength=len(column))
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-    return pc.binary_join(pa.ListArray.from_arrays(offsets, items.filter(some)), separator)
+    return pc.binary_join(pa.ListArray.from_arrays(offsets, items.filter(valid)), separator)

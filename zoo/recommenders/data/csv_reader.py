@@ -277,8 +277,8 @@ class CsvReader:
         scale_pending(self.features, parsed, left)
         for column in self.features.schema.of("timestamp"):
             if parsed.times is not None and native_unit(column.unit) != column.unit:
-                found = times.seconds(parsed.times, column.unit)
-                parsed.times[:] = np.where(np.isnan(found), -np.inf, found)
+                seconds = times.seconds(parsed.times, column.unit)
+                parsed.times[:] = np.where(np.isnan(seconds), -np.inf, seconds)
         features = self.features
         fields, numbers = self._unread
         for field in fields:

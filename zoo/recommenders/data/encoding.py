@@ -151,21 +151,21 @@ class Field:
         """
         encoding = self.column.encoding
         if encoding["type"] in ("hash", "hash-bucket"):
-            found = hash_buckets(texts, int(encoding["buckets"])) + np.int32(encoding["type"] == "hash")
+            ids = hash_buckets(texts, int(encoding["buckets"])) + np.int32(encoding["type"] == "hash")
         elif encoding["type"] == "id":
             numbers = parse_floats(texts)
             known = (numbers >= 0) & (numbers < self.rows) & (numbers == np.floor(numbers))
             if outside is not None and not known.all():
-                some = pc.not_equal(texts, "").fill_null(False).to_numpy(zero_copy_only=False)
-                outside[self.name] += int(np.count_nonzero(some & ~known))
+                filled = pc.not_equal(texts, "").fill_null(False).to_numpy(zero_copy_only=False)
+                outside[self.name] += int(np.count_nonzero(filled & ~known))
             return np.where(known, numbers, encoding.get("unknown", UNKNOWN)).astype(np.int32)
         else:
             values = self.values if pa.types.is_string(texts.type) else self.values.cast(texts.type)
             places = pc.index_in(texts, value_set=values, skip_nulls=True)
-            found = places.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32) + np.int32(1)
+            ids = places.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32) + np.int32(1)
         if texts.null_count:
-            found[texts.is_null().to_numpy(zero_copy_only=False)] = self.last
-        return found
+            ids[texts.is_null().to_numpy(zero_copy_only=False)] = self.last
+        return ids
 
     def split(self, texts: pa.Array) -> tuple[pa.Array, NDArray[Any]]:
         """Splits lists into their items, in the form of the texts.
@@ -194,11 +194,11 @@ class Field:
         """
         values, counts = self.split(texts)
         rows = np.repeat(np.arange(len(texts)), counts)
-        some = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
+        filled = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
         known = self.ids(values, outside)
         if self.column.encoding["type"] == "id" or self.column.encoding.get("skip_unknown"):
-            some &= known > 0
-        rows, known = rows[some], known[some]
+            filled &= known > 0
+        rows, known = rows[filled], known[filled]
         counts = np.bincount(rows, minlength=len(texts))
         place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         place -= np.maximum(counts - self.width, 0)[rows]
@@ -225,13 +225,13 @@ class Encoding:
     @cached_property
     def fields(self) -> tuple[Field, ...]:
         """The categories, in the order of the schema."""
-        found: list[Field] = []
+        fields: list[Field] = []
         start = scale = 0
         for column in self.schema.of("category", "categories"):
             mean = column.pooling == "mean"
-            found.append(Field(column, start, scale if mean else -1, self.schema.canonical))
-            start, scale = start + found[-1].width, scale + mean
-        return tuple(found)
+            fields.append(Field(column, start, scale if mean else -1, self.schema.canonical))
+            start, scale = start + fields[-1].width, scale + mean
+        return tuple(fields)
 
     @cached_property
     def line_parsers(self) -> dict[bool, Any]:
@@ -288,8 +288,8 @@ class Encoding:
                 return _log1p(x, encoding["minimum"], np.log1p(encoding["maximum"] - encoding["minimum"]))
             case _:
                 points = np.asarray(encoding["quantiles"], np.float64)
-                found = np.interp(x, points, np.linspace(0, 1, len(points)))
-                return np.where(np.isnan(x), np.nan, found)
+                quantile = np.interp(x, points, np.linspace(0, 1, len(points)))
+                return np.where(np.isnan(x), np.nan, quantile)
 
     @cached_property
     def raw(self) -> Encoding:
@@ -331,18 +331,18 @@ class Encoding:
         Returns:
             Scaled values, float64 [n]; NaN where missing.
         """
-        found, known = np.empty_like(x), np.zeros(len(self.numbers), bool)
+        scaled, known = np.empty_like(x), np.zeros(len(self.numbers), bool)
         for scale, which, low, high in self._by_logarithm:  # all columns of a kind at once
             known |= which
-            some = which[columns]
-            if some.all():
+            chosen = which[columns]
+            if chosen.all():
                 return scale(x, low[columns], high[columns])
-            of = columns[some]
-            found[some] = scale(x[some], low[of], high[of])
+            of = columns[chosen]
+            scaled[chosen] = scale(x[chosen], low[of], high[of])
         for at in np.flatnonzero(~known):
-            some = columns == at
-            found[some] = self.scaled(int(at), x[some])
-        return found
+            chosen = columns == at
+            scaled[chosen] = self.scaled(int(at), x[chosen])
+        return scaled
 
     @cached_property
     def _by_logarithm(self) -> list[tuple[Callable[..., Any], NDArray[np.bool_], NDArray[Any], NDArray[Any]]]:
@@ -355,11 +355,11 @@ class Encoding:
             for each, log in zip(encodings, log1ps, strict=True)
         ]
         bounds = [np.array([each.get(bound, 0) for each in encodings], np.float32) for bound in ("low", "high")]
-        found: list[tuple[Callable[..., Any], NDArray[np.bool_], NDArray[Any], NDArray[Any]]] = [
+        groups: list[tuple[Callable[..., Any], NDArray[np.bool_], NDArray[Any], NDArray[Any]]] = [
             (_log1p, np.array(log1ps, bool), low, np.array(most, np.float64)),
             (log1p_min_max, np.array(scaled, bool), bounds[0], bounds[1]),
         ]
-        return [each for each in found if each[1].any()]
+        return [each for each in groups if each[1].any()]
 
     def scaled_whole(self, start: int, stop: int) -> Floats:
         """Tabulates the scaled values of whole numbers. Tables are computed once.
@@ -373,8 +373,8 @@ class Encoding:
         """
         if (tables := self._tables.get((start, stop))) is None:
             x = np.arange(start, stop, dtype=np.float64)
-            found = [self.scaled(at, x).astype(np.float32) for at in range(len(self.numbers))]
-            tables = self._tables[start, stop] = np.array(found, np.float32).reshape(len(found), len(x))
+            scaled = [self.scaled(at, x).astype(np.float32) for at in range(len(self.numbers))]
+            tables = self._tables[start, stop] = np.array(scaled, np.float32).reshape(len(scaled), len(x))
         return tables
 
     @cached_property

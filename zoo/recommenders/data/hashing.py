@@ -89,8 +89,8 @@ def buckets_of(hashes: Hashes, buckets: int | Sequence[int]) -> npt.NDArray[np.i
     if not ((divisor > 0) & (divisor < 2**31)).all():
         raise ValueError(f"found {buckets} hash buckets, expected 1 to {2**31 - 1}")
     unsigned = divisor.astype(np.uint64)
-    found = (hashes - hashes // unsigned * unsigned).astype(np.int32)  # numpy's % is not vectorized, its // is
-    return found if isinstance(buckets, int) else np.where(hashes == _K2, divisor.astype(np.int32), found)
+    remainders = (hashes - hashes // unsigned * unsigned).astype(np.int32)  # numpy's % is not vectorized, its // is
+    return remainders if isinstance(buckets, int) else np.where(hashes == _K2, divisor.astype(np.int32), remainders)
 
 
 def hash_buckets(strings: Any, buckets: int | Sequence[int]) -> npt.NDArray[np.int32]:

@@ -218,8 +218,8 @@ class _Reader:
             numbers = [_numbers(name, columns[at], arrays[at]) for at in self.numbers_at]
             values = np.empty((len(table), len(numbers)), np.float32)
             bad = np.zeros(values.shape, np.bool_)
-            for at, (found, wrong) in enumerate(numbers):
-                values[:, at], bad[:, at] = found, wrong
+            for at, (parsed, wrong) in enumerate(numbers):
+                values[:, at], bad[:, at] = parsed, wrong
             ids = np.empty((len(table), len(self.encoding.fields)), np.int32)
             for field, at in zip(self.encoding.fields, self.fields_at, strict=True):
                 ids[:, field.start] = _ids(name, columns[at], arrays[at], field)
@@ -315,8 +315,8 @@ class _Reader:
         faults = []
         wrong = np.flatnonzero(~complete)
         for row in wrong[: 1 if self.errors is None else None].tolist():  # the first one ends the input
-            found = "1 column" if counts[row] == 1 else f"{counts[row]} columns"
-            faults.append((row, "columns", f"found {found}, expected {either if row < first else expected}"))
+            width = "1 column" if counts[row] == 1 else f"{counts[row]} columns"
+            faults.append((row, "columns", f"found {width}, expected {either if row < first else expected}"))
         return _Piece(name, before, len(counts), np.flatnonzero(complete), faults)
 
     def _cells(self, piece: _Piece, data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> Rows:
@@ -325,13 +325,13 @@ class _Reader:
         begins, lengths = starts[:, self.fields_at], (ends - starts)[:, self.fields_at]
         hashes = fingerprints(data, begins.ravel(), lengths.ravel()).reshape(lengths.shape)
         ids = np.empty(lengths.shape, np.int32)
-        for field, begin, length, found in zip(self.encoding.fields, begins.T, lengths.T, hashes.T, strict=True):
+        for field, begin, length, field_hashes in zip(self.encoding.fields, begins.T, lengths.T, hashes.T, strict=True):
             how = field.column.encoding
             if how["type"] == "vocabulary":
                 texts = [data[i : i + n].tobytes() for i, n in zip(begin.tolist(), length.tolist(), strict=True)]
                 known = field.ids(pa.array(texts, pa.binary()))
             else:
-                known = buckets_of(found, int(how["buckets"])) + np.int32(how["type"] == "hash")
+                known = buckets_of(field_hashes, int(how["buckets"])) + np.int32(how["type"] == "hash")
             ids[:, field.start] = np.where(length == 0, np.int32(field.last), known)
         return self._rows(
             piece, values, bad, ids, lambda i, j: data[starts[i, j] : ends[i, j]].tobytes().decode("utf-8", "replace")
@@ -352,11 +352,11 @@ class _Reader:
         wrong = bad.any(axis=1)
         for row in np.flatnonzero(wrong)[: 1 if self.errors is None else None].tolist():
             column = self.numbers_at[int(np.argmax(bad[row]))]
-            found = reprlib.repr(show(row, column))
+            shown = reprlib.repr(show(row, column))
             if labelled and column == 0:
-                faults.append((int(complete[row]), "label", f"found label {found}, expected 0 or 1"))
+                faults.append((int(complete[row]), "label", f"found label {shown}, expected 0 or 1"))
             else:
-                message = f"found {found} in column {column + 1}, expected a number or nothing"
+                message = f"found {shown} in column {column + 1}, expected a number or nothing"
                 faults.append((int(complete[row]), "number", message))
         for row, kind, message in sorted(faults):
             message = f"{piece.name}:{piece.before + row + 1}: {message}"

@@ -121,8 +121,8 @@ class Log:
                 name: forms.get(name, CellForm()).apply(pa.repeat(pa.scalar(value, pa.string()), len(batch)))
                 for name, value in values.items()
             }
-            found = {**constants, **dict(zip(stored, batch.columns, strict=True))}
-            yield pa.record_batch([found[name] for name in columns], names=list(columns))
+            arrays = {**constants, **dict(zip(stored, batch.columns, strict=True))}
+            yield pa.record_batch([arrays[name] for name in columns], names=list(columns))
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -166,10 +166,10 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
             names = dict.fromkeys(name for row in rows for name in row)
             return _named(Log("the rows given", "rows", "", tuple(names), place=rows))
         return _of_tables(Log("the rows given", "rows", "", (), place=rows), rows.schema)
-    found = sources.expand(source)
-    if len(found) > 1:
-        raise RequestError(f"found {len(found)} files in {source}, expected one")
-    return _open_path(*found[0], delimiter)
+    paths = sources.expand(source)
+    if len(paths) > 1:
+        raise RequestError(f"found {len(paths)} files in {source}, expected one")
+    return _open_path(*paths[0], delimiter)
 
 
 def _open_path(name: str, partition: sources.Partition, delimiter: str | None) -> Log:
@@ -212,7 +212,7 @@ def open_logs(source: Any, delimiter: str | None = None) -> list[Log]:
     logs = []
     for each in source if several else [source]:
         is_path = isinstance(each, str | Path)
-        logs += [_open_path(*found, delimiter) for found in sources.expand(each)] if is_path else [open_log(each)]
+        logs += [_open_path(*location, delimiter) for location in sources.expand(each)] if is_path else [open_log(each)]
     return logs
 
 
@@ -445,8 +445,8 @@ def csv_batches(
         if bad is None:
             return "error"
         number = row.number + earlier
-        found = f"found {row.actual_columns} columns, expected {row.expected_columns}"
-        bad(number - 1 - log.header, "columns", f"{path} row {number}: {found}")
+        fault = f"found {row.actual_columns} columns, expected {row.expected_columns}"
+        bad(number - 1 - log.header, "columns", f"{path} row {number}: {fault}")
         return "skip"
 
     try:

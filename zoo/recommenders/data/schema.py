@@ -240,10 +240,10 @@ class Schema:
         """
         row = {}
         for each in self.of(*FEATURES):
-            found = each.encoding
-            middle = (found.get("quantiles") or [None])[len(found.get("quantiles", ())) // 2]
-            value = next((x for x in (found.get("mean"), middle, found.get("minimum")) if x is not None), "")
-            row[each.name] = f"{value:.6g}" if value != "" else str((found.get("values") or [""])[0])
+            encoding = each.encoding
+            middle = (encoding.get("quantiles") or [None])[len(encoding.get("quantiles", ())) // 2]
+            value = next((x for x in (encoding.get("mean"), middle, encoding.get("minimum")) if x is not None), "")
+            row[each.name] = f"{value:.6g}" if value != "" else str((encoding.get("values") or [""])[0])
         return row
 
     def to_json(self) -> dict[str, Any]:
@@ -381,9 +381,9 @@ def _faults(value: Any) -> list[str]:
     broken = [value["columns"][error.path[1]] for error in errors if columns and len(error.path) > 1]
     sound = [each for each in columns if not any(each is other for other in broken)]
     for kind in ("label", "timestamp", "weight"):
-        found = [each["name"] for each in sound if each["kind"] == kind]
-        if len(found) > 1:
-            faults.append(f"{', '.join(found)}: found {len(found)} columns of kind {kind}, expected one")
+        same = [each["name"] for each in sound if each["kind"] == kind]
+        if len(same) > 1:
+            faults.append(f"{', '.join(same)}: found {len(same)} columns of kind {kind}, expected one")
     if not errors and not any(each["kind"] in FEATURES for each in sound):
         faults.append("found no number, category or categories; expected a column to predict from")
     if columns and value.get("header") is False:

@@ -120,8 +120,8 @@ def load_schema(path: str | Path, data: Any, on_error: str = "raise") -> Schema:
     def completed(column: Any) -> Any:
         if not (isinstance(column, dict) and column.get("name") in seen):
             return without_foreign_fields(column)
-        found = column_of(seen[column["name"]], column["kind"], without_foreign_fields(column))
-        return found.to_json()
+        inferred = column_of(seen[column["name"]], column["kind"], without_foreign_fields(column))
+        return inferred.to_json()
 
     return Schema.from_json({**value, "columns": [completed(each) for each in columns]}, str(path))
 
@@ -160,10 +160,10 @@ def _survey(
 
 def _only(kind: str, columns: Sequence[Column], score: Callable[[Column], Any]) -> list[Column]:
     """Keeps the best column of a kind that may occur once in a schema; the others are ignored."""
-    found = [each for each in columns if each.kind == kind]
-    if len(found) < 2:
+    candidates = [each for each in columns if each.kind == kind]
+    if len(candidates) < 2:
         return list(columns)
-    kept = max(found, key=score)
+    kept = max(candidates, key=score)
     why = f"{kept.name} is taken as the {kind}, of which a row has one"
     return [
         replace(each, kind="ignored", unit="", why=f"{each.why}; {why}") if each.kind == kind and each != kept else each

@@ -67,7 +67,7 @@ def expand(source: str | os.PathLike[str]) -> list[tuple[str, Partition]]:
 
 def _files(folder: Path) -> list[str]:
     """The files in a folder and below, in natural order."""
-    found = []
+    files = []
     for parent, folders, names in os.walk(folder, followlinks=True):
         if unsound := [each for each in _TRANSACTIONS if each in folders]:
             what = "holds an unfinished job" if unsound == ["_temporary"] else "is a table with versions"
@@ -77,13 +77,13 @@ def _files(folder: Path) -> list[str]:
             )
         folders[:] = [each for each in folders if each[0] not in "_."]
         paths = [Path(parent, each) for each in names if each[0] not in "_."]
-        found += [str(each) for each in paths if each.is_file() and each.stat().st_size]
-    if not found:
+        files += [str(each) for each in paths if each.is_file() and each.stat().st_size]
+    if not files:
         raise RequestError(
             f"found the folder {folder} without files of rows, expected some, or a folder written by "
             "datasets.save_to_disk"
         )
-    return sorted(found, key=_natural)
+    return sorted(files, key=_natural)
 
 
 def _natural(text: str) -> list[tuple[int, str]]:

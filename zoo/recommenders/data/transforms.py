@@ -51,8 +51,8 @@ def apply(step: Sequence[Any], x: Array) -> Floats:
     """
     name, *constant = step
     with np.errstate(all="ignore"):
-        found: Floats = STEPS[name](x, *map(np.float32, constant)).astype(np.float32)
-    return found
+        transformed: Floats = STEPS[name](x, *map(np.float32, constant)).astype(np.float32)
+    return transformed
 
 
 def stepped(encoding: Mapping[str, Any], x: Array) -> Floats:

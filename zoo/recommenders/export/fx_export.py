@@ -69,18 +69,20 @@ def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) 
     values: dict[Any, Any] = {}
     steps = trace(model) if steps is None else steps
     for node in steps.nodes:
-        found = fx.map_arg(node.args, values.get)
+        arguments = fx.map_arg(node.args, values.get)
         match node.op:
             case "placeholder":
                 values[node] = inputs.get(node.target)
             case "output":
-                results = found[0] if isinstance(found[0], tuple) else found
+                results = arguments[0] if isinstance(arguments[0], tuple) else arguments
             case "call_module":
                 values[node] = writer.part(
-                    [each for each in found if each is not None], node.target, model.get_submodule(node.target)
+                    [each for each in arguments if each is not None], node.target, model.get_submodule(node.target)
                 )
             case _:
-                values[node] = writer.function(found, path_of(node), getattr(node.target, "__name__", str(node.target)))
+                values[node] = writer.function(
+                    arguments, path_of(node), getattr(node.target, "__name__", str(node.target))
+                )
     probability = writer.add("Sigmoid", [results[0]], "probability")
     names = ["probability", *getattr(model, "outputs", ())]
     for name, value in zip(names, [probability, *results[1:]], strict=True):
@@ -137,18 +139,18 @@ class _Writer(Writer):
                 return self._sum(self.add("Mul", inputs, f"{path}.products"), path, 1)
         return self.layer(inputs, path, module)
 
-    def function(self, found: tuple[Any, ...], path: str, kind: str) -> ir.Value:
+    def function(self, inputs: tuple[Any, ...], path: str, kind: str) -> ir.Value:
         """Appends a function called by `forward`."""
-        match kind, found:
+        match kind, inputs:
             case "cat", (list(parts), 1):
                 return self.add("Concat", parts, path, axis=1)
             case (("add" | "mul"), (ir.Value(), ir.Value())):
-                return self.add(kind.capitalize(), found, path)
-        raise RequestError(f"{path} is {kind} of {len(found)} values, which has no ONNX form here")
+                return self.add(kind.capitalize(), inputs, path)
+        raise RequestError(f"{path} is {kind} of {len(inputs)} values, which has no ONNX form here")
 
     def _vectors(self, module: Any, path: str) -> list[ir.Value]:
         """Appends the lookup of every field, [batch, size] each."""
-        found = []
+        vectors = []
         for number, field in enumerate(module.fields):
             name = f"{path}.{field.name}"
             table = self.weight(f"{name}.table", module.table(number).detach().numpy())
@@ -160,8 +162,8 @@ class _Writer(Writer):
                 rows = self.add(op, [rows, axes], f"{name}.sum" if mean else name, keepdims=0)
                 if mean:
                     rows = self.add("Mul", [rows, self._cut("scales", field.scale, 1)], name)
-            found.append(rows)
-        return found
+            vectors.append(rows)
+        return vectors
 
     def _ids(self, field: Any) -> ir.Value:
         """Returns the ids of a field: [batch], or [batch, items] for a list."""

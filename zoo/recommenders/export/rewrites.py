@@ -162,8 +162,8 @@ class FuseParallelSum(Rewrite):
 
     def _fuse(self, main: ir.Graph, root: ir.Node) -> int:
         leaves, inner = _leaves(root)
-        found = [(leaf, field_lookup(leaf) if query.rank(leaf) == 2 else None) for leaf in leaves]
-        fields = [field for _, field in found if field is not None]
+        lookups = [(leaf, field_lookup(leaf) if query.rank(leaf) == 2 else None) for leaf in leaves]
+        fields = [field for _, field in lookups if field is not None]
         kinds = {(id(each.ids), each.width) for each in fields}
         if len(fields) < 2:
             return 0
@@ -175,7 +175,7 @@ class FuseParallelSum(Rewrite):
         axes = edit.initializer(main, f"{gathered.name}.axes", np.array([1], np.int64))
         total = edit.node("ReduceSum", [gathered, axes], f"{gathered.name}.sum", dtype=ir.DataType.FLOAT, keepdims=0)
         nodes = [total]
-        for number, leaf in enumerate([leaf for leaf, field in found if field is None]):
+        for number, leaf in enumerate([leaf for leaf, field in lookups if field is None]):
             nodes.append(
                 edit.node("Add", [leaf, nodes[-1].outputs[0]], f"{gathered.name}.plus{number}", dtype=ir.DataType.FLOAT)
             )

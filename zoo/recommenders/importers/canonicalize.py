@@ -79,10 +79,10 @@ class Rewriter(Writer):
             self.layouts[value] = Layout(entries)
         for node in self.old.graph:
             self._follow(node)
-        found = self.layouts.get(output)
-        if not isinstance(found, Layout) or found.batch or found.entries.size != 1:
+        layout = self.layouts.get(output)
+        if not isinstance(layout, Layout) or layout.batch or layout.entries.size != 1:
             raise RequestError(f"its result {output.name} is not one number a row")
-        value = self.written(found.entries.reshape(1))
+        value = self.written(layout.entries.reshape(1))
         if value.producer() is None:
             value = self.node("Identity", [value], "probability")
         value.name, value.shape = "probability", ir.Shape(["batch", 1])

@@ -64,7 +64,7 @@ def input_arrays(
     Returns:
         {input name: array [n, *shape]}.
     """
-    found = {}
+    arrays = {}
     codes = {each.start + at: known_ids(each)[:, 0] for each in features.fields for at in range(each.width)}
     for name, each in sources.items():
         out = np.zeros((len(next(iter(batch.values()))), *each.columns.shape), each.dtype)
@@ -72,8 +72,8 @@ def input_arrays(
             column = int(each.columns[place])
             values = codes[column][batch["ids"][:, column]] if each.ids[place] else batch["numbers"][:, column]
             out[(slice(None), *place)] = values
-        found[name] = out
-    return found
+        arrays[name] = out
+    return arrays
 
 
 def run(model: ir.Model, batch: Mapping[str, Array]) -> dict[str, Array]:

@@ -169,21 +169,21 @@ def from_onnx(
     output = Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RequestError(f"found {output} in use, expected a new or empty folder; choose another with -o")
-    found = read(path, data, schema, columns=columns, output_node=output_node, on_error=on_error)
-    if family not in (None, GENERIC, found.family):
+    ranker = read(path, data, schema, columns=columns, output_node=output_node, on_error=on_error)
+    if family not in (None, GENERIC, ranker.family):
         raise RequestError(
-            f"{path} is no {family}, but {found.family} by its structure: {found.why}; freeze it as that"
+            f"{path} is no {family}, but {ranker.family} by its structure: {ranker.why}; freeze it as that"
         )
-    family = family or found.family
+    family = family or ranker.family
     output.mkdir(parents=True, exist_ok=True)
-    io.save(found.model, output / "fp32.onnx")
+    io.save(ranker.model, output / "fp32.onnx")
     copy_file(path, output / RANKER)
-    write_npz(output / SAMPLES, found.calibration)
-    found.features.schema.save(output / "schema.json")
+    write_npz(output / SAMPLES, ranker.calibration)
+    ranker.features.schema.save(output / "schema.json")
     details = {
-        "preprocessing": found.features.to_json(),
+        "preprocessing": ranker.features.to_json(),
         "weights": {"file": RANKER, "from": Path(path).name},
-        "structure": {"family": found.family, "why": found.why, "difference": found.difference},
+        "structure": {"family": ranker.family, "why": ranker.why, "difference": ranker.difference},
     }
     made = output / "fp32.onnx"
     return family, details, (CardFile.of(made),)
@@ -194,8 +194,8 @@ def _output(model: ir.Model, name: str | None, path: str | Path) -> ir.Value:
     if name is None and len(outputs) == 1:
         return next(iter(outputs.values()))
     if name not in outputs:
-        found = f"found no result {name}" if name else f"found {len(outputs)} results"
-        raise RequestError(f"{path}: {found}, expected one of {', '.join(outputs)}; name it with --output-node")
+        found_outputs = f"found no result {name}" if name else f"found {len(outputs)} results"
+        raise RequestError(f"{path}: {found_outputs}, expected one of {', '.join(outputs)}; name it with --output-node")
     return outputs[name]
 
 
@@ -263,7 +263,7 @@ def _input_sources(
         ]
     else:
         flags = [np.full(len(columns), is_id) for columns, is_id in spans]
-    found = {}
+    input_sources = {}
     for value, (columns, _), ids in zip(model.graph.inputs, spans, flags, strict=True):
         shape, dtype = query.dimensions(value), value.dtype
         if shape is None or dtype is None or not 1 <= len(shape) <= 2 or dtype.numpy().kind not in "if":
@@ -281,8 +281,8 @@ def _input_sources(
                 f"{path}: the input {value.name} is {dtype.name.lower()}, but the schema says it is a number"
             )
         own = (len(columns),) if len(shape) == 2 else ()
-        found[str(value.name)] = InputSource(np.array(columns).reshape(own), ids.reshape(own), dtype.numpy())
-    return found
+        input_sources[str(value.name)] = InputSource(np.array(columns).reshape(own), ids.reshape(own), dtype.numpy())
+    return input_sources
 
 
 def _first_rows(data: Any, features: Features, on_error: str) -> dict[str, Array]:
@@ -340,8 +340,8 @@ def _written(
 def _difference(model: ir.Model, rows: dict[str, Array], truth: Array) -> float:
     expected = {str(each.name) for each in model.graph.inputs}
     opened = reference_session.session(model, "reading it needs")
-    (found,) = reference_session.run(opened, {name: x for name, x in rows.items() if name in expected})
-    return float(np.nanmax(np.abs(found.ravel() - truth.ravel())))
+    (probabilities,) = reference_session.run(opened, {name: x for name, x in rows.items() if name in expected})
+    return float(np.nanmax(np.abs(probabilities.ravel() - truth.ravel())))
 
 
 def _unread_scales(model: ir.Model, features: Features) -> set[str]:
@@ -429,22 +429,22 @@ def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
         result = reader.read(model.graph.outputs[0])
     except RequestError as error:
         return GENERIC, f"mapped as any graph: {error}", features
-    found = {type(each): each for each in subexpressions(result)}
+    by_type = {type(each): each for each in subexpressions(result)}
     terms = [term for term, _ in result.terms] if isinstance(result, Total) else []
     deep = [
         any(isinstance(each, FloatVector) or (isinstance(each, Linear) and each.relu) for each in subexpressions(term))
         for term in terms
     ]
-    if isinstance(product := found.get(Product), Product):
+    if isinstance(product := by_type.get(Product), Product):
         if isinstance(product.x, L2Normalized) and isinstance(product.y, L2Normalized):
             features = _with_towers(model, features, reader, [product.x, product.y])
             return "two-tower", "its result is the dot product of two networks that read different columns", features
-    elif Dots in found:
+    elif Dots in by_type:
         return "dlrm", "its embeddings are multiplied with each other, every one with every other", features
-    elif Crossed in found:
+    elif Crossed in by_type:
         _name_output(model, terms)
         return "dcn-v2", "it has cross layers: x0 times a linear layer of x", features
-    elif Factorization in found:
+    elif Factorization in by_type:
         return "deepfm", "it has a factorization machine: the square of a sum less the sum of squares", features
     elif any(deep) and not all(deep):
         return "wide-deep", "it has a linear part beside a network of embeddings", features

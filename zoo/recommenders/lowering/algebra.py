@@ -134,8 +134,8 @@ def subexpressions(x: Expression) -> Iterator[Expression]:
     while waiting:
         yield (x := waiting.pop())
         for name in ("x", "y", "gates", "parts", "vectors", "changes", "terms"):
-            found = getattr(x, name, ())
-            for each in found if isinstance(found, list) else [found]:
+            operands = getattr(x, name, ())
+            for each in operands if isinstance(operands, list) else [operands]:
                 inner = each[0] if isinstance(each, tuple) and each else each
                 if isinstance(inner, Expression) and inner not in met:
                     met.add(inner)

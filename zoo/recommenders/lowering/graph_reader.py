@@ -106,10 +106,10 @@ class GraphReader:
         made = getattr(self, f"_{node.op_type.lower()}", None) if not node.domain else None
         if node.op_type in VIEWS:
             made = self._view
-        found: Expression | None = made(node, value) if made is not None else None
-        if found is None:
+        expression: Expression | None = made(node, value) if made is not None else None
+        if expression is None:
             raise RequestError(f"the operator {node.name or value.name} ({node.op_type}) has no native form here")
-        return found
+        return expression
 
     # --- lookups
 
@@ -367,10 +367,10 @@ class GraphReader:
         return added(x, y, 1.0)
 
     def _sum(self, node: ir.Node, value: ir.Value) -> Expression | None:
-        found: Expression | None = self.read(node.inputs[0])
+        total: Expression | None = self.read(node.inputs[0])
         for each in node.inputs[1:]:
-            found = None if found is None else added(found, self.read(each), 1.0)
-        return found
+            total = None if total is None else added(total, self.read(each), 1.0)
+        return total
 
     def _sub(self, node: ir.Node, value: ir.Value) -> Expression | None:
         constant = query.constant(node.inputs[1])

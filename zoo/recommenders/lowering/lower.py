@@ -73,13 +73,13 @@ def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tupl
         RequestError: The table belongs to another graph.
     """
     table.require(model)
-    found = model.clone()
-    infer_shapes(found)
+    shaped = model.clone()
+    infer_shapes(shaped)
     reader = GraphReader()
     try:
         if not recipe.quantize_tables:
             raise RequestError("the recipe keeps tables float")
-        outputs = [reader.read(value) for value in found.graph.outputs]
+        outputs = [reader.read(value) for value in shaped.graph.outputs]
         kept = any(recipe.keeps_float(str(node.name or node.outputs[0].name)) for node in reader.nodes)
         compiler = Compiler(reader, table, machine.caches(), not kept)
         program = compiler.compile(outputs)
@@ -88,15 +88,15 @@ def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tupl
             program = compiler.compile(outputs)
     except RequestError as error:
         return None, {"fold": False, "reason": str(error), "layers": {}, "refused": {}}
-    names = [str(value.name) for value in found.graph.outputs]
+    names = [str(value.name) for value in shaped.graph.outputs]
     inputs = [reader.ids, reader.numbers, reader.scales]
     fed = [None if old is None else ir.Value(name=old.name, type=old.type, shape=old.shape) for old in inputs]
     graph = ir.Graph(
         [each for each in fed if each is not None],
         [],
         nodes=[],
-        opset_imports=dict(found.graph.opset_imports),
-        name=found.graph.name,
+        opset_imports=dict(shaped.graph.opset_imports),
+        name=shaped.graph.name,
     )
     taken = {*names, *(str(each.name) for each in fed if each is not None)}
     node = program_node(graph, program, fed, names, "program", taken)

@@ -117,12 +117,12 @@ class LoweringPlan:
 
     def _widths(self) -> tuple[int, int]:
         """Returns the number of numbers and of scales."""
-        found = []
+        widths = []
         for value in (self.reader.numbers, self.reader.scales):
             width = 0 if value is None or value.shape is None else value.shape[1]
             assert isinstance(width, int)
-            found.append(width)
-        return found[0], found[1]
+            widths.append(width)
+        return widths[0], widths[1]
 
     def _visit(self, x: Expression) -> None:
         """Records how all values below `x` are read."""

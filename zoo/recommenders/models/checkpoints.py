@@ -58,8 +58,8 @@ def weights_of(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
     """
     graph = io.load(path)
     edit.expand_fp16(graph)
-    found = {name: each.const_value for name, each in graph.graph.initializers.items()}
-    arrays = {name: torch.from_numpy(each.numpy().copy()) for name, each in found.items() if each is not None}
+    tensors = {name: each.const_value for name, each in graph.graph.initializers.items()}
+    arrays = {name: torch.from_numpy(each.numpy().copy()) for name, each in tensors.items() if each is not None}
     renamed = getattr(model, "renamed", None)
     return state_of(model, arrays if renamed is None else renamed(arrays))
 

@@ -127,17 +127,17 @@ class GraphNetwork(nn.Module):
             known = next((self._tables[each] for each in inputs if each in self._tables), None)
             if known is not None:
                 module, kind = self.modules_of[known[0]], known[1]
-                found = module(ids, scales) if kind == "table" else module(values[inputs[0]])
+                result = module(ids, scales) if kind == "table" else module(values[inputs[0]])
             elif node.op_type == "Gather":
                 source, column = values[inputs[0]], values[inputs[1]]
-                found = source[:, column.reshape(-1)] if column.ndim else source[:, column]
+                result = source[:, column.reshape(-1)] if column.ndim else source[:, column]
             elif node.op_type == "Concat":
-                found = torch.cat([values[each] for each in inputs], 1)
+                result = torch.cat([values[each] for each in inputs], 1)
             elif node.op_type == "LeakyRelu":
-                found = functional.leaky_relu(values[inputs[0]], node.attributes.get_float("alpha", 0.01))
+                result = functional.leaky_relu(values[inputs[0]], node.attributes.get_float("alpha", 0.01))
             else:
-                found = FUNCTIONS[node.op_type](*(values[each] for each in inputs))
-            values[_name(node.outputs[0])] = found
+                result = FUNCTIONS[node.op_type](*(values[each] for each in inputs))
+            values[_name(node.outputs[0])] = result
         return values[self._logit]
 
     def renamed(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -149,14 +149,14 @@ class GraphNetwork(nn.Module):
         Returns:
             {name from `export`: tensor}.
         """
-        found = {}
+        renamed = {}
         for name, (at, kind) in self._tables.items():
             module = self.modules_of[at]
             if kind == "table":
-                found[f"modules_of.{at}.{module.fields[0].name}.table"] = weights[name]  # type: ignore[index,union-attr]
+                renamed[f"modules_of.{at}.{module.fields[0].name}.table"] = weights[name]  # type: ignore[index,union-attr]
             else:
-                found[f"modules_of.{at}.weight"] = weights[name].T.contiguous()
-        return found
+                renamed[f"modules_of.{at}.weight"] = weights[name].T.contiguous()
+        return renamed
 
     def exported(self) -> ir.Model:
         """Returns the graph with the current weights."""
@@ -166,8 +166,8 @@ class GraphNetwork(nn.Module):
             weight: Any = self.modules_of[at].weight
             arrays[name] = weight if kind == "table" else weight.T
         for name, array in arrays.items():
-            found = np.ascontiguousarray(array.detach().numpy(), np.float32)
-            model.graph.initializers[name].const_value = ir.tensor(found, name=name)
+            trained = np.ascontiguousarray(array.detach().numpy(), np.float32)
+            model.graph.initializers[name].const_value = ir.tensor(trained, name=name)
         return model
 
 

@@ -83,14 +83,14 @@ class Embeddings(nn.Module):
         rows = functional.embedding(ids[:, self.columns] + self.offsets, self.weight, sparse=self.sparse)
         parts, at = [], 0
         for each in self.fields:
-            some = rows[:, at : at + each.width]
+            embedded = rows[:, at : at + each.width]
             at += each.width
             if not each.is_list:
-                parts.append(some[:, 0])
+                parts.append(embedded[:, 0])
             elif each.column.pooling == "max":
-                parts.append(some.amax(1))
+                parts.append(embedded.amax(1))
             else:
-                total = some.sum(1)
+                total = embedded.sum(1)
                 parts.append(total * scales[:, each.scale : each.scale + 1] if each.scale >= 0 else total)
         return torch.cat(parts, 1)
 

@@ -122,11 +122,11 @@ class TwoTower(LazyModule):
         user, item = self.user(ids, numbers, scales), self.item(ids, numbers, scales)
         return self.logit(self.dot(user, item)), user, item
 
-    def losses(self, found: Any, ids: torch.Tensor, label: torch.Tensor) -> Any:
+    def losses(self, outputs: Any, ids: torch.Tensor, label: torch.Tensor) -> Any:
         """Computes losses: cross-entropy of the click, plus `softmax` times the batch softmax for clicked rows.
 
         Args:
-            found: Results of `forward`.
+            outputs: Results of `forward`.
             ids: Table rows, int32 [n, columns].
             label: Clicks, float32 [n].
 
@@ -136,7 +136,7 @@ class TwoTower(LazyModule):
         import torch
         from torch.nn import functional
 
-        logits, user, item = found
+        logits, user, item = outputs
         loss = functional.binary_cross_entropy_with_logits(logits[:, 0], label, reduction="none")
         if not self.softmax:
             return loss
@@ -154,9 +154,9 @@ class TwoTower(LazyModule):
 
         with torch.no_grad():
             self.steps += 1
-            found = torch.unique(keys)
-            self.gap[found] = 0.99 * self.gap[found] + 0.01 * (self.steps - self.last[found])
-            self.last[found] = self.steps
+            items = torch.unique(keys)
+            self.gap[items] = 0.99 * self.gap[items] + 0.01 * (self.steps - self.last[items])
+            self.last[items] = self.steps
             return (1 / self.gap[keys]).clamp(max=1.0)
 
 

@@ -100,16 +100,16 @@ class WideDeep(LazyModule):
             return dict(weights)
         from torch import nn
 
-        found = {}
+        renamed = {}
         for at, field in enumerate(self.embeddings.fields, 1):
-            found[f"embeddings.{field.name}.table"] = weights[f"deep/C{at}/embeddings"]
-            found[f"wide.{field.name}.table"] = weights[f"wide/C{at}/weights"]
+            renamed[f"embeddings.{field.name}.table"] = weights[f"deep/C{at}/embeddings"]
+            renamed[f"wide.{field.name}.table"] = weights[f"wide/C{at}/weights"]
         places = [at for at, each in enumerate(self.deep) if isinstance(each, nn.Linear)]
         names = [f"hidden_{at}" for at in range(len(places) - 1)]
         for place, name in zip(places, [*names, "deep_logit"], strict=True):
-            found[f"deep.{place}.weight"] = weights[f"{name}/kernel"].T.contiguous()
-            found[f"deep.{place}.bias"] = weights[f"{name}/bias"]
-        return found
+            renamed[f"deep.{place}.weight"] = weights[f"{name}/kernel"].T.contiguous()
+            renamed[f"deep.{place}.bias"] = weights[f"{name}/bias"]
+        return renamed
 
 
 @dataclass(frozen=True)
@@ -221,22 +221,22 @@ def _freeze_keras(folder: Path) -> dict[str, Any]:
     about = checkpoints.training_record(folder)
     features = Features.from_json(about["features"])
     model = WideDeep(features, checkpoints.restore_config(CriteoConfig, about["config"]))
-    found = {}
+    variables = {}
     depth = sum(isinstance(each, nn.Linear) for each in model.deep)
     try:
         with h5py.File(folder / KERAS_WEIGHTS) as archive:
             layers = archive["layers"]
             for at in range(len(features.fields)):
                 table = f"tables/__table{f'_{at}' if at else ''}/vars/0"
-                found[f"deep/C{at + 1}/embeddings"] = layers["tables"][table][()]
-                found[f"wide/C{at + 1}/weights"] = layers["tables_1"][table][()]
+                variables[f"deep/C{at + 1}/embeddings"] = layers["tables"][table][()]
+                variables[f"wide/C{at + 1}/weights"] = layers["tables_1"][table][()]
             for at in range(depth):
                 name = f"hidden_{at}" if at < depth - 1 else "deep_logit"
                 kernel, bias = (layers[f"dense{f'_{at}' if at else ''}/vars/{place}"][()] for place in (0, 1))
-                found |= {f"{name}/kernel": kernel, f"{name}/bias": bias}
+                variables |= {f"{name}/kernel": kernel, f"{name}/bias": bias}
     except (OSError, KeyError) as error:
         raise RequestError(f"cannot read the model in {folder} ({one_line(error)}); train it again") from error
-    arrays = model.renamed({name: torch.from_numpy(each) for name, each in found.items()})
+    arrays = model.renamed({name: torch.from_numpy(each) for name, each in variables.items()})
     fill(model, checkpoints.state_of(model, arrays), folder / KERAS_WEIGHTS)
     return write_graph(model.eval(), features, folder, KERAS_WEIGHTS)
 

@@ -105,10 +105,10 @@ def top_k(
     best = np.empty((len(queries), count), np.int64)
     scores = np.empty((len(queries), count), np.int32)
     for begin in range(0, len(queries), step):
-        found = (queries[begin : begin + step].astype(np.float32) @ table).astype(np.int64)
-        order = found * len(items) - np.arange(len(items))  # the products, and among equals the lower index first
-        some = np.argpartition(-order, count - 1, axis=1)[:, :count]
-        ranked = np.take_along_axis(some, np.argsort(-np.take_along_axis(order, some, 1), axis=1), 1)
+        products = (queries[begin : begin + step].astype(np.float32) @ table).astype(np.int64)
+        order = products * len(items) - np.arange(len(items))  # the products, and among equals the lower index first
+        largest = np.argpartition(-order, count - 1, axis=1)[:, :count]
+        ranked = np.take_along_axis(largest, np.argsort(-np.take_along_axis(order, largest, 1), axis=1), 1)
         best[begin : begin + step] = ranked
-        scores[begin : begin + step] = np.take_along_axis(found, ranked, 1)
+        scores[begin : begin + step] = np.take_along_axis(products, ranked, 1)
     return best, scores

@@ -74,13 +74,13 @@ class TwoTowerPipeline(LogPipeline):
                 before = time.perf_counter()
                 best, scores = index.top(self.vectors(rows, "user"), top)
                 seconds["model"] += time.perf_counter() - before
-                found = best.ravel() >= 0
+                filled = best.ravel() >= 0
                 write(
                     {
-                        "row": np.repeat(rows.index + self.first_row, top)[found],
-                        "rank": np.tile(np.arange(1, top + 1), len(rows))[found],
-                        "item": [names[at] for at in best.ravel()[found].tolist()],
-                        "score": scores.ravel()[found],
+                        "row": np.repeat(rows.index + self.first_row, top)[filled],
+                        "rank": np.tile(np.arange(1, top + 1), len(rows))[filled],
+                        "item": [names[at] for at in best.ravel()[filled].tolist()],
+                        "score": scores.ravel()[filled],
                     }
                 )
                 count += len(rows)
@@ -150,6 +150,6 @@ def _named(features: Features, log: Any, key: Field) -> Iterator[tuple[list[str 
     features.require(log, "item")
     columns = [each.name for each in features.schema.of(*FEATURES) if each.tower == "item"]
     for batch in log.batches(columns, forms=features.schema.forms):
-        found = dict(zip(columns, batch.columns, strict=True))
+        arrays = dict(zip(columns, batch.columns, strict=True))
         index = np.arange(batch.num_rows)
-        yield found[key.name].to_pylist(), features.encode_columns(found, index, labelled=False)
+        yield arrays[key.name].to_pylist(), features.encode_columns(arrays, index, labelled=False)

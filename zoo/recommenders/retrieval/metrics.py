@@ -37,14 +37,14 @@ def evaluate(pipelines: Mapping[str, TwoTowerPipeline], data: Any, on_error: str
     Raises:
         RequestError: Rows have no label, or a row is faulty with "raise".
     """
-    found = clicks.evaluate(pipelines, data, on_error)
+    report = clicks.evaluate(pipelines, data, on_error)
     for name, each in pipelines.items():
-        found["metrics"][name] |= retrieval_metrics(*_ranks(each, data, on_error))
-    keys = [key for key in found["metrics"]["fp32"] if "@" in key]
+        report["metrics"][name] |= retrieval_metrics(*_ranks(each, data, on_error))
+    keys = [key for key in report["metrics"]["fp32"] if "@" in key]
     for name in [each for each in pipelines if each != "fp32"]:
-        compared = found.get("others", {}).get(name, found)["difference"]
-        compared |= {key: found["metrics"][name][key] - found["metrics"]["fp32"][key] for key in keys}
-    return found
+        compared = report.get("others", {}).get(name, report)["difference"]
+        compared |= {key: report["metrics"][name][key] - report["metrics"]["fp32"][key] for key in keys}
+    return report
 
 
 def retrieval_metrics(ranks: NDArray[np.int64], weights: NDArray[np.float32] | None = None) -> dict[str, float]:

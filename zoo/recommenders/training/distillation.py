@@ -80,8 +80,8 @@ class Teacher:
 
     def _expected(self, batch: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         given = {name: np.ascontiguousarray(each) for name, each in batch.items() if name in self.inputs}
-        found: NDArray[np.float32] = self.pipeline.predict(given)["probability"][:, 0]
-        return found
+        probabilities: NDArray[np.float32] = self.pipeline.predict(given)["probability"][:, 0]
+        return probabilities
 
     def _all(self, features: Features, source: LogSource) -> NDArray[np.float32]:
         from zoo.recommenders.training.row_store import RowStore

@@ -104,12 +104,12 @@ class Fitting:
             line = f"{state['phase']}{kind}: epoch {epoch}/{epochs}  loss {loss:.4f}"
             if search:
                 held_out = trainer.predict(self.store.parts(rows, len(self.store)), categories)
-                found = {**click_metrics(*held_out), "shifted": shifted_logloss(*held_out)}
-                state["history"].append({"epoch": epoch, "train_logloss": loss, **found})
-                if not state["best"] or found["shifted"] < state["best"]["shifted"] - config.min_delta:
-                    state["best"] = {"epoch": epoch, **found}
+                metrics = {**click_metrics(*held_out), "shifted": shifted_logloss(*held_out)}
+                state["history"].append({"epoch": epoch, "train_logloss": loss, **metrics})
+                if not state["best"] or metrics["shifted"] < state["best"]["shifted"] - config.min_delta:
+                    state["best"] = {"epoch": epoch, **metrics}
                     state["best_weights"] = trainer.snapshot()
-                line += f"  held out {found['logloss']:.4f}  AUC {found['auc']:.4f}"
+                line += f"  held out {metrics['logloss']:.4f}  AUC {metrics['auc']:.4f}"
             state |= {"epoch": epoch, "trainer": trainer.state()}
             if group.rank == 0:
                 save_checkpoint(self.output / STATE, state)

@@ -114,8 +114,8 @@ class PrunableRecommender(PrunableModel):
                 scores.append(logits[:, 0].double().sigmoid().numpy())
                 labels.append(batch["label"].numpy())
                 weights.append(batch["weight"].numpy())
-        found = np.concatenate(labels), np.concatenate(scores), unless_ones(np.concatenate(weights))
-        return round(logloss(*found), 6)
+        held_out = np.concatenate(labels), np.concatenate(scores), unless_ones(np.concatenate(weights))
+        return round(logloss(*held_out), 6)
 
     def save(self, widths: Widths, folder: Path) -> None:
         """Writes model.pt, train.json, schema.json and calibration.npz of the pruned network.

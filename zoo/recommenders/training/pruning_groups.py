@@ -129,13 +129,13 @@ class PruningGroups:
                 own = [each for each in order if each in self.outputs and f"{each}.".startswith(f"{path}.")]
                 for slot, each in zip(slots, own, strict=False):
                     layers.setdefault(slot, []).append(each)
-        found = {}
+        grouped = {}
         for slot, paths in layers.items():
             sets = np.unique(np.concatenate([np.atleast_2d(self.outputs[each]) for each in paths]), axis=0)
             if (sets != FIXED).all():
                 name = min(paths, key=order.index)
-                found[name], self._settings[name] = sets, slot
-        return {name: found[name] for name in order if name in found}
+                grouped[name], self._settings[name] = sets, slot
+        return {name: grouped[name] for name in order if name in grouped}
 
     def config(self, config: Any, widths: Mapping[str, int]) -> Any:
         """Returns the settings of the pruned network.
@@ -227,7 +227,7 @@ def importances(
     import torch
     from torch.nn import functional
 
-    found, given = torch.zeros(units.count, dtype=torch.float64), {}
+    importance, given = torch.zeros(units.count, dtype=torch.float64), {}
 
     def watch(path: str) -> Any:
         def hook(module: Any, inputs: Any, output: Tensor) -> None:
@@ -252,7 +252,7 @@ def importances(
         changes = torch.zeros(len(logits), units.count, dtype=torch.float64)
         for path, part in zip(given, parts, strict=True):
             changes.index_add_(1, places[path], part.double())
-        found += (changes if kind == "activation" else changes.square()).sum(0)
+        importance += (changes if kind == "activation" else changes.square()).sum(0)
     for each in hooks:
         each.remove()
-    return found.numpy()
+    return importance.numpy()

@@ -49,7 +49,7 @@ def with_vocabularies(features: Features, data: Any, counts: Sequence[Ids], leas
     if not seen or not features.schema.header:
         return features
     fields = {field.name: field for field in features.fields}
-    found: dict[str, Counter[str]] = {name: Counter() for name in seen}
+    occurrences: dict[str, Counter[str]] = {name: Counter() for name in seen}
     for log in open_logs(data):
         for batch in log.batches(list(seen), lambda *_: None, features.schema.forms):
             for name, column in zip(seen, batch.columns, strict=True):
@@ -59,13 +59,13 @@ def with_vocabularies(features: Features, data: Any, counts: Sequence[Ids], leas
                 values = texts.value_counts()
                 often = seen[name][_buckets(values.field(0), fields[name])] >= least  # others cannot be
                 known = values.filter(pa.array(often))
-                found[name].update(dict(zip(known.field(0).to_pylist(), known.field(1).to_pylist(), strict=True)))
+                occurrences[name].update(dict(zip(known.field(0).to_pylist(), known.field(1).to_pylist(), strict=True)))
 
     def by_name(each: Column) -> Column:
-        values = [text for text, count in found.get(each.name, {}).items() if count >= least and text]
+        values = [text for text, count in occurrences.get(each.name, {}).items() if count >= least and text]
         if not 0 < len(values) <= min(MAX_VALUES, each.encoding.get("buckets", 0) - 1):
             return each
-        ordered = sorted(values, key=lambda text: (-found[each.name][text], text))
+        ordered = sorted(values, key=lambda text: (-occurrences[each.name][text], text))
         return replace(each, encoding={"type": "vocabulary", "values": ordered})
 
     return Features(replace(features.schema, columns=tuple(by_name(each) for each in features.schema.columns)))

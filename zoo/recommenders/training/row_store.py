@@ -62,7 +62,7 @@ class RowStore:
         self.errors, digest = ErrorLog(), hashlib.sha256()
         moments: list[NDArray[np.float64]] = []
         missing = np.concatenate([np.zeros(0, int), *(np.full(each.width, each.last) for each in features.fields)])
-        some = np.zeros(width, bool), np.zeros(numbers, bool)
+        has_values = np.zeros(width, bool), np.zeros(numbers, bool)
         parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
         try:
             self._file = tempfile.TemporaryFile(dir=parent)  # noqa: SIM115 (open as long as this object)
@@ -79,8 +79,8 @@ class RowStore:
                     digest.update(records.view(np.uint8).data)
                     self._file.write(records.view(np.uint8).data)
                     moments.append(rows.times)
-                    some[0][:] |= (rows.ids != missing).any(axis=0)
-                    some[1][:] |= (rows.numbers != 0).any(axis=0)
+                    has_values[0][:] |= (rows.ids != missing).any(axis=0)
+                    has_values[1][:] |= (rows.numbers != 0).any(axis=0)
                     advance(len(rows))
             self._file.flush()
         except OSError as error:
@@ -88,8 +88,8 @@ class RowStore:
                 raise DiskFull(f"the rows read to {parent}", error) from error
             raise RequestError(f"cannot write in {parent}: {error.strerror or error}") from error
         self.digest = digest.hexdigest()
-        self.seen = {each.name for each in features.fields if some[0][each.start : each.start + each.width].any()}
-        self.seen |= {each.name for each, found in zip(features.numbers, some[1], strict=False) if found}
+        self.seen = {each.name for each in features.fields if has_values[0][each.start : each.start + each.width].any()}
+        self.seen |= {each.name for each, filled in zip(features.numbers, has_values[1], strict=False) if filled}
         when = np.concatenate(moments)
         if np.isneginf(when).all():  # their order is no time
             (column,) = features.schema.of("timestamp")
@@ -235,13 +235,13 @@ class CategoryCounts:
         Returns:
             Shares, float32 [columns]; equal for all columns of a list.
         """
-        found = torch.zeros(len(self.fields), 2)
+        counts = torch.zeros(len(self.fields), 2)
         for part in parts:
             for number, (each, known) in enumerate(zip(self.fields, self.known, strict=True)):
                 ids = part["ids"][:, each.start : each.start + each.width].long()
                 ids = ids[ids != each.last] if each.is_list else ids
-                found[number] += torch.tensor([float((~known[ids]).sum()), ids.numel()])
-        shares = found[:, 0] / found[:, 1].clamp_min(1)
+                counts[number] += torch.tensor([float((~known[ids]).sum()), ids.numel()])
+        shares = counts[:, 0] / counts[:, 1].clamp_min(1)
         return shares.repeat_interleave(torch.tensor([each.width for each in self.fields], dtype=torch.long))
 
     def mask_random(self, ids: torch.Tensor, shares: torch.Tensor, random: torch.Generator) -> torch.Tensor:

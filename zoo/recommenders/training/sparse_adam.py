@@ -137,5 +137,5 @@ def _log_retained(step: torch.Tensor, ema: float) -> torch.Tensor:
     """
     switch = max(math.ceil((10 * ema - 1) / (1 - ema)), 1) - 1  # up to there the second one is less
     early = step.clamp(max=switch).double()
-    found = math.lgamma(11) + torch.lgamma(early + 2) - torch.lgamma(early + 11)
-    return found + (step - switch).clamp(min=0) * math.log(max(ema, 1e-9))
+    retained = math.lgamma(11) + torch.lgamma(early + 2) - torch.lgamma(early + 11)
+    return retained + (step - switch).clamp(min=0) * math.log(max(ema, 1e-9))

@@ -174,31 +174,31 @@ def train(
 def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on_error: str) -> Schema:
     """Returns the schema, with another label if given, or infers it from the data."""
     if schema is None:
-        found = infer(open_logs(data), label, on_error)
-        labels = ", ".join(each.name for each in found.of("label"))
-        ignored = ", ".join(f"{each.name} ({each.why})" for each in found.of("ignored"))
-        held = ", ".join(each.name for each in found.of("timestamp")) or "their order"
-        kinds = ", ".join(f"{len(found.of(kind))} {kind}" for kind in ("number", "category", "categories"))
+        log_schema = infer(open_logs(data), label, on_error)
+        labels = ", ".join(each.name for each in log_schema.of("label"))
+        ignored = ", ".join(f"{each.name} ({each.why})" for each in log_schema.of("ignored"))
+        held = ", ".join(each.name for each in log_schema.of("timestamp")) or "their order"
+        kinds = ", ".join(f"{len(log_schema.of(kind))} {kind}" for kind in ("number", "category", "categories"))
         kinds += f"; ignored: {ignored}" if ignored else ""
         print_line(
-            f"schema inferred from {found.rows:,} rows: predicts {labels} from {kinds}; the last rows by {held} are "
-            "held out (zoo schema shows it, --schema takes an edited one)",
+            f"schema inferred from {log_schema.rows:,} rows: predicts {labels} from {kinds}; the last rows by {held} "
+            "are held out (zoo schema shows it, --schema takes an edited one)",
         )
-        return found
+        return log_schema
     given = criteo.schema(data, on_error=on_error) if criteo.is_built_in(schema) else schema
-    found = given if isinstance(given, Schema) else load_schema(given, data, on_error)
+    log_schema = given if isinstance(given, Schema) else load_schema(given, data, on_error)
     if label is None:
-        return found
-    if label not in {each.name for each in found.columns}:
-        names = ", ".join(each.name for each in found.columns)
+        return log_schema
+    if label not in {each.name for each in log_schema.columns}:
+        names = ", ".join(each.name for each in log_schema.columns)
         raise RequestError(f"the schema has no column {label!r}; its columns are {names}")
     columns = [
         Column(label, "label", each.distinct, each.missing)
         if each.name == label
         else (replace(each, kind="ignored", encoding={}) if each.kind == "label" else each)
-        for each in found.columns
+        for each in log_schema.columns
     ]
-    return replace(found, columns=tuple(columns))
+    return replace(log_schema, columns=tuple(columns))
 
 
 def _require_both_labels(store: RowStore, split: int) -> None:

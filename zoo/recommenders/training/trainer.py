@@ -123,11 +123,11 @@ class Trainer:
         Returns:
             Losses, float32 [n].
         """
-        found = self.model(batch["ids"], batch["numbers"], batch["scales"])
+        results = self.model(batch["ids"], batch["numbers"], batch["scales"])
         own = getattr(self.model, "losses", None)
         if own is not None:
-            return own(found, batch["ids"], batch["label"])  # type: ignore[no-any-return]
-        logits = _first(found)
+            return own(results, batch["ids"], batch["label"])  # type: ignore[no-any-return]
+        logits = _first(results)
         return functional.binary_cross_entropy_with_logits(logits[:, 0], batch["label"], reduction="none")
 
     @contextlib.contextmanager
@@ -223,6 +223,6 @@ class Trainer:
             rows.restore(state["lazy"][place])
 
 
-def _first(found: Any) -> Any:
+def _first(results: Any) -> Any:
     """First result of a model."""
-    return found[0] if isinstance(found, tuple) else found
+    return results[0] if isinstance(results, tuple) else results

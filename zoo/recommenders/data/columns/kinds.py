@@ -229,10 +229,10 @@ def _list_column(seen: ColumnStatistics, separator: str, common: dict[str, Any])
     )
 
 
-def _encoding_of_categories(found: Distinct) -> tuple[dict[str, Any], str]:
-    count = int(found)
-    if found.values is not None:
-        values = sorted((each for each in found.values if each), key=lambda each: (-found.values[each], each))  # type: ignore[index]
+def _encoding_of_categories(distinct: Distinct) -> tuple[dict[str, Any], str]:
+    count = int(distinct)
+    if distinct.values is not None:
+        values = sorted((each for each in distinct.values if each), key=lambda each: (-distinct.values[each], each))  # type: ignore[index]
         return {"type": "vocabulary", "values": values}, f"{count:,} values, listed by how often they occur"
     buckets = min(1 << int(np.ceil(np.log2(2 * count))), MOST_BUCKETS)
     return {"type": "hash", "buckets": buckets}, f"about {count:,} values: two buckets or more to each"

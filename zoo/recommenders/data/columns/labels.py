@@ -42,8 +42,8 @@ def label_among(path: str, seen: Mapping[str, ColumnStatistics], requested: str 
     if not named:
         why = f"none is called {', '.join(LABELS)}"
         raise RequestError(f"{path} has no column of 0 and 1 to predict ({why}); name it with --label")
-    if found := [name for name in named if _is_binary(seen[name], skip)]:
-        return requested or min(found, key=lambda name: LABELS.index(name.lower()))
+    if binary := [name for name in named if _is_binary(seen[name], skip)]:
+        return requested or min(binary, key=lambda name: LABELS.index(name.lower()))
     first = seen[named[0]]
     if not first.numeric and int(first.distinct) == 2 and not first.missing:
         raise RequestError(
@@ -128,8 +128,8 @@ class Leaks:
         Returns:
             {column: what was found}.
         """
-        found = {name: self._reason(label, name) for name in columns if name not in self._many and name != label}
-        return {name: why for name, why in found.items() if why}
+        reasons = {name: self._reason(label, name) for name in columns if name not in self._many and name != label}
+        return {name: why for name, why in reasons.items() if why}
 
     def _reason(self, label: str, name: str) -> str:
         counts = self._counts.get((label, name))

@@ -64,10 +64,10 @@ def is_identity(name: str) -> bool:
     Args:
         name: Name of a column.
     """
-    found = words(name)
-    if any(each in _IDS or _JOINED_ID.fullmatch(each) for each in found):
+    parts = words(name)
+    if any(each in _IDS or _JOINED_ID.fullmatch(each) for each in parts):
         return True
-    plain = [each for each in found if not each.isdecimal()]
+    plain = [each for each in parts if not each.isdecimal()]
     return bool(plain) and plain[-1] in _ENTITIES and not any(each in _QUANTITIES for each in plain)
 
 

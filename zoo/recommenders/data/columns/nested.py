@@ -40,14 +40,14 @@ def json_object(path: str | Path, number: int, line: str) -> dict[str, Any]:
         RequestError: The line is not a JSON object.
     """
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise RequestError(
             f"line {number} of {path} is no JSON ({one_line(error)}); expected an object a line"
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise RequestError(f"line {number} of {path} is no JSON object; expected one a line")
-    return dict(_flat(found))
+    return dict(_flat(value))
 
 
 def _flat(row: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

@@ -48,16 +48,16 @@ def seconds(values: NDArray[np.float64], unit: str) -> NDArray[np.float64]:
     valid = np.isfinite(values) & (values >= 0) & (values < 10 ** sum(width for _, width in fields))
     rest = np.where(valid, values, 0).astype(np.int64)
     valid &= rest == values
-    found = {"hour": np.zeros_like(rest), "minute": np.zeros_like(rest), "second": np.zeros_like(rest)}
+    units = {"hour": np.zeros_like(rest), "minute": np.zeros_like(rest), "second": np.zeros_like(rest)}
     for name, width in reversed(fields):
-        found[name], rest = rest % 10**width, rest // 10**width
-    year = found["year"] + (0 if fields[0][1] == 4 else 2000)
-    valid &= (year >= YEARS[0]) & (year <= YEARS[1]) & (found["month"] >= 1) & (found["month"] <= 12)
-    valid &= (found["day"] >= 1) & (found["hour"] < 24) & (found["minute"] < 60) & (found["second"] < 60)
-    months = (np.where(valid, 12 * (year - 1970) + found["month"] - 1, 0)).astype("M8[M]")
-    days = months.astype("M8[D]") + np.where(valid, found["day"] - 1, 0)
+        units[name], rest = rest % 10**width, rest // 10**width
+    year = units["year"] + (0 if fields[0][1] == 4 else 2000)
+    valid &= (year >= YEARS[0]) & (year <= YEARS[1]) & (units["month"] >= 1) & (units["month"] <= 12)
+    valid &= (units["day"] >= 1) & (units["hour"] < 24) & (units["minute"] < 60) & (units["second"] < 60)
+    months = (np.where(valid, 12 * (year - 1970) + units["month"] - 1, 0)).astype("M8[M]")
+    days = months.astype("M8[D]") + np.where(valid, units["day"] - 1, 0)
     valid &= days.astype("M8[M]") == months  # not the 30th of February
-    clock = 3600 * found["hour"] + 60 * found["minute"] + found["second"]
+    clock = 3600 * units["hour"] + 60 * units["minute"] + units["second"]
     return np.where(valid, 86400.0 * days.astype(np.int64) + clock, np.nan)
 
 
@@ -121,10 +121,10 @@ def seconds_since_1970(texts: pa.Array, unit: str) -> NDArray[np.float64]:
     whole = pc.replace_substring_regex(whole, r"^(.{10}[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)$", r"\1Z")
     whole = pc.if_else(is_time, whole, pa.scalar(None, pa.string()))
     try:
-        found = whole.cast(pa.timestamp("us", "UTC"))
+        timestamps = whole.cast(pa.timestamp("us", "UTC"))
     except pa.ArrowInvalid:  # the 30th of February
-        found = pa.array([_instant(each) for each in whole], pa.timestamp("us", "UTC"))
-    instants = found.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.float64) / 1e6
+        timestamps = pa.array([_instant(each) for each in whole], pa.timestamp("us", "UTC"))
+    instants = timestamps.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.float64) / 1e6
     return np.asarray(np.nan_to_num(instants, nan=-np.inf))
 
 

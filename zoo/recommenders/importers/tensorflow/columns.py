@@ -134,12 +134,12 @@ def optimize(graph: GraphDef, output: str | None = None) -> Network:
             f"found no Sigmoid or Softmax at the end of the graph, which ends in {_tail(graph)}; expected a click's "
             "probability"
         )
-    found = {end: reading.value(f"{end}:0") for end in ends}
-    refused = [each for value in found.values() if isinstance(value, Refused) for each in value.reasons]
+    values = {end: reading.value(f"{end}:0") for end in ends}
+    refused = [each for value in values.values() if isinstance(value, Refused) for each in value.reasons]
     if refused:
         faults = dict.fromkeys(refused)
         raise RequestError(f"cannot map {len(faults)} part{'s' * (len(faults) > 1)} of the graph: {'; '.join(faults)}")
-    logits = {end: logit(value) for end, value in found.items()}
+    logits = {end: logit(value) for end, value in values.items()}
     if wrong := [end for end, each in logits.items() if each is None]:
         raise RequestError(
             f"{', '.join(wrong)} is not one probability a row; expected the sigmoid of a sum, or the softmax of two "
@@ -178,8 +178,8 @@ def logit(value: Any) -> Dense | None:
         return value.logit
     if isinstance(value, Row) or not isinstance(value, Apply) or value.op != "Sigmoid" or value.width != 1:
         return None
-    found: Dense = value.inputs[0]
-    return found
+    layer: Dense = value.inputs[0]
+    return layer
 
 
 @dataclass
@@ -196,8 +196,8 @@ class _Reading:
             if node.name not in self.values:
                 self.values[node.name] = self._evaluate(node)
         name, index = _split(tensor)
-        found = self.values[name]
-        return found[index] if index < len(found) else Refused((f"{name} has no output {index}",))
+        outputs = self.values[name]
+        return outputs[index] if index < len(outputs) else Refused((f"{name} has no output {index}",))
 
     def above(self, tensor: str) -> Iterator[Any]:
         """Yields the nodes that a tensor depends on, each after its inputs."""
@@ -223,10 +223,10 @@ class _Reading:
         for each in node.input:
             if not each.startswith("^"):
                 name, index = _split(each)
-                found = self.values.get(name)
-                if found is None:
+                outputs = self.values.get(name)
+                if outputs is None:
                     return (Refused((f"{node.name} ({node.op}): it is part of a loop",)),) * 8
-                inputs.append(found[index] if index < len(found) else Refused((f"{name} has no output {index}",)))
+                inputs.append(outputs[index] if index < len(outputs) else Refused((f"{name} has no output {index}",)))
         return rules.evaluate(node, inputs, self.source)
 
 
@@ -260,5 +260,5 @@ def _ends(graph: GraphDef) -> list[str]:
 def _tail(graph: GraphDef) -> str:
     """The nodes that nothing reads, in words."""
     read = {_split(each.removeprefix("^"))[0] for node in graph.node for each in node.input}
-    found = [f"{node.name} ({node.op})" for node in graph.node if node.name not in read and node.op not in ALWAYS]
-    return ", ".join(found[:5]) or "nothing"
+    unread = [f"{node.name} ({node.op})" for node in graph.node if node.name not in read and node.op not in ALWAYS]
+    return ", ".join(unread[:5]) or "nothing"

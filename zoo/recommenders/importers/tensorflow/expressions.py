@@ -293,11 +293,11 @@ class Emitter:
         return ir.Model(self.main, ir_version=10)
 
     def _dense(self, x: Dense) -> ir.Value:
-        if (found := self.done.get(id(x))) is None:
-            found = self.done[id(x)] = (
+        if (emitted := self.done.get(id(x))) is None:
+            emitted = self.done[id(x)] = (
                 self._sum(x) if isinstance(x, Sum) else self._row(x) if isinstance(x, Row) else self._apply(x)
             )
-        return found
+        return emitted
 
     def _apply(self, x: Apply) -> ir.Value:
         inputs = [
@@ -339,10 +339,10 @@ class Emitter:
             return self._dense(x), weight, np.zeros(weight.shape[1])
         ends = np.cumsum([width_of(part) for part in x.parts])
         rows = np.split(weight, ends[:-1])
-        lookups = [(part, some) for part, some in zip(x.parts, rows, strict=True) if isinstance(part, Lookup)]
+        lookups = [(part, block) for part, block in zip(x.parts, rows, strict=True) if isinstance(part, Lookup)]
         lookups.sort(key=lambda each: self.fields[each[0].field])
-        numbers = [(part, some[0]) for part, some in zip(x.parts, rows, strict=True) if isinstance(part, Column)]
-        values, matrices = [self._lookup(part, "deep") for part, _ in lookups], [some for _, some in lookups]
+        numbers = [(part, block[0]) for part, block in zip(x.parts, rows, strict=True) if isinstance(part, Column)]
+        values, matrices = [self._lookup(part, "deep") for part, _ in lookups], [block for _, block in lookups]
         shift = np.zeros(weight.shape[1])
         if numbers:
             matrix, shift = self._by_column(numbers, weight.shape[1])
@@ -420,11 +420,11 @@ def columns_of(x: Dense) -> list[Column]:
     Returns:
         Numbers in order of their first use.
     """
-    found: dict[Column, None] = {}
+    columns: dict[Column, None] = {}
     for each in _leaves(x):
         if isinstance(each, Column):
-            found[each] = None
-    return list(found)
+            columns[each] = None
+    return list(columns)
 
 
 def fields_of(x: Dense) -> set[str]:
@@ -441,7 +441,7 @@ def fields_of(x: Dense) -> set[str]:
 
 def _leaves(x: Dense) -> list[Part]:
     """The parts that an expression reads, in the order met."""
-    found: list[Part] = []
+    leaves: list[Part] = []
     seen: set[int] = set()
     waiting: list[Any] = [x]
     while waiting:
@@ -450,10 +450,10 @@ def _leaves(x: Dense) -> list[Part]:
             continue
         seen.add(id(each))
         if isinstance(each, Row):
-            found += each.parts
+            leaves += each.parts
         elif isinstance(each, Sum):
-            found += [*each.lookups, *(column for column, _ in each.numbers)]
+            leaves += [*each.lookups, *(column for column, _ in each.numbers)]
             waiting += [value for value, _ in (*each.products, *each.others)]
         else:
             waiting += each.inputs
-    return found
+    return leaves

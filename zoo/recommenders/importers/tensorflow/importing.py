@@ -123,17 +123,17 @@ def network_to_onnx(network: Network, features: Features) -> ir.Model:
         RequestError: The features belong to another network.
     """
     known = {(each.log_name, _steps(each)): each for each in features.numbers}
-    found: dict[Column, LogColumn] = {}
+    numbers: dict[Column, LogColumn] = {}
     wide = {feature: len(each.fill) for feature, each in network.numbers.items()}
     for column in network.columns:
         name = column.feature if wide[column.feature] == 1 else f"{column.feature}_{column.position + 1}"
         if (name, column.steps) in known:
-            found[column] = known[name, column.steps]
+            numbers[column] = known[name, column.steps]
     same = {each.name: each.column.encoding["buckets"] for each in features.fields} == network.fields
-    if len(found) != len(network.columns) or len(found) != len(features.numbers) or not same:
+    if len(numbers) != len(network.columns) or len(numbers) != len(features.numbers) or not same:
         raise RequestError(f"the columns on the card are not those of {GRAPH}; freeze the graph again with --from-pb")
-    order = sorted(found, key=lambda column: features.numbers.index(found[column]))
-    bounds = {column: (found[column].encoding["minimum"], found[column].encoding["maximum"]) for column in order}
+    order = sorted(numbers, key=lambda column: features.numbers.index(numbers[column]))
+    bounds = {column: (numbers[column].encoding["minimum"], numbers[column].encoding["maximum"]) for column in order}
     return Emitter([each.name for each in features.fields], bounds).model(network.logit)
 
 

@@ -88,7 +88,7 @@ def _parse_example(node: Node, inputs: list[Any], source: Source) -> Any:
             for keys in (inputs[2:][:count], inputs[2 + count :][: len(shapes)])
         )
         defaults = inputs[2 + count + len(shapes) :]
-    found: list[Any] = []
+    outputs: list[Any] = []
     texts = [LookupStage("text", name, rank=2) for name in sparse]
     held = [kind == "string" for kind in types]
     whys = [
@@ -96,12 +96,12 @@ def _parse_example(node: Node, inputs: list[Any], source: Source) -> Any:
         for name in sparse
     ]
     for kind in ("entries", "held"):
-        found += [text.to(kind) if fits else why for text, fits, why in zip(texts, held, whys, strict=True)]
-    found += [np.array([BATCH, 1], object) if fits else why for fits, why in zip(held, whys, strict=True)]
+        outputs += [text.to(kind) if fits else why for text, fits, why in zip(texts, held, whys, strict=True)]
+    outputs += [np.array([BATCH, 1], object) if fits else why for fits, why in zip(held, whys, strict=True)]
     kinds = [_type_name(each) for each in node.attr["Tdense"].list.type]
     for name, kind, shape, default in zip(dense, kinds, shapes, defaults, strict=True):
         if len(shape) > 1 or any(each < 1 for each in shape) or (kind == "string" and shape not in ([], [1])):
-            found.append(
+            outputs.append(
                 Refused(
                     (f"{name} ({node.op}): it has the shape {shape}; expected one value a row, or a row of numbers",)
                 )
@@ -114,11 +114,11 @@ def _parse_example(node: Node, inputs: list[Any], source: Source) -> Any:
                     "empty one",
                 )
             )
-            found.append(why if other else LookupStage("text", name, rank=1 + len(shape)))
+            outputs.append(why if other else LookupStage("text", name, rank=1 + len(shape)))
         else:
-            found.append(_numbers(source, name, shape, default if np.size(default) else np.zeros(1)))
+            outputs.append(_numbers(source, name, shape, default if np.size(default) else np.zeros(1)))
     return (
-        *found,
+        *outputs,
         *[
             Refused((f"{name} ({node.op}): a column of several values a row is not mapped",))
             for name in ragged

@@ -41,8 +41,8 @@ def map_features(network: Network, columns: Sequence[str] | None = None) -> Feat
     fills = {name: network.numbers[feature].fill[i] for (feature, i), name in names.items()}
     numeric, categorical = ordered(list(names.values()), list(network.fields), columns)
     places = {key: numeric.index(name) for key, name in names.items()}
-    found = sorted((places[each.feature, each.position], each.steps) for each in network.columns)
-    numbers = [(place, steps, 0.0, 1.0) for place, steps in found]
+    placed = sorted((places[each.feature, each.position], each.steps) for each in network.columns)
+    numbers = [(place, steps, 0.0, 1.0) for place, steps in placed]
     buckets = [network.fields[name] for name in categorical]
     return Features(mapped_schema(numeric, [fills[name] for name in numeric], numbers, categorical, buckets))
 

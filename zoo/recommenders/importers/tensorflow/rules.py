@@ -81,12 +81,12 @@ def evaluate(node: Node, inputs: Sequence[Any], source: Source) -> tuple[Any, ..
         rule = RULES.get(node.op)
         if rule is None:
             refuse(REASONS.get(node.op) or unknown(inputs))
-        found = rule(node, list(inputs), source)
+        outputs = rule(node, list(inputs), source)
     except (RuleRefused, RequestError) as why:
         return (Refused((f"{node.name} ({node.op}): {why}",)),) * OUTPUTS
     except (ValueError, TypeError, IndexError, AttributeError):
         return (Refused((f"{node.name} ({node.op}): {unknown(inputs)}",)),) * OUTPUTS
-    return found if isinstance(found, tuple) else (found,)
+    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 # ---------------------------------------------------------------------------------------- from a text to a table's row
