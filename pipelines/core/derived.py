@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 
 from pipelines.core import files, settings
 from pipelines.core.errors import RequestError, ZooError
+
+_SCRATCH: ContextVar[Path | None] = ContextVar("scratch", default=None)
+
+
+@contextlib.contextmanager
+def removed_after(folder: Path) -> Iterator[None]:
+    """Context whose derived files are removed at its end; those that exist already are used, and stay.
+
+    Args:
+        folder: Folder to put them in; the system's folder of temporary files if it is not writable.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix=".derived-", dir=folder))
+        except OSError:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory())
+        token = _SCRATCH.set(Path(scratch))
+        stack.callback(_SCRATCH.reset, token)
+        yield
 
 
 def derived(
@@ -40,7 +62,8 @@ def derived(
     """
     digest = hashlib.sha256(f"{files.digest(origin)} {form}".encode()).hexdigest()[:12]
     stem = f"{origin.stem}.{kind}-"
-    places = [*places, settings.home() / "derived"]
+    scratch = _SCRATCH.get()
+    places = [*([scratch] if scratch else []), *places, settings.home() / "derived"]
     if existing := next((path for place in places if _is_whole(path := place / f"{stem}{digest}{suffix}")), None):
         return existing
     for place in places:

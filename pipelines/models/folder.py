@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.models import unlisted
 from pipelines.models.family import Family
 from pipelines.models.hub import CARD, Card, require_plain
 from pipelines.models.record import (
+    RANGES,
     STAGES,
     TRAINED,
     read_record,
@@ -117,6 +119,24 @@ class ModelFolder:
         from pipelines.quantization.calibration.table import CalibrationTable  # onnx: finished models do not need it
 
         return CalibrationTable.load(path)
+
+    def with_given_ranges(self, table: CalibrationTable) -> CalibrationTable:
+        """Replaces observed ranges by those that came with the model (`RANGES`).
+
+        Args:
+            table: Calibration table.
+
+        Returns:
+            The table with the given ranges.
+        """
+        if not (self.path / RANGES).is_file():
+            return table
+        tensors = dict(table.tensors)
+        for name, magnitude in files.read_json(self.path / RANGES).items():
+            if (observed := tensors.get(name)) is not None:
+                low = -magnitude if observed.minimum < 0 else 0.0
+                tensors[name] = replace(observed, low=low, high=magnitude, method="given")
+        return replace(table, tensors=tensors)
 
     @property
     def record(self) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from pipelines.models.record import (
     MAKING,
     NATIVE,
     QUANTIZATION,
-    RANGES,
     RECORD,
     SAMPLES,
     STAGES,
@@ -91,6 +90,9 @@ def _build(folder: ModelFolder, stages: tuple[str, ...], force: bool = False) ->
             _make(folder, stage, force)
             machine.trim()  # graphs are reference cycles that hold the weights
             state = "made"
+            for name in folder.entry.transient:
+                if name in _inputs(folder, stage) and not folder.given(name):
+                    (folder.path / name).unlink(missing_ok=True)
         outcome[stage] = state
     return outcome
 
@@ -120,7 +122,15 @@ def _state(folder: ModelFolder, stage: str, until: str) -> str:
                 f"from elsewhere; choose onnxruntime or openvino, or rebuild it: zoo build {folder.path} --force"
             )
         return "replaced"
-    return "kept" if _fresh(folder, stage) else "stale"
+    return "kept" if _fresh(folder, stage) or (until != stage and _spent(folder, stage)) else "stale"
+
+
+def _spent(folder: ModelFolder, stage: str) -> bool:
+    """Returns whether the file of a stage was removed after the next stage, which is fresh (`Family.transient`)."""
+    record = folder.record.get(stage)
+    if stage not in folder.entry.transient or record is None or record.get(MAKING) or (folder.path / stage).exists():
+        return False
+    return bool(record["inputs"] == _digests(folder, stage, record) and _fresh(folder, STAGES[STAGES.index(stage) + 1]))
 
 
 def _inputs(folder: ModelFolder, stage: str) -> list[str]:
@@ -138,6 +148,9 @@ def _digests(folder: ModelFolder, stage: str, record: Mapping[str, Any]) -> dict
     digests = {}
     for name in _inputs(folder, stage):
         path = folder.path / name
+        if not path.is_file() and record and name in folder.entry.transient and name in folder.record:
+            digests[name] = str(folder.record[name].get("sha256"))
+            continue
         if not path.is_file():
             raise RequestError(f"{path} is missing, which {stage} is built from; train or download the model again")
         digests[name] = unlisted.digest(path, record)
@@ -345,27 +358,7 @@ def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> CalibrationTable:
     if trained is not None and (recipe.observer, recipe.search, recipe.correct) == (trained.observer, False, False):
         return _trained(folder, trained, model)
     samples, total = _samples(folder)
-    return with_given_ranges(folder, make_table(model, recipe, samples, total))
-
-
-def with_given_ranges(folder: ModelFolder, table: CalibrationTable) -> CalibrationTable:
-    """Replaces observed ranges by those that came with the model (`RANGES`).
-
-    Args:
-        folder: Model folder.
-        table: Calibration table.
-
-    Returns:
-        The table with the given ranges.
-    """
-    if not (folder.path / RANGES).is_file():
-        return table
-    tensors = dict(table.tensors)
-    for name, magnitude in files.read_json(folder.path / RANGES).items():
-        if (each := tensors.get(name)) is not None:
-            low = -magnitude if each.minimum < 0 else 0.0
-            tensors[name] = replace(each, low=low, high=magnitude, method="given")
-    return replace(table, tensors=tensors)
+    return folder.with_given_ranges(make_table(model, recipe, samples, total))
 
 
 def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) -> CalibrationTable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from pipelines.analysis.benchmark import instances as time_instances
 from pipelines.analysis.power import Meter
 from pipelines.core import machine
 from pipelines.core.batches import Batch, length
+from pipelines.core.derived import removed_after
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines import catalog
 from pipelines.engines.plan import Candidate
@@ -73,7 +75,8 @@ def evaluate(
     pipelines = {}
     for each in dict.fromkeys(("fp32", *precisions)):
         chosen = "auto" if each == "fp32" and engine == "native" else engine
-        pipelines[each] = kind(folder, each, chosen, threads, batch_size)
+        with removed_after(folder.path) if each == "fp32" else contextlib.nullcontext():
+            pipelines[each] = kind(folder, each, chosen, threads, batch_size)
         if columns:
             pipelines[each].read_columns(columns)
     if len(pipelines) < 2:

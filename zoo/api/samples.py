@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pipelines.analysis.quality_metric import FeedMetric, MetricError, OutputMetric, QualityDrop, QualityMetric
 from pipelines.core import files
 from pipelines.core.batches import Batch, cut, joined, length
+from pipelines.core.derived import removed_after
 from pipelines.core.errors import RequestError
 from pipelines.data import images
 from pipelines.data.preprocess import Preprocess
@@ -268,10 +269,12 @@ def raw_samples(
                 f"{folder.card.name} has no samples of its training data; give your data with {option} FILE"
             )
         return read_once(folder.ensure(SAMPLES))
-    opened: Any = folder.entry.pipeline()(folder, "fp32", "onnxruntime")
-    if columns:
-        opened.read_columns(columns)
-    batch = opened.calibration(data, count or opened.CALIBRATION, on_error)
+    with removed_after(folder.path):
+        opened: Any = folder.entry.pipeline()(folder, "fp32", "onnxruntime")
+        if columns:
+            opened.read_columns(columns)
+        batch = opened.calibration(data, count or opened.CALIBRATION, on_error)
+        del opened
     return Samples(lambda: [batch], length(batch))
 
 

@@ -157,7 +157,6 @@ def load_model(folder: str | Path, build: type[Transformer]) -> tuple[Transforme
 def _load(name: str) -> tuple[Transformer, Vocabulary | ImportedVocabulary]:
     """Loads the network and vocabulary of a model by its name or folder."""
     folder = zoo.load(name)
-    folder.ensure("fp32.onnx")
     return network_of(folder)[1], open_vocabulary(folder.path, read_features(folder.path))
 
 

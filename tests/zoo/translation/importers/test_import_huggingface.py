@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import zoo
+from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
+from pipelines.models import stages
 from zoo.cli import app as cli
 from zoo.translation.importers.imported import Renumbering
 
@@ -370,6 +372,32 @@ def test_it_is_a_model_folder_like_any_other(originals, tmp_path, caplog):
     (folder / "source.spm").write_bytes(b"other")
     with pytest.raises(RequestError, match="not the file that its card lists"):
         zoo.pipeline(folder, "fp32")
+
+
+def test_a_folder_holds_the_weights_no_more_often_than_running_needs(originals, tmp_path):
+    original = originals("marian", d_model=256, encoder_ffn_dim=1024, decoder_ffn_dim=1024)
+    path, texts = tmp_path / "folder", folders.sentences(12, 5)
+    shutil.copytree(original.imported, path)
+    (tmp_path / "text.txt").write_text("\n".join(texts))
+    (tmp_path / "pairs.tsv").write_text("".join(f"{each}\t{each}\n" for each in texts))
+    zoo.calibrate(path, str(tmp_path / "text.txt"))
+    zoo.run(path, tmp_path / "text.txt", tmp_path / "out.txt")
+    zoo.evaluate(path, str(tmp_path / "pairs.tsv"))
+    graphs = {each.name for each in path.iterdir() if each.suffix in (".onnx", ".data")}
+    assert graphs == {"rewritten.onnx", "int8.onnx"}
+    size = sum(each.stat().st_size for each in path.iterdir())
+    assert size <= 3.1 * (original.path / "model.safetensors").stat().st_size  # 5.5 with all that was made
+    folder = zoo.load(path)
+    before = {name: files.sha256(path / name) for name in graphs}
+    assert set(stages.build(folder).values()) == {"kept"}
+    zoo.build(path)
+    assert folder.ensure("fp32.onnx").is_file()  # again
+    assert files.sha256(path / "fp32.onnx") == folder.record["fp32.onnx"]["sha256"]
+    (path / "fp32.onnx").unlink()
+    (path / "rewritten.onnx").unlink()
+    assert zoo.run(path, tmp_path / "text.txt", tmp_path / "out.txt", precision="fp32")["sentences"] == 12
+    assert {name: files.sha256(path / name) for name in graphs} == before and not (path / "fp32.onnx").exists()
+    assert stages.build(folder, force=False)["int8.onnx"] == "kept"
 
 
 def test_a_shortlist_is_learned_of_parallel_text(originals, tmp_path):
