@@ -29,6 +29,7 @@ from pipelines.graph.infer import infer_shapes
 from pipelines.quantization.algorithms.correction import decibel
 from pipelines.quantization.algorithms.equalize_channels import scale_channels
 from pipelines.quantization.algorithms.smooth_channels import smooth_channels
+from pipelines.quantization.algorithms.split_channels import split_channels
 from pipelines.quantization.calibration.compared_outputs import float_stem
 from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
 from pipelines.quantization.quantizer import QuantReport
@@ -155,6 +156,7 @@ def _compare(
     table.require(float_model)
     equalized = float_model.clone()  # its activations are those that int8 rounds
     scale_channels(equalized, table.equalization)
+    split_channels(equalized, table.splitting)
     smooth_channels(equalized, table.smoothing)
     comparison = _Comparison(equalized, int8_model, table)
     shared = sample_axis.is_shared(float_model.graph)

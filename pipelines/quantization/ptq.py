@@ -29,6 +29,7 @@ from pipelines.quantization.algorithms.equalize_channels import (
 )
 from pipelines.quantization.algorithms.error_bound import within_bound
 from pipelines.quantization.algorithms.smooth_channels import find_smoothing, smooth_channels, smoothable
+from pipelines.quantization.algorithms.split_channels import Splits, find_splits, split_channels, splittable
 from pipelines.quantization.calibration.calibrate import MEMORY, calibrate
 from pipelines.quantization.calibration.layerwise import CHUNK, ROOM, sample_chunks
 from pipelines.quantization.calibration.range_search import output_sqnr, search_ranges
@@ -70,8 +71,14 @@ def make_table(
         RequestError: See `calibrate` and `correct_layers`.
     """
     clip, factors = search_equalization(model, recipe, samples)[0] if recipe.search else (False, {})
-    smoothing = smoothing_factors(equalized(model, factors), recipe, samples) if recipe.smooth else {}
-    table = equalized_table(model, recipe, samples, factors, total, max_memory=max_memory, smoothing=smoothing)
+    splitting: Splits = {}
+    smoothing: Factors = {}
+    if recipe.smooth:
+        splitting = channels_to_split(equalized(model, factors), recipe, samples)
+        smoothing = smoothing_factors(equalized(model, factors, splitting=splitting), recipe, samples)
+    table = equalized_table(
+        model, recipe, samples, factors, total, max_memory=max_memory, smoothing=smoothing, splitting=splitting
+    )
     table = replace(table, clip=clip)
     table = within_bound(model, recipe, table, samples) if recipe.bound else table
     return correct_table(model, recipe, table, samples, seconds=seconds) if recipe.correct else table
@@ -86,6 +93,7 @@ def equalized_table(
     *,
     max_memory: str | int = MEMORY,
     smoothing: Factors | None = None,
+    splitting: Splits | None = None,
 ) -> CalibrationTable:
     """Calibrates `model` with scaled channels, and searches the ranges if `recipe.search`.
 
@@ -97,15 +105,37 @@ def equalized_table(
         total: Number of samples, for the progress bar.
         max_memory: See `Observation`.
         smoothing: Smoothing factors, see `smooth_channels`.
+        splitting: Channels to repeat, see `split_channels`.
 
     Returns:
-        The calibration table of `model`, with `factors` and `smoothing`.
+        The calibration table of `model`, with `factors`, `smoothing` and `splitting`.
     """
-    scaled = equalized(model, factors, smoothing)
+    scaled = equalized(model, factors, smoothing, splitting)
     table = calibrate(scaled, samples, recipe.observer, total, max_memory=max_memory, symmetric=recipe.symmetric)
     if recipe.search:
         table = search_ranges(scaled, recipe, table, held_out(model, samples)[0])
-    return replace(table, graph=io.digest(model), equalization=factors, smoothing=smoothing or {})
+    return replace(
+        table, graph=io.digest(model), equalization=factors, smoothing=smoothing or {}, splitting=splitting or {}
+    )
+
+
+def channels_to_split(model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch]) -> Splits:
+    """Finds hidden channels with outlier weights in the linear layers that the recipe quantizes.
+
+    Args:
+        model: Float model, equalized if the table is.
+        recipe: Quantization options.
+        samples: Batches that channel statistics are computed on.
+
+    Returns:
+        Channels to repeat, by value name, see `find_splits`.
+    """
+    widths = {
+        str(x.name): outputs_first(readers[0]).shape[1]
+        for x, (readers, _, _) in splittable(model.graph).items()
+        if not all(recipe.keeps_float(str(node.name)) for node in readers)
+    }
+    return find_splits(model, channel_statistics(model, samples, linear=widths)) if widths else {}
 
 
 def smoothing_factors(model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch]) -> Factors:
@@ -150,7 +180,7 @@ def correct_table(
         `table` with `bias`, `rounding` and `recipe`.
     """
     int8, _ = quantize(model, recipe, replace(table, bias={}, rounding={}))
-    scaled = equalized(model, table.equalization, table.smoothing)
+    scaled = equalized(model, table.equalization, table.smoothing, table.splitting)
     _, report = correct_layers(scaled, int8, samples, seconds=seconds, room=room)
     bias = {layer.name: layer.shift for layer in report.layers if layer.shift}
     rounding = {layer.name: layer.rounding for layer in report.layers if layer.rounding}
@@ -253,13 +283,16 @@ def held_out(model: ir.Model, samples: Iterable[Batch]) -> tuple[list[Batch], li
     return evaluation, chunks[count:] or evaluation
 
 
-def equalized(model: ir.Model, factors: Factors, smoothing: Factors | None = None) -> ir.Model:
+def equalized(
+    model: ir.Model, factors: Factors, smoothing: Factors | None = None, splitting: Splits | None = None
+) -> ir.Model:
     """Copies a model with scaled channels; in float it computes the same.
 
     Args:
         model: Float model.
         factors: Equalization factors, see `scale_channels`.
         smoothing: Smoothing factors, see `smooth_channels`.
+        splitting: Channels to repeat, see `split_channels`.
 
     Returns:
         The scaled copy.
@@ -269,6 +302,7 @@ def equalized(model: ir.Model, factors: Factors, smoothing: Factors | None = Non
     """
     copy = model.clone()
     scale_channels(copy, factors)
+    split_channels(copy, splitting or {})
     smooth_channels(copy, smoothing or {})
     return copy
 

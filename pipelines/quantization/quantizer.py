@@ -27,6 +27,7 @@ from pipelines.graph import io, query
 from pipelines.quantization.algorithms import bias, weight_rounding
 from pipelines.quantization.algorithms.equalize_channels import scale_channels
 from pipelines.quantization.algorithms.smooth_channels import smooth_channels
+from pipelines.quantization.algorithms.split_channels import split_channels
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq import elementwise, embedding_tables, engine_quirks, layers, weight_only
 from pipelines.quantization.qdq.insertion import QdqInserter
@@ -119,6 +120,7 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
     result = model.clone()
     graph = result.graph
     scale_channels(result, table.equalization)
+    split_channels(result, table.splitting)
     smoothing = smooth_channels(result, table.smoothing)
     clean_up(result)
     require_patterns(graph, recipe)

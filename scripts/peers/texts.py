@@ -39,6 +39,7 @@ from pipelines.core.progress import progress
 from pipelines.graph import edit, io
 from scripts.peers import harness, processes
 from scripts.peers.engines import onnx_runtime, open_vino, pytorch
+from zoo.texts.metrics import lowest
 
 BATCH, LONGEST = 32, 256
 CALIBRATION = 256  # texts that calibrate the peers
@@ -312,7 +313,7 @@ def loads(texts: Sequence[str], tokenizer: Any, seed: int = 0) -> dict[str, list
 def open_ways(
     names: Sequence[str], folder: Path, work: Path, texts: Sequence[str], workers: processes.Workers
 ) -> dict[str, dict[str, Any]]:
-    """Builds and opens ways in `workers`; {way: {"cosine" to the float32 vectors}} of those that run."""
+    """Builds and opens ways in `workers`; {way: {"cosine" to the float32 vectors, ...}} of those that run."""
     ways: dict[str, dict[str, Any]] = {}
     exact = None
     for name in (EXACT, *(name for name in names if name != EXACT)):
@@ -331,7 +332,8 @@ def open_ways(
         if found is None:
             continue
         exact = found if exact is None else exact
-        ways[name] = {"cosine": round(float((found * exact).sum(axis=1).mean()), 5)}
+        cosines = (found * exact).sum(axis=1)
+        ways[name] = {"cosine": round(float(cosines.mean()), 5), **lowest(cosines)}
     if EXACT not in names:  # it was only compared with
         ways.pop(EXACT)
         workers.live.pop(EXACT).close()

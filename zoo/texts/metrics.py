@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 TOP_K = 10  # ranks that NDCG and MRR count
 NEIGHBOURS = 10
+LOW = 0.99  # cosine to fp32 below which texts are counted
 MAX_TEXTS = 5000  # texts among which nearest neighbours are searched
 MIN_TEXTS_PER_QUERY = 2.0  # mean number of texts per first text from which on pairs are a ranking
 Floats = NDArray[np.floating[Any]]
@@ -112,6 +113,18 @@ def neighbour_overlap(a: NDArray[np.float32], b: NDArray[np.float32], count: int
     return float(np.mean([len(np.intersect1d(*rows)) / count for rows in zip(*nearest, strict=True)]))
 
 
+def lowest(cosines: Floats) -> dict[str, float]:
+    """Describes the texts whose embeddings differ most from those of fp32, which a mean hides.
+
+    Args:
+        cosines: Cosine similarity of each text's embeddings, float [n].
+
+    Returns:
+        {"least_cosine": minimum, "cosine_below_99": share of texts below `LOW`}.
+    """
+    return {"least_cosine": float(cosines.min()), "cosine_below_99": float((cosines < LOW).mean())}
+
+
 def read_pairs(
     pipeline: TextPipeline, data: Any, on_error: str
 ) -> tuple[list[tuple[str, str]], NDArray[np.float64], int]:
@@ -157,8 +170,9 @@ def evaluate(pipelines: Mapping[str, TextPipeline], data: Any, on_error: str = "
 
     Returns:
         {"samples", "skipped", "metrics", "difference", "interval", "others"} (see `against_fp32`). For embeddings,
-        "difference" has "cosine", the mean cosine similarity to fp32, and "overlap" of the 10 nearest neighbours among
-        the first `MAX_TEXTS` texts; "kept" is the same overlap for quantized embeddings, by dtype.
+        "difference" has "cosine", the mean cosine similarity to fp32, those of `lowest`, and "overlap" of the 10
+        nearest neighbours among the first `MAX_TEXTS` texts; "kept" is the same overlap for quantized embeddings, by
+        dtype.
 
     Raises:
         RequestError: The data are unusable.
@@ -188,7 +202,7 @@ def evaluate(pipelines: Mapping[str, TextPipeline], data: Any, on_error: str = "
     def versus_fp32(name: str) -> dict[str, float]:
         cosines = (embeddings["fp32"] * embeddings[name]).sum(axis=1)
         overlap = neighbour_overlap(similarities("fp32"), similarities(name))
-        return {"cosine": float(cosines.mean()), "least_cosine": float(cosines.min()), "overlap": overlap}
+        return {"cosine": float(cosines.mean()), **lowest(cosines), "overlap": overlap}
 
     last = list(embeddings)[-1]
     exact = similarities(last)

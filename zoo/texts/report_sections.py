@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import zoo
 from pipelines.analysis.markdown import Report, cpu_column, link, newest, reports, source, table
@@ -13,6 +13,7 @@ BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 MODELS = ROOT / "MODELS.md"
 PEERS = ROOT / "scripts" / "peers" / "reports"
 OVERVIEW = "texts/s of a stream of mixed lengths, sorted by length"
+LOWEST = {"least_cosine": ".4f", "cosine_below_99": ".2%"}  # see `zoo.texts.metrics.lowest`
 OWN_ENGINES = ("zoo", "zoo-two-threads")
 PEER_LEGEND = """Same weights and texts, one thread and core, interleaved, medians, by `scripts/peers/texts.py`.
 
@@ -20,7 +21,7 @@ PEER_LEGEND = """Same weights and texts, one thread and core, interleaved, media
 - unsorted, sorted: texts/s of a stream in batches of 32, in the given order and sorted by length. The native encoder
   does not pad, so it does not sort.
 - tokens given: without tokenization.
-- cosine: mean cosine to the fp32 vectors.
+- cosine: mean cosine to the fp32 vectors, and where it was measured, its minimum and the share of texts below .99.
 - resident MB: memory of a process with the model open.
 """
 
@@ -80,8 +81,8 @@ def sections(name: str) -> str:
     change, kept = report.content["difference"], report.content["kept"]
     lines += [
         f"- **Quality** ({link(report.path, MODELS)}, {report.content['samples']:,} pairs), int8 - fp32: Spearman "
-        f"{change['spearman']:+.4f}, mean cosine of the vectors {change['cosine']:.4f}, recall of the ten nearest of "
-        f"{report.content['texts']:,} texts {change['overlap']:.1%}",
+        f"{change['spearman']:+.4f}, cosine of the vectors {change['cosine']:.4f} on average, {_lowest(change)}, "
+        f"recall of the ten nearest of {report.content['texts']:,} texts {change['overlap']:.1%}",
         f"- **Compressed vectors**, recall of the ten nearest texts: float16 {kept['float16']:.1%}, int8 "
         f"{kept['int8']:.1%}, binary {kept['binary']:.1%}",
     ]
@@ -92,6 +93,12 @@ def sections(name: str) -> str:
             parts.append(f"{load} {rate:,.0f} texts/s, {rate / peer:.2f}x {best}")
         lines.append(f"- **Speed**, sorted by length ({source(peer_report, MODELS)}): {'; '.join(parts)}")
     return "\n".join([*lines, ""])
+
+
+def _lowest(change: Mapping[str, float]) -> str:
+    """Returns the minimum cosine of a report, and the share of texts below .99 if it has one."""
+    share = f" ({change['cosine_below_99']:.2%} of the texts below .99)" if "cosine_below_99" in change else ""
+    return f"{change['least_cosine']:.4f} at least{share}"
 
 
 def benchmarks(names: Sequence[str]) -> str:
@@ -107,8 +114,17 @@ def benchmarks(names: Sequence[str]) -> str:
 def _peer_tables(report: Report) -> str:
     """Renders a report of `scripts/peers/texts.py`."""
     engines = report.content["ways"]
-    columns = ["engine", "cosine", "resident MB"]
-    rows = [[name, f"{engine['cosine']:.4f}", f"{engine['memory_mb']:,.0f}"] for name, engine in engines.items()]
+    lowest = {key: form for key, form in LOWEST.items() if all(key in engine for engine in engines.values())}
+    columns = ["engine", "cosine", *(["minimum", "below .99"] if lowest else []), "resident MB"]
+    rows = [
+        [
+            name,
+            f"{engine['cosine']:.4f}",
+            *(f"{engine[key]:{form}}" for key, form in lowest.items()),
+            f"{engine['memory_mb']:,.0f}",
+        ]
+        for name, engine in engines.items()
+    ]
     parts = [source(report, BENCHMARKS) + ".\n", table(columns, rows)]
     for load in report.content["loads"]:
         cells = [

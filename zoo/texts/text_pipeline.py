@@ -32,7 +32,7 @@ from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
 
 SORT_WINDOW = 16  # batches of a long file that are sorted by length together
 MAX_BATCH_TOKENS = 4096  # tokens of a padded batch of a stock engine
-CALIBRATION_LENGTH = 64  # tokens of a calibration row
+CALIBRATION_LENGTH = 128  # tokens of a calibration row
 EXAMPLES = (
     "The museum opens at nine and closes at five.",
     "How do I reset the password of my account?",
@@ -67,7 +67,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
     """
 
     BATCH_SIZE: ClassVar[int] = 32
-    CALIBRATION: ClassVar[int] = 512
+    CALIBRATION: ClassVar[int] = 256
     ON_ERROR: ClassVar[str] = "skip"
     PARTS: ClassVar[str] = "texts"
     OUTPUT: ClassVar[str]
@@ -410,7 +410,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
         Raises:
             RequestError: There are no texts.
         """
-        rows = list(itertools.islice(self.rows(data), 8 * count))
+        rows = list(itertools.islice(self.rows(data), 16 * count))
         self._report_errors(map(_error, rows), Counter(), on_error, self._outcome)
         texts = [row.texts for row in rows if not row.error]
         if not texts:

@@ -304,7 +304,7 @@ def _best_ranges(
     def evaluate(table: CalibrationTable) -> float:
         int8, _ = quantize(model, recipe, table)
         if recipe.correct:
-            _restore_weights(int8, equalized(model, table.equalization, table.smoothing))
+            _restore_weights(int8, equalized(model, table.equalization, table.smoothing, table.splitting))
         return metric(int8)
 
     return _best(tables, evaluate)[0]

@@ -19,7 +19,7 @@ from pipelines.core.files import read_json, write_text
 from pipelines.graph import io
 from pipelines.quantization.calibration.observers import Summary, errors
 
-SEARCHED = ("clip", "equalization", "recipe", "smoothing", "keep_float")
+SEARCHED = ("clip", "equalization", "recipe", "smoothing", "keep_float", "splitting")
 ADJUSTMENTS = (*SEARCHED, "bias", "rounding")  # of a table that has them
 
 
@@ -105,6 +105,8 @@ class CalibrationTable:
         smoothing: Factor of each channel, by the name of the value, see `smooth_channels`. The ranges belong to the
             smoothed graph.
         keep_float: Operators that stay float32, with the reason.
+        splitting: Channels of which copies are appended, by the name of the value, see `split_channels`. The ranges
+            belong to the split graph, and smoothing factors to all of its channels.
     """
 
     graph: str
@@ -119,6 +121,7 @@ class CalibrationTable:
     recipe: dict[str, Any] = field(default_factory=dict)
     smoothing: dict[str, tuple[float, ...]] = field(default_factory=dict)
     keep_float: dict[str, str] = field(default_factory=dict)
+    splitting: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def require(self, model: ir.Model) -> None:
         """Checks that the table was made for a graph.
@@ -224,9 +227,10 @@ class CalibrationTable:
             rounding, kept = (
                 {name: str(each) for name, each in value.get(key, {}).items()} for key in ("rounding", "keep_float")
             )
+            splitting = {name: tuple(map(int, each)) for name, each in value.get("splitting", {}).items()}
             names = value["graph"], value["observer"], value["samples"], value["samples_digest"]
             clip, recipe = value.get("clip") is True, dict(value.get("recipe", {}))
-            return cls(*names, tensors, clip, equalization, bias, rounding, recipe, smoothing, kept)
+            return cls(*names, tensors, clip, equalization, bias, rounding, recipe, smoothing, kept, splitting)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RequestError(f"{path} is not a calibration table ({error}); make one with: zoo calibrate") from error
 

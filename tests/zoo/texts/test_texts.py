@@ -96,7 +96,7 @@ def test_a_calibrated_reranker_of_any_kind_runs_natively(tmp_path, kind, labels)
     folder, _ = folder_of(tmp_path, kind=kind, labels=labels)
     zoo.import_model(folder, tmp_path / "ours")
     (tmp_path / "pairs.tsv").write_text("\n".join("\t".join(each) for each in PAIRS * 10))
-    zoo.calibrate(tmp_path / "ours", str(tmp_path / "pairs.tsv"), samples=8)
+    zoo.calibrate(tmp_path / "ours", str(tmp_path / "pairs.tsv"), samples=16)
     found = zoo.pipeline(tmp_path / "ours", "int8")
     assert found.engine == "native"
     exact = zoo.pipeline(tmp_path / "ours", "fp32").compute_texts(PAIRS)
@@ -285,6 +285,9 @@ def test_evaluation_compares_precisions(encoder, reranker, tmp_path):
     (tmp_path / "sts.csv").write_text("".join(f'"{a}","{b}",{i}\n' for i, (a, b) in enumerate(PAIRS)))
     found = zoo.evaluate(encoder, str(tmp_path / "sts.csv"))
     assert found["samples"] == len(PAIRS) and found["difference"]["cosine"] > 0.9
+    lowest = found["difference"]["least_cosine"]
+    assert lowest <= found["difference"]["cosine"] and 0 <= found["difference"]["cosine_below_99"] <= 1
+    assert (found["difference"]["cosine_below_99"] > 0) == (lowest < 0.99)
     assert set(found["metrics"]["fp32"]) == {"spearman"} and set(found["kept"]) == set(vector_files.DTYPES[1:])
     ranked = "".join(f"{q}\t{d}\t{int(q == d)}\n" for q in TEXTS[:3] for d in TEXTS)
     (tmp_path / "ranked.tsv").write_text(ranked)

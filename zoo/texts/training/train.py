@@ -37,7 +37,7 @@ from zoo.training.runs import load_checkpoint, require_output, save_checkpoint
 
 STATE = "checkpoint/state.pt"
 COPIED_FILES = (tokenizer.FILE, CONFIG)  # from the start model
-CALIBRATION_ROWS = 512
+CALIBRATION_ROWS = 256
 MAX_GRADIENT_NORM = 1.0
 Pairs = list[tuple[str, str]]
 
@@ -318,7 +318,7 @@ def _write(
         save_file(state, temporary, {"format": "pt"})
     for name in COPIED_FILES:
         copy_file(start_from / name, output / name)
-    count, model_config = 8 * CALIBRATION_ROWS, trainer.model_config
+    count, model_config = 16 * CALIBRATION_ROWS, trainer.model_config
     samples: Any = pairs[:count]
     if not model_config.labels:
         write_modules(output, model_config, features)
