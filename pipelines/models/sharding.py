@@ -65,6 +65,16 @@ class ShardableRows(Protocol):
             Whether there is a label; None if it cannot be detected.
         """
 
+    def files(self, source: str) -> list[str]:
+        """Lists the files that a source stands for, in the order in which `Pipeline.run` reads them.
+
+        Args:
+            source: File, folder or pattern.
+
+        Returns:
+            Paths.
+        """
+
     def part_of_log(self, path: Path, delimiter: str, columns: Sequence[str]) -> Any:
         """Returns the input of `Pipeline.run` for a part without a header.
 

@@ -103,7 +103,7 @@ def split_inputs(pipeline: Pipeline, inputs: Sequence[str], options: Mapping[str
     parts: list[Part] = []
     row = 0
     with progress("finding rows") as advance:
-        for path in remote_files.expand(inputs):
+        for path in _files(pipeline, inputs):
             try:
                 file_parts = _split_file(pipeline, path, options)
             except RequestError as error:
@@ -120,6 +120,15 @@ def split_inputs(pipeline: Pipeline, inputs: Sequence[str], options: Mapping[str
         raise RequestError(f"found no row in {', '.join(inputs)}; expected at least one")
     label = next((part.with_label for part in parts if part.with_label is not None), None)
     return [replace(part, with_label=label) for part in parts]
+
+
+def _files(pipeline: Pipeline, inputs: Sequence[str]) -> list[str]:
+    """The files of the inputs, each once; those of rows in the order of a single process."""
+    files = remote_files.expand(inputs)
+    if not isinstance(pipeline, ShardableRows):
+        return files
+    lists = [remote_files.expand([name]) if remote_files.is_url(name) else pipeline.files(name) for name in inputs]
+    return list(dict.fromkeys(path for paths in lists for path in paths))
 
 
 def _images(name: str) -> list[str]:
@@ -212,7 +221,9 @@ def open_part(pipeline: Pipeline, part: Part) -> Iterator[Any]:
         RequestError: The file cannot be read, or all images of the part are missing.
     """
     with tempfile.TemporaryDirectory(prefix="zoo-part-") as folder:
-        local = Path(folder) / Path(part.place).name
+        partitions = [name for name in Path(part.place).parts[:-1] if "=" in name]  # whose names are columns of logs
+        local = Path(folder, *partitions, Path(part.place).name)
+        local.parent.mkdir(parents=True, exist_ok=True)
         if part.kind == "files":
             paths = part.image_paths()
             if not any(remote_files.is_url(path) or os.path.exists(path) for path in paths):  # noqa: PTH110

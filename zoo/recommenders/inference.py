@@ -156,11 +156,18 @@ class ClickPipeline(GraphPipeline):
         """Separators of the items of lists, by column."""
         return {}
 
+    def files(self, source: str) -> list[str]:
+        """See `ShardableRows`."""
+        from zoo.recommenders.data import sources
+
+        return [path for path, _ in sources.expand(source)]
+
     def part_of_log(self, path: Path, delimiter: str, columns: Sequence[str]) -> Log:
         """See `ShardableRows`."""
-        from zoo.recommenders.data.logs import Log
+        from zoo.recommenders.data import logs, sources
 
-        return Log(path, "csv" if delimiter else "jsonl", delimiter, tuple(columns), header=False)
+        log = logs.Log(path, "csv" if delimiter else "jsonl", delimiter, tuple(columns), header=not delimiter)
+        return logs.partitioned(log, sources.partition(str(path)))
 
     def write_no_rows(self, output: Path, left_out: int) -> dict[str, Any]:
         """See `ShardableRows`."""

@@ -19,7 +19,7 @@ from zoo.recommenders.data import sources
 from zoo.recommenders.data.cell_values import CellForm
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
-from zoo.recommenders.data.logs import Log, open_log, open_logs
+from zoo.recommenders.data.logs import HEAD, Log, open_log, open_logs
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.inference import ClickPipeline
 
@@ -105,7 +105,7 @@ class LogPipeline(ClickPipeline):
         )
 
     def log_of_first_row(self, stream: Any) -> Log | None:
-        """Returns the log of a text whose first row has all columns: JSON lines, or rows in the Criteo format.
+        """Returns the log of a text whose first rows alone have the columns: JSON lines, or the Criteo format.
 
         Args:
             stream: Bytes of the text, read from their start.
@@ -115,8 +115,11 @@ class LogPipeline(ClickPipeline):
         """
         if self.headerless:
             return None
-        log = open_log(io.BytesIO(stream.readline()))
-        return log if log.kind == "jsonl" or not log.header else None
+        first = stream.readline()
+        log = open_log(io.BytesIO(first))
+        if log.kind == "jsonl":  # whose columns are the keys of its first lines
+            return open_log(io.BytesIO(first + b"".join(itertools.islice(stream, HEAD - 1))))
+        return None if log.header else log
 
     def label_in(self, lines: Iterable[bytes] = (), columns: Sequence[str] = ()) -> bool | None:
         """Tells whether rows without a header begin with a label; None for logs with a header.

@@ -84,6 +84,39 @@ def test_parts_of_json_lines_have_the_columns_of_the_first(log, small, tmp_path,
     assert found["parts"] > 2 and union(found).equals(pq.read_table(tmp_path / "one.parquet"))
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_parts_of_partitions_have_the_columns_of_their_path(log, small, tmp_path, suffix):
+    """The files are read in natural order, as by a single process."""
+    table = pq.read_table(log / "c.parquet")
+    stored = table.drop_columns(["country"])
+    for at, country in enumerate(["DE", "FR2", "FR10", "__HIVE_DEFAULT_PARTITION__"]):
+        place = tmp_path / "hive" / f"country={country}"
+        place.mkdir(parents=True)
+        part = stored.slice(at * 300, 300)
+        if suffix == ".parquet":
+            pq.write_table(part, place / "a.parquet", row_group_size=100)
+        elif suffix == ".csv":
+            part.to_pandas().to_csv(place / "a.csv", index=False)
+        else:
+            (place / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part.to_pylist()))
+    for name in ("hive", "hive/country=DE/a" + suffix, "hive/*/*" + suffix):
+        output = tmp_path / "out" / name.replace("/", "-").replace("*", "-")
+        run_shard(CLICKS, [str(tmp_path / name)], output)
+        zoo.run(CLICKS, [str(tmp_path / name)], tmp_path / "one.parquet")
+        found = check(output)
+        assert found["parts"] > 1 and union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+
+
+def test_a_column_that_the_first_line_of_json_lacks(log, small, tmp_path):
+    rows = pq.read_table(log / "c.parquet").to_pylist()[:400]
+    del rows[0]["age"], rows[0]["country"]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run_shard(CLICKS, [str(tmp_path / "log.jsonl")], tmp_path / "out")
+    zoo.run(CLICKS, [str(tmp_path / "log.jsonl")], tmp_path / "one.parquet")
+    found = check(tmp_path / "out")
+    assert found["parts"] > 2 and union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+
+
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
 def test_a_part_without_a_good_row_is_an_empty_one(log, tmp_path, suffix):
     header, *rows = (log / "a.csv").read_text().splitlines(keepends=True)

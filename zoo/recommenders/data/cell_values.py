@@ -9,7 +9,7 @@ import enum
 import math
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.core.errors import RequestError, one_line
 from zoo.recommenders.data.hashing import overlapping
 
 Floats = npt.NDArray[np.float32]
@@ -252,6 +253,32 @@ def as_text(value: Any, separator: str = LIST) -> str | None:
     else:
         raise TypeError(f"found a value of type {type(value).__name__}")
     return None if text in MISSING else text
+
+
+def as_texts(values: Iterable[Any], name: str, separator: str) -> pa.Array:
+    """Writes values of Python as texts, see `as_text`.
+
+    Args:
+        values: The values of a column.
+        name: Name of the column in messages.
+        separator: Separator of the items of lists.
+
+    Returns:
+        Text array [n], null where missing.
+
+    Raises:
+        RequestError: A value has a type that has no text.
+    """
+    texts = []
+    for value in values:
+        try:
+            texts.append(as_text(value, separator))
+        except (TypeError, UnicodeDecodeError) as error:
+            raise RequestError(
+                f"column {name}: {one_line(error)}; expected text, a number, a boolean, a date, a list of them or a "
+                "missing value"
+            ) from error
+    return pa.array(texts, pa.string())
 
 
 def column_as_text(column: Any, separator: str = LIST) -> pa.Array:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import starts_with
 from pipelines.data.text_files import GZIP, open_text
 from zoo.recommenders.data import sources
-from zoo.recommenders.data.cell_values import LIST, RAW_MISSING, CellForm, as_text, column_as_text, formed
+from zoo.recommenders.data.cell_values import LIST, RAW_MISSING, CellForm, as_texts, column_as_text, formed
 from zoo.recommenders.data.columns.nested import has_text, json_object
 
 BLOCK = 4 << 20  # bytes of text read at once
@@ -175,9 +175,7 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
 def _open_path(name: str, partition: sources.Partition, delimiter: str | None) -> Log:
     """Opens a file, stdin or data set, see `open_log`, and adds the columns of its partition that it lacks."""
     if partition:
-        log = _open_path(name, (), delimiter)
-        own = tuple((column, value) for column, value in partition if column not in log.columns) if log.header else ()
-        return replace(log, columns=(*log.columns, *(column for column, _ in own)), partition=own)
+        return partitioned(_open_path(name, (), delimiter), partition)
     path = _spool() if name == "-" else Path(name)
     if not path.is_file():
         try:
@@ -192,6 +190,20 @@ def _open_path(name: str, partition: sources.Partition, delimiter: str | None) -
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
     return _by_head(path, *_head(path, path, delimiter))
+
+
+def partitioned(log: Log, partition: sources.Partition) -> Log:
+    """Adds the columns of Hive partitions that a log lacks; none to rows without a header.
+
+    Args:
+        log: Log of one file.
+        partition: Columns of its path, see `sources.expand`.
+
+    Returns:
+        The log with the columns.
+    """
+    own = tuple((column, value) for column, value in partition if column not in log.columns) if log.header else ()
+    return replace(log, columns=(*log.columns, *(column for column, _ in own)), partition=own)
 
 
 def open_logs(source: Any, delimiter: str | None = None) -> list[Log]:
@@ -305,23 +317,9 @@ def _column(values: Any, name: str) -> Any:
     try:
         column = pa.array(values)
     except (TypeError, ValueError, OverflowError, pa.ArrowException):
-        return _as_texts(values, name, LIST)
+        return as_texts(values, name, LIST)
     sets = pa.types.is_list(column.type) and any(isinstance(value, Set) for value in values)
-    return _as_texts(values, name, LIST) if sets else column
-
-
-def _as_texts(values: Iterable[Any], name: str, separator: str) -> pa.Array:
-    """Values of Python as texts. Raises RequestError for a type that has no text."""
-    texts = []
-    for value in values:
-        try:
-            texts.append(as_text(value, separator))
-        except (TypeError, UnicodeDecodeError) as error:
-            raise RequestError(
-                f"column {name}: {one_line(error)}; expected text, a number, a boolean, a date, a list of them or a "
-                "missing value"
-            ) from error
-    return pa.array(texts, pa.string())
+    return as_texts(values, name, LIST) if sets else column
 
 
 def spool_stdin(data: Any) -> Any:
@@ -489,5 +487,5 @@ def _json_rows(log: Log) -> Iterator[list[dict[str, Any]]]:
 def _texts(rows: Any, name: str, separator: str) -> pa.Array:
     """A column of JSON objects, where a missing key is null, or of a table as texts."""
     if isinstance(rows, list):
-        return _as_texts((row.get(name) for row in rows), name, separator)
+        return as_texts((row.get(name) for row in rows), name, separator)
     return column_as_text(rows.column(name), separator)

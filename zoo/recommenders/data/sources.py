@@ -55,14 +55,14 @@ def expand(source: str | os.PathLike[str]) -> list[tuple[str, Partition]]:
         return [(name, ())]
     path = Path(name)
     if path.is_dir() and not _is_saved(path):
-        return [(each, _partition(each)) for each in _files(path)]
+        return [(each, partition(each)) for each in _files(path)]
     if path.exists() or not _PATTERN.search(name):
-        return [(name, _partition(name) if path.is_file() else ())]
+        return [(name, partition(name) if path.is_file() else ())]
     matches = sorted(glob.glob(name, recursive=True), key=_natural)  # noqa: PTH207 (absolute patterns, too)
     files = [file for each in matches for file in (_files(Path(each)) if Path(each).is_dir() else [each])]
     if not files:
         raise RequestError(f"found no file that matches {name}")
-    return [(each, _partition(each)) for each in dict.fromkeys(files)]
+    return [(each, partition(each)) for each in dict.fromkeys(files)]
 
 
 def _files(folder: Path) -> list[str]:
@@ -91,8 +91,15 @@ def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(each), "") if each.isdecimal() else (-1, each) for each in re.split(r"(\d+)", text)]
 
 
-def _partition(path: str) -> Partition:
-    """The columns of the Hive partitions in a path; values are URL-quoted."""
+def partition(path: str) -> Partition:
+    """Returns the columns of the Hive partitions in a path.
+
+    Args:
+        path: Path of a file; names and values in it are URL-quoted.
+
+    Returns:
+        (column, value) pairs; None for a missing value.
+    """
     pairs = [(unquote(m[1]), unquote(m[2])) for each in Path(path).parts[:-1] if (m := _PARTITION.fullmatch(each))]
     return tuple({name: None if value in (_NO_VALUE, "") else value for name, value in pairs}.items())
 
