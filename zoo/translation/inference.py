@@ -18,22 +18,20 @@ from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.data.text_files import STDIN, read_lines
 from pipelines.models.line_pipeline import benchmark_samples
+from zoo.translation.data.characters import clean_characters
+from zoo.translation.data.line_splitting import MAX_TOKEN_CHARACTERS, UNKNOWN_SCRIPT, LineSplitter
 from zoo.translation.data.lines import EXAMPLES, Line, translation_writer
 from zoo.translation.data.parallel_text import (
     PAD,
     UNKNOWN,
     Tokens,
-    character_error,
     decoder_samples,
-    normalize_whitespace,
     pad,
 )
-from zoo.translation.data.sentence_splitting import split_sentences
 from zoo.translation.search.beam_search import Hypothesis
 from zoo.translation.translator import Translator
 
 SORT_WINDOW = 64  # batches of a long file that are sorted by length together
-MAX_TOKEN_CHARACTERS = 100  # longer sentences, times the maximum number of tokens, are refused unseen
 
 logger = logging.getLogger(__name__)
 
@@ -62,23 +60,39 @@ class TranslationPipeline(Translator):
         Raises:
             RequestError: There are no sentences, or one cannot be translated; the message has its number.
         """
-        if isinstance(raw, os.PathLike):
-            found = list(self._read([str(raw)]))
-        else:
-            if isinstance(raw, bytes | Mapping) or not isinstance(raw, Iterable):
-                raise RequestError(
-                    f"found {type(raw).__name__}; expected a text file, a sentence, or a list of sentences"
-                )
-            texts = [raw] if isinstance(raw, str) else list(raw)
-            for i, each in enumerate(texts, 1):
-                if not isinstance(each, str):
-                    raise RequestError(f"sentence {i} is {type(each).__name__}, expected text")
-            found = [self.line(f"sentence {i}", each) for i, each in enumerate(texts, 1)]
-        if not found:
-            raise RequestError("found no sentences; give at least one")
-        if faulty := next((each for each in found if each.fault), None):
+        lines = self._lines(raw)
+        if faulty := next((line for line in lines if line.fault), None):
             raise RequestError(f"{faulty.where} {faulty.fault}")
-        return {"source": pad([each.parts[0] if each.parts else self.vocabulary.encode([""])[0] for each in found])}
+        return {"source": pad([line.parts[0] if line.parts else self.vocabulary.encode([""])[0] for line in lines])}
+
+    def __call__(self, raw: Any) -> Any:
+        """Translates sentences; a long one is translated in pieces.
+
+        Args:
+            raw: See `preprocess`.
+
+        Returns:
+            Results of `postprocess`. Where characters were left out or text was copied, "untranslated" says which; the
+            result of a text that cannot be translated has "error", too.
+
+        Raises:
+            RequestError: There are no sentences, or none can be translated.
+        """
+        lines = self._lines(raw, split=True)
+        faulty = next((line for line in lines if line.fault), None)
+        if faulty and all(line.fault or not line.pieces for line in lines):
+            raise RequestError(f"{faulty.where} {faulty.fault}")
+        translated = iter(self.translate([part for line in lines for part in line.parts]))
+        results = []
+        for line in lines:
+            parts = list(itertools.islice(translated, len(line.parts)))
+            joined = [self.join_sentences(line, [part[k] for part in parts]) for k in range(self.best)]
+            first, *others = ({"translation": text, "score": float(np.float32(score))} for text, score in joined)
+            more: dict[str, Any] = {"others": others} if others else {}
+            if line.notes:
+                more["untranslated"] = line.untranslated
+            results.append({**first, **more, **({"error": line.fault} if line.fault else {})})
+        return results
 
     def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
         """Converts outputs of `predict` to text.
@@ -98,6 +112,24 @@ class TranslationPipeline(Translator):
 
     # ------------------------------------------------------------------------------------------------------------- text
 
+    def _lines(self, raw: Any, split: bool = False) -> list[Line]:
+        """Returns the lines of raw input. Raises RequestError if there are none."""
+        if isinstance(raw, os.PathLike):
+            lines = list(self._read([str(raw)], split))
+        else:
+            if isinstance(raw, bytes | Mapping) or not isinstance(raw, Iterable):
+                raise RequestError(
+                    f"found {type(raw).__name__}; expected a text file, a sentence, or a list of sentences"
+                )
+            texts = [raw] if isinstance(raw, str) else list(raw)
+            for i, text in enumerate(texts, 1):
+                if not isinstance(text, str):
+                    raise RequestError(f"sentence {i} is {type(text).__name__}, expected text")
+            lines = [self.line(f"sentence {i}", text, split) for i, text in enumerate(texts, 1)]
+        if not lines:
+            raise RequestError("found no sentences; give at least one")
+        return lines
+
     def _read(self, inputs: Iterable[str], split: bool = False) -> Iterator[Line]:
         """Yields the lines of text files, plain or .gz, or of stdin ("-")."""
         for name in inputs:
@@ -114,29 +146,27 @@ class TranslationPipeline(Translator):
         Args:
             where: Its place, for messages.
             text: The text; None if it is not UTF-8.
-            split: Whether a text that is too long is split into its sentences.
+            split: Whether the text is translated in pieces where it must be, see `LineSplitter`; else whole or not.
 
         Returns:
             The line.
         """
         if text is None:
             return Line(where, "", "is not UTF-8", ())
-        text = normalize_whitespace(text)
-        if not text or (foreign := character_error(text)):
-            return Line(where, text, foreign if text else "", ())
-        tokens, fault = self._tokenize(text)
-        parts = (tokens,)
-        if split and (fault or self.split_lines) and len(sentences := split_sentences(text, self._language())) > 1:
-            parts, faults = zip(*map(self._tokenize, sentences), strict=True)
-            fault = next((f"holds a sentence that {why}" for why in faults if why), "")
-        return Line(where, text, fault, () if fault else parts)
+        if split:
+            splitter = LineSplitter(self.vocabulary, self.max_length, self._language(), self.split_lines)
+            return splitter.line(where, text)
+        text, notes = clean_characters(text)
+        tokens, fault = self._tokenize(text) if text else (None, "")
+        parts = () if fault or tokens is None else (tokens,)
+        return Line(where, text, fault, parts, ((),) * len(parts), tuple(notes))
 
     def _language(self) -> str:
         """Returns the language of the text; "" if it is unknown."""
         return self.vocabulary.source_language or str(self.folder.preprocessing.get("languages", "")).partition("-")[0]
 
     def _tokenize(self, text: str) -> tuple[Tokens, str]:
-        """Returns the tokens of a sentence, and the reason why it cannot be translated; "" if it can."""
+        """Returns the tokens of a sentence, and the reason why it cannot be translated whole; "" if it can."""
         if len(text) > MAX_TOKEN_CHARACTERS * self.max_length:
             most = f"has {len(text):,} characters, the model takes {self.max_length} tokens; split it"
             return np.zeros(0, np.int32), most
@@ -144,7 +174,7 @@ class TranslationPipeline(Translator):
         if len(tokens) > self.max_length:
             return tokens, f"has {len(tokens)} tokens, the model takes {self.max_length}; split it"
         unknown = 2 * np.count_nonzero(tokens == UNKNOWN) >= len(tokens) - self.vocabulary.frame
-        return tokens, "is in a script or language that the model does not know" if unknown else ""
+        return tokens, UNKNOWN_SCRIPT if unknown else ""
 
     def run(
         self,
@@ -164,9 +194,10 @@ class TranslationPipeline(Translator):
     ) -> dict[str, Any]:
         """Translates text files, one sentence a line, in constant memory and input order; empty lines stay empty.
 
-        A line longer than the model's maximum is split into its sentences; their translations are joined by a space.
-        Lines that cannot be translated (not UTF-8, control characters, a sentence too long, an unknown script) become
-        empty lines and are named on stderr.
+        A line longer than the model's maximum is split into its sentences, and a sentence longer than it at clauses or
+        words; the translations are joined by a space. Controls and private-use characters are left out; words and
+        sentences that the vocabulary cannot write are copied; both are counted and named on stderr, as are lines that
+        are not UTF-8, which become empty lines.
 
         Args:
             inputs: A text file or a list of them, plain or .gz, or "-" for stdin.
@@ -185,8 +216,9 @@ class TranslationPipeline(Translator):
             length_penalty: A score is the sum of log probabilities / length ** length_penalty; None: the model's.
 
         Returns:
-            {"sentences", "skipped", "seconds", "sentences_per_second", "tokens_per_second" (of the translations),
-            "engine", "precision"}.
+            {"sentences", "skipped" (lines that are not UTF-8 or in an unknown script), "untranslated" (lines of which
+            something was left out or copied), "seconds", "sentences_per_second", "tokens_per_second" (of the
+            translations), "engine", "precision"}.
 
         Raises:
             RequestError: No line can be translated, or an option is not possible.
@@ -216,13 +248,17 @@ class TranslationPipeline(Translator):
                 ends = list(itertools.accumulate(len(each.parts) for each in window))
                 before = self.first_row + count["lines"]
                 rows = [
-                    (before + i, *self.join_sentences([each[k] for each in translated[end - len(line.parts) : end]]))
+                    (
+                        before + i,
+                        *self.join_sentences(line, [part[k] for part in translated[end - len(line.parts) : end]]),
+                    )
                     for i, (line, end) in enumerate(zip(window, ends, strict=True), 1)
                     for k in range(self.best)
                 ]
                 write(*(list(column) for column in zip(*rows, strict=True)))
                 count["lines"] += len(window)
-                count["sentences"] += sum(bool(each.parts) for each in window)
+                count["sentences"] += sum(bool(line.pieces) and not line.fault for line in window)
+                self._log_notes(window, count)
                 count["tokens"] += sum(len(each[0].tokens) for each in translated)
                 advance(len(window))
             if faults and not count["sentences"] and not self.in_parts:
@@ -230,11 +266,13 @@ class TranslationPipeline(Translator):
                     f"none of {faults.total():,} lines could be translated; expected sentences, one a line, in UTF-8"
                 )
         seconds = time.perf_counter() - start
-        if faults.total() > self.MAX_WARNINGS:
-            logger.warning("%d lines in all were not translated", faults.total())
+        for kind, total in (("not translated", faults.total()), ("not translated completely", count["untranslated"])):
+            if total > self.MAX_WARNINGS:
+                logger.warning("%d lines in all were %s", total, kind)
         return {
             "sentences": count["sentences"],
             "skipped": faults.total(),
+            "untranslated": count["untranslated"],
             "seconds": round(seconds, 3),
             "sentences_per_second": round(count["sentences"] / seconds, 2),
             "tokens_per_second": round(count["tokens"] / seconds, 1),
@@ -242,18 +280,30 @@ class TranslationPipeline(Translator):
             "precision": self.precision,
         }
 
-    def join_sentences(self, parts: Sequence[Hypothesis]) -> tuple[str, float]:
-        """Joins the translated sentences of a line.
+    def _log_notes(self, lines: Iterable[Line], count: Counter[str]) -> None:
+        """Counts lines of which something was left out or copied, and logs the first ones."""
+        for line in lines:
+            if line.notes:
+                count["untranslated"] += 1
+                if count["untranslated"] <= self.MAX_WARNINGS:
+                    logger.warning("%s: %s", line.where, line.untranslated)
+
+    def join_sentences(self, line: Line, parts: Sequence[Hypothesis]) -> tuple[str, float]:
+        """Joins the translated sentences of a line and its copied text.
 
         Args:
-            parts: A hypothesis of each sentence.
+            line: The line.
+            parts: A hypothesis of each of its `parts`.
 
         Returns:
             The text, and the mean score of its tokens, ends included.
         """
-        lengths = [len(each.tokens) + 1 for each in parts]
-        score = sum(each.score * length for each, length in zip(parts, lengths, strict=True)) / max(sum(lengths), 1)
-        return " ".join(self.vocabulary.decode([each.tokens for each in parts])), score
+        text = line.join(self.vocabulary.decode([part.tokens for part in parts]))
+        if len(parts) == 1:
+            return text, parts[0].score
+        lengths = [len(part.tokens) + 1 for part in parts]
+        score = sum(part.score * length for part, length in zip(parts, lengths, strict=True)) / max(sum(lengths), 1)
+        return text, score
 
     def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
         """Translates lines and returns the decoder's inputs, see `decoder_samples`.

@@ -91,8 +91,16 @@ def test_a_text_is_translated_line_by_line_in_every_form(both: Server, opened: C
     assert [each["line"] for each in best] == [1, 1] and best[0]["score"] >= best[1]["score"]
     body = {"sentences": SENTENCES[1], "beam": 3, "n_best": 2}
     assert both.json(MT, json.dumps(body).encode(), "application/json")["results"] == best
-    faulty = both.json(MT, b"Two dogs.\n\nA \x01 man.", "text/plain")["results"]
-    assert [bool(each["translation"]) for each in faulty] == [True, False, False] and "U+0001" in faulty[2]["error"]
+    odd = both.json(MT, "Two dogs.\n\nA \x01 man.\n\u4f60\u597d\n50%".encode(), "text/plain")["results"]
+    assert [bool(row["translation"]) for row in odd] == [True, False, True, True, True]
+    assert [row.get("untranslated") for row in odd] == [
+        None,
+        None,
+        "U+0001 left out",
+        "\u4f60\u597d copied",
+        "50% copied",
+    ]
+    assert [bool(row.get("error")) for row in odd] == [False, False, False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +108,7 @@ def test_a_text_is_translated_line_by_line_in_every_form(both: Server, opened: C
     [
         (MT, b"", "no sentence"),
         (MT, b"\xff\xfe", "UTF-8"),
-        (MT, b"A \x01 man.", "U+0001"),
+        (MT, "\u4f60\u597d".encode(), "script or language"),
         (f"{MT}?beam=0", b"A man.", "beam must be 1 or more"),
         (f"{MT}?beam=99", b"A man.", "beam must be at most 32"),
         (f"{MT}?beam=2&n_best=3", b"A man.", "beam 2 and n-best 3"),

@@ -62,7 +62,7 @@ def test_a_file_is_read_by_its_path_and_nothing_is_refused(opened, texts, tmp_pa
     with pytest.raises(RequestError, match="found no sentences"):
         opened([])
     with pytest.raises(RequestError, match="sentence 2 has"):
-        opened([texts[0], " ".join(texts)])
+        opened.preprocess([texts[0], " ".join(texts)])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
@@ -179,20 +179,18 @@ def test_run_keeps_the_order_and_empty_lines(translate, opened, texts, monkeypat
 
 
 def test_bad_lines_are_named_and_the_run_goes_on(translate, texts, caplog):
-    long = " ".join(texts[:30])
-    bad = [b"bell \x07", b"\xff\xfe", "привет мир".encode(), long.encode(), b"x" * 20_000]
+    russian = "привет мир"
+    bad = [b"\xff\xfe", russian.encode()]
     with caplog.at_level(logging.WARNING):
-        summary, found = translate(b"\n".join([texts[0].encode(), *bad, texts[1].encode()]))
-    assert found[1:6] == [""] * 5
-    assert found[0] and found[6]
-    assert (summary["sentences"], summary["skipped"]) == (2, 5)
-    said = [each.getMessage() for each in caplog.records]
-    for number, reason in enumerate(
-        ["U+0007", "not UTF-8", "does not know", "tokens, the model takes 128", "20,000 characters"], 2
-    ):
-        assert any(f"in.txt, line {number} " in each and reason in each for each in said), reason
-    with pytest.raises(RequestError, match="line 2 holds the character U\\+0007"):
-        translate(b"\n".join([texts[0].encode(), *bad]), on_error="raise")
+        summary, lines = translate(b"\n".join([texts[0].encode(), *bad, texts[1].encode()]))
+    assert lines[1:3] == ["", russian]
+    assert lines[0] and lines[3]
+    assert (summary["sentences"], summary["skipped"], summary["untranslated"]) == (2, 2, 1)
+    messages = [record.getMessage() for record in caplog.records]
+    for number, reason in enumerate(["not UTF-8", "does not know"], 2):
+        assert any(f"in.txt, line {number} " in message and reason in message for message in messages), reason
+    with pytest.raises(RequestError, match="line 3 is in a script or language"):
+        translate(b"\n".join([texts[0].encode(), bad[1], bad[0]]).replace(b"\n", b"\n\n", 1), on_error="raise")
 
 
 def test_a_file_without_a_line_that_can_be_translated_is_refused(translate, tmp_path):
@@ -202,28 +200,102 @@ def test_a_file_without_a_line_that_can_be_translated_is_refused(translate, tmp_
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
-    [
-        (b"x" * 10_000, "tokens, the model takes 128"),
-        (b"x" * 20_000, "20,000 characters"),
-        (b"bell \x07", "U+0007"),
-        (b"nul \x00", "U+0000"),
-        ("private \ue000".encode(), "U+E000"),
-        (b"\xff\xfe", "not UTF-8"),
-        (b"half \xc3", "not UTF-8"),
-        (b"surrogate \xed\xa0\x80", "not UTF-8"),
-        ("привет мир".encode(), "script or language"),
-        ("你好世界".encode(), "script or language"),
-    ],
-    ids=lambda each: each if isinstance(each, str) else None,
+    "bad",
+    [b"\xff\xfe", b"half \xc3", b"surrogate \xed\xa0\x80"],
+    ids=str,
 )
-def test_each_kind_of_bad_line_is_named_by_its_number(translate, texts, caplog, bad, said):
+def test_a_line_that_is_not_utf8_is_named_by_its_number(translate, texts, caplog, bad):
     with caplog.at_level(logging.WARNING):
-        summary, found = translate(b"\n".join([texts[0].encode(), bad, texts[1].encode()]))
-    assert [bool(line) for line in found] == [True, False, True]
+        summary, lines = translate(b"\n".join([texts[0].encode(), bad, texts[1].encode()]))
+    assert [bool(line) for line in lines] == [True, False, True]
     assert (summary["sentences"], summary["skipped"]) == (2, 1)
-    (told,) = (each.getMessage() for each in caplog.records if "in.txt" in each.getMessage())
-    assert "in.txt, line 2 " in told and said in told
+    (message,) = (record.getMessage() for record in caplog.records if "in.txt" in record.getMessage())
+    assert "in.txt, line 2 is not UTF-8" in message
+
+
+@pytest.mark.parametrize(
+    ("char", "note"),
+    [
+        ("\uf0b7", "U+F0B7 left out"),
+        ("\x07", "U+0007 left out"),
+        ("\x7f", "U+007F left out"),
+        ("\x00", "U+0000 left out"),
+        ("\x81", "U+0081 left out"),
+        ("\ufdd0", "U+FDD0 left out"),
+        ("\U0001ffff", "U+1FFFF left out"),
+        ("\U00100000", "U+100000 left out"),
+        ("\x1b[1;31m", "U+001B left out"),
+        ("\ud800", "U+D800 left out"),
+        ("\u2060", "U+2060 left out"),
+        ("\u200b", ""),
+        ("\ufeff", ""),
+    ],
+    ids=ascii,
+)
+def test_odd_characters_are_left_out_and_named(opened, texts, char, note):
+    (plain,) = opened([texts[0]])
+    for text in (f"{char} {texts[0]}", f"{texts[0]}{char}", texts[0].replace(" ", f"{char} ", 1)):
+        (answer,) = opened([text])
+        assert answer["translation"] == plain["translation"], ascii(text)
+        assert answer.get("untranslated", "") == note
+
+
+@pytest.mark.parametrize(
+    "emoji", ["\U0001f415", "\U0001fae8", "\U0001fabe", "\U0001f9ff\u200d\U0001f9ff", "$5", "[1]", "50%"]
+)
+def test_unknown_words_are_copied_at_their_place_whatever_the_version_of_python(opened, texts, emoji):
+    words = texts[0].split(" ")
+    (plain,) = opened([texts[0]])
+    target = plain["translation"].split(" ")
+    assert len(target) == len(words)
+    for place in range(len(words) + 1):
+        (answer,) = opened([" ".join([*words[:place], emoji, *words[place:]])])
+        assert answer["translation"].split(" ") == [*target[:place], emoji, *target[place:]]
+        assert answer["untranslated"] == f"{emoji} copied" and "error" not in answer
+    (alone,) = opened([emoji])
+    assert alone == {"translation": emoji, "score": 0.0, "untranslated": f"{emoji} copied"}
+
+
+def test_a_sentence_in_another_script_is_copied_among_others(translate, opened, texts):
+    chinese = "\u4f60\u597d\u4e16\u754c\u3002"
+    content = "\n".join([f"{texts[0]}. {chinese} {texts[1]}.", texts[2], chinese])
+    summary, lines = translate(content.encode())
+    answers = opened(content.split("\n"))
+    assert [answer["translation"] for answer in answers] == lines
+    assert chinese in lines[0] and lines[2] == chinese
+    assert opened(texts[2:3])[0]["translation"] == lines[1]
+    assert (summary["sentences"], summary["skipped"], summary["untranslated"]) == (2, 1, 2)
+    assert "script or language" in answers[2]["error"] and "error" not in answers[0]
+    with pytest.raises(RequestError, match="sentence 1 is in a script"):
+        opened([chinese])
+
+
+@pytest.mark.parametrize("join", [" ", ", ", "  "], ids=repr)
+def test_a_sentence_longer_than_the_model_takes_is_translated_in_pieces(opened, texts, join):
+    words = " ".join(texts * 20).split(" ")
+    line = opened.line("line 1", join.join(words), split=True)
+    assert not line.fault and all(len(part) <= opened.max_length for part in line.parts)
+    assert sum(map(len, line.parts)) / len(line.parts) > opened.max_length / 3
+    source = " ".join(opened.vocabulary.decode([part.tolist() for part in line.parts]))
+    assert [word for word in source.replace(" \u2047", "").split()] == words
+    (answer,) = opened([join.join(words)])
+    assert len(answer["translation"].split()) > len(line.parts)
+
+
+@pytest.mark.parametrize("text", ["x" * 20_000, "https://host/" + "ab-" * 9000])
+def test_addresses_and_data_without_blanks_are_copied(opened, texts, text):
+    (plain,) = opened(texts[:1])
+    (answer,) = opened([f"{texts[0]} {text}"])
+    assert answer["translation"] == f"{plain['translation']} {text}"
+    assert answer["untranslated"] == f"{text[:40]}... copied"
+
+
+def test_a_text_without_blanks_is_cut_between_characters():
+    from zoo.translation.data.line_splitting import _cut
+
+    text = "\u96ea" * 1000
+    pieces = list(_cut(text, 7))
+    assert "".join(pieces) == text and max(map(len, pieces)) <= 143 and len(pieces) == 7
 
 
 def sentences_of(texts, length=30):
@@ -244,16 +316,12 @@ def test_a_line_longer_than_the_model_takes_is_cut_at_the_ends_of_sentences(tran
     assert float(best[2].split("\t")[1]) > float(best[3].split("\t")[1])
 
 
-def test_a_line_with_a_sentence_too_long_is_refused_with_its_number(translate, texts, caplog):
+def test_a_sentence_too_long_in_a_line_is_cut_and_the_others_are_translated(translate, texts):
     parts = sentences_of(texts)
-    with caplog.at_level(logging.WARNING):
-        _, found = translate(
-            "\n".join([" ".join([*parts[:3], " ".join(texts[:30]).capitalize() + ".", *parts[3:]]), texts[0]]).encode()
-        )
-    assert [bool(line) for line in found] == [False, True]
-    assert any("line 1 holds a sentence that has" in each.getMessage() for each in caplog.records)
-    with pytest.raises(RequestError, match="line 1 holds a sentence that has .* tokens, the model takes 128; split it"):
-        translate(" ".join([*parts, " ".join(texts[:30]).capitalize()]).encode(), on_error="raise")
+    long = " ".join(texts[:30])
+    summary, lines = translate("\n".join([" ".join([*parts[:3], f"{long}.", *parts[3:]]), *parts[:3]]).encode())
+    assert lines[0].startswith(" ".join(lines[1:]) + " ")
+    assert summary["skipped"] == 0
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ class TranslationHandler(Handler):
         require_count(len(texts), MAX_LINES, "lines")
         limits.TEXT.require(sum(map(len, texts)), job.received_bytes)
         lines = [pipeline.line(f"line {i}", text, split=True) for i, text in enumerate(texts, 1)]
-        if not any(line.parts for line in lines):
+        if not any(line.pieces and not line.fault for line in lines):
             invalid = next((line for line in lines if line.fault), None)
             raise RequestError(f"{invalid.where} {invalid.fault}" if invalid else "the body holds no sentence")
         tokens = [part for line in lines for part in line.parts]
@@ -185,24 +185,29 @@ class TranslationRequest:
             offset: Index of the first sentence of the first line.
 
         Returns:
-            The columns line, translation and score, and error if a line is invalid; for text, translation alone.
+            The columns line, translation and score; untranslated if something was left out or copied, error if a line
+            is invalid; for text, translation alone.
         """
         best = self.pipeline.best
         numbers: list[int] = []
         rows: list[tuple[str, float]] = []
         errors: list[str | None] = []
+        notes: list[str | None] = []
         for number, line in enumerate(self.lines[first:last], first + 1):
             end = offset + len(line.parts)
             for k in range(best):
-                rows.append(self.pipeline.join_sentences([self.hypotheses[i][k] for i in range(offset, end)]))
+                rows.append(self.pipeline.join_sentences(line, [self.hypotheses[i][k] for i in range(offset, end)]))
                 numbers.append(number)
                 errors.append(line.fault or None)
+                notes.append(line.untranslated or None)
             offset = end
         translations = [text for text, _ in rows]
         if self.media_type == responses.TEXT:
             return {"translation": translations}
         scores = np.array([score for _, score in rows], np.float32)
         columns: dict[str, Any] = {"line": numbers, "translation": translations, "score": scores}
+        if any(notes):
+            columns["untranslated"] = notes
         if any(errors):
             columns["error"] = errors
         return columns

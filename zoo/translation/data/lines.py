@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from pipelines.data.tables import FORMATS, writing
 from pipelines.data.text_files import STDIN
 from zoo.translation.data.parallel_text import Tokens
 
+MAX_NOTES = 8  # messages of a line that are shown
 EXAMPLES = (
     "A man in a red jacket is riding a bicycle down the street.",
     "Two children are playing with a dog on the beach.",
@@ -22,6 +23,9 @@ EXAMPLES = (
     "People wait for the train on a crowded platform.",
     "An old man is selling fruit at the market.",
 )
+
+
+Piece = str | tuple[tuple[float, str], ...]
 
 
 class Line(NamedTuple):
@@ -32,12 +36,44 @@ class Line(NamedTuple):
         text: The text.
         fault: The reason why it cannot be translated; "" if it can.
         parts: Tokens of the sentences that it is translated in.
+        pieces: Its translation in order: text that is copied; or for the next of `parts` the words to insert into its
+            translation, each with its place from 0 (first) to 1 (last).
+        notes: What was left out or copied.
     """
 
     where: str
     text: str
     fault: str
     parts: tuple[Tokens, ...]
+    pieces: tuple[Piece, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def join(self, translations: Iterable[str]) -> str:
+        """Joins the translation of the line.
+
+        Args:
+            translations: The translations of its `parts`.
+
+        Returns:
+            The text.
+        """
+        following, texts = iter(translations), []
+        for piece in self.pieces:
+            if isinstance(piece, str):
+                texts.append(piece)
+                continue
+            words = next(following).split(" ")
+            count = len(words)
+            for place, copied in reversed(piece):
+                words.insert(round(place * count), copied)
+            texts.append(" ".join(words))
+        return " ".join(texts)
+
+    @property
+    def untranslated(self) -> str:
+        """What was left out or copied, as one message; "" if nothing was."""
+        more = len(self.notes) - MAX_NOTES
+        return "; ".join(self.notes[:MAX_NOTES]) + (f"; and {more} more" if more > 0 else "")
 
 
 @contextlib.contextmanager

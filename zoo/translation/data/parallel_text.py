@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError, ZooError
+from zoo.translation.data.characters import invalid_characters
 from zoo.translation.data.sentencepieces import open_sentencepiece
 from zoo.translation.data.text_files import Faults, Pair, read_pairs, sources
 
@@ -21,6 +21,8 @@ PAD, UNKNOWN, START, END = 0, 1, 2, 3  # tokens of every vocabulary
 POSITIONS = 512  # default maximum number of tokens of a sentence
 VOCABULARY = "vocabulary.model"
 MAX_VOCABULARY_SENTENCES = 1_000_000  # of the sample that a vocabulary is learned from
+
+MAX_KNOWN = 1 << 16  # characters that a vocabulary remembers
 
 Tokens = NDArray[np.int32]
 
@@ -40,21 +42,6 @@ def normalize_whitespace(text: str) -> str:
     return " ".join(text.split())
 
 
-def character_error(text: str) -> str:
-    """Checks a text for control characters and invalid code points.
-
-    Args:
-        text: Any text.
-
-    Returns:
-        The reason why the text is no sentence; "" for a sentence.
-    """
-    if text.isprintable():  # fast path
-        return ""
-    invalid = next((char for char in text if unicodedata.category(char) in ("Cc", "Cs", "Cn", "Co")), None)
-    return "" if invalid is None else f"holds the character U+{ord(invalid):04X}"
-
-
 def clean(pairs: Iterable[Pair], faults: Faults) -> Iterator[Pair]:
     """Drops empty pairs, pairs with invalid characters, and repetitions.
 
@@ -70,7 +57,7 @@ def clean(pairs: Iterable[Pair], faults: Faults) -> Iterator[Pair]:
         key = hashlib.blake2b(f"{source}\t{target}".encode(errors="surrogatepass"), digest_size=8).digest()
         if not source or not target:
             faults.add("empty")
-        elif character_error(source) or character_error(target):
+        elif invalid_characters(source) or invalid_characters(target):
             faults.add("strange characters")
         elif key in seen:
             faults.add("repeated")
@@ -144,6 +131,19 @@ class Vocabulary:
                 f"{name} has the ids {ids} for padding, unknown, start and end; expected {[PAD, UNKNOWN, START, END]}"
             )
         self.content = content
+        self._known: dict[str, bool] = {}
+
+    def is_known(self, text: str) -> bool:
+        """Returns whether the vocabulary can write a text.
+
+        Args:
+            text: A character or two.
+        """
+        if len(self._known) > MAX_KNOWN:
+            self._known.clear()
+        if text not in self._known:
+            self._known[text] = UNKNOWN not in self._pieces.encode(text)
+        return self._known[text]
 
     @classmethod
     def read(cls, path: Path) -> Vocabulary:
@@ -165,6 +165,7 @@ class Vocabulary:
                 f"cannot read {path}: {error.strerror or error}; train or download the model again"
             ) from error
 
+    copies_words = True  # words that it cannot write are copied to translations
     source_language = ""  # there are no languages to choose from
     frame, prefix = 1, ()  # number of special tokens around a source; tokens that translations begin with
 

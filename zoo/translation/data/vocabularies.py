@@ -82,6 +82,8 @@ class Framing:
 class ImportedVocabulary:
     """Tokenizer of another toolkit."""
 
+    copies_words = False  # sentences are translated as the toolkit does, unknown words included
+
     def __init__(self, framing: Framing, contents: Mapping[str, bytes]) -> None:
         """Opens the tokenizer.
 
@@ -107,6 +109,14 @@ class ImportedVocabulary:
 
     def __len__(self) -> int:
         return len(self._target)
+
+    def is_known(self, text: str) -> bool:
+        """Returns whether the vocabulary can write a text.
+
+        Args:
+            text: A character or two.
+        """
+        return all(self._tokens.get(piece, UNKNOWN) != UNKNOWN for piece in self._source_tokenizer.tokenize(text))
 
     @property
     def sources(self) -> int:

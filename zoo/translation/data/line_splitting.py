@@ -1,0 +1,210 @@
+"""Lines cut into sentences that a model can translate, and text that is copied to the translation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from zoo.translation.data.characters import clean_characters
+from zoo.translation.data.lines import Line, Piece
+from zoo.translation.data.parallel_text import UNKNOWN, Tokens, normalize_whitespace
+from zoo.translation.data.sentence_splitting import split_sentences
+
+UNKNOWN_SCRIPT = "is in a script or language that the model does not know"
+MAX_TOKEN_CHARACTERS = (
+    100  # a text with more characters, times the maximum number of tokens, is cut before it is encoded
+)
+CUT_CHARACTERS = 4  # characters per token of such a text
+MAX_WORD = 100  # a longer word of ASCII in a sentence that is too long is an address or data, which is copied
+SHOWN = 40  # characters of a copied text that are shown
+
+_FORMAT = re.compile(
+    "[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
+_CLAUSE_END = re.compile(r"[,;:.!?\u2013\u2014]\s|[\u3001\u3002\uff0c\uff1b\uff1a\u060c\u061b]\s?")
+_PLACEHOLDER = re.compile(r"(\{.*\}|<[^<>]+>)\W*")
+_PUNCTUATION = "()[]{}<>\"';:,.!?*"
+
+
+@dataclass
+class LineSplitter:
+    """Cuts one line into the sentences that a model translates and text that is copied.
+
+    Attributes:
+        vocabulary: The vocabulary.
+        max_length: Maximum number of tokens of a sentence.
+        language: Language of the text; "" if it is unknown.
+        every: Whether each sentence is translated alone; else only those of a line that is too long or has words to
+            copy.
+        parts: Tokens of the sentences so far.
+        pieces: See `Line`.
+        notes: What is left out or copied.
+    """
+
+    vocabulary: Any
+    max_length: int
+    language: str
+    every: bool = False
+    parts: list[Tokens] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
+    foreign: bool = False
+
+    def line(self, where: str, text: str) -> Line:
+        """Splits a line.
+
+        Args:
+            where: Its place, for messages.
+            text: The text.
+
+        Returns:
+            The line; its fault is `UNKNOWN_SCRIPT` if nothing of it is translated and it has unknown letters.
+        """
+        text, notes = clean_characters(text)
+        self.notes |= dict.fromkeys(notes)
+        if text:
+            tokens = self._encode(text)
+            copies = tokens is not None and self.vocabulary.copies_words and np.any(tokens == UNKNOWN)
+            if self.every or tokens is None or len(tokens) > self.max_length or copies:
+                for sentence in split_sentences(text, self.language) or [text]:
+                    self._add(sentence)
+            else:
+                self._add(text, tokens)
+        fault = UNKNOWN_SCRIPT if self.foreign and not self.parts else ""
+        return Line(where, text, fault, tuple(self.parts), tuple(self.pieces), tuple(self.notes))
+
+    def _encode(self, text: str) -> Tokens | None:
+        """Returns the tokens of a text, or None if it has too many characters."""
+        if len(text) > MAX_TOKEN_CHARACTERS * self.max_length:
+            return None
+        tokens: Tokens = self.vocabulary.encode([text])[0]
+        return tokens
+
+    def _add(self, text: str, tokens: Tokens | None = None) -> None:
+        """Adds a sentence: whole, in pieces if it is too long, or around words that the vocabulary cannot write."""
+        tokens = self._encode(text) if tokens is None else tokens
+        if tokens is None or len(tokens) > self.max_length:
+            self._add_pieces(text, None if tokens is None else len(tokens))
+        elif not np.count_nonzero(tokens == UNKNOWN):
+            self.parts.append(tokens)
+            self.pieces.append(())
+        elif self.vocabulary.copies_words:
+            self._add_around_unknown(text)
+        else:
+            self._add_known(text)
+
+    def _add_around_unknown(self, text: str) -> None:
+        """Adds a sentence without its unknown words, which are inserted into its translation."""
+        words = text.split(" ")
+        kinds = [self._is_unknown(word) for word in words]
+        known = [word for word, is_unknown in zip(words, kinds, strict=True) if not is_unknown]
+        if not any(char.isalnum() for word in known for char in word):
+            self._copy(text)
+            return
+        inserted, before = [], 0
+        for run, is_unknown in _grouped(words, kinds):
+            if is_unknown:
+                inserted.append((before / len(known), run))
+            else:
+                before += run.count(" ") + 1
+        self._add_known(" ".join(known), tuple(inserted), text)
+
+    def _add_known(self, text: str, inserted: tuple[tuple[float, str], ...] = (), whole: str = "") -> None:
+        """Adds a sentence with unknown characters; an import copies `whole` if half of it is unknown."""
+        stripped = normalize_whitespace(_FORMAT.sub(self._known_format, text))
+        tokens = self.vocabulary.encode([stripped])[0]
+        unknown = np.count_nonzero(tokens == UNKNOWN)
+        if not stripped:
+            return
+        foreign = not self.vocabulary.copies_words and 2 * unknown >= len(tokens) - self.vocabulary.frame
+        if foreign or len(tokens) > self.max_length:
+            self._copy(whole or text)
+            return
+        if unknown:
+            self._note_unknown(stripped)
+        for _, words in inserted:
+            self._note_copy(words)
+        self.parts.append(tokens)
+        self.pieces.append(inserted)
+
+    def _known_format(self, match: re.Match[str]) -> str:
+        """Returns a format character that the vocabulary knows, or nothing."""
+        if self.vocabulary.is_known(match[0]):
+            return match[0]
+        self.notes[f"U+{ord(match[0]):04X} left out"] = None
+        return ""
+
+    def _note_unknown(self, text: str) -> None:
+        for char in dict.fromkeys(text):
+            if char != " " and not self.vocabulary.is_known(char):
+                self.notes[f"{char} is not in the vocabulary"] = None
+
+    def _add_pieces(self, text: str, count: int | None) -> None:
+        """Cuts a sentence that is too long at clauses, else at blanks, else between characters; copies long words."""
+        words = text.split(" ")
+        if any(map(_is_data, words)):
+            for run, is_copied in _grouped(words, [_is_data(word) for word in words]):
+                if is_copied:
+                    self._copy(run)
+                else:
+                    self._add(run)
+            return
+        if len(text) < 2:
+            self._copy(text)
+            return
+        room = max(self.max_length - self.vocabulary.frame, 1)
+        count = count or len(text) // CUT_CHARACTERS
+        for piece in _cut(text, max(2, -(-count // room))):
+            self._add(piece)
+
+    def _note_copy(self, text: str) -> None:
+        self.notes[f"{text if len(text) <= SHOWN else text[:SHOWN] + '...'} copied"] = None
+
+    def _copy(self, text: str) -> None:
+        self._note_copy(text)
+        self.pieces.append(text)
+        self.foreign |= any(char > "\x7f" and char.isalpha() and not self.vocabulary.is_known(char) for char in text)
+
+    def _is_unknown(self, word: str) -> bool:
+        """Returns whether a word is copied: an address, or at least as many unknown characters as letters."""
+        known = self.vocabulary.is_known
+        unknown = [not known(word[i : i + 1]) and not (i and known(word[i - 1 : i + 1])) for i in range(len(word))]
+        if not any(unknown) or not _FORMAT.sub("", word):
+            return False
+        letters = sum(not missing and char.isalpha() for char, missing in zip(word, unknown, strict=True))
+        if not letters or _PLACEHOLDER.fullmatch(word) or "://" in word or "@" in word:
+            return True
+        return sum(not known(char) for char in word.strip(_PUNCTUATION)) >= letters
+
+
+def _is_data(word: str) -> bool:
+    return len(word) > MAX_WORD and word.isascii()
+
+
+def _grouped(words: list[str], kinds: list[bool]) -> Iterator[tuple[str, bool]]:
+    """Yields runs of words of one kind, joined by blanks."""
+    start = 0
+    for i in range(1, len(words) + 1):
+        if i == len(words) or kinds[i] != kinds[start]:
+            yield " ".join(words[start:i]), kinds[start]
+            start = i
+
+
+def _cut(text: str, count: int) -> Iterator[str]:
+    """Yields about `count` pieces of about the same length."""
+    start, size = 0, len(text) / count
+    for i in range(1, count):
+        target, reach = round(i * size), int(size / 3)
+        low, high = max(target - reach, start + 1), target + reach
+        ends = [match.end() for match in _CLAUSE_END.finditer(text, low, high)]
+        ends = ends or [low + k for k, char in enumerate(text[low:high]) if char == " "]
+        end = min(ends, key=lambda place: abs(place - target)) if ends else max(target, start + 1)
+        if piece := text[start:end].strip():
+            yield piece
+        start = end
+    if piece := text[start:].strip():
+        yield piece
