@@ -246,7 +246,7 @@ class _Run:
                 self.raw = self.base.example(count, as_list(self.data)[0])
         timed = getattr(self.kind, "timed", lambda pipeline: pipeline)
         pipelines = (self.base, self._int8(folder, batch_size=count))
-        both = [_OwnBatch(timed(each), each.preprocess(self.raw)) for each in pipelines]
+        both = [_OwnBatch(timed(pipeline), pipeline.preprocess(self.raw)) for pipeline in pipelines]
         times: list[list[float]] = []
         begin = time.monotonic()
         while len(times) < 3 or time.monotonic() - begin < TIMED:
@@ -379,7 +379,7 @@ class _Run:
     def finish(self) -> dict[str, Any]:
         """Copies the best step to the output folder, and returns the log."""
         metric, steps = self.kind.metric, self.log["steps"]
-        within = [each for each in steps if each["within"]]
+        within = [step for step in steps if step["within"]]
         best = (
             max(within, key=lambda each: each["speed"])
             if within

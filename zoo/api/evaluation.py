@@ -153,7 +153,7 @@ def benchmark(
     if others:
         raise RequestError(f"further files require an ONNX file as MODEL; {model} is a zoo model")
     folder = open_model(model, preprocess)
-    if wrong := [each for each in precisions if each not in PRECISIONS]:
+    if wrong := [precision for precision in precisions if precision not in PRECISIONS]:
         raise RequestError(f"unknown precision {', '.join(wrong)}; choose among {', '.join(PRECISIONS)}")
     if scenario is not None:
         if instances != 1 or batch_sizes is not None:
@@ -175,7 +175,9 @@ def benchmark(
     cores = pinned(instances, threads) if instances > 1 else []
     names = list(engines or kind.engines(folder))
     if set(names) == {"native"}:
-        precisions = [each for each in precisions if each == "int8"] or [model_file(precisions[0], "native")]
+        precisions = [precision for precision in precisions if precision == "int8"] or [
+            model_file(precisions[0], "native")
+        ]
     results = []
     for size in batch_sizes:
         opened = kind(folder, precisions[0], "auto", threads, size)
@@ -183,7 +185,7 @@ def benchmark(
         batch = opened.preprocess(raw)
         configurations = []
         for precision in precisions:
-            chosen = [kind.quickest(folder, precision, batch, threads) if each == "auto" else each for each in names]
+            chosen = [kind.quickest(folder, precision, batch, threads) if name == "auto" else name for name in names]
             usable = _usable(chosen, precision)
             usable = usable or (chosen if precision == BF16 else [])  # raises below
             configurations += [configuration(folder, precision, each) for each in usable]
@@ -214,23 +216,23 @@ def _benchmark_files(
     """Times ONNX files in turn, in the stock engines and in the native kernels if they support a file."""
     _require_counts(batch_sizes, rounds, threads, instances)
     supported = [*available(), *(["native"] if extension.isas() else [])]
-    files = [Path(each) for each in paths if is_file(each) or _not_a_file(each)]
+    files = [Path(path) for path in paths if is_file(path) or _not_a_file(path)]
     names = list(dict.fromkeys(engines or supported))
     require_installed(*names)
-    if wrong := [each for each in names if each not in supported]:
+    if wrong := [name for name in names if name not in supported]:
         raise RequestError(f"unknown or missing engine {', '.join(wrong)}; an ONNX file runs in {', '.join(supported)}")
     machine.require_threads(threads)
-    graphs = [io.load(each) for each in files]
+    graphs = [io.load(file) for file in files]
     batches = examples_of(graphs[0], data, batch_sizes, preprocess)
     _require_same_inputs(paths, graphs)
-    labels = [Path(each).name for each in paths]
-    labels = labels if len(set(labels)) == len(labels) else [str(each) for each in paths]
+    labels = [Path(path).name for path in paths]
+    labels = labels if len(set(labels)) == len(labels) else [str(path) for path in paths]
     pairs = list(zip(labels, files, strict=True))
     asked = {label: _native(path, AS_IT_IS, names) for label, path in pairs}
     failed = [f"{label}: {each}" for label, (_, why) in asked.items() for each in why]
     if set(names) == {"native"} and len(failed) == len(files):
         raise RequestError(failed[0])
-    stock = [each for each in names if each != "native"]
+    stock = [name for name in names if name != "native"]
     if engines is None:
         stock = _runnable(stock, paths, batches[0], threads)
     configurations = [Configuration(engine, label, path) for label, path in pairs for engine in stock]
@@ -262,7 +264,7 @@ def _require_counts(batch_sizes: Sequence[int], rounds: int, threads: int, insta
 
 
 def _require_same_inputs(paths: Sequence[Model], graphs: Sequence[ir.Model]) -> None:
-    ports = [{str(each.name): each.dtype for each in graph.graph.inputs} for graph in graphs]
+    ports = [{str(source.name): source.dtype for source in graph.graph.inputs} for graph in graphs]
     for path, port in zip(paths, ports, strict=True):
         if port != ports[0]:
             expected = ", ".join(f"{name} {dtype}" for name, dtype in ports[0].items())
@@ -272,11 +274,11 @@ def _require_same_inputs(paths: Sequence[Model], graphs: Sequence[ir.Model]) -> 
 
 def _with_speedups(rows: list[dict[str, Any]], model: str, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
     """Adds "bytes" and "speedup", the throughput relative to `model`, to the rows of one batch size."""
-    first = {each["engine"]: each["samples_per_second"] for each in rows if each["precision"] == model}
-    for each in rows:
-        each["bytes"] = sizes[each["precision"]]
-        base = first.get(each["engine"], max(first.values(), default=None))
-        each["speedup"] = None if base is None else round(each["samples_per_second"] / base, 2)
+    first = {row["engine"]: row["samples_per_second"] for row in rows if row["precision"] == model}
+    for row in rows:
+        row["bytes"] = sizes[row["precision"]]
+        base = first.get(row["engine"], max(first.values(), default=None))
+        row["speedup"] = None if base is None else round(row["samples_per_second"] / base, 2)
     return rows
 
 
@@ -332,7 +334,7 @@ def configuration(folder: ModelFolder, precision: str, engine: str) -> Configura
 def _usable(engines: Sequence[str], precision: str) -> list[str]:
     """Returns the engines that support a precision; the native kernels support int8 only."""
     names = dict.fromkeys(engines)
-    return [each for each in names if computes(each, precision) and (each != "native" or precision == "int8")]
+    return [name for name in names if computes(name, precision) and (name != "native" or precision == "int8")]
 
 
 def _scenario(
@@ -430,7 +432,7 @@ def plan(
     for each in precisions or ():
         require_precision(each)
     names = list(engines or (*available(), "native"))
-    if unknown := [each for each in names if each not in catalog.ENGINES]:
+    if unknown := [name for name in names if name not in catalog.ENGINES]:
         raise RequestError(f"unknown engine {', '.join(unknown)}; choose among {', '.join(catalog.ENGINES)}")
     require_installed(*names)
     if is_file(model):
@@ -455,7 +457,7 @@ def plan(
     opened = kind(folder, "fp32", "onnxruntime")
     batches = [opened.preprocess(opened.example(size, data)) for size in batch_sizes or (opened.BATCH_SIZE,)]
     precisions = precisions or ("int8",)
-    candidates = _candidates({each: folder.ensure(PRECISIONS[each]) for each in precisions}, names)
+    candidates = _candidates({precision: folder.ensure(PRECISIONS[precision]) for precision in precisions}, names)
     failed = []
     if "int8" in precisions:
         native, failed = _native(lambda: graph_file(folder, "int8", "native"), "int8", names)

@@ -83,7 +83,7 @@ def export(model: Model, to: str, output: str | Path, *, precision: str = "int8"
 
 
 def _version(folder: Path, source: Path) -> int:
-    newest = max((int(each.name) for each in folder.glob("[0-9]*") if each.name.isdecimal()), default=0)
+    newest = max((int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal()), default=0)
     last = folder / str(newest) / source.name
     if not newest or (last.is_file() and files.sha256(last) == files.sha256(source)):
         return max(newest, 1)

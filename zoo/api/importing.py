@@ -112,7 +112,7 @@ def _staged(target: Path) -> Iterator[Path]:
             else:
                 each.replace(target / each.name)
     except Exception as error:  # messages name the folder that was asked for
-        error.args = tuple(str(each).replace(str(staging), str(target)) for each in error.args)
+        error.args = tuple(str(argument).replace(str(staging), str(target)) for argument in error.args)
         raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)

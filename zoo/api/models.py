@@ -89,7 +89,9 @@ def _of_file(path: Path) -> dict[str, Any]:
 
     graph = io.load(path).graph
     ports = {
-        kind: {str(each.name): f"{each.dtype} {each.shape}" for each in values if each.name not in graph.initializers}
+        kind: {
+            str(value.name): f"{value.dtype} {value.shape}" for value in values if value.name not in graph.initializers
+        }
         for kind, values in (("inputs", graph.inputs), ("outputs", graph.outputs))
     }
     operators = dict(Counter(node.op_type for node in graph.all_nodes()).most_common())
@@ -202,7 +204,7 @@ def doctor(speed: bool = False) -> dict[str, Any]:
         if (reason := extension.missing())
         else f"ok: {', '.join(extension.isas())}",
         "settings": {"ZOO_HOME": str(cache), "ZOO_OFFLINE": settings.offline(), "ZOO_MIRROR": settings.mirror()},
-        "cache": {"files": len(files), "megabytes": round(sum(each.stat().st_size for each in files) / 1e6, 1)},
+        "cache": {"files": len(files), "megabytes": round(sum(file.stat().st_size for file in files) / 1e6, 1)},
         "models": zoo.names(),
     }
     if speed:
@@ -253,7 +255,7 @@ def moved_probabilities(folder: ModelFolder, rows: Any, on_error: str) -> dict[s
     """
     kinds = [folder.entry.pipeline()(folder, precision, "onnxruntime") for precision in ("fp32", "int8")]
     batch = kinds[0].calibration(rows, PROBED, on_error)
-    exact, int8 = (np.float64(next(iter(each.predict(batch).values()))).reshape(-1) for each in kinds)
+    exact, int8 = (np.float64(next(iter(kind.predict(batch).values()))).reshape(-1) for kind in kinds)
     moved = np.abs(exact - int8)
     change = {
         "rows": len(moved),

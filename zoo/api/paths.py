@@ -46,7 +46,7 @@ def files_of(folder: ModelFolder) -> list[Path]:
         Paths, existing or not.
     """
     built = (*STAGES, SAMPLES, RECORD, QUANTIZATION, folder.weights, CARD)
-    return [folder.path / name for name in (*built, *(each.name for each in folder.card.files))]
+    return [folder.path / name for name in (*built, *(file.name for file in folder.card.files))]
 
 
 def as_list(data: Any) -> Sequence[Any]:
@@ -91,9 +91,9 @@ def require_distinct(output: Model | None, *inputs: Any) -> None:
     """
     if output is None or str(output) == "-":
         return
-    for each in inputs:
-        if isinstance(each, str | os.PathLike) and _same(each, output):
-            raise RequestError(f"the output {output} would replace the input {each}; choose another output path")
+    for source in inputs:
+        if isinstance(source, str | os.PathLike) and _same(source, output):
+            raise RequestError(f"the output {output} would replace the input {source}; choose another output path")
     files.require_place(output)
 
 

@@ -89,7 +89,7 @@ def samples_of(
             return _in_memory({name: array[chosen] for name, array in arrays.items()}, fixed)
         if count is not None:
             feeds = [feeds[i] for i in _evenly(len(feeds), count)]
-        return Samples(lambda: feeds, sum(length(each) for each in feeds))
+        return Samples(lambda: feeds, sum(length(feed) for feed in feeds))
     spec, ports, paths = _spec(data, preprocess), input_ports(model), list(images.listed(data))
     paths = paths if count is None else [paths[i] for i in _evenly(len(paths), count)]
     warned: set[str] = set()
@@ -142,14 +142,14 @@ def _evaluation(model: ir.Model, data: Any, preprocess: Model | None) -> tuple[l
             arrays = dict(feeds[0])
             labels = arrays.pop(LABEL, None)
             return [arrays], labels
-        if any(LABEL in each for each in feeds):
+        if any(LABEL in feed for feed in feeds):
             raise RequestError(
                 f"the samples in {data} cannot be cut into batches, because their shapes differ or the inputs share no "
                 f"sample axis; such samples are evaluated without {LABEL}"
             )
         return feeds, None
     folder = Path(data)
-    if not (folder / "labels.csv").is_file() and not any(each.is_dir() for each in folder.iterdir()):
+    if not (folder / "labels.csv").is_file() and not any(path.is_dir() for path in folder.iterdir()):
         return [joined(list(samples_of(model, data, preprocess)))], None
     labelled = images.labelled(folder)
     return [joined(list(images.batches(labelled.paths, _spec(data, preprocess), input_ports(model))))], labelled.labels
@@ -295,7 +295,7 @@ def examples_of(
     Raises:
         RequestError: The data are unusable, or an input of dynamic shape needs data.
     """
-    inputs = {str(each.name): each for each in model.graph.inputs if each.name not in model.graph.initializers}
+    inputs = {str(source.name): source for source in model.graph.inputs if source.name not in model.graph.initializers}
     fixed = fixed_batch(model)
     sizes = [fixed] if fixed else sizes
     if data is not None or preprocess is not None:

@@ -297,7 +297,7 @@ def import_ranker(
     read = able[family or next(iter(able))].from_onnx
     options: dict[str, Any] = {"columns": columns, "output_node": output_node, "on_error": on_error}
     detected, details, files = read(path, data, target, schema=schema, family=family, **options)
-    recipe, operators = zoo.entry(detected).recipe, [query.label(each) for each in io.load(target / "fp32.onnx").graph]
+    recipe, operators = zoo.entry(detected).recipe, [query.label(node) for node in io.load(target / "fp32.onnx").graph]
     kept = tuple(each for each in recipe.keep_float if any(re.fullmatch(each, name) for name in operators))
     details["recipe"] = dataclasses.replace(
         recipe, keep_float=kept
@@ -323,7 +323,7 @@ def _with_shortlist(model: Model, data: str, output: Model | None) -> Path:
         shutil.copytree(folder.path, target, ignore=shutil.ignore_patterns(CARD, *NOT_COPIED), dirs_exist_ok=True)
     for each, content in made.items():
         write_bytes(target / each, content)
-    files = {each.name: each for each in folder.card.files}
+    files = {file.name: file for file in folder.card.files}
     files |= {each: CardFile.of(target / each) for each in made}
     details = {**folder.card.details, "preprocessing": {**folder.preprocessing, **preprocessing}}
     write_card(target, folder.entry.name, folder.card.description, details, [*files.values()])

@@ -50,7 +50,7 @@ def configured(family: str, defaults: Any, settings: Mapping[str, str]) -> Any:
     Raises:
         RequestError: A setting is unknown, or its value has another type.
     """
-    known = {each.name: getattr(defaults, each.name) for each in dataclasses.fields(defaults)}
+    known = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)}
     if "qat" in settings and "qat" not in known:
         raise RequestError(f"{family} has no quantization-aware training (--qat); these families do: {_qat_families()}")
     if unknown := [name for name in settings if name not in known]:

@@ -173,7 +173,7 @@ def _plain(value: Mapping[str, Any]) -> Schema:
     for key, expected in PLAIN.items():
         _require(value[key] == expected, f"found {key} {value[key]!r}, expected {expected!r}")
     counts = [value[key] for key in ("numeric", "categorical", "buckets")]
-    _require(all(type(each) is int and 1 <= each < 2**31 for each in counts), f"found sizes {counts}")
+    _require(all(type(count) is int and 1 <= count < 2**31 for count in counts), f"found sizes {counts}")
     numeric, categorical, buckets = counts
     bounds = [[float(x) for x in value[key]] for key in ("lo", "hi", "fill")]
     _require(all(len(each) == numeric for each in bounds), f"expected lo, hi and fill of {numeric} numbers")
@@ -198,7 +198,7 @@ def _mapped(value: Mapping[str, Any]) -> Schema:
         "expected a fill for every number, and buckets for every category",
     )
     _require(all(isinstance(each, str) for each in (*names, *fields)), "expected texts as names of columns")
-    _require(all(type(each) is int and 1 <= each < 2**31 - 1 for each in buckets), f"found buckets {buckets}")
+    _require(all(type(bucket) is int and 1 <= bucket < 2**31 - 1 for bucket in buckets), f"found buckets {buckets}")
     _require(all(map(math.isfinite, fills)), f"found fill {fills}, expected finite numbers")
     return mapped_schema(
         names,
@@ -236,13 +236,13 @@ def mapped_schema(
     for place, steps, low, high in numbers:
         _require(type(place) is int and 0 <= place < len(names), f"found a number of column {place!r}")
         _require(math.isfinite(low) and math.isfinite(high) and low <= high, f"found a number from {low!r} to {high!r}")
-        sound = all(each[0] in STEPS and len(each) == 1 + (each[0] in WITH_CONSTANT) for each in steps)
+        sound = all(step[0] in STEPS and len(step) == 1 + (step[0] in WITH_CONSTANT) for step in steps)
         _require(sound, f"found the steps {steps}, expected names of {', '.join(STEPS)} with their constants")
         known = of.setdefault(place, [])
         name = names[place] if not known else _free(f"{names[place]}.{len(known) + 1}", taken)
         encoding = {
             "type": "steps",
-            "steps": [list(each) for each in steps],
+            "steps": [list(step) for step in steps],
             "minimum": float(low),
             "maximum": float(high),
             "fill": fills[place],

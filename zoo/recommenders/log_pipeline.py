@@ -133,7 +133,7 @@ class LogPipeline(ClickPipeline):
         """
         if not self.headerless:
             return None
-        kinds = [(each.kind, each.name) for each in self.features.raw.schema.columns if each.kind != "label"]
+        kinds = [(column.kind, column.name) for column in self.features.raw.schema.columns if column.kind != "label"]
         if columns:
             return sources.choose_columns("the table", list(columns), kinds)[1]
         widths = (line.count(b"\t") + 1 for line in lines)
@@ -142,10 +142,12 @@ class LogPipeline(ClickPipeline):
     def columns_of(self, names: Sequence[str]) -> list[str]:
         """See `ClickPipeline.columns_of`."""
         if self.headerless:
-            kinds = [(each.kind, each.name) for each in self.features.raw.schema.columns if each.kind != "label"]
+            kinds = [
+                (column.kind, column.name) for column in self.features.raw.schema.columns if column.kind != "label"
+            ]
             return [name for name in sources.choose_columns("the table", list(names), kinds)[0] if name]
         self.features.require(Log("the rows given", "rows", "", tuple(names)))
-        known = {each.name for each in self.features.schema.columns}
+        known = {column.name for column in self.features.schema.columns}
         return [name for name in names if name in known]
 
     @property
@@ -199,4 +201,4 @@ def _lines(data: str | Path, count: int) -> list[bytes]:
 
 def _zeros(features: Features) -> bytes:
     """A row of zeros without a label, as a line."""
-    return b"\t".join(b"0" for each in features.raw.schema.columns if each.kind != "label")
+    return b"\t".join(b"0" for column in features.raw.schema.columns if column.kind != "label")

@@ -200,7 +200,7 @@ def _items(text: str) -> list[str] | None:
         return None
     words = [match[0] for match in _ITEM.finditer(text[1:-1])]
     try:
-        items = [str(ast.literal_eval(each)) if each[0] in "'\"" else each for each in words]
+        items = [str(ast.literal_eval(word)) if word[0] in "'\"" else word for word in words]
     except (ValueError, SyntaxError):
         return None
     return canonical(pa.array(items, pa.string())).drop_null().to_pylist()  # type: ignore[no-any-return]

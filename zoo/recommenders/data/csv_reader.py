@@ -166,13 +166,13 @@ class CsvReader:
             unknown values.
         """
         native = extension.native()
-        separators = [each.separator for each in features.schema.of("categories")]
+        separators = [column.separator for column in features.schema.of("categories")]
         if native is None or log.kind != "csv" or log.partition or not "".join([log.delimiter, *separators]).isascii():
             return None
         if log.delimiter in '"\r\n':
             return None
-        encodings = [each.encoding for each in features.schema.columns]
-        if any(each.get("type") in ("id", "value") or each.get("skip_unknown") for each in encodings):
+        encodings = [column.encoding for column in features.schema.columns]
+        if any(encoding.get("type") in ("id", "value") or encoding.get("skip_unknown") for encoding in encodings):
             return None
         form = "quoted" if log.header else "unquoted"
         canonical = features.schema.canonical

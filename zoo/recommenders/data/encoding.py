@@ -67,8 +67,8 @@ class Rows:
         """
         if len(parts) == 1:
             return parts[0]
-        columns = zip(*(each._arrays() for each in parts), strict=True)
-        joined: list[Any] = [None if each[0] is None else np.concatenate(each) for each in columns]
+        columns = zip(*(part._arrays() for part in parts), strict=True)
+        joined: list[Any] = [None if column[0] is None else np.concatenate(column) for column in columns]
         return Rows(*joined)
 
 
@@ -251,15 +251,15 @@ class Encoding:
     @cached_property
     def fills(self) -> Floats:
         """Encoding of a missing value of every number, float32 [numbers]."""
-        return np.array([_fill(each.encoding) for each in self.numbers], np.float32)
+        return np.array([_fill(number.encoding) for number in self.numbers], np.float32)
 
     @cached_property
     def shape(self) -> tuple[int, int, int]:
         """Columns of ids, numbers and scales."""
         return (
-            sum(each.width for each in self.fields),
+            sum(field.width for field in self.fields),
             len(self.numbers) + len(self.indicators),
-            sum(each.scale >= 0 for each in self.fields),
+            sum(field.scale >= 0 for field in self.fields),
         )
 
     def scaled(self, at: int, x: NDArray[np.float64]) -> Any:
@@ -299,16 +299,16 @@ class Encoding:
         """
         as_is = {"type": "value", "fill": np.nan}
         columns: dict[str, Column] = {}
-        for each in self.schema.columns:
-            number = Column(each.log_name, "number", encoding=as_is) if each.kind == "number" else each
-            columns.setdefault(each.log_name, number)
+        for column in self.schema.columns:
+            number = Column(column.log_name, "number", encoding=as_is) if column.kind == "number" else column
+            columns.setdefault(column.log_name, number)
         return Encoding(replace(self.schema, columns=tuple(columns.values())))
 
     @cached_property
     def sources(self) -> list[int]:
         """Index in `raw` of the number that every number is computed from."""
-        names = [each.name for each in self.raw.numbers]
-        return [names.index(each.log_name) for each in self.numbers]
+        names = [number.name for number in self.raw.numbers]
+        return [names.index(number.log_name) for number in self.numbers]
 
     def fill(self, values: Floats) -> None:
         """Fills missing values (NaN) of the numbers, and their missing-value indicators.
@@ -347,19 +347,19 @@ class Encoding:
     @cached_property
     def _by_logarithm(self) -> list[tuple[Callable[..., Any], NDArray[np.bool_], NDArray[Any], NDArray[Any]]]:
         """Scaling function, mask of the numbers and both bounds, for the encodings log1p and log1p-min-max."""
-        encodings = [each.encoding for each in self.numbers]
-        log1ps, scaled = ([each["type"] == kind for each in encodings] for kind in ("log1p", "log1p-min-max"))
-        low = np.array([each.get("minimum", 0) for each in encodings], np.float64)
+        encodings = [number.encoding for number in self.numbers]
+        log1ps, scaled = ([encoding["type"] == kind for encoding in encodings] for kind in ("log1p", "log1p-min-max"))
+        low = np.array([encoding.get("minimum", 0) for encoding in encodings], np.float64)
         most = [
             np.log1p(each["maximum"] - each["minimum"]) if log else 1
             for each, log in zip(encodings, log1ps, strict=True)
         ]
-        bounds = [np.array([each.get(bound, 0) for each in encodings], np.float32) for bound in ("low", "high")]
+        bounds = [np.array([encoding.get(bound, 0) for encoding in encodings], np.float32) for bound in ("low", "high")]
         groups: list[tuple[Callable[..., Any], NDArray[np.bool_], NDArray[Any], NDArray[Any]]] = [
             (_log1p, np.array(log1ps, bool), low, np.array(most, np.float64)),
             (log1p_min_max, np.array(scaled, bool), bounds[0], bounds[1]),
         ]
-        return [each for each in groups if each[1].any()]
+        return [group for group in groups if group[1].any()]
 
     def scaled_whole(self, start: int, stop: int) -> Floats:
         """Tabulates the scaled values of whole numbers. Tables are computed once.
@@ -400,7 +400,7 @@ class Encoding:
             n rows. Labels and weights that are no numbers are NaN.
         """
         count, (width, numbers, lists) = len(index), self.shape
-        names = [each.name for each in self.schema.of(*FEATURES)]
+        names = [column.name for column in self.schema.of(*FEATURES)]
         columns = {**dict.fromkeys(names, pa.nulls(count, pa.string())), **columns}
         ids, scales = np.empty((count, width), np.int32), np.empty((count, lists), np.float32)
         for field in self.fields:
@@ -420,12 +420,12 @@ class Encoding:
         if labelled:
             (label,) = self.schema.of("label")
             labels = (parse_floats(columns[label.name]) + zero).astype(np.float32)
-            for each in [each for each in self.schema.of("weight") if each.name in columns]:
+            for each in [column for column in self.schema.of("weight") if column.name in columns]:
                 weights = (parse_floats(columns[each.name]) + zero).astype(np.float32)
         when = index.astype(np.float64)
-        for each in self.schema.of("timestamp"):
-            if each.name in columns:
-                when = times.seconds_since_1970(columns[each.name], each.unit)
+        for column in self.schema.of("timestamp"):
+            if column.name in columns:
+                when = times.seconds_since_1970(columns[column.name], column.unit)
         return Rows(ids, np.nan_to_num(values, copy=False), scales, labels, weights, when, index)
 
 

@@ -61,7 +61,7 @@ class Features(Encoding):
         Raises:
             RequestError: The schema has no category of the tower item.
         """
-        fields = [each for each in self.fields if each.column.tower == "item" and not each.is_list]
+        fields = [field for field in self.fields if field.column.tower == "item" and not field.is_list]
         if not fields:
             raise RequestError(
                 'the schema has no category of the tower item; give the item\'s id "tower": "item" (zoo schema LOG -o '
@@ -79,7 +79,7 @@ class Features(Encoding):
     @cached_property
     def last_ids(self) -> NDArray[np.int64]:
         """Largest id of every column of the ids, int64 [columns]."""
-        return np.concatenate([np.zeros(0, np.int64), *(np.full(each.width, each.rows - 1) for each in self.fields)])
+        return np.concatenate([np.zeros(0, np.int64), *(np.full(field.width, field.rows - 1) for field in self.fields)])
 
     def encode(self, rows: Rows) -> dict[str, NDArray[Any]]:
         """Returns the inputs of the model.
@@ -134,7 +134,7 @@ class Features(Encoding):
         log = None if on_error == "raise" else ErrorLog() if errors is None else errors
         if not self.schema.header:
             options: Any = {"batch_rows": batch_rows, "errors": log, "seconds": seconds, "with_label": with_label}
-            in_steps = any(each.encoding["type"] == "steps" for each in self.numbers)
+            in_steps = any(number.encoding["type"] == "steps" for number in self.numbers)
             return (
                 self.encode_raw(read_lines(self.raw, source, **options))
                 if in_steps
@@ -173,8 +173,8 @@ class Features(Encoding):
         Returns:
             Whether any of the logs has the column; None for a schema without one.
         """
-        names = {each.name for each in self.schema.of("weight")}
-        return any(names & set(each.columns) for each in open_logs(source)) if names else None
+        names = {column.name for column in self.schema.of("weight")}
+        return any(names & set(log.columns) for log in open_logs(source)) if names else None
 
     def require(self, log: Log, tower: str = "", labelled: bool = False, weighted: bool = True) -> None:
         """Checks that a log has the columns of the schema.
@@ -188,8 +188,8 @@ class Features(Encoding):
         Raises:
             RequestError: Columns are missing.
         """
-        required = [each.name for each in self.schema.of(*FEATURES) if tower in ("", each.tower)]
-        required += [each.name for each in self.schema.of("label", *(("weight",) if weighted else ())) if labelled]
+        required = [column.name for column in self.schema.of(*FEATURES) if tower in ("", column.tower)]
+        required += [column.name for column in self.schema.of("label", *(("weight",) if weighted else ())) if labelled]
         types = dict(log.unread)
         if unread := [f"{name} ({types[name]})" for name in required if name in types]:
             raise RequestError(f"{log.path} has the column {', '.join(unread)[:200]}, expected texts, numbers or lists")
@@ -239,8 +239,10 @@ class Features(Encoding):
         outside: Counter[str] | None,
     ) -> Iterator[Rows]:
         kinds, labelled = (*FEATURES, "timestamp", *labels), bool(labels)
-        known = [each for each in self.schema.of(*kinds) if each.kind not in FEATURES or tower in ("", each.tower)]
-        names = [each.name for each in known if each.name in log.columns]
+        known = [
+            column for column in self.schema.of(*kinds) if column.kind not in FEATURES or tower in ("", column.tower)
+        ]
+        names = [column.name for column in known if column.name in log.columns]
 
         def bad(row: int, kind: str, message: str) -> None:
             assert errors is not None

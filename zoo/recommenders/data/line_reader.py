@@ -87,7 +87,7 @@ def read_lines(
     if _is_row(sources[0]):
         return _batches(reader.all(reader.memory(sources)), batch_rows, errors)
     try:  # a missing file is found before the first one is read
-        paths = [path for each in sources for path in _paths(each)]
+        paths = [path for source in sources for path in _paths(source)]
         opened = [row_sources.locate(path) for path in paths]
     except OSError as error:
         raise RequestError(f"cannot read {error.filename}: {error.strerror}") from error
@@ -141,7 +141,7 @@ class _Reader:
         batch_rows: int,
     ) -> None:
         self.encoding, self.errors, self.seconds = encoding, errors, seconds
-        self.columns = [each for each in encoding.schema.columns if each.kind != "label"]
+        self.columns = [column for column in encoding.schema.columns if column.kind != "label"]
         self.places = {each.name: at for at, each in enumerate(self.columns)}
         self.labelled = labelled  # None: unknown before the first row
         self.seen = self.given = 0  # rows met, and those in front of the ones that the batcher holds
@@ -156,13 +156,13 @@ class _Reader:
     def numbers_at(self) -> list[int]:
         """Places of the label and of the numbers in a row."""
         first = int(bool(self.labelled))
-        return [*range(first), *(self.places[each.name] + first for each in self.encoding.numbers)]
+        return [*range(first), *(self.places[number.name] + first for number in self.encoding.numbers)]
 
     @property
     def fields_at(self) -> list[int]:
         """Places of the categories in a row."""
         first = int(bool(self.labelled))
-        return [self.places[each.name] + first for each in self.encoding.fields]
+        return [self.places[field.name] + first for field in self.encoding.fields]
 
     def source(self, name: str, kind: str, place: Any) -> Iterator[Rows]:
         """Rows of a source, as `sources.locate` names it."""
@@ -206,7 +206,7 @@ class _Reader:
         """Arrow tables with named columns."""
         yield from self.waiting()
         before = 0
-        kinds = [(each.kind, each.name) for each in self.columns]
+        kinds = [(column.kind, column.name) for column in self.columns]
         for table in tables:
             columns, labelled = row_sources.choose_columns(name, table.column_names, kinds)
             if self.labelled not in (None, labelled):

@@ -285,7 +285,7 @@ def is_criteo(source: Any) -> bool:
         return True
     if log.kind == "csv":  # whose header that reader does not take
         return False
-    lower = {each.lower() for each in log.columns}
+    lower = {column.lower() for column in log.columns}
     return len(lower & {f"c{i}" for i in range(1, 27)} | lower & {f"categorical_feature_{i}" for i in range(1, 27)}) > 9
 
 

@@ -221,16 +221,16 @@ class Schema:
         Returns:
             Columns in order.
         """
-        return tuple(each for each in self.columns if each.kind in kinds)
+        return tuple(column for column in self.columns if column.kind in kinds)
 
     @property
     def forms(self) -> dict[str, CellForm]:
         """Form of the texts of every column; texts that TensorFlow hashes, and times, are read as they stand."""
-        raw = {each.name for each in self.columns if each.encoding.get("type") == "hash-bucket"}
-        raw |= {each.name for each in self.of("timestamp")}
+        raw = {column.name for column in self.columns if column.encoding.get("type") == "hash-bucket"}
+        raw |= {column.name for column in self.of("timestamp")}
         return {
-            each.name: CellForm(each.separator or LIST, self.canonical and each.name not in raw)
-            for each in self.columns
+            column.name: CellForm(column.separator or LIST, self.canonical and column.name not in raw)
+            for column in self.columns
         }
 
     def typical_row(self) -> dict[str, str]:
@@ -239,17 +239,17 @@ class Schema:
         Numbers have their mean, median or minimum, categories the first value of their vocabulary.
         """
         row = {}
-        for each in self.of(*FEATURES):
-            encoding = each.encoding
+        for column in self.of(*FEATURES):
+            encoding = column.encoding
             middle = (encoding.get("quantiles") or [None])[len(encoding.get("quantiles", ())) // 2]
             value = next((x for x in (encoding.get("mean"), middle, encoding.get("minimum")) if x is not None), "")
-            row[each.name] = f"{value:.6g}" if value != "" else str((encoding.get("values") or [""])[0])
+            row[column.name] = f"{value:.6g}" if value != "" else str((encoding.get("values") or [""])[0])
         return row
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values in the form of `JSON_SCHEMA`."""
         header = {"header": False} if not self.header else {"canonical": True} if self.canonical else {}
-        return {"rows": self.rows, **header, "columns": [each.to_json() for each in self.columns]}
+        return {"rows": self.rows, **header, "columns": [column.to_json() for column in self.columns]}
 
     @classmethod
     def from_json(cls, value: Any, source: str = "the schema") -> Schema:
@@ -273,8 +273,15 @@ class Schema:
     def table(self) -> list[list[str]]:
         """Table for display: one row of text per column, with the header `COLUMNS`."""
         return [
-            [each.name, each.kind, f"{each.distinct:,}", f"{each.missing:,}", _encoding_text(each), each.why]
-            for each in self.columns
+            [
+                column.name,
+                column.kind,
+                f"{column.distinct:,}",
+                f"{column.missing:,}",
+                _encoding_text(column),
+                column.why,
+            ]
+            for column in self.columns
         ]
 
     def save(self, path: str | Path) -> Path:
@@ -286,7 +293,7 @@ class Schema:
         Returns:
             The file.
         """
-        columns = ",\n  ".join(json.dumps(each.to_json(), ensure_ascii=False) for each in self.columns)
+        columns = ",\n  ".join(json.dumps(column.to_json(), ensure_ascii=False) for column in self.columns)
         header = ' "header": false,' if not self.header else ' "canonical": true,' if self.canonical else ""
         return files.write_text(path, f'{{"rows": {self.rows},{header} "columns": [\n  {columns}\n]}}\n')
 
@@ -375,47 +382,47 @@ def _faults(value: Any) -> list[str]:
     )
     faults = [f"{_place(value, list(error.path))}: {error.message}" for error in errors]
     columns = value.get("columns") if isinstance(value, dict) else None
-    columns = [each for each in columns if isinstance(each, dict)] if isinstance(columns, list) else []
-    names = Counter(str(each["name"]) for each in columns if "name" in each)
+    columns = [column for column in columns if isinstance(column, dict)] if isinstance(columns, list) else []
+    names = Counter(str(column["name"]) for column in columns if "name" in column)
     faults += [f"column {name}: stands {count} times" for name, count in names.items() if count > 1]
     broken = [value["columns"][error.path[1]] for error in errors if columns and len(error.path) > 1]
-    sound = [each for each in columns if not any(each is other for other in broken)]
+    sound = [column for column in columns if not any(column is other for other in broken)]
     for kind in ("label", "timestamp", "weight"):
-        same = [each["name"] for each in sound if each["kind"] == kind]
+        same = [column["name"] for column in sound if column["kind"] == kind]
         if len(same) > 1:
             faults.append(f"{', '.join(same)}: found {len(same)} columns of kind {kind}, expected one")
-    if not errors and not any(each["kind"] in FEATURES for each in sound):
+    if not errors and not any(column["kind"] in FEATURES for column in sound):
         faults.append("found no number, category or categories; expected a column to predict from")
     if columns and value.get("header") is False:
         faults += _faults_without_header(sound)
-    elif any("source" in each for each in sound):
+    elif any("source" in column for column in sound):
         faults.append("found a column with a source, expected that of rows without a header alone")
-    for each in sound:
-        faults += [f"column {each['name']}: {fault}" for fault in _column_faults(each)]
+    for column in sound:
+        faults += [f"column {column['name']}: {fault}" for fault in _column_faults(column)]
     return faults
 
 
 def _faults_without_header(columns: list[dict[str, Any]]) -> list[str]:
     """Faults of a schema without a header."""
     faults = [
-        f"column {each['name']}: found the kind {each['kind']}, expected {', '.join(POSITIONAL)} without a header"
-        for each in columns
-        if each["kind"] not in POSITIONAL
+        f"column {column['name']}: found the kind {column['kind']}, expected {', '.join(POSITIONAL)} without a header"
+        for column in columns
+        if column["kind"] not in POSITIONAL
     ]
     faults += [
-        f"column {each['name']}: found a label behind other columns, expected it first without a header"
-        for each in columns[1:]
-        if each["kind"] == "label"
+        f"column {column['name']}: found a label behind other columns, expected it first without a header"
+        for column in columns[1:]
+        if column["kind"] == "label"
     ]
     faults += [
-        f"column {each['name']}: found a source, expected that of a number in steps alone"
-        for each in columns
-        if "source" in each and each.get("encoding", {}).get("type") != "steps"
+        f"column {column['name']}: found a source, expected that of a number in steps alone"
+        for column in columns
+        if "source" in column and column.get("encoding", {}).get("type") != "steps"
     ]
     return faults + [
-        f"column {each['name']}: found the encoding id, expected another one without a header"
-        for each in columns
-        if each.get("encoding", {}).get("type") == "id"
+        f"column {column['name']}: found the encoding id, expected another one without a header"
+        for column in columns
+        if column.get("encoding", {}).get("type") == "id"
     ]
 
 

@@ -160,12 +160,14 @@ def _survey(
 
 def _only(kind: str, columns: Sequence[Column], score: Callable[[Column], Any]) -> list[Column]:
     """Keeps the best column of a kind that may occur once in a schema; the others are ignored."""
-    candidates = [each for each in columns if each.kind == kind]
+    candidates = [column for column in columns if column.kind == kind]
     if len(candidates) < 2:
         return list(columns)
     kept = max(candidates, key=score)
     why = f"{kept.name} is taken as the {kind}, of which a row has one"
     return [
-        replace(each, kind="ignored", unit="", why=f"{each.why}; {why}") if each.kind == kind and each != kept else each
-        for each in columns
+        replace(column, kind="ignored", unit="", why=f"{column.why}; {why}")
+        if column.kind == kind and column != kept
+        else column
+        for column in columns
     ]

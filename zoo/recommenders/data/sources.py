@@ -59,7 +59,7 @@ def expand(source: str | os.PathLike[str]) -> list[tuple[str, Partition]]:
     if path.exists() or not _PATTERN.search(name):
         return [(name, partition(name) if path.is_file() else ())]
     matches = sorted(glob.glob(name, recursive=True), key=_natural)  # noqa: PTH207 (absolute patterns, too)
-    files = [file for each in matches for file in (_files(Path(each)) if Path(each).is_dir() else [each])]
+    files = [file for match in matches for file in (_files(Path(match)) if Path(match).is_dir() else [match])]
     if not files:
         raise RequestError(f"found no file that matches {name}")
     return [(each, partition(each)) for each in dict.fromkeys(files)]
@@ -76,8 +76,8 @@ def _files(folder: Path) -> list[str]:
                 "a folder of finished files, or name the files"
             )
         folders[:] = [each for each in folders if each[0] not in "_."]
-        paths = [Path(parent, each) for each in names if each[0] not in "_."]
-        files += [str(each) for each in paths if each.is_file() and each.stat().st_size]
+        paths = [Path(parent, name) for name in names if name[0] not in "_."]
+        files += [str(path) for path in paths if path.is_file() and path.stat().st_size]
     if not files:
         raise RequestError(
             f"found the folder {folder} without files of rows, expected some, or a folder written by "
@@ -100,7 +100,7 @@ def partition(path: str) -> Partition:
     Returns:
         (column, value) pairs; None for a missing value.
     """
-    pairs = [(unquote(m[1]), unquote(m[2])) for each in Path(path).parts[:-1] if (m := _PARTITION.fullmatch(each))]
+    pairs = [(unquote(m[1]), unquote(m[2])) for part in Path(path).parts[:-1] if (m := _PARTITION.fullmatch(part))]
     return tuple({name: None if value in (_NO_VALUE, "") else value for name, value in pairs}.items())
 
 

@@ -48,7 +48,7 @@ def write_graph(model: nn.Module, features: Features, folder: Path, checkpoint: 
     exported = export(model, features) if own is None else own()
     path = io.save(exported, folder / "fp32.onnx")
     return {
-        "parameters": sum(each.numel() for each in model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "operators": query.op_counts(exported),
         "bytes": {each.name: each.stat().st_size for each in (folder / checkpoint, path)},
     }

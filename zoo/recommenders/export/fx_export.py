@@ -77,7 +77,9 @@ def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) 
                 results = arguments[0] if isinstance(arguments[0], tuple) else arguments
             case "call_module":
                 values[node] = writer.part(
-                    [each for each in arguments if each is not None], node.target, model.get_submodule(node.target)
+                    [argument for argument in arguments if argument is not None],
+                    node.target,
+                    model.get_submodule(node.target),
                 )
             case _:
                 values[node] = writer.function(

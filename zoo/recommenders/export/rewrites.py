@@ -105,7 +105,7 @@ class FuseParallelEmbedding(Rewrite):
         Returns:
             Number of gathers created.
         """
-        return sum(self._fuse(model.graph, each) for each in list(model.graph) if each.op_type == "Concat")
+        return sum(self._fuse(model.graph, node) for node in list(model.graph) if node.op_type == "Concat")
 
     def _fuse(self, main: ir.Graph, concat: ir.Node) -> int:
         axis = concat.attributes.get_int("axis", 0)
@@ -124,7 +124,7 @@ class FuseParallelEmbedding(Rewrite):
                 continue
             gathered = _gather(main, concat, fields, f"{concat.outputs[0].name}.embeddings{fired or ''}")
             shape = edit.initializer(
-                main, f"{gathered.name}.shape", np.array([-1, sum(each.width for each in fields)], np.int64)
+                main, f"{gathered.name}.shape", np.array([-1, sum(field.width for field in fields)], np.int64)
             )
             flat = edit.node("Reshape", [gathered, shape], f"{gathered.name}.flat", dtype=ir.DataType.FLOAT)
             main.insert_before(concat, flat)
@@ -155,16 +155,16 @@ class FuseParallelSum(Rewrite):
             Number of sums.
         """
         return sum(
-            self._fuse(model.graph, each)
-            for each in list(model.graph)
-            if each.op_type in ("Add", "Sum") and not _inside_sum(each)
+            self._fuse(model.graph, node)
+            for node in list(model.graph)
+            if node.op_type in ("Add", "Sum") and not _inside_sum(node)
         )
 
     def _fuse(self, main: ir.Graph, root: ir.Node) -> int:
         leaves, inner = _leaves(root)
         lookups = [(leaf, field_lookup(leaf) if query.rank(leaf) == 2 else None) for leaf in leaves]
         fields = [field for _, field in lookups if field is not None]
-        kinds = {(id(each.ids), each.width) for each in fields}
+        kinds = {(id(field.ids), field.width) for field in fields}
         if len(fields) < 2:
             return 0
         if len(kinds) > 1:
@@ -220,7 +220,7 @@ def field_lookup(value: ir.Value | None) -> FieldLookup | None:
 def _column(node: ir.Node, output: ir.Value) -> int | None:
     """Returns the column of its 2-D input that `node` takes for `output`; None for other operators."""
     constants = [query.constant(each) for each in node.inputs[1:]]
-    known = [each.ravel().tolist() for each in constants if each is not None]
+    known = [constant.ravel().tolist() for constant in constants if constant is not None]
     if node.op_type == "Slice" and len(known) == len(constants) >= 3:
         starts, ends, axes, *rest = known
         steps = rest[0] if rest else [1] * len(axes)
@@ -265,10 +265,10 @@ def _runs(
 def _gather(main: ir.Graph, before: ir.Node, fields: Sequence[FieldLookup], name: str) -> ir.Value:
     """Inserts T[ids[:, columns] + offsets], float32 [batch, k, width]."""
     ids = fields[0].ids
-    columns = [each.column for each in fields]
+    columns = [field.column for field in fields]
     dtype = ids.dtype or ir.DataType.INT64
-    offsets = np.cumsum([0, *(each.rows for each in fields)])[:-1].astype(dtype.numpy())
-    table = np.concatenate([np.asarray(query.constant(each.lookup.table)) for each in fields])
+    offsets = np.cumsum([0, *(field.rows for field in fields)])[:-1].astype(dtype.numpy())
+    table = np.concatenate([np.asarray(query.constant(field.lookup.table)) for field in fields])
     nodes = []
     if ids.shape is None or ids.shape[1] != len(columns) or columns != list(range(len(columns))):
         order = edit.initializer(main, f"{name}.columns", np.array(columns, np.int64))

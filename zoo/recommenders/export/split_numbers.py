@@ -37,12 +37,12 @@ class SplitNumbers(Rewrite):
         concat = x.producer() if x is not None else None
         if concat is None or concat.op_type != "Concat" or concat.attributes.get_int("axis", 0) not in (1, -1):
             return 0
-        parts = [each for each in concat.inputs if each is not None]
-        numbers = [is_numbers(each) for each in parts]
+        parts = [source for source in concat.inputs if source is not None]
+        numbers = [is_numbers(part) for part in parts]
         if not any(numbers) or all(numbers):
             return 0
-        weight, widths = query.constant(gemm.inputs[1]), [query.dimensions(each) for each in parts]
-        known = [each[1] for each in widths if each is not None and len(each) == 2 and each[1] is not None]
+        weight, widths = query.constant(gemm.inputs[1]), [query.dimensions(part) for part in parts]
+        known = [width[1] for width in widths if width is not None and len(width) == 2 and width[1] is not None]
         plain = all(gemm.attributes.get_float(key, 1.0) == 1.0 for key in ("alpha", "beta"))
         if weight is None or len(known) < len(parts) or gemm.attributes.get_int("transA", 0) != 0 or not plain:
             self.refuse(gemm, "its weights, or the widths of what it reads, are not known")

@@ -95,8 +95,8 @@ class Rewriter(Writer):
 
     def _follow(self, node: ir.Node) -> None:
         """Determines the layouts of the results of an operator."""
-        known = [self._known(each) for each in node.inputs]
-        if not any(isinstance(each, Layout) for each in known) or node.op_type in ("Shape", "Size"):
+        known = [self._known(source) for source in node.inputs]
+        if not any(isinstance(known_value, Layout) for known_value in known) or node.op_type in ("Shape", "Size"):
             for value in node.outputs:
                 self.layouts[value] = self._constant(value)
             return
@@ -149,9 +149,9 @@ class Rewriter(Writer):
             return transposed(first, node.attributes["perm"].as_ints() if "perm" in node.attributes else None)
         if op == "GatherND" and isinstance(first, Layout) and isinstance(known[1], np.ndarray):
             return gathered(first, known[1], node.attributes.get_int("batch_dims", 0))
-        if any(isinstance(each, Layout) and each.batch for each in known):
+        if any(isinstance(known_value, Layout) and known_value.batch for known_value in known):
             raise RequestError(f"{query.label(node)} ({op}) computes with the batch turned to another axis")
-        layouts = [each.entries if isinstance(each, Layout) else each for each in known]
+        layouts = [known_value.entries if isinstance(known_value, Layout) else known_value for known_value in known]
         x = first.entries if isinstance(first, Layout) else None
         if op in VIEWS and x is not None:
             return x.reshape(self.shape(node.outputs[0]))
@@ -159,9 +159,9 @@ class Rewriter(Writer):
             return self._repeated(node, x)
         if op == "Cast" and x is not None:
             return self._cast(node, x)
-        if op == "Concat" and all(isinstance(each, Layout) for each in known):
+        if op == "Concat" and all(isinstance(known_value, Layout) for known_value in known):
             axis = node.attributes.get_int("axis", 0) % (x.ndim + 1) if x is not None else 0
-            return np.concatenate([each for each in layouts if each is not None], axis - 1) if axis else None
+            return np.concatenate([layout for layout in layouts if layout is not None], axis - 1) if axis else None
         if op == "Slice" and x is not None:
             return sliced(x, layouts[1:])
         if op == "Gather":
@@ -179,7 +179,7 @@ class Rewriter(Writer):
             return self._softmax(x) if axis and x.shape[axis - 1] == x.size else None
         if op in UNARY or (op == "BatchNormalization" and x is not None and x.ndim == 1):
             return self._elementwise(node, known[:1], layouts[1:])
-        if op in BINARY and len(known) == 2 and all(each is not None for each in known):
+        if op in BINARY and len(known) == 2 and all(known_value is not None for known_value in known):
             return self._arithmetic(node, known)
         return None
 
@@ -187,7 +187,7 @@ class Rewriter(Writer):
         """Copies the operator, on values of their original shapes."""
         if any(each is None and value is not None for each, value in zip(known, node.inputs, strict=True)):
             raise RequestError(f"{query.label(node)} ({node.op_type}) computes with the size of the batch")
-        outputs = [each for each in node.outputs if each.name]
+        outputs = [output for output in node.outputs if output.name]
         if any(
             attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
             for attribute in node.attributes.values()
@@ -198,12 +198,12 @@ class Rewriter(Writer):
         def write() -> ir.Node:
             if not made:
                 inputs = [
-                    self.written(each.entries)
-                    if isinstance(each, Layout)
+                    self.written(known_value.entries)
+                    if isinstance(known_value, Layout)
                     else None
-                    if each is None
-                    else self.weight(each, "constant")
-                    for each in known
+                    if known_value is None
+                    else self.weight(known_value, "constant")
+                    for known_value in known
                 ]
                 attributes = list(node.attributes.values())
                 new = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
@@ -228,7 +228,7 @@ class Rewriter(Writer):
         axis = node.attributes.get_int("axis", 0) % (x.entries.ndim + 1)
         if not axis or x.batch:
             raise RequestError(f"{query.label(node)} splits the batch")
-        widths = [self.shape(each)[axis - 1] for each in node.outputs]
+        widths = [self.shape(output)[axis - 1] for output in node.outputs]
         for value, part in zip(node.outputs, np.split(x.entries, np.cumsum(widths)[:-1], axis - 1), strict=True):
             self.layouts[value] = Layout(part)
 
@@ -357,8 +357,8 @@ class Rewriter(Writer):
                 for vector, weight in zip(vectors.T, weights, strict=True)
             ]
             total = terms[0]
-            for each in terms[1:]:
-                total = self.node("Add", [total, each], "experts")
+            for term in terms[1:]:
+                total = self.node("Add", [total, term], "experts")
             return total
 
         return self.base((len(vectors),), make).entries()
@@ -396,8 +396,8 @@ class Rewriter(Writer):
         """Applies an operator elementwise on the axes longer than 1; `more` are its constant inputs."""
         op, shape = node.op_type, self.shape(node.outputs[0])
         operands = []
-        for each in known:
-            array = each.entries if isinstance(each, Layout) else each
+        for known_value in known:
+            array = known_value.entries if isinstance(known_value, Layout) else known_value
             if array.ndim > len(shape):
                 array = array[0]  # of the batch
             array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
@@ -405,12 +405,12 @@ class Rewriter(Writer):
                 if array.shape[axis] > 1 and (array == array.take([0], axis)).all():
                     array = array.take([0], axis)
             operands.append(array)
-        full = np.broadcast_shapes(*(each.shape for each in operands))
+        full = np.broadcast_shapes(*(operand.shape for operand in operands))
         short = tuple(axis for axis, size in enumerate(full) if size == 1)
-        operands = [each.squeeze(short) for each in operands]
+        operands = [operand.squeeze(short) for operand in operands]
         sizes = tuple(size for size in full if size > 1)
         if len(operands) == 1 or not sizes:
-            operands = [each.reshape(-1) for each in operands]
+            operands = [operand.reshape(-1) for operand in operands]
             sizes = (int(np.prod(full)),)
         square = op == "Pow" and isinstance(known[1], np.ndarray) and known[1].size == 1 and known[1].item() == 2
 
@@ -430,7 +430,10 @@ class Rewriter(Writer):
         return np.broadcast_to(entries, shape)
 
     def _clipped(self, node: ir.Node, x: Array, known: Sequence[Any]) -> Array | None:
-        bounds = [None if each is None or not isinstance(each, np.ndarray) else float(each) for each in known[1:]]
+        bounds = [
+            None if known_value is None or not isinstance(known_value, np.ndarray) else float(known_value)
+            for known_value in known[1:]
+        ]
         low, high = (*bounds, None, None)[:2]
         base = self.of(x.ravel()[0])
         if high is None and low is not None and base.squares is not None and x.size == 1:
@@ -446,7 +449,7 @@ class Rewriter(Writer):
         axes = query.integers(node, "axes", 1)
         if axes is None:
             return None
-        own = tuple(sorted(each % (x.ndim + 1) - 1 for each in axes))
+        own = tuple(sorted(axis % (x.ndim + 1) - 1 for axis in axes))
         if -1 in own or not own:
             return None
         shape = self.shape(node.outputs[0])
@@ -470,7 +473,7 @@ class Rewriter(Writer):
             return pooled
         flat = moved.reshape(-1, moved.shape[-1])
         bases = self.bases_of(flat)
-        if len(flat) == 1 and all(each.size == 1 for each in bases):  # scalars, each a lookup of its own
+        if len(flat) == 1 and all(base.size == 1 for base in bases):  # scalars, each a lookup of its own
             return (
                 self.base((1,), lambda: self.node("Sum", [self.written(each.reshape(1)) for each in flat[0]], "sum"))
                 .entries()

@@ -96,10 +96,10 @@ class MergeExperts(Rewrite):
         if len(experts) < len(terms) or len(experts) < 2:
             return 0
         first, gates = experts[0], _gates(experts[0].weights)
-        if gates is None or sorted(each.place for each in experts) != list(range(gates.weight.shape[1])):
+        if gates is None or sorted(expert.place for expert in experts) != list(range(gates.weight.shape[1])):
             self.refuse(node, "experts are not all that a softmax of layers weighs")
             return 0
-        if gates.x is not first.x or any(not each.is_parallel_to(first) for each in experts):
+        if gates.x is not first.x or any(not expert.is_parallel_to(first) for expert in experts):
             self.refuse(node, "experts read different values, or have biases or sizes of their own")
             return 0
         experts.sort(key=lambda each: each.place)
@@ -117,7 +117,7 @@ class MergeExperts(Rewrite):
         def weight(array: Array, kind: str) -> ir.Value:
             return edit.initializer(main, f"{name}.{kind}", np.ascontiguousarray(array, np.float32), taken)
 
-        v, u = np.concatenate([each.v for each in experts], 1), np.concatenate([each.u for each in experts])
+        v, u = np.concatenate([expert.v for expert in experts], 1), np.concatenate([expert.u for expert in experts])
         inner = add("Tanh", [add("MatMul", [first.x, weight(v, "V")], "down")], "down.tanh")
         inner = add("Tanh", [add("MatMul", [inner, weight(diagonal, "C")], "inner")], "inner.tanh")
         logits = [first.x, weight(gates.weight, "G"), weight(gates.bias, "gates.bias")]
@@ -133,7 +133,7 @@ class MergeExperts(Rewrite):
 
 def _terms(value: ir.Value | None) -> list[ir.Value | None]:
     node = value.producer() if value is not None else None
-    return [each for x in node.inputs for each in _terms(x)] if node is not None and node.op_type == "Add" else [value]
+    return [term for x in node.inputs for term in _terms(x)] if node is not None and node.op_type == "Add" else [value]
 
 
 def _made_by(value: ir.Value | None, op: str) -> ir.Node | None:
@@ -162,10 +162,12 @@ def _gates(value: ir.Value) -> Layer | None:
     if node is None or joined is None:
         return None if node is None else _layer(node.inputs[0])
     layers = [each for each in map(_layer, joined.inputs) if each is not None]
-    if len(layers) < len(joined.inputs) or any(each.x is not layers[0].x for each in layers):
+    if len(layers) < len(joined.inputs) or any(layer.x is not layers[0].x for layer in layers):
         return None
     return Layer(
-        layers[0].x, np.concatenate([each.weight for each in layers], 1), np.concatenate([each.bias for each in layers])
+        layers[0].x,
+        np.concatenate([layer.weight for layer in layers], 1),
+        np.concatenate([layer.bias for layer in layers]),
     )
 
 

@@ -55,9 +55,9 @@ def sliced(x: Array, known: Sequence[Any]) -> Array | None:
     Returns:
         Sliced entries; None if an input is not constant or the batch is sliced.
     """
-    if len(known) < 3 or any(not isinstance(each, np.ndarray) for each in known):
+    if len(known) < 3 or any(not isinstance(known_value, np.ndarray) for known_value in known):
         return None
-    starts, ends, axes, *rest = (each.ravel().tolist() for each in known)
+    starts, ends, axes, *rest = (known_value.ravel().tolist() for known_value in known)
     steps = rest[0] if rest else [1] * len(axes)
     cut = [slice(None)] * (x.ndim + 1)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):

@@ -65,7 +65,7 @@ def input_arrays(
         {input name: array [n, *shape]}.
     """
     arrays = {}
-    codes = {each.start + at: known_ids(each)[:, 0] for each in features.fields for at in range(each.width)}
+    codes = {field.start + at: known_ids(field)[:, 0] for field in features.fields for at in range(field.width)}
     for name, each in sources.items():
         out = np.zeros((len(next(iter(batch.values()))), *each.columns.shape), each.dtype)
         for place in np.ndindex(each.columns.shape):
@@ -89,7 +89,7 @@ def run(model: ir.Model, batch: Mapping[str, Array]) -> dict[str, Array]:
     watched = model.clone()
     known = {value.name for value in watched.graph.outputs}
     for node in watched.graph:
-        watched.graph.outputs.extend(each for each in node.outputs if each.name and each.name not in known)
-    names = [str(each.name) for each in watched.graph.outputs]
+        watched.graph.outputs.extend(output for output in node.outputs if output.name and output.name not in known)
+    names = [str(output.name) for output in watched.graph.outputs]
     opened = reference_session.session(watched, "reading it needs")
     return dict(zip(names, reference_session.run(opened, dict(batch), "rows"), strict=True))

@@ -118,20 +118,20 @@ def read(
     model.graph.outputs.append(output)
     lists = load_schema(schema, data, on_error)
     given = _used(lists, _chosen(model, lists, columns, path))
-    features = Features(replace(given, columns=tuple(_mean(each) for each in given.columns)))
+    features = Features(replace(given, columns=tuple(_mean(column) for column in given.columns)))
     ranker = _written(model, output, features, columns, _first_rows(data, features, on_error), path)
     pools = {
         name: "max" if ranker.pools.get(name) == {"max"} else "sum" for name in _unread_scales(ranker.model, features)
     }
     if pools:  # lists that are summed, or pooled by operators of the graph's own
         schema_ = features.schema
-        pooled = (replace(each, pooling=pools.get(each.name, each.pooling)) for each in schema_.columns)
+        pooled = (replace(column, pooling=pools.get(column.name, column.pooling)) for column in schema_.columns)
         features = Features(replace(schema_, columns=tuple(pooled)))
         ranker = _written(model, output, features, columns, _first_rows(data, features, on_error), path)
     known = np.ones(len(next(iter(ranker.calibration.values()))), bool)
-    for each in ranker.features.fields:
-        if each.column.pooling == "max":
-            known &= ranker.calibration["ids"][:, each.start] != each.last
+    for log_field in ranker.features.fields:
+        if log_field.column.pooling == "max":
+            known &= ranker.calibration["ids"][:, log_field.start] != log_field.last
     if not known.any():
         raise RequestError(f"{path}: found no row with items in its lists, expected some; their maximum is of none")
     return replace(ranker, calibration={name: x[known] for name, x in ranker.calibration.items()})
@@ -190,7 +190,7 @@ def from_onnx(
 
 
 def _output(model: ir.Model, name: str | None, path: str | Path) -> ir.Value:
-    outputs = {str(each.name): each for each in model.graph.outputs}
+    outputs = {str(output.name): output for output in model.graph.outputs}
     if name is None and len(outputs) == 1:
         return next(iter(outputs.values()))
     if name not in outputs:
@@ -212,19 +212,19 @@ def _used(schema: Schema, names: Iterable[str]) -> Schema:
     """Schema of the ranker's features: other features are ignored, and numbers have no missing-value indicator."""
     expected = set(names)
     columns = []
-    for each in schema.columns:
-        if each.kind in ("number", "category", "categories") and each.name not in expected:
-            each = Column(each.name, "ignored", each.distinct, each.missing, why="the ranker does not read it")
-        columns.append(replace(each, missing=0) if each.kind == "number" else each)
+    for column in schema.columns:
+        if column.kind in ("number", "category", "categories") and column.name not in expected:
+            column = Column(column.name, "ignored", column.distinct, column.missing, why="the ranker does not read it")
+        columns.append(replace(column, missing=0) if column.kind == "number" else column)
     return replace(schema, columns=tuple(columns))
 
 
 def _chosen(model: ir.Model, schema: Schema, columns: Sequence[str] | None, path: str | Path) -> list[str]:
     """Returns the columns that the inputs read, in order; raises RequestError if the schema lacks one."""
-    known = {each.name: each for each in schema.of("number", "category", "categories")}
-    inputs = [str(each.name) for each in model.graph.inputs]
+    known = {column.name: column for column in schema.of("number", "category", "categories")}
+    inputs = [str(source.name) for source in model.graph.inputs]
     names = list(columns) if columns else list(known) if _is_matrix(model) else inputs
-    lost = [each for each in names if each not in known]
+    lost = [name for name in names if name not in known]
     if lost or len(set(names)) < len(names):
         hint = "; name those of its inputs in order with --columns" if not columns else ""
         what = f"no column {', '.join(lost)}" if lost else "a column twice"
@@ -248,7 +248,7 @@ def _input_sources(
     model: ir.Model, features: Features, names: Sequence[str], path: str | Path
 ) -> dict[str, InputSource]:
     """Source of every input. Raises RequestError if it does not fit the shape or type of the input."""
-    fields = {each.name: each for each in features.fields}
+    fields = {field.name: field for field in features.fields}
     numbers = {each.name: at for at, each in enumerate(features.numbers)}
     spans = [
         (list(range(fields[name].start, fields[name].start + fields[name].width)), True)
@@ -257,7 +257,7 @@ def _input_sources(
         for name in names
     ]
     if _is_matrix(model):
-        spans = [([each for columns, _ in spans for each in columns], None)]  # type: ignore[list-item]
+        spans = [([column for columns, _ in spans for column in columns], None)]  # type: ignore[list-item]
         flags = [
             np.concatenate([np.full(fields[name].width if name in fields else 1, name in fields) for name in names])
         ]
@@ -338,7 +338,7 @@ def _written(
 
 
 def _difference(model: ir.Model, rows: dict[str, Array], truth: Array) -> float:
-    expected = {str(each.name) for each in model.graph.inputs}
+    expected = {str(source.name) for source in model.graph.inputs}
     opened = reference_session.session(model, "reading it needs")
     (probabilities,) = reference_session.run(opened, {name: x for name, x in rows.items() if name in expected})
     return float(np.nanmax(np.abs(probabilities.ravel() - truth.ravel())))
@@ -352,7 +352,7 @@ def _unread_scales(model: ir.Model, features: Features) -> set[str]:
             for use in value.uses():
                 start = query.constant(use.node.inputs[1])
                 read.add(int(start.item()) if start is not None and start.size == 1 else -1)
-    return {each.name for each in features.fields if each.scale >= 0 and each.scale not in read}
+    return {field.name for field in features.fields if field.scale >= 0 and field.scale not in read}
 
 
 def _wrapped(model: ir.Model, features: Features, sources: dict[str, InputSource], output: ir.Value) -> ir.Model:
@@ -419,7 +419,7 @@ def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
     Returns:
         (family, reason, features with towers); the family is `GENERIC` if no family matches.
     """
-    strange = sorted({each.op_type for each in model.graph} - FAMILY_OPERATORS)
+    strange = sorted({node.op_type for node in model.graph} - FAMILY_OPERATORS)
     if strange:
         many = "s" * (len(strange) > 1)
         return GENERIC, f"mapped as any graph: no family here has the operator{many} {', '.join(strange)}", features
@@ -429,10 +429,13 @@ def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
         result = reader.read(model.graph.outputs[0])
     except RequestError as error:
         return GENERIC, f"mapped as any graph: {error}", features
-    by_type = {type(each): each for each in subexpressions(result)}
+    by_type = {type(expression): expression for expression in subexpressions(result)}
     terms = [term for term, _ in result.terms] if isinstance(result, Total) else []
     deep = [
-        any(isinstance(each, FloatVector) or (isinstance(each, Linear) and each.relu) for each in subexpressions(term))
+        any(
+            isinstance(expression, FloatVector) or (isinstance(expression, Linear) and expression.relu)
+            for expression in subexpressions(term)
+        )
         for term in terms
     ]
     if isinstance(product := by_type.get(Product), Product):
@@ -461,7 +464,7 @@ def _with_towers(model: ir.Model, features: Features, reader: GraphReader, sides
     The item tower is the one with more columns that the schema assigns to items, else the second one.
     """
     names = {side: _columns_of(side, features) for side in sides}
-    known = {each.name for each in features.schema.columns if each.tower == "item"}
+    known = {column.name for column in features.schema.columns if column.tower == "item"}
     sides = sorted(sides, key=lambda side: len(names[side] & known))
     towers: dict[str, str] = {}
     for side, tower in zip(sides, ("user", "item"), strict=True):
@@ -469,22 +472,24 @@ def _with_towers(model: ir.Model, features: Features, reader: GraphReader, sides
         value.name = tower
         model.graph.outputs.append(value)
         towers |= dict.fromkeys(names[side], tower)
-    columns = (replace(each, tower=towers.get(each.name, each.tower)) for each in features.schema.columns)
+    columns = (replace(column, tower=towers.get(column.name, column.tower)) for column in features.schema.columns)
     return Features(replace(features.schema, columns=tuple(columns)))
 
 
 def _columns_of(x: Expression, features: Features) -> set[str]:
     """Returns the columns of the log that a value depends on."""
-    ids = {each.column for each in subexpressions(x) if isinstance(each, Lookup)}
-    numbers = {column for each in subexpressions(x) if isinstance(each, Numbers) for column in each.columns}
-    return {each.name for each in features.fields if each.start in ids} | {
+    ids = {expression.column for expression in subexpressions(x) if isinstance(expression, Lookup)}
+    numbers = {
+        column for expression in subexpressions(x) if isinstance(expression, Numbers) for column in expression.columns
+    }
+    return {field.name for field in features.fields if field.start in ids} | {
         each.name for at, each in enumerate(features.numbers) if at in numbers
     }
 
 
 def _name_output(model: ir.Model, terms: Sequence[Expression]) -> None:
     """Renames the layer with one output that reads the cross layers to the name in the family's recipe."""
-    values = {each.value for each in terms if isinstance(each, Linear) if any(map(_is_cross, parts_of(each.x)))}
+    values = {term.value for term in terms if isinstance(term, Linear) if any(map(_is_cross, parts_of(term.x)))}
     for node in model.graph:
         if node.op_type in ("Gemm", "MatMul") and node.outputs[0].name in values:
             node.name = node.outputs[0].name = "cross_output"

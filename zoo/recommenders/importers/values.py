@@ -213,7 +213,7 @@ class Writer:
 
     def _derived(self, op: str, tables: Sequence[Array], compute: Callable[..., Array], *more: Any) -> Array:
         """Returns a table computed from tables, once for the same tables."""
-        key = op, *(id(each) for each in tables), *more
+        key = op, *(id(table) for table in tables), *more
         if key not in self._tables:
             self._kept += tables
             with np.errstate(all="ignore"):
@@ -356,9 +356,9 @@ class Writer:
             return None
         table = first.table
         columns = [self._lookups.get((field.start + at, id(table))) for at in range(field.width)]
-        if any(each is None for each in columns):
+        if any(column is None for column in columns):
             return None
-        own = np.stack([each.entries().ravel() for each in columns if each is not None], -1)  # [width, items]
+        own = np.stack([column.entries().ravel() for column in columns if column is not None], -1)  # [width, items]
         places = flat[:, 0] - columns[0].first  # type: ignore[union-attr]
         if (places < 0).any() or (places >= len(own)).any() or not np.array_equal(flat, own[places]):
             return None
@@ -442,10 +442,10 @@ class Writer:
 
     def _of_codes(self, op: str, shape: tuple[int, ...], known: Sequence[Layout | Array | None]) -> Array | None:
         """Computes a value of one id (or the sum of one table row) and constants; None for other values."""
-        operands = [each.entries if isinstance(each, Layout) else each for each in known]
-        if any(each is None or each.ndim > len(shape) for each in operands):
+        operands = [known_value.entries if isinstance(known_value, Layout) else known_value for known_value in known]
+        if any(operand is None or operand.ndim > len(shape) for operand in operands):
             return None
-        parts = [np.broadcast_to(each, shape) for each in operands if each is not None]
+        parts = [np.broadcast_to(operand, shape) for operand in operands if operand is not None]
         out = np.empty(shape, np.int64)
         for place in np.ndindex(shape):
             columns: set[int] = set()
@@ -467,7 +467,7 @@ class Writer:
                 arguments.append(None)
             if len(columns) != 1:
                 return None
-            constants = tuple(None if each is None else each.item() for each in arguments)
+            constants = tuple(None if argument is None else argument.item() for argument in arguments)
             compute = _filled(OF_CODES[op], arguments)
             out[place] = self.lookup(columns.pop(), self._derived(op, tables, compute, constants), True).first
         return out
@@ -493,6 +493,6 @@ def _filled(op: Callable[..., Array], arguments: Sequence[Any]) -> Callable[...,
 
     def compute(*tables: Array) -> Array:
         left = iter(tables)
-        return op(*(next(left) if each is None else each for each in arguments))
+        return op(*(next(left) if argument is None else argument for argument in arguments))
 
     return compute

@@ -64,9 +64,9 @@ class CodeLayout(LoweringPlan):
         for number, fields in enumerate(keys.values()):
             if number == before:
                 self._numbers_at, position = position, position + numbers
-            for each in fields:
-                self._at[each] = (position, scale.get(each) or positive(self._max_magnitude(each) / CODES))
-                position += each.width
+            for field in fields:
+                self._at[field] = (position, scale.get(field) or positive(self._max_magnitude(field) / CODES))
+                position += field.width
         if before == len(keys):
             self._numbers_at, position = position, position + numbers
         for piece in (*self.spread, *self._ordered_pieces()):
@@ -107,17 +107,17 @@ class CodeLayout(LoweringPlan):
     def _gather(self, column: int, count: int, pool: str, mean: int, fields: list[Field]) -> None:
         factor = 1.0
         if pool in ("sum", "mean"):  # codes of the table are finer than those of the result
-            factor = max(largest(each.table) / (CODES * self._at[each][1]) for each in fields)
+            factor = max(largest(field.table) / (CODES * self._at[field][1]) for field in fields)
             factor = min(max(factor, 1e-6), 1.0)
-        height, width = len(fields[0].table), sum(each.width for each in fields)
-        if any(len(each.table) != height for each in fields):
+        height, width = len(fields[0].table), sum(field.width for field in fields)
+        if any(len(field.table) != height for field in fields):
             raise RequestError(f"tables of column {column} differ in their rows")
         codes = np.zeros((height, width), np.int16)
         start = 0
-        for each in fields:
-            step = self._at[each][1] * factor
-            codes[:, start : start + each.width] = np.clip(np.rint(each.table / step), -CODES, CODES)
-            start += each.width
+        for field in fields:
+            step = self._at[field][1] * factor
+            codes[:, start : start + field.width] = np.clip(np.rint(field.table / step), -CODES, CODES)
+            start += field.width
         table = np.concatenate([codes.ravel(), np.zeros(SLACK, np.int16)])
         self.steps.append(
             steps.Gather(self.x, self._at[fields[0]][0], table, height, width, width, column, count, pool, factor, mean)

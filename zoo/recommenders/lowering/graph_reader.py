@@ -144,7 +144,7 @@ class GraphReader:
         if node.op_type in VIEWS:
             return self._columns(node.inputs[0])
         if node.op_type == "Add":
-            constants = [query.constant(each) for each in node.inputs]
+            constants = [query.constant(source) for source in node.inputs]
             at = 0 if constants[0] is not None else 1
             if (offsets := constants[at]) is not None:
                 columns = self._columns(node.inputs[1 - at])
@@ -163,9 +163,9 @@ class GraphReader:
         if not fields or len(fields) != len(stack):
             return None
         first = fields[0]
-        if any(each.table is not first.table or each.pool for each in fields):
+        if any(field.table is not first.table or field.pool for field in fields):
             return None
-        if [each.column for each in fields] != list(range(first.column, first.column + len(fields))):
+        if [field.column for field in fields] != list(range(first.column, first.column + len(fields))):
             return None
         return replace(first, count=len(fields), pool=pool, value=str(value.name))
 
@@ -182,7 +182,7 @@ class GraphReader:
             fits = isinstance(x, Linear) and count and x.width == count * (_static(value, 2) or 0)
             return Vectors(x.width, columns_of(x, count)) if fits else None  # type: ignore[arg-type]
         if rank == 3 and (vectors := stack or (x.parts if isinstance(x, Concat) else [])):
-            fits = count == len(vectors) and all(each.width * len(vectors) == x.width for each in vectors)
+            fits = count == len(vectors) and all(vector.width * len(vectors) == x.width for vector in vectors)
             return Vectors(x.width, vectors) if fits else None
         if stack and rank == 2:
             return joined(stack)
@@ -212,16 +212,16 @@ class GraphReader:
     def _is_scales(self, value: ir.Value) -> bool:
         """Whether a column of scales only multiplies the sum over a list."""
         users = [use.node for use in value.uses()]
-        return all(each.op_type == "Mul" and any(_is_sum(other) for other in each.inputs) for each in users)
+        return all(user.op_type == "Mul" and any(_is_sum(other) for other in user.inputs) for user in users)
 
     def _concat(self, node: ir.Node, value: ir.Value) -> Expression | None:
         axis, rank = node.attributes.get_int("axis", 0), query.rank(value) or 2
-        parts = [self.read(each) for each in node.inputs]
+        parts = [self.read(source) for source in node.inputs]
         if rank == 3 and axis in (1, -2):
             vectors: list[Expression] = []
             for part in parts:
                 vectors += stacked(part) or [part]
-            return Vectors(sum(each.width for each in vectors), vectors)
+            return Vectors(sum(vector.width for vector in vectors), vectors)
         return joined(parts) if axis in (1, -1) and rank == 2 else None
 
     def _chosen(self, node: ir.Node, value: ir.Value) -> Expression | None:
@@ -346,7 +346,7 @@ class GraphReader:
             ):
                 return shifted(x, constant.astype(np.float64).ravel())
             return None
-        x, y = (self.read(each) for each in node.inputs)
+        x, y = (self.read(source) for source in node.inputs)
         for a, b in ((x, y), (y, x)):
             (product, by), (state, more) = unshifted(a), unshifted(b)
             if (
@@ -368,8 +368,8 @@ class GraphReader:
 
     def _sum(self, node: ir.Node, value: ir.Value) -> Expression | None:
         total: Expression | None = self.read(node.inputs[0])
-        for each in node.inputs[1:]:
-            total = None if total is None else added(total, self.read(each), 1.0)
+        for source in node.inputs[1:]:
+            total = None if total is None else added(total, self.read(source), 1.0)
         return total
 
     def _sub(self, node: ir.Node, value: ir.Value) -> Expression | None:
@@ -379,7 +379,7 @@ class GraphReader:
             return replace(total, bias=total.bias - float(constant.item()))
         y = self.read(node.inputs[1])
         vectors, squares = stacked(square_of(x), "sum"), stacked(y, "sum")
-        if vectors and squares and [*vectors] == [square_of(each) for each in squares]:
+        if vectors and squares and [*vectors] == [square_of(square) for square in squares]:
             return Factorization(x.width, vectors, 1.0)
         return added(x, y, -1.0)
 
@@ -388,7 +388,7 @@ class GraphReader:
             constant = query.constant(node.inputs[at])
             if constant is not None:
                 return scaled(self.read(node.inputs[1 - at]), constant.astype(np.float64).ravel())
-        x, y = (self.read(each) for each in node.inputs)
+        x, y = (self.read(source) for source in node.inputs)
         for part, mean in ((x, y), (y, x)):
             if isinstance(mean, MeanScale):
                 if not isinstance(part, Field) or part.pool != "sum":
@@ -476,12 +476,12 @@ def _picked(node: ir.Node, output: ir.Value, width: Callable[[], int]) -> list[i
 
     `width` returns the number of columns of the input.
     """
-    known = [query.constant(each) for each in node.inputs[1:]]
-    if any(each is None for each in known):
+    known = [query.constant(source) for source in node.inputs[1:]]
+    if any(known_value is None for known_value in known):
         return None
-    constants = [each.ravel() for each in known if each is not None]
+    constants = [known_value.ravel() for known_value in known if known_value is not None]
     if node.op_type == "Gather" and node.attributes.get_int("axis", 0) in (1, -1):
-        return [int(each) % width() for each in constants[0]]
+        return [int(constant) % width() for constant in constants[0]]
     if node.op_type == "Slice" and len(constants) >= 3 and constants[2].tolist() in ([1], [-1]):
         step = int(constants[3][0]) if len(constants) > 3 else 1
         return list(range(width())[int(constants[0][0]) : int(constants[1][0]) : step])

@@ -103,7 +103,7 @@ def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tupl
     graph.append(node)
     graph.outputs.extend(node.outputs)
     layers = {name: each.to_json() for name, each in compiler.decisions.items()}
-    reason = "; ".join(each.reason for each in compiler.decisions.values()) or "one program of all operators"
+    reason = "; ".join(decision.reason for decision in compiler.decisions.values()) or "one program of all operators"
     result = ir.Model(graph, ir_version=model.ir_version)
     return result, {"fold": True, "reason": reason, "layers": layers, "refused": {}}
 
@@ -129,15 +129,15 @@ class Compiler(CodeLayout):
 
     def compile(self, outputs: Sequence[Expression]) -> ClickProgram:
         """Returns the program that computes the expressions `outputs`; raises RequestError for one without a step."""
-        outputs = [total_of(each) or each for each in outputs]
-        for each in outputs:
-            self._visit(each)
+        outputs = [total_of(output) or output for output in outputs]
+        for output in outputs:
+            self._visit(output)
         ids = self.reader.ids
         if ids is None or ids.shape is None or not isinstance(ids.shape[1], int):
             raise RequestError("no layer that reads lookups by columns of one input")
         self._decide()
         self._lay_out()
-        slots = [self._output(each) for each in outputs]
+        slots = [self._output(output) for output in outputs]
         rows = np.zeros(ids.shape[1], np.int32)
         for each in self._seen:
             if isinstance(each, Field):
@@ -183,7 +183,7 @@ class Compiler(CodeLayout):
                 case Factorization():
                     scale = self._at[term.vectors[0]][1]
                     out = self._slot("f4", 1)
-                    vectors = np.array([self._at[each][0] for each in term.vectors], np.int32)
+                    vectors = np.array([self._at[vector][0] for vector in term.vectors], np.int32)
                     width = term.vectors[0].width
                     self.steps.append(steps.Factorization(self.x, out, vectors, width, term.factor * scale**2))
                     terms.append((out, factor))
@@ -246,10 +246,10 @@ class Compiler(CodeLayout):
                 self._write_piece(vector)
             size, width = len(part.vectors), part.vectors[0].width
             order = [(i, j) for i in range(size) for j in range(i)]
-            if [tuple(sorted(each, reverse=True)) for each in part.pairs] != order:
+            if [tuple(sorted(pair, reverse=True)) for pair in part.pairs] != order:
                 raise RequestError("dot products in another order than that of the lower triangle")
-            at = np.array([self._at[each][0] for each in part.vectors], np.int32)
-            steps_of = [self._at[each][1] for each in part.vectors]
+            at = np.array([self._at[vector][0] for vector in part.vectors], np.int32)
+            steps_of = [self._at[vector][1] for vector in part.vectors]
             factor = np.array([steps_of[i] * steps_of[j] / scale for i, j in order], np.float32)
             self.steps.append(steps.Dots(self.x, self.x, position, at, width, factor))
 

@@ -249,7 +249,7 @@ class LoweringPlan:
             self._wide = not self.coarse or (2 * size <= self.caches.get("L3", 0) and read <= SHORT)
             size *= 1 + self._wide
             level = next((each for each in ("L2", "L3") if size <= self.caches.get(each, 0)), "DRAM")
-            pays = [each for each in chosen if self._pays(*each, level)]
+            pays = [choice for choice in chosen if self._pays(*choice, level)]
             if size > LIMIT and len(pays) == len(chosen):
                 pays = sorted(pays, key=lambda each: len(each[1].table))[:-1]
             if len(pays) == len(chosen):
@@ -265,7 +265,7 @@ class LoweringPlan:
                     self.raw[part] = None
             if not fields:
                 continue
-            line, width = self._row(group) * (1 + self._wide), sum(each.width for each in group.layers)
+            line, width = self._row(group) * (1 + self._wide), sum(layer.width for layer in group.layers)
             macs = sum(each.width for each in folded) * width
             read = len(folded) * line
             table_bytes = sum(len(each.table) for each in folded) * line
@@ -280,7 +280,7 @@ class LoweringPlan:
 
     def _row(self, group: LayerGroup) -> int:
         """Returns the columns of the folded table."""
-        return sum(-(-each.width // COLUMNS) * COLUMNS * self._outs(each) for each in group.layers)
+        return sum(-(-layer.width // COLUMNS) * COLUMNS * self._outs(layer) for layer in group.layers)
 
     def _coarse(self, layer: Linear) -> bool:
         """Whether a layer reads bytes."""
@@ -292,7 +292,7 @@ class LoweringPlan:
 
     def _pays(self, group: LayerGroup, part: Field, level: str) -> bool:
         rows = self._row(group) * (1 + self._wide) / BANDWIDTH[level]
-        products = part.width * sum(each.width for each in group.layers) / MACS
+        products = part.width * sum(layer.width for layer in group.layers) / MACS
         codes = 0.0 if part in self.raw else max(LINE, 2 * part.width) / BANDWIDTH["L3"]
         return rows < products + codes
 

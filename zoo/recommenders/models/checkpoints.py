@@ -77,7 +77,7 @@ def state_of(model: nn.Module, arrays: Mapping[str, torch.Tensor]) -> dict[str, 
     state = {name: each for name, each in model.state_dict().items() if not name.endswith((".weight", ".bias"))}
     for path_of, module in model.named_modules():
         if isinstance(module, Embeddings):
-            names = [f"{path_of}.{each.name}.table" for each in module.fields]
+            names = [f"{path_of}.{field.name}.table" for field in module.fields]
             if all(name in arrays for name in names):
                 state[f"{path_of}.weight"] = torch.cat([arrays[name] for name in names])
         elif isinstance(module, nn.Linear):
@@ -125,7 +125,7 @@ def restore_config(settings: type[Any], config: Mapping[str, Any]) -> Any:
     Returns:
         Instance of `settings`.
     """
-    known = {each.name for each in fields(settings)}
+    known = {field.name for field in fields(settings)}
     return settings(**from_plain({name: value for name, value in config.items() if name in known}))
 
 

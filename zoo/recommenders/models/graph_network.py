@@ -71,13 +71,13 @@ class GraphNetwork(nn.Module):
         end = probability.producer()
         if end is None or end.op_type != "Sigmoid":
             raise RequestError("the graph does not end in a Sigmoid; expected a click's probability")
-        self._nodes, self._logit = [each for each in model.graph if each is not end], _name(end.inputs[0])
+        self._nodes, self._logit = [node for node in model.graph if node is not end], _name(end.inputs[0])
         for node in self._nodes:
             self._add(node, features)
 
     def _add(self, node: ir.Node, features: Features) -> None:
         """Makes the parameters of an operator."""
-        arrays = {_name(each): array for each in node.inputs if (array := query.constant(each)) is not None}
+        arrays = {_name(source): array for source in node.inputs if (array := query.constant(source)) is not None}
         table = _name(node.inputs[0])
         if node.op_type == "Gather" and table in arrays:
             if table in self._tables:

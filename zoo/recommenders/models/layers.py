@@ -35,11 +35,11 @@ class Embeddings(nn.Module):
     def __init__(self, fields: Sequence[Field], size: int, spread: float = 0.01) -> None:
         super().__init__()
         self.fields, self.size, self.sparse = tuple(fields), size, False
-        starts = torch.tensor([0, *(each.rows for each in fields)]).cumsum(0)
+        starts = torch.tensor([0, *(field.rows for field in fields)]).cumsum(0)
         self.weight = nn.Parameter(torch.randn(int(starts[-1]), size) * spread)
         self.starts = starts.tolist()
         offsets = [torch.full((each.width,), start) for each, start in zip(fields, self.starts, strict=False)]
-        columns = [torch.arange(each.start, each.start + each.width) for each in fields]
+        columns = [torch.arange(field.start, field.start + field.width) for field in fields]
         self.register_buffer("offsets", torch.cat(offsets), persistent=False)
         self.register_buffer("columns", torch.cat(columns), persistent=False)
         self.clear()
@@ -82,16 +82,16 @@ class Embeddings(nn.Module):
         """
         rows = functional.embedding(ids[:, self.columns] + self.offsets, self.weight, sparse=self.sparse)
         parts, at = [], 0
-        for each in self.fields:
-            embedded = rows[:, at : at + each.width]
-            at += each.width
-            if not each.is_list:
+        for field in self.fields:
+            embedded = rows[:, at : at + field.width]
+            at += field.width
+            if not field.is_list:
                 parts.append(embedded[:, 0])
-            elif each.column.pooling == "max":
+            elif field.column.pooling == "max":
                 parts.append(embedded.amax(1))
             else:
                 total = embedded.sum(1)
-                parts.append(total * scales[:, each.scale : each.scale + 1] if each.scale >= 0 else total)
+                parts.append(total * scales[:, field.scale : field.scale + 1] if field.scale >= 0 else total)
         return torch.cat(parts, 1)
 
 

@@ -45,7 +45,7 @@ class Tower(LazyModule):
         from zoo.recommenders.models.layers import Embeddings, L2Normalize, SelectColumns, mlp
 
         super().__init__()
-        fields = [each for each in features.fields if each.column.tower == side]
+        fields = [field for field in features.fields if field.column.tower == side]
         if not fields:
             raise RequestError(
                 f'the schema has no category of the tower {side}; give its columns "tower": "{side}" (zoo schema LOG '

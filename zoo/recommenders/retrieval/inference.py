@@ -148,7 +148,7 @@ class TwoTowerPipeline(LogPipeline):
 def _named(features: Features, log: Any, key: Field) -> Iterator[tuple[list[str | None], Rows]]:
     """Rows of items with the text of their key."""
     features.require(log, "item")
-    columns = [each.name for each in features.schema.of(*FEATURES) if each.tower == "item"]
+    columns = [column.name for column in features.schema.of(*FEATURES) if column.tower == "item"]
     for batch in log.batches(columns, forms=features.schema.forms):
         arrays = dict(zip(columns, batch.columns, strict=True))
         index = np.arange(batch.num_rows)

@@ -41,7 +41,7 @@ def evaluate(pipelines: Mapping[str, TwoTowerPipeline], data: Any, on_error: str
     for name, each in pipelines.items():
         report["metrics"][name] |= retrieval_metrics(*_ranks(each, data, on_error))
     keys = [key for key in report["metrics"]["fp32"] if "@" in key]
-    for name in [each for each in pipelines if each != "fp32"]:
+    for name in [precision for precision in pipelines if precision != "fp32"]:
         compared = report.get("others", {}).get(name, report)["difference"]
         compared |= {key: report["metrics"][name][key] - report["metrics"]["fp32"][key] for key in keys}
     return report

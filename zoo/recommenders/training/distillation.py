@@ -88,9 +88,9 @@ class Teacher:
 
         store = RowStore(features, source.data, source.on_error, source.folder)
         parts = store.parts(0, len(store))
-        return np.concatenate([self._expected({name: x.numpy() for name, x in each.items()}) for each in parts])
+        return np.concatenate([self._expected({name: x.numpy() for name, x in part.items()}) for part in parts])
 
 
 def _order(preprocessing: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     columns = Features.from_json(preprocessing).schema.of(*ORDER)
-    return sorted((each.kind, each.name, each.unit) for each in columns)
+    return sorted((column.kind, column.name, column.unit) for column in columns)

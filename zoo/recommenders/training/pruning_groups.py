@@ -59,7 +59,7 @@ class PruningGroups:
                     self._union(values[logits], np.array([FIXED]))
                 case "call_module":
                     module = network.get_submodule(str(node.target))
-                    values[node] = self._module(str(node.target), module, [values[each] for each in node.args])
+                    values[node] = self._module(str(node.target), module, [values[argument] for argument in node.args])
                 case _:
                     values[node] = self._function(node, values)
         roots = np.array([self._find(each) for each in range(len(self._parents))])
@@ -95,7 +95,7 @@ class PruningGroups:
     def _function(self, node: fx.Node, values: Mapping[Any, Any]) -> Numbers:
         match getattr(node.target, "__name__", ""), node.args:
             case "cat", (list(parts), 1):
-                return np.concatenate([values[each] for each in parts])
+                return np.concatenate([values[part] for part in parts])
             case (("add" | "mul"), (a, b)):
                 self._union(values[a], values[b])
                 return np.asarray(values[a])
@@ -131,7 +131,7 @@ class PruningGroups:
                     layers.setdefault(slot, []).append(each)
         grouped = {}
         for slot, paths in layers.items():
-            sets = np.unique(np.concatenate([np.atleast_2d(self.outputs[each]) for each in paths]), axis=0)
+            sets = np.unique(np.concatenate([np.atleast_2d(self.outputs[path]) for path in paths]), axis=0)
             if (sets != FIXED).all():
                 name = min(paths, key=order.index)
                 grouped[name], self._settings[name] = sets, slot
@@ -242,7 +242,7 @@ def importances(
         logits = (result[0] if isinstance(result, tuple) else result)[:, 0]
         values = list(given.values())
         if kind == "activation":
-            parts = [each.detach().abs() for each in values]
+            parts = [value.detach().abs() for value in values]
         else:
             losses = functional.binary_cross_entropy_with_logits(
                 logits, batch["label"], batch["weight"], reduction="sum"

@@ -68,7 +68,7 @@ def with_vocabularies(features: Features, data: Any, counts: Sequence[Ids], leas
         ordered = sorted(values, key=lambda text: (-occurrences[each.name][text], text))
         return replace(each, encoding={"type": "vocabulary", "values": ordered})
 
-    return Features(replace(features.schema, columns=tuple(by_name(each) for each in features.schema.columns)))
+    return Features(replace(features.schema, columns=tuple(by_name(column) for column in features.schema.columns)))
 
 
 def prune(
@@ -110,10 +110,10 @@ def prune(
     if not kept:
         kinds = ", ".join(f"{each.name} ({each.column.encoding['type']})" for each in features.fields) or "none"
         raise RequestError(f"found no column with values whose rows could go, only {kinds}; leave rows out")
-    before = {each.name: each for each in features.schema.columns}
+    before = {column.name: column for column in features.schema.columns}
     columns = tuple(
-        _prune_vocabulary(before[each.name], each, kept[each.name], least) if each.name in kept else each
-        for each in names.schema.columns
+        _prune_vocabulary(before[column.name], column, kept[column.name], least) if column.name in kept else column
+        for column in names.schema.columns
     )
     fewer = Features(replace(features.schema, columns=columns))
     if table_rows(fewer) == table_rows(features):
@@ -147,7 +147,7 @@ def table_rows(features: Features) -> dict[str, int]:
     Returns:
         {category: rows}.
     """
-    return {each.name: each.rows for each in features.fields}
+    return {field.name: field.rows for field in features.fields}
 
 
 def without_vocabulary(features: Features) -> list[str]:
@@ -159,7 +159,7 @@ def without_vocabulary(features: Features) -> list[str]:
     Returns:
         Names in the order of the schema.
     """
-    return [each.name for each in features.fields if each.column.encoding["type"] != "vocabulary"]
+    return [field.name for field in features.fields if field.column.encoding["type"] != "vocabulary"]
 
 
 def _frequent_ids(count: Ids, least: int) -> Ids:

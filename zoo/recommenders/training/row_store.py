@@ -61,7 +61,7 @@ class RowStore:
         )
         self.errors, digest = ErrorLog(), hashlib.sha256()
         moments: list[NDArray[np.float64]] = []
-        missing = np.concatenate([np.zeros(0, int), *(np.full(each.width, each.last) for each in features.fields)])
+        missing = np.concatenate([np.zeros(0, int), *(np.full(field.width, field.last) for field in features.fields)])
         has_values = np.zeros(width, bool), np.zeros(numbers, bool)
         parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
         try:
@@ -88,7 +88,9 @@ class RowStore:
                 raise DiskFull(f"the rows read to {parent}", error) from error
             raise RequestError(f"cannot write in {parent}: {error.strerror or error}") from error
         self.digest = digest.hexdigest()
-        self.seen = {each.name for each in features.fields if has_values[0][each.start : each.start + each.width].any()}
+        self.seen = {
+            field.name for field in features.fields if has_values[0][field.start : field.start + field.width].any()
+        }
         self.seen |= {each.name for each, filled in zip(features.numbers, has_values[1], strict=False) if filled}
         when = np.concatenate(moments)
         if np.isneginf(when).all():  # their order is no time
@@ -115,15 +117,15 @@ class RowStore:
         """
         if not features.schema.header:
             return
-        names = [each.name for each in features.schema.of(*FEATURES) if each.name not in self.seen]
-        numbers, known = {each.name for each in features.numbers}, set()
+        names = [column.name for column in features.schema.of(*FEATURES) if column.name not in self.seen]
+        numbers, known = {number.name for number in features.numbers}, set()
         for log in open_logs(data) if names else ():
             for batch in log.batches(names, lambda *_: None, features.schema.forms):
                 for name, column in zip(names, batch.columns, strict=True):
                     values = pa.array(parse_floats(column), from_pandas=True) if name in numbers else column
                     if values.null_count < len(values):
                         known.add(name)
-        if empty := [each for each in names if each not in known]:
+        if empty := [name for name in names if name not in known]:
             raise RequestError(
                 f"found no value in the column{'s' * (len(empty) > 1)} {', '.join(empty)}, expected some to train on; "
                 'give what has none "kind": "ignored" in the schema'
@@ -191,7 +193,7 @@ class CategoryCounts:
 
     def __init__(self, features: Features, store: RowStore, stop: int, least: int) -> None:
         self.fields = features.fields
-        self.counts = [np.zeros(each.rows, np.int64) for each in self.fields]
+        self.counts = [np.zeros(field.rows, np.int64) for field in self.fields]
         for part in store.parts(0, stop):
             ids = part["ids"].numpy()
             for each, count in zip(self.fields, self.counts, strict=True):
@@ -202,7 +204,7 @@ class CategoryCounts:
                 known[each.last] = True
             if not each.has_unknown:
                 known[:] = True
-        starts = np.cumsum([0, *(each.rows for each in self.fields)])
+        starts = np.cumsum([0, *(field.rows for field in self.fields)])
         self._all = torch.cat(self.known) if self.known else torch.zeros(0, dtype=torch.bool)
         self._offsets = torch.from_numpy(
             np.concatenate(
@@ -210,9 +212,9 @@ class CategoryCounts:
             )
         )
         # ids that a random unknown may replace: not the places without an item
-        padding = [np.full(each.width, each.last if each.is_list else -1) for each in self.fields]
+        padding = [np.full(field.width, field.last if field.is_list else -1) for field in self.fields]
         self._padding = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *padding]))
-        replaced = [np.full(each.width, each.has_unknown) for each in self.fields]
+        replaced = [np.full(field.width, field.has_unknown) for field in self.fields]
         self._replaced = torch.from_numpy(np.concatenate([np.zeros(0, bool), *replaced]))
 
     def replace_rare(self, ids: torch.Tensor) -> torch.Tensor:
@@ -242,7 +244,7 @@ class CategoryCounts:
                 ids = ids[ids != each.last] if each.is_list else ids
                 counts[number] += torch.tensor([float((~known[ids]).sum()), ids.numel()])
         shares = counts[:, 0] / counts[:, 1].clamp_min(1)
-        return shares.repeat_interleave(torch.tensor([each.width for each in self.fields], dtype=torch.long))
+        return shares.repeat_interleave(torch.tensor([field.width for field in self.fields], dtype=torch.long))
 
     def mask_random(self, ids: torch.Tensor, shares: torch.Tensor, random: torch.Generator) -> torch.Tensor:
         """Replaces a random share of the ids by the unknown category, in columns that have one.

@@ -175,9 +175,9 @@ def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on
     """Returns the schema, with another label if given, or infers it from the data."""
     if schema is None:
         log_schema = infer(open_logs(data), label, on_error)
-        labels = ", ".join(each.name for each in log_schema.of("label"))
-        ignored = ", ".join(f"{each.name} ({each.why})" for each in log_schema.of("ignored"))
-        held = ", ".join(each.name for each in log_schema.of("timestamp")) or "their order"
+        labels = ", ".join(column.name for column in log_schema.of("label"))
+        ignored = ", ".join(f"{column.name} ({column.why})" for column in log_schema.of("ignored"))
+        held = ", ".join(column.name for column in log_schema.of("timestamp")) or "their order"
         kinds = ", ".join(f"{len(log_schema.of(kind))} {kind}" for kind in ("number", "category", "categories"))
         kinds += f"; ignored: {ignored}" if ignored else ""
         print_line(
@@ -189,14 +189,14 @@ def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on
     log_schema = given if isinstance(given, Schema) else load_schema(given, data, on_error)
     if label is None:
         return log_schema
-    if label not in {each.name for each in log_schema.columns}:
-        names = ", ".join(each.name for each in log_schema.columns)
+    if label not in {column.name for column in log_schema.columns}:
+        names = ", ".join(column.name for column in log_schema.columns)
         raise RequestError(f"the schema has no column {label!r}; its columns are {names}")
     columns = [
-        Column(label, "label", each.distinct, each.missing)
-        if each.name == label
-        else (replace(each, kind="ignored", encoding={}) if each.kind == "label" else each)
-        for each in log_schema.columns
+        Column(label, "label", column.distinct, column.missing)
+        if column.name == label
+        else (replace(column, kind="ignored", encoding={}) if column.kind == "label" else column)
+        for column in log_schema.columns
     ]
     return replace(log_schema, columns=tuple(columns))
 

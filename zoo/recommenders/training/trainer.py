@@ -41,22 +41,22 @@ class Trainer:
     def __init__(self, model: nn.Module, config: TrainConfig, rows: int, group: Processes) -> None:
         self.model, self.config, self.group = model, config, group
         self.weights = list(model.parameters())
-        self.average = [each.detach().clone() for each in self.weights]
+        self.average = [weight.detach().clone() for weight in self.weights]
         large = [m for m in model.modules() if isinstance(m, Embeddings) and len(m.weight) > SPARSE_ROWS]
         for module in large:
             module.sparse = True
         lazy = {id(m.weight): m.padding for m in large}
-        self.start = [torch.zeros(()) if id(each) in lazy else torch.zeros_like(each) for each in self.weights]
+        self.start = [torch.zeros(()) if id(weight) in lazy else torch.zeros_like(weight) for weight in self.weights]
         kinds = {
             id(m.weight): config.l2_scalars if isinstance(m, FirstOrder) else config.l2_embeddings[0]
             for m in model.modules()
             if isinstance(m, Embeddings)
         }
         self.strength = [
-            kinds.get(id(each), config.l2_layers if each.ndim > 1 and each.numel() > 1 else 0.0)
+            kinds.get(id(weight), config.l2_layers if weight.ndim > 1 and weight.numel() > 1 else 0.0)
             * 2
             / max(rows, config.fewest)
-            for each in self.weights
+            for weight in self.weights
         ]
         self.sparse = {
             place: SparseAdam(each, config.learning_rate, self.strength[place], config.ema, lazy[id(each)])
@@ -73,7 +73,7 @@ class Trainer:
 
     def center_priors(self) -> None:
         """Sets the means of the priors to the current weights, instead of 0 (L2-SP, Li et al. 2018)."""
-        self.start = [each.detach().clone() for each in self.weights]
+        self.start = [weight.detach().clone() for weight in self.weights]
 
     def step(self, batch: Mapping[str, torch.Tensor], total: float) -> float:
         """Trains on this process's share of a batch.
@@ -134,7 +134,7 @@ class Trainer:
     def averaged(self) -> Iterator[nn.Module]:
         """Yields the model with the averaged weights in evaluation mode, which it reads where they lie."""
         self.catch_up()
-        own = [each.data for each in self.weights]
+        own = [weight.data for weight in self.weights]
         try:
             for weight, average in zip(self.weights, self.average, strict=True):
                 weight.data = average
@@ -161,7 +161,9 @@ class Trainer:
             own.copy_(each)
 
     def _ranges(self) -> list[torch.Tensor]:
-        return [x for each in self.model.modules() if isinstance(each, qat.Range) for x in (each.ends, each.count)]
+        return [
+            x for module in self.model.modules() if isinstance(module, qat.Range) for x in (module.ends, module.count)
+        ]
 
     @torch.no_grad()
     def assign(self, values: Sequence[torch.Tensor]) -> None:

@@ -232,7 +232,7 @@ def _list_column(seen: ColumnStatistics, separator: str, common: dict[str, Any])
 def _encoding_of_categories(distinct: Distinct) -> tuple[dict[str, Any], str]:
     count = int(distinct)
     if distinct.values is not None:
-        values = sorted((each for each in distinct.values if each), key=lambda each: (-distinct.values[each], each))  # type: ignore[index]
+        values = sorted((value for value in distinct.values if value), key=lambda each: (-distinct.values[each], each))  # type: ignore[index]
         return {"type": "vocabulary", "values": values}, f"{count:,} values, listed by how often they occur"
     buckets = min(1 << int(np.ceil(np.log2(2 * count))), MOST_BUCKETS)
     return {"type": "hash", "buckets": buckets}, f"about {count:,} values: two buckets or more to each"
@@ -253,7 +253,7 @@ def _encoding_of_numbers(seen: ColumnStatistics) -> tuple[dict[str, Any], str]:
     deviation = float(x.std()) or 1.0
     if _heavy(x, deviation):
         points = np.quantile(x, np.linspace(0, 1, QUANTILES))
-        return {"type": "quantile", "quantiles": [float(each) for each in points]}, "values far beyond most others"
+        return {"type": "quantile", "quantiles": [float(point) for point in points]}, "values far beyond most others"
     return {"type": "standard", "mean": float(x.mean()), "deviation": deviation}, f"{low:g} to {high:g}"
 
 

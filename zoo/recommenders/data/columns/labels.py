@@ -138,7 +138,7 @@ class Leaks:
             return ""
         if len(values) == MOST and None in values:  # two values, and rows without one
             counts = np.delete(counts, values.index(None), 0)
-            values = [each for each in values if each is not None]
+            values = [value for value in values if value is not None]
         if len(values) != 2:
             return ""
         table = counts[:2].astype(np.float64)

@@ -65,9 +65,9 @@ def is_identity(name: str) -> bool:
         name: Name of a column.
     """
     parts = words(name)
-    if any(each in _IDS or _JOINED_ID.fullmatch(each) for each in parts):
+    if any(part in _IDS or _JOINED_ID.fullmatch(part) for part in parts):
         return True
-    plain = [each for each in parts if not each.isdecimal()]
+    plain = [part for part in parts if not part.isdecimal()]
     return bool(plain) and plain[-1] in _ENTITIES and not any(each in _QUANTITIES for each in plain)
 
 
@@ -77,7 +77,7 @@ def is_time(name: str) -> bool:
     Args:
         name: Name of a column.
     """
-    return any(each in _TIME or each.endswith(("time", "timestamp")) for each in words(name))
+    return any(word in _TIME or word.endswith(("time", "timestamp")) for word in words(name))
 
 
 def is_time_of_row(name: str) -> bool:
@@ -86,7 +86,7 @@ def is_time_of_row(name: str) -> bool:
     Args:
         name: Name of a column.
     """
-    return not any(each in _NOT_OF_ROW for each in words(name))
+    return not any(word in _NOT_OF_ROW for word in words(name))
 
 
 def is_hour(name: str) -> bool:

@@ -49,7 +49,7 @@ class Distinct:
         """
         counts = values.value_counts()
         texts, numbers = counts.field(0).to_pylist(), counts.field(1).to_pylist()
-        hashes = [int.from_bytes(hashlib.blake2b(each.encode(), digest_size=8).digest(), "little") for each in texts]
+        hashes = [int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") for text in texts]
         self._least = np.unique(np.concatenate([self._least, np.array(hashes, np.uint64)]))[:SKETCH]
         if self.values is not None:
             for text, number in zip(texts, numbers, strict=True):
@@ -145,8 +145,8 @@ class ColumnStatistics:
         if not self.numeric:
             self.commas += pc.sum(pc.match_substring_regex(texts, _COMMA)).as_py()
             self.weighted += pc.sum(pc.match_substring_regex(texts, _WEIGHTED)).as_py()
-            for each in list(self.items):
-                self._add_items(texts, each)
+            for item in list(self.items):
+                self._add_items(texts, item)
 
     def _add_numbers(self, numbers: NDArray[np.float64]) -> None:
         numbers = numbers[np.isfinite(numbers)]

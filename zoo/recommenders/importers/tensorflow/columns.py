@@ -135,7 +135,7 @@ def optimize(graph: GraphDef, output: str | None = None) -> Network:
             "probability"
         )
     values = {end: reading.value(f"{end}:0") for end in ends}
-    refused = [each for value in values.values() if isinstance(value, Refused) for each in value.reasons]
+    refused = [reason for value in values.values() if isinstance(value, Refused) for reason in value.reasons]
     if refused:
         faults = dict.fromkeys(refused)
         raise RequestError(f"cannot map {len(faults)} part{'s' * (len(faults) > 1)} of the graph: {'; '.join(faults)}")
@@ -153,7 +153,7 @@ def optimize(graph: GraphDef, output: str | None = None) -> Network:
     assert result is not None
     used = list(reading.above(f"{end}:0"))
     numbers = {
-        name: reading.source.numbers[name] for name in dict.fromkeys(each.feature for each in columns_of(result))
+        name: reading.source.numbers[name] for name in dict.fromkeys(column.feature for column in columns_of(result))
     }
     fields = {name: reading.source.buckets[name] for name in reading.source.buckets if name in fields_of(result)}
     if not fields:
@@ -211,7 +211,7 @@ class _Reading:
             inputs = [_split(each)[0] for each in self.nodes[name].input if not each.startswith("^")]
             if name not in open_:
                 open_.add(name)
-                waiting += [each for each in reversed(inputs) if each not in done and each not in open_]
+                waiting += [source for source in reversed(inputs) if source not in done and source not in open_]
                 continue
             waiting.pop()
             if name not in done:

@@ -120,7 +120,7 @@ def as_sum(x: Dense) -> Sum:
     zero = np.zeros(x.width)
     if isinstance(x, Sum):
         return x
-    if isinstance(x, Row) and all(isinstance(each, Column) for each in x.parts):
+    if isinstance(x, Row) and all(isinstance(part, Column) for part in x.parts):
         units = np.eye(x.width)
         return Sum(
             zero,
@@ -160,7 +160,9 @@ def affine(x: Dense, factor: Array | float, shift: Array | float) -> Sum:
     """
     s = as_sum(x)
     k = np.broadcast_to(np.asarray(factor, np.float64), (s.width,))
-    lookups = s.lookups if (k == 1).all() else tuple(Lookup(each.field, _float32(each.table * k)) for each in s.lookups)
+    lookups = (
+        s.lookups if (k == 1).all() else tuple(Lookup(lookup.field, _float32(lookup.table * k)) for lookup in s.lookups)
+    )
     return Sum(
         s.bias * k + shift,
         tuple((each, weight * k) for each, weight in s.products),
@@ -215,13 +217,13 @@ def linear(s: Sum, matrix: Array) -> Sum:
     Raises:
         RequestError: A table would exceed `LARGEST` entries.
     """
-    if any(each.table.shape[0] * matrix.shape[1] > LARGEST for each in s.lookups):
+    if any(lookup.table.shape[0] * matrix.shape[1] > LARGEST for lookup in s.lookups):
         raise RequestError(f"its table would have over {LARGEST:,} entries")
     m = matrix.astype(np.float64)
     products = tuple((each, weight @ m) for each, weight in s.products) + tuple(
         (each, k[:, None] * m) for each, k in s.others
     )
-    lookups = tuple(Lookup(each.field, _float32(each.table @ m)) for each in s.lookups)
+    lookups = tuple(Lookup(lookup.field, _float32(lookup.table @ m)) for lookup in s.lookups)
     return Sum(s.bias @ m, products, lookups, tuple((each, weight @ m) for each, weight in s.numbers))
 
 
@@ -301,7 +303,8 @@ class Emitter:
 
     def _apply(self, x: Apply) -> ir.Value:
         inputs = [
-            self._constant(each, "constant") if isinstance(each, np.ndarray) else self._dense(each) for each in x.inputs
+            self._constant(source, "constant") if isinstance(source, np.ndarray) else self._dense(source)
+            for source in x.inputs
         ]
         return inputs[0] if x.op == "Identity" else self._node(x.op, inputs, x.width, **x.attributes)
 
@@ -421,9 +424,9 @@ def columns_of(x: Dense) -> list[Column]:
         Numbers in order of their first use.
     """
     columns: dict[Column, None] = {}
-    for each in _leaves(x):
-        if isinstance(each, Column):
-            columns[each] = None
+    for leaf in _leaves(x):
+        if isinstance(leaf, Column):
+            columns[leaf] = None
     return list(columns)
 
 
@@ -436,7 +439,7 @@ def fields_of(x: Dense) -> set[str]:
     Returns:
         Names of the categories.
     """
-    return {each.field for each in _leaves(x) if isinstance(each, Lookup)}
+    return {leaf.field for leaf in _leaves(x) if isinstance(leaf, Lookup)}
 
 
 def _leaves(x: Dense) -> list[Part]:

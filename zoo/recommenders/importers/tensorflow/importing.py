@@ -122,19 +122,19 @@ def network_to_onnx(network: Network, features: Features) -> ir.Model:
     Raises:
         RequestError: The features belong to another network.
     """
-    known = {(each.log_name, _steps(each)): each for each in features.numbers}
+    known = {(number.log_name, _steps(number)): number for number in features.numbers}
     numbers: dict[Column, LogColumn] = {}
     wide = {feature: len(each.fill) for feature, each in network.numbers.items()}
     for column in network.columns:
         name = column.feature if wide[column.feature] == 1 else f"{column.feature}_{column.position + 1}"
         if (name, column.steps) in known:
             numbers[column] = known[name, column.steps]
-    same = {each.name: each.column.encoding["buckets"] for each in features.fields} == network.fields
+    same = {field.name: field.column.encoding["buckets"] for field in features.fields} == network.fields
     if len(numbers) != len(network.columns) or len(numbers) != len(features.numbers) or not same:
         raise RequestError(f"the columns on the card are not those of {GRAPH}; freeze the graph again with --from-pb")
     order = sorted(numbers, key=lambda column: features.numbers.index(numbers[column]))
     bounds = {column: (numbers[column].encoding["minimum"], numbers[column].encoding["maximum"]) for column in order}
-    return Emitter([each.name for each in features.fields], bounds).model(network.logit)
+    return Emitter([field.name for field in features.fields], bounds).model(network.logit)
 
 
 def _steps(column: LogColumn) -> tuple[tuple[Any, ...], ...]:
@@ -147,7 +147,7 @@ def _first_rows(data: Any, features: Features, on_error: str) -> Rows:
     try:
         rows = next(read_lines(features.raw, data, errors=errors, batch_rows=CALIBRATION_ROWS))
     except RequestError as error:
-        names = [each.name for each in features.raw.schema.columns if each.kind != "label"]
+        names = [column.name for column in features.raw.schema.columns if column.kind != "label"]
         fields = len(features.fields)
         expected = f"the graph reads {len(names) - fields} numbers and {fields} categories, in this order: "
         listed = ", ".join(names)

@@ -84,7 +84,7 @@ def _parse_example(node: Node, inputs: list[Any], source: Source) -> Any:
     else:
         count, ragged = len(types), []
         sparse, dense = (
-            [np.ravel(each)[0].decode() for each in keys]
+            [np.ravel(key)[0].decode() for key in keys]
             for keys in (inputs[2:][:count], inputs[2 + count :][: len(shapes)])
         )
         defaults = inputs[2 + count + len(shapes) :]

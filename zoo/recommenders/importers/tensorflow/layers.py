@@ -135,7 +135,7 @@ def _add_n(node: Node, inputs: list[Any], source: Source) -> Any:
     flats = [isinstance(each, Flat) for each in inputs]
     require(all(flats) or not any(flats), "it joins [n] and [n, 1]")
     values = [as_dense(flat(each)) for each in inputs]
-    require(len({each.width for each in values}) == 1, "on different numbers of columns")
+    require(len({value.width for value in values}) == 1, "on different numbers of columns")
     total = reduce(expressions.add, values)
     return Flat(total) if any(flats) else total
 

@@ -41,7 +41,7 @@ def map_features(network: Network, columns: Sequence[str] | None = None) -> Feat
     fills = {name: network.numbers[feature].fill[i] for (feature, i), name in names.items()}
     numeric, categorical = ordered(list(names.values()), list(network.fields), columns)
     places = {key: numeric.index(name) for key, name in names.items()}
-    placed = sorted((places[each.feature, each.position], each.steps) for each in network.columns)
+    placed = sorted((places[column.feature, column.position], column.steps) for column in network.columns)
     numbers = [(place, steps, 0.0, 1.0) for place, steps in placed]
     buckets = [network.fields[name] for name in categorical]
     return Features(mapped_schema(numeric, [fills[name] for name in numeric], numbers, categorical, buckets))
@@ -57,7 +57,7 @@ def fitted(features: Features, rows: Rows) -> Features:
     Returns:
         Features with ranges.
     """
-    sources = dict(zip((each.name for each in features.numbers), features.sources, strict=True))
+    sources = dict(zip((number.name for number in features.numbers), features.sources, strict=True))
 
     def ranged(column: Column) -> Column:
         if column.kind != "number":

@@ -86,7 +86,7 @@ def _strided_slice(node: Node, inputs: list[Any], source: Source) -> Any:
         require(np.ravel(np.arange(2)[spans[1]]).tolist() == [1], unknown(inputs))
         click = Apply("Sigmoid", (value.logit,), 1, {})
         return Flat(click) if isinstance(spans[1], int) else click
-    require(isinstance(value, Row) and all(isinstance(each, Column) for each in value.parts), unknown(inputs))
+    require(isinstance(value, Row) and all(isinstance(part, Column) for part in value.parts), unknown(inputs))
     chosen = value.parts[spans[1]]
     return Flat(Row((chosen,))) if isinstance(spans[1], int) else Row(tuple(chosen))
 
@@ -130,7 +130,7 @@ def _squeeze(node: Node, inputs: list[Any], source: Source) -> Any:
     if isinstance(value, np.ndarray):
         return np.squeeze(value, tuple(axes) or None)
     if isinstance(value, Nested):
-        return value.of if axes and [axis_of(each, 3) for each in axes] == [1] else refuse(unknown(inputs))
+        return value.of if axes and [axis_of(axis, 3) for axis in axes] == [1] else refuse(unknown(inputs))
     require(len(axes) == 1 and axis_of(axes[0], 2) == 1, unknown(inputs))
     if is_stage(value, "text") and value.rank == 2:
         return value.to("text", rank=1)
@@ -140,14 +140,14 @@ def _squeeze(node: Node, inputs: list[Any], source: Source) -> Any:
 def _concat(node: Node, inputs: list[Any], source: Source) -> Any:
     """ConcatV2 of columns; of zeros and a logit: the logits of two classes."""
     *values, axis = inputs
-    if all(isinstance(each, np.ndarray) for each in values):
+    if all(isinstance(value, np.ndarray) for value in values):
         return np.concatenate(values, int(axis))
     require(axis_of(axis, 2) == 1, unknown(values))
     if len(values) == 2 and isinstance(values[0], Zeros) and values[0].width == 1 == as_dense(values[1]).width:
         return TwoClass(values[1])
-    if all(isinstance(each, Row) for each in values):
-        return Row(tuple(part for each in values for part in each.parts))
-    return Apply("Concat", tuple(map(as_dense, values)), sum(as_dense(each).width for each in values), {"axis": 1})
+    if all(isinstance(value, Row) for value in values):
+        return Row(tuple(part for value in values for part in value.parts))
+    return Apply("Concat", tuple(map(as_dense, values)), sum(as_dense(value).width for value in values), {"axis": 1})
 
 
 def _cast(node: Node, inputs: list[Any], source: Source) -> Any:

@@ -180,10 +180,10 @@ def unknown(inputs: Sequence[Any]) -> str:
     Returns:
         Reason for messages.
     """
-    steps = {each.kind for each in inputs if isinstance(each, LookupStage)}
+    steps = {source.kind for source in inputs if isinstance(source, LookupStage)}
     if steps & {"unique rows", "positions", "segments"}:
         return "rows are combined by other than mean, sum or sqrtn, or with weights; such columns are not mapped"
-    kinds = ", ".join(kind_of(each) for each in inputs if not isinstance(each, np.ndarray))
+    kinds = ", ".join(kind_of(source) for source in inputs if not isinstance(source, np.ndarray))
     return f"not mapped here, on {kinds or 'constants'}"
 
 
@@ -234,7 +234,7 @@ def is_stage(value: Any, kind: str) -> bool:
 
 def same(*steps: LookupStage) -> bool:
     """Whether the stages are of one field."""
-    return len({each.field for each in steps}) == 1
+    return len({step.field for step in steps}) == 1
 
 
 def as_dense(value: Any) -> Dense:
