@@ -79,7 +79,7 @@ def initializer(graph: ir.Graph, name: str, array: NDArray[Any], taken: set[str]
         The initializer.
     """
     free = unique(name, used_names(graph) if taken is None else taken)
-    tensor = ir.tensor(array, name=free)
+    tensor = ir.Tensor(array, name=free)
     value = ir.Value(name=free, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape))
     graph.register_initializer(value)
     return value

@@ -25,10 +25,9 @@ from pipelines.models import npz, stages
 from pipelines.models.folder import ModelFolder
 from pipelines.models.record import QUANTIZATION, SAMPLES, TRAINED
 from pipelines.quantization.algorithms.correction import SECONDS
-from pipelines.quantization.calibration.auto_calibration import auto_calibrate, split_held_out
+from pipelines.quantization.calibration.auto_calibration import split_held_out
 from pipelines.quantization.calibration.calibrate import MEMORY
 from pipelines.quantization.calibration.table import CalibrationTable
-from pipelines.quantization.ptq import make_table
 from pipelines.quantization.qdq.layers import integer_layers
 from pipelines.quantization.quantizer import QuantReport
 from pipelines.quantization.quantizer import quantize as quantize_model
@@ -38,7 +37,16 @@ from pipelines.rewrites.driver import RewriteReport
 from pipelines.rewrites.shared import SHARED
 from zoo.api.models import moved_probabilities, run_stage
 from zoo.api.paths import Model, as_list, files_of, is_file, open_model, output_path, require_distinct, require_report
-from zoo.api.samples import Samples, TaskMetric, quality_metric_of, raw_samples, read_once, samples_of
+from zoo.api.samples import (
+    EFFORT,
+    Calibration,
+    Samples,
+    TaskMetric,
+    quality_metric_of,
+    raw_samples,
+    read_once,
+    require_effort,
+)
 from zoo.api.training import import_ranker
 
 logger = logging.getLogger(__name__)
@@ -68,33 +76,6 @@ def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:
     return passes.to_json()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Calibration:
-    """Options of a calibration: the arguments of `samples_of`, memory limit and time limit."""
-
-    data: Any = None
-    count: int | None = None
-    max_memory: str | int = MEMORY
-    preprocess: Model | None = None
-    on_error: str = "raise"
-    seconds: float | None = None
-    columns: Sequence[str] = ()
-
-    def table(self, float_model: ir.Model, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
-        """Makes the calibration table of a zoo model by its recipe."""
-        total, memory = samples.total, self.max_memory
-        return make_table(float_model, recipe, samples, total, max_memory=memory, seconds=self.seconds)
-
-    def auto_calibrate(self, float_model: ir.Model, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
-        """Makes the calibration table of an ONNX file; every step is evaluated on held-out samples."""
-        memory = self.max_memory
-        return auto_calibrate(float_model, recipe, samples, samples.total, max_memory=memory, seconds=self.seconds)
-
-    def samples(self, float_model: ir.Model) -> Samples:
-        """Opens the samples for an ONNX file."""
-        return samples_of(float_model, self.data, self.preprocess, self.on_error, self.count)
-
-
 def calibrate(
     model: Model,
     data: Any = None,
@@ -109,6 +90,7 @@ def calibrate(
     preprocess: Model | None = None,
     columns: Sequence[str] = (),
     on_error: str = "raise",
+    effort: str | None = None,
 ) -> dict[str, Any]:
     """Computes the activation ranges of a model on samples and writes them as a calibration table.
 
@@ -129,9 +111,11 @@ def calibrate(
         preprocess: JSON file with the image preprocessing of an .onnx file.
         columns: Columns of tables of texts (see `zoo.texts.data.text_files.read_rows`).
         on_error: "raise" to stop at an invalid sample, "skip" to leave it out.
+        effort: For an .onnx file: "fast" (ranges chosen on a few samples, no corrections), "default", or "best" (every
+            choice evaluated on all samples).
 
     Returns:
-        {"observer", "samples", "path"}.
+        {"observer", "samples", "path"}, and "effort" for an .onnx file.
 
     Raises:
         RequestError: Data or options are invalid.
@@ -139,18 +123,20 @@ def calibrate(
     if samples is not None and samples < 1:
         raise RequestError(f"samples is {samples}; calibration needs at least 1")
     changes = {"observer": observer, "correct": correct, "search": search}
-    calibration = _Calibration(data, samples, max_memory, preprocess, on_error, time_budget, columns)
+    require_effort(effort, model)
+    calibration = Calibration(data, samples, max_memory, preprocess, on_error, time_budget, columns, effort or EFFORT)
+    effort_used = {"effort": calibration.effort} if is_file(model) else {}
     if is_file(model):
         if columns:
             raise RequestError("--column requires a text encoder; an ONNX file takes arrays or images")
         table, path = _calibrate_file(model, output, changes, calibration)
     else:
         table, path = _calibrate_folder(open_model(model, preprocess), output, changes, calibration)
-    return {"observer": table.observer, "samples": table.samples, "path": str(path)}
+    return {"observer": table.observer, "samples": table.samples, "path": str(path), **effort_used}
 
 
 def _calibrate_file(
-    model: Model, output: Model | None, changes: dict[str, Any], calibration: _Calibration
+    model: Model, output: Model | None, changes: dict[str, Any], calibration: Calibration
 ) -> tuple[CalibrationTable, Path]:
     """Calibrates an ONNX file; returns the table and its path."""
     if calibration.data is None:
@@ -166,7 +152,7 @@ def _calibrate_file(
 
 
 def _calibrate_folder(
-    folder: ModelFolder, output: Model | None, changes: dict[str, Any], calibration: _Calibration
+    folder: ModelFolder, output: Model | None, changes: dict[str, Any], calibration: Calibration
 ) -> tuple[CalibrationTable, Path]:
     """Calibrates a zoo model; returns the table and its path."""
     name, data = folder.card.name, calibration.data
@@ -212,6 +198,7 @@ def quantize(
     schema: Model | None = None,
     columns: Sequence[str] | None = None,
     output_node: str | None = None,
+    effort: str | None = None,
 ) -> dict[str, Any]:
     """Quantizes a zoo model by its recipe, or any ONNX file, to int8.
 
@@ -243,17 +230,23 @@ def quantize(
             model folder of the detected family.
         columns: With `schema`: columns of the inputs, see `zoo.freeze`.
         output_node: With `schema`: name of the probability output, see `zoo.freeze`.
+        effort: For an .onnx file: "fast" (ranges chosen on a few samples, no corrections), "default", or "best" (every
+            choice evaluated on all samples).
 
     Returns:
-        Quantization report with "path" and "bytes". For a file written to `output`, also "summary" (see
-        `pipelines.analysis.summary.summarize`). With `schema`, also "probability": {"rows", "largest", "mean"
-        (differences of probabilities between float and int8 on the first rows of the log), "bound" (of the recipe)}.
+        Quantization report with "path" and "bytes"; "effort" for a calibrated .onnx file. For a file written to
+        `output`, also "summary" (see `pipelines.analysis.summary.summarize`). With `schema`, also "probability":
+        {"rows", "largest", "mean" (differences of probabilities between float and int8 on the first rows of the log),
+        "bound" (of the recipe)}.
 
     Raises:
         RequestError: Data or options are invalid, or the table belongs to another graph.
     """
     if table is not None and calibration_data is not None:
         raise RequestError("give --table or --calibration-data, not both")
+    if effort is not None and (table is not None or schema is not None):
+        raise RequestError("--effort requires the calibration of an .onnx file, without --table and --schema")
+    require_effort(effort, model)
     file = is_file(model)
     imported: dict[str, Any] = {}
     if schema is not None:
@@ -279,7 +272,9 @@ def quantize(
         "search": search,
     }
     if file:
-        calibration = _Calibration(calibration_data, None, max_memory, preprocess, on_error, time_budget)
+        calibration = Calibration(
+            calibration_data, None, max_memory, preprocess, on_error, time_budget, effort=effort or EFFORT
+        )
         return _quantize_file(model, output, changes, table, calibration, report_path)
     folder = open_model(model, preprocess)
     if output is None and folder.given("int8.onnx"):
@@ -300,7 +295,7 @@ def _quantize_file(
     output: Model | None,
     changes: dict[str, Any],
     table_path: Model | None,
-    calibration: _Calibration,
+    calibration: Calibration,
     report_path: Model | None,
 ) -> dict[str, Any]:
     """Quantizes an ONNX file with a table or samples."""
@@ -320,7 +315,8 @@ def _quantize_file(
         )
     samples = calibration.samples(float_model)
     table = calibration.auto_calibrate(float_model, recipe, samples)
-    return _write_int8(float_model, recipe, table, target, report_path, samples)
+    result = _write_int8(float_model, recipe, table, target, report_path, samples, effort=calibration.effort)
+    return result | {"effort": calibration.effort}
 
 
 def _quantize_folder(
@@ -364,15 +360,16 @@ def _write_int8(
     path: Path,
     report_path: Model | None = None,
     samples: Samples | tuple[()] = (),
+    **facts: str,
 ) -> dict[str, Any]:
-    """Quantizes with a table and writes the model, and a report of the error on `samples` if requested.
+    """Quantizes with a table and writes the model, and a report of the error on `samples` with `facts` if requested.
 
     The summary is computed on held-out samples, which no correction was fitted to.
     """
     int8, quantized = quantize_model(float_model, recipe, table)
     io.save(int8, path)
     if report_path is not None:
-        report_html.save(report.explain(float_model, int8, quantized, table, samples), report_path)
+        report_html.save(report.explain(float_model, int8, quantized, table, samples) | facts, report_path)
     held_out = split_held_out(float_model, samples, table.samples)[0] if samples else ()
     summary = _summary(float_model, int8, quantized, table, held_out)
     return {**quantized.to_json(), "path": str(path), "bytes": path.stat().st_size, "summary": summary}

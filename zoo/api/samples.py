@@ -29,11 +29,18 @@ from pipelines.models.feeds import LABEL, fixed_batch, input_ports, read_feeds, 
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import Predictor
 from pipelines.models.record import SAMPLES
-from zoo.api.paths import Model, as_list
+from pipelines.quantization.calibration.auto_calibration import auto_calibrate
+from pipelines.quantization.calibration.calibrate import MEMORY
+from pipelines.quantization.calibration.effort import effort_of
+from pipelines.quantization.calibration.table import CalibrationTable
+from pipelines.quantization.ptq import make_table
+from pipelines.quantization.recipe import QuantRecipe
+from zoo.api.paths import Model, as_list, is_file
 
 BATCH = 64  # samples per read
 PERCENT = ("bleu", "chrf")  # metrics from 0 to 100
 FIFTH = 5  # without calibration data every fifth evaluation sample is kept for calibration
+EFFORT = "default"  # of the calibration of an .onnx file
 logger = logging.getLogger(__name__)
 
 
@@ -382,3 +389,63 @@ class TaskMetric:
         scores = {precision: float(values[self.name]) for precision, values in metrics.items()}
         best = 100.0 if self.name in PERCENT else 1.0
         return QualityDrop((scores["fp32"] - scores["int8"]) / best, None, scores)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Options of a calibration: the arguments of `samples_of`, memory limit, time limit and effort."""
+
+    data: Any = None
+    count: int | None = None
+    max_memory: str | int = MEMORY
+    preprocess: Model | None = None
+    on_error: str = "raise"
+    seconds: float | None = None
+    columns: Sequence[str] = ()
+    effort: str = EFFORT
+
+    def table(self, float_model: ir.Model, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
+        """Makes the calibration table of a zoo model by its recipe.
+
+        Args:
+            float_model: Float model after the rewrites.
+            recipe: Quantization options.
+            samples: Result of `samples`.
+        """
+        total, memory = samples.total, self.max_memory
+        return make_table(float_model, recipe, samples, total, max_memory=memory, seconds=self.seconds)
+
+    def auto_calibrate(self, float_model: ir.Model, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
+        """Makes the calibration table of an ONNX file; every step is evaluated on held-out samples.
+
+        Args:
+            float_model: Float model after the rewrites.
+            recipe: Quantization options.
+            samples: Result of `samples`.
+        """
+        options: dict[str, Any] = {"max_memory": self.max_memory, "seconds": self.seconds, "effort": self.effort}
+        return auto_calibrate(float_model, recipe, samples, samples.total, **options)
+
+    def samples(self, float_model: ir.Model) -> Samples:
+        """Opens the samples for an ONNX file.
+
+        Args:
+            float_model: Float model after the rewrites.
+        """
+        return samples_of(float_model, self.data, self.preprocess, self.on_error, self.count)
+
+
+def require_effort(effort: str | None, model: Model) -> None:
+    """Checks an effort.
+
+    Args:
+        effort: Argument of `quantize` and `calibrate`.
+        model: Zoo model, or path of an .onnx file.
+
+    Raises:
+        RequestError: The effort is unknown, or given for a zoo model.
+    """
+    if effort is not None:
+        effort_of(effort)
+        if not is_file(model):
+            raise RequestError(f"--effort requires an .onnx file; {model} is calibrated by its recipe")

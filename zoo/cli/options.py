@@ -162,6 +162,13 @@ search = click.option(
     help="Also try channel equalization, weight clipping and other ranges, and keep the candidate with the highest "
     "output SQNR; takes minutes.",
 )
+effort = click.option(
+    "--effort",
+    default=None,
+    metavar="NAME",
+    help="Of the calibration of an .onnx file: fast (ranges chosen on a few samples, no corrections), default, or best "
+    "(every choice evaluated on all samples). [default: default]",
+)
 training = combined(
     click.option(
         "--data",

@@ -16,6 +16,7 @@ from zoo.cli.options import (
     columns,
     combined,
     correct,
+    effort,
     max_memory,
     observer,
     on_error,
@@ -60,7 +61,7 @@ def rewrite(model: str, output: str | None, as_json: bool) -> None:
     help="Number of samples. [default: all for an .onnx file; 256 images, 4096 rows, 256 sentences]",
 )
 @max_memory
-@combined(columns, observer, correct, search, preprocess, on_error, as_json)
+@combined(columns, observer, correct, search, effort, preprocess, on_error, as_json)
 def calibrate(model: str, data: tuple[str, ...], output: str | None, as_json: bool, **options: Any) -> None:
     """Calibrate the activation ranges of MODEL or of an .onnx file."""
     from zoo import api
@@ -128,7 +129,7 @@ def one_or_list(values: tuple[str, ...]) -> str | list[str] | None:
     is_flag=True,
     help="List every operator instead of counts by type and the most expensive float operators.",
 )
-@combined(max_memory, time_budget, preprocess, observer, correct, search, on_error, as_json)
+@combined(max_memory, time_budget, effort, preprocess, observer, correct, search, on_error, as_json)
 def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **options: Any) -> None:
     """Quantize MODEL or an .onnx file to int8."""
     from zoo import api

@@ -27,11 +27,11 @@ import onnxruntime as ort
 from pipelines.core import machine
 from pipelines.core.batches import Batch, cut, length
 from pipelines.core.progress import progress
-from pipelines.graph import edit, io, query, reference_session, sample_axis
-from pipelines.quantization.algorithms.channel_groups import outputs_first
-from pipelines.quantization.algorithms.weight_rounding import Weights
+from pipelines.graph import io, query, reference_session, sample_axis
 from pipelines.quantization.calibration.calibrate import MEMORY, Observation, observe
 from pipelines.quantization.calibration.compared_outputs import ComparedOutputs
+from pipelines.quantization.calibration.effort import Effort, drawn, effort_of
+from pipelines.quantization.calibration.float_layers import multiplications, restore_weights, with_float_layer
 from pipelines.quantization.calibration.function_ranges import clip_to_functions
 from pipelines.quantization.calibration.layerwise import chunk_size, sample_chunks
 from pipelines.quantization.calibration.range_search import search_ranges
@@ -44,7 +44,6 @@ from pipelines.quantization.ptq import (
     search_equalization,
     smoothing_factors,
 )
-from pipelines.quantization.qdq import layers
 from pipelines.quantization.qdq.scales import Array
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
@@ -54,7 +53,7 @@ logger = logging.getLogger(__name__)
 GOAL = 24.0  # dB of SQNR below which layers stay in float32
 FLOAT_SHARE = 0.25  # maximum share of the multiplications in float32
 HELD_BACK = 3  # one of three samples is held out, up to HELD_OUT
-RANGED = 128  # samples that ranges are evaluated on
+CLOSE = 2.0  # dB; candidates farther behind the best on a part of the samples are evaluated on no more
 MOST = 2**23  # maximum input elements of held-out samples
 ROOM = 8_000_000  # maximum bytes of the largest tensor
 HEAVY = 2**22  # bytes of weights above which memory is freed between evaluated models
@@ -73,10 +72,11 @@ class OutputSqnr:
     Args:
         model: Float model.
         samples: Batches, kept in memory.
+        optimized: Run the models with onnxruntime's optimizations, which is quicker.
     """
 
-    def __init__(self, model: ir.Model, samples: Sequence[Batch]) -> None:
-        self._samples, self._compared = samples, ComparedOutputs.of(model)
+    def __init__(self, model: ir.Model, samples: Sequence[Batch], optimized: bool = False) -> None:
+        self._samples, self._compared, self._optimized = samples, ComparedOutputs.of(model), optimized
         exact = self._opened(model)
         self._heavy = query.weight_bytes(model) > HEAVY
         free = sample_axis.is_shared(model.graph) and all(
@@ -86,7 +86,7 @@ class OutputSqnr:
         self._exact = [self._run(exact, batch) for batch in samples]
 
     def _opened(self, model: ir.Model) -> ort.InferenceSession:
-        options = reference_session.options(lean=True, prepack=False)
+        options = reference_session.options(self._optimized, lean=True, prepack=self._optimized)
         return reference_session.session(self._compared.cut(model), "its evaluation needs", options)
 
     def _run(self, session: ort.InferenceSession, batch: Batch) -> list[Array]:
@@ -159,6 +159,7 @@ def auto_calibrate(
     max_memory: str | int = MEMORY,
     observation: Observation | None = None,
     seconds: float | None = None,
+    effort: str = "best",
 ) -> CalibrationTable:
     """Computes the calibration table of highest output SQNR on held-out samples.
 
@@ -173,13 +174,18 @@ def auto_calibrate(
         max_memory: See `Observation`.
         observation: Observation of `model` on all samples, if there is one already.
         seconds: Time budget of the corrections, see `correct_layers`; None: no limit.
+        effort: "fast", "default" or "best", see `pipelines.quantization.calibration.effort`. With "fast" there is
+            neither smoothing nor correction, and no layer stays float32.
 
     Returns:
         The calibration table.
 
     Raises:
-        RequestError: See `make_table`.
+        RequestError: The effort is unknown; see `make_table`.
     """
+    work = effort_of(effort)
+    if observation is None:
+        samples = drawn(model, samples, total, work.observed)
     clip, factors = search_equalization(model, recipe, samples)[0] if recipe.search else (False, {})
     if observation is None or factors:
         observation = observe(equalized(model, factors), samples, total, max_memory=max_memory)
@@ -188,12 +194,9 @@ def auto_calibrate(
     observation.require_samples()
     held_out, fitting = split_held_out(model, samples, observation.samples)
 
-    metric = OutputSqnr(model, held_out)
+    corrects = recipe.correct and work.corrected != 0
 
-    def evaluate(table: CalibrationTable) -> float:
-        return metric(quantize(model, recipe, table)[0])
-
-    smoothing = smoothing_factors(equalized(model, factors), recipe, fitting) if recipe.correct else {}
+    smoothing = smoothing_factors(equalized(model, factors), recipe, fitting) if corrects else {}
     tables = _tables(model, recipe, observation, clip, factors, {})
     if smoothing:
         smoothed = observe(equalized(model, factors, smoothing), samples, total, max_memory=max_memory)
@@ -206,12 +209,18 @@ def auto_calibrate(
         tables.append(replace(searched, graph=first.graph, equalization=factors))
     best = tables[0]
     if len(tables) > 1:
-        best = _best_ranges(model, recipe, tables, samples, observation.samples)
-    if not recipe.correct:
+        best = _best_ranges(model, recipe, tables, samples, observation.samples, work)
+    if not corrects:
         return best
+    metric = OutputSqnr(model, held_out, not work.thorough)
+
+    def evaluate(table: CalibrationTable) -> float:
+        return metric(quantize(model, recipe, table)[0])
+
+    fitting = drawn(model, fitting, observation.samples - sum(map(length, held_out)), work.corrected)
     best, sqnr = _retreat(correct_table(model, recipe, best, fitting, seconds=seconds, room=ROOM), tables, evaluate)
     if sqnr < GOAL:
-        best = leave_float(model, recipe, best, metric, observation, sqnr)
+        best = leave_float(model, recipe, best, metric, observation, sqnr, work.thorough)
     return best
 
 
@@ -293,21 +302,36 @@ def _best(
 
 
 def _best_ranges(
-    model: ir.Model, recipe: QuantRecipe, tables: list[CalibrationTable], samples: Iterable[Batch], count: int
+    model: ir.Model,
+    recipe: QuantRecipe,
+    tables: list[CalibrationTable],
+    samples: Iterable[Batch],
+    count: int,
+    work: Effort,
 ) -> CalibrationTable:
-    """Selects the table of the best ranges on `RANGED` samples; no range was fitted to the outputs.
+    """Selects the table of the best ranges on `work.judged` samples; no range was fitted to the outputs.
 
-    Many samples are needed: a range that clips one sample in a hundred looks good on the others.
+    Many samples are needed: a range that clips one sample in a hundred looks good on the others. If the work is not
+    thorough, candidates that are behind by more than `CLOSE` on a quarter of the samples are left out there.
     """
-    metric = OutputSqnr(model, _drawn(model, samples, _stride(model, samples, count, RANGED)))
+    judged = _drawn(model, samples, _stride(model, samples, count, work.judged))
+    metric = OutputSqnr(model, judged, not work.thorough)
 
-    def evaluate(table: CalibrationTable) -> float:
+    def evaluate(table: CalibrationTable, batches: int | None = None) -> float:
         int8, _ = quantize(model, recipe, table)
-        if recipe.correct:
-            _restore_weights(int8, equalized(model, table.equalization, table.smoothing, table.splitting))
-        return metric(int8)
+        if recipe.correct and work.corrected != 0:
+            restore_weights(int8, equalized(model, table.equalization, table.smoothing, table.splitting))
+        return metric(int8, batches)
 
-    return _best(tables, evaluate)[0]
+    part = -(-len(judged) // 4)
+    if not work.thorough and part < len(judged):
+        first = [evaluate(table, part) for table in tables]
+        tables = [
+            table
+            for at, (table, sqnr) in enumerate(zip(tables, first, strict=True))
+            if at == 0 or sqnr > max(first) - CLOSE
+        ]
+    return _best(tables, evaluate)[0] if len(tables) > 1 else tables[0]
 
 
 def _retreat(
@@ -335,25 +359,6 @@ def _is_minmax(table: CalibrationTable) -> bool:
     return all((each.low, each.high) == (each.minimum, each.maximum) for each in table.tensors.values())
 
 
-def _restore_weights(int8: ir.Model, float_model: ir.Model) -> None:
-    """Restores the float weights of the layers of an int8 model, in place; activations stay int8."""
-    originals = {
-        str(node.name or node.outputs[0].name): node.inputs[1]
-        for node in float_model.graph
-        if node.op_type in layers.LAYERS
-    }
-    restored: dict[ir.Value, ir.Value] = {}  # layers share what they shared
-    for node in int8.graph:
-        weights = Weights.of(node) if node.op_type in layers.LAYERS else None
-        original = originals.get(str(node.name))
-        exact = query.constant(original)
-        if weights is None or original is None or exact is None or exact.shape != weights.integers.shape:
-            continue
-        if original not in restored:
-            restored[original] = edit.initializer(int8.graph, f"{node.outputs[0].name}.exact", exact)
-        node.replace_input_with(1, restored[original])
-
-
 def leave_float(
     model: ir.Model,
     recipe: QuantRecipe,
@@ -361,6 +366,7 @@ def leave_float(
     metric: OutputSqnr,
     observation: Observation,
     sqnr: float,
+    thorough: bool = True,
 ) -> CalibrationTable:
     """Keeps the layers of largest error per multiplication in float32 until `GOAL` is reached.
 
@@ -373,12 +379,14 @@ def leave_float(
         metric: SQNR of int8 models on held-out samples.
         observation: Observation of `model`, which counts multiplications.
         sqnr: SQNR of `table` by `metric`, in dB.
+        thorough: Quantize anew to measure each layer, instead of `with_float_layer`.
 
     Returns:
         `table` with `keep_float`.
     """
-    report = quantize(model, recipe, table)[1]
-    counted = _multiplications(model, observation)
+    int8, report = quantize(model, recipe, table)
+    scaled = equalized(model, table.equalization, table.smoothing, table.splitting)
+    counted = multiplications(model, observation)
     names = [each.name for each in report.operators if each.precision == "int8" and each.name in counted]
     total = sum(counted[each] for each in names)
 
@@ -388,7 +396,8 @@ def leave_float(
     base, gains = sqnr_with({}, 1), {}
     with progress("measuring layers in int8", len(names)) as advance:
         for name in names:
-            gains[name] = sqnr_with({name: "float"}, 1) - base
+            single = sqnr_with({name: "float"}, 1) if thorough else metric(with_float_layer(int8, scaled, name), 1)
+            gains[name] = single - base
             advance(1)
     kept: dict[str, str] = {}
     room = FLOAT_SHARE * total
@@ -399,16 +408,3 @@ def leave_float(
         if (found := sqnr_with(more)) > sqnr:
             kept, sqnr, room = more, found, room - counted[name]
     return replace(table, keep_float=kept)
-
-
-def _multiplications(model: ir.Model, observation: Observation) -> dict[str, int]:
-    """Returns {layer with constant weights: multiplications on all samples of `observation`}."""
-    counted = {}
-    for node in model.graph:
-        weight = query.constant(node.inputs[1]) if node.op_type in layers.LAYERS else None
-        seen = observation.histograms.get(str(node.outputs[0].name))
-        if weight is not None and weight.ndim > 1 and seen is not None:
-            batched = node.op_type == "MatMul" and weight.ndim > 2
-            channels = weight.shape[-1] if batched else outputs_first(node).shape[0]
-            counted[str(node.name or node.outputs[0].name)] = seen.count * weight.size // channels
-    return counted

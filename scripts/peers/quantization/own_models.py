@@ -1,4 +1,4 @@
-"""ONNX files of other people quantized by the default command of this project, by onnxruntime and by NNCF.
+"""ONNX files of other people quantized by this project with each effort, by onnxruntime and by NNCF.
 
 FOLDER holds, of every model, NAME.onnx, NAME.calib.npz and NAME.test.npz: an array for every input of the graph, its
 first axis counts samples. A sample is of the input's rank, or lacks its batch axis. No setting gets more of a model
@@ -83,16 +83,23 @@ def modernize(path: Path, target: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------ settings
 
 
-def zoo(work: Work, target: Path) -> dict[str, Any]:
-    """Quantizes by the default command of this project."""
-    command = [sys.executable, "-m", "zoo", "quantize", str(work.original)]
-    command += ["--calibration-data", str(work.samples), "-o", str(target.with_suffix(".onnx"))]
-    return {"first_line": (processes.run(command).output.strip().splitlines() or [""])[0]}
+def zoo(*options: str) -> settings.Quantize:
+    """Returns the command of this project with options."""
+
+    def make(work: Work, target: Path) -> dict[str, Any]:
+        command = [sys.executable, "-m", "zoo", "quantize", str(work.original), *options]
+        command += ["--calibration-data", str(work.samples), "-o", str(target.with_suffix(".onnx"))]
+        return {"first_line": (processes.run(command).output.strip().splitlines() or [""])[0]}
+
+    return make
 
 
 SETTINGS: dict[str, settings.Quantize] = {
-    "zoo": zoo,
+    "zoo": zoo(),
+    "zoo-fast": zoo("--effort", "fast"),
+    "zoo-best": zoo("--effort", "best"),
     "onnxruntime-static": onnxruntime_static("MinMax"),
+    "onnxruntime-entropy": onnxruntime_static("Entropy"),
     "onnxruntime-dynamic": onnxruntime_dynamic,
     "nncf-default": nncf(preset="performance"),
     "nncf-transformer": nncf(model_type="transformer"),
@@ -101,7 +108,7 @@ SETTINGS: dict[str, settings.Quantize] = {
 
 def _make(setting: str, work: Work, target: Path) -> dict[str, Any]:
     facts = SETTINGS[setting](work, target)
-    return facts | settings.used(resource.RUSAGE_CHILDREN if setting == "zoo" else resource.RUSAGE_SELF)
+    return facts | settings.used(resource.RUSAGE_CHILDREN if setting.startswith("zoo") else resource.RUSAGE_SELF)
 
 
 # ----------------------------------------------------------------------------------------------------------- measuring

@@ -204,6 +204,22 @@ def test_any_onnx_model_is_quantized_from_the_command_line(
     assert "is quantized already (2 MatMul of int8 weights); expected a float model" in err
 
 
+def test_the_effort_of_a_calibration_is_chosen_and_reported(
+    mlp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = tmp_path / "calibration.npz"
+    arguments = "quantize", mlp, "--data", samples, "-o", tmp_path / "int8.onnx", "--json"
+    for options, effort in (((), "default"), (("--effort", "fast"), "fast"), (("--effort", "best"), "best")):
+        report = tmp_path / "report.json"
+        code, out, _ = call(capsys, *arguments, *options, "--report", report)
+        assert code == 0
+        assert json.loads(out)["effort"] == json.loads(report.read_text())["effort"] == effort
+    code, _, err = call(capsys, *arguments, "--effort", "most")
+    assert code == 2 and "found the effort 'most', expected one of fast, default, best" in err
+    code, _, err = call(capsys, "quantize", "wide-deep-criteo", "-o", tmp_path / "own.onnx", "--effort", "fast")
+    assert code == 2 and "--effort requires an .onnx file; wide-deep-criteo is calibrated by its recipe" in err
+
+
 def test_a_spent_time_budget_is_said_in_one_line(
     mlp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,6 +8,7 @@ from helpers.arrays import normals
 from helpers.rewriting import mlp, model, run
 
 from pipelines.core.batches import length
+from pipelines.core.errors import RequestError
 from pipelines.quantization.calibration import auto_calibration as module
 from pipelines.quantization.calibration.auto_calibration import FLOAT_SHARE, auto_calibrate, split_held_out
 from pipelines.quantization.calibration.range_search import output_sqnr
@@ -164,3 +165,36 @@ def test_outputs_as_many_as_were_found_are_judged_by_what_they_were_chosen_from(
     table = auto_calibrate(found, QuantRecipe(), batches)
     int8, _ = quantize(found, QuantRecipe(), table)
     assert 20 < output_sqnr(found, int8, batches) < 80
+
+
+def test_a_fast_calibration_runs_fewer_samples_and_corrects_nothing():
+    float_model, batches = mlp(), samples(400)
+    fast = auto_calibrate(float_model, QuantRecipe(), batches, 400, effort="fast")
+    assert fast.samples == 32 and not fast.rounding and not fast.bias and not fast.keep_float
+    default = auto_calibrate(float_model, QuantRecipe(), batches, 400, effort="default")
+    assert default.samples == 400 and default.rounding
+    other = samples(64, 5)
+    fast_db, default_db, best_db = (
+        output_sqnr(float_model, quantize(float_model, QuantRecipe(), table)[0], other)
+        for table in (fast, default, auto_calibrate(float_model, QuantRecipe(), batches, 400, effort="best"))
+    )
+    assert fast_db > best_db - 8 and default_db > best_db - 1
+
+
+def test_candidates_are_judged_on_a_part_until_they_are_close(monkeypatch):
+    judged = []
+    sqnr = module.OutputSqnr.__call__
+
+    def count(self, int8, batches=None):
+        judged.append(batches)
+        return sqnr(self, int8, batches)
+
+    monkeypatch.setattr(module.OutputSqnr, "__call__", count)
+    monkeypatch.setattr(module, "CLOSE", 0.0)  # the first and the best alone go on
+    module.auto_calibrate(mlp(), QuantRecipe(correct=False), samples(400), 400, effort="default")
+    assert judged.count(2) >= 4 and judged.count(None) in (0, 2)
+
+
+def test_an_unknown_effort_is_named():
+    with pytest.raises(RequestError, match="found the effort 'much', expected one of fast, default, best"):
+        auto_calibrate(mlp(), QuantRecipe(), samples(16), effort="much")
