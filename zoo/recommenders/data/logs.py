@@ -20,7 +20,7 @@ import sys
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,14 +35,12 @@ from pipelines.core.files import starts_with
 from pipelines.data.text_files import GZIP, open_text
 from zoo.recommenders.data import sources
 from zoo.recommenders.data.cell_values import LIST, RAW_MISSING, CellForm, as_texts, column_as_text, formed
-from zoo.recommenders.data.columns.nested import has_text, json_object
+from zoo.recommenders.data.columns import nested
 
 BLOCK = 4 << 20  # bytes of text read at once
 HEAD = 10_000  # JSON lines whose keys are the columns
 ROWS = 65_536  # of a batch of JSON lines or Parquet
 DELIMITERS = (",", "\t", ";", "|")
-
-
 CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 _QUOTED = re.compile(r'"[^"]*("|$)')
 _CRITEO_ROW = re.compile(r"([01]\t)?(-?\d*\t){13}([0-9a-f]{8})?(\t([0-9a-f]{8})?){25}")
@@ -162,10 +160,8 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
         return _by_head("the text", *_head("the text", source, delimiter), place=source.getvalue())
     if not isinstance(source, str | Path):
         rows = _in_memory(source)
-        if isinstance(rows, list):
-            names = dict.fromkeys(name for row in rows for name in row)
-            return _named(Log("the rows given", "rows", "", tuple(names), place=rows))
-        return _of_tables(Log("the rows given", "rows", "", (), place=rows), rows.schema)
+        log = Log("the rows given", "rows", "", (), place=rows)
+        return _of_rows(log, rows) if isinstance(rows, list) else _of_tables(log, rows.schema)
     paths = sources.expand(source)
     if len(paths) > 1:
         raise RequestError(f"found {len(paths)} files in {source}, expected one")
@@ -254,12 +250,10 @@ def _by_head(path: str | Path, line: str, delimiter: str, names: tuple[str, ...]
     if not line.strip():
         raise RequestError(f"{path} is empty, or begins with an empty line; expected a header that names the columns")
     if line.lstrip().startswith("[{"):
-        raise RequestError(
-            f"{path} holds an array of JSON, expected an object a line; run: jq -c '.[]' FILE > log.jsonl"
-        )
+        expected = "an object a line; run: jq -c '.[]' FILE > log.jsonl"
+        raise RequestError(f"{path} holds an array of JSON, expected {expected}")
     if line.lstrip().startswith("{"):
-        first = tuple(json_object(path, 1, line))
-        return _named(Log(path, "jsonl", "", _keys(path, first, place), place=place))
+        return _of_rows(Log(path, "jsonl", "", (), place=place), _first_rows(path, line, place))
     if _CRITEO_ROW.fullmatch(line.rstrip("\r\n")):
         labelled = line.count("\t") == len(CRITEO) - 1
         return Log(path, "csv", "\t", CRITEO if labelled else CRITEO[1:], header=False, place=place)
@@ -296,18 +290,23 @@ def _in_memory(source: Any) -> pa.Table | list[Mapping[str, Any]]:
         if not all(hasattr(each, "__len__") and not isinstance(each, scalars) for each in source.values()):
             source = [source]
     if isinstance(source, list | tuple) and all(isinstance(row, Mapping) for row in source):
-        return list(source)
+        return [nested.flat_row(row) for row in source]
     try:
-        if isinstance(source, Mapping):
-            return pa.table({name: _column(each, name) for name, each in source.items()})
-        if hasattr(source, "dtypes") and hasattr(source, "items"):  # a data frame of pandas, whose objects may be mixed
-            return pa.table({str(name): _column(each, str(name)) for name, each in source.items()})
-        return pa.table(source)
+        return nested.flat_table(_table(source))
     except (AttributeError, TypeError, ValueError, pa.ArrowException) as error:
         raise RequestError(
             f"found {type(source).__name__} as rows ({one_line(error)}); expected a path, a table or a list of "
             "{column: value}"
         ) from error
+
+
+def _table(source: Any) -> pa.Table:
+    """A table or a data frame as a table of Arrow."""
+    if isinstance(source, Mapping):
+        return pa.table({name: _column(each, name) for name, each in source.items()})
+    if hasattr(source, "dtypes") and hasattr(source, "items"):  # a data frame of pandas, whose objects may be mixed
+        return pa.table({str(name): _column(each, str(name)) for name, each in source.items()})
+    return pa.table(source)
 
 
 def _column(values: Any, name: str) -> Any:
@@ -318,8 +317,8 @@ def _column(values: Any, name: str) -> Any:
         column = pa.array(values)
     except (TypeError, ValueError, OverflowError, pa.ArrowException):
         return as_texts(values, name, LIST)
-    sets = pa.types.is_list(column.type) and any(isinstance(value, Set) for value in values)
-    return as_texts(values, name, LIST) if sets else column
+    is_set = pa.types.is_list(column.type) and any(isinstance(value, Set) for value in values)
+    return as_texts(values, name, LIST) if is_set else column
 
 
 def spool_stdin(data: Any) -> Any:
@@ -361,16 +360,17 @@ def _tables(log: Log, columns: Sequence[str]) -> Iterator[Any]:
         yield from log.place.to_batches(ROWS)
     elif log.kind == "parquet":
         with pa.parquet.ParquetFile(log.path) as file:
-            yield from file.iter_batches(ROWS, columns=list(columns))
+            yield from map(nested.flat_table, file.iter_batches(ROWS, columns=list(columns)))
     else:
-        for table in sources.tables(str(log.path), log.kind, log.place):
+        for table in map(nested.flat_table, sources.tables(str(log.path), log.kind, log.place)):
             yield table.combine_chunks().to_batches()[0] if len(table) else table
 
 
 def _of_tables(log: Log, schema: pa.Schema) -> Log:
-    """The log of tables with a schema; columns that have no text, such as structs and maps, are set aside."""
+    """The log of tables with a schema; columns that have no text, such as maps, are set aside."""
+    schema = nested.flat_schema(schema)
     types = [(name, schema.field(at).type) for at, name in enumerate(schema.names)]
-    unread = tuple((name, str(kind)) for name, kind in types if not has_text(kind))
+    unread = tuple((name, str(kind)) for name, kind in types if not nested.has_text(kind))
     named = {name for name, _ in unread}
     return _named(replace(log, columns=tuple(name for name, _ in types if name not in named), unread=unread))
 
@@ -379,9 +379,8 @@ def _named(log: Log) -> Log:
     """`log`, unless its columns have no proper names."""
     twice = [name for name, count in Counter(log.columns).items() if count > 1]
     if twice:
-        raise RequestError(
-            f"{log.path} has the column {twice[0]!r} more than once; expected a name of its own for each"
-        )
+        expected = "a name of its own for each"
+        raise RequestError(f"{log.path} has the column {twice[0]!r} more than once; expected {expected}")
     numbers = [name for name in log.columns if _is_number(name)]
     unnamed = log.columns.count("") > (log.kind == "csv" and len(log.columns) > 1 and not log.columns[0])
     if unnamed or (log.kind == "csv" and len(numbers) * 2 > len(log.columns)):
@@ -406,17 +405,26 @@ def _text(source: Path | io.BytesIO) -> Iterator[IO[str]]:
         yield io.TextIOWrapper(file, "utf-8-sig", newline="")
 
 
-def _keys(path: str | Path, first: tuple[str, ...], place: bytes | None) -> tuple[str, ...]:
-    """The keys of the first `HEAD` JSON lines, up to a faulty one, which is reported when it is read."""
-    keys = dict.fromkeys(first)
+def _first_rows(path: str | Path, line: str, place: bytes | None) -> Iterator[Mapping[str, Any]]:
+    """Rows of the first `HEAD` JSON lines, up to a faulty one behind the first, which is reported when it is read."""
+    yield nested.json_object(path, 1, line)
     try:
         with _text(io.BytesIO(place) if place is not None else Path(path)) as file:
-            for number, line in enumerate(itertools.islice(file, HEAD), 1):
-                if line.strip():
-                    keys |= dict.fromkeys(json_object(path, number, line))
+            for number, text in enumerate(itertools.islice(file, HEAD), 1):
+                if text.strip():
+                    yield nested.json_object(path, number, text)
     except (RequestError, EOFError, OSError, UnicodeDecodeError, zlib.error):
         pass
-    return tuple(keys)
+
+
+def _of_rows(log: Log, rows: Iterable[Mapping[str, Any]]) -> Log:
+    """The log of rows, whose columns are their keys; lists of objects, which have no text, are set aside."""
+    names, objects = dict[str, None](), set[str]()
+    for row in rows:
+        names |= dict.fromkeys(row)
+        objects.update(nested.lists_of_objects(row))
+    unread = tuple((name, "a list of objects") for name in names if name in objects)
+    return _named(replace(log, columns=tuple(name for name in names if name not in objects), unread=unread))
 
 
 def csv_batches(
@@ -475,13 +483,13 @@ def csv_batches(
         ) from error
 
 
-def _json_rows(log: Log) -> Iterator[list[dict[str, Any]]]:
+def _json_rows(log: Log) -> Iterator[list[Mapping[str, Any]]]:
     """Rows of JSON lines, `ROWS` at a time."""
     path = log.path
     with _text(io.BytesIO(log.place) if isinstance(log.place, bytes) else Path(path)) as file:
         lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
         while part := list(itertools.islice(lines, ROWS)):
-            yield [json_object(path, number, line) for number, line in part]
+            yield [nested.json_object(path, number, line) for number, line in part]
 
 
 def _texts(rows: Any, name: str, separator: str) -> pa.Array:

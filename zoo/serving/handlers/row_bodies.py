@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from pipelines.core.errors import RequestError, one_line
 from zoo.recommenders.data.cell_values import LIST, as_text
+from zoo.recommenders.data.columns import nested
 from zoo.recommenders.data.logs import open_log
 from zoo.serving.handlers.base import json_value
 from zoo.serving.protocol import limits, responses
@@ -80,6 +81,10 @@ def _json_rows(job: Job, headerless: bool, choose: Choose, separators: Mapping[s
     rows = json_value(job, "rows")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise RequestError('the body must be {"rows": [{column: value, ...}, ...]} with at least one row')
+    try:
+        rows = [nested.flat_row(row) for row in rows]
+    except RecursionError:
+        raise RequestError("a value is hundreds of objects deep; expected text, a number or a list of them") from None
     names = choose(tuple(dict.fromkeys(name for row in rows for name in row)))
     limits.VALUES.require(len(rows) * len(names), job.received_bytes)
     text = io.StringIO()
@@ -94,6 +99,9 @@ def _json_rows(job: Job, headerless: bool, choose: Choose, separators: Mapping[s
         return pa.table({name: pa.array(texts, pa.string()) for name, texts in cells.items()})
     except RecursionError:
         raise RequestError("a value is hundreds of lists deep; expected text, a number or a list of them") from None
+    except RequestError as error:
+        faulty = next((name for row in rows for name in nested.lists_of_objects(row) if name in names), None)
+        raise RequestError(f"column {faulty}: {error}" if faulty else str(error)) from None
 
 
 @lru_cache(64)  # most requests have the same columns

@@ -246,7 +246,7 @@ def test_values_of_python():
             (batch,) = open_log({"town": [value]}).batches()
             assert batch.column("town").to_pylist() == [written], repr(value)
     assert as_text(pd.Timestamp(10**18 + 59)) == "2001-09-09 01:46:40.000000059"
-    for unknown in ({"a"}, {"a": 1}, object(), 1j, [{"a": 1}]):
+    for unknown in ({"a"}, object(), 1j, [{"a"}]):
         with pytest.raises(RequestError, match=r"column town: found a value of type \w+; expected text, a number"):
             list(open_log([{"town": "x"}, {"town": unknown}]).batches())
     for unknown in ({"a"}, object(), 1j):

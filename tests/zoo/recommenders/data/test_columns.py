@@ -381,16 +381,40 @@ def test_columns_of_types_without_text_are_named(tmp_path):
     for source in (tmp_path / "log.parquet", table):
         schema = infer(open_log(source))
         found = {each.name: each for each in schema.columns}
-        assert found["user"].kind == found["more"].kind == "ignored"
-        assert found["user"].why.startswith("struct<id: int64, name: string>: not read")
+        assert "user" not in found and found["user.id"].why.startswith("row numbers")
+        assert found["more"].kind == "ignored"
         assert found["more"].why.startswith("map<string, int64")
         assert found["vector"].kind in ("category", "categories")
         assert len(next(Features(schema).read(source, labelled=True))) == ROWS
     value = schema.to_json()
     for each in value["columns"]:
-        if each["name"] == "user":
+        if each["name"] == "more":
             each |= {"kind": "category", "encoding": {"type": "hash", "buckets": 9}}
-    with pytest.raises(
-        RequestError, match=r"log.parquet has the column user \(struct<.*, expected texts, numbers or l"
-    ):
+    with pytest.raises(RequestError, match=r"log.parquet has the column more \(map<.*, expected texts, numbers or l"):
         next(Features(Schema.from_json(value)).read(tmp_path / "log.parquet"))
+
+
+def test_nested_values_are_the_same_columns_in_every_source(tmp_path):
+    """Structs of tables as objects of JSON lines; lists of objects are set aside, and the other columns read."""
+    rows = [
+        {
+            "click": CLICKS[at],
+            "user": {"id": f"u{at % 9}", "geo": {"city": "AB"[at % 2]}} if at % 5 else None,
+            "seen": [{"id": 1}],
+            "price": at % 11,
+        }
+        for at in range(ROWS)
+    ]
+    table = pa.Table.from_pylist(rows)
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pq.write_table(table, tmp_path / "log.parquet")
+    sources = [tmp_path / "log.jsonl", tmp_path / "log.parquet", table, table.to_pandas(), rows]
+    schema = infer(open_log(sources[0]))
+    kinds = {each.name: each.kind for each in schema.columns}
+    assert kinds["user.id"] == kinds["user.geo.city"] == "category" and kinds["seen"] == "ignored"
+    first, *others = (next(Features(schema).read(source, labelled=True)) for source in sources)
+    assert first.ids[0, 0] == first.ids[5, 0] == Features(schema).fields[0].last
+    for read in others:
+        assert (read.ids == first.ids).all() and (read.numbers == first.numbers).all()
+    for source in sources[1:]:
+        assert {each.name for each in infer(open_log(source)).columns} >= {"user.id", "user.geo.city", "price"}
