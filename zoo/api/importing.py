@@ -122,6 +122,71 @@ def _staged(target: Path) -> Iterator[Path]:
             parent = parent.parent
 
 
+# Formats of other toolkits: (patterns of files of which a folder has all, or that the file matches; what to say)
+OTHER_FORMATS = (
+    (
+        ("*.argosmodel",),
+        "{path}, a package of Argos Translate, which is a zip archive; unpack it, copy its sentencepiece.model (or "
+        "bpe.model) into its folder model, and import that folder of CTranslate2",
+    ),
+    (
+        ("metadata.json", "model/model.bin"),
+        "an unpacked package of Argos Translate in {path}; copy its sentencepiece.model (or bpe.model) into "
+        "{path}/model, and import that folder of CTranslate2",
+    ),
+    (("*.gguf",), "a GGUF model of llama.cpp in {path}, which is not supported; import the original of transformers"),
+    (
+        ("adapter_config.json",),
+        "an adapter of PEFT in {path}, which is not a whole model; merge it into its base model with "
+        "merge_and_unload() and save_pretrained(), and import that folder",
+    ),
+    (
+        ("dict.*.txt",),
+        "a model of fairseq in {path}, which is not supported; convert it with ct2-fairseq-converter "
+        "--model_path MODEL.pt --data_dir {path} --output_dir FOLDER, and import that folder of CTranslate2",
+    ),
+    (
+        ("ckpt-*.index",),
+        "a checkpoint of TensorFlow in {path}, which is not supported; convert a model of OpenNMT-tf with "
+        "ct2-opennmt-tf-converter --config CONFIG.yml --model_type TYPE --output_dir FOLDER, and import that folder "
+        "of CTranslate2",
+    ),
+    (
+        ("*.pt",),
+        "a checkpoint of PyTorch in {path}, which is not supported; convert a model of OpenNMT-py with "
+        "ct2-opennmt-py-converter --model_path MODEL.pt --output_dir FOLDER, one of fairseq with "
+        "ct2-fairseq-converter, and import that folder of CTranslate2",
+    ),
+    (("*.nemo",), "a model of NeMo in {path}, which is not supported; import a folder of transformers"),
+    (("*encoder_model*.onnx",), "ONNX files exported by optimum in {path}; import the original of transformers"),
+    (("onnx/*encoder_model*.onnx",), "ONNX files exported by optimum in {path}; import the original of transformers"),
+    (
+        ("*.onnx",),
+        "an ONNX model in {path}, which needs no import; quantize it with zoo quantize FILE.onnx, or import the "
+        "original of transformers",
+    ),
+    (("saved_model.pb",), "a SavedModel of TensorFlow in {path}, which is not supported; export it to ONNX"),
+    (("*.tflite",), "a model of TensorFlow Lite in {path}, which is not supported; export the original to ONNX"),
+    (("*.keras",), "a model of Keras in {path}, which is not supported; export it to ONNX"),
+    (("*.h5",), "weights of Keras in {path}, which are not supported; export the model to ONNX"),
+    (
+        ("*.safetensors",),
+        "weights without their configuration in {path}; expected the whole folder of transformers, with config.json",
+    ),
+    (
+        ("pytorch_model*.bin",),
+        "weights without their configuration in {path}; expected the whole folder of transformers, with config.json",
+    ),
+)
+
+
+def _holds(path: Path, patterns: Sequence[str]) -> bool:
+    """Returns whether a folder has a file of every pattern, or a file matches one."""
+    if path.is_dir():
+        return all(any(path.glob(pattern)) for pattern in patterns)
+    return any(path.match(pattern) for pattern in patterns)
+
+
 def _recognized(
     path: Path, format: str | None, importers: Sequence[tuple[Any, Importer]]
 ) -> tuple[Family, Importer, str]:
@@ -130,6 +195,8 @@ def _recognized(
         recognized = format if format in importer.formats else "" if format else importer.recognize(path)
         if recognized:
             return entry, importer, recognized
+    if other := next((text for patterns, text in OTHER_FORMATS if _holds(path, patterns)), ""):
+        raise RequestError(f"found {other.format(path=path)}")
     expected = "; ".join(f"{what} ({name})" for _, each in importers for name, what in each.formats.items())
     raise RequestError(f"found no model in {path}, expected: {expected}")
 

@@ -77,6 +77,19 @@ UNSUPPORTED_ARCHITECTURES = {
     ),
     "NllbMoeForConditionalGeneration": "it mixes experts",
 }
+OTHER_WEIGHTS = ("*.onnx", "onnx/*.onnx", "*.h5", "*.msgpack", "*.gguf", "*.ot")
+UNSUPPORTED_KINDS = (  # parts of names of architectures
+    (
+        ("Whisper", "Speech", "Seamless", "Moonshine", "Wav2Vec2", "Hubert", "CTC"),
+        "its inputs are speech; text translation is supported",
+    ),
+    (
+        ("Vision", "Image", "Blip", "Donut", "Pix2Struct", "TrOCR", "Florence", "Kosmos"),
+        "its inputs are images; text translation is supported",
+    ),
+    (("CausalLM", "LMHeadModel"), "it is a decoder-only model"),
+    (("EncoderDecoderModel",), "it joins two models; encoder and decoder of one architecture are supported"),
+)
 
 
 def recognizes(folder: Path) -> bool:
@@ -166,10 +179,9 @@ class _Reader(VocabularyFolder):
         if self.faults:
             return None
         kind = name or f"the model type {self.config.get('model_type')}"
-        why = UNSUPPORTED_ARCHITECTURES.get(name) or (
-            "it is a decoder-only model"
-            if name.endswith(("CausalLM", "LMHeadModel")) or not self.config.get("is_encoder_decoder")
-            else "the architecture is not supported"
+        why = UNSUPPORTED_ARCHITECTURES.get(name) or next(
+            (text for words, text in UNSUPPORTED_KINDS if any(word in name for word in words)),
+            "the architecture is not supported",
         )
         self.faults.append(f"found {kind}, expected {', '.join(ARCHITECTURES)}: {why}")
         return None
@@ -237,7 +249,9 @@ class _Reader(VocabularyFolder):
                 for part in sorted(set(places.values())):
                     found |= self._tensors(part)
                 return found
-        self.faults.append(f"found no weights, expected {' or '.join(WEIGHTS)}")
+        others = sorted(path.name for pattern in OTHER_WEIGHTS for path in self.path.glob(pattern))
+        weights = f"{', '.join(others[:3])}, but no weights of PyTorch" if others else "no weights"
+        self.faults.append(f"found {weights}, expected {' or '.join(WEIGHTS)}")
         return {}
 
     def _tensors(self, name: str) -> dict[str, torch.Tensor]:
