@@ -30,6 +30,7 @@ class TextFamily(
     """
 
     checkpoint: str = "model.safetensors"
+    transient: tuple[str, ...] = ("fp32.onnx",)  # the weights are in the checkpoint and in rewritten.onnx
     files: tuple[str, ...] = ("tokenizer.json", "config.json")
     cross_encoder: bool
     config: TrainConfig = field(default_factory=TrainConfig)

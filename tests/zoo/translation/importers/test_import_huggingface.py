@@ -219,6 +219,29 @@ def test_without_a_number_of_beams_the_search_is_greedy(originals, tmp_path):
     assert generated(original, tmp_path / "original", tmp_path).beam == 1
 
 
+@pytest.mark.parametrize("form", ["first", "later", "saved again"])
+def test_configurations_of_opus_mt_of_all_years_are_read(originals, form, tmp_path):
+    """As the first converter wrote them, without generation_config.json; with it; and saved by a newer library."""
+    original, folder = originals("marian"), tmp_path / "original"
+    shutil.copytree(original.path, folder)
+    search = {"num_beams": 6, "max_length": 20, "bad_words_ids": [[2]]}
+    more = {"extra_pos_embeddings": 300, "static_position_embeddings": True, "normalize_before": False}
+    if form == "first":
+        gone = dict.fromkeys(("decoder_vocab_size", "share_encoder_decoder_embeddings", "tie_word_embeddings"), "gone")
+        change("config.json", **search, **more, **gone, forced_eos_token_id="gone")(folder)
+        (folder / "generation_config.json").unlink()
+        (folder / "tokenizer_config.json").write_text('{"target_lang": "eng", "source_lang": "zho"}')
+    else:
+        own = search if form == "later" else {"num_beams": None, "max_length": None}
+        change("config.json", **own, **more)(folder)
+        tokens = {"bos_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 0, "pad_token_id": 2}
+        said = {**search, **tokens, "forced_eos_token_id": 0, "renormalize_logits": form != "later"}
+        (folder / "generation_config.json").write_text(json.dumps(said))
+    options = {"max_length": 20, "bad_words_ids": [[2]], "no_repeat_ngram_size": 0}
+    options |= {"forced_eos_token_id": None if form == "first" else 0, "renormalize_logits": form == "saved again"}
+    assert generated(original, folder, tmp_path, **options).beam == 6
+
+
 def test_positions_of_m2m_depend_on_the_padding(originals, tmp_path):
     pad = 0
     original = originals("m2m", pad_token_id=pad, bos_token_id=1)
