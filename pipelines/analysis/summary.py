@@ -1,6 +1,6 @@
 """One-line summary of a quantized model, and its costliest float operators.
 
-24 of 25 layers int8, 97% of the MACs; SQNR 26.4 dB; 1.6x in openvino
+24 of 25 layers int8, 97% of the MACs; SQNR 26.4 dB; 1.6x in openvino; 1.3x as openvino opens the file
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pipelines.analysis import report
 from pipelines.core.batches import Batch, length, share_axis
 from pipelines.core.errors import ZooError
 from pipelines.engines import catalog
-from pipelines.engines.agreement import why_wrong
+from pipelines.engines.agreement import ALIKE, largest_difference, why_wrong
+from pipelines.engines.as_opened import open_file
 from pipelines.engines.session import Runnable
 from pipelines.engines.stock import available
 from pipelines.engines.timing import measure
@@ -48,9 +49,10 @@ def summarize(
 ) -> dict[str, Any]:
     """Summarizes a quantized model: int8 layers and MACs, SQNR, speed.
 
-    Warnings report no int8 layer, an SQNR below `LOW`, a speed below `SLOWER` at all timed batch sizes, and an engine
-    with wrong results. Graphs that read rows (inputs [samples, columns]), such as rankers, are timed in batches of
-    `MANY` rows too, as they run.
+    Warnings report no int8 layer, an SQNR below `LOW`, a speed below `SLOWER` at all timed batch sizes (of the file as
+    users open it, see `pipelines.engines.as_opened`), and an engine with wrong results. An engine whose results of the
+    float model differ as much has a warning of its own. Graphs that read rows (inputs [samples, columns]), such as
+    rankers, are timed in batches of `MANY` rows too, as they run.
 
     Args:
         float_model: Float model after the rewrites.
@@ -65,7 +67,9 @@ def summarize(
         "engine": the fastest with int8, "many": samples of a second timing or None, "speed_of_many": {engine: float /
         int8 milliseconds of it}, "wrong": {engine: difference of its results, for engines left out},
         "costliest": [{"name", "type", "cost" (multiplications of a layer per batch, result elements of another
-        operator), "reason"}] of float operators, "warnings"}.
+        operator), "reason"}] of float operators, "as_opened": {"engine", "speed": float / int8 milliseconds of the
+        files as users open them, "speed_of_many"} or None, "float_differs": {engine: difference of its results,
+        for engines that differ on the float model too}, "warnings"}.
     """
     few = _few(float_model, samples, _fixed(float_model))
     costs = _costs(float_model, few[0]) if few else {}
@@ -84,6 +88,8 @@ def summarize(
         "speed_of_many": {},
         "many": None,
         "wrong": {},
+        "float_differs": {},
+        "as_opened": None,
         "costliest": [
             {"name": each.name, "type": each.type, "cost": costs.get(each.name), "reason": each.reason}
             for each in floats
@@ -93,9 +99,7 @@ def summarize(
         found["sqnr_db"] = None if found["sqnr_db"] > 0 else float("-inf")
     if few and int8:
         many = _many(float_model, few)
-        found["speed"], found["engine"], found["wrong"], found["speed_of_many"] = _speed(
-            float_model, int8_model, few[0], many
-        )
+        found |= _speed(float_model, int8_model, few[0], many)
         found["many"] = length(many) if many else None
     found["line"] = _line(found)
     found["warnings"] = _warnings(found, lambda: _damaging(float_model, int8_model, quantized, table, few))
@@ -152,12 +156,10 @@ def _elements(result: Any) -> int:
     return sum(map(_elements, result)) if isinstance(result, list) else int(np.size(result))
 
 
-def _speed(
-    float_model: ir.Model, int8_model: ir.Model, batch: Batch, many: Batch | None = None
-) -> tuple[dict[str, float], str | None, dict[str, str], dict[str, float]]:
-    """Returns the speedup of int8 by engine, the engine where int8 is fastest, and the engines with wrong results.
+def _speed(float_model: ir.Model, int8_model: ir.Model, batch: Batch, many: Batch | None = None) -> dict[str, Any]:
+    """Returns the fields "speed", "engine", "wrong", "float_differs", "speed_of_many" and "as_opened" of `summarize`.
 
-    The speedups on `many` are the last value. The two models are timed in turn, in one thread. The native kernels have
+    The two models are timed in turn, in one thread. The native kernels have
     no float: their int8 is compared with the float model in its fastest engine.
     """
     from pipelines.analysis.tune import open_stock
@@ -167,6 +169,8 @@ def _speed(
     milliseconds: dict[str, float] = {}
     floats: dict[float, Runnable] = {}
     wrong: dict[str, str] = {}
+    float_differs: dict[str, str] = {}
+    references: list[Any] = []  # float and int8
     reference: Runnable | None = None
     with tempfile.TemporaryDirectory() as folder:
         paths = [
@@ -176,9 +180,11 @@ def _speed(
         for engine in available():
             try:
                 sessions = [open_stock(path, engine, 1) for path in paths]
-                reference = reference or sessions[1]
+                references = references or sessions
+                reference = references[1]
                 if why := why_wrong(engine, sessions[1], reference, batch):
-                    wrong[engine] = why
+                    differing = float_differs if _float_differs(engine, sessions, references, batch) else wrong
+                    differing[engine] = why
                     continue
                 exact, ms = _timed(sessions, batch)
             except ZooError:
@@ -198,7 +204,46 @@ def _speed(
                 if many and exact < QUICK:
                     exact, ms = _timed([floats[min(floats)], native], many)
                     speed_of_many["native"] = round(exact / ms, 3)
-    return speed, min(milliseconds, key=milliseconds.__getitem__, default=None), wrong, speed_of_many
+        usable = not {*wrong, *float_differs} & {"openvino"}
+        as_opened = _as_opened(paths, batch, many) if usable else None
+    return {
+        "speed": speed,
+        "engine": min(milliseconds, key=milliseconds.__getitem__, default=None),
+        "wrong": wrong,
+        "float_differs": float_differs,
+        "speed_of_many": speed_of_many,
+        "as_opened": as_opened,
+    }
+
+
+def _float_differs(engine: str, sessions: Sequence[Runnable], references: Sequence[Runnable], batch: Batch) -> bool:
+    """Whether the results of the float model differ in an engine, by half as much as those of the int8 model or more.
+
+    sessions, references: of the float and of the int8 model, in this engine and in the reference engine.
+    """
+    try:
+        exact, int8 = (
+            largest_difference(engine, session.run(batch), expected.run(batch))[0]
+            for session, expected in zip(sessions, references, strict=True)
+        )
+    except ZooError:
+        return False
+    return exact > ALIKE / 2 and exact >= int8 / 2
+
+
+def _as_opened(paths: Sequence[Path], batch: Batch, many: Batch | None) -> dict[str, Any] | None:
+    """Returns "as_opened" of `summarize` for the float and the int8 file; None if the engine refuses one of them."""
+    try:
+        engine, exact = open_file(paths[0])
+        _, int8 = open_file(paths[1])
+        exact_ms, ms = _timed([exact, int8], batch)
+        found: dict[str, Any] = {"engine": engine, "speed": round(exact_ms / ms, 3), "speed_of_many": None}
+        if many and exact_ms < QUICK:
+            exact_ms, ms = _timed([exact, int8], many)
+            found["speed_of_many"] = round(exact_ms / ms, 3)
+    except ZooError:
+        return None
+    return found
 
 
 def _timed(sessions: Sequence[Runnable], batch: Batch) -> tuple[float, float]:
@@ -215,6 +260,8 @@ def _line(found: dict[str, Any]) -> str:
         parts.append(f"SQNR {found['sqnr_db']:.1f} dB")
     if found["engine"] is not None:
         parts.append(_times(found))
+    if found["as_opened"] is not None:
+        parts.append(_times_as_opened(found))
     parts += [f"WRONG in {engine}" for engine in found["wrong"]]
     return "; ".join(parts)
 
@@ -222,6 +269,21 @@ def _line(found: dict[str, Any]) -> str:
 def _speeds(found: dict[str, Any]) -> list[float]:
     """Returns the speedups in the fastest engine, at one sample and at many if they were timed."""
     return [each[found["engine"]] for each in (found["speed"], found["speed_of_many"]) if found["engine"] in each]
+
+
+def _judged_speeds(found: dict[str, Any]) -> list[float]:
+    """Returns the speedups of the files as users open them, or those in the fastest engine if there are none."""
+    opened = found["as_opened"]
+    if opened is None:
+        return _speeds(found)
+    return [each for each in (opened["speed"], opened["speed_of_many"]) if each is not None]
+
+
+def _times_as_opened(found: dict[str, Any], digits: int = 1) -> str:
+    one, *many = (f"{each:.{digits}f}x" for each in _judged_speeds(found))
+    return f"{one} as {found['as_opened']['engine']} opens the file" + (
+        f" (1 sample), {many[0]} ({found['many']} samples)" if many else ""
+    )
 
 
 def _times(found: dict[str, Any], digits: int = 1) -> str:
@@ -233,6 +295,10 @@ def _warnings(found: dict[str, Any], damaging: Any) -> list[str]:
     costs = ", ".join(f"{each['name']} ({each['type']}: {each['reason']})" for each in found["costliest"][:NAMED])
     costly = f"; the costliest float operators: {costs}" if costs else ""
     warnings = [f"WRONG IN {engine}: {why}; run the file in another engine" for engine, why in found["wrong"].items()]
+    warnings += [
+        f"{engine} computes the float file differently, too: {why}; run both files in another engine"
+        for engine, why in found["float_differs"].items()
+    ]
     if not found["int8_layers"]:
         warnings.append(f"NOTHING IS INT8: 0 of {found['layers']} layers{costly}")
     if found["sqnr_db"] is not None and found["sqnr_db"] < LOW:
@@ -242,9 +308,10 @@ def _warnings(found: dict[str, Any], damaging: Any) -> list[str]:
             f"LOW ACCURACY: SQNR {found['sqnr_db']:.1f} dB is below {LOW:.0f} dB{named}; try --search, --keep-float "
             "REGEX for these, or zoo tune"
         )
-    if found["engine"] is not None and max(_speeds(found)) < SLOWER:
+    if found["engine"] is not None and max(_judged_speeds(found)) < SLOWER:
+        opened = f", {_times_as_opened(found, 2)}" if found["as_opened"] is not None else ""
         warnings.append(
-            f"SLOWER THAN FLOAT: {_times(found, 2)}{costly}; keep the "
+            f"SLOWER THAN FLOAT: {_times(found, 2)}{opened}{costly}; keep the "
             "operators around them in float, too (--keep-float REGEX), or stay with the float model"
         )
     return warnings

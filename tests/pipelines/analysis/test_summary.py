@@ -8,6 +8,7 @@ from helpers.rewriting import model
 
 from pipelines.analysis import summary
 from pipelines.analysis.summary import summarize
+from pipelines.engines.openvino.session import OpenVinoSession
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
@@ -93,3 +94,57 @@ def test_rows_are_timed_in_batches_too(rng, monkeypatch, one, many, said, warned
     assert found["many"] == 512 and set(found["speed_of_many"].values()) == {many}
     assert said.format(engine=found["engine"]) in found["line"]
     assert [each.startswith("SLOWER THAN FLOAT: 0.50x in ") for each in found["warnings"]] == [True] * warned
+
+
+def test_the_file_is_timed_as_users_open_it(rng, net, monkeypatch):
+    """Int8 may be faster in the project's session and slower in a plain one: the plain one decides."""
+    from pipelines.engines import as_opened
+
+    plain = (as_opened._OpenVino, as_opened._OnnxRuntime)
+    monkeypatch.setattr(
+        summary, "measure", lambda sessions, batch: [1.0, 2.0] if isinstance(sessions[0], plain) else [2.0, 1.0]
+    )
+    found = summary_of(rng, net)
+    opened = found["as_opened"]
+    assert opened["speed"] == 0.5 and found["speed"][found["engine"]] == 2.0
+    assert f"; 2.0x in {found['engine']}; 0.5x as {opened['engine']} opens the file" in found["line"]
+    (slow,) = found["warnings"]
+    assert slow.startswith(f"SLOWER THAN FLOAT: 2.00x in {found['engine']}, 0.50x as {opened['engine']} opens the file")
+
+
+@pytest.mark.parametrize("installed", [["onnxruntime"], ["onnxruntime", "openvino"]])
+def test_a_file_as_users_open_it_computes_the_same(rng, net, tmp_path, monkeypatch, installed):
+    from pipelines.engines import as_opened
+    from pipelines.engines.stock import open_session
+    from pipelines.graph import io
+
+    pytest.importorskip(installed[-1])
+    monkeypatch.setattr(as_opened, "available", lambda: installed)
+    path = io.save(net.clone(), tmp_path / "float.onnx")
+    feed = {"x": rng.normal(size=(3, 3, 6, 6)).astype(np.float32)}
+    engine, session = as_opened.open_file(path)
+    assert engine == installed[-1]
+    expected = open_session(path, "onnxruntime").run(feed)
+    np.testing.assert_allclose(session.run(feed)["y"], expected["y"], rtol=0.05, atol=0.05)  # bfloat16 by default
+
+
+def test_an_engine_that_differs_on_float_too_is_no_fault_of_int8(rng, net, monkeypatch):
+    pytest.importorskip("openvino")
+    run = OpenVinoSession.run
+
+    def spoiled(float_too):
+        def run_spoiled(self, batch):
+            results = run(self, batch)
+            if float_too or "int8" in str(self.path):
+                results = {name: -array for name, array in results.items()}
+            return results
+
+        return run_spoiled
+
+    monkeypatch.setattr(OpenVinoSession, "run", spoiled(float_too=False))
+    found = summary_of(rng, net)
+    assert "openvino" in found["wrong"] and not found["float_differs"] and "WRONG in openvino" in found["line"]
+    monkeypatch.setattr(OpenVinoSession, "run", spoiled(float_too=True))
+    found = summary_of(rng, net)
+    assert not found["wrong"] and "WRONG" not in found["line"] + "".join(found["warnings"])
+    assert any(each.startswith("openvino computes the float file differently, too: ") for each in found["warnings"])

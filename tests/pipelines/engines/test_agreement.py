@@ -61,18 +61,10 @@ def test_it_is_neither_chosen_nor_planned(wrong, tmp_path, caplog):
 @needs_vnni
 def test_the_first_line_says_so(wrong):
     found = io.load(wrong)
-    speed, engine, why, _ = summary._speed(found, found, BATCH)
-    assert list(speed) == ["onnxruntime"] and engine == "onnxruntime" and list(why) == ["openvino"]
-    said = {
-        "int8_layers": 1,
-        "layers": 1,
-        "macs_int8": 1.0,
-        "sqnr_db": 40.0,
-        "speed": speed,
-        "speed_of_many": {},
-        "engine": engine,
-    }
-    said |= {"wrong": why, "costliest": []}
+    timed = summary._speed(found, found, BATCH)
+    assert list(timed["speed"]) == ["onnxruntime"] and timed["engine"] == "onnxruntime"
+    assert list(timed["wrong"]) == ["openvino"] and timed["as_opened"] is None
+    said = {"int8_layers": 1, "layers": 1, "macs_int8": 1.0, "sqnr_db": 40.0, "costliest": [], **timed}
     assert summary._line(said).endswith("in onnxruntime; WRONG in openvino")
     assert summary._warnings(said, list)[0].startswith("WRONG IN openvino: output y of openvino (the file as it is)")
 
