@@ -266,7 +266,7 @@ def propagate_int8(model: ir.Model, recipe: QuantRecipe) -> dict[str, str]:
     Returns:
         Reason by name of operators that move float32.
     """
-    early = QuantizeEarly(recipe.quantize_tables, recipe.keeps_float)
+    early = QuantizeEarly(recipe.quantize_tables, recipe.keeps_float, recipe.tie_tables)
     while early(model).modified:
         pass
     return early.refused

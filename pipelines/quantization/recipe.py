@@ -39,6 +39,8 @@ class QuantRecipe:
         smooth: Scale down outlier channels before the linear layers that read them (`smooth_channels`), as BERT needs
             it. `auto_calibrate` decides this automatically.
 
+        tie_tables: Store a table that a Gather reads and a layer multiplies by (tied embeddings) as one int8 matrix.
+
     Raises:
         RequestError: The observer is unknown, a regular expression is invalid, or the bound is negative.
     """
@@ -53,6 +55,7 @@ class QuantRecipe:
     correct: bool = True
     bound: float = 0.0
     smooth: bool = False
+    tie_tables: bool = False
 
     def __post_init__(self) -> None:
         if self.observer not in OBSERVERS:
@@ -87,9 +90,9 @@ class QuantRecipe:
         return any(re.fullmatch(pattern, name) for pattern in self.dynamic)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the recipe as plain JSON values; `bound` is left out if it is 0, as in files of older versions."""
-        found = to_plain(self)
-        return found if self.bound else {name: each for name, each in found.items() if name != "bound"}
+        """Returns the recipe as plain JSON values; unset `bound` and `tie_tables` are left out, as in older files."""
+        unset = {name for name in ("bound", "tie_tables") if not getattr(self, name)}
+        return {name: value for name, value in to_plain(self).items() if name not in unset}
 
     def same_but_observer(self, other: Mapping[str, Any]) -> bool:
         """Compares two recipes apart from `observer` and `search`, which only affect calibration tables.

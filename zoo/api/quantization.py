@@ -50,6 +50,7 @@ from zoo.api.samples import (
 from zoo.api.training import import_ranker
 
 logger = logging.getLogger(__name__)
+OF_FILES = QuantRecipe(tie_tables=True)  # the recipe of an .onnx file
 
 
 def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def _calibrate_file(
     require_distinct(target, model, *as_list(calibration.data), calibration.preprocess)
     float_model, _ = rewritten(model)
     samples = calibration.samples(float_model)
-    table = calibration.auto_calibrate(float_model, _changed(QuantRecipe(), changes), samples)
+    table = calibration.auto_calibrate(float_model, _changed(OF_FILES, changes), samples)
     return table, table.save(target)
 
 
@@ -303,7 +304,7 @@ def _quantize_file(
     inputs = (model, *as_list(calibration.data), calibration.preprocess, table_path)
     require_distinct(target, *inputs)
     require_report(report_path, target, *inputs, samples=table_path is None)
-    recipe = _changed(QuantRecipe(), changes)
+    recipe = _changed(OF_FILES, changes)
     machine.return_large_arrays()
     float_model, _ = rewritten(model)
     if table_path is not None:

@@ -6,11 +6,12 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
+from pipelines.quantization.qdq import tied_tables
 from pipelines.quantization.qdq.insertion import QdqInserter
 from pipelines.quantization.qdq.scales import weight_qparams
+from pipelines.quantization.qdq.tied_tables import MIN_BYTES
 
 MIN_COLUMNS = 16  # of narrower rows, scales and three more operator calls cost what int8 saves
-MIN_BYTES = 1 << 20  # of a float32 table that is worth it: smaller ones stay in the second-level cache
 NOTE = "rows of int8 with a scale each"
 
 
@@ -18,7 +19,8 @@ def quantize_tables(inserter: QdqInserter) -> dict[str, str]:
     """Rewrites Gather(T, i) of a constant float32 matrix as float(Gather(T_q, i)) Gather(s, i).
 
     T_q = round(T / s) is int8 with s = max|T| / 127 of each row: a quarter of the memory and of the bytes of a lookup.
-    Small tables do not change, nor do tables of a Gather that the recipe keeps float.
+    Layers that multiply by the table read T_q too if the recipe says `tie_tables`. Small tables do not change, nor do
+    those of a Gather that the recipe keeps float.
 
     Args:
         inserter: Inserter of the graph.
@@ -37,10 +39,12 @@ def quantize_tables(inserter: QdqInserter) -> dict[str, str]:
         stem = str(gather.inputs[0].name)  # type: ignore[union-attr]
         if stem not in quantized:
             scale, rows = weight_qparams(table, 0)
+            tied = tied_tables.int8_layers(inserter.graph, table) if inserter.recipe.tie_tables else []
             quantized[stem] = (
                 edit.initializer(inserter.graph, f"{stem}.quantized", rows, inserter.taken),
                 edit.initializer(inserter.graph, f"{stem}.scale", scale[:, None], inserter.taken),
             )
+            inserter.helpers |= tied_tables.share(inserter.graph, tied, quantized[stem][0], inserter.taken)
         _replace(inserter, gather, *quantized[stem])
         notes[str(gather.name)] = NOTE
     return notes

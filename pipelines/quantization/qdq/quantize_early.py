@@ -10,6 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.graph import edit, query
+from pipelines.quantization.qdq import tied_tables
 from pipelines.quantization.qdq.scales import quantized_constant
 from pipelines.rewrites.driver import Rewrite
 
@@ -64,11 +65,14 @@ class QuantizeEarly(Rewrite):
     Args:
         tables: Whether constant tables become uint8.
         keep: Whether the operator of this name stays float32.
+        tie: Whether a table that a layer multiplies by too is left to `tied_tables`.
     """
 
-    def __init__(self, tables: bool = True, keep: Callable[[str], bool] = lambda name: False) -> None:
+    def __init__(
+        self, tables: bool = True, keep: Callable[[str], bool] = lambda name: False, tie: bool = False
+    ) -> None:
         super().__init__()
-        self.tables, self.keep = tables, keep
+        self.tables, self.keep, self.tie = tables, keep, tie
         self._taken: set[str] = set()
 
     def rewrite(self, model: ir.Model) -> int:
@@ -149,6 +153,9 @@ class QuantizeEarly(Rewrite):
         assert table is not None and qparams is not None
         if not self.tables:
             self.refuse(gather, "the recipe keeps tables float")
+            return 0
+        if self.tie and tied_tables.int8_layers(graph, table):
+            self.refuse(gather, "its table is stored once, as a layer multiplies by it too")
             return 0
         quantized = edit.initializer(graph, f"{quantize.name}.table", quantized_constant(table, *qparams), self._taken)
         self._replace(graph, gather, [quantized, *gather.inputs[1:]], quantize)
