@@ -34,6 +34,14 @@ UNSUPPORTED = {  # unsupported parts of other encoders
     "modernbert": "rotary positions, sliding-window attention, and a gated feed-forward (GeGLU)",
     "nomic_bert": "rotary positions and a gated feed-forward (SwiGLU)",
     "deberta-v2": "disentangled attention over content and relative position",
+    "new": "rotary positions and a gated feed-forward (GeGLU)",  # gte-v1.5
+    "qwen2": "rotary positions, grouped-query attention and a gated feed-forward (SwiGLU)",
+    "qwen3": "rotary positions, grouped-query attention and a gated feed-forward (SwiGLU)",
+    "gemma3_text": "rotary positions, sliding-window attention and a gated feed-forward (GeGLU)",
+}
+SEQUENCE_TO_SEQUENCE = {  # unsupported parts of networks that translation models have, too
+    "t5": "relative positions in every layer and RMS normalization",
+    "bart": "an encoder and a decoder",
 }
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -85,6 +93,7 @@ def importer(cross_encoder: bool) -> Importer:
             config["model_type"] in {*ARCHITECTURES, *UNSUPPORTED}
             or (path / MODULES).is_file()
             or is_cross_encoder(config)
+            or (_is_encoder(_architecture(config)) and not config.get("is_encoder_decoder"))
         )
         return name if known and is_cross_encoder(config) == cross_encoder else ""
 
@@ -170,9 +179,8 @@ def read_features(
     """
     kind = str(config["model_type"])
     if kind not in ARCHITECTURES:
-        raise RequestError(
-            f"{kind} has {UNSUPPORTED.get(kind, 'unsupported parts')}; known are {', '.join(ARCHITECTURES)}"
-        )
+        parts = (UNSUPPORTED | SEQUENCE_TO_SEQUENCE).get(kind, "unsupported parts")
+        raise RequestError(f"{kind} has {parts}; known are {', '.join(ARCHITECTURES)}")
     roberta = ARCHITECTURES[kind] in ("roberta", "mpnet")
     if not cross_encoder:
         _require_encoder(path, config)
@@ -259,12 +267,22 @@ def _weight_files(network: Path) -> list[Path]:
 
 def _require_encoder(path: Path, config: Mapping[str, Any]) -> None:
     """Raises RequestError for a network with another head; with `MODULES` the head is not used."""
-    name = str((config.get("architectures") or [""])[0])
-    what = next((text for end, text in HEADS.items() if name.endswith(end)), "")
-    if not name or (path / MODULES).is_file() or (not what and name.endswith(ENCODERS)):
+    name = _architecture(config)
+    if not name or (path / MODULES).is_file() or _is_encoder(name):
         return
-    what = what or "the architecture is not supported"
+    what = next((text for end, text in HEADS.items() if name.endswith(end)), "the architecture is not supported")
     raise RequestError(f"found {name}, expected a sentence encoder or a cross-encoder: {what}")
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    """Returns the first architecture of a config.json; "" if it names none."""
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def _is_encoder(name: str) -> bool:
+    """Returns whether an architecture is a network without the head of another task."""
+    return name.endswith(ENCODERS) and not name.endswith(tuple(HEADS))
 
 
 def _json(path: Path) -> dict[str, Any]:
