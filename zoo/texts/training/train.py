@@ -324,7 +324,8 @@ def _write(
         write_modules(output, model_config, features)
         samples = list(dict.fromkeys(text for pair in pairs for text in pair))
     tokens = trainer.tokenizer(samples[:count])
-    rows = tokens.packed(model_config.inputs, CALIBRATION_LENGTH, CALIBRATION_ROWS)
+    length = min(CALIBRATION_LENGTH, model_config.max_tokens)
+    rows = tokens.packed(model_config.inputs, length, CALIBRATION_ROWS)
     write_npz(output / SAMPLES, rows, compressed=True)
     record = {"features": features, "rows": len(pairs), "metrics": metrics, "config": dataclasses.asdict(config)}
     write_json(output / "train.json", record)
