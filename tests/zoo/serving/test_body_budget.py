@@ -202,6 +202,12 @@ def texts(key: str) -> Iterator[tuple[str, bytes, str]]:
         "a\n",
         "x" * 250 + "\n",
         "a b c d e f g h i j k l\n",
+        "A man. ",
+        "\u96ea ",
+        "\u96ea",
+        "a%b ",
+        "\ue000a",
+        "a\u2060",
     ):
         for body, encoding in both(part.encode()):
             yield responses.TEXT, body, encoding

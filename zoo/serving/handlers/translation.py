@@ -33,6 +33,7 @@ from zoo.translation.search.beam_search import Hypothesis
 
 EXAMPLE_LINES = 3
 MAX_LINES = 4096  # of one request
+MAX_SENTENCES = 65536  # of one request
 MAX_BEAM = 32
 MAX_STREAMS = 4  # streams with different options that are open at once
 OPTIONS = (
@@ -124,7 +125,11 @@ class TranslationHandler(Handler):
         pipeline = _with_options(self.pipeline, options) if options else self.pipeline
         require_count(len(texts), MAX_LINES, "lines")
         limits.TEXT.require(sum(map(len, texts)), job.received_bytes)
-        lines = [pipeline.line(f"line {i}", text, split=True) for i, text in enumerate(texts, 1)]
+        lines, count = [], 0
+        for i, text in enumerate(texts, 1):
+            lines.append(pipeline.line(f"line {i}", text, split=True))
+            count += len(lines[-1].parts)
+            require_count(max(count, 1), MAX_SENTENCES, "sentences")
         if not any(line.pieces and not line.fault for line in lines):
             invalid = next((line for line in lines if line.fault), None)
             raise RequestError(f"{invalid.where} {invalid.fault}" if invalid else "the body holds no sentence")

@@ -100,7 +100,8 @@ class LineSplitter:
     def _add_around_unknown(self, text: str) -> None:
         """Adds a sentence without its unknown words, which are inserted into its translation."""
         words = text.split(" ")
-        kinds = [self._is_unknown(word) for word in words]
+        is_unknown_word = {word: self._is_unknown(word) for word in dict.fromkeys(words)}
+        kinds = [is_unknown_word[word] for word in words]
         known = [word for word, is_unknown in zip(words, kinds, strict=True) if not is_unknown]
         if not any(char.isalnum() for word in known for char in word):
             self._copy(text)
@@ -172,7 +173,9 @@ class LineSplitter:
     def _is_unknown(self, word: str) -> bool:
         """Returns whether a word is copied: an address, or at least as many unknown characters as letters."""
         known = self.vocabulary.is_known
-        unknown = [not known(word[i : i + 1]) and not (i and known(word[i - 1 : i + 1])) for i in range(len(word))]
+        if all(map(known, word)):
+            return False
+        unknown = [not known(char) and not (i and known(word[i - 1 : i + 1])) for i, char in enumerate(word)]
         if not any(unknown) or not _FORMAT.sub("", word):
             return False
         letters = sum(not missing and char.isalpha() for char, missing in zip(word, unknown, strict=True))

@@ -22,6 +22,7 @@ POSITIONS = 512  # default maximum number of tokens of a sentence
 VOCABULARY = "vocabulary.model"
 MAX_VOCABULARY_SENTENCES = 1_000_000  # of the sample that a vocabulary is learned from
 
+MIN_BYTE_VOCABULARY = 1024  # pieces of the smallest vocabulary with byte fallback, which takes 256 of them
 MAX_KNOWN = 1 << 16  # characters that a vocabulary remembers
 
 Tokens = NDArray[np.int32]
@@ -72,6 +73,8 @@ def clean(pairs: Iterable[Pair], faults: Faults) -> Iterator[Pair]:
 def learn_vocabulary(pairs: Sequence[Pair], size: int, seed: int) -> bytes:
     """Learns a sentencepiece model (unigram, Kudo 2018) of both languages; the same sentences give the same bytes.
 
+    From `MIN_BYTE_VOCABULARY` pieces on, characters without a piece are written as the bytes of their UTF-8.
+
     Args:
         pairs: Source and target of each pair.
         size: Maximum number of pieces.
@@ -101,6 +104,7 @@ def learn_vocabulary(pairs: Sequence[Pair], size: int, seed: int) -> bytes:
             unk_id=UNKNOWN,
             bos_id=START,
             eos_id=END,
+            byte_fallback=size >= MIN_BYTE_VOCABULARY,
             num_threads=1,
             minloglevel=2,
         )

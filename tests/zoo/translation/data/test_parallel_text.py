@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.core.errors import RequestError
 from zoo.translation.data import parallel_text
-from zoo.translation.data.parallel_text import Vocabulary, learn_vocabulary, load_parallel_text
+from zoo.translation.data.parallel_text import UNKNOWN, Vocabulary, learn_vocabulary, load_parallel_text
 from zoo.translation.data.text_files import Faults, read_pairs
 
 PAIRS = [("one two", "eins zwei"), ("three", "drei"), ("four five six", "vier fünf sechs")]
@@ -23,6 +23,18 @@ def write(path, text: str):
 @pytest.fixture(scope="module")
 def vocabulary(language):
     return Vocabulary(learn_vocabulary(language.pairs(300), 60, 0))
+
+
+def test_vocabularies_from_1024_pieces_on_write_unknown_characters_as_bytes(language, vocabulary):
+    random = np.random.default_rng(0)
+    words = ["".join(random.choice(list("abcdefghijklmnop"), 6)) for _ in range(3000)]
+    with_bytes = Vocabulary(learn_vocabulary([(word, word[::-1]) for word in words], 1024, 0))
+    assert sum(piece.startswith("<0x") for piece in with_bytes.pieces) == 256
+    for text in ("abcdef \U0001fae8", "\u96ea\u72d7 50% {0}", "C# \u20ac"):
+        (tokens,) = with_bytes.encode([text])
+        assert UNKNOWN not in tokens and with_bytes.decode([tokens[:-1].tolist()]) == [text]
+        assert UNKNOWN in vocabulary.encode([text])[0]
+    assert not any(piece.startswith("<0x") for piece in vocabulary.pieces)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
