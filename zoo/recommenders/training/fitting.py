@@ -76,6 +76,7 @@ class Fitting:
             state["trial"] += 1
             if not better or state["trial"] == len(self.config.l2_embeddings):
                 return trainer
+            del trainer  # its tables and their moments, before those of the next trial are made
             state |= new_trial()
 
     def fit(self, state: dict[str, Any], rows: int, epochs: int, l2: float) -> Trainer:
@@ -94,7 +95,7 @@ class Fitting:
         search, group = state["phase"] == "search", trainer.group
         categories = CategoryCounts(self.features, self.store, rows, config.min_count)
         if state.get("trainer"):
-            trainer.restore(state["trainer"])
+            trainer.restore(state.pop("trainer"))
         while state["epoch"] < epochs:
             if search and _is_done(state, config):
                 break
@@ -108,6 +109,7 @@ class Fitting:
                 state["history"].append({"epoch": epoch, "train_logloss": loss, **metrics})
                 if not state["best"] or metrics["shifted"] < state["best"]["shifted"] - config.min_delta:
                     state["best"] = {"epoch": epoch, **metrics}
+                    state.pop("best_weights", None)
                     state["best_weights"] = trainer.snapshot()
                 line += f"  held out {metrics['logloss']:.4f}  AUC {metrics['auc']:.4f}"
             state |= {"epoch": epoch, "trainer": trainer.state()}

@@ -144,6 +144,7 @@ def train(
         if state["phase"] == "search":
             trainer = fitting.search(state, split)
             if config.refit:
+                del trainer, state["winner"]["weights"], state["best_weights"]  # all rows train new weights
                 state |= {"phase": "refit", "epoch": 0, "trainer": None}
         if state["phase"] == "refit":
             trainer = fitting.fit(state, len(store), state["winner"]["epoch"], state["winner"]["l2"])
