@@ -104,9 +104,10 @@ def run(opened: ort.InferenceSession, batch: Batch, what: str = "samples") -> li
 
 
 def fix_batch(model: ir.Model) -> str:
-    """Fixes the batch size of the inputs if constants in the graph fix it, such as an exporter's Reshape to [1, 1001].
+    """Fixes the batch size of the inputs if constants in the graph fix it.
 
-    Only graphs with such a Reshape are run, on zeros, for sizes up to `LARGEST`.
+    Such are an exporter's Reshape to [1, 1001], and a class token that was expanded to the batch of the trace before a
+    Concat. Only graphs with such constants are run, on zeros, for sizes up to `LARGEST`.
 
     Args:
         model: Model to change.
@@ -116,7 +117,14 @@ def fix_batch(model: ir.Model) -> str:
     """
     inputs = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
     shapes = [query.dimensions(each) or [0] for each in inputs]  # [0]: no batch to try
-    targets = (query.constant(node.inputs[1]) for node in model.graph if node.op_type == "Reshape")
+    targets = [query.constant(node.inputs[1]) for node in model.graph if node.op_type in ("Reshape", "Expand")]
+    targets += [
+        np.array(array.shape[:1])
+        for node in model.graph
+        if node.op_type == "Concat" and node.attributes.get_int("axis", 0) > 0
+        for array in map(query.constant, node.inputs)
+        if array is not None
+    ]
     sizes = {int(each[0]) for each in targets if each is not None and each.size and 0 < each[0] <= LARGEST}
     if not sizes or any(shape[0] is not None or None in shape[1:] for shape in shapes):
         return ""

@@ -6,6 +6,7 @@ from helpers.rewriting import model
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import query, reference_session
+from pipelines.rewrites.driver import CleanUp
 
 NET = """(float[n,3,8,8] x) => (float[n,10] y) { a = Conv<pads=[1,1,1,1]>(x, w) p = GlobalAveragePool(a) flat = Reshape(p, s)
     y = MatMul(flat, v) }"""
@@ -59,3 +60,17 @@ def test_errors_are_one_line(rng):
     with pytest.raises(RequestError, match="^the rows do not fit the graph: ") as caught:
         reference_session.run(opened, {"x": np.zeros((1, 2), np.float32)}, "rows")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("token", ["c", "Expand(c, s)"])
+def test_a_class_token_of_one_sample_fixes_the_batch(rng, token):
+    """As torch traces `token.expand(len(x), -1, -1)`: the batch of the trace becomes a constant."""
+    text = f"(float[n,4,8] x) => (float[n,5,8] y) {{ t = {token} y = Concat<axis=1>(t, x) }}".replace(
+        "= c y", "= Identity(c) y"
+    )
+    token_of_one = rng.normal(size=(1, 1, 8)).astype(np.float32)
+    found = model(text, c=token_of_one, **({"s": np.array([1, 1, 8])} if "Expand" in token else {}))
+    if "Expand" not in token:
+        CleanUp()(found)
+    assert reference_session.fix_batch(found).startswith("the graph computes only batches of 1 (Concat")
+    assert query.dimensions(found.graph.inputs[0]) == [1, 4, 8]
