@@ -316,7 +316,7 @@ def test_lines_count_through_the_whole_input(tmp_path, monkeypatch):
 def test_a_part_that_cannot_be_translated_ends_no_run(tmp_path):
     name = os.fsdecode(b"a\xff\n.txt")
     (tmp_path / name).write_text("A dog runs.\n")
-    (tmp_path / "b.txt").write_text("\x01\n")
+    (tmp_path / "b.txt").write_bytes(b"\xfe\n")
     inputs = [str(tmp_path / name), str(tmp_path / "b.txt")]
     run_shard("multi30k-en-de", inputs, tmp_path / "out")
     zoo.run("multi30k-en-de", [Path(each) for each in inputs], tmp_path / "one.txt")
