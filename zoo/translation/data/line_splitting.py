@@ -147,8 +147,9 @@ class LineSplitter:
     def _add_pieces(self, text: str, count: int | None) -> None:
         """Cuts a sentence that is too long at clauses, else at blanks, else between characters; copies long words."""
         words = text.split(" ")
-        if any(map(_is_data, words)):
-            for run, is_copied in _grouped(words, [_is_data(word) for word in words]):
+        kinds = [self._is_data(word) for word in words]
+        if any(kinds):
+            for run, is_copied in _grouped(words, kinds):
                 if is_copied:
                     self._copy(run)
                 else:
@@ -170,6 +171,10 @@ class LineSplitter:
         self.pieces.append(text)
         self.foreign |= any(char > "\x7f" and char.isalpha() and not self.vocabulary.is_known(char) for char in text)
 
+    def _is_data(self, word: str) -> bool:
+        """Returns whether a word of a sentence that is too long is copied unseen."""
+        return len(word) > MAX_WORD and (word.isascii() or (self.vocabulary.copies_words and self._is_unknown(word)))
+
     def _is_unknown(self, word: str) -> bool:
         """Returns whether a word is copied: an address, or at least as many unknown characters as letters."""
         known = self.vocabulary.is_known
@@ -182,10 +187,6 @@ class LineSplitter:
         if not letters or _PLACEHOLDER.fullmatch(word) or "://" in word or "@" in word:
             return True
         return sum(not known(char) for char in word.strip(_PUNCTUATION)) >= letters
-
-
-def _is_data(word: str) -> bool:
-    return len(word) > MAX_WORD and word.isascii()
 
 
 def _grouped(words: list[str], kinds: list[bool]) -> Iterator[tuple[str, bool]]:
