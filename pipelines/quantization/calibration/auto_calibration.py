@@ -60,6 +60,7 @@ HEAVY = 2**22  # bytes of weights above which memory is freed between evaluated 
 CHANCE = 1.0  # minimum gain of an alternative in dB; less may be noise
 PERFECT = 120.0  # dB of SQNR of outputs without error
 SENSITIVE = 0.05  # minimum gain of a layer in float32, in dB
+GAIN = 10.0  # minimum gain in dB for all multiplications; that of a layer is its share
 OBSERVERS = ("auto", "minmax", "percentile", "kl")  # candidates of "auto"
 
 
@@ -370,7 +371,8 @@ def leave_float(
 ) -> CalibrationTable:
     """Keeps the layers of largest error per multiplication in float32 until `GOAL` is reached.
 
-    At most `FLOAT_SHARE` of the multiplications become float32.
+    At most `FLOAT_SHARE` of the multiplications become float32, each layer for a gain of at least `SENSITIVE`, and of
+    `GAIN` times its share of the multiplications.
 
     Args:
         model: Float model.
@@ -402,9 +404,10 @@ def leave_float(
     kept: dict[str, str] = {}
     room = FLOAT_SHARE * total
     for name in sorted(names, key=lambda each: -gains[each] / counted[each]):
-        if gains[name] < SENSITIVE or counted[name] > room or sqnr >= GOAL:
+        least = max(SENSITIVE, GAIN * counted[name] / total)
+        if gains[name] < least or counted[name] > room or sqnr >= GOAL:
             continue
         more = kept | {name: f"int8 costs {gains[name]:.1f} dB of SQNR here"}
-        if (found := sqnr_with(more)) > sqnr:
+        if (found := sqnr_with(more)) > sqnr + least:
             kept, sqnr, room = more, found, room - counted[name]
     return replace(table, keep_float=kept)
