@@ -41,6 +41,7 @@ LACKS: Mapping[str, str] = {
     "--set synthetic=120000": "takes an hour",
     "graph.pb": "needs a graph of TensorFlow 1; tests/zoo/recommenders/importers/tensorflow/test_columns_pipeline.py makes such",
     "zoo run my-model": "needs what graph.pb became",
+    "zoo finetune my-model": "needs what graph.pb became",
     "ranker.onnx": "needs a schema that a person wrote; tests/zoo/recommenders/importers/test_rankers.py has such",
     "my-ranker": "needs what ranker.onnx became",
     "facebook/nllb": "needs a model of the hub; test_import_huggingface.py makes such folders",

@@ -53,7 +53,7 @@ def test_a_tokenizer_that_panics_is_not_switched_to(start: Callable[..., Server]
     card = json.loads((folder / "card.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     card["files"]["tokenizer.json"] |= {
-        "bytes": (folder / "tokenizer.json").stat().st_size,
+        "size": (folder / "tokenizer.json").stat().st_size,
         "sha256": sha256(folder / "tokenizer.json"),
     }
     (folder / "card.json").write_text(json.dumps(card))

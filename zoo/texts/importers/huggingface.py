@@ -180,7 +180,8 @@ def read_features(
     kind = str(config["model_type"])
     if kind not in ARCHITECTURES:
         parts = (UNSUPPORTED | SEQUENCE_TO_SEQUENCE).get(kind, "unsupported parts")
-        raise RequestError(f"{kind} has {parts}; known are {', '.join(ARCHITECTURES)}")
+        named = f"found {architecture}: " if (architecture := _architecture(config)) else ""
+        raise RequestError(f"{named}{kind} has {parts}; known are {', '.join(ARCHITECTURES)}")
     roberta = ARCHITECTURES[kind] in ("roberta", "mpnet")
     if not cross_encoder:
         _require_encoder(path, config)
@@ -282,7 +283,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 def _is_encoder(name: str) -> bool:
     """Returns whether an architecture is a network without the head of another task."""
-    return name.endswith(ENCODERS) and not name.endswith(tuple(HEADS))
+    return name.endswith(ENCODERS) and not name.endswith((*HEADS, "EncoderDecoderModel"))
 
 
 def _json(path: Path) -> dict[str, Any]:

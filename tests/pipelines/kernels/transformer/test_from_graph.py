@@ -301,14 +301,14 @@ def other_encoder(model, nodes):
     ("change", "named", "why"),
     [
         (no_mask, "decoder.0.attention.joined", "later tokens"),
-        (no_relu, "Tanh", "no step of the decoder"),
+        (no_relu, "Tanh", "neither swish nor gelu"),
         (other_norm, "decoder.1.around_cross.norm", "last axis"),
         (first_token, "last", "other rows"),
         (crossed_heads, "decoder.0.cross.joined", "other heads"),
         (memory_read_otherwise, "encoder_norm", "read otherwise"),
         (position_by_token, "target.embedded", "table of positions"),
         (masked_source, "encoder.0.attention.joined", "more than the tokens"),
-        (other_encoder, "Tanh", "no step of the encoder"),
+        (other_encoder, "Tanh", "neither swish nor gelu"),
     ],
 )
 def test_what_cannot_be_mapped_is_refused_with_the_operator_and_the_reason(change, named, why):
