@@ -606,7 +606,7 @@ def test_formats_and_places(wrong, capsys, tmp_path):
     choice = "choose one of sentence-transformers, cross-encoder, ctranslate2, huggingface, marian"
     assert f"unknown format 'fairseq'; {choice}" in refused(wrong, capsys, "--format", "fairseq")
     (wrong / "config.json").unlink()
-    assert "a folder of transformers (huggingface)" in refused(wrong, capsys)
+    assert "weights without their configuration" in refused(wrong, capsys)
     assert "cannot read config.json" in refused(wrong, capsys, "--format", "huggingface")
     assert "hub id ORG/NAME" in refused(tmp_path / "nothing" / "at" / "all", capsys)
     with pytest.raises(RequestError, match="needs an output path"):

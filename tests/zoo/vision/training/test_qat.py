@@ -27,7 +27,7 @@ torch = pytest.importorskip("torch", reason="needs the train extra")
 training = pytest.importorskip("zoo.vision.training.train", reason="needs the train extra")
 
 from pipelines.quantization.training.qat import Range  # noqa: E402
-from zoo.training.runs import QAT_RATE  # noqa: E402
+from zoo.training.runs import QAT_RATE, Processes  # noqa: E402
 from zoo.vision.export.freeze import fill  # noqa: E402
 from zoo.vision.export.fx_export import export  # noqa: E402
 from zoo.vision.export.rewrites import passes  # noqa: E402
@@ -257,7 +257,7 @@ def test_every_network_rounds_what_its_int8_form_does(arch, channels):
 
 def test_channels_in_reverse_are_normalized_by_their_own_means():
     features = {**training.PREPROCESSING, "mean": [0.1, 0.2, 0.3], "std": [0.2, 0.3, 0.4], "channels": "BGR"}
-    trainer = training.Trainer(torch.nn.Linear(1, 1), MOBILENET_V1.finetune_config(), features, training.Processes())
+    trainer = training.Trainer(torch.nn.Linear(1, 1), MOBILENET_V1.finetune_config(), features, Processes())
     pixels = photos(8, 2)
     found = trainer.logits(torch.nn.Identity(), torch.from_numpy(pixels), False)
     torch.testing.assert_close(found, normalized(pixels, features))
