@@ -11,7 +11,7 @@ finds.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -130,11 +130,7 @@ def channels_to_split(model: ir.Model, recipe: QuantRecipe, samples: Iterable[Ba
     Returns:
         Channels to repeat, by value name, see `find_splits`.
     """
-    widths = {
-        str(x.name): outputs_first(readers[0]).shape[1]
-        for x, (readers, _, _) in splittable(model.graph).items()
-        if not all(recipe.keeps_float(str(node.name)) for node in readers)
-    }
+    widths = _widths({x: readers for x, (readers, _, _) in splittable(model.graph).items()}, recipe)
     return find_splits(model, channel_statistics(model, samples, linear=widths)) if widths else {}
 
 
@@ -149,12 +145,17 @@ def smoothing_factors(model: ir.Model, recipe: QuantRecipe, samples: Iterable[Ba
     Returns:
         Factor of each channel, by value name, see `find_smoothing`.
     """
-    widths = {
-        str(x.name): outputs_first(nodes[0]).shape[1]
-        for x, nodes in smoothable(model.graph).items()
-        if not all(recipe.keeps_float(str(node.name)) for node in nodes)
-    }
+    widths = _widths(smoothable(model.graph), recipe)
     return find_smoothing(model, channel_statistics(model, samples, linear=widths)) if widths else {}
+
+
+def _widths(activations: Mapping[ir.Value, Sequence[ir.Node]], recipe: QuantRecipe) -> dict[str, int]:
+    """Returns {name: channels} of the activations of which the recipe quantizes a linear layer that reads them."""
+    return {
+        str(x.name): outputs_first(readers[0]).shape[1]
+        for x, readers in activations.items()
+        if not all(recipe.keeps_float(str(node.name)) for node in readers)
+    }
 
 
 def correct_table(
