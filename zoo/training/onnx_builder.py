@@ -5,6 +5,7 @@ torch's exporter is not used, so that the digest of a graph depends only on the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,18 @@ class Writer:
         found = self.main.initializers.get(name)
         return edit.initializer(self.main, name, array, self.taken) if found is None else found
 
+    def constant(self, name: str, value: NDArray[Any] | Sequence[int] | float) -> ir.Value:
+        """Adds a constant as an initializer, or returns the existing one of this name.
+
+        Args:
+            name: Name of the initializer.
+            value: Array, integers, or a number, which becomes float32.
+
+        Returns:
+            Value of the initializer.
+        """
+        return self.weight(name, np.array(value, np.float32) if isinstance(value, float) else np.asarray(value))
+
     def add(self, op: str, inputs: Sequence[ir.Value | None], name: str, **attributes: Any) -> ir.Value:
         """Appends an operator.
 
@@ -73,6 +86,37 @@ class Writer:
         node = edit.node(op, list(inputs), name, taken=self.taken, **{"dtype": ir.DataType.FLOAT, **attributes})
         self.main.append(node)
         return node.outputs[0]
+
+    def activation(self, x: ir.Value, path: str, kind: str, one: str = "one") -> ir.Value:
+        """Appends an activation.
+
+        Args:
+            x: Input, float32.
+            path: Prefix of the names.
+            kind: "relu", "swish", "tanh", "gelu", or "gelu_tanh", its approximation.
+            one: Name of the float constant 1.
+
+        Returns:
+            Result, of the shape of the input.
+        """
+        if kind == "relu":
+            return self.add("Relu", [x], f"{path}.relu")
+        if kind == "swish":
+            return self.add("Mul", [x, self.add("Sigmoid", [x], f"{path}.sigmoid")], f"{path}.swish")
+        if kind == "tanh":
+            return self.add("Tanh", [x], f"{path}.tanh")
+        if kind == "gelu":  # x (1 + erf(x / sqrt 2)) / 2
+            inner = self.add("Div", [x, self.constant("sqrt2", math.sqrt(2))], f"{path}.deviations")
+            share = self.add("Erf", [inner], f"{path}.erf")
+        else:  # x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
+            cube = self.add("Pow", [x, self.constant("three", 3.0)], f"{path}.cube")
+            cube = self.add("Mul", [cube, self.constant("cubic", 0.044715)], f"{path}.cubic")
+            inner = self.add("Add", [x, cube], f"{path}.inner")
+            inner = self.add("Mul", [inner, self.constant("slope", math.sqrt(2 / math.pi))], f"{path}.slope")
+            share = self.add("Tanh", [inner], f"{path}.tanh")
+        share = self.add("Add", [share, self.constant(one, 1.0)], f"{path}.share")
+        product = self.add("Mul", [x, share], f"{path}.twice")
+        return self.add("Mul", [product, self.constant("half", 0.5)], f"{path}.gelu")
 
     def layer(self, inputs: list[ir.Value], path: str, module: nn.Module) -> ir.Value:
         """Appends the inference form of a torch module.

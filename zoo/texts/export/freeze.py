@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from pipelines.core.files import read_json
 from pipelines.graph import io, query
@@ -94,10 +93,6 @@ class _Writer(Writer):
         value = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["batch", "tokens"]))
         self.main.inputs.append(value)
         return value
-
-    def constant(self, name: str, value: NDArray[Any] | list[int] | float) -> ir.Value:
-        """Returns an initializer, which is added at its first use."""
-        return self.weight(name, np.array(value, np.float32) if isinstance(value, float) else np.asarray(value))
 
     def parameter(self, name: str, transposed: bool = False) -> ir.Value:
         """Returns a weight of the network."""
@@ -188,22 +183,9 @@ class _Writer(Writer):
     def activate(self, x: ir.Value, path: str, kind: str = "") -> ir.Value:
         """Appends an activation; kind: default that of feed-forward blocks."""
         kind = kind or self.config.activation
-        one, half = self.constant("one", 1.0), self.constant("half", 0.5)
-        if kind == "relu":
-            return self.add("Relu", [x], f"{path}.relu")
-        if kind == "swish":
-            return self.add("Mul", [x, self.add("Sigmoid", [x], f"{path}.sigmoid")], f"{path}.swish")
-        if kind == "gelu":
-            inner = self.add("Div", [x, self.constant("sqrt2", math.sqrt(2))], f"{path}.deviations")
-            share = self.add("Erf", [inner], f"{path}.erf")
-        else:  # x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
-            cube = self.add("Pow", [x, self.constant("three", 3.0)], f"{path}.cube")
-            cube = self.add("Mul", [cube, self.constant("cubic", 0.044715)], f"{path}.cubic")
-            inner = self.add("Add", [x, cube], f"{path}.inner")
-            inner = self.add("Mul", [inner, self.constant("slope", math.sqrt(2 / math.pi))], f"{path}.slope")
-            share = self.add("Tanh", [inner], f"{path}.tanh")
-        product = self.add("Mul", [x, self.add("Add", [share, one], f"{path}.share")], f"{path}.twice")
-        return self.add("Mul", [product, half], f"{path}.gelu")
+        for name, value in {"one": 1.0, "half": 0.5}.items():  # first, as in the graphs of shipped tables
+            self.constant(name, value)
+        return self.activation(x, path, kind)
 
     def pool(self, x: ir.Value, mask: ir.Value) -> ir.Value:
         """Appends pooling and, if configured, L2 normalization: float32 [batch, width]."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 from torch import nn
 
 from pipelines.graph import edit, io, query
 from pipelines.graph.infer import infer_shapes
+from zoo.training.onnx_builder import OPSET, Writer
 from zoo.translation.data.parallel_text import PAD, VOCABULARY
 from zoo.translation.models.checkpoints import MODEL, STATE, load_model
 from zoo.translation.models.layers import Attention, Average, FeedForward, Layer, Recurrence, Residual
@@ -21,7 +20,6 @@ from zoo.translation.models.layers import Attention, Average, FeedForward, Layer
 if TYPE_CHECKING:
     from zoo.translation.models.transformer import Transformer
 
-OPSET = 18
 SOURCE, TARGET, MEMORY, LOGITS = "source", "target", "memory", "logits"
 MASKED = -1e9  # added to an attention score: its softmax is 0
 
@@ -102,14 +100,13 @@ def export(model: Transformer) -> ir.Model:
     return exported
 
 
-class _Writer:
-    """Appends operators to a graph; a name that exists gets a number."""
+class _Writer(Writer):
+    """Appends the layers of a network to a graph."""
 
     def __init__(self, model: Transformer) -> None:
+        super().__init__(ir.Graph([], [], nodes=[], name="transformer", opset_imports={"": OPSET}))
         self.model = model
         self.weights = {name: each.detach().cpu().numpy() for name, each in model.state_dict().items()}
-        self.main = ir.Graph([], [], nodes=[], name="transformer", opset_imports={"": OPSET})
-        self.taken: set[str] = set()
 
     def tokens(self, name: str) -> ir.Value:
         """Adds an input of tokens."""
@@ -118,48 +115,27 @@ class _Writer:
         self.main.inputs.append(value)
         return value
 
-    def constant(self, name: str, array: NDArray[Any] | Sequence[int] | float) -> ir.Value:
-        """Returns an initializer, which is added at its first use."""
-        found = self.main.initializers.get(name)
-        if found is not None:
-            return found
-        value = np.array(array, np.float32) if isinstance(array, float) else np.asarray(array)
-        return edit.initializer(self.main, name, value, self.taken)
-
     def state(self, name: str, transposed: bool = False) -> ir.Value:
         """Returns a weight of the network."""
         array = self.weights[name]
         return self.constant(name, np.ascontiguousarray(array.T) if transposed else array)
 
-    def add(
-        self,
-        op: str,
-        inputs: Sequence[ir.Value | None],
-        name: str,
-        dtype: ir.DataType = ir.DataType.FLOAT,
-        **attributes: Any,
-    ) -> ir.Value:
-        """Appends an operator and returns its result."""
-        node = edit.node(op, list(inputs), name, dtype=dtype, taken=self.taken, **attributes)
-        self.main.append(node)
-        return node.outputs[0]
-
     def padding(self, tokens: ir.Value) -> ir.Value:
         """Appends the padding mask, float32 [batch, 1, 1, tokens]: `MASKED` at padding, else 0."""
         empty = self.add(
-            "Equal", [tokens, self.constant("padding", np.array(PAD))], f"{tokens.name}.empty", ir.DataType.BOOL
+            "Equal", [tokens, self.constant("padding", np.array(PAD))], f"{tokens.name}.empty", dtype=ir.DataType.BOOL
         )
         scores = self.add("Cast", [empty], f"{tokens.name}.empty_score", to=int(ir.DataType.FLOAT))
         scores = self.add("Mul", [scores, self.constant("nowhere", MASKED)], f"{tokens.name}.score")
         return self.add("Unsqueeze", [scores, self.constant("heads_queries", [1, 2])], f"{tokens.name}.mask")
 
     def _length(self, tokens: ir.Value) -> ir.Value:
-        return self.add("Shape", [tokens], f"{tokens.name}.length", ir.DataType.INT64, start=1, end=2)
+        return self.add("Shape", [tokens], f"{tokens.name}.length", dtype=ir.DataType.INT64, start=1, end=2)
 
     def back(self, tokens: ir.Value) -> ir.Value:
         """Appends the causal mask, float32 [tokens, tokens]: `MASKED` right of the diagonal, else 0."""
         length = self._length(tokens)
-        square = self.add("Concat", [length, length], f"{tokens.name}.square", ir.DataType.INT64, axis=0)
+        square = self.add("Concat", [length, length], f"{tokens.name}.square", dtype=ir.DataType.INT64, axis=0)
         full = self.add("Expand", [self.constant("nowhere", MASKED), square], f"{tokens.name}.nowhere")
         return self.add("Trilu", [full, self.constant("one", np.array(1))], f"{tokens.name}.mask", upper=1)
 
@@ -258,28 +234,8 @@ class _Writer:
 
     def fed(self, x: ir.Value, path: str, activation: str) -> ir.Value:
         """Appends two linear layers with an activation between them."""
-        return self.linear(self.activate(self.linear(x, f"{path}.inner"), path, activation), f"{path}.outer")
-
-    def activate(self, x: ir.Value, path: str, kind: str) -> ir.Value:
-        """Appends an activation, a key of `zoo.translation.models.layers.ACTIVATIONS`."""
-        if kind == "relu":
-            return self.add("Relu", [x], f"{path}.relu")
-        if kind == "swish":
-            return self.add("Mul", [x, self.add("Sigmoid", [x], f"{path}.sigmoid")], f"{path}.swish")
-        if kind == "tanh":
-            return self.add("Tanh", [x], f"{path}.tanh")
-        if kind == "gelu":  # x (1 + erf(x / sqrt 2)) / 2
-            inner = self.add("Div", [x, self.constant("sqrt2", math.sqrt(2))], f"{path}.deviations")
-            share = self.add("Erf", [inner], f"{path}.erf")
-        else:  # x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
-            cube = self.add("Pow", [x, self.constant("three", 3.0)], f"{path}.cube")
-            cube = self.add("Mul", [cube, self.constant("cubic", 0.044715)], f"{path}.cubic")
-            inner = self.add("Add", [x, cube], f"{path}.inner")
-            inner = self.add("Mul", [inner, self.constant("slope", math.sqrt(2 / math.pi))], f"{path}.slope")
-            share = self.add("Tanh", [inner], f"{path}.tanh")
-        share = self.add("Add", [share, self.constant("one.float", 1.0)], f"{path}.share")
-        product = self.add("Mul", [x, share], f"{path}.twice")
-        return self.add("Mul", [product, self.constant("half", 0.5)], f"{path}.gelu")
+        inner = self.activation(self.linear(x, f"{path}.inner"), path, activation, "one.float")
+        return self.linear(inner, f"{path}.outer")
 
     def recur(self, x: ir.Value, around: Residual, path: str, tokens: ir.Value) -> ir.Value:
         """Appends a `Recurrence` with its residual."""
@@ -321,9 +277,12 @@ class _Writer:
     def cells(self, keep: ir.Value, added: ir.Value, name: str, tokens: ir.Value) -> ir.Value:
         """Appends c_t = keep_t c_(t-1) + added_t, c_0 = 0, as a Scan; float32 [batch, tokens, width]."""
         width = self.model.config.width
-        batch = self.add("Shape", [tokens], f"{name}.batch", ir.DataType.INT64, start=0, end=1)
+        batch = self.add("Shape", [tokens], f"{name}.batch", dtype=ir.DataType.INT64, start=0, end=1)
         shape = [batch, self.constant("width", [width])]
-        shape = [self.constant("zero", 0.0), self.add("Concat", shape, f"{name}.shape", ir.DataType.INT64, axis=0)]
+        shape = [
+            self.constant("zero", 0.0),
+            self.add("Concat", shape, f"{name}.shape", dtype=ir.DataType.INT64, axis=0),
+        ]
         start = self.add("Expand", shape, f"{name}.start")
         body, inner = ir.Graph([], [], nodes=[], name=f"{name}.cell", opset_imports={"": OPSET}), set[str]()
         for each in ("cell", "keep", "added"):
@@ -352,11 +311,19 @@ class _Writer:
     def last(self, x: ir.Value, tokens: ir.Value) -> ir.Value:
         """Appends the row of each sentence's last token, [batch, tokens, width] -> [batch, width]."""
         is_token = self.add(
-            "Cast", [tokens], f"{tokens.name}.given", ir.DataType.BOOL, to=int(ir.DataType.BOOL)
+            "Cast", [tokens], f"{tokens.name}.given", dtype=ir.DataType.BOOL, to=int(ir.DataType.BOOL)
         )  # PAD is 0
-        counted = self.add("Cast", [is_token], f"{tokens.name}.counted", ir.DataType.INT64, to=int(ir.DataType.INT64))
-        count = self.add(
-            "ReduceSum", [counted, self.constant("axis", [1])], f"{tokens.name}.count", ir.DataType.INT64, keepdims=1
+        counted = self.add(
+            "Cast", [is_token], f"{tokens.name}.counted", dtype=ir.DataType.INT64, to=int(ir.DataType.INT64)
         )
-        index = self.add("Sub", [count, self.constant("one", np.array(1))], f"{tokens.name}.last", ir.DataType.INT64)
+        count = self.add(
+            "ReduceSum",
+            [counted, self.constant("axis", [1])],
+            f"{tokens.name}.count",
+            dtype=ir.DataType.INT64,
+            keepdims=1,
+        )
+        index = self.add(
+            "Sub", [count, self.constant("one", np.array(1))], f"{tokens.name}.last", dtype=ir.DataType.INT64
+        )
         return self.add("GatherND", [x, index], "last", batch_dims=1)
