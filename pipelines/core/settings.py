@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}  # values of options as text
+
 
 def home() -> Path:
     """Returns the cache folder: $ZOO_HOME, else int8-zoo under $XDG_CACHE_HOME (if absolute) or ~/.cache."""

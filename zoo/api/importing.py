@@ -122,6 +122,8 @@ def _staged(target: Path) -> Iterator[Path]:
             parent = parent.parent
 
 
+_OPTIMUM = "ONNX files exported by optimum in {path}; import the original of transformers"
+_BARE = "weights without their configuration in {path}; expected the whole folder of transformers, with config.json"
 # Formats of other toolkits: (patterns of files of which a folder has all, or that the file matches; what to say)
 OTHER_FORMATS = (
     (
@@ -158,8 +160,8 @@ OTHER_FORMATS = (
         "ct2-fairseq-converter, and import that folder of CTranslate2",
     ),
     (("*.nemo",), "a model of NeMo in {path}, which is not supported; import a folder of transformers"),
-    (("*encoder_model*.onnx",), "ONNX files exported by optimum in {path}; import the original of transformers"),
-    (("onnx/*encoder_model*.onnx",), "ONNX files exported by optimum in {path}; import the original of transformers"),
+    (("*encoder_model*.onnx",), _OPTIMUM),
+    (("onnx/*encoder_model*.onnx",), _OPTIMUM),
     (
         ("*.onnx",),
         "an ONNX model in {path}, which needs no import; quantize it with zoo quantize FILE.onnx, or import the "
@@ -169,14 +171,8 @@ OTHER_FORMATS = (
     (("*.tflite",), "a model of TensorFlow Lite in {path}, which is not supported; export the original to ONNX"),
     (("*.keras",), "a model of Keras in {path}, which is not supported; export it to ONNX"),
     (("*.h5",), "weights of Keras in {path}, which are not supported; export the model to ONNX"),
-    (
-        ("*.safetensors",),
-        "weights without their configuration in {path}; expected the whole folder of transformers, with config.json",
-    ),
-    (
-        ("pytorch_model*.bin",),
-        "weights without their configuration in {path}; expected the whole folder of transformers, with config.json",
-    ),
+    (("*.safetensors",), _BARE),
+    (("pytorch_model*.bin",), _BARE),
 )
 
 

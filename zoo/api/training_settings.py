@@ -11,6 +11,7 @@ from typing import Any
 import zoo
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, write_json
+from pipelines.core.settings import BOOLEANS
 from pipelines.models.family import Family, Trainable
 from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD, Card, CardFile
@@ -105,7 +106,7 @@ def convert(name: str, text: str, like: Any) -> Any:
     """
     try:
         if isinstance(like, bool):
-            return {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}[text.lower()]
+            return BOOLEANS[text.lower()]
         if isinstance(like, tuple):
             return tuple(type(like[0])(each) for each in text.split(",") if each)
         return type(like)(text)

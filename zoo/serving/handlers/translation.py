@@ -15,6 +15,7 @@ import numpy as np
 
 from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.settings import BOOLEANS
 from zoo.serving.handlers.base import (
     INFER,
     Handler,
@@ -47,7 +48,6 @@ OPTIONS = (
     "length_penalty",
 )
 JSON_OPTIONS = tuple(name for name in OPTIONS if name != "sentences")  # which in a JSON body are the texts
-BOOLEANS = {"": True, "1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 POLL_SECONDS = 1.0  # interval at which an idle thread checks whether its stream was closed
 
 
@@ -363,7 +363,7 @@ def _with_options(pipeline: TranslationPipeline, options: Mapping[str, str]) -> 
         if name in options:
             given[name] = _number(options[name], kind)
     changed = pipeline.with_options(**given)
-    sentences = options.get("sentences", "false").lower()
+    sentences = options.get("sentences", "false").lower() or "true"
     if sentences not in BOOLEANS:
         raise RequestError(f"sentences is {sentences[:40]!r}; expected true or false")
     changed.split_lines = BOOLEANS[sentences]
