@@ -31,6 +31,7 @@ from pipelines.models.sharding import NoRow
 from zoo.recommenders.data import sources as row_sources
 from zoo.recommenders.data.cell_values import PAD as FRONT
 from zoo.recommenders.data.cell_values import Ints, parse_numbers
+from zoo.recommenders.data.columns import nested
 from zoo.recommenders.data.csv_reader import PAD, ParsedRows, RowBatcher, add_columns, scale_pending
 from zoo.recommenders.data.encoding import Encoding, Field, Floats, Rows
 from zoo.recommenders.data.hashing import buckets_of, fingerprints
@@ -168,7 +169,12 @@ class _Reader:
         """Rows of a source, as `sources.locate` names it."""
         if kind == "text":
             return self.text(name, timed(row_sources.blocks(name, place, PAD), self.seconds, "read"))
-        return self.tables(name, timed(row_sources.tables(name, kind, place), self.seconds, "read"))
+        columns, read = None, None
+        if kind == "parquet":
+            columns = self._choose(name, row_sources.parquet_names(name, *place))
+            read = list(dict.fromkeys(columns[at] for at in self._used()))
+        tables = row_sources.tables(name, kind, place, read)
+        return self.tables(name, timed(tables, self.seconds, "read"), columns)
 
     def text(self, name: str, blocks: Iterable[bytes]) -> Iterator[Rows]:
         """Blocks of whole lines, `PAD` bytes behind each."""
@@ -202,18 +208,23 @@ class _Reader:
             ends = np.cumsum(lengths).reshape(lengths.shape) + len(FRONT)
             yield self._cells(piece, np.frombuffer(b"".join([FRONT, *flat]), np.uint8), ends - lengths, ends)
 
-    def tables(self, name: str, tables: Iterable[Any]) -> Iterator[Rows]:
-        """Arrow tables with named columns."""
+    def _choose(self, name: str, names: list[str]) -> list[str]:
+        """The columns of a row in a table, see `sources.choose_columns`."""
+        kinds = [(column.kind, column.name) for column in self.columns]
+        columns, labelled = row_sources.choose_columns(name, names, kinds)
+        if self.labelled not in (None, labelled):
+            raise RequestError(
+                f"found {name} {'with' if labelled else 'without'} a label, expected it like the input before it"
+            )
+        self.labelled = labelled
+        return columns
+
+    def tables(self, name: str, tables: Iterable[Any], chosen: list[str] | None = None) -> Iterator[Rows]:
+        """Arrow tables with named columns, of which `chosen` are the columns of a row; None: chosen by their names."""
         yield from self.waiting()
         before = 0
-        kinds = [(column.kind, column.name) for column in self.columns]
-        for table in tables:
-            columns, labelled = row_sources.choose_columns(name, table.column_names, kinds)
-            if self.labelled not in (None, labelled):
-                raise RequestError(
-                    f"found {name} {'with' if labelled else 'without'} a label, expected it like the input before it"
-                )
-            self.labelled = labelled
+        for table in map(nested.flat_table, tables):
+            columns = self._choose(name, table.column_names) if chosen is None else chosen
             arrays = {at: row_sources.without_dictionary(table[columns[at]].combine_chunks()) for at in self._used()}
             numbers = [_numbers(name, columns[at], arrays[at]) for at in self.numbers_at]
             values = np.empty((len(table), len(numbers)), np.float32)

@@ -174,11 +174,9 @@ def _open_path(name: str, partition: sources.Partition, delimiter: str | None) -
         return partitioned(_open_path(name, (), delimiter), partition)
     path = _spool() if name == "-" else Path(name)
     if not path.is_file():
-        try:
-            name, kind, place = sources.locate(name)
-        except RequestError:
-            expected = "a click log: CSV, TSV or JSON lines (plain or .gz), Parquet, a saved data set, - or a hub id"
-            raise RequestError(f"found no file {path}, expected {expected}") from None
+        name, kind, place = sources.locate(name)
+        if kind == "text":
+            raise RequestError(f"found {name} to be a pipe or a device; expected a file, or - for stdin")
         return _of_tables(Log(name, kind, "", (), place=place), next(sources.tables(name, kind, place)).schema)
     try:
         if starts_with(path, sources.PARQUET):
@@ -360,7 +358,7 @@ def _tables(log: Log, columns: Sequence[str]) -> Iterator[Any]:
         yield from log.place.to_batches(ROWS)
     elif log.kind == "parquet":
         with pa.parquet.ParquetFile(log.path) as file:
-            yield from map(nested.flat_table, file.iter_batches(ROWS, columns=list(columns)))
+            yield from nested.parquet_batches(file, ROWS, columns)
     else:
         for table in map(nested.flat_table, sources.tables(str(log.path), log.kind, log.place)):
             yield table.combine_chunks().to_batches()[0] if len(table) else table

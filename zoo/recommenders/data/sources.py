@@ -9,7 +9,8 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -19,6 +20,7 @@ import pyarrow as pa
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import starts_with
 from pipelines.data.text_files import STDIN, open_text
+from zoo.recommenders.data.columns import nested
 from zoo.training.runs import datasets
 
 BLOCK = 1 << 19  # bytes a block: it and its arrays stay in the cache, and the overhead a call vanishes
@@ -135,8 +137,7 @@ def locate(source: Any) -> tuple[str, str, Any]:
         repository, _, split = name.partition(":")
         return name, "hub", (repository, split)
     raise RequestError(
-        f"found no file {name}, expected a TSV (plain or .gz) or .parquet file, a saved data set, - or a hub id "
-        "org/name"
+        f"found no file {name}; expected a file or folder of rows, - for stdin, or a data set of the hub (ORG/NAME)"
     )
 
 
@@ -196,15 +197,38 @@ def blocks(name: str, path: Path | None, padding: int = 0) -> Iterator[bytes]:
         yield tail + b"\n" + zeros
 
 
-def _parquet(name: str, path: Path) -> Iterator[Any]:
+def parquet_names(name: str, path: Path) -> list[str]:
+    """Returns the names of the columns of a Parquet file; the fields of structs are columns, see `nested.flat_table`.
+
+    Args:
+        name: Name of the file in messages.
+        path: The file.
+
+    Raises:
+        RequestError: The file cannot be read.
+    """
     import pyarrow.parquet as pq
 
+    with _reading(name):
+        return list(nested.flat_schema(pq.read_schema(path)).names)
+
+
+def _parquet(name: str, path: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """Arrow tables of a Parquet file, with all columns or with some."""
+    import pyarrow.parquet as pq
+
+    with _reading(name), pq.ParquetFile(path) as file:
+        if not file.metadata.num_rows:
+            raise RequestError(f"found {name} empty, expected at least one row")
+        for batch in nested.parquet_batches(file, 16384, columns):
+            yield pa.Table.from_batches([batch])
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Converts errors of Arrow to RequestError."""
     try:
-        with pq.ParquetFile(path) as file:
-            if not file.metadata.num_rows:
-                raise RequestError(f"found {name} empty, expected at least one row")
-            for batch in file.iter_batches(batch_size=16384):
-                yield pa.Table.from_batches([batch])
+        yield
     except (pa.ArrowException, OSError) as error:
         raise RequestError(f"cannot read {name}: {_first_line(error)}") from error
 
@@ -257,13 +281,14 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def tables(name: str, kind: str, place: Any) -> Iterator[Any]:
+def tables(name: str, kind: str, place: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """Reads a source as Arrow tables of some thousand rows.
 
     Args:
         name: Name of the source in error messages.
         kind: "parquet" for a file, "saved" for a data set on disk, "hub" for a data set on the hub.
         place: Location as returned by `locate`.
+        columns: Columns of a Parquet file to read, see `parquet_names`; None: all.
 
     Returns:
         Arrow tables in order.
@@ -272,8 +297,9 @@ def tables(name: str, kind: str, place: Any) -> Iterator[Any]:
         RequestError: The source cannot be read or is empty.
         ZooError: The hub fails while it is read.
     """
-    readers: dict[str, Callable[..., Iterator[Any]]] = {"parquet": _parquet, "saved": _saved, "hub": _hub}
-    return readers[kind](name, *place)
+    if kind == "parquet":
+        return _parquet(name, place[0], columns)
+    return (_saved if kind == "saved" else _hub)(name, *place)
 
 
 def choose_columns(name: str, names: list[str], columns: Sequence[tuple[str, str]]) -> tuple[list[str], bool]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -143,12 +144,12 @@ def _arrow(job: Job, choose: Choose) -> pa.Table:
         rows, size = rows + length, size + decompressed
         limits.ROWS.require(rows, job.received_bytes)
         limits.TABLE.require(size, job.received_bytes)
-    names = pa.ipc.open_stream(job.body).schema.names
-    chosen = _chosen(names, choose)
-    options = pa.ipc.IpcReadOptions(included_fields=[names.index(name) for name in chosen])
-    table = pa.ipc.open_stream(job.body, options=options).read_all().select(chosen)
+    schema = pa.ipc.open_stream(job.body).schema
+    chosen = _chosen(schema, choose)
+    options = pa.ipc.IpcReadOptions(included_fields=nested.holders(schema, set(chosen)))
+    table = pa.ipc.open_stream(job.body, options=options).read_all()
     table.validate(full=True)  # offsets in the body are not trusted
-    return _checked(table, job)
+    return _checked(nested.flat_table(table, chosen), job)
 
 
 def _messages(body: bytes) -> Iterator[tuple[int, int]]:
@@ -193,9 +194,11 @@ def _parquet(job: Job, choose: Choose) -> pa.Table:
     source = pa.BufferReader(job.body)
     metadata = parquet.read_metadata(source)
     limits.ROWS.require(metadata.num_rows, job.received_bytes)
-    chosen = set(_chosen(metadata.schema.to_arrow_schema().names, choose))
+    chosen = _chosen(metadata.schema.to_arrow_schema(), choose)
     leaves = [metadata.schema.column(i) for i in range(metadata.num_columns)]
-    read = [i for i, leaf in enumerate(leaves) if leaf.path.partition(".")[0] in chosen]
+    known = set(chosen)
+    paths = [itertools.accumulate(leaf.path.split("."), "{}.{}".format) for leaf in leaves]  # a, a.b, a.b.c
+    read = [i for i, prefixes in enumerate(paths) if not known.isdisjoint(prefixes)]
     values = size = 0
     for group in range(metadata.num_row_groups):
         for i in read:
@@ -206,12 +209,13 @@ def _parquet(job: Job, choose: Choose) -> pa.Table:
     # a dictionary of long values stays one
     texts = [leaves[i].path for i in read if leaves[i].physical_type == "BYTE_ARRAY"]
     with parquet.ParquetFile(source, read_dictionary=texts) as file:
-        table = file.read([name for name in file.schema_arrow.names if name in chosen], use_threads=False)
-    return _checked(table, job)
+        table = file.read(chosen, use_threads=False)
+    return _checked(nested.flat_table(table, chosen), job)
 
 
-def _chosen(names: Sequence[str], choose: Choose) -> list[str]:
-    """The columns of a table to read. Raises RequestError if names repeat."""
+def _chosen(schema: pa.Schema, choose: Choose) -> list[str]:
+    """The columns of a table to read; the fields of structs are columns. Raises RequestError if names repeat."""
+    names = nested.flat_schema(schema).names
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise RequestError(f"the body has the column {twice[0]!r} more than once; expected a name of its own for each")
     return choose(names)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -164,8 +165,19 @@ def test_sources_without_files_are_named(tmp_path):
         open_logs(tmp_path / "empty")
     with pytest.raises(RequestError, match=r"found no file that matches .*day\*\.csv"):
         open_logs(f"{tmp_path}/day*.csv")
-    with pytest.raises(RequestError, match="found no file .*nothing.csv, expected a click log"):
+    with pytest.raises(RequestError, match="found no file .*nothing.csv; expected a file or folder of rows"):
         open_logs(tmp_path / "nothing.csv")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RequestError, match="found .*pipe to be a pipe or a device; expected a file, or - for stdin"):
+        open_logs(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("family", ["wide-deep", "dcn-v2"])
+def test_a_missing_file_to_train_on_is_no_matter_of_formats(tmp_path, family):
+    pytest.importorskip("torch", reason="needs the train extra")
+    with pytest.raises(RequestError, match=r"^found no file \S*nothing; expected a file or folder of rows"):
+        zoo.train(family, tmp_path / "nothing", tmp_path / "model")
+    assert not (tmp_path / "model").exists()
 
 
 def test_a_column_that_a_file_lacks_is_ignored_with_the_reason(tmp_path):

@@ -196,3 +196,35 @@ def test_scoring_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_parquet_is_read_by_the_columns_of_a_row(tmp_path, named, monkeypatch):
+    """Other columns are not read: here their bytes are damaged."""
+    lines = synthetic_lines(500)
+    whole = table(lines) if named else table(lines, [f"column{at}" for at in range(40)])
+    if named:
+        whole = whole.add_column(3, "other", pa.array([f"{at:x}" * 99 for at in range(500)]))
+        whole = whole.append_column("nested", pa.array([{"a": "x" * 9} for _ in range(500)]))
+    read_columns = []
+    batches = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "iter_batches",
+        lambda *given, **how: read_columns.append(how["columns"]) or batches(*given, **how),
+    )
+    file = tmp_path / "rows.parquet"
+    pq.write_table(whole, file)
+    if named:
+        (chunk,) = (
+            c
+            for i in range(whole.num_columns)
+            if (c := pq.read_metadata(file).row_group(0).column(i)).path_in_schema == "other"
+        )
+        content = bytearray(file.read_bytes())
+        content[chunk.dictionary_page_offset : chunk.dictionary_page_offset + chunk.total_compressed_size] = bytes(
+            chunk.total_compressed_size
+        )
+        file.write_bytes(content)
+    same(read(file), read(lines))
+    assert [len(names) for names in read_columns] == [40]

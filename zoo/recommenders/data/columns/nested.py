@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.core.errors import RequestError, one_line
+
+LONGEST_NAMES = 1 << 22  # characters: every name holds those of the structs around it
 
 
 def has_text(kind: pa.DataType) -> bool:
@@ -77,17 +80,23 @@ def lists_of_objects(row: Mapping[str, Any]) -> list[str]:
     return [name for name, value in lists if any(isinstance(item, Mapping) for item in value)]
 
 
-def flat_table(table: Any) -> Any:
+def flat_table(table: Any, names: Sequence[str] | None = None) -> Any:
     """Returns a table whose columns are no structs: their fields are columns with names such as user.id.
 
     Args:
-        table: pyarrow.Table, or RecordBatch of at least one row.
+        table: pyarrow.Table or RecordBatch.
+        names: Names of the columns to return, of those of `flat_schema`; None: all.
+
+    Returns:
+        The table or record batch; `table` itself if it has no structs and `names` is None.
     """
-    if not any(pa.types.is_struct(kind) for kind in table.schema.types):
+    if names is None and not any(map(pa.types.is_struct, table.schema.types)):
         return table
-    if isinstance(table, pa.RecordBatch):
-        return flat_table(pa.Table.from_batches([table])).combine_chunks().to_batches()[0]
-    return flat_table(table.flatten())
+    leaves = _leaves(table.schema)
+    paths = {field.name: path for path, field in leaves}
+    chosen = [path for path, _ in leaves] if names is None else [paths[name] for name in names]
+    arrays = [_value(table.column(first), rest) for first, *rest in chosen]
+    return type(table).from_arrays(arrays, [field.name for _, field in leaves] if names is None else list(names))
 
 
 def flat_schema(schema: pa.Schema) -> pa.Schema:
@@ -96,4 +105,54 @@ def flat_schema(schema: pa.Schema) -> pa.Schema:
     Args:
         schema: Schema of the table.
     """
-    return flat_table(schema.empty_table()).schema
+    return pa.schema([field for _, field in _leaves(schema)])
+
+
+def holders(schema: pa.Schema, names: Collection[str]) -> list[int]:
+    """Returns the indices of the columns that hold values of a flat table.
+
+    Args:
+        schema: Schema of the table.
+        names: Names of columns, of those of `flat_schema`.
+    """
+    return sorted({path[0] for path, field in _leaves(schema) if field.name in names})
+
+
+def parquet_batches(file: Any, rows: int, names: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Reads columns of a Parquet file as columns that are no structs, see `flat_table`.
+
+    Args:
+        file: pyarrow.parquet.ParquetFile.
+        rows: Rows of a batch.
+        names: Names of the columns to read, of those of `flat_schema`; None: all. Other columns are not read.
+
+    Returns:
+        Record batches.
+    """
+    batches = file.iter_batches(rows, columns=None if names is None else list(names))
+    return (flat_table(batch, names) for batch in batches)
+
+
+def _leaves(schema: pa.Schema) -> list[tuple[list[int], pa.Field]]:
+    """Columns that are no structs: the index of their column and of the fields in it, and their field."""
+    leaves: list[tuple[list[int], pa.Field]] = []
+    size = 0
+    fields = [([at], schema.field(at)) for at in reversed(range(len(schema)))]
+    while fields:
+        path, field = fields.pop()
+        if pa.types.is_struct(field.type):
+            inner = [field.type.field(at) for at in range(field.type.num_fields)]
+            named = [([*path, at], each.with_name(f"{field.name}.{each.name}")) for at, each in enumerate(inner)]
+            fields += reversed(named)
+            size += sum(len(each.name) for _, each in named)
+            if size > LONGEST_NAMES:
+                limit = f"names of at most {LONGEST_NAMES:,} characters together"
+                raise RequestError(f"found a schema with longer names of nested columns, expected {limit}")
+        else:
+            leaves.append((path, field))
+    return leaves
+
+
+def _value(column: Any, path: Sequence[int]) -> Any:
+    """A field of a column of structs, null where a struct is; the column itself for no path."""
+    return pc.struct_field(column, list(path)) if path else column
