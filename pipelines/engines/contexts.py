@@ -10,13 +10,16 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from pipelines.core import forks, machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from pipelines.kernels.recommenders.native import SharedInputs
 
 WAITING = 4  # queued calls per context; `submit` blocks beyond
 Result = dict[str, NDArray[Any]]
@@ -42,6 +45,18 @@ class Asynchronous:
     def run(self, batch: Batch) -> Result:
         """Computes the outputs of a batch, see `Runnable.run`."""
         raise NotImplementedError
+
+    def run_shared(self, batch: Batch, shared: SharedInputs) -> Result:
+        """Computes the outputs of a batch whose samples have some inputs in common; engines may compute these once.
+
+        Args:
+            batch: Inputs.
+            shared: The inputs that are the same in all samples.
+
+        Returns:
+            The outputs of `run`, bit for bit.
+        """
+        return self.run(batch)
 
     def submit(self, batch: Batch) -> Future[Result]:
         """Runs a batch in a context of its own, after earlier submissions; blocks while too many calls wait.

@@ -6,7 +6,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -15,6 +15,9 @@ from pipelines.core.errors import ZooError
 from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.session import Executed, Port, Session
 from pipelines.engines.timing import choose, size_class
+
+if TYPE_CHECKING:
+    from pipelines.kernels.recommenders.native import SharedInputs
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +79,10 @@ class QuickestSession(Asynchronous):
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """Computes the outputs of a batch, see `Runnable.run`."""
         return (self._only or self.session(batch)).run(batch)
+
+    def run_shared(self, batch: Batch, shared: SharedInputs) -> dict[str, NDArray[Any]]:
+        """See `Asynchronous.run_shared`."""
+        return self.session(batch).run_shared(batch, shared)
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Lists what the engine of this batch size runs, see `Session.executed`."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from pipelines.kernels.recommenders.native import SharedInputs
 
 BF16 = "bf16"
 
@@ -88,6 +91,9 @@ class Session(Runnable, Protocol):
         Returns:
             Future of the outputs.
         """
+
+    def run_shared(self, batch: Batch, shared: SharedInputs) -> dict[str, NDArray[Any]]:
+        """See `Asynchronous.run_shared`."""
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Runs a batch once with the engine's own profiler.

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core import machine
-from pipelines.core.batches import Batch
+from pipelines.core.batches import Batch, cut, joined
 from pipelines.core.errors import RequestError
 from pipelines.core.files import refuse_names
 from pipelines.core.ordered_map import ordered_map
@@ -31,6 +31,7 @@ from pipelines.models.sharding import NoRow
 from zoo.recommenders.data.row_errors import ErrorLog, timed
 
 if TYPE_CHECKING:
+    from pipelines.kernels.recommenders.native import SharedInputs
     from zoo.recommenders.data.logs import Log
 
 # rows on their way through `run` together: enough to make every step's overhead vanish, few enough for the cache
@@ -237,6 +238,21 @@ class ClickPipeline(GraphPipeline):
         except RequestError:  # the kernels check ids themselves, and count rows within a part of the batch
             self._check_ids(batch)
             raise
+
+    def predict_shared(self, batch: Batch, shared: SharedInputs) -> dict[str, NDArray[Any]]:
+        """Computes click probabilities of rows that have some inputs in common, as those of one user.
+
+        Args:
+            batch: See `predict`.
+            shared: The inputs that are the same in all rows.
+
+        Returns:
+            As `predict`, bit for bit.
+        """
+        parts = [batch] if self._check(batch) <= self.batch_size else cut(batch, self.batch_size)
+        if self.engine != "native":
+            self._check_ids(batch)
+        return joined([self.session.run_shared(part, shared) for part in parts])
 
     def _check_ids(self, batch: Batch) -> None:
         ids, last = batch.get("ids"), self.last_ids

@@ -6,12 +6,14 @@ import io
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError
 from pipelines.data.text import TextForm
 from pipelines.models.folder import ModelFolder
@@ -21,7 +23,9 @@ from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import HEAD, Log, open_log, open_logs
 from zoo.recommenders.data.row_errors import ErrorLog
-from zoo.recommenders.inference import ClickPipeline
+from zoo.recommenders.inference import ROWS_IN_FLIGHT, ClickPipeline
+from zoo.recommenders.ranking.catalogue import Catalogue, best
+from zoo.recommenders.ranking.sides import Sides
 
 SAMPLES = ("sample.csv.gz", "sample.tsv.gz")  # rows that ship with a model; those without a header in the second
 
@@ -149,6 +153,99 @@ class LogPipeline(ClickPipeline):
         self.features.require(Log("the rows given", "rows", "", tuple(names)))
         known = {column.name for column in self.features.schema.columns}
         return [name for name in names if name in known]
+
+    # --- ranking
+
+    @cached_property
+    def sides(self) -> Sides:
+        """The columns of users and of items. Raises RequestError for a model without columns of items."""
+        return Sides(self.features)
+
+    def catalogue(self, items: Any) -> Catalogue:
+        """Reads and encodes items once, for `rank`.
+
+        Args:
+            items: Source with the items' columns, one row an item, see `Features.read`; of rows with the same id the
+                first counts.
+
+        Returns:
+            The catalogue.
+
+        Raises:
+            RequestError: There is no item, or the model has no columns of items.
+        """
+        return Catalogue.read(self.sides, items)
+
+    def rank(
+        self, user: Any, items: Any, top: int | None = None, *, ids: Iterable[Any] | None = None, exclude: Any = ()
+    ) -> list[dict[str, Any]]:
+        """Ranks items for one user by the probability of a click.
+
+        The user's columns, and those of the context, are read, looked up and computed once. The probabilities have the
+        same bits as those of full rows.
+
+        Args:
+            user: {column: value} of the columns that are not the items', or a source of one row.
+            items: Source with the items' columns, or a catalogue.
+            top: Number of items to return; None for all.
+            ids: Ids of the items of a catalogue to rank; None for all of them.
+            exclude: Ids of items that are not returned, as those that the user has seen.
+
+        Returns:
+            [{"row": position of the item in the source, or in the catalogue, "item": its id, if the model has a column
+            of ids, "probability": float}, ...], the most probable first, equal ones in the order of the items.
+
+        Raises:
+            RequestError: A column or an id is missing, or there is no item to rank.
+        """
+        columns = self.rank_columns(user, items, top, ids=ids, exclude=exclude)
+        return [
+            dict(zip(columns, values, strict=True))
+            for values in zip(
+                *(list(each) if isinstance(each, list) else each.tolist() for each in columns.values()), strict=True
+            )
+        ]
+
+    def rank_columns(
+        self, user: Any, items: Any, top: int | None = None, *, ids: Iterable[Any] | None = None, exclude: Any = ()
+    ) -> dict[str, Any]:
+        """Ranks items, see `rank`, and returns columns.
+
+        Args:
+            user: See `rank`.
+            items: See `rank`.
+            top: See `rank`.
+            ids: See `rank`.
+            exclude: See `rank`.
+
+        Returns:
+            {"row": int64 [n], "item": list of n texts, if there are ids, "probability": float32 [n]}.
+
+        Raises:
+            RequestError: See `rank`.
+        """
+        if top is not None:
+            top = whole_number("top", top)
+        catalogue = items if isinstance(items, Catalogue) else Catalogue.read(self.sides, items, distinct=False)
+        if ids is not None and catalogue is not items:
+            raise RequestError("found ids and items, expected ids of a catalogue")
+        user_row = self.sides.read_user(user)
+        positions = catalogue.without(exclude, None if ids is None else catalogue.find(ids))
+        probability = self._probabilities(user_row, catalogue.rows, positions)
+        order = best(probability, top)
+        rows = order if positions is None else positions[order]
+        names = catalogue.ids(rows)
+        return {"row": rows, **({} if names is None else {"item": names}), "probability": probability[order]}
+
+    def _probabilities(self, user: Rows, items: Rows, positions: NDArray[np.int64] | None) -> NDArray[np.float32]:
+        """Probabilities of the items at these positions, or of all items."""
+        count = len(items) if positions is None else len(positions)
+        found = np.empty(count, np.float32)
+        for begin in range(0, count, ROWS_IN_FLIGHT):
+            chosen: Any = slice(begin, begin + ROWS_IN_FLIGHT)
+            batch = self.sides.join(user, items[chosen if positions is None else positions[chosen]])
+            found[chosen] = self.predict_shared(batch, self.sides.user.shared)["probability"].reshape(-1)
+        return found
 
     @property
     def last_ids(self) -> NDArray[Any]:

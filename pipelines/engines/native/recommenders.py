@@ -22,6 +22,7 @@ from pipelines.engines.session import BatchError, Executed, Port
 from pipelines.kernels import extension
 from pipelines.kernels.arrays import contiguous
 from pipelines.kernels.recommenders import native
+from pipelines.kernels.recommenders.native import SharedInputs
 
 CHUNK = 64  # minimum samples per thread
 
@@ -48,6 +49,7 @@ class ProgramGraph:
         self.fed, self.outputs = model.fed, model.outputs
         self.steps = [type(step).__name__ for step in model.program.steps]
         self.program = native.click_program(model.program)
+        self._model, self._sharing = model, dict[SharedInputs, Any]()
         self._pool: ThreadPoolExecutor | None = None
         self.forked()
         forks.tell(self)
@@ -56,11 +58,24 @@ class ProgramGraph:
         """Starts threads of its own, as a forked process must."""
         self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
 
-    def call(self, batch: Batch) -> list[NDArray[Any]]:
+    def sharing(self, shared: SharedInputs | None) -> Any:
+        """Returns the program for samples that have some inputs in common; it is made once.
+
+        Args:
+            shared: These inputs; None for the plain program.
+        """
+        if shared is None:
+            return self.program
+        if (made := self._sharing.get(shared)) is None:
+            made = self._sharing[shared] = native.click_program(self._model.program, shared=shared)
+        return made
+
+    def call(self, batch: Batch, shared: SharedInputs | None = None) -> list[NDArray[Any]]:
         """Runs the program on a batch, split among the threads.
 
         Args:
             batch: Array [samples, ...] for every graph input.
+            shared: Inputs that are the same in all samples.
 
         Returns:
             The results of the program.
@@ -69,22 +84,22 @@ class ProgramGraph:
             BatchError: An id is no row of its field (checked before any table is read), or an array does not fit.
         """
         try:
-            return self._call(batch)
+            return self._call(batch, self.sharing(shared))
         except IndexError as error:
             raise BatchError(str(error)) from error
         except (TypeError, ValueError, KeyError) as error:
             raise BatchError(f"the native kernels cannot run {self.path} on this batch: {one_line(error)}") from error
 
-    def _call(self, batch: Batch) -> list[NDArray[Any]]:
+    def _call(self, batch: Batch, program: Any) -> list[NDArray[Any]]:
         arrays = [None if name is None else contiguous(batch[name]) for name in self.fed]
         if self._pool is None or (count := len(batch[str(self.fed[0])])) < 2 * CHUNK:
-            return _listed(self.program(*arrays))
+            return _listed(program(*arrays))
         bounds = np.linspace(0, count, min(self.threads, count // CHUNK) + 1).astype(int)
         parts = [[None if each is None else each[a:b] for each in arrays] for a, b in itertools.pairwise(bounds)]
         try:
-            results = [_listed(each) for each in self._pool.map(lambda part: self.program(*part), parts)]
+            results = [_listed(each) for each in self._pool.map(lambda part: program(*part), parts)]
         except IndexError:
-            self.program(*arrays)  # names the row of the whole batch
+            program(*arrays)  # names the row of the whole batch
             raise
         return [np.concatenate(each) for each in zip(*results, strict=True)]
 
@@ -112,6 +127,10 @@ class ProgramSession(Asynchronous):
             except Exception:  # converts the arrays, or raises a clear error
                 found = graph.call(batch)
         return dict(zip(graph.outputs, found, strict=True))
+
+    def run_shared(self, batch: Batch, shared: SharedInputs) -> dict[str, NDArray[Any]]:
+        """See `Asynchronous.run_shared`."""
+        return dict(zip(self._graph.outputs, self._graph.call(batch, shared), strict=True))
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Lists the kernels that run, see `Session.executed`."""

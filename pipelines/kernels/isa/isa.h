@@ -127,10 +127,13 @@ struct MixedLinear {
     const int16_t *weight;      // [stride / (4 * lanes)][pairs][4 * lanes][2], lanes of ClickKernels
     const float *scale, *bias;  // [stride]
     bool sparse;                // inputs come out of a ReLU
+    const int32_t *chosen;      // the pairs that are read, [chosen_count], or null for all of them
+    int64_t chosen_count;
+    const int32_t *shared;      // [stride] sums that all rows have in common, or null
 };
 
 // Where `width` columns of a MixedLinear go, from the one before's `end`, a whole 64, on.
-enum class Kind { kBytes, kWords, kFloats };
+enum class Kind { kBytes, kWords, kFloats, kSums };  // kSums: int32, neither scaled nor with a bias
 struct Columns {
     Kind kind;
     int64_t width, end;

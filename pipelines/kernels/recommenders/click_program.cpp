@@ -33,7 +33,10 @@ class ClickProgram : public Program {
         std::copy_n(column, count, chosen.data()), std::copy_n(values, count, scales.data());
         const auto *kernels = &kernels_;
         const int64_t stride = numbers_;
-        steps_.push_back([=](const Block &b) {
+        auto &columns_alike = alike_[static_cast<size_t>(out)];
+        bool all = true;
+        for (int64_t k = 0; k < count; ++k) all &= columns_alike[static_cast<size_t>(position + k)] = alike_numbers_[static_cast<size_t>(column[k])];
+        add({}, {{to, position, count}}, all, [=](const Block &b) {
             kernels->numbers(b.numbers, stride, chosen.data(), scales.data(), count, b.n, b.at<int16_t>(to) + position, to.stride);
         });
     }
@@ -54,7 +57,8 @@ class ClickProgram : public Program {
         for (int64_t c = column; c < column + count; ++c) require(rows_[static_cast<size_t>(c)] >= 1 && rows_[static_cast<size_t>(c)] <= rows, "gather");
         const auto *kernels = &kernels_;
         const int64_t columns = this->columns(), means = means_;
-        steps_.push_back([=](const Block &b) {
+        const bool alike = all_of(alike_ids_, column, count) && (mean < 0 || alike_means_[static_cast<size_t>(mean)]);
+        add({}, {{to, position, width}}, alike, [=](const Block &b) {
             kernels->gather(r, b.ids + column, columns, mean < 0 ? nullptr : b.means + mean, means, b.n, b.at<int16_t>(to) + position,
                             to.stride);
         });
@@ -102,21 +106,29 @@ class ClickProgram : public Program {
                 step->weight[((j / group * pairs + k / 2) * group + j % group) * 2 + k % 2] = k < inputs ? w[k * width + j] : 0;
         }
         m.weight = step->weight.data(), m.scale = step->scale.data(), m.bias = step->bias.data();
-        const auto *kernels = &kernels_;
-        const int64_t ids = this->columns();
-        steps_.push_back([=](const Block &block) {
-            static thread_local Buffer<uint32_t> chosen;
-            const int64_t f_count = step->linear.fields;
-            chosen.reserve(kSamples * f_count);
-            uint32_t *next = chosen.data();
-            for (int64_t r = 0; r < block.n; ++r)
-                for (const Field &field : step->fields) *next++ = static_cast<uint32_t>(field.offset) + block.ids[r * ids + field.column];
+        std::vector<Span> writes;
+        for (const auto &each : step->outs) writes.push_back(whole(std::get<0>(each)));
+        const bool fields_alike = std::all_of(step->fields.begin(), step->fields.end(), [&](const Field &field) { return alike_ids_[static_cast<size_t>(field.column)]; });
+        if (!fields_alike || (inputs && !alike({from, first, inputs}))) split(*step, from, first, inputs);
+        const int64_t start = step->common ? kept_bytes(stride * 4) : 0;
+        add(inputs ? std::vector<Span>{{from, first, inputs}} : std::vector<Span>{}, writes, fields_alike, [=, this](const Block &block) {
+            MixedLinear linear = step->linear;
+            const int16_t *codes = pairs ? block.at<int16_t>(from) + first : nullptr;
+            const int64_t codes_stride = pairs ? from.stride : 0;
+            if (step->common) {
+                auto *sums = reinterpret_cast<int32_t *>(block.memory + start);
+                if (block.first) {
+                    const Columns all{Kind::kSums, stride, stride, sums, stride, false};
+                    kernels_.mixed(step->common->linear, rows_of(step->common->fields, block, 1), codes, codes_stride, 1, &all);
+                }
+                linear.shared = sums;
+            }
             Columns to[kOuts];
             for (size_t i = 0; i < step->outs.size(); ++i) {
                 const auto &[slot, last, relu] = step->outs[i];
                 to[i] = {slot.kind, slot.width, last, block.memory + slot.offset, slot.stride, relu};
             }
-            kernels->mixed(step->linear, chosen.data(), pairs ? block.at<int16_t>(from) + first : nullptr, pairs ? from.stride : 0, block.n, to);
+            kernels_.mixed(linear, rows_of(step->fields, block, block.n), codes, codes_stride, block.n, to);
         });
     }
 
@@ -142,7 +154,7 @@ class ClickProgram : public Program {
         std::copy_n(b, outputs, step->bias.data()), std::copy_n(s, outputs, step->scale.data());
         l.weight = step->weight.data(), l.bias = step->bias.data(), l.scale = step->scale.data();
         const Isa *isa = &isa_;
-        steps_.push_back([=](const Block &block) {
+        add({whole(from)}, {whole(to)}, true, [=](const Block &block) {
             isa->linear(step->linear, RowEpilogue{}, block.at<uint8_t>(from), from.stride, block.n, block.memory + to.offset, to.stride);
         });
     }
@@ -151,7 +163,7 @@ class ClickProgram : public Program {
         const Slot from = slot(x, Kind::kFloats, "quantize"), to = slot(out, Kind::kWords, "quantize");
         require(position >= 0 && position + from.width <= to.width, "quantize");
         const auto *kernels = &kernels_;
-        steps_.push_back([=](const Block &b) {
+        add({whole(from)}, {{to, position, from.width}}, true, [=](const Block &b) {
             kernels->quantize(b.at<float>(from), from.stride, factor, relu ? 0 : -kCodeLimit, from.width, b.n, b.at<int16_t>(to) + position, to.stride);
         });
     }
@@ -159,8 +171,10 @@ class ClickProgram : public Program {
     void factorization(int x, int out, const Array &positions, int64_t width, float scale) {
         const Slot from = slot(x, Kind::kWords, "factorization"), to = slot(out, Kind::kFloats, "factorization");
         const auto at = vectors(positions, width, from, "factorization");
+        std::vector<Span> reads;
+        for (const int32_t each : at) reads.push_back({from, each, width});
         const auto *kernels = &kernels_;
-        steps_.push_back([=](const Block &b) {
+        add(reads, {whole(to)}, true, [=](const Block &b) {
             kernels->factorization(b.at<int16_t>(from), from.stride, at.data(), static_cast<int64_t>(at.size()), width, scale, b.n,
                                    b.at<float>(to), to.stride);
         });
@@ -197,8 +211,14 @@ class ClickProgram : public Program {
         require(count >= 2 && position >= 0 && position + pairs <= to.width && static_cast<int64_t>(factor.shape(0)) == pairs, "dots");
         auto factors = std::make_shared<Buffer<float>>(pairs + kColumns);
         std::fill_n(factors->data(), pairs + kColumns, 0.0f), std::copy_n(values, pairs, factors->data());
+        std::vector<Span> reads;
+        for (const int32_t each : at) reads.push_back({from, each, width});
+        auto *columns_alike = &alike_[static_cast<size_t>(out)];
+        for (int64_t i = 1, pair = position; i < count; ++i)
+            for (int64_t j = 0; j < i; ++j, ++pair)
+                (*columns_alike)[static_cast<size_t>(pair)] = alike(reads[static_cast<size_t>(i)]) && alike(reads[static_cast<size_t>(j)]);
         const auto *kernels = &kernels_;
-        steps_.push_back([=](const Block &b) {
+        add(reads, {{to, position, pairs}}, true, [=](const Block &b) {
             kernels->dots(b.at<int16_t>(from), from.stride, at.data(), count, width, factors->data(), b.n, b.at<int16_t>(to) + position, to.stride);
         });
     }
@@ -207,7 +227,7 @@ class ClickProgram : public Program {
         const Slot from = slot(x, Kind::kFloats, "normalize"), to = slot(out, Kind::kFloats, "normalize");
         require(from.width == to.width, "normalize");
         const auto *kernels = &kernels_;
-        steps_.push_back([=](const Block &b) {
+        add({whole(from)}, {whole(to)}, true, [=](const Block &b) {
             kernels->normalize(b.at<float>(from), from.stride, from.width, epsilon, least, relu, b.n, b.at<float>(to));
         });
     }
@@ -219,7 +239,7 @@ class ClickProgram : public Program {
         auto slopes = std::make_shared<Buffer<float>>(from.stride);
         std::fill_n(slopes->data(), from.stride, 0.0f), std::copy_n(values, from.width, slopes->data());
         const auto *kernels = &kernels_;
-        steps_.push_back([=](const Block &b) {
+        add({whole(from)}, {whole(to)}, true, [=](const Block &b) {
             kernels->leaky(b.at<float>(from), from.stride, slopes->data(), from.width, b.n, b.at<float>(to));
         });
     }
@@ -228,14 +248,14 @@ class ClickProgram : public Program {
         const Slot from = slot(x, Kind::kFloats, "tanh"), to = slot(out, Kind::kFloats, "tanh");
         require(from.width == to.width, "tanh");
         const auto *kernels = &kernels_;
-        steps_.push_back([=](const Block &b) { kernels->tanh(b.at<float>(from), from.stride, from.width, b.n, b.at<float>(to)); });
+        add({whole(from)}, {whole(to)}, true, [=](const Block &b) { kernels->tanh(b.at<float>(from), from.stride, from.width, b.n, b.at<float>(to)); });
     }
 
     void mixture(int x, int gates, int out) {
         const Slot from = slot(x, Kind::kFloats, "mixture"), by = slot(gates, Kind::kFloats, "mixture"), to = slot(out, Kind::kFloats, "mixture");
         require(from.width == to.width && from.width % by.width == 0, "mixture");
         const auto *kernels = &kernels_;
-        steps_.push_back([=](const Block &b) {
+        add({whole(from), whole(by)}, {whole(to)}, true, [=](const Block &b) {
             kernels->mixture(b.at<float>(from), from.stride, b.at<float>(by), by.stride, by.width, from.width / by.width, b.n, b.at<float>(to));
         });
     }
@@ -247,7 +267,9 @@ class ClickProgram : public Program {
         require(!from.empty() && static_cast<int64_t>(from.size()) == by.width && by.width <= kOuts, "gated_sum");
         for (const Slot &each : from) require(each.width == to.width && each.offset != to.offset, "gated_sum");
         const auto *kernels = &kernels_;
-        steps_.push_back([=](const Block &b) {
+        std::vector<Span> reads{whole(by)};
+        for (const Slot &each : from) reads.push_back(whole(each));
+        add(reads, {whole(to)}, true, [=](const Block &b) {
             const float *experts[kOuts];
             for (size_t e = 0; e < from.size(); ++e) experts[e] = b.at<float>(from[e]);
             kernels->gated_sum(experts, to.stride, b.at<float>(by), by.stride, by.width, to.width, relu, b.n, b.at<float>(to));
@@ -258,7 +280,7 @@ class ClickProgram : public Program {
         const Slot a = slot(x, Kind::kFloats, "product"), b = slot(y, Kind::kFloats, "product"), to = slot(out, Kind::kFloats, "product");
         require(a.width == b.width, "product");
         const auto *kernels = &kernels_;
-        steps_.push_back([=](const Block &block) {
+        add({whole(a), whole(b)}, {whole(to)}, true, [=](const Block &block) {
             kernels->product(block.at<float>(a), block.at<float>(b), a.stride, a.width, block.n, block.at<float>(to), to.stride);
         });
     }
@@ -271,7 +293,7 @@ class ClickProgram : public Program {
         auto weights = std::make_shared<Buffer<float>>(round_up(width, kColumns));
         std::fill_n(weights->data(), round_up(width, kColumns), 0.0f), std::copy_n(w, width, weights->data());
         const auto *kernels = &kernels_;
-        steps_.push_back([=](const Block &b) {
+        add({{from, first, width}}, {whole(to)}, true, [=](const Block &b) {
             kernels->weighted(b.at<int16_t>(from) + first, from.stride, weights->data(), width, b.n, b.at<float>(to), to.stride);
         });
     }
@@ -283,7 +305,8 @@ class ClickProgram : public Program {
         const auto found = fields(columns, offsets, rows, static_cast<int64_t>(table.shape(0)), "lookup_sum");
         require(!found.empty(), "lookup_sum");
         const int64_t stride = this->columns();
-        steps_.push_back([=](const Block &b) {
+        const bool all = std::all_of(found.begin(), found.end(), [&](const Field &field) { return alike_ids_[static_cast<size_t>(field.column)]; });
+        add({}, {whole(to)}, all, [=](const Block &b) {
             auto *result = b.at<float>(to);
             const uint32_t *ids = b.ids;
             for (int64_t s = 0; s < b.n; ++s, ids += stride) {
@@ -300,7 +323,9 @@ class ClickProgram : public Program {
         const Slot to = slot(out, Kind::kFloats, "total");
         std::vector<std::pair<Slot, float>> parts;
         for (const auto &[index, factor] : terms) parts.emplace_back(slot(index, Kind::kFloats, "total"), factor);
-        steps_.push_back([=](const Block &b) {
+        std::vector<Span> reads;
+        for (const auto &[part, factor] : parts) reads.push_back(whole(part));
+        add(reads, {whole(to)}, true, [=](const Block &b) {
             auto *result = b.at<float>(to);
             for (int64_t s = 0; s < b.n; ++s) {
                 float logit = bias;
@@ -311,9 +336,17 @@ class ClickProgram : public Program {
     }
 
   private:
+    // The part of a layer whose inputs are the same in all samples.
+    struct Common {
+        MixedLinear linear{};
+        std::vector<Field> fields;
+        std::vector<int32_t> chosen;
+    };
     struct Mixed {
         MixedLinear linear{};
         std::vector<Field> fields;
+        std::vector<int32_t> chosen;
+        std::unique_ptr<Common> common;
         std::vector<std::tuple<Slot, int64_t, bool>> outs;
         Buffer<int16_t> weight;
         Buffer<float> scale, bias;
@@ -324,6 +357,38 @@ class ClickProgram : public Program {
         Buffer<int32_t> bias;
         Buffer<float> scale;
     };
+
+    // Splits a layer into its part of inputs that are the same in all samples, if there are any, and the rest.
+    void split(Mixed &step, const Slot &from, int64_t first, int64_t inputs) const {
+        auto common = std::make_unique<Common>();
+        std::vector<Field> other;
+        for (const Field &field : step.fields) (alike_ids_[static_cast<size_t>(field.column)] ? common->fields : other).push_back(field);
+        for (int64_t p = 0; p < step.linear.pairs; ++p)
+            (alike({from, first + 2 * p, std::min<int64_t>(2, inputs - 2 * p)}) ? common->chosen : step.chosen).push_back(static_cast<int32_t>(p));
+        if (common->fields.empty() && common->chosen.empty()) {
+            step.chosen.clear();
+            return;
+        }
+        const auto limit = [](MixedLinear &linear, const std::vector<Field> &fields, const std::vector<int32_t> &chosen) {
+            linear.fields = static_cast<int64_t>(fields.size());
+            if (fields.empty()) linear.table = nullptr, linear.wide_table = nullptr;
+            if (chosen.empty()) linear.pairs = 0;
+            linear.chosen = chosen.data(), linear.chosen_count = static_cast<int64_t>(chosen.size()), linear.sparse = false;
+        };
+        common->linear = step.linear, step.fields = std::move(other);
+        limit(step.linear, step.fields, step.chosen), limit(common->linear, common->fields, common->chosen);
+        step.common = std::move(common);
+    }
+
+    // The table rows of n samples, sample by sample.
+    const uint32_t *rows_of(const std::vector<Field> &fields, const Block &block, int64_t n) const {
+        static thread_local Buffer<uint32_t> chosen;
+        chosen.reserve(kSamples * static_cast<int64_t>(fields.size()));
+        uint32_t *next = chosen.data();
+        for (int64_t r = 0; r < n; ++r)
+            for (const Field &field : fields) *next++ = static_cast<uint32_t>(field.offset) + block.ids[r * columns() + field.column];
+        return chosen.data();
+    }
 };
 
 }  // namespace
@@ -354,6 +419,7 @@ void bind_click_program(nb::module_ &module) {
         .def("product", &ClickProgram::product, "x"_a, "y"_a, "out"_a)
         .def("lookup_sum", &ClickProgram::lookup_sum, "out"_a, "table"_a, "columns"_a, "offsets"_a, "rows"_a)
         .def("total", &ClickProgram::total, "out"_a, "terms"_a, "bias"_a, "sigmoid"_a)
+        .def("share", &ClickProgram::share, "ids"_a, "numbers"_a, "means"_a)
         .def("outputs", &ClickProgram::outputs, "slots"_a)
         .def("__call__", &ClickProgram::call, "ids"_a, "numbers"_a.none(), "scales"_a.none())
         .def_prop_ro("isa", &ClickProgram::isa);

@@ -1,5 +1,6 @@
 // What click programs are but for their steps: buffers of a block of samples, inputs that are checked, results. Ids are checked before a table
-// is read; no lock is held while computing.
+// is read; no lock is held while computing. Inputs may be declared to be the same in all samples of a call, as those of a user whose
+// candidates are ranked: what depends on them alone is computed once a call.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -36,6 +37,7 @@ struct Slot {
     Kind kind;
     int64_t width, stride, offset;  // offset: bytes of one block
     bool relu = false;
+    int index = -1;
     int64_t size() const { return kind == Kind::kBytes ? 1 : kind == Kind::kWords ? 2 : 4; }
 };
 
@@ -45,8 +47,15 @@ struct Block {
     const uint32_t *ids;  // [n, columns], checked
     const float *numbers, *means;
     int64_t n;
+    bool first;  // of the call
     template <class T>
     T *at(const Slot &slot) const { return reinterpret_cast<T *>(memory + slot.offset); }
+};
+
+// Columns of a buffer that a step reads or writes.
+struct Span {
+    Slot slot;
+    int64_t first, width;
 };
 
 void require(bool fits, const char *step) {
@@ -69,9 +78,25 @@ class Program {
             require(width >= 1 && width <= kWidest && (kind == "u1" || kind == "i2" || kind == "f4"), "buffer");
             Slot slot{kind == "u1" ? Kind::kBytes : kind == "i2" ? Kind::kWords : Kind::kFloats, width, round_up(width, kColumns), size_, false};
             if (slot.kind == Kind::kWords) slot.stride += kSlack;
+            slot.index = static_cast<int>(slots_.size());
             size_ += round_up(kSamples * slot.stride * slot.size() + 64, 64);
             slots_.push_back(slot);
+            alike_.emplace_back(static_cast<size_t>(width), false);
         }
+        alike_ids_.assign(rows_.size(), false), alike_numbers_.assign(static_cast<size_t>(numbers), false);
+        alike_means_.assign(static_cast<size_t>(means), false);
+    }
+
+    // The columns of the inputs that are the same in all samples of a call; to be told before the first step.
+    void share(const std::vector<int64_t> &ids, const std::vector<int64_t> &numbers, const std::vector<int64_t> &means) {
+        require(steps_.empty(), "share");
+        const auto mark = [](std::vector<bool> &alike, const std::vector<int64_t> &columns) {
+            for (int64_t each : columns) {
+                require(each >= 0 && each < static_cast<int64_t>(alike.size()), "share");
+                alike[static_cast<size_t>(each)] = true;
+            }
+        };
+        mark(alike_ids_, ids), mark(alike_numbers_, numbers), mark(alike_means_, means);
     }
 
     void outputs(const std::vector<int> &slots) {
@@ -104,7 +129,7 @@ class Program {
                     read_ids(static_cast<const int64_t *>(given), first, count, rows);
                 else
                     read_ids(static_cast<const int32_t *>(given), first, count, rows);
-                const Block block{buffers.data(), reinterpret_cast<const uint32_t *>(rows), x + first * numbers_, m + first * means_, count};
+                const Block block{buffers.data(), reinterpret_cast<const uint32_t *>(rows), x + first * numbers_, m + first * means_, count, first == 0};
                 for (const auto &step : steps_) step(block);
                 for (size_t i = 0; i < results_.size(); ++i) {
                     const Slot &slot = results_[i];
@@ -127,6 +152,38 @@ class Program {
         int32_t column, offset;
     };
     int64_t columns() const { return static_cast<int64_t>(rows_.size()); }
+
+    static bool all_of(const std::vector<bool> &alike, int64_t first, int64_t count) {
+        return std::all_of(alike.begin() + first, alike.begin() + first + count, [](bool each) { return each; });
+    }
+    bool alike(const Span &span) const { return all_of(alike_[static_cast<size_t>(span.slot.index)], span.first, span.width); }
+
+    // Memory of a block that the blocks after it in a call may read.
+    int64_t kept_bytes(int64_t bytes) { return std::exchange(size_, size_ + round_up(bytes, 64)); }
+
+    // Adds a step. One whose inputs are the same in all samples runs for the first sample of a call, whose results become those of all.
+    void add(const std::vector<Span> &reads, const std::vector<Span> &writes, bool inputs_alike, std::function<void(const Block &)> run) {
+        if (!inputs_alike || !std::all_of(reads.begin(), reads.end(), [&](const Span &span) { return alike(span); })) {
+            steps_.push_back(std::move(run));
+            return;
+        }
+        std::vector<std::pair<Span, int64_t>> results;
+        for (const Span &span : writes) {
+            auto &columns = alike_[static_cast<size_t>(span.slot.index)];
+            std::fill_n(columns.begin() + span.first, span.width, true);
+            results.emplace_back(span, kept_bytes(span.width * span.slot.size()));
+        }
+        steps_.push_back([=](const Block &b) {
+            if (b.first) run({b.memory, b.ids, b.numbers, b.means, 1, true});
+            for (const auto &[span, kept] : results) {
+                const int64_t size = span.slot.size(), bytes = span.width * size;
+                uint8_t *to = b.memory + span.slot.offset + span.first * size;
+                if (b.first) std::memcpy(b.memory + kept, to, static_cast<size_t>(bytes));
+                for (int64_t s = 0; s < b.n; ++s) std::memcpy(to + s * span.slot.stride * size, b.memory + kept, static_cast<size_t>(bytes));
+            }
+        });
+    }
+    static Span whole(const Slot &slot) { return {slot, 0, slot.width}; }
 
     Slot slot(int index, Kind kind, const char *step) const {
         require(index >= 0 && index < static_cast<int64_t>(slots_.size()) && slots_[static_cast<size_t>(index)].kind == kind, step);
@@ -200,6 +257,8 @@ class Program {
     int64_t numbers_, means_, ids_offset_ = 0, size_ = 0;
     std::vector<int32_t> rows_, last_, read_;  // of every column: its rows, the last of them, all bits where it is read
     std::vector<Slot> slots_, results_;
+    std::vector<std::vector<bool>> alike_;  // of every buffer: which columns are the same in all samples
+    std::vector<bool> alike_ids_, alike_numbers_, alike_means_;
     std::vector<std::function<void(const Block &)>> steps_;
     std::vector<Array> kept_;  // tables that lie in a file's mapping
 };

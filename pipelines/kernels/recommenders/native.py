@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pipelines.kernels.arrays import contiguous
@@ -9,7 +11,22 @@ from pipelines.kernels.extension import required
 from pipelines.kernels.recommenders.program import ClickProgram
 
 
-def click_program(program: ClickProgram, isa: str = "") -> Any:
+@dataclass(frozen=True)
+class SharedInputs:
+    """Inputs that are the same in all samples of a call, as those of a user whose candidates are ranked.
+
+    Attributes:
+        ids: Columns of the ids.
+        numbers: Columns of the numbers.
+        scales: Columns of the scales.
+    """
+
+    ids: Sequence[int] = ()
+    numbers: Sequence[int] = ()
+    scales: Sequence[int] = ()
+
+
+def click_program(program: ClickProgram, isa: str = "", shared: SharedInputs | None = None) -> Any:
     """Creates the native object of a program.
 
     The object is called as (ids int32 or int64 [n, C], numbers float32 [n, M] or None, scales float32 [n, B] or None)
@@ -17,15 +34,21 @@ def click_program(program: ClickProgram, isa: str = "") -> Any:
     aligned; n may be 0. Tables are not copied. The call raises IndexError for an id outside its table, before reading a
     table with it, and TypeError or ValueError for other arrays.
 
+    What depends on `shared` inputs alone is computed once a call, from its first sample; the results have the same
+    bits, since the sums that are split are sums of integers.
+
     Args:
         program: The program.
         isa: Instruction set of the kernels, one of `pipelines.kernels.extension.isas`; "" for the fastest.
+        shared: Inputs that are the same in all samples of a call; those of its first sample count.
 
     Returns:
         Native `ClickProgram`.
     """
     slots = [(kind, width) for kind, width in program.slots]
     made = required().ClickProgram(contiguous(program.rows), program.numbers, program.means, slots, isa)
+    if shared is not None:
+        made.share(list(shared.ids), list(shared.numbers), list(shared.scales))
     for step in program.steps:
         step.add_to(made)
     made.outputs(list(program.outputs))

@@ -269,10 +269,11 @@ def as_texts(values: Iterable[Any], name: str, separator: str) -> pa.Array:
     Raises:
         RequestError: A value has a type that has no text.
     """
-    texts = []
+    texts, missing = [], frozenset(MISSING)
     for value in values:
         try:
-            texts.append(as_text(value, separator))
+            plain = type(value) is str and value not in missing  # the most frequent kind
+            texts.append(value if plain else as_text(value, separator))
         except (TypeError, UnicodeDecodeError) as error:
             raise RequestError(
                 f"column {name}: {one_line(error)}; expected text, a number, a boolean, a date, a list of them or a "

@@ -65,8 +65,9 @@ inline void add_rows(const MixedLinear &m, const int16_t *const *rows, const int
 }
 
 inline void store_columns(const MixedLinear &m, const Columns &to, int64_t first, IntVec sum, int64_t row, int64_t column) {
-    const Vec value = to_float(sum) * load_float<Vec>(m.scale + column) + load_float<Vec>(m.bias + column);
     const int64_t at = row * to.stride + column - first;
+    if (to.kind == Kind::kSums) return store_as(static_cast<int32_t *>(to.out) + at, sum);
+    const Vec value = to_float(sum) * load_float<Vec>(m.scale + column) + load_float<Vec>(m.bias + column);
     if (to.kind == Kind::kBytes)
         store_as(static_cast<uint8_t *>(to.out) + at, __builtin_convertvector(round_clipped(value, 0, 255), QuarterBytes));
     else if (to.kind == Kind::kWords)
@@ -143,6 +144,7 @@ void mixed_tile(const MixedLinear &m, const int16_t *base, const int16_t *x, int
     }
 #undef ROW
     const auto whole = [&](IntVec sum, int64_t r, int64_t vector) {
+        if (m.shared) sum += load_as<IntVec>(m.shared + column + vector * kVecLanes);
         return base ? sum + (load_words(base + r * kBlock + vector * kVecLanes) << m.shift) : sum;
     };
     const auto store = [&](IntVec sum, int64_t r, int64_t vector) {
@@ -209,8 +211,8 @@ void mixed_of(const MixedLinear &m, const T *table, const uint32_t *ids, const i
             for (int64_t f = 0; f < m.fields; ++f)
                 found[s * m.fields + f] = table + int64_t{ids[(first + s) * m.fields + f]} * m.stride;
     };
-    int64_t active = m.pairs;
-    for (int64_t p = 0; p < m.pairs; ++p) pairs[p] = static_cast<int32_t>(p);
+    int64_t active = m.chosen ? m.chosen_count : m.pairs;
+    for (int64_t i = 0; i < active; ++i) pairs[i] = m.chosen ? m.chosen[i] : static_cast<int32_t>(i);
     find(0, rows);
     for (int64_t f = 0; f < m.fields; ++f)  // nobody has fetched the first sample's rows
         for (int64_t begin = 0; begin < m.stride * static_cast<int64_t>(sizeof(T)); begin += 64)

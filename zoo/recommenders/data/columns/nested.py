@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pipelines.core.errors import RequestError, one_line
 
 LONGEST_NAMES = 1 << 22  # characters: every name holds those of the structs around it
+PLAIN = frozenset({str, int, float, bool, type(None)})  # types of most values: neither objects nor lists
 
 
 def has_text(kind: pa.DataType) -> bool:
@@ -59,6 +60,8 @@ def flat_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
     Args:
         row: {name: value}.
     """
+    if PLAIN.issuperset(map(type, row.values())):
+        return row
     return dict(_flat(row)) if any(isinstance(value, Mapping) for value in row.values()) else row
 
 
@@ -76,6 +79,8 @@ def lists_of_objects(row: Mapping[str, Any]) -> list[str]:
     Args:
         row: {name: value}.
     """
+    if PLAIN.issuperset(map(type, row.values())):
+        return []
     lists = [(name, value) for name, value in row.items() if isinstance(value, list | tuple)]
     return [name for name, value in lists if any(isinstance(item, Mapping) for item in value)]
 

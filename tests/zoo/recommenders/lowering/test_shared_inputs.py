@@ -1,0 +1,106 @@
+"""Programs whose user's inputs are shared by all samples return the bits of the plain program, in every family."""
+
+import numpy as np
+import pytest
+from helpers.click_networks import FAMILIES, Network
+
+from pipelines.core import machine
+from pipelines.kernels import extension
+from pipelines.kernels.recommenders import native
+from pipelines.kernels.recommenders.from_graph import click_program
+from pipelines.kernels.recommenders.native import SharedInputs
+from pipelines.quantization.calibration.calibrate import calibrate
+from pipelines.quantization.recipe import QuantRecipe
+from pipelines.rewrites.driver import rewrite
+from zoo.recommenders.export.rewrites import passes
+from zoo.recommenders.lowering.lower import lower
+
+pytestmark = [
+    pytest.mark.usefixtures("caches"),
+    pytest.mark.skipif(extension.native() is None, reason=extension.missing()),
+]
+FIELDS = ((40, 1, ""), (7, 1, ""), (31, 1, ""), (25, 5, "mean"), (300, 1, ""), (60, 9, "sum"), (20, 4, "max"))
+SIZES = (1, 2, 63, 64, 65, 300)
+
+
+def random_fields(generator):
+    """Fields of a random schema."""
+    kinds = [(1, ""), (1, ""), (int(generator.integers(2, 9)), str(generator.choice(["mean", "sum", "max"])))]
+    chosen = [kinds[generator.integers(0, 3)] for _ in range(generator.integers(5, 14))]
+    return tuple((int(generator.integers(3, 900)), *kind) for kind in chosen)
+
+
+def program(family, fields=FIELDS, **options):
+    """(network, its program)."""
+    net = Network(family, fields=fields, numbers=3, users=4, **options)
+    net.model = net.model.clone()
+    rewrite(net.model, passes({"schema": {}}))
+    result, report = lower(net.model, calibrate(net.model, [net.feeds(400)], "minmax"), QuantRecipe())
+    assert result is not None, report["reason"]
+    return net, click_program(result.graph[0])
+
+
+def shared_inputs(net, fields, numbers):
+    ids = [column for f in fields for column in range(net.columns[f], net.columns[f + 1])]
+    return SharedInputs(ids, numbers, [net.means.index(f) for f in fields if f in net.means])
+
+
+def check(net, made, shared, isa):
+    plain, quick = native.click_program(made, isa), native.click_program(made, isa, shared)
+    for count in SIZES:
+        feeds = net.feeds(count)
+        for name, array in feeds.items():
+            columns = list(getattr(shared, name))
+            array[:, columns] = array[0, columns]
+        arrays = [feeds["ids"], feeds["numbers"], feeds.get("scales")]
+        expected, found = plain(*arrays), quick(*arrays)
+        for a, b in zip(*(each if isinstance(each, tuple) else (each,) for each in (expected, found)), strict=True):
+            assert a.tobytes() == b.tobytes(), (count, shared)
+
+
+@pytest.mark.parametrize("isa", extension.isas())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_same_bits(family, isa):
+    net, made = program(family, width=12 if family != "two-tower" else 8)
+    generator = np.random.default_rng(5)
+    choices = [((0, 1, 2, 3), (0, 1)), ((0, 2, 4, 6), ()), ((), ()), (range(7), (0, 1, 2)), ((3, 5, 6), (1,))]
+    choices += [(np.flatnonzero(generator.random(7) < 0.5).tolist(), [2]) for _ in range(4)]
+    for fields, numbers in choices:
+        check(net, made, shared_inputs(net, list(fields), list(numbers)), isa)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_same_bits_for_random_schemas(family):
+    generator = np.random.default_rng(11)
+    for seed in range(3):
+        fields = random_fields(generator)
+        width = int(generator.integers(2, 18))
+        net, made = program(family, fields, width=width, hidden=(int(generator.integers(20, 200)), 20), seed=seed)
+        users = np.flatnonzero(generator.random(len(fields)) < 0.5).tolist()
+        for isa in extension.isas():
+            check(net, made, shared_inputs(net, users, [seed]), isa)
+
+
+@pytest.mark.parametrize("isa", extension.isas())
+@pytest.mark.parametrize("level", ["L2", "DRAM"])
+def test_same_bits_with_and_without_folded_tables(level, isa, monkeypatch):
+    monkeypatch.setattr(machine, "caches", lambda: {"L2": 2**30, "L3": 2**31} if level == "L2" else {"L2": 1, "L3": 1})
+    net, made = program("deepfm", width=16, hidden=(130, 20))
+    check(net, made, shared_inputs(net, [0, 2, 3], [0]), isa)
+
+
+def test_the_first_sample_speaks_for_all():
+    net, made = program("dcn-v2")
+    quick = native.click_program(made, "", shared_inputs(net, [0, 1, 2], [0]))
+    feeds = net.feeds(100)
+    alike = {name: each.copy() for name, each in feeds.items()}
+    alike["ids"][:, :3], alike["numbers"][:, 0] = feeds["ids"][0, :3], feeds["numbers"][0, 0]
+    kept = [quick(*(each[name][:1] for name in ("ids", "numbers", "scales"))) for each in (feeds, alike)]
+    assert kept[0].tobytes() == kept[1].tobytes()
+
+
+@pytest.mark.parametrize("wrong", [SharedInputs(ids=[999]), SharedInputs(numbers=[-1]), SharedInputs(scales=[3])])
+def test_unknown_columns_are_refused(wrong):
+    _, made = program("wide-deep")
+    with pytest.raises(ValueError, match="share"):
+        native.click_program(made, "", wrong)

@@ -1,0 +1,129 @@
+"""Ranking one user's candidates: the probabilities of full rows bit for bit, catalogues, and what is refused."""
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import zoo
+from pipelines.core.errors import RequestError
+from zoo.recommenders.ranking.catalogue import best
+
+
+@pytest.fixture(scope="module")
+def pipeline():
+    return zoo.pipeline("shop-clicks", engine="native")
+
+
+@pytest.fixture(scope="module")
+def request_parts(pipeline):
+    """(user, items, full rows) of the shipped sample."""
+    rows = pipeline.example(150)
+    user_columns = [column.name for column in pipeline.sides.user.features.schema.columns]
+    item_columns = [column.name for column in pipeline.sides.item.features.schema.columns]
+    user = {name: rows[3][name] for name in user_columns}
+    items = [{name: row[name] for name in item_columns} for row in rows]
+    return user, items, [item | user for item in items]
+
+
+def probabilities(pipeline, rows):
+    return pipeline.predict(pipeline.preprocess(rows))["probability"].ravel()
+
+
+def by_row(ranked, count):
+    found = np.full(count, np.nan, np.float32)
+    for each in ranked:
+        found[each["row"]] = each["probability"]
+    return found
+
+
+@pytest.mark.parametrize("engine", ["native", "onnxruntime", "auto"])
+def test_same_bits_as_full_rows(request_parts, engine):
+    user, items, rows = request_parts
+    pipeline = zoo.pipeline("shop-clicks", engine=engine)
+    ranked = pipeline.rank(user, items)
+    expected = probabilities(pipeline, rows)
+    found = by_row(ranked, len(rows))
+    if pipeline.engine == "native":
+        assert found.tobytes() == expected.tobytes()
+    else:
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert [each["probability"] for each in ranked] == sorted(found.tolist(), reverse=True)
+    assert [each["item"] for each in ranked] == [items[each["row"]]["item_id"] for each in ranked]
+
+
+def test_threads_give_the_same_bits(request_parts):
+    user, items, rows = request_parts
+    pipeline = zoo.pipeline("shop-clicks", engine="native", threads=2)
+    expected = probabilities(pipeline, rows * 3)
+    assert by_row(pipeline.rank(user, items * 3), 3 * len(rows)).tobytes() == expected.tobytes()
+
+
+def test_items_of_any_source(pipeline, request_parts, tmp_path):
+    user, items, _ = request_parts
+    expected = pipeline.rank(user, items, 5)
+    frame = pd.DataFrame(items)
+    frame.to_csv(tmp_path / "items.csv", index=False)
+    frame.to_parquet(tmp_path / "items.parquet")
+    for source in (frame, pa.table(frame), tmp_path / "items.csv", tmp_path / "items.parquet"):
+        assert pipeline.rank(user, source, 5) == expected
+    assert pipeline.rank(pd.DataFrame([user]), items, 5) == expected
+
+
+def test_catalogue(pipeline, request_parts):
+    user, items, _ = request_parts
+    catalogue = pipeline.catalogue(items)
+    ids = list(dict.fromkeys(item["item_id"] for item in items))
+    assert len(catalogue) == len(ids) and catalogue.ids(np.arange(len(ids))) == ids
+    first = {name: next(item for item in items if item["item_id"] == name) for name in ids}
+    whole = pipeline.rank(user, catalogue)
+    assert whole == pipeline.rank(user, list(first.values()))
+    chosen = ids[7:30][::-1]
+    ranked = pipeline.rank(user, catalogue, 4, ids=chosen)
+    assert ranked == [each for each in whole if each["item"] in chosen][:4]
+    seen = [ranked[0]["item"], ranked[2]["item"], "no such item"]
+    left = pipeline.rank(user, catalogue, 2, ids=chosen, exclude=seen)
+    assert left == [ranked[1], ranked[3]]
+    assert pipeline.rank(user, catalogue, exclude=ids) == []
+
+
+def test_left_out_rows_of_a_repeated_item(pipeline, request_parts):
+    user, items, _ = request_parts
+    repeated = items[0]["item_id"]
+    ranked = pipeline.rank(user, items + items, exclude=[repeated])
+    assert {each["item"] for each in ranked} == {item["item_id"] for item in items} - {repeated}
+
+
+def test_the_context_is_the_users(pipeline, request_parts):
+    user, items, _ = request_parts
+    assert set(user) == {"user_id", "age", "country", "device", "history"}
+    assert pipeline.rank({**user, "device": "tablet"}, items) != pipeline.rank({**user, "device": "phone"}, items)
+    extra = {**user, "unknown column": 3, "price, EUR": 4}
+    assert pipeline.rank(extra, items) == pipeline.rank(user, items)
+
+
+def test_refusals(pipeline, request_parts):
+    user, items, _ = request_parts
+    catalogue = pipeline.catalogue(items)
+    without = {name: value for name, value in user.items() if name != "age"}
+    for call, words in (
+        (lambda: pipeline.rank(without, items), "lacks the column age"),
+        (lambda: pipeline.rank(user, [{"item_id": "i1"}]), "lacks the columns price, EUR, categories"),
+        (lambda: pipeline.rank([user, user], items), "found 2 users, expected one"),
+        (lambda: pipeline.rank(user, []), "item"),
+        (lambda: pipeline.rank(user, catalogue, ids=["i1", "nothing"]), "found no item nothing in the catalogue"),
+        (lambda: pipeline.rank(user, items, ids=["i1"]), "ids of a catalogue"),
+        (lambda: pipeline.rank(user, items, 0), "top"),
+        (lambda: zoo.pipeline("wide-deep-criteo").rank({}, [{}]), "no column of items"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            call()
+
+
+def test_best_scores_in_order():
+    generator = np.random.default_rng(3)
+    for _ in range(200):
+        scores = generator.integers(0, 6, generator.integers(1, 40)).astype(np.float32)
+        order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))
+        top = int(generator.integers(1, 45))
+        assert best(scores, top).tolist() == order[:top] and best(scores, None).tolist() == order

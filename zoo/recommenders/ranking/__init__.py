@@ -1,0 +1,1 @@
+"""Ranking: one user and many candidate items."""
