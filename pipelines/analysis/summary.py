@@ -37,6 +37,7 @@ QUICK = 1.0  # milliseconds of a sample in float, above which many are not timed
 MANY = 512  # rows of the second timing
 SAMPLES = 16  # samples to measure the SQNR on
 NAMED = 3  # operators in a warning
+RANKED = 4  # samples to rank operators by their error on
 SHAPES = ("Shape", "ConstantOfShape", "Size", "Range", "Constant")  # shape arithmetic, which is not listed
 
 
@@ -102,7 +103,7 @@ def summarize(
         found |= _speed(float_model, int8_model, few[0], many)
         found["many"] = length(many) if many else None
     found["line"] = _line(found)
-    found["warnings"] = _warnings(found, lambda: _damaging(float_model, int8_model, quantized, table, few))
+    found["warnings"] = _warnings(found, lambda: _damaging(float_model, int8_model, quantized, table, few[:RANKED]))
     return found
 
 

@@ -34,7 +34,7 @@ from pipelines.quantization.calibration.effort import Effort, drawn, effort_of
 from pipelines.quantization.calibration.float_layers import multiplications, restore_weights, with_float_layer
 from pipelines.quantization.calibration.function_ranges import clip_to_functions
 from pipelines.quantization.calibration.layerwise import chunk_size, sample_chunks
-from pipelines.quantization.calibration.range_search import search_ranges
+from pipelines.quantization.calibration.range_search import quantized_tensors, search_ranges
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import (
     HELD_OUT,
@@ -189,7 +189,9 @@ def auto_calibrate(
         samples = drawn(model, samples, total, work.observed)
     clip, factors = search_equalization(model, recipe, samples)[0] if recipe.search else (False, {})
     if observation is None or factors:
-        observation = observe(equalized(model, factors), samples, total, max_memory=max_memory)
+        scaled = equalized(model, factors)
+        binned = quantized_tensors(scaled, recipe)
+        observation = observe(scaled, samples, total, max_memory=max_memory, binned=binned)
         observation.require_samples()
         observation.release()
     observation.require_samples()
@@ -200,7 +202,9 @@ def auto_calibrate(
     smoothing = smoothing_factors(equalized(model, factors), recipe, fitting) if corrects else {}
     tables = _tables(model, recipe, observation, clip, factors, {})
     if smoothing:
-        smoothed = observe(equalized(model, factors, smoothing), samples, total, max_memory=max_memory)
+        scaled = equalized(model, factors, smoothing)
+        binned = quantized_tensors(scaled, recipe)
+        smoothed = observe(scaled, samples, total, max_memory=max_memory, binned=binned)
         smoothed.release()
         tables += _tables(model, recipe, smoothed, clip, factors, smoothing)
     if recipe.search:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ class Observation:
         model: Float model; it is not changed.
         max_memory: Memory limit for the model and the activations held at once, in bytes or as text such as "1GB" (1000
             MB; "GiB" is 1024 MiB).
+        binned: Tensors whose values are counted in bins; the others get min-max ranges. None: all tensors.
 
     Attributes:
         samples: Number of samples so far.
@@ -50,8 +51,11 @@ class Observation:
         RequestError: The opset is older than 13, the model has no float32 activations, or onnxruntime refuses it.
     """
 
-    def __init__(self, model: ir.Model, *, max_memory: str | int = MEMORY) -> None:
+    def __init__(
+        self, model: ir.Model, *, max_memory: str | int = MEMORY, binned: Container[str] | None = None
+    ) -> None:
         io.require_opset(model)
+        self._binned = binned
         self.samples, self.histograms = 0, dict[str, Histogram]()
         self._graph_digest = io.digest(model)
         self._model = model.clone()
@@ -207,7 +211,9 @@ class Observation:
 
     def _add(self, arrays: Batch) -> None:
         for name, array in arrays.items():
-            self.histograms.setdefault(name, Histogram()).add(array)
+            if name not in self.histograms:
+                self.histograms[name] = Histogram(self._binned is None or name in self._binned)
+            self.histograms[name].add(array)
             if name in self._output_names and not self.histograms[name].finite:
                 where = self._named(array, lambda x: ~np.isfinite(x))
                 raise RequestError(f"the model computes NaN or infinity on {where}; check the samples and the model")
@@ -222,7 +228,12 @@ class Observation:
 
 
 def observe(
-    model: ir.Model, samples: Iterable[Batch], total: int | None = None, *, max_memory: str | int = MEMORY
+    model: ir.Model,
+    samples: Iterable[Batch],
+    total: int | None = None,
+    *,
+    max_memory: str | int = MEMORY,
+    binned: Container[str] | None = None,
 ) -> Observation:
     """Observes a model on samples.
 
@@ -231,6 +242,7 @@ def observe(
         samples: Batches of any size, array [samples, ...] for every graph input.
         total: Number of samples, for the progress bar.
         max_memory: See `Observation`.
+        binned: See `Observation`.
 
     Returns:
         The observation, which accepts more samples.
@@ -238,7 +250,7 @@ def observe(
     Raises:
         RequestError: See `Observation` and `Observation.feed`.
     """
-    observation = Observation(model, max_memory=max_memory)
+    observation = Observation(model, max_memory=max_memory, binned=binned)
     with progress("calibrating", total) as advance:
         for batch in samples:
             seen = observation.samples

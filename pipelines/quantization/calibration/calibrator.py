@@ -16,6 +16,7 @@ from pipelines.graph import io
 from pipelines.quantization.algorithms.correction import SECONDS
 from pipelines.quantization.calibration.auto_calibration import auto_calibrate
 from pipelines.quantization.calibration.calibrate import MEMORY, Observation
+from pipelines.quantization.calibration.range_search import quantized_tensors
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.quantizer import QuantReport, quantize
 from pipelines.quantization.recipe import QuantRecipe
@@ -70,7 +71,8 @@ class Calibrator:
         self.recipe, self.seconds = recipe or QuantRecipe(), seconds
         self.model = model.clone() if isinstance(model, ir.Model) else io.load(model)
         rewrite(self.model, [each() for each in SHARED])
-        self.observation = Observation(self.model, max_memory=max_memory)
+        binned = quantized_tensors(self.model, self.recipe)
+        self.observation = Observation(self.model, max_memory=max_memory, binned=binned)
         self._folder = tempfile.TemporaryDirectory()
         self._batches = _BatchFiles(Path(self._folder.name))
 

@@ -25,6 +25,7 @@ SPIKE = 1e-4  # minimum share of values of an outermost bin that is no outlier
 LEVELS, SYMMETRIC_LEVELS = 256, 128  # quantization levels of kl: u8 over the range, s8 over |x|
 MSE_RATIOS = 128  # fractions of either end that mse tries
 SUMMARY = 64  # maximum bins of a table
+UNBINNED = "observed"  # method of min-max ranges of tensors without bins, which no recipe quantizes
 CHUNK = 1 << 16  # values per count, which fit the cache
 
 Floats = NDArray[np.float64]
@@ -98,9 +99,15 @@ class Histogram:
         count: Number of values.
         zeros: Number of values that are exactly 0.
         finite: False after a NaN or an infinity; the histogram is void then.
+        binned: Whether values are counted in bins; without bins, min-max is the only range.
+
+    Args:
+        binned: See above.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, binned: bool = True) -> None:
+        self.binned = binned
+        self._ranges: dict[tuple[str, bool], Range] = {}
         self.low, self.high, self.count, self.zeros, self.finite = np.inf, -np.inf, 0, 0, True
         self.exponent: int | None = None  # bin width 2**exponent
         self.bins = np.zeros(2 * BINS, np.int64)  # bin i holds [(i - BINS) w, (i - BINS + 1) w)
@@ -119,6 +126,9 @@ class Histogram:
         if not self.finite:
             return
         self.low, self.high, self.count = min(self.low, low), max(self.high, high), self.count + x.size
+        self._ranges.clear()
+        if not self.binned:
+            return
         self.zeros += x.size - int(np.count_nonzero(x))
         reach = max(-low, high)
         if reach > 0:
@@ -166,8 +176,25 @@ class Histogram:
             counts[BINS - first] -= self.zeros
         return np.clip(np.arange(first - BINS, end - BINS + 1) * self.width, self.low, self.high), counts
 
-    def summary(self) -> Summary:
-        """Returns the histogram in at most `SUMMARY` bins, for a calibration table."""
+    def range_by(self, method: str, symmetric: bool = False) -> Range:
+        """Returns the range of one of `RANGES`, computed once for the values so far.
+
+        Args:
+            method: Name of the method.
+            symmetric: See the methods.
+
+        Returns:
+            (low, high) in units of the tensor.
+        """
+        key = method, symmetric
+        if key not in self._ranges:
+            self._ranges[key] = RANGES[method](self, symmetric)
+        return self._ranges[key]
+
+    def summary(self) -> Summary | None:
+        """Returns the histogram in at most `SUMMARY` bins, for a calibration table; None without bins."""
+        if not self.binned:
+            return None
         first, end = self.used
         return _summary(self.bins[first:end], first - BINS, self.width, self.zeros)
 
@@ -387,7 +414,7 @@ def mse_range(histogram: Histogram, symmetric: bool = False) -> Range:
             )
         if histogram.low < 0:
             low = float((tried := histogram.low * fractions)[np.argmin(errors(*density, histogram.count, tried, high))])
-        if (low, high) == before:
+        if (low, high) == before or histogram.low >= 0 or histogram.high <= 0:  # one end alone is free
             break
     return low, high
 
@@ -405,15 +432,18 @@ def choose(histogram: Histogram, observer: str, symmetric: bool = False) -> tupl
         symmetric: A tensor with negatives gets the range -high .. high.
 
     Returns:
-        (method, low, high): the method that was used and the range in units of the tensor.
+        (method, low, high): the method that was used (`UNBINNED` for a histogram without bins), and the range in units
+        of the tensor.
 
     Raises:
         RequestError: The observer is unknown.
     """
     if observer not in OBSERVERS:
         raise RequestError(f"unknown observer {observer!r}; choose one of {', '.join(OBSERVERS)}")
+    if not histogram.binned:
+        return UNBINNED, *minmax_range(histogram, symmetric and histogram.low < 0)
     symmetric = symmetric and histogram.low < 0
-    ranges = {name: method(histogram, symmetric) for name, method in RANGES.items() if observer in (name, "auto")}
+    ranges = {name: histogram.range_by(name, symmetric) for name in RANGES if observer in (name, "auto")}
     lows, highs = np.array(list(ranges.values())).T
     best = (
         list(ranges)[int(np.argmin(errors(*histogram.density(), histogram.count, lows, highs, symmetric)))]

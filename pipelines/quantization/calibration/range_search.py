@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
-from pipelines.graph import query, reference_session
+from pipelines.graph import io, query, reference_session
+from pipelines.graph.infer import infer_shapes
 from pipelines.quantization.calibration.compared_outputs import ComparedOutputs, relative_error
 from pipelines.quantization.calibration.layerwise import CHUNK, sample_chunks, subgraph_session
 from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
@@ -55,14 +56,37 @@ def search_ranges(
     values: dict[str, ir.Value] = {}
     for node in exact.graph:
         values.update({str(value.name): value for value in (*node.inputs, *node.outputs) if value is not None})
-    inputs = (node.inputs[0] for node in int8.graph if node.op_type == "QuantizeLinear")
-    quantized = dict.fromkeys(str(value.name) for value in inputs if value is not None)
-    searched = [name for name in quantized if name in values and name in tensors]
+    searched = [name for name in _quantized(int8) if name in values and name in tensors]
     with progress("refining ranges", len(searched)) as advance:
         for name in searched:
             tensors[name] = _best_range(exact, values[name], tensors[name], recipe.symmetric, samples)
             advance(1)
     return replace(table, tensors=tensors)
+
+
+def quantized_tensors(model: ir.Model, recipe: QuantRecipe) -> set[str]:
+    """Finds the activations that a recipe quantizes; no samples are needed.
+
+    Args:
+        model: Float model.
+        recipe: Quantization options.
+
+    Returns:
+        Names of the tensors with a QuantizeLinear.
+    """
+    copy = model.clone()
+    infer_shapes(copy)
+    values = (*copy.graph.inputs, *(value for node in copy.graph for value in node.outputs))
+    unit = TensorRange(-1.0, 1.0, -1.0, 1.0, 1)
+    tensors = {str(value.name): unit for value in values if query.is_float(value)}
+    int8, _ = quantize(model, recipe, CalibrationTable(io.digest(model), recipe.observer, 1, "", tensors))
+    return set(_quantized(int8))
+
+
+def _quantized(int8: ir.Model) -> list[str]:
+    """Returns the names of the tensors with a QuantizeLinear, in the order of the graph."""
+    inputs = (node.inputs[0] for node in int8.graph if node.op_type == "QuantizeLinear")
+    return list(dict.fromkeys(str(value.name) for value in inputs if value is not None))
 
 
 def output_sqnr(

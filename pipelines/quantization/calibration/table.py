@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, write_text
 from pipelines.graph import io
-from pipelines.quantization.calibration.observers import Summary, errors
+from pipelines.quantization.calibration.observers import UNBINNED, Summary, errors
 
 SEARCHED = ("clip", "equalization", "recipe", "smoothing", "keep_float", "splitting")
 ADJUSTMENTS = (*SEARCHED, "bias", "rounding")  # of a table that has them
@@ -34,7 +34,8 @@ class TensorRange:
         high: Upper end of the calibrated range.
         count: Number of observed values.
         method: Observer that chose the range; "" in tables of old versions.
-        histogram: Summary of the observed values; None in tables of old versions.
+        histogram: Summary of the observed values; None in tables of old versions, and for tensors that are not
+            quantized (`Observation`).
     """
 
     minimum: float
@@ -48,7 +49,8 @@ class TensorRange:
     def merge(self, other: TensorRange, observer: str) -> TensorRange:
         """Merges the ranges of two sets of samples.
 
-        Takes the range of least squared error on the merged histogram, out of the two ranges and their union.
+        Takes the range of least squared error on the merged histogram, out of the two ranges and their union. Ranges of
+        tensors without bins (`Histogram`) are joined.
 
         Args:
             other: Range of the same tensor on other samples.
@@ -60,6 +62,10 @@ class TensorRange:
         Raises:
             RequestError: One of the ranges has no histogram (old versions, quantization-aware training).
         """
+        if self.method == other.method == UNBINNED:
+            ends = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
+            joined = min(self.low, other.low), max(self.high, other.high)
+            return TensorRange(*ends, *joined, self.count + other.count, self.method)
         if self.histogram is None or other.histogram is None:
             raise RequestError(
                 "cannot merge a calibration table without histograms (of quantization-aware training, or an old "

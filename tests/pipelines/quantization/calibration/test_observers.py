@@ -5,11 +5,13 @@ import math
 
 import numpy as np
 import pytest
+from helpers.arrays import normals
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from pipelines.core.errors import RequestError
+from pipelines.quantization.calibration import observers
 from pipelines.quantization.calibration.observers import (
     BINS,
     KEPT,
@@ -461,3 +463,15 @@ def test_the_density_of_a_summary_gives_about_the_same_error(rng):
     edges, counts = found.summary().density(found.low, found.high)
     for high in (found.high, 3.0, 2.0):
         assert errors(edges, counts, found.count, 0.0, high) == pytest.approx(error(found, 0.0, high), rel=0.1)
+
+
+def test_a_range_is_computed_once_for_the_values_so_far_and_anew_for_more(monkeypatch):
+    calls = []
+    methods = {name: lambda h, s, name=name, f=f: (calls.append(name), f(h, s))[1] for name, f in RANGES.items()}
+    monkeypatch.setattr(observers, "RANGES", methods)
+    histogram = Histogram()
+    histogram.add(normals(1)(1000))
+    first = [choose(histogram, name) for name in ("auto", "minmax", "percentile", "kl", "mse", "auto")]
+    assert sorted(calls) == sorted(RANGES)
+    histogram.add(5 * normals(2)(1000))
+    assert choose(histogram, "minmax")[1:] == (histogram.low, histogram.high) != first[1][1:]
