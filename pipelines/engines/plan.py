@@ -368,7 +368,7 @@ class _Imported(OpenVinoSession):
             )
             for port in compiled.inputs
         }
-        self._batched, self._samples_first, self._lock = True, samples_first, threading.Lock()
+        self.batched, self._samples_first, self._lock = True, samples_first, threading.Lock()
         self._compiled = {size: Requests(compiled)}
 
     def _size(self, count: int) -> int:

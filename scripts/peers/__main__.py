@@ -31,6 +31,7 @@ COMPARISONS = {
     "serving": "serving.serving",
     "soak": "serving.soak",
     "ray-serve": "serving.ray_serve",
+    "scan": "scan.scan",
     "cluster": "distributed.cluster",
     "communication": "distributed.communication",
 }

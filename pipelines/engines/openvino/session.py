@@ -76,7 +76,8 @@ class OpenVinoSession(Asynchronous):
 
     Dynamic shapes cost a third of the speed. The size of the first batch is compiled as it is, later sizes as the next
     power of two, and a batch is padded to a compiled size of up to twice its own, so few sizes are compiled. A graph
-    whose inputs share no sample axis is compiled once, as it is. Compiled models are cached on disk.
+    whose inputs share no sample axis, or whose samples depend on each other, is compiled once, as it is. Compiled
+    models are cached on disk.
 
     OpenVINO computes some graphs wrongly, or crashes, with static shapes. So every graph is held to ONNX Runtime before
     its first use on a machine, in a child process, and runs in the first form that agrees, see `forms.correct_form`.
@@ -108,7 +109,7 @@ class OpenVinoSession(Asynchronous):
         self._core = ov.Core()
         try:
             if self.cached:
-                self._core.set_property({"CACHE_DIR": str(self._cache())})
+                self._core.set_property({"CACHE_DIR": self._cache()})
         except RuntimeError as error:
             logger.warning("openvino compiles without a cache: %s", brief(error))
         try:
@@ -124,14 +125,16 @@ class OpenVinoSession(Asynchronous):
         }
         self._outputs = [port.any_name for port in network.outputs]  # a compiled one may have names of others, too
         firsts = {port.shape[:1] for port in self.inputs.values()}
-        self._batched = len(firsts) == 1 and () not in firsts  # inputs such as states and scalars share no axis
+        self.batched = len(firsts) == 1 and () not in firsts  # inputs such as states and scalars share no axis
         self._lock = threading.Lock()  # one thread compiles
         self._compiled: dict[int, Requests] = {}
 
-    def _cache(self) -> Path:
-        """The folder of compiled models: the cache's own key does not hold all options."""
+    def _cache(self) -> str:
+        """Folder of compiled models, whose own key does not hold all options; "" for dynamic shapes, see `forms`."""
+        if self._form == forms.DYNAMIC:
+            return ""
         place = settings.home() / "openvino"
-        return place if self._form == forms.STATIC else place / str(forms.FORMS.index(self._form))
+        return str(place if self._form == forms.STATIC else place / str(forms.FORMS.index(self._form)))
 
     @functools.cached_property
     def _samples_first(self) -> bool:
@@ -143,9 +146,14 @@ class OpenVinoSession(Asynchronous):
             return True
         return all(_first_size(port.partial_shape) in (None, PROBED) for port in model.outputs)
 
+    @property
+    def pads(self) -> bool:
+        """Whether a batch may be padded to a compiled size."""
+        return self.batched and self._samples_first and self._form != forms.DYNAMIC
+
     def _size(self, count: int) -> int:
-        """Returns the static batch size for `count` samples; 0 if the inputs share no sample axis."""
-        if not self._batched:
+        """Returns the static batch size for `count` samples; 0 if the inputs share no sample axis, or stay dynamic."""
+        if not self.batched or (count and self._form == forms.DYNAMIC):
             return 0
         if not self._compiled or not self._samples_first:
             return max(count, 1)
@@ -156,7 +164,7 @@ class OpenVinoSession(Asynchronous):
 
     def _compile(self, batch: Batch) -> tuple[int, Requests]:
         """Returns the static batch size for a batch (0: none) and the requests of its compiled model."""
-        count = length(batch) if self._batched else 0
+        count = length(batch) if self.batched else 0
         with self._lock:
             size = self._size(count)
             if size not in self._compiled:
@@ -173,7 +181,7 @@ class OpenVinoSession(Asynchronous):
         self._form, self._compiled = form, {}
         if self.cached:
             with contextlib.suppress(RuntimeError):  # compiles without a cache
-                self._core.set_property({"CACHE_DIR": str(self._cache())})
+                self._core.set_property({"CACHE_DIR": self._cache()})
         return True
 
     def _made(self, core: Any, size: int) -> Any:
@@ -203,13 +211,13 @@ class OpenVinoSession(Asynchronous):
         """Computes the outputs of a batch, see `Runnable.run`; batches shorter than a compiled size are padded."""
         if set(batch) != set(self.inputs):
             raise RequestError(f"found inputs {', '.join(batch) or 'none'}; {self.path} takes {', '.join(self.inputs)}")
-        count, *others = {len(array) for array in batch.values()} if self._batched else {0}
+        count, *others = {len(array) for array in batch.values()} if self.batched else {0}
         if others:  # padding would hide the difference
             raise RequestError(
                 f"the inputs for {self.path} hold {count} and {others[0]} samples; expected the same number in each"
             )
         size, requests = self._compile(batch)
-        if self._batched and not size and not count:  # engines differ on dynamic axes of size 0
+        if self.batched and not size and not count:  # engines differ on dynamic axes of size 0
             return {name: array[:0] for name, array in self.run({k: _pad(v, 1) for k, v in batch.items()}).items()}
         padded = {name: array if size in (0, count) else _pad(array, size) for name, array in batch.items()}
         try:

@@ -6,7 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from helpers.quirks import bias_of_the_first_column
+from helpers.quirks import (
+    attention_over_keys,
+    bias_of_the_first_column,
+    recurrent_time_first,
+    rows_that_attend,
+    time_first,
+)
 from helpers.rewriting import model, needs_vnni
 
 from pipelines.core import settings
@@ -102,6 +108,22 @@ def test_every_form_takes_batches_of_every_size(neg, form):
         x = np.arange(count * 2, dtype=np.float32).reshape(count, 2)
         np.testing.assert_array_equal(session.run({"x": x})["y"], -x)
     assert session.executed({"x": np.zeros((3, 2), np.float32)})
+    assert sorted(session._compiled) == ([0] if form == forms.DYNAMIC else [1, 3, 8])
+
+
+@pytest.mark.parametrize(("make", "shape"), [(rows_that_attend, (4,)), (time_first, (2, 3))])
+@pytest.mark.parametrize("cached", [True, False])
+def test_samples_that_depend_on_each_other_are_not_padded(normal, tmp_path, make, shape, cached):
+    """A batch of 3 was padded to a compiled size of 4: rows attended to zeros, the end of a series was zeros."""
+    path = io.save(make(), tmp_path / "float.onnx")
+    session, reference = catalog.load(path, "openvino"), OnnxRuntimeSession(path, 1)
+    for count in (4, 3, 7, 1, 12, 64, 33):
+        if not cached:
+            session = catalog.load(path, "openvino")
+        x = normal(count, *shape)
+        np.testing.assert_allclose(session.run({"x": x})["y"], reference.run({"x": x})["y"], atol=1e-5)
+    (verdict,) = verdicts()
+    assert verdict["form"] == forms.DYNAMIC and "a padded batch is wrong" in verdict["faults"][forms.STATIC]
 
 
 def crashing(monkeypatch, *crashes):
@@ -184,3 +206,23 @@ def test_a_child_ends_when_it_is_idle_and_another_takes_its_place(neg, tmp_path,
     other = io.save(model("(float[n,2] x) => (float[n,2] y) { y = Abs(x) }"), tmp_path / "abs.onnx")
     np.testing.assert_array_equal(OpenVinoSession(other, 1).run({"x": -X})["y"], X)
     assert child._running is not first and len(verdicts()) == 2
+
+
+def test_attention_over_one_key_and_then_over_many(normal, tmp_path):
+    path = io.save(attention_over_keys(), tmp_path / "float.onnx")
+    session, reference = OpenVinoSession(path, 1), OnnxRuntimeSession(path, 1)
+    for keys in (1, 2, 9, 40):
+        batch = {"q": normal(3, 2, 8), "k": normal(3, keys, 8)}
+        np.testing.assert_allclose(session.run(batch)["y"], reference.run(batch)["y"], atol=1e-5)
+    (verdict,) = verdicts()
+    assert verdict["form"] == forms.UNFUSED and "a batch of length 64 after one of" in verdict["faults"][forms.STATIC]
+
+
+def test_a_recurrent_layer_from_the_cache(normal, tmp_path):
+    """A session that compiled it was right, the next one, which read the cache, was wrong for more than one series."""
+    path = io.save(recurrent_time_first(), tmp_path / "float.onnx")
+    reference = OnnxRuntimeSession(path, 1)
+    for series in (1, 2, 7, 7):
+        x = normal(5, series, 3)
+        np.testing.assert_allclose(OpenVinoSession(path, 1).run({"x": x})["y"], reference.run({"x": x})["y"], atol=1e-5)
+    assert verdicts()[0]["form"] == forms.DYNAMIC

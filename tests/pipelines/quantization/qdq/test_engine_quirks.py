@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from helpers.quantizing import WEIGHTS, check, check_executed, decibels, image, quantized
-from helpers.quirks import bias_of_the_first_column
+from helpers.quirks import attention_over_keys, bias_of_the_first_column, recurrent_time_first
 from helpers.rewriting import EXACT, model, run
 from onnx_ir.passes.common import ShapeInferencePass
 
@@ -306,3 +306,33 @@ def test_openvino_still_gives_all_columns_the_bias_of_the_first(tmp_path, count,
     for more, second in (({}, 44 + bias), ({"SNIPPETS_MODE": "DISABLE"}, 48)):
         (y,) = library().Core().compile_model(network, "CPU", options | more)({"x": x, "v": x}).values()
         np.testing.assert_array_equal(y, np.full((count, 2), [27, second], np.float32))
+
+
+@needs_openvino
+def test_openvino_still_keeps_buffers_of_one_key(tmp_path):
+    """The smallest graph that shows it. Where this fails, OpenVINO is mended: `probe._fault_of_growth` can go."""
+    found = attention_over_keys()
+    for more, right in (({}, False), ({"SNIPPETS_MODE": "DISABLE"}, True)):
+        options = {"INFERENCE_PRECISION_HINT": "f32"} | more
+        request = library().Core().compile_model(io.save(found, tmp_path / "float.onnx"), "CPU", options)
+        request = request.create_infer_request()
+        for keys in (1, 40):
+            batch = {"q": np.ones((1, 2, 8), np.float32), "k": np.linspace(-1, 1, keys * 8, dtype=np.float32)}
+            batch["k"] = batch["k"].reshape(1, keys, 8)
+            (y,) = request.infer(batch).values()
+        assert np.allclose(y, run(found, **batch)["y"], atol=1e-3) is right
+
+
+@needs_openvino
+def test_openvino_still_caches_recurrent_layers_of_static_length_wrongly(normal, tmp_path):
+    """The smallest graph that shows it. Where this fails, OpenVINO is mended: growth needs no check from the cache."""
+    found, x = recurrent_time_first(), normal(5, 2, 3)
+    path, right = io.save(found, tmp_path / "float.onnx"), []
+    for _ in range(2):  # compiled, and from the cache
+        core = library().Core()
+        core.set_property({"CACHE_DIR": str(tmp_path / "cache")})
+        network = core.read_model(path)
+        network.reshape({"x": [5, -1, 3]})
+        (y, *_) = core.compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})({"x": x}).values()
+        right.append(np.allclose(y, run(found, x=x)["y"], atol=1e-5))
+    assert right == [True, False]
