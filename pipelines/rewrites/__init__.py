@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipelines.rewrites.push_transposes import PushTransposes
     from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
     from pipelines.rewrites.reshape_chains import ReshapeChains
-    from pipelines.rewrites.shared import SHARED
+    from pipelines.rewrites.shared import SHARED, file_passes
     from pipelines.rewrites.simplify_concat import SimplifyConcat
     from pipelines.rewrites.widen_half import WidenHalf
 
@@ -49,6 +49,7 @@ __all__ = [
     "RewriteReport",
     "SimplifyConcat",
     "WidenHalf",
+    "file_passes",
     "rewrite",
 ]
 
@@ -73,6 +74,7 @@ _MODULES = {
     "RemoveDeadBranches": "remove_dead_branches",
     "ReshapeChains": "reshape_chains",
     "SHARED": "shared",
+    "file_passes": "shared",
     "SimplifyConcat": "simplify_concat",
     "WidenHalf": "widen_half",
 }

@@ -17,7 +17,15 @@ class FoldScale(Rewrite):
     For a scalar c, a Mul or a Div after the product; Reshape and Transpose may stand in between. Exact if c is a power
     of two, else up to the rounding of the weights. For a first factor that a Gemm or a MatMul with constant weights
     computes, with or without an Add of a constant row. Does not fire if a value in between has another reader.
+
+    Args:
+        factors: Also fold the scale of a single factor, as torch exports scaled_dot_product_attention: sqrt(c) Q and
+            sqrt(c) K.
     """
+
+    def __init__(self, factors: bool = False) -> None:
+        super().__init__()
+        self.factors = factors
 
     def rewrite(self, model: ir.Model) -> int:
         """Folds every Mul and Div of a product by a scalar."""
@@ -30,19 +38,12 @@ class FoldScale(Rewrite):
             else sorted(scale.inputs, key=lambda each: query.constant(each) is not None)
         )
         factor = query.scalar(others[0])
-        matmul = product.producer() if product is not None else None
-        if (
-            factor is None
-            or not factor
-            or product is None
-            or not query.is_op(matmul, "MatMul")
-            or query.rank(others[0])
-        ):
+        if factor is None or not factor or product is None or query.rank(others[0]):
             return 0
-        assert matmul is not None
-        if query.sole_user(product) is not scale or query.constant(matmul.inputs[1]) is not None:
+        source = self._scaled(product, scale)
+        if source is None:
             return 0
-        found = _layer(matmul.inputs[0])
+        found = _layer(source)
         if found is None:
             self.refuse(scale, "what it scales is no product of a linear layer's result that nothing else reads")
             return 0
@@ -56,6 +57,16 @@ class FoldScale(Rewrite):
             )
         edit.bypass(scale, product)
         return 1
+
+    def _scaled(self, product: ir.Value, scale: ir.Node) -> ir.Value | None:
+        """Returns the value to scale instead: the first factor of a product of activations, or a single factor."""
+        if query.sole_user(product) is not scale:
+            return None
+        matmul = product.producer()
+        if matmul is not None and query.is_op(matmul, "MatMul") and query.constant(matmul.inputs[1]) is None:
+            return matmul.inputs[0]
+        reader = query.sole_user(scale.outputs[0])
+        return product if self.factors and query.is_op(reader, "MatMul") else None
 
 
 def _layer(value: ir.Value | None) -> list[tuple[ir.Node, int]] | None:

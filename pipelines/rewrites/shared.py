@@ -1,11 +1,13 @@
-"""`SHARED`: the passes that need no knowledge of the model, in order; they are applied to users' own files."""
+"""`SHARED`: the passes that need no knowledge of the model, in order; `file_passes`: those for users' own files."""
 
 from pipelines.rewrites.affine_to_depthwise import AffineToDepthwise
+from pipelines.rewrites.driver import Rewrite
 from pipelines.rewrites.expand_fused import ExpandFused
 from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
 from pipelines.rewrites.fold_constants import FoldConstants
 from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
 from pipelines.rewrites.fold_pad import FoldPad
+from pipelines.rewrites.fold_scale import FoldScale
 from pipelines.rewrites.fuse_activations import FuseActivations
 from pipelines.rewrites.fuse_linear import FuseLinear
 from pipelines.rewrites.merge_siblings import MergeSiblings
@@ -21,3 +23,8 @@ SHARED = (
     *(ExpandFused, WidenHalf, RemoveDeadBranches, FoldConstants, FoldIndexWrap, ReshapeChains, PushTransposes),
     *(SimplifyConcat, FuseActivations, FoldPad, FoldBatchNorm, AffineToDepthwise, FuseLinear, MergeSiblings),
 )
+
+
+def file_passes() -> list[Rewrite]:
+    """Returns the passes of an .onnx file that is not of this project: `SHARED`, and `FoldScale`."""
+    return [*(shared() for shared in SHARED if shared is not MergeSiblings), FoldScale(factors=True), MergeSiblings()]

@@ -34,7 +34,7 @@ from pipelines.quantization.quantizer import quantize as quantize_model
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites import driver
 from pipelines.rewrites.driver import RewriteReport
-from pipelines.rewrites.shared import SHARED
+from pipelines.rewrites.shared import file_passes
 from zoo.api.models import moved_probabilities, run_stage
 from zoo.api.paths import Model, as_list, files_of, is_file, open_model, output_path, require_distinct, require_report
 from zoo.api.samples import (
@@ -480,7 +480,7 @@ def rewritten(model: Model, require_float: bool = True) -> tuple[ir.Model, Rewri
         RequestError: The file is invalid, or quantized already.
     """
     graph = io.load(model)
-    passes = driver.rewrite(graph, [shared() for shared in SHARED])
+    passes = driver.rewrite(graph, file_passes())
     if require_float and (integers := integer_layers(graph)):
         raise RequestError(
             f"{model} is quantized already ({integers}); expected a float model: give the file that it was made from"

@@ -21,7 +21,7 @@ from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.quantizer import QuantReport, quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
-from pipelines.rewrites.shared import SHARED
+from pipelines.rewrites.shared import file_passes
 
 
 class _BatchFiles:
@@ -70,7 +70,7 @@ class Calibrator:
     ) -> None:
         self.recipe, self.seconds = recipe or QuantRecipe(), seconds
         self.model = model.clone() if isinstance(model, ir.Model) else io.load(model)
-        rewrite(self.model, [each() for each in SHARED])
+        rewrite(self.model, file_passes())
         binned = quantized_tensors(self.model, self.recipe)
         self.observation = Observation(self.model, max_memory=max_memory, binned=binned)
         self._folder = tempfile.TemporaryDirectory()

@@ -60,3 +60,39 @@ def test_a_scale_is_not_folded_into_what_others_read():
     report = rewritten(m, FoldScale(), x=np.ones((2, 4), np.float32), k=np.ones((4, 3), np.float32))
     assert ops(m) == ["MatMul", "MatMul", "Div"]
     assert "nothing else reads" in next(iter(reasons(report, "FoldScale").values()))
+
+
+SDPA = """(float[n, t, 8] x, float[n, 2, 4, s] keys) => (float[n, 2, t, s] y{more}) {{
+    p = MatMul(x, W)
+    q = Add(p, b)
+    h = Reshape(q, heads)
+    t1 = Transpose<perm = [0, 2, 1, 3]>(h)
+    scaled = {scale}
+    y = MatMul(scaled, keys)
+}}"""
+
+
+def scaled_factor(scale: str, more: str = ""):
+    random = np.random.default_rng(0)
+    weights = {"W": random.normal(size=(8, 8)).astype(np.float32), "b": random.normal(size=8).astype(np.float32)}
+    heads = np.array([0, 0, 2, -1])
+    return model(SDPA.format(scale=scale, more=more), heads=heads, c=np.float32(3), **weights)
+
+
+@pytest.mark.parametrize("scale", ["Div(t1, c)", "Mul(t1, c)", "Mul(c, t1)"])
+def test_the_scale_of_a_factor_goes_into_the_layer_before_it(scale):
+    m = scaled_factor(scale)
+    rewritten(m, FoldScale(factors=True), **attention_inputs())
+    assert ops(m) == ["MatMul", "Add", "Reshape", "Transpose", "MatMul"]
+
+
+def test_the_scale_of_a_factor_that_is_also_an_output_stays():
+    m = scaled_factor("Mul(t1, c)", ", float[n, 2, t, 4] t1")
+    rewritten(m, FoldScale(factors=True), **attention_inputs())
+    assert len(ops(m)) == 6
+
+
+def test_the_scale_of_a_factor_stays_unless_asked_for():
+    m = scaled_factor("Mul(t1, c)")
+    rewritten(m, FoldScale(), **attention_inputs())
+    assert len(ops(m)) == 6
