@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,41 @@ class _Session(ort.InferenceSession):  # type: ignore[misc]
         return [each for each in super().get_inputs() if each.name not in self._tables]
 
 
-def session(model: ir.Model, needed_by: str, chosen: ort.SessionOptions | None = None) -> ort.InferenceSession:
+@dataclass(frozen=True)
+class Serialized:
+    """A model as onnxruntime reads it.
+
+    Attributes:
+        proto: Protobuf without the data of `tables`.
+        tables: Large lookup tables, which are inputs of every run.
+    """
+
+    proto: onnx.ModelProto
+    tables: dict[str, NDArray[Any]]
+
+    @classmethod
+    def of(cls, model: ir.Model) -> Serialized:
+        """Serializes a model.
+
+        Args:
+            model: Model; it is not changed.
+
+        Returns:
+            The protobuf and its tables.
+        """
+        proto, tables = large_weights.take_apart(model, large_weights.lookup_tables(model.graph))
+        kept = [each for each in proto.graph.initializer if each.name not in tables]
+        for each in proto.graph.initializer:
+            if each.name in tables:
+                proto.graph.input.append(onnx.helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+        del proto.graph.initializer[:]
+        proto.graph.initializer.extend(kept)
+        return cls(proto, tables)
+
+
+def session(
+    model: ir.Model | Serialized, needed_by: str, chosen: ort.SessionOptions | None = None
+) -> ort.InferenceSession:
     """Opens a session of a model.
 
     Args:
@@ -70,14 +105,8 @@ def session(model: ir.Model, needed_by: str, chosen: ort.SessionOptions | None =
         RequestError: onnxruntime cannot run the model.
     """
     try:
-        proto, tables = large_weights.take_apart(model, large_weights.lookup_tables(model.graph))
-        kept = [each for each in proto.graph.initializer if each.name not in tables]
-        for each in proto.graph.initializer:
-            if each.name in tables:
-                proto.graph.input.append(onnx.helper.make_tensor_value_info(each.name, each.data_type, each.dims))
-        del proto.graph.initializer[:]
-        proto.graph.initializer.extend(kept)
-        return _Session(proto.SerializeToString(), chosen or options(), tables)
+        content = model if isinstance(model, Serialized) else Serialized.of(model)
+        return _Session(content.proto.SerializeToString(), chosen or options(), content.tables)
     except Exception as error:  # onnxruntime raises its own kinds
         raise RequestError(f"onnxruntime cannot run the model, which {needed_by}: {one_line(error)}") from error
 

@@ -166,6 +166,7 @@ def correct_table(
     *,
     seconds: float | None = None,
     room: int = ROOM,
+    positions: int | None = None,
 ) -> CalibrationTable:
     """Adds GPTQ rounding and bias corrections to a table.
 
@@ -176,13 +177,14 @@ def correct_table(
         samples: Batches, array [samples, ...] for every graph input.
         seconds: Time budget, see `correct_layers`; None: no limit.
         room: Memory limit of one tensor in bytes, see `chunk_size`.
+        positions: Maximum number of positions per channel, see `correct_layers`.
 
     Returns:
         `table` with `bias`, `rounding` and `recipe`.
     """
     int8, _ = quantize(model, recipe, replace(table, bias={}, rounding={}))
     scaled = equalized(model, table.equalization, table.smoothing, table.splitting)
-    _, report = correct_layers(scaled, int8, samples, seconds=seconds, room=room)
+    _, report = correct_layers(scaled, int8, samples, seconds=seconds, room=room, positions=positions)
     bias = {layer.name: layer.shift for layer in report.layers if layer.shift}
     rounding = {layer.name: layer.rounding for layer in report.layers if layer.rounding}
     return replace(table, bias=bias, rounding=rounding, recipe=recipe.to_json())

@@ -29,8 +29,8 @@ from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.graph import edit, query
+from pipelines.quantization.algorithms import gptq
 from pipelines.quantization.algorithms.bias import Bias
-from pipelines.quantization.algorithms.gptq import round_layer
 from pipelines.quantization.algorithms.weight_rounding import Weights, encode_rounding
 from pipelines.quantization.calibration.layerwise import ROOM, LayerwiseRun, sample_chunks
 from pipelines.quantization.calibration.table import rounded_to_float32
@@ -102,6 +102,7 @@ def correct_layers(
     weights: bool = True,
     seconds: float | None = None,
     room: int = ROOM,
+    positions: int | None = None,
 ) -> tuple[ir.Model, CorrectionReport]:
     """Applies GPTQ and bias correction to an int8 model; scales do not change.
 
@@ -116,6 +117,8 @@ def correct_layers(
         seconds: Time budget; layers that would exceed it stay as they are, and a warning is logged. None: no limit, so
             that the same inputs give the same model.
         room: Memory limit of one tensor in bytes, see `chunk_size`.
+        positions: Maximum number of positions per channel, for GPTQ and bias correction; None: those of
+            `gptq.POSITIONS` and `POSITIONS`.
 
     Returns:
         The corrected copy of `int8_model`, and a report on every layer.
@@ -156,9 +159,9 @@ def correct_layers(
             if float_layer is not None:
                 exact.compute(float_layer)
             together = sharing.get(layer, [])  # [] if an earlier layer shares its weights
-            rounding, changed = _gptq(together, float_layer, rounded) if weights and together else ("", 0)
+            rounding, changed = _gptq(together, float_layer, rounded, positions) if weights and together else ("", 0)
             rounded.compute(layer)
-            correction = _correct_bias(layer, float_layer, exact, rounded)
+            correction = _correct_bias(layer, float_layer, exact, rounded, positions or POSITIONS)
             corrections.append(replace(correction, weights=changed, rounding=rounding))
             longest = max(0.5 * longest, time.monotonic() - started)  # recent layers predict the next ones
             advance(1)
@@ -208,7 +211,9 @@ def _sharing(layers: Iterable[ir.Node]) -> dict[ir.Node, list[ir.Node]]:
     return {group[0]: group for group in groups.values()}
 
 
-def _gptq(layers: list[ir.Node], float_layer: ir.Node | None, rounded: LayerwiseRun) -> tuple[str, int]:
+def _gptq(
+    layers: list[ir.Node], float_layer: ir.Node | None, rounded: LayerwiseRun, positions: int | None
+) -> tuple[str, int]:
     """Rounds the weights of layers that share them by GPTQ, on the inputs of all these layers.
 
     float_layer: that of the first, which is next to be computed. The inputs of the others are what the model computes
@@ -222,7 +227,7 @@ def _gptq(layers: list[ir.Node], float_layer: ir.Node | None, rounded: Layerwise
         return "", 0
     most = int(np.abs(mine.integers.astype(np.int16)).max())
     arrays = ([x] for x in rounded.values(inputs[0])) if len(layers) == 1 else rounded.ahead(inputs)
-    better = round_layer(layers, original, mine.scale, most, arrays, rounded.chunks)
+    better = gptq.round_layer(layers, original, mine.scale, most, arrays, rounded.chunks, positions or gptq.POSITIONS)
     if better is None:
         return "", 0
     changes = np.subtract(better, mine.integers, dtype=np.int16).clip(-127, 127).astype(np.int8)
@@ -231,7 +236,7 @@ def _gptq(layers: list[ir.Node], float_layer: ir.Node | None, rounded: Layerwise
 
 
 def _correct_bias(
-    layer: ir.Node, float_layer: ir.Node | None, exact: LayerwiseRun, rounded: LayerwiseRun
+    layer: ir.Node, float_layer: ir.Node | None, exact: LayerwiseRun, rounded: LayerwiseRun, positions: int
 ) -> Correction:
     """Corrects the bias of a computed layer: b_c += mean of (x_c - y_c), if it lowers the error of channel c.
 
@@ -251,7 +256,7 @@ def _correct_bias(
 
     def outputs() -> Iterator[tuple[Array, Array]]:
         for y, x in zip(rounded.run(target.node), exact.run(original), strict=True):
-            yield _positions(y, axis, rounded.chunks), _positions(x, axis, rounded.chunks)
+            yield _positions(y, axis, rounded.chunks, positions), _positions(x, axis, rounded.chunks, positions)
 
     total, count = np.zeros(len(bias.scale)), np.zeros(len(bias.scale))
     for y, x in outputs():
@@ -283,9 +288,9 @@ def _correct_bias(
     return Correction(name, kind, 0, len(integers), int(better.sum()), *sqnr, shift=shifts)
 
 
-def _positions(array: Array, axis: int, chunks: int) -> Array:
-    """Returns [channels, positions], evenly drawn: about `POSITIONS` per channel for all `chunks` together."""
-    stride = array.size // array.shape[axis] * chunks // POSITIONS | 1
+def _positions(array: Array, axis: int, chunks: int, most: int) -> Array:
+    """Returns [channels, positions], evenly drawn: about `most` per channel for all `chunks` together."""
+    stride = array.size // array.shape[axis] * chunks // most | 1
     if axis == 1:
         positions_of_one = int(np.prod(array.shape[2:]))  # not -1: there may be no samples
         flat = array.reshape(*array.shape[:2], positions_of_one)[:, :, ::stride].swapaxes(0, 1)

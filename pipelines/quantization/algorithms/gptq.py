@@ -53,19 +53,53 @@ def gptq(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[
     return result
 
 
-def drawn(width: int) -> int:
+def gptq_groups(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[np.int8]:
+    """Rounds the weights of many small groups, such as the channels of a depthwise convolution, at once by `gptq`.
+
+    Args:
+        weights: float [groups, channels, inputs].
+        scale: float [groups, channels].
+        gram: float64 [groups, inputs, inputs], positive definite.
+        most: Largest magnitude of an integer.
+
+    Returns:
+        int8 [groups, channels, inputs].
+    """
+    order = np.argsort(-np.diagonal(gram, axis1=1, axis2=2), axis=1, kind="stable")
+    reverse = order[:, ::-1]
+    ordered = np.take_along_axis(np.take_along_axis(gram, reverse[:, :, None], 1), reverse[:, None], 2)
+    factor = np.linalg.cholesky(ordered)[:, ::-1, ::-1]  # upper
+    w, s = np.take_along_axis(weights, order[:, None], 2).astype(np.float64), scale.astype(np.float64)
+    error, result = np.zeros_like(w), np.empty(w.shape, np.int8)
+    for at in range(w.shape[2]):
+        column = factor[:, : at + 1, at]
+        compensation = np.einsum("gci,gi->gc", error[:, :, :at], column[:, :at]) / column[:, at : at + 1]
+        q = np.clip(np.rint((w[:, :, at] + compensation) / s), -most, most)
+        error[:, :, at] = w[:, :, at] - q * s
+        np.put_along_axis(result, np.broadcast_to(order[:, None, at : at + 1], (*w.shape[:2], 1)), q[:, :, None], 2)
+    return result
+
+
+def drawn(width: int, most: int = POSITIONS) -> int:
     """Returns how many input positions make up the Gram matrix of a layer.
 
-    `POSITIONS` if they cost at most `WORK`, otherwise as many as `WORK` allows, but at least two per input.
+    `most` if they cost at most `WORK`, otherwise as many as `WORK` allows, but at least two per input.
 
     Args:
         width: Inputs of an output channel.
+        most: Maximum number of positions, if two per input are fewer.
     """
-    return min(POSITIONS, max(WORK // width**2, 2 * width))
+    return max(min(most, WORK // width**2), min(2 * width, POSITIONS))
 
 
 def round_layer(
-    layers: Sequence[ir.Node], weights: Array, scale: Array, most: int, inputs: Iterable[Sequence[Array]], chunks: int
+    layers: Sequence[ir.Node],
+    weights: Array,
+    scale: Array,
+    most: int,
+    inputs: Iterable[Sequence[Array]],
+    chunks: int,
+    drawn_positions: int = POSITIONS,
 ) -> NDArray[np.int8] | None:
     """Rounds the weights of Convs, Gemms or MatMuls that share them, by `gptq`.
 
@@ -76,6 +110,7 @@ def round_layer(
         most: Largest magnitude of an integer.
         inputs: For every chunk, the input of every layer.
         chunks: Number of chunks.
+        drawn_positions: Maximum number of input positions, see `drawn`.
 
     Returns:
         int8 weights of the shape of `weights`, or None if the layers have another form or read the weights differently.
@@ -87,7 +122,7 @@ def round_layer(
         if other is None or not np.array_equal(rows, other):
             return None
     groups, channels, width = rows.shape
-    positions = drawn(width) // (chunks * len(layers)) + 1
+    positions = drawn(width, drawn_positions) // (chunks * len(layers)) + 1
     columns = (
         _im2col(layer, weights, x, positions)
         for arrays in inputs
@@ -102,6 +137,10 @@ def round_layer(
         for group in range(groups):
             damping = DAMPING * np.trace(gram[group]) / len(gram[group]) or 1.0  # 1: its input is zero throughout
             gram[group][np.diag_indices(len(gram[group]))] += damping
+        if groups > 1 and gram.shape[1] <= BLOCK:
+            result[:, :, section] = gptq_groups(rows[:, :, section], scales, gram, most)
+            continue
+        for group in range(groups):
             result[group][:, section] = gptq(rows[group][:, section], scales[group], gram[group], most)
     return _from_rows(layers[0], weights, result)
 

@@ -17,23 +17,21 @@ Nothing here is timed, so the same inputs give the same table.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 
-from pipelines.core import machine
-from pipelines.core.batches import Batch, cut, length
+from pipelines.core.batches import Batch, length
 from pipelines.core.progress import progress
-from pipelines.graph import io, query, reference_session, sample_axis
+from pipelines.graph import io
 from pipelines.quantization.calibration.calibrate import MEMORY, Observation, observe
-from pipelines.quantization.calibration.compared_outputs import ComparedOutputs
+from pipelines.quantization.calibration.compared_outputs import ROOM, OutputSqnr
 from pipelines.quantization.calibration.effort import Effort, drawn, effort_of
-from pipelines.quantization.calibration.float_layers import multiplications, restore_weights, with_float_layer
+from pipelines.quantization.calibration.float_layers import leave_float, restore_weights
 from pipelines.quantization.calibration.function_ranges import clip_to_functions
-from pipelines.quantization.calibration.layerwise import chunk_size, sample_chunks
+from pipelines.quantization.calibration.layerwise import sample_chunks
 from pipelines.quantization.calibration.range_search import quantized_tensors, search_ranges
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import (
@@ -44,95 +42,17 @@ from pipelines.quantization.ptq import (
     search_equalization,
     smoothing_factors,
 )
-from pipelines.quantization.qdq.scales import Array
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 logger = logging.getLogger(__name__)
 
 GOAL = 24.0  # dB of SQNR below which layers stay in float32
-FLOAT_SHARE = 0.25  # maximum share of the multiplications in float32
 HELD_BACK = 3  # one of three samples is held out, up to HELD_OUT
 CLOSE = 2.0  # dB; candidates farther behind the best on a part of the samples are evaluated on no more
 MOST = 2**23  # maximum input elements of held-out samples
-ROOM = 8_000_000  # maximum bytes of the largest tensor
-HEAVY = 2**22  # bytes of weights above which memory is freed between evaluated models
 CHANCE = 1.0  # minimum gain of an alternative in dB; less may be noise
-PERFECT = 120.0  # dB of SQNR of outputs without error
-SENSITIVE = 0.05  # minimum gain of a layer in float32, in dB
-GAIN = 10.0  # minimum gain in dB for all multiplications; that of a layer is its share
 OBSERVERS = ("auto", "minmax", "percentile", "kl")  # candidates of "auto"
-
-
-class OutputSqnr:
-    """SQNR of int8 models in dB: the mean of the SQNR of all samples together and of the mean SQNR of single samples.
-
-    A sample near a decision boundary may have more error than all others. The first figure alone would let it choose
-    the ranges; the second alone would ignore it. The tensors are those of `ComparedOutputs`.
-
-    Args:
-        model: Float model.
-        samples: Batches, kept in memory.
-        optimized: Run the models with onnxruntime's optimizations, which is quicker.
-    """
-
-    def __init__(self, model: ir.Model, samples: Sequence[Batch], optimized: bool = False) -> None:
-        self._samples, self._compared, self._optimized = samples, ComparedOutputs.of(model), optimized
-        exact = self._opened(model)
-        self._heavy = query.weight_bytes(model) > HEAVY
-        free = sample_axis.is_shared(model.graph) and all(
-            (query.dimensions(each) or [0])[0] is None for each in model.graph.inputs if not each.is_initializer()
-        )
-        self._at_once = chunk_size(model, samples[0], ROOM) if free else 0
-        self._exact = [self._run(exact, batch) for batch in samples]
-
-    def _opened(self, model: ir.Model) -> ort.InferenceSession:
-        options = reference_session.options(self._optimized, lean=True, prepack=self._optimized)
-        return reference_session.session(self._compared.cut(model), "its evaluation needs", options)
-
-    def _run(self, session: ort.InferenceSession, batch: Batch) -> list[Array]:
-        """Returns the outputs for a batch, in parts that fit `ROOM`."""
-        if not 0 < self._at_once < length(batch):
-            return reference_session.run(session, batch)
-        parts = list(cut(batch, self._at_once))
-        found = [reference_session.run(session, part) for part in parts]
-        if any(x.shape[:1] != (length(part),) for part, each in zip(parts, found, strict=True) for x in each):
-            return reference_session.run(session, batch)  # an output without sample axis
-        return [np.concatenate(each) for each in zip(*found, strict=True)]
-
-    def __call__(self, int8: ir.Model, batches: int | None = None) -> float:
-        """Computes the SQNR of an int8 model.
-
-        Args:
-            int8: Int8 model with the inputs of the float model.
-            batches: Use only the first `batches` batches; None: all.
-
-        Returns:
-            SQNR in dB.
-        """
-        if self._heavy:
-            machine.trim()  # graphs are reference cycles that hold the weights
-        opened = self._opened(int8)
-        results = [
-            (exact, self._run(opened, batch))
-            for exact, batch in zip(self._exact[:batches], self._samples[:batches], strict=True)
-        ]
-        single = [each for batch, pair in zip(self._samples, results, strict=False) for each in _single(batch, *pair)]
-        own = np.mean([_decibel(self._compared.error([each])) for each in single])
-        return float(own + _decibel(self._compared.error(results))) / 2
-
-
-def _single(batch: Batch, exact: list[Array], tested: list[Array]) -> list[tuple[list[Array], list[Array]]]:
-    """Returns the outputs per sample; of all samples together if an output has no sample axis."""
-    count = length(batch)
-    if any(x.shape[:1] != (count,) for x in (*exact, *tested)):
-        return [(exact, tested)]
-    return [([x[at] for x in exact], [y[at] for y in tested]) for at in range(count)]
-
-
-def _decibel(error: float) -> float:
-    """Returns the SQNR of a relative squared error; `PERFECT` for 0."""
-    return min(-10 * float(np.log10(error)), PERFECT) if error > 0 else PERFECT
 
 
 @dataclass(frozen=True)
@@ -191,7 +111,7 @@ def auto_calibrate(
     if observation is None or factors:
         scaled = equalized(model, factors)
         binned = quantized_tensors(scaled, recipe)
-        observation = observe(scaled, samples, total, max_memory=max_memory, binned=binned)
+        observation = observe(scaled, samples, total, max_memory=max_memory, binned=binned, values=work.values)
         observation.require_samples()
         observation.release()
     observation.require_samples()
@@ -204,7 +124,7 @@ def auto_calibrate(
     if smoothing:
         scaled = equalized(model, factors, smoothing)
         binned = quantized_tensors(scaled, recipe)
-        smoothed = observe(scaled, samples, total, max_memory=max_memory, binned=binned)
+        smoothed = observe(scaled, samples, total, max_memory=max_memory, binned=binned, values=work.values)
         smoothed.release()
         tables += _tables(model, recipe, smoothed, clip, factors, smoothing)
     if recipe.search:
@@ -223,9 +143,10 @@ def auto_calibrate(
         return metric(quantize(model, recipe, table)[0])
 
     fitting = drawn(model, fitting, observation.samples - sum(map(length, held_out)), work.corrected)
-    best, sqnr = _retreat(correct_table(model, recipe, best, fitting, seconds=seconds, room=ROOM), tables, evaluate)
+    corrected = correct_table(model, recipe, best, fitting, seconds=seconds, room=ROOM, positions=work.positions)
+    best, sqnr = _retreat(corrected, tables, evaluate)
     if sqnr < GOAL:
-        best = leave_float(model, recipe, best, metric, observation, sqnr, work.thorough)
+        best = leave_float(model, recipe, best, metric, observation, sqnr, GOAL, work.thorough)
     return best
 
 
@@ -362,56 +283,3 @@ def _retreat(
 def _is_minmax(table: CalibrationTable) -> bool:
     """Whether every range is the observed one."""
     return all((each.low, each.high) == (each.minimum, each.maximum) for each in table.tensors.values())
-
-
-def leave_float(
-    model: ir.Model,
-    recipe: QuantRecipe,
-    table: CalibrationTable,
-    metric: OutputSqnr,
-    observation: Observation,
-    sqnr: float,
-    thorough: bool = True,
-) -> CalibrationTable:
-    """Keeps the layers of largest error per multiplication in float32 until `GOAL` is reached.
-
-    At most `FLOAT_SHARE` of the multiplications become float32, each layer for a gain of at least `SENSITIVE`, and of
-    `GAIN` times its share of the multiplications.
-
-    Args:
-        model: Float model.
-        recipe: Quantization options.
-        table: Calibration table of `model`.
-        metric: SQNR of int8 models on held-out samples.
-        observation: Observation of `model`, which counts multiplications.
-        sqnr: SQNR of `table` by `metric`, in dB.
-        thorough: Quantize anew to measure each layer, instead of `with_float_layer`.
-
-    Returns:
-        `table` with `keep_float`.
-    """
-    int8, report = quantize(model, recipe, table)
-    scaled = equalized(model, table.equalization, table.smoothing, table.splitting)
-    counted = multiplications(model, observation)
-    names = [each.name for each in report.operators if each.precision == "int8" and each.name in counted]
-    total = sum(counted[each] for each in names)
-
-    def sqnr_with(kept: dict[str, str], batches: int | None = None) -> float:
-        return metric(quantize(model, recipe, replace(table, keep_float=kept))[0], batches)
-
-    base, gains = sqnr_with({}, 1), {}
-    with progress("measuring layers in int8", len(names)) as advance:
-        for name in names:
-            single = sqnr_with({name: "float"}, 1) if thorough else metric(with_float_layer(int8, scaled, name), 1)
-            gains[name] = single - base
-            advance(1)
-    kept: dict[str, str] = {}
-    room = FLOAT_SHARE * total
-    for name in sorted(names, key=lambda each: -gains[each] / counted[each]):
-        least = max(SENSITIVE, GAIN * counted[name] / total)
-        if gains[name] < least or counted[name] > room or sqnr >= GOAL:
-            continue
-        more = kept | {name: f"int8 costs {gains[name]:.1f} dB of SQNR here"}
-        if (found := sqnr_with(more)) > sqnr + least:
-            kept, sqnr, room = more, found, room - counted[name]
-    return replace(table, keep_float=kept)

@@ -14,15 +14,22 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 from numpy.typing import NDArray
 
+from pipelines.core import machine
+from pipelines.core.batches import Batch, cut, length
 from pipelines.core.errors import RequestError
-from pipelines.graph import edit, query
+from pipelines.graph import edit, query, reference_session, sample_axis
 from pipelines.graph.infer import infer_shapes
+from pipelines.quantization.calibration.layerwise import chunk_size
 
 Array = NDArray[Any]
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
+ROOM = 8_000_000  # maximum bytes of the largest tensor of a run
+GARBAGE = 2**26  # bytes of weights of evaluated models above which memory is freed
+PERFECT = 120.0  # dB of SQNR of outputs without error
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,100 @@ class ComparedOutputs:
             The mean relative squared error.
         """
         return relative_error(results, self.varying)
+
+
+class OutputSqnr:
+    """SQNR of int8 models in dB: the mean of the SQNR of all samples together and of the mean SQNR of single samples.
+
+    A sample near a decision boundary may have more error than all others. The first figure alone would let it choose
+    the ranges; the second alone would ignore it. The tensors are those of `ComparedOutputs`.
+
+    Args:
+        model: Float model.
+        samples: Batches, kept in memory.
+        optimized: Run the models with onnxruntime's optimizations, which is quicker.
+    """
+
+    def __init__(self, model: ir.Model, samples: Sequence[Batch], optimized: bool = False) -> None:
+        self._samples, self._compared, self._optimized = samples, ComparedOutputs.of(model), optimized
+        exact = self.session(self.cut(model))
+        self._weights, self._garbage = query.weight_bytes(model), 0
+        free = sample_axis.is_shared(model.graph) and all(
+            (query.dimensions(each) or [0])[0] is None for each in model.graph.inputs if not each.is_initializer()
+        )
+        self._at_once = chunk_size(model, samples[0], ROOM) if free else 0
+        self._exact = [self._run(exact, batch) for batch in samples]
+
+    @property
+    def batches(self) -> int:
+        """Number of batches."""
+        return len(self._samples)
+
+    def cut(self, model: ir.Model) -> ir.Model:
+        """See `ComparedOutputs.cut`."""
+        return self._compared.cut(model)
+
+    def session(self, cut: ir.Model | reference_session.Serialized) -> ort.InferenceSession:
+        """Opens a session of a model that `cut` made."""
+        options = reference_session.options(self._optimized, lean=True, prepack=self._optimized)
+        return reference_session.session(cut, "its evaluation needs", options)
+
+    def __call__(self, int8: ir.Model, batches: int | None = None) -> float:
+        """Computes the SQNR of an int8 model.
+
+        Args:
+            int8: Int8 model with the inputs of the float model.
+            batches: Use only the first `batches` batches; None: all.
+
+        Returns:
+            SQNR in dB.
+        """
+        self._garbage += self._weights
+        if self._garbage > GARBAGE:
+            machine.trim()  # graphs are reference cycles that hold the weights
+            self._garbage = 0
+        return self.of(self.session(self.cut(int8)), slice(batches))
+
+    def of(self, session: ort.InferenceSession, batches: slice) -> float:
+        """Computes the SQNR of an int8 model in a session.
+
+        Args:
+            session: Result of `session`.
+            batches: Batches to use.
+
+        Returns:
+            SQNR in dB.
+        """
+        samples = self._samples[batches]
+        results = [
+            (exact, self._run(session, batch)) for exact, batch in zip(self._exact[batches], samples, strict=True)
+        ]
+        single = [each for batch, pair in zip(samples, results, strict=True) for each in _single(batch, *pair)]
+        own = np.mean([_decibel(self._compared.error([each])) for each in single])
+        return float(own + _decibel(self._compared.error(results))) / 2
+
+    def _run(self, session: ort.InferenceSession, batch: Batch) -> list[Array]:
+        """Returns the outputs for a batch, in parts that fit `ROOM`."""
+        if not 0 < self._at_once < length(batch):
+            return reference_session.run(session, batch)
+        parts = list(cut(batch, self._at_once))
+        found = [reference_session.run(session, part) for part in parts]
+        if any(x.shape[:1] != (length(part),) for part, each in zip(parts, found, strict=True) for x in each):
+            return reference_session.run(session, batch)  # an output without sample axis
+        return [np.concatenate(each) for each in zip(*found, strict=True)]
+
+
+def _single(batch: Batch, exact: list[Array], tested: list[Array]) -> list[tuple[list[Array], list[Array]]]:
+    """Returns the outputs per sample; of all samples together if an output has no sample axis."""
+    count = length(batch)
+    if any(x.shape[:1] != (count,) for x in (*exact, *tested)):
+        return [(exact, tested)]
+    return [([x[at] for x in exact], [y[at] for y in tested]) for at in range(count)]
+
+
+def _decibel(error: float) -> float:
+    """Returns the SQNR of a relative squared error; `PERFECT` for 0."""
+    return min(-10 * float(np.log10(error)), PERFECT) if error > 0 else PERFECT
 
 
 def relative_error(

@@ -10,7 +10,16 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import io
 from pipelines.quantization.algorithms import gptq as module
 from pipelines.quantization.algorithms.correction import correct_layers
-from pipelines.quantization.algorithms.gptq import DAMPING, POSITIONS, WIDEST, WORK, drawn, gptq, round_layer
+from pipelines.quantization.algorithms.gptq import (
+    DAMPING,
+    POSITIONS,
+    WIDEST,
+    WORK,
+    drawn,
+    gptq,
+    gptq_groups,
+    round_layer,
+)
 from pipelines.quantization.algorithms.weight_rounding import Weights, encode_rounding
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.calibration.table import CalibrationTable
@@ -49,6 +58,18 @@ def test_the_published_algorithm(normal, most):
     found = gptq(weights, scale, gram, most)
     assert found.dtype == np.int8
     np.testing.assert_array_equal(found, textbook_gptq(weights, scale, gram, most))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_groups_are_rounded_at_once_as_one_by_one(normal, channels):
+    x = np.stack([correlated(normal, 200, 9) for _ in range(50)]).astype(np.float64)
+    gram = x.swapaxes(1, 2) @ x + 0.5 * np.eye(9)
+    weights = normal(50, channels, 9)
+    scale = np.abs(weights).max(axis=2) / 127
+    found = gptq_groups(weights, scale, gram)
+    expected = [gptq(*each) for each in zip(weights, scale, gram, strict=True)]
+    assert found.dtype == np.int8
+    np.testing.assert_array_equal(found, np.stack(expected))
 
 
 def test_it_is_better_than_nearest_and_near_the_best_of_all(normal):
@@ -138,6 +159,7 @@ def test_wide_layers_take_fewer_positions(normal):
     """A Gram matrix costs its positions times the square of its width; small maps are taken whole."""
     assert [drawn(width) for width in (9, 576, 1024)] == [POSITIONS] * 3
     assert drawn(2304) == WORK // 2304**2 and drawn(WIDEST) == 2 * WIDEST
+    assert [drawn(width, 1000) for width in (9, 576, 2304, WIDEST)] == [1000, 1152, 4608, 2 * WIDEST]
     layer = model("(float[N,12] x) => (float[N,8] y) { y = Gemm<transB=1>(x, W) }", W=normal(8, 12)).graph[0]
     weights, x = normal(8, 12), correlated(normal, 300, 12)
     scale = np.abs(weights).max(axis=1) / 127

@@ -11,7 +11,8 @@ from pipelines.core.batches import length
 from pipelines.core.errors import RequestError
 from pipelines.graph import io
 from pipelines.quantization.calibration import auto_calibration as module
-from pipelines.quantization.calibration.auto_calibration import FLOAT_SHARE, auto_calibrate, split_held_out
+from pipelines.quantization.calibration.auto_calibration import auto_calibrate, split_held_out
+from pipelines.quantization.calibration.float_layers import FLOAT_SHARE
 from pipelines.quantization.calibration.range_search import output_sqnr, quantized_tensors
 from pipelines.quantization.ptq import correct_table, make_table
 from pipelines.quantization.quantizer import quantize
@@ -49,7 +50,7 @@ def test_few_samples_are_held_back_where_they_are_large(monkeypatch):
 def spoiled(which):
     """`correct_table` whose corrections are far off."""
 
-    def correct(float_model, recipe, table, batches, seconds, room):
+    def correct(float_model, recipe, table, batches, seconds, room, positions=None):
         found = correct_table(float_model, recipe, table, batches, seconds=seconds, room=room)
         bias = {name: tuple(each + 3 for each in shift) for name, shift in {"h": (0.0,) * 16, **found.bias}.items()}
         rounding = dict.fromkeys(found.rounding, next(iter(found.rounding.values())))

@@ -1,0 +1,88 @@
+"""Layers of an int8 model in float32: sessions of the edited protobuf against models that are edited and serialized."""
+
+import pytest
+from helpers.arrays import normals
+from helpers.rewriting import model
+
+from pipelines.graph import edit, query, reference_session
+from pipelines.quantization.calibration import float_layers
+from pipelines.quantization.calibration.calibrate import calibrate, observe
+from pipelines.quantization.calibration.compared_outputs import OutputSqnr
+from pipelines.quantization.calibration.float_layers import FloatLayers, leave_float
+from pipelines.quantization.quantizer import quantize
+from pipelines.quantization.recipe import QuantRecipe
+
+LAYERS = ("a", "b", "c", "d")
+
+
+def branches():
+    """A convolution, a depthwise one, and two linear layers; values after a Relu are read by two layers."""
+    normal = normals(3)
+    text = """(float[n,4,8,8] x) => (float[n,6] y) {
+        a = Conv<pads=[1,1,1,1]>(x, A, p) r = Relu(a) b = Conv<group=8, pads=[1,1,1,1]>(r, B, p) s = Add(b, r)
+        m = GlobalAveragePool(s) f = Flatten(m) c = Gemm<transB=1>(f, C, q) t = Relu(c) d = MatMul(t, D) y = Add(d, q)
+    }"""
+    found = model(
+        text, A=normal(8, 4, 3, 3), B=normal(8, 1, 3, 3), C=normal(6, 8), D=normal(6, 6), p=normal(8), q=normal(6)
+    )
+    for node in found.graph:
+        node.name = node.outputs[0].name
+    return found, [{"x": normals(1)(8, 4, 8, 8)}, {"x": normals(2)(8, 4, 8, 8)}]
+
+
+def edited(int8, float_model, kept):
+    """The model with float layers, made from its graph."""
+    copy = int8.clone()
+    weights = {node.name: node.inputs[1] for node in float_model.graph if node.name in kept}
+    for node in copy.graph:
+        if node.name not in kept:
+            continue
+        for at, x in enumerate(node.inputs):
+            quantize_node = x.producer().inputs[0].producer() if x is not None and x.producer() is not None else None
+            if quantize_node is not None and quantize_node.op_type == "QuantizeLinear":
+                node.replace_input_with(at, quantize_node.inputs[0])
+        exact = query.constant(weights[node.name])
+        node.replace_input_with(1, edit.initializer(copy.graph, f"{node.name}.float", exact))
+    return copy
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+def test_sessions_of_the_edited_protobuf_give_the_bits_of_edited_graphs(optimized):
+    found, batches = branches()
+    int8, _ = quantize(found, QuantRecipe(), calibrate(found, batches, "minmax"))
+    metric = OutputSqnr(found, batches, optimized)
+    trials = FloatLayers(metric, int8, found, LAYERS)
+    assert trials.sqnr((), slice(None)) == metric(int8)
+    results = {()}
+    for kept in (*((name,) for name in LAYERS), ("a", "b"), ("b", "d"), LAYERS):
+        expected = metric.of(metric.session(metric.cut(edited(int8, found, kept))), slice(None))
+        assert trials.sqnr(kept, slice(None)) == expected
+        results.add(expected)
+    assert len(results) == 8  # every layer counts
+    assert trials.sqnr((), slice(1, 2)) == metric.of(metric.session(metric.cut(int8)), slice(1, 2)) != metric(int8, 1)
+
+
+def test_a_layer_in_float_costs_one_session_and_no_quantization(monkeypatch):
+    """Quantizing and serializing anew for every layer took half of the time of a calibration."""
+    found, batches = branches()
+    observation = observe(found, batches)
+    table = observation.table("minmax")
+    metric = OutputSqnr(found, batches, optimized=True)
+    counts = {"session": 0, "serialized": 0, "quantize": 0}
+
+    def counted(name, function):
+        def call(*args, **options):
+            counts[name] += 1
+            return function(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(reference_session, "session", counted("session", reference_session.session))
+    of = reference_session.Serialized.of
+    monkeypatch.setattr(reference_session.Serialized, "of", counted("serialized", of))
+    monkeypatch.setattr(float_layers, "quantize", counted("quantize", quantize))
+    monkeypatch.setattr(float_layers, "SENSITIVE", 1000.0)  # no layer gains as much
+    sqnr = metric(quantize(found, QuantRecipe(), table)[0])
+    counts.update(session=0, serialized=0)
+    assert not leave_float(found, QuantRecipe(), table, metric, observation, sqnr, 90.0, False).keep_float
+    assert counts == {"session": len(LAYERS) + 2, "serialized": 1, "quantize": 1}
