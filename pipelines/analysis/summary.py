@@ -47,6 +47,7 @@ def summarize(
     quantized: QuantReport,
     table: CalibrationTable,
     samples: Iterable[Batch],
+    native: Path | None = None,
 ) -> dict[str, Any]:
     """Summarizes a quantized model: int8 layers and MACs, SQNR, speed.
 
@@ -62,6 +63,8 @@ def summarize(
         table: Calibration table.
         samples: Batches, of which the first `SAMPLES` samples are used; without samples, figures that need them are
             None.
+        native: native.onnx of a model folder, which runs in the engines of this project; the files are then not timed
+            as users open them. None: the native kernels run the int8 model if they support it.
 
     Returns:
         {"line", "layers", "int8_layers", "macs_int8" (share), "sqnr_db", "speed": {engine: float / int8 milliseconds},
@@ -100,7 +103,7 @@ def summarize(
         found["sqnr_db"] = None if found["sqnr_db"] > 0 else float("-inf")
     if few and int8:
         many = _many(float_model, few)
-        found |= _speed(float_model, int8_model, few[0], many)
+        found |= _speed(float_model, int8_model, few[0], many, native)
         found["many"] = length(many) if many else None
     found["line"] = _line(found)
     found["warnings"] = _warnings(found, lambda: _damaging(float_model, int8_model, quantized, table, few[:RANKED]))
@@ -157,7 +160,13 @@ def _elements(result: Any) -> int:
     return sum(map(_elements, result)) if isinstance(result, list) else int(np.size(result))
 
 
-def _speed(float_model: ir.Model, int8_model: ir.Model, batch: Batch, many: Batch | None = None) -> dict[str, Any]:
+def _speed(
+    float_model: ir.Model,
+    int8_model: ir.Model,
+    batch: Batch,
+    many: Batch | None = None,
+    native_path: Path | None = None,
+) -> dict[str, Any]:
     """Returns the fields "speed", "engine", "wrong", "float_differs", "speed_of_many" and "as_opened" of `summarize`.
 
     The two models are timed in turn, in one thread. The native kernels have
@@ -196,7 +205,7 @@ def _speed(float_model: ir.Model, int8_model: ir.Model, batch: Batch, many: Batc
                 exact, ms = _timed(sessions, many)
                 speed_of_many[engine] = round(exact / ms, 3)
         with contextlib.suppress(ZooError):  # the kernels do not support the graph
-            native = catalog.load(paths[1], "native")
+            native = catalog.load(native_path or paths[1], "native")
             if reference is not None and (why := why_wrong("native", native, reference, batch)):
                 wrong["native"] = why
             elif floats:
@@ -206,7 +215,7 @@ def _speed(float_model: ir.Model, int8_model: ir.Model, batch: Batch, many: Batc
                     exact, ms = _timed([floats[min(floats)], native], many)
                     speed_of_many["native"] = round(exact / ms, 3)
         usable = not {*wrong, *float_differs} & {"openvino"}
-        as_opened = _as_opened(paths, batch, many) if usable else None
+        as_opened = _as_opened(paths, batch, many) if usable and native_path is None else None
     return {
         "speed": speed,
         "engine": min(milliseconds, key=milliseconds.__getitem__, default=None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import zipfile
 from collections import Counter
@@ -20,8 +21,8 @@ from pipelines.kernels.images.native import product_limit
 from pipelines.models import stages
 from pipelines.models.family import Lowerable
 from pipelines.models.folder import ModelFolder, open_folder
-from pipelines.models.pipeline import PRECISIONS
-from pipelines.models.record import BUILD_STAGES, QUANTIZATION, read_record
+from pipelines.models.pipeline import PRECISIONS, graph_file
+from pipelines.models.record import BUILD_STAGES, QUANTIZATION, SAMPLES, read_record
 from zoo.api.paths import Model, as_list, files_of, is_file, require_distinct
 
 logger = logging.getLogger(__name__)
@@ -263,7 +264,7 @@ def moved_probabilities(folder: ModelFolder, rows: Any, on_error: str) -> dict[s
         "mean": float(moved.mean()),
         "bound": folder.entry.recipe.bound,
     }
-    if change["largest"] > MOVED:
+    if not change["largest"] <= MOVED:  # or NaN
         logger.warning(
             "int8 moves a probability by up to %.4f (mean %.4f) on %d rows, more than %.3f; keep layers in float "
             "(--keep-float REGEX, named by --all), or more rows in --calibration-data",
@@ -271,3 +272,32 @@ def moved_probabilities(folder: ModelFolder, rows: Any, on_error: str) -> dict[s
             MOVED,
         )
     return change
+
+
+def summary_of(folder: ModelFolder) -> dict[str, Any]:
+    """Summarizes the int8 model of a folder on its calibration samples, in all engines that run it; logs warnings.
+
+    Args:
+        folder: Model folder with its calibration samples.
+
+    Returns:
+        See `pipelines.analysis.summary.summarize`.
+    """
+    from pipelines.analysis.summary import summarize
+    from pipelines.graph import io
+    from pipelines.models import npz
+    from pipelines.quantization.calibration.table import CalibrationTable
+    from pipelines.quantization.quantizer import Operator, QuantReport
+
+    exact, int8 = (io.load(folder.ensure(name)) for name in ("rewritten.onnx", "int8.onnx"))
+    values, table = read_json(folder.path / QUANTIZATION), CalibrationTable.load(folder.path / "calibration.json")
+    quantized = QuantReport(tuple(Operator(**each) for each in values["operators"]), folder.recipe, values["graph"])
+    native = None
+    if isinstance(folder.entry, Lowerable) and extension.isas():
+        with contextlib.suppress(RequestError):  # the native kernels do not support the graph
+            native = graph_file(folder, "int8", "native")
+    samples = npz.read_npz(folder.path / SAMPLES, 1)[0]
+    summary = summarize(exact, int8, quantized, table, samples, native)
+    for warning in summary["warnings"]:
+        logger.warning("%s", warning)
+    return summary

@@ -35,7 +35,7 @@ from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites import driver
 from pipelines.rewrites.driver import RewriteReport
 from pipelines.rewrites.shared import file_passes
-from zoo.api.models import moved_probabilities, run_stage
+from zoo.api.models import moved_probabilities, run_stage, summary_of
 from zoo.api.paths import Model, as_list, files_of, is_file, open_model, output_path, require_distinct, require_report
 from zoo.api.samples import (
     EFFORT,
@@ -236,9 +236,9 @@ def quantize(
 
     Returns:
         Quantization report with "path" and "bytes"; "effort" for a calibrated .onnx file. For a file written to
-        `output`, also "summary" (see `pipelines.analysis.summary.summarize`). With `schema`, also "probability":
-        {"rows", "largest", "mean" (differences of probabilities between float and int8 on the first rows of the log),
-        "bound" (of the recipe)}.
+        `output`, or with `schema`, also "summary" (see `pipelines.analysis.summary.summarize`). With `schema`, also
+        "probability": {"rows", "largest", "mean" (differences of probabilities between float and int8 on the first rows
+        of the log), "bound" (of the recipe)}.
 
     Raises:
         RequestError: Data or options are invalid, or the table belongs to another graph.
@@ -288,7 +288,9 @@ def quantize(
             "--table FILE"
         )
     result = imported | _quantize_folder(folder, output, changes, table, report_path)
-    return result | {"probability": moved_probabilities(folder, rows, on_error)} if imported else result
+    if not imported:
+        return result
+    return result | {"probability": moved_probabilities(folder, rows, on_error), "summary": summary_of(folder)}
 
 
 def _quantize_file(
