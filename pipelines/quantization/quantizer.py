@@ -211,6 +211,8 @@ def _refuse(inserter: QdqInserter, node: ir.Node) -> str:
         x = node.inputs[index]
         if x is None or (x.name not in inserter.ranges and dequantized_qparams(x) is None):
             return f"no calibrated range for its input {x.name if x is not None else '?'}"
+    if inserter.recipe.float_products and layers.small_product(node, inserter.ranges):
+        return "so small a product of activations is no faster in int8"
     return layers.refuse(node) if layer else ""
 
 

@@ -108,3 +108,22 @@ def test_a_product_whose_weights_are_int8_already_stays(normal, tmp_path):
     result, report = quantized(found, x=normal(16, 8))
     assert ops(result) == ["DequantizeLinear", "MatMul", "Neg"]
     assert next(each.reason for each in report.operators if each.type == "MatMul") == "its weights are int8 already"
+
+
+ATTENTION = """(float[{batch},{t},64] x) => (float[{batch},{t},64] y) {{ q = MatMul(x, w) k = MatMul(x, v)
+    l = Transpose<perm=[0,2,1]>(k) s = MatMul(q, l) p = Softmax(s) o = MatMul(p, q) y = MatMul(o, w) }}"""
+
+
+@pytest.mark.parametrize(("positions", "columns"), [(32, "t"), (32, 32), (512, "t"), (512, 512)])
+def test_small_products_of_activations_stay_float_if_the_recipe_says_so(normal, positions, columns):
+    weights = {"w": normal(64, 64) / 8, "v": normal(64, 64) / 8}
+    found = model(ATTENTION.format(batch="n", t=columns), **weights)
+    x = normal(2, positions, 64)
+    for recipe, expected in ((QuantRecipe(), "int8"), (QuantRecipe(float_products=True), None)):
+        expected = expected or ("float" if positions < 100 else "int8")
+        _, report = quantized(found, recipe, x=x)
+        by_name = {each.name: each for each in report.operators}
+        assert {by_name[name].precision for name in ("s", "o")} == {expected}
+        assert {by_name[name].precision for name in ("q", "k", "y")} == {"int8"}
+        if expected == "float":
+            assert by_name["s"].reason == "so small a product of activations is no faster in int8"
