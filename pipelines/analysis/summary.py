@@ -19,11 +19,11 @@ from pipelines.analysis import report
 from pipelines.core.batches import Batch, length, share_axis
 from pipelines.core.errors import ZooError
 from pipelines.engines import catalog
-from pipelines.engines.agreement import ALIKE, largest_difference, why_wrong
+from pipelines.engines.agreement import ALIKE, WrongResultsError, largest_difference, why_wrong
 from pipelines.engines.as_opened import open_file
 from pipelines.engines.session import Runnable
 from pipelines.engines.stock import available
-from pipelines.engines.timing import measure
+from pipelines.engines.timing import REFERENCE, measure
 from pipelines.graph import io, query
 from pipelines.quantization.calibration.layerwise import sample_chunks
 from pipelines.quantization.calibration.range_search import output_sqnr
@@ -37,6 +37,7 @@ QUICK = 1.0  # milliseconds of a sample in float, above which many are not timed
 MANY = 512  # rows of the second timing
 SAMPLES = 16  # samples to measure the SQNR on
 NAMED = 3  # operators in a warning
+QUICK_REPEATS = 3  # repetitions of quick timings
 RANKED = 4  # samples to rank operators by their error on
 SHAPES = ("Shape", "ConstantOfShape", "Size", "Range", "Constant")  # shape arithmetic, which is not listed
 
@@ -48,6 +49,7 @@ def summarize(
     table: CalibrationTable,
     samples: Iterable[Batch],
     native: Path | None = None,
+    quick: bool = False,
 ) -> dict[str, Any]:
     """Summarizes a quantized model: int8 layers and MACs, SQNR, speed.
 
@@ -65,6 +67,7 @@ def summarize(
             None.
         native: native.onnx of a model folder, which runs in the engines of this project; the files are then not timed
             as users open them. None: the native kernels run the int8 model if they support it.
+        quick: Time ONNX Runtime, the native kernels and the files as users open them alone, with fewer repetitions.
 
     Returns:
         {"line", "layers", "int8_layers", "macs_int8" (share), "sqnr_db", "speed": {engine: float / int8 milliseconds},
@@ -103,7 +106,7 @@ def summarize(
         found["sqnr_db"] = None if found["sqnr_db"] > 0 else float("-inf")
     if few and int8:
         many = _many(float_model, few)
-        found |= _speed(float_model, int8_model, few[0], many, native)
+        found |= _speed(float_model, int8_model, few[0], many, native, quick)
         found["many"] = length(many) if many else None
     found["line"] = _line(found)
     found["warnings"] = _warnings(found, lambda: _damaging(float_model, int8_model, quantized, table, few[:RANKED]))
@@ -166,6 +169,7 @@ def _speed(
     batch: Batch,
     many: Batch | None = None,
     native_path: Path | None = None,
+    quick: bool = False,
 ) -> dict[str, Any]:
     """Returns the fields "speed", "engine", "wrong", "float_differs", "speed_of_many" and "as_opened" of `summarize`.
 
@@ -187,7 +191,7 @@ def _speed(
             io.save(each.clone(), Path(folder) / f"{name}.onnx")
             for name, each in (("float", float_model), ("int8", int8_model))
         ]
-        for engine in available():
+        for engine in [REFERENCE] if quick else available():
             try:
                 sessions = [open_stock(path, engine, 1) for path in paths]
                 references = references or sessions
@@ -196,26 +200,30 @@ def _speed(
                     differing = float_differs if _float_differs(engine, sessions, references, batch) else wrong
                     differing[engine] = why
                     continue
-                exact, ms = _timed(sessions, batch)
+                exact, ms = _timed(sessions, batch, quick)
             except ZooError:
                 continue  # the engine does not support the graph
             speed[engine], milliseconds[engine] = round(exact / ms, 3), ms
             floats[exact] = sessions[0]
             if many and exact < QUICK:
-                exact, ms = _timed(sessions, many)
+                exact, ms = _timed(sessions, many, quick)
                 speed_of_many[engine] = round(exact / ms, 3)
         with contextlib.suppress(ZooError):  # the kernels do not support the graph
             native = catalog.load(native_path or paths[1], "native")
             if reference is not None and (why := why_wrong("native", native, reference, batch)):
                 wrong["native"] = why
             elif floats:
-                exact, ms = _timed([floats[min(floats)], native], batch)
+                exact, ms = _timed([floats[min(floats)], native], batch, quick)
                 speed["native"], milliseconds["native"] = round(exact / ms, 3), ms
                 if many and exact < QUICK:
-                    exact, ms = _timed([floats[min(floats)], native], many)
+                    exact, ms = _timed([floats[min(floats)], native], many, quick)
                     speed_of_many["native"] = round(exact / ms, 3)
         usable = not {*wrong, *float_differs} & {"openvino"}
-        as_opened = _as_opened(paths, batch, many) if usable and native_path is None else None
+        try:
+            compared = reference if quick else None
+            as_opened = _as_opened(paths, batch, many, compared) if usable and native_path is None else None
+        except WrongResultsError:  # in the int8 file, or in the float file too
+            return _speed(float_model, int8_model, batch, many)
     return {
         "speed": speed,
         "engine": min(milliseconds, key=milliseconds.__getitem__, default=None),
@@ -241,25 +249,37 @@ def _float_differs(engine: str, sessions: Sequence[Runnable], references: Sequen
     return exact > ALIKE / 2 and exact >= int8 / 2
 
 
-def _as_opened(paths: Sequence[Path], batch: Batch, many: Batch | None) -> dict[str, Any] | None:
-    """Returns "as_opened" of `summarize` for the float and the int8 file; None if the engine refuses one of them."""
+def _as_opened(
+    paths: Sequence[Path], batch: Batch, many: Batch | None, reference: Runnable | None = None
+) -> dict[str, Any] | None:
+    """Returns "as_opened" of `summarize` for the float and the int8 file; None if the engine refuses one of them.
+
+    reference: session of the int8 model for quick timings, of an engine that has not been checked yet. Raises
+    WrongResultsError if the results differ from its results.
+    """
+    quick = reference is not None
     try:
-        engine, exact = open_file(paths[0])
-        _, int8 = open_file(paths[1])
-        exact_ms, ms = _timed([exact, int8], batch)
+        engine, int8 = open_file(paths[1])
+        if reference is not None and (why := why_wrong(engine, int8, reference, batch)):
+            raise WrongResultsError(why)
+        _, exact = open_file(paths[0])
+        exact_ms, ms = _timed([exact, int8], batch, quick)
         found: dict[str, Any] = {"engine": engine, "speed": round(exact_ms / ms, 3), "speed_of_many": None}
         if many and exact_ms < QUICK:
-            exact_ms, ms = _timed([exact, int8], many)
+            exact_ms, ms = _timed([exact, int8], many, quick)
             found["speed_of_many"] = round(exact_ms / ms, 3)
+    except WrongResultsError:
+        raise
     except ZooError:
         return None
     return found
 
 
-def _timed(sessions: Sequence[Runnable], batch: Batch) -> tuple[float, float]:
-    exact, ms = measure(sessions, batch)
+def _timed(sessions: Sequence[Runnable], batch: Batch, quick: bool = False) -> tuple[float, float]:
+    repeats = {"repeats": QUICK_REPEATS} if quick else {}
+    exact, ms = measure(sessions, batch, **repeats)
     if exact < SLOWER * ms:  # another process may have disturbed the timing
-        exact, ms = max((exact, ms), tuple(measure(sessions, batch)), key=lambda pair: pair[0] / pair[1])
+        exact, ms = max((exact, ms), tuple(measure(sessions, batch, **repeats)), key=lambda pair: pair[0] / pair[1])
     return exact, ms
 
 

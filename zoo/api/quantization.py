@@ -374,7 +374,7 @@ def _write_int8(
     if report_path is not None:
         report_html.save(report.explain(float_model, int8, quantized, table, samples) | facts, report_path)
     held_out = split_held_out(float_model, samples, table.samples)[0] if samples else ()
-    summary = _summary(float_model, int8, quantized, table, held_out)
+    summary = _summary(float_model, int8, quantized, table, held_out, facts.get("effort") == "fast")
     return {**quantized.to_json(), "path": str(path), "bytes": path.stat().st_size, "summary": summary}
 
 
@@ -384,9 +384,10 @@ def _summary(
     quantized: QuantReport,
     table: CalibrationTable,
     samples: Iterable[Batch],
+    quick: bool = False,
 ) -> dict[str, Any]:
     """Runs `summarize` and logs its warnings."""
-    summary = summarize(float_model, int8, quantized, table, samples)
+    summary = summarize(float_model, int8, quantized, table, samples, quick=quick)
     for warning in summary["warnings"]:
         logger.warning("%s", warning)
     return summary

@@ -43,6 +43,7 @@ LAYERS = ("Conv", "Gemm", "MatMul")
 SPENT = "the time budget was spent before it"
 HARD = ("HardSwish", "HardSigmoid")  # constant below a bound; constant or the identity above
 POSITIONS = 2**17  # positions per channel to measure its shift on
+HELD = 2**13  # positions per channel that are held in memory; of more, the outputs are read twice
 
 
 @dataclass(frozen=True)
@@ -258,8 +259,9 @@ def _correct_bias(
         for y, x in zip(rounded.run(target.node), exact.run(original), strict=True):
             yield _positions(y, axis, rounded.chunks, positions), _positions(x, axis, rounded.chunks, positions)
 
+    held = list(outputs()) if positions <= HELD else None
     total, count = np.zeros(len(bias.scale)), np.zeros(len(bias.scale))
-    for y, x in outputs():
+    for y, x in held or outputs():
         if len(y) != len(total):
             return Correction(name, kind, reason="the sum that it is part of has other channels")
         if x.shape != y.shape:
@@ -274,7 +276,7 @@ def _correct_bias(
     integers = bias.quantized(total / np.where(count > 0, count, 1))
     shift = (integers * bias.scale).astype(np.float32)[:, None]
     signal, before, after = (np.zeros(len(integers)) for _ in range(3))
-    for y, x in outputs():
+    for y, x in held or outputs():
         x = target.activated(x)
         signal += _squares(x)
         before += _squares(target.activated(y) - x)
@@ -297,7 +299,7 @@ def _positions(array: Array, axis: int, chunks: int, most: int) -> Array:
     else:
         flat = array.reshape(-1, array.shape[-1])[::stride].T
     positions: Array = flat.reshape(array.shape[axis], -1)
-    return positions
+    return positions.copy() if stride > 1 and positions.base is not None else positions  # not the whole array
 
 
 def _squares(x: Array) -> Array:

@@ -117,8 +117,8 @@ def auto_calibrate(
     observation.require_samples()
     held_out, fitting = split_held_out(model, samples, observation.samples)
 
+    fitting = drawn(model, fitting, observation.samples - sum(map(length, held_out)), work.corrected or None)
     corrects = recipe.correct and work.corrected != 0
-
     smoothing = smoothing_factors(equalized(model, factors), recipe, fitting) if corrects else {}
     tables = _tables(model, recipe, observation, clip, factors, {})
     if smoothing:
@@ -142,7 +142,6 @@ def auto_calibrate(
     def evaluate(table: CalibrationTable) -> float:
         return metric(quantize(model, recipe, table)[0])
 
-    fitting = drawn(model, fitting, observation.samples - sum(map(length, held_out)), work.corrected)
     corrected = correct_table(model, recipe, best, fitting, seconds=seconds, room=ROOM, positions=work.positions)
     best, sqnr = _retreat(corrected, tables, evaluate)
     if sqnr < GOAL:

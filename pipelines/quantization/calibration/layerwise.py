@@ -139,6 +139,7 @@ class LayerwiseRun:
         self.order = {node: at for at, node in enumerate(model.graph)}
         self.waiting = {self.nodes[name]: None for name in layers if name in self.nodes}
         self.stored: dict[ir.Value, Path] = {}
+        self._forms: dict[Path, tuple[np.dtype[Any], tuple[int, ...]]] = {}
 
     def feed(self, batch: Batch) -> None:
         """Stores one chunk of the graph's inputs.
@@ -266,14 +267,18 @@ class LayerwiseRun:
             yield reference_session.run(session, {str(value.name): self._read(value, chunk) for value in inputs})
 
     def _file(self, value: ir.Value, chunk: int) -> Path:
-        return self.stored[value].with_suffix(f".{chunk}.npy")
+        return self.stored[value].with_suffix(f".{chunk}")
 
     def _read(self, value: ir.Value, chunk: int) -> Array:
-        array: Array = np.load(self._file(value, chunk))
+        path = self._file(value, chunk)
+        dtype, shape = self._forms[path]
+        array: Array = np.fromfile(path, dtype).reshape(shape)
         return array
 
     def _write(self, value: ir.Value, chunk: int, array: Array) -> None:
         if value not in self.stored:
             self.written += 1
             self.stored[value] = self.folder / str(self.written)
-        np.save(self._file(value, chunk), array)
+        path = self._file(value, chunk)
+        array.tofile(path)
+        self._forms[path] = array.dtype, array.shape

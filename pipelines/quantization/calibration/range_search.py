@@ -7,7 +7,7 @@ quantized alone in the float model with several fractions of its range, and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +56,9 @@ def search_ranges(
     values: dict[str, ir.Value] = {}
     for node in exact.graph:
         values.update({str(value.name): value for value in (*node.inputs, *node.outputs) if value is not None})
-    searched = [name for name in _quantized(int8) if name in values and name in tensors]
+    inputs = (node.inputs[0] for node in int8.graph if node.op_type == "QuantizeLinear")
+    quantized = dict.fromkeys(str(value.name) for value in inputs if value is not None)
+    searched = [name for name in quantized if name in values and name in tensors]
     with progress("refining ranges", len(searched)) as advance:
         for name in searched:
             tensors[name] = _best_range(exact, values[name], tensors[name], recipe.symmetric, samples)
@@ -64,29 +66,51 @@ def search_ranges(
     return replace(table, tensors=tensors)
 
 
+class _ReadRanges(dict[str, TensorRange]):
+    """Ranges that note which of them are read."""
+
+    def __init__(self, tensors: Mapping[str, TensorRange]) -> None:
+        super().__init__(tensors)
+        self.read = set[str]()
+
+    def __getitem__(self, name: str) -> TensorRange:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def copy(self) -> _ReadRanges:
+        """Returns this object, so that reads of a copy are noted here."""
+        return self
+
+
 def quantized_tensors(model: ir.Model, recipe: QuantRecipe) -> set[str]:
-    """Finds the activations that a recipe quantizes; no samples are needed.
+    """Finds the activations whose ranges a recipe reads; no samples are needed.
+
+    The model is quantized with placeholder ranges. Names of the remaining QuantizeLinear would not suffice: they move
+    through data movement, and into embedding tables.
 
     Args:
         model: Float model.
         recipe: Quantization options.
 
     Returns:
-        Names of the tensors with a QuantizeLinear.
+        Names of the tensors.
     """
     copy = model.clone()
     infer_shapes(copy)
     values = (*copy.graph.inputs, *(value for node in copy.graph for value in node.outputs))
-    unit = TensorRange(-1.0, 1.0, -1.0, 1.0, 1)
-    tensors = {str(value.name): unit for value in values if query.is_float(value)}
-    int8, _ = quantize(model, recipe, CalibrationTable(io.digest(model), recipe.observer, 1, "", tensors))
-    return set(_quantized(int8))
+    unit = TensorRange(0.0, 1.0, 0.0, 1.0, 1), TensorRange(-1.0, 1.0, -1.0, 1.0, 1)
+    ranges = _ReadRanges({str(each.name): unit[not _is_positive(each)] for each in values if query.is_float(each)})
+    quantize(model, recipe, CalibrationTable(io.digest(model), recipe.observer, 1, "", ranges))
+    return ranges.read
 
 
-def _quantized(int8: ir.Model) -> list[str]:
-    """Returns the names of the tensors with a QuantizeLinear, in the order of the graph."""
-    inputs = (node.inputs[0] for node in int8.graph if node.op_type == "QuantizeLinear")
-    return list(dict.fromkeys(str(value.name) for value in inputs if value is not None))
+def _is_positive(value: ir.Value) -> bool:
+    """Whether the operator that computes a value has no negative results."""
+    node = value.producer()
+    if node is None:
+        return False
+    low = query.constant(node.inputs[1]) if query.is_op(node, "Clip") and len(node.inputs) > 1 else None
+    return query.is_op(node, "Relu", "Sigmoid", "Softmax") or (low is not None and bool((low >= 0).all()))
 
 
 def output_sqnr(

@@ -45,7 +45,7 @@ class QdqInserter:
 
     def __init__(self, graph: ir.Graph, recipe: QuantRecipe, table: CalibrationTable) -> None:
         self.graph, self.recipe = graph, recipe
-        self.ranges = dict(table.tensors)
+        self.ranges = table.tensors.copy()
         self.clip_weights = table.clip
         self.subsampled: dict[engine_quirks.Strided, ir.Value] = {}
         self.dynamic: dict[str, ir.Node] = {}

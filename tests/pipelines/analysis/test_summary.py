@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.rewriting import model
 
-from pipelines.analysis import summary
+from pipelines.analysis import summary, tune
 from pipelines.analysis.summary import summarize
 from pipelines.engines.openvino.session import OpenVinoSession
 from pipelines.quantization.ptq import make_table
@@ -28,11 +28,11 @@ def net():
     )
 
 
-def summary_of(rng, net, samples=True, **recipe):
+def summary_of(rng, net, samples=True, quick=False, **recipe):
     feed = [{"x": rng.normal(size=(8, 3, 6, 6)).astype(np.float32)}]
     recipe = QuantRecipe(correct=False, **recipe)
     table = make_table(net, recipe, feed)
-    return summarize(net, *quantize(net, recipe, table), table, feed if samples else ())
+    return summarize(net, *quantize(net, recipe, table), table, feed if samples else (), quick=quick)
 
 
 def test_the_line_counts_layers_and_macs(rng, net, monkeypatch):
@@ -148,3 +148,40 @@ def test_an_engine_that_differs_on_float_too_is_no_fault_of_int8(rng, net, monke
     found = summary_of(rng, net)
     assert not found["wrong"] and "WRONG" not in found["line"] + "".join(found["warnings"])
     assert any(each.startswith("openvino computes the float file differently, too: ") for each in found["warnings"])
+
+
+@pytest.fixture
+def opened_in(monkeypatch):
+    """The engines in which files are opened in sessions of this project."""
+    engines = []
+    opened = tune.open_stock
+
+    def open_stock(path, engine, threads):
+        engines.append(engine)
+        return opened(path, engine, threads)
+
+    monkeypatch.setattr(tune, "open_stock", open_stock)
+    return engines
+
+
+def test_quick_timings_open_the_reference_and_the_files_as_users_do(rng, net, opened_in, monkeypatch):
+    """Other sessions of this project compile the file again, and in processes of their own (1 to 3 s)."""
+    repeats = []
+    measure = summary.measure
+    monkeypatch.setattr(summary, "measure", lambda *args, **more: (repeats.append(more), measure(*args, **more))[1])
+    found = summary_of(rng, net, quick=True)
+    assert opened_in == ["onnxruntime"] * 2 and set(found["speed"]) <= {"onnxruntime", "native"}
+    assert found["as_opened"]["speed"] > 0 and found["wrong"] == {}
+    assert all(each == {"repeats": summary.QUICK_REPEATS} for each in repeats)
+    assert set(found) == set(summary_of(rng, net))
+
+
+def test_an_engine_that_differs_is_checked_in_full_after_quick_timings(rng, net, opened_in, monkeypatch):
+    checked = summary.why_wrong
+    monkeypatch.setattr(
+        summary, "why_wrong", lambda engine, *more: "it differs" if engine == "openvino" else checked(engine, *more)
+    )
+    found = summary_of(rng, net, quick=True)
+    assert set(opened_in) == {"onnxruntime", "openvino"}
+    assert found["wrong"] == {"openvino": "it differs"} and found["as_opened"] is None
+    assert any(each.startswith("WRONG IN openvino: it differs") for each in found["warnings"])

@@ -12,6 +12,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import io
 from pipelines.quantization.calibration import auto_calibration as module
 from pipelines.quantization.calibration.auto_calibration import auto_calibrate, split_held_out
+from pipelines.quantization.calibration.calibrate import observe
 from pipelines.quantization.calibration.float_layers import FLOAT_SHARE
 from pipelines.quantization.calibration.range_search import output_sqnr, quantized_tensors
 from pipelines.quantization.ptq import correct_table, make_table
@@ -98,22 +99,48 @@ def test_an_observer_that_was_asked_for_is_taken_and_without_corrections_none_is
     assert {table.tensors[name].method for name in quantized} == {"kl"}
 
 
-def test_tensors_that_no_recipe_quantizes_get_min_max_ranges_alone_and_the_file_is_the_same(monkeypatch):
+def embedded():
+    """Embeddings beside numbers: their QuantizeLinear moves through the Concat and into the table."""
+    normal = normals(4)
+    text = """(int64[n,2] i, float[n,3] x) => (float[n,4] y) {
+        a = Gather(T, i) f = Flatten(a) c = Concat<axis=1>(f, x) h = Gemm<transB=1>(c, W, p) r = Clip(h, zero, six)
+        y = Gemm<transB=1>(r, V) }"""
+    constants = {"T": normal(50, 5), "W": normal(16, 13), "V": normal(4, 16), "p": normal(16) - 2}
+    found = model(text, **constants, zero=np.float32(0), six=np.float32(6))
+    rng = np.random.default_rng(5)
+    return found, [{"i": rng.integers(0, 50, (80, 2)), "x": rng.standard_normal((80, 3)).astype(np.float32) ** 3}]
+
+
+@pytest.mark.parametrize("net", [lambda: (mlp(), samples()), embedded])
+def test_the_ranges_that_a_recipe_reads_are_those_that_change_the_file(net):
+    float_model, batches = net()
+    table = observe(float_model, batches).table("minmax")
+    digest = io.digest(quantize(float_model, QuantRecipe(), table)[0])
+    changing = set()
+    for name, each in table.tensors.items():
+        narrow = replace(table, tensors=table.tensors | {name: replace(each, low=each.low / 2, high=each.high / 2)})
+        if io.digest(quantize(float_model, QuantRecipe(), narrow)[0]) != digest:
+            changing.add(name)
+    assert changing == quantized_tensors(float_model, QuantRecipe())
+
+
+@pytest.mark.parametrize("net", [lambda: (mlp(), samples()), embedded])
+def test_tensors_whose_range_no_recipe_reads_get_min_max_ranges_and_the_file_is_the_same(monkeypatch, net):
     """The result of a layer before its Relu is never quantized; counting its values took a third of the time."""
-    table = auto_calibrate(mlp(), QuantRecipe(), samples())
-    others = set(table.tensors) - quantized_tensors(mlp(), QuantRecipe())
+    float_model, batches = net()
+    table = auto_calibrate(float_model, QuantRecipe(), batches)
+    others = set(table.tensors) - quantized_tensors(float_model, QuantRecipe())
     assert others and all(
         (each.low, each.high, each.method, each.histogram) == (each.minimum, each.maximum, "observed", None)
         for each in map(table.tensors.__getitem__, others)
     )
     merged = table.merge(table).tensors
-    assert all(
-        (merged[name].low, merged[name].high) == (table.tensors[name].low, table.tensors[name].high) for name in others
-    )
+    for name in others:
+        assert (merged[name].low, merged[name].high) == (table.tensors[name].low, table.tensors[name].high)
     monkeypatch.setattr(module, "quantized_tensors", lambda model, recipe: set(table.tensors))
-    whole = auto_calibrate(mlp(), QuantRecipe(), samples())
+    whole = auto_calibrate(float_model, QuantRecipe(), batches)
     assert all(each.histogram for each in whole.tensors.values())
-    files = [io.digest(quantize(mlp(), QuantRecipe(), each)[0]) for each in (table, whole)]
+    files = [io.digest(quantize(float_model, QuantRecipe(), each)[0]) for each in (table, whole)]
     assert files[0] == files[1]
 
 
