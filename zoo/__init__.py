@@ -28,6 +28,7 @@ VERBS = (
     "info",
     "download",
     "run",
+    "rank",
     "serve",
     "train",
     "finetune",

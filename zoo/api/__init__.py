@@ -14,6 +14,7 @@ MODULES = {
     "evaluation": ("benchmark", "evaluate", "plan"),
     "models": ("build", "doctor", "download", "info", "run"),
     "quantization": ("calibrate", "quantize", "rewrite", "tune"),
+    "ranking": ("rank",),
     "serving": ("serve",),
     "training": ("finetune", "freeze", "schema", "train"),
 }

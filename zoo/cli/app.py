@@ -16,7 +16,15 @@ from zoo.cli.output import INTERRUPTED, fail
 
 TERMINATED = 143  # exit code after SIGTERM
 TOPICS: dict[str, tuple[click.Command, ...]] = {
-    "Use models": (models.list_models, models.info, models.download, inference.run, inference.serve, inference.export),
+    "Use models": (
+        models.list_models,
+        models.info,
+        models.download,
+        inference.run,
+        inference.rank,
+        inference.serve,
+        inference.export,
+    ),
     "Create models": (training.schema, training.train, training.finetune, training.freeze, training.import_model),
     "Quantize models": (
         quantization.quantize,

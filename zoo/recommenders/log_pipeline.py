@@ -161,12 +161,12 @@ class LogPipeline(ClickPipeline):
         """The columns of users and of items. Raises RequestError for a model without columns of items."""
         return Sides(self.features)
 
-    def catalogue(self, items: Any) -> Catalogue:
+    def catalogue(self, items: Any, distinct: bool = True) -> Catalogue:
         """Reads and encodes items once, for `rank`.
 
         Args:
-            items: Source with the items' columns, one row an item, see `Features.read`; of rows with the same id the
-                first counts.
+            items: Source with the items' columns, one row an item, see `Features.read`.
+            distinct: Keep the first row of every id alone; False keeps all rows, also those without an id.
 
         Returns:
             The catalogue.
@@ -174,7 +174,7 @@ class LogPipeline(ClickPipeline):
         Raises:
             RequestError: There is no item, or the model has no columns of items.
         """
-        return Catalogue.read(self.sides, items)
+        return Catalogue.read(self.sides, items, distinct)
 
     def rank(
         self, user: Any, items: Any, top: int | None = None, *, ids: Iterable[Any] | None = None, exclude: Any = ()
@@ -226,7 +226,7 @@ class LogPipeline(ClickPipeline):
         """
         if top is not None:
             top = whole_number("top", top)
-        catalogue = items if isinstance(items, Catalogue) else Catalogue.read(self.sides, items, distinct=False)
+        catalogue = items if isinstance(items, Catalogue) else self.catalogue(items, distinct=False)
         if ids is not None and catalogue is not items:
             raise RequestError("found ids and items, expected ids of a catalogue")
         user_row = self.sides.read_user(user)

@@ -105,7 +105,7 @@ class Metrics:
 
         Args:
             model: Public name of the model.
-            verb: "run" or "infer".
+            verb: "run", "infer" or "rank".
         """
         series = self._series.get((model, verb))
         if series is None:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from pipelines.core.errors import RequestError
 from zoo.serving.handlers.base import INFER, RUN, Handler
+from zoo.serving.handlers.ranking import RANK
 from zoo.serving.protocol import responses
 from zoo.serving.protocol.content_encoding import decompress
 from zoo.serving.workers.channel import Job
@@ -164,6 +165,25 @@ def rows(names: list[str]) -> Iterator[tuple[str, bytes, str]]:
     yield PARQUET, parquet(pa.table({name: ["1"] * 3000 for name in names[:4]}), row_group_size=1), ""
 
 
+def rankings(user: str, item: str) -> Iterator[tuple[str, bytes, str]]:
+    """Bodies of `:rank`; `user` and `item` are valid JSON objects."""
+    for part, head, tail in [
+        (b"%b," % item.encode(), b'{"user":%b,"items":[' % user.encode(), b"%b]}" % item.encode()),
+        (b"{},", b'{"user":%b,"items":[' % user.encode(), b"%b]}" % item.encode()),
+        (b"1,", b'{"user":%b,"items":[' % user.encode(), b"1]}"),
+        (b"1,", b'{"user":%b,"exclude":[' % user.encode(), b"1]}"),
+        (b"[", b'{"user":%b,"items":' % user.encode(), b""),
+        (b"[[],[]],", b'{"user":{"age":[', b"1]}}"),
+    ]:
+        for body, encoding in both(part, head, tail):
+            yield JSON, body, encoding
+    yield JSON, numbered('{"k%d":1}', f'{{"user":{user},"items":[{item},', f",{item}]}}"), ""
+    yield JSON, numbered('"k%d":1', f'{{"user":{user},"items":[{item[:-1]},', "}]}"), ""
+    yield JSON, numbered('"k%d":1', f'{{"user":{user[:-1]},', "}}"), ""
+    yield JSON, numbered('"k%d"', f'{{"user":{user},"items":[', "]}"), ""
+    yield JSON, numbered('"k%d"', f'{{"user":{user},"exclude":[', "]}"), ""
+
+
 def photos() -> Iterator[tuple[str, bytes, str]]:
     for side in (3100, 9000):
         yield "image/png", image("PNG", "RGB", side), ""
@@ -285,7 +305,11 @@ def measured(handler: Handler, job: Job, encoding: str) -> tuple[float, float, s
     Path("/proc/self/clear_refs").write_text("5")
     job = job._replace(body=body, received=len(job.body) if encoding else 0)
     try:
-        if hasattr(handler, "_parse_request") and job.verb == RUN:
+        if job.verb == RANK:
+            (answer,) = handler.run([job])
+            assert answer.status in (200, 400, 413), answer.body
+            said = "ranked" if answer.status == 200 else answer.body.decode()
+        elif hasattr(handler, "_parse_request") and job.verb == RUN:
             handler._parse_request(job)
         else:
             parsed = handler._parse(job)
@@ -317,6 +341,21 @@ def test_small_bodies_keep_the_budget(handlers: Callable[[str], Handler], name: 
         names = [column.name for column in features.schema.columns if column.kind not in ("label", "weight")]
     bodies = ((RUN, *each) for each in BODIES[name](names))
     wrong = [about for each in bodies if (about := held(handler, *each))]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+def test_small_rankings_keep_the_budget(handlers: Callable[[str], Handler], tmp_path: Path) -> None:
+    pipeline: Any = handlers(SHOP).pipeline
+    row = pipeline.example(1)[0]
+    sides = [
+        json.dumps({column.name: row[column.name] for column in side.features.schema.columns})
+        for side in (pipeline.sides.user, pipeline.sides.item)
+    ]
+    items = tmp_path / "items.jsonl"
+    items.write_text(sides[1] + "\n")
+    handler = ServedModel(SHOP, SHOP, engine="native", items=items).handler()
+    wrong = [about for each in rankings(*sides) if (about := held(handler, RANK, *each))]
     assert not wrong, "\n".join(wrong)
 
 

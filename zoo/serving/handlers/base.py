@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -238,6 +239,18 @@ class Handler:
         """Returns additional entries of `describe`."""
         return {}
 
+    def load_items(self, items: Path | None) -> None:
+        """Reads the catalogue of a recommender.
+
+        Args:
+            items: File of the items; None for none.
+
+        Raises:
+            RequestError: The model ranks no items, or the file cannot be read.
+        """
+        if items is not None:
+            raise RequestError(f"{self.name} ranks no items; leave --items out")
+
     # ------------------------------------------------------------------------------------------------------ all models
 
     def warm_up(self) -> None:
@@ -322,6 +335,8 @@ class Handler:
 
     def _parse(self, job: Job) -> ParsedJob:
         try:
+            if job.verb not in (INFER, RUN):
+                raise RequestError(f"{self.name} supports {RUN} and {INFER}, not {job.verb}")
             if job.options:
                 raise RequestError(f"there is no option {next(iter(job.options))[:40]!r}; {self.name} takes none")
             if job.verb == INFER:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,8 +15,10 @@ import pyarrow.csv
 
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
+from pipelines.models.ranking import RanksItems
 from zoo.recommenders.inference import ClickPipeline
 from zoo.serving.handlers.base import RUN, Handler, ParsedJob
+from zoo.serving.handlers.ranking import RANK, ItemRanker
 from zoo.serving.handlers.row_bodies import CONTENT_TYPES, TEXT, row_source, text_of
 from zoo.serving.protocol import responses
 from zoo.serving.workers.channel import Job, JobResult
@@ -28,6 +31,7 @@ class RowHandler(Handler):
 
     content_types: ClassVar[tuple[str, ...]] = CONTENT_TYPES
     pipeline: ClickPipeline
+    _ranker: ItemRanker | None = None
 
     def parse(self, job: Job) -> tuple[Batch, Any]:
         """Encodes the rows of a body.
@@ -46,6 +50,34 @@ class RowHandler(Handler):
         parts = list(pipeline.rows(source, batch_rows=1 << 30))
         rows = parts[0] if len(parts) == 1 else type(parts[0]).concatenate(parts)
         return pipeline.encode(rows), rows.index
+
+    def load_items(self, items: Path | None) -> None:
+        """See `Handler.load_items`."""
+        if isinstance(self.pipeline, RanksItems):
+            self._ranker = ItemRanker(self.name, self.pipeline, items)
+        else:
+            super().load_items(items)
+
+    def run(self, jobs: Sequence[Job]) -> list[JobResult]:
+        """Runs jobs, see `Handler.run`; those that rank items one by one.
+
+        Args:
+            jobs: The jobs.
+
+        Returns:
+            The results, in any order.
+        """
+        if self._ranker is None:
+            return super().run(jobs)
+        ranked = [self._ranker.run(job) for job in jobs if job.verb == RANK]
+        others = [job for job in jobs if job.verb != RANK]
+        return [*ranked, *(super().run(others) if others else [])]
+
+    def extra_description(self) -> dict[str, Any]:
+        """Returns the size of the catalogue as "items", 0 without one; nothing for a model that ranks none."""
+        if self._ranker is None:
+            return {}
+        return {"items": 0 if self._ranker.catalogue is None else len(self._ranker.catalogue)}
 
     def sample_batch(self) -> Batch:
         """Returns model inputs of one row."""

@@ -19,6 +19,7 @@ import orjson
 
 from zoo.serving.config import ServerConfig, key_digest
 from zoo.serving.handlers.base import INFER, RUN
+from zoo.serving.handlers.ranking import RANK
 from zoo.serving.http import static_files
 from zoo.serving.http.access_log import AccessLog
 from zoo.serving.http.http_types import BodyTooLarge, ClientDisconnect, HTTPException, Request, Response
@@ -83,6 +84,7 @@ class Router:
             self._routes |= {
                 f"/v1/models/{name}": {"GET": self._description(name)},
                 f"/v1/models/{name}:run": {"POST": self._inference(name, RUN)},
+                f"/v1/models/{name}:rank": {"POST": self._inference(name, RANK)},
                 f"/v2/models/{name}": {"GET": self._model_metadata(name)},
                 f"/v2/models/{name}/ready": {"GET": self._model_ready(name)},
                 f"/v2/models/{name}/infer": {"POST": self._inference(name, INFER)},

@@ -150,14 +150,14 @@ class _Server:
         """Reloads models when their graph has changed and was the same in two checks."""
         if not self.config.watch:
             return
-        files = {model.name: _watched_file(model) for model in self.models}
+        files = {model.name: _watched_files(model) for model in self.models}
         started: dict[int, str] = {}  # names of the models of generations that were started and were not ready yet
-        loaded = seen = {name: _file_version(path) for name, path in files.items()}
+        loaded = seen = {name: _file_versions(paths) for name, paths in files.items()}
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             for generation in [each for each in started if each <= self.dispatcher.ready_generation]:
                 logger.warning("the new files of %s are served", started.pop(generation))
-            now = {name: _file_version(path) for name, path in files.items()}
+            now = {name: _file_versions(paths) for name, paths in files.items()}
             changed = [name for name in now if now[name] is not None and now[name] == seen[name] != loaded[name]]
             seen = now
             if not changed or not self.dispatcher.ready:
@@ -206,20 +206,19 @@ class _Server:
             self._fail("the process that loads the models died; see the log of the system", 1)
 
 
-def _watched_file(served: ServedModel) -> Path:
+def _watched_files(served: ServedModel) -> list[Path]:
     import zoo
 
     folder = Path(served.model) if Path(served.model).is_dir() else zoo.hub().folder(served.model)
-    return folder / PRECISIONS[served.precision]
+    return [folder / PRECISIONS[served.precision], *([] if served.items is None else [served.items])]
 
 
-def _file_version(path: Path) -> tuple[int, int, int] | None:
-    """Inode, size in bytes and modification time in nanoseconds; None if the file does not exist."""
+def _file_versions(paths: Sequence[Path]) -> list[tuple[int, int, int]] | None:
+    """Inode, size in bytes and modification time in nanoseconds of each file; None if one does not exist."""
     try:
-        status = path.stat()
+        return [(status.st_ino, status.st_size, status.st_mtime_ns) for status in (path.stat() for path in paths)]
     except OSError:
         return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _worker_cpus(index: int, threads: int) -> set[int]:

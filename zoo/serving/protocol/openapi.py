@@ -80,6 +80,8 @@ def document(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         name = model["name"]
         if model.get("run"):
             paths[f"/v1/models/{name}:run"] = {"post": _run(model)}
+        if "items" in model:
+            paths[f"/v1/models/{name}:rank"] = {"post": _rank(model)}
         paths[f"/v1/models/{name}"] = {"get": _get(f"Description of {name}.", 503)}
         for base in (f"/v2/models/{name}", f"/v2/models/{name}/versions/{{version}}"):
             parameters: dict[str, Any] = {"parameters": [_VERSION]} if base.endswith("}") else {}
@@ -174,6 +176,26 @@ def _run(model: Mapping[str, Any]) -> dict[str, Any]:
     ]
     content: dict[str, Any] = {media_type: {} for media_type in model["run"]}
     return {**operation, "requestBody": {"required": True, "content": content}}
+
+
+def _rank(model: Mapping[str, Any]) -> dict[str, Any]:
+    ids = {"type": "array", "items": {"type": ["string", "integer"]}}
+    schema = {
+        "type": "object",
+        "properties": {
+            "user": {"type": "object", "description": "Values of the columns that are not the items'."},
+            "items": {
+                "oneOf": [ids, {"type": "array", "items": {"type": "object"}}],
+                "description": "Ids of the catalogue, or rows of the items' columns; without it the whole catalogue.",
+            },
+            "top": {"type": "integer", "minimum": 1, "description": "Number of items in the response."},
+            "exclude": {**ids, "description": "Ids of items that are left out."},
+        },
+        "required": ["user"],
+        "additionalProperties": False,
+    }
+    operation = _inference(f"Items for one user, the best first, by {model['name']}.", responses.TABLE_TYPES)
+    return {**operation, "requestBody": {"required": True, "content": {responses.JSON: {"schema": schema}}}}
 
 
 def _infer(model: Mapping[str, Any]) -> dict[str, Any]:

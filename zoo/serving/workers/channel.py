@@ -20,7 +20,7 @@ class Job(NamedTuple):
 
     Attributes:
         job_id: Number of the request within the server.
-        verb: "run" or "infer".
+        verb: "run", "infer" or "rank".
         content_type: Content-Type in lower case without parameters; multipart types keep their parameters.
         accept: Accept header.
         options: Query parameters.

@@ -31,6 +31,7 @@ class ServedModel:
         engine: Inference engine, or "auto".
         threads: Number of intra-op threads.
         version: Number of the served version; every reload by `--watch` increments it.
+        items: File of the items that a recommender ranks; None for none.
         loaded: Whether `prepare` was called.
     """
 
@@ -40,6 +41,7 @@ class ServedModel:
     engine: str = "auto"
     threads: int = 1
     version: str = "1"
+    items: Path | None = None
     loaded: bool = False
     _handler: Handler | None = field(default=None, repr=False)
 
@@ -74,6 +76,7 @@ class ServedModel:
         family = pipeline.folder.entry
         handler_type = family.handler() if isinstance(family, Servable) else Handler
         handler: Handler = handler_type(self.name, self.version, pipeline)
+        handler.load_items(self.items)
         return handler
 
 
@@ -88,6 +91,7 @@ def parse_options(
     cors_origins: Sequence[str] = (),
     certfile: str | Path | None = None,
     keyfile: str | Path | None = None,
+    items: Sequence[str] = (),
     **options: Any,
 ) -> tuple[list[ServedModel], ServerConfig]:
     """Validates the options of a server.
@@ -102,6 +106,7 @@ def parse_options(
         cors_origins: Allowed CORS origins.
         certfile: TLS certificate, PEM.
         keyfile: TLS private key, PEM.
+        items: Files of the items that recommenders rank: MODEL=FILE each, or the FILE of a single model.
         **options: Other fields of `ServerConfig`.
 
     Returns:
@@ -129,7 +134,28 @@ def parse_options(
         cors_origins=frozenset(cors_origins),
         **options,
     )
-    return [ServedModel(name, *model, engine, threads) for name, model in zip(names, requested, strict=True)], config
+    catalogues = _catalogues(items, names)
+    return [
+        ServedModel(name, *model, engine, threads, items=catalogues.get(name))
+        for name, model in zip(names, requested, strict=True)
+    ], config
+
+
+def _catalogues(items: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
+    """Files of items by the public name of their model."""
+    found: dict[str, Path] = {}
+    for text in items:
+        name, equals, file = text.partition("=")
+        if not equals or name not in names:
+            if len(names) > 1:
+                raise RequestError(f"found the items {text}, expected NAME=FILE with one of {', '.join(names)}")
+            name, file = names[0], text
+        if name in found:
+            raise RequestError(f"found the items {found[name]} and {file} of {name}, expected one file")
+        if not Path(file).exists():
+            raise RequestError(f"found no file {file}, expected the items of {name}")
+        found[name] = Path(file)
+    return found
 
 
 def _split_precision(model: str, precision: str) -> tuple[str, str]:

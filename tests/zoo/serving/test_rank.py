@@ -1,0 +1,147 @@
+"""`:rank`: items of the body and of a catalogue, refusals in one line, and a catalogue that is exchanged under load."""
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from helpers.serving import Server, wait_until
+
+import zoo
+
+RANK = "/v1/models/shop-clicks:rank"
+JSON = "application/json"
+
+
+@pytest.fixture(scope="module")
+def request_parts() -> tuple[Any, dict[str, Any], pd.DataFrame]:
+    """(pipeline, user, items)."""
+    pipeline: Any = zoo.pipeline("shop-clicks", engine="native")
+    rows = pipeline.example(120)
+    user = {column.name: rows[0][column.name] for column in pipeline.sides.user.features.schema.columns}
+    names = [column.name for column in pipeline.sides.item.features.schema.columns]
+    items = pd.DataFrame([{name: row[name] for name in names} for row in rows])
+    return pipeline, user, items.drop_duplicates("item_id", ignore_index=True)
+
+
+@pytest.fixture(scope="module")
+def server(start: Callable[..., Server], request_parts: Any, tmp_path_factory: pytest.TempPathFactory) -> Server:
+    file = tmp_path_factory.mktemp("items") / "items.parquet"
+    request_parts[2].to_parquet(file)
+    return start("shop-clicks", "--workers", "1", "--items", file)
+
+
+def body(**values: Any) -> bytes:
+    return json.dumps(values).encode()
+
+
+def of(items: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows in JSON."""
+    return items.astype(object).where(items.notna(), None).to_dict("records")
+
+
+def close(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    assert [(each["item"], each["row"]) for each in found] == [(each["item"], each["row"]) for each in expected]
+    assert [each["probability"] for each in found] == pytest.approx(
+        [each["probability"] for each in expected], abs=1e-7
+    )
+
+
+def test_items_of_the_body_and_of_the_catalogue(server: Server, request_parts: Any) -> None:
+    pipeline, user, items = request_parts
+    records = [{name: value for name, value in row.items() if value is not None} for row in of(items)]
+    records[0] = dict.fromkeys(items.columns, None) | records[0]
+    catalogue = pipeline.catalogue(items)
+    close(server.json(RANK, body(user=user, items=records), JSON)["results"], pipeline.rank(user, items))
+    close(server.json(RANK, body(user=user, top=3), JSON)["results"], pipeline.rank(user, catalogue, 3))
+    ids = items["item_id"].tolist()[5:20]
+    best = pipeline.rank(user, catalogue, 1, ids=ids)[0]["item"]
+    found = server.json(RANK, body(user=user, items=ids, top=2, exclude=[best, "unknown"]), JSON)["results"]
+    close(found, pipeline.rank(user, catalogue, 2, ids=ids, exclude=[best]))
+    status, headers, text = server.ask(RANK, body(user=user, top=2), JSON, accept="text/csv", timing="1")
+    assert status == 200 and text.splitlines()[0] == b"row,item,probability" and len(text.splitlines()) == 3
+    assert {name.lower(): value for name, value in headers.items()}["server-timing"].startswith("read")
+    assert server.json("/v1/models/shop-clicks")["items"] == len(items)
+    assert "/v1/models/shop-clicks:rank" in server.json("/openapi.json")["paths"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"{", "no JSON"),
+        (b"[1]", '"user"'),
+        (body(items=["i1"]), '"user"'),
+        (body(user={"age": 3}), "lacks the columns"),
+        (body(user={}, items=[{"item_id": "i1"}]), "lacks the columns"),
+        (body(user={}, items=[]), "items is empty"),
+        (body(user={}, items=[1.5]), "list of ids"),
+        (body(user={}, items=["i1", {"item_id": "i1"}]), "list of ids"),
+        (body(user={}, items="i1"), "list of ids"),
+        (body(user={}, exclude="i1"), "list of ids"),
+        (body(user={}, top=0), "top must be 1 or more"),
+        (body(user={}, top="many"), "top must be a whole number"),
+        (body(user={}, beam=3), "the key 'beam'"),
+    ],
+)
+def test_refusals(server: Server, content: bytes, words: str) -> None:
+    status, _, found = server.ask(RANK, content, JSON)
+    assert status == 400 and words in json.loads(found)["error"], found
+
+
+def test_unknown_items_and_content_types(server: Server, request_parts: Any) -> None:
+    _, user, _ = request_parts
+    for found, words in (
+        (server.ask(RANK, body(user=user, items=["nothing", 7]), JSON), "found no item nothing, 7"),
+        (server.ask(RANK, body(user=user), "text/csv"), "Content-Type"),
+        (server.ask(f"{RANK}?top=3", body(user=user), JSON), "in the body"),
+    ):
+        assert found[0] == 400 and words in json.loads(found[2])["error"], found
+
+
+def test_models_without_items(start: Callable[..., Server], request_parts: Any) -> None:
+    _, user, items = request_parts
+    server = start("shop-clicks", "mobilenet-v1-cifar10", "--workers", "1")
+    status, _, found = server.ask(RANK, body(user=user, items=["i1"]), JSON)
+    assert status == 400 and "has no catalogue" in json.loads(found)["error"]
+    close(
+        server.json(RANK, body(user=user, items=of(items)[:3]), JSON)["results"],
+        request_parts[0].rank(user, items[:3]),
+    )
+    status, _, found = server.ask("/v1/models/mobilenet-v1-cifar10:rank", body(user=user), JSON)
+    assert status == 400 and "not rank" in json.loads(found)["error"]
+
+
+def test_a_catalogue_is_exchanged_under_load(start: Callable[..., Server], request_parts: Any, tmp_path: Path) -> None:
+    pipeline, user, items = request_parts
+    file = tmp_path / "items.csv"
+    parts = items[:20], items[20:60]
+    parts[0].to_csv(file, index=False)
+    server = start("shop-clicks", "--workers", "2", "--watch", "--items", file)
+    expected = [[each["item"] for each in pipeline.rank(user, pipeline.catalogue(part), 5)] for part in parts]
+    stop, answers = threading.Event(), list[Any]()
+
+    def ask() -> None:
+        while not stop.is_set():
+            answers.append([each["item"] for each in server.json(RANK, body(user=user, top=5), JSON)["results"]])
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    parts[1].to_csv(tmp_path / "new.csv", index=False)
+    (tmp_path / "new.csv").replace(file)
+    wait_until(lambda: any("the new files of shop-clicks are served" in each for each in server.said), 60)
+    count = len(answers)
+    wait_until(lambda: len(answers) > count + 20)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert answers[0] == expected[0] and answers[-1] == expected[1]
+    assert all(each in expected for each in answers)
+    (tmp_path / "broken.csv").write_text("item_id\ni1\n")
+    (tmp_path / "broken.csv").replace(file)
+    wait_until(lambda: any("are not served" in each and "lacks the columns" in each for each in server.said), 60)
+    assert [each["item"] for each in server.json(RANK, body(user=user, top=5), JSON)["results"]] == expected[1]
+    assert server.end() == 0

@@ -1,0 +1,93 @@
+"""Bodies and responses of `:rank`: one user and many items of a recommender."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.batches import whole_number
+from pipelines.core.errors import RequestError
+from pipelines.models.ranking import RanksItems
+from zoo.serving.handlers.base import error_result, json_options
+from zoo.serving.protocol import limits, responses
+from zoo.serving.workers.channel import Job, JobResult
+
+RANK = "rank"
+OPTIONS = ("items", "top", "exclude")
+
+
+class ItemRanker:
+    """Ranks items for the users of requests.
+
+    Args:
+        name: Public name of the model.
+        pipeline: Pipeline of the model.
+        items: File of the catalogue; None for none.
+
+    Attributes:
+        catalogue: The catalogue, if there is one.
+
+    Raises:
+        RequestError: The items cannot be read, or the model ranks none.
+    """
+
+    def __init__(self, name: str, pipeline: RanksItems, items: Path | None) -> None:
+        self.name, self.pipeline = name, pipeline
+        self.catalogue = None if items is None else pipeline.catalogue(items)
+
+    def run(self, job: Job) -> JobResult:
+        """Answers one request.
+
+        Args:
+            job: The job; its body is {"user": {column: value}, "items": ids, or [{column: value}, ...], "top": number,
+                "exclude": ids}.
+
+        Returns:
+            The ranked items, or an error.
+        """
+        try:
+            begin = time.perf_counter()
+            if job.options:
+                raise RequestError(f"there is no option {next(iter(job.options))[:40]!r}; expected it in the body")
+            media_type = responses.negotiate(job.accept, responses.TABLE_TYPES)
+            request = self._parse(job)
+            parsed = time.perf_counter()
+            columns = self.pipeline.rank_columns(**request)
+            ranked = time.perf_counter()
+            body = responses.encode(columns, media_type)
+            seconds = (parsed - begin, ranked - parsed, time.perf_counter() - ranked)
+            count = len(columns["row"])
+            return JobResult(job.job_id, 200, media_type, body, seconds, count, count)
+        except BaseException as error:  # a panic of a library, too
+            return error_result(job, error)
+
+    def _parse(self, job: Job) -> dict[str, Any]:
+        """Arguments of `rank_columns`."""
+        if job.content_type not in (responses.JSON, ""):
+            raise RequestError(f"Content-Type is {job.content_type[:100]!r}; expected {responses.JSON}")
+        user, options = json_options(job, "user", OPTIONS)
+        items, top, exclude = (options.get(key) for key in OPTIONS)
+        if not isinstance(user, dict):
+            raise RequestError('the body must be {"user": {column: value, ...}, "items": [...]}')
+        request: dict[str, Any] = {"user": user, "exclude": _ids("exclude", exclude or [])}
+        request["top"] = None if top is None else whole_number("top", top)
+        if isinstance(items, list) and items and all(isinstance(item, dict) for item in items):
+            limits.ITEMS.require(len(items), job.received_bytes)
+            limits.VALUES.require(len(items) * max(map(len, items)), job.received_bytes)
+            return {**request, "items": items}
+        if self.catalogue is None:
+            raise RequestError(
+                f"{self.name} has no catalogue (zoo serve --items FILE); expected items as objects of their columns"
+            )
+        return {**request, "items": self.catalogue, "ids": None if items is None else _ids("items", items)}
+
+
+def _ids(key: str, values: Any) -> Sequence[str | int]:
+    """Ids of a body. Raises RequestError if they are no texts and whole numbers."""
+    if not isinstance(values, list) or not all(type(value) in (str, int) for value in values):
+        raise RequestError(f"{key} must be a list of ids, texts or whole numbers")
+    if key == "items" and not values:
+        raise RequestError("items is empty; expected at least one item, or no items for the whole catalogue")
+    return values
