@@ -123,6 +123,13 @@ def own_log(folder: Path) -> None:
     synthetic("log", folder / "users.csv", 20)
 
 
+def rank(folder: Path) -> None:
+    user = {"user_id": "u7", "age": 33, "country": "日本", "device": "phone", "history": "books|toys"}
+    (folder / "user.json").write_text(json.dumps(user))
+    items = (f"i{number},{number / 7 + 1:.2f},{'books|toys' if number % 2 else 'tools'}" for number in range(120))
+    written(folder, "items.csv", ['item_id,"price, EUR",categories', *items])
+
+
 def network(folder: Path) -> None:
     """model.onnx, of uint8 pixels to ten classes, and samples for it."""
     import onnx_ir as ir
@@ -211,6 +218,7 @@ FOLDERS: Mapping[str, Callable[[Path], None]] = {
     "many-machines": many_machines,
     "own-log": own_log,
     "own-model": own_model,
+    "rank-candidates": rank,
     "reliability": lambda folder: None,
     "run": run,
     "search-your-own-texts": search,

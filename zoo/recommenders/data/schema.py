@@ -115,7 +115,10 @@ JSON_SCHEMA: dict[str, Any] = {
                     "separator": {"type": "string", "minLength": 1, "maxLength": 1, "description": "between items"},
                     "pooling": {"enum": list(POOLINGS), "description": "what a list's embeddings become"},
                     "length": {"type": "integer", "minimum": 1, "description": "items read of a list, the last ones"},
-                    "tower": {"enum": list(TOWERS), "description": "of a two-tower model: what the value belongs to"},
+                    "tower": {
+                        "enum": list(TOWERS),
+                        "description": "whom the value belongs to: of a two-tower model, and in ranking",
+                    },
                     "source": {
                         "type": "string",
                         "minLength": 1,
