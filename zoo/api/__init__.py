@@ -12,9 +12,8 @@ MODULES = {
     "exporting": ("export",),
     "importing": ("import_model",),
     "evaluation": ("benchmark", "evaluate", "plan"),
-    "models": ("build", "doctor", "download", "info", "run"),
+    "models": ("build", "doctor", "download", "info", "rank", "run"),
     "quantization": ("calibrate", "quantize", "rewrite", "tune"),
-    "ranking": ("rank",),
     "serving": ("serve",),
     "training": ("finetune", "freeze", "schema", "train"),
 }

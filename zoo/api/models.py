@@ -1,11 +1,14 @@
-"""Commands that find, build and use a model: info, download, run, build, doctor."""
+"""Commands that find, build and use a model: info, download, run, rank, build, doctor."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import time
 import zipfile
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import zoo
 from pipelines.core import machine, settings
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json
+from pipelines.data.tables import writing
 from pipelines.engines.stock import STOCK, available
 from pipelines.kernels import extension
 from pipelines.kernels.images.native import product_limit
@@ -22,6 +26,7 @@ from pipelines.models import stages
 from pipelines.models.family import Lowerable
 from pipelines.models.folder import ModelFolder, open_folder
 from pipelines.models.pipeline import PRECISIONS, graph_file
+from pipelines.models.protocols import RanksItems
 from pipelines.models.record import BUILD_STAGES, QUANTIZATION, SAMPLES, read_record
 from zoo.api.paths import Model, as_list, files_of, is_file, require_distinct
 
@@ -29,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 PROBED = 20_000  # rows of a log on which float and int8 probabilities are compared
 MOVED = 0.004  # largest difference without a warning
+RANKING = {"rank": np.int64, "item": str, "row": np.int64, "probability": np.float32}  # columns of `rank`
 
 
 def info(model: Model) -> dict[str, Any]:
@@ -159,6 +165,79 @@ def run(
         raise RequestError(f"{name} has no option {', '.join(sorted(unknown))}; other families do")
     require_distinct(output, *files_of(opened.folder), *as_list(inputs))
     return {"model": name, **opened.run(inputs, output, on_error or opened.ON_ERROR, **more)}
+
+
+def rank(
+    model: Model,
+    user: Any,
+    items: Any,
+    output: Model = "-",
+    *,
+    top: int | None = 10,
+    exclude: Iterable[str] = (),
+    precision: str = "int8",
+    engine: str = "auto",
+    threads: int = 1,
+) -> dict[str, Any]:
+    """Ranks items for one user and writes the best of them; see docs/rank-candidates.md.
+
+    The user's columns are read and computed once. Columns: rank, item (its id, if the model has a column of ids), row
+    (0-based position among the items) and probability.
+
+    Args:
+        model: Name of a pretrained ranker, or path of its folder.
+        user: {column: value}, or a file with one JSON object or one row.
+        items: Log with the items' columns, one row an item.
+        output: Output file, see `zoo.run`; "-" for stdout.
+        top: Number of items to write; None for all.
+        exclude: Ids of items to leave out.
+        precision: "int8" or "fp32".
+        engine: Inference engine; "auto" for the fastest on this machine.
+        threads: Number of intra-op threads.
+
+    Returns:
+        {"model", "items": number of items that were read, "ranked": number of rows written, "seconds", "engine",
+        "precision"}.
+
+    Raises:
+        RequestError: The model ranks no items, or a column is missing.
+    """
+    if not issubclass(zoo.entry_of(model).pipeline(), RanksItems):
+        raise RequestError(f"{model} ranks no items; expected a recommender with columns of items")
+    pipeline: Any = zoo.pipeline(model, precision, engine, threads)
+    sources = [each for each in (user, items) if isinstance(each, str | Path)]
+    require_distinct(output, *files_of(pipeline.folder), *sources)
+    start = time.perf_counter()
+    catalogue = pipeline.catalogue(_place(items), distinct=False)
+    columns = pipeline.rank_columns(_user(user), catalogue, top, exclude=tuple(exclude))
+    count = len(columns["row"])
+    with writing(output, RANKING, brief=tuple(RANKING)) as write:
+        write({"rank": np.arange(1, count + 1), "item": [None] * count, **columns})
+    return {
+        "model": pipeline.folder.card.name,
+        "items": len(catalogue),
+        "ranked": count,
+        "seconds": round(time.perf_counter() - start, 3),
+        "engine": pipeline.engine,
+        "precision": pipeline.precision,
+    }
+
+
+def _place(source: Any) -> Any:
+    """A name of a file as its path; other sources are themselves."""
+    return Path(source) if isinstance(source, str) and source != "-" and "://" not in source else source
+
+
+def _user(user: Any) -> Any:
+    """The user's values: a file with one JSON object, over any number of lines, is that object."""
+    place = _place(user)
+    if isinstance(user, Mapping) or not isinstance(place, Path) or not place.is_file():
+        return place
+    try:
+        value = json.loads(place.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError):
+        return place
+    return value if isinstance(value, dict) else place
 
 
 def build(model: Model, *, force: bool = False) -> dict[str, Any]:

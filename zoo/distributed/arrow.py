@@ -10,7 +10,7 @@ import pyarrow as pa
 
 import zoo
 from pipelines.core.errors import RequestError
-from pipelines.models.sharding import ShardableRows
+from pipelines.models.protocols import ShardableRows
 
 
 class ArrowScorer:

@@ -22,7 +22,7 @@ from pipelines.core.progress import progress
 from pipelines.data.images import SUFFIXES, listed, read
 from pipelines.data.text import TextForm, pieces
 from pipelines.models.pipeline import Pipeline
-from pipelines.models.sharding import ShardableFiles, ShardableRows
+from pipelines.models.protocols import ShardableFiles, ShardableRows
 from zoo.distributed import remote_files
 
 MIN_PART_BYTES = 32 << 20  # of text

@@ -17,7 +17,7 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, require_place, sha256, write_json, write_text
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS, graph_file
-from pipelines.models.sharding import NoRow, ShardableRows
+from pipelines.models.protocols import NoRow, ShardableRows
 from zoo.api.paths import require_distinct
 from zoo.distributed import remote_files
 from zoo.distributed.parts import Part, open_part, split_inputs

@@ -27,7 +27,7 @@ from pipelines.data.text import TextForm
 from pipelines.engines.quickest import QuickestSession
 from pipelines.engines.session import Session
 from pipelines.models.pipeline import GraphPipeline
-from pipelines.models.sharding import NoRow
+from pipelines.models.protocols import NoRow
 from zoo.recommenders.data.row_errors import ErrorLog, timed
 
 if TYPE_CHECKING:

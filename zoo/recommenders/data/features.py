@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
-from pipelines.models.sharding import NoRow
+from pipelines.models.protocols import NoRow
 from zoo.recommenders.criteo import schema_of
 from zoo.recommenders.data.csv_reader import CsvReader, ParsedRows
 from zoo.recommenders.data.encoding import Encoding, Field, Rows

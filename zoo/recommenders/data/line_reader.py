@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
-from pipelines.models.sharding import NoRow
+from pipelines.models.protocols import NoRow
 from zoo.recommenders.data import sources as row_sources
 from zoo.recommenders.data.cell_values import PAD as FRONT
 from zoo.recommenders.data.cell_values import Ints, parse_numbers

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError
-from pipelines.models.ranking import RanksItems
+from pipelines.models.protocols import RanksItems
 from zoo.serving.handlers.base import error_result, json_options
 from zoo.serving.protocol import limits, responses
 from zoo.serving.workers.channel import Job, JobResult

@@ -15,7 +15,7 @@ import pyarrow.csv
 
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
-from pipelines.models.ranking import RanksItems
+from pipelines.models.protocols import RanksItems
 from zoo.recommenders.inference import ClickPipeline
 from zoo.serving.handlers.base import RUN, Handler, ParsedJob
 from zoo.serving.handlers.ranking import RANK, ItemRanker

@@ -1,4 +1,4 @@
-"""Protocols of pipelines whose input is split into parts for other processes.
+"""Protocols of pipelines that do more than run: split their input for other processes, or rank items.
 
 `Pipeline.PARTS` names the kind of the parts. A pipeline whose parts are "rows" is a `ShardableRows`, one whose parts
 are "files" a `ShardableFiles`.
@@ -6,7 +6,7 @@ are "files" a `ShardableFiles`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -125,4 +125,36 @@ class ShardableFiles(Protocol):
 
         Args:
             files: Names in the results, and functions that read the bytes.
+        """
+
+
+@runtime_checkable
+class RanksItems(Protocol):
+    """A pipeline that reads and computes the part of a user once for all items; see `LogPipeline.rank`."""
+
+    def catalogue(self, items: Any, distinct: bool = True) -> Sized:
+        """Reads and encodes items once.
+
+        Args:
+            items: Source of the items.
+            distinct: Keep the first row of every id alone.
+
+        Returns:
+            The catalogue, an argument of `rank_columns`.
+        """
+
+    def rank_columns(
+        self, user: Any, items: Any, top: int | None = None, *, ids: Iterable[Any] | None = None, exclude: Any = ()
+    ) -> dict[str, Any]:
+        """Ranks items for a user.
+
+        Args:
+            user: The user's raw values.
+            items: Source of the items, or a catalogue.
+            top: Number of items to return; None for all.
+            ids: Ids of the items of a catalogue to rank; None for all.
+            exclude: Ids of items that are not returned.
+
+        Returns:
+            {"row": positions, "item": ids if there are any, "probability"}, the best first.
         """
