@@ -140,21 +140,25 @@ class TranslationPipeline(Translator):
             for number, text in enumerate(read_lines(name), 1):
                 yield self.line(f"{'line' if name == STDIN else f'{name}, line'} {number}", text, split)
 
-    def line(self, where: str, text: str | None, split: bool = False) -> Line:
+    def line(self, where: str, text: str | None, split: bool = False, most: int | None = None) -> Line:
         """Tokenizes a line and checks it.
 
         Args:
             where: Its place, for messages.
             text: The text; None if it is not UTF-8.
             split: Whether the text is translated in pieces where it must be, see `LineSplitter`; else whole or not.
+            most: Maximum number of its sentences; None: any.
 
         Returns:
             The line.
+
+        Raises:
+            RequestError: It has more sentences.
         """
         if text is None:
             return Line(where, "", "is not UTF-8", ())
         if split:
-            splitter = LineSplitter(self.vocabulary, self.max_length, self._language(), self.split_lines)
+            splitter = LineSplitter(self.vocabulary, self.max_length, self._language(), self.split_lines, most)
             return splitter.line(where, text)
         text, notes = clean_characters(text)
         tokens, fault = self._tokenize(text) if text else (None, "")

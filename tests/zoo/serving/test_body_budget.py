@@ -65,7 +65,7 @@ def both(part: bytes, head: bytes = b"", tail: bytes = b"") -> Iterator[tuple[by
 
 def numbered(form: str, head: str = "", tail: str = "", join: str = ",") -> bytes:
     """Texts that differ by a number, up to 1 MB."""
-    count = (SIZE - len(head) - len(tail)) // (len(form % 1_000_000) + len(join))
+    count = (SIZE - len(head) - len(tail)) // len((form % 1_000_000 + join).encode())
     return (head + join.join(form % i for i in range(count)) + tail).encode()
 
 
@@ -231,6 +231,10 @@ def texts(key: str) -> Iterator[tuple[str, bytes, str]]:
     ):
         for body, encoding in both(part.encode()):
             yield responses.TEXT, body, encoding
+    for form in ("%d%%", "%x@", "{%d}", "[%d", "\u96ea%d", "a \u96ea%d", "A%d\u00a7", "\u96ea%da\u0301", "%d\u200d"):
+        for join in (" ", ". ", ". A", "\n"):  # words, or sentences, that all differ
+            yield responses.TEXT, numbered(form, join=join), ""
+            yield JSON, numbered(form, f'{{"{key}":["', '"]}', '","' if join == "\n" else join), ""
     for part, head, tail in [
         (b'"a",', b'{"%b":[' % key.encode(), b'"a"]}'),
         (b"[],", b'{"%b":[' % key.encode(), b"[]]}"),

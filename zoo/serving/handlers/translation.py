@@ -34,7 +34,7 @@ from zoo.translation.search.beam_search import Hypothesis
 
 EXAMPLE_LINES = 3
 MAX_LINES = 4096  # of one request
-MAX_SENTENCES = 65536  # of one request
+MAX_SENTENCES = 32768  # of one request
 MAX_BEAM = 32
 MAX_STREAMS = 4  # streams with different options that are open at once
 OPTIONS = (
@@ -127,7 +127,7 @@ class TranslationHandler(Handler):
         limits.TEXT.require(sum(map(len, texts)), job.received_bytes)
         lines, count = [], 0
         for i, text in enumerate(texts, 1):
-            lines.append(pipeline.line(f"line {i}", text, split=True))
+            lines.append(pipeline.line(f"line {i}", text, split=True, most=MAX_SENTENCES))
             count += len(lines[-1].parts)
             require_count(max(count, 1), MAX_SENTENCES, "sentences")
         if not any(line.pieces and not line.fault for line in lines):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
+from pipelines.core.errors import RequestError
 from zoo.translation.data.characters import clean_characters
+from zoo.translation.data.known_text import FORMAT
 from zoo.translation.data.lines import Line, Piece
 from zoo.translation.data.parallel_text import UNKNOWN, Tokens, normalize_whitespace
 from zoo.translation.data.sentence_splitting import split_sentences
@@ -22,12 +26,7 @@ CUT_CHARACTERS = 4  # characters per token of such a text
 MAX_WORD = 100  # a longer word of ASCII in a sentence that is too long is an address or data, which is copied
 SHOWN = 40  # characters of a copied text that are shown
 
-_FORMAT = re.compile(
-    "[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
-)
 _CLAUSE_END = re.compile(r"[,;:.!?\u2013\u2014]\s|[\u3001\u3002\uff0c\uff1b\uff1a\u060c\u061b]\s?")
-_PLACEHOLDER = re.compile(r"(\{.*\}|<[^<>]+>)\W*")
-_PUNCTUATION = "()[]{}<>\"';:,.!?*"
 
 
 @dataclass
@@ -40,18 +39,23 @@ class LineSplitter:
         language: Language of the text; "" if it is unknown.
         every: Whether each sentence is translated alone; else only those of a line that is too long or has words to
             copy.
+        most: Maximum number of sentences of a line; None: any.
         parts: Tokens of the sentences so far.
         pieces: See `Line`.
         notes: What is left out or copied.
+        unknown_words: Whether a word is copied, of the words so far.
+        foreign: Whether a copied text has unknown letters.
     """
 
     vocabulary: Any
     max_length: int
     language: str
     every: bool = False
+    most: int | None = None
     parts: list[Tokens] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     notes: dict[str, None] = field(default_factory=dict)
+    unknown_words: dict[str, bool] = field(default_factory=dict)
     foreign: bool = False
 
     def line(self, where: str, text: str) -> Line:
@@ -63,6 +67,9 @@ class LineSplitter:
 
         Returns:
             The line; its fault is `UNKNOWN_SCRIPT` if nothing of it is translated and it has unknown letters.
+
+        Raises:
+            RequestError: The line has more sentences than `most`.
         """
         text, notes = clean_characters(text)
         self.notes |= dict.fromkeys(notes)
@@ -70,8 +77,12 @@ class LineSplitter:
             tokens = self._encode(text)
             copies = tokens is not None and self.vocabulary.copies_words and np.any(tokens == UNKNOWN)
             if self.every or tokens is None or len(tokens) > self.max_length or copies:
-                for sentence in split_sentences(text, self.language) or [text]:
-                    self._add(sentence)
+                if copies or (tokens is None and self.vocabulary.copies_words):
+                    self._are_unknown(text.split(" "))  # all at once
+                sentences = split_sentences(text, self.language) or [text]
+                if self.most is not None and len(sentences) > self.most:
+                    raise RequestError(f"{where} has {len(sentences):,} sentences; expected at most {self.most:,}")
+                self._add_all(sentences)
             else:
                 self._add(text, tokens)
         fault = UNKNOWN_SCRIPT if self.foreign and not self.parts else ""
@@ -79,10 +90,21 @@ class LineSplitter:
 
     def _encode(self, text: str) -> Tokens | None:
         """Returns the tokens of a text, or None if it has too many characters."""
-        if len(text) > MAX_TOKEN_CHARACTERS * self.max_length:
+        if not self._is_short(text):
             return None
         tokens: Tokens = self.vocabulary.encode([text])[0]
         return tokens
+
+    def _add_all(self, sentences: list[str]) -> None:
+        """Adds sentences in order, see `_add`."""
+        short = [i for i, sentence in enumerate(sentences) if self._is_short(sentence)]
+        tokens = dict(zip(short, self.vocabulary.encode([sentences[i] for i in short]), strict=True))
+        for i, sentence in enumerate(sentences):
+            self._add(sentence, tokens.get(i))
+
+    def _is_short(self, text: str) -> bool:
+        """Whether a text has few enough characters to be encoded whole."""
+        return len(text) <= MAX_TOKEN_CHARACTERS * self.max_length
 
     def _add(self, text: str, tokens: Tokens | None = None) -> None:
         """Adds a sentence: whole, in pieces if it is too long, or around words that the vocabulary cannot write."""
@@ -93,18 +115,20 @@ class LineSplitter:
             self.parts.append(tokens)
             self.pieces.append(())
         elif self.vocabulary.copies_words:
-            self._add_around_unknown(text)
+            self._add_around_unknown(text, tokens)
         else:
-            self._add_known(text)
+            self._add_known(text, tokens)
 
-    def _add_around_unknown(self, text: str) -> None:
+    def _add_around_unknown(self, text: str, tokens: Tokens) -> None:
         """Adds a sentence without its unknown words, which are inserted into its translation."""
         words = text.split(" ")
-        is_unknown_word = {word: self._is_unknown(word) for word in dict.fromkeys(words)}
-        kinds = [is_unknown_word[word] for word in words]
+        kinds = self._are_unknown(words)
         known = [word for word, is_unknown in zip(words, kinds, strict=True) if not is_unknown]
         if not any(char.isalnum() for word in known for char in word):
             self._copy(text)
+            return
+        if len(known) == len(words):
+            self._add_known(text, tokens)
             return
         inserted, before = [], 0
         for run, is_unknown in _grouped(words, kinds):
@@ -112,12 +136,15 @@ class LineSplitter:
                 inserted.append((before / len(known), run))
             else:
                 before += run.count(" ") + 1
-        self._add_known(" ".join(known), tuple(inserted), text)
+        self._add_known(" ".join(known), None, tuple(inserted), text)
 
-    def _add_known(self, text: str, inserted: tuple[tuple[float, str], ...] = (), whole: str = "") -> None:
+    def _add_known(
+        self, text: str, tokens: Tokens | None, inserted: tuple[tuple[float, str], ...] = (), whole: str = ""
+    ) -> None:
         """Adds a sentence with unknown characters; an import copies `whole` if half of it is unknown."""
-        stripped = normalize_whitespace(_FORMAT.sub(self._known_format, text))
-        tokens = self.vocabulary.encode([stripped])[0]
+        stripped = normalize_whitespace(FORMAT.sub(self._known_format, text))
+        if tokens is None or stripped != text:
+            tokens = self.vocabulary.encode([stripped])[0]
         unknown = np.count_nonzero(tokens == UNKNOWN)
         if not stripped:
             return
@@ -134,21 +161,19 @@ class LineSplitter:
 
     def _known_format(self, match: re.Match[str]) -> str:
         """Returns a format character that the vocabulary knows, or nothing."""
-        if self.vocabulary.is_known(match[0]):
+        if match[0] in self.vocabulary.known:
             return match[0]
         self.notes[f"U+{ord(match[0]):04X} left out"] = None
         return ""
 
     def _note_unknown(self, text: str) -> None:
-        for char in dict.fromkeys(text):
-            if char != " " and not self.vocabulary.is_known(char):
-                self.notes[f"{char} is not in the vocabulary"] = None
+        for char in self.vocabulary.known.unknown(text):
+            self.notes[f"{char} is not in the vocabulary"] = None
 
     def _add_pieces(self, text: str, count: int | None) -> None:
         """Cuts a sentence that is too long at clauses, else at blanks, else between characters; copies long words."""
         words = text.split(" ")
-        kinds = [self._is_data(word) for word in words]
-        if any(kinds):
+        if max(map(len, words)) > MAX_WORD and any(kinds := [self._is_data(word) for word in words]):
             for run, is_copied in _grouped(words, kinds):
                 if is_copied:
                     self._copy(run)
@@ -160,8 +185,7 @@ class LineSplitter:
             return
         room = max(self.max_length - self.vocabulary.frame, 1)
         count = count or len(text) // CUT_CHARACTERS
-        for piece in _cut(text, max(2, -(-count // room))):
-            self._add(piece)
+        self._add_all(list(_cut(text, max(2, -(-count // room)))))
 
     def _note_copy(self, text: str) -> None:
         self.notes[f"{text if len(text) <= SHOWN else text[:SHOWN] + '...'} copied"] = None
@@ -169,33 +193,27 @@ class LineSplitter:
     def _copy(self, text: str) -> None:
         self._note_copy(text)
         self.pieces.append(text)
-        self.foreign |= any(char > "\x7f" and char.isalpha() and not self.vocabulary.is_known(char) for char in text)
+        if not self.foreign and not text.isascii():
+            self.foreign = any(char > "\x7f" and char.isalpha() for char in self.vocabulary.known.unknown(text))
 
     def _is_data(self, word: str) -> bool:
         """Returns whether a word of a sentence that is too long is copied unseen."""
-        return len(word) > MAX_WORD and (word.isascii() or (self.vocabulary.copies_words and self._is_unknown(word)))
+        return len(word) > MAX_WORD and (
+            word.isascii() or (self.vocabulary.copies_words and self._are_unknown([word])[0])
+        )
 
-    def _is_unknown(self, word: str) -> bool:
-        """Returns whether a word is copied: an address, or at least as many unknown characters as letters."""
-        known = self.vocabulary.is_known
-        if all(map(known, word)):
-            return False
-        unknown = [not known(char) and not (i and known(word[i - 1 : i + 1])) for i, char in enumerate(word)]
-        if not any(unknown) or not _FORMAT.sub("", word):
-            return False
-        letters = sum(not missing and char.isalpha() for char, missing in zip(word, unknown, strict=True))
-        if not letters or _PLACEHOLDER.fullmatch(word) or "://" in word or "@" in word:
-            return True
-        return sum(not known(char) for char in word.strip(_PUNCTUATION)) >= letters
+    def _are_unknown(self, words: list[str]) -> list[bool]:
+        """Returns whether each word is copied, see `KnownText.unknown_words`."""
+        known = self.unknown_words
+        if new := list(dict.fromkeys(word for word in words if word not in known)):
+            known.update(zip(new, self.vocabulary.known.unknown_words(new), strict=True))
+        return [known[word] for word in words]
 
 
 def _grouped(words: list[str], kinds: list[bool]) -> Iterator[tuple[str, bool]]:
     """Yields runs of words of one kind, joined by blanks."""
-    start = 0
-    for i in range(1, len(words) + 1):
-        if i == len(words) or kinds[i] != kinds[start]:
-            yield " ".join(words[start:i]), kinds[start]
-            start = i
+    for kind, run in itertools.groupby(zip(kinds, words, strict=True), itemgetter(0)):
+        yield " ".join([word for _, word in run]), kind
 
 
 def _cut(text: str, count: int) -> Iterator[str]:
@@ -205,7 +223,7 @@ def _cut(text: str, count: int) -> Iterator[str]:
         target, reach = round(i * size), int(size / 3)
         low, high = max(target - reach, start + 1), target + reach
         ends = [match.end() for match in _CLAUSE_END.finditer(text, low, high)]
-        ends = ends or [low + k for k, char in enumerate(text[low:high]) if char == " "]
+        ends = ends or [end for end in (text.rfind(" ", low, target), text.find(" ", target, high)) if end >= 0]
         end = min(ends, key=lambda place: abs(place - target)) if ends else max(target, start + 1)
         if piece := text[start:end].strip():
             yield piece

@@ -12,6 +12,7 @@ import numpy as np
 
 from pipelines.core.errors import RequestError, catch_panics, one_line, requires
 from pipelines.core.plain import from_plain, to_plain
+from zoo.translation.data.known_text import KnownText
 from zoo.translation.data.parallel_text import END, UNKNOWN, VOCABULARY, Tokens, Vocabulary
 from zoo.translation.data.sentencepieces import TRIAL, open_sentencepiece
 
@@ -106,17 +107,15 @@ class ImportedVocabulary:
         self._source_tokenizer, self._target_tokenizer = tokenizers[0], tokenizers[-1]
         self._hidden = frozenset(framing.hidden)
         self.content = contents[PIECES]
+        self.known = KnownText(self._can_write)
 
     def __len__(self) -> int:
         return len(self._target)
 
-    def is_known(self, text: str) -> bool:
-        """Returns whether the vocabulary can write a text.
-
-        Args:
-            text: A character or two.
-        """
-        return all(self._tokens.get(piece, UNKNOWN) != UNKNOWN for piece in self._source_tokenizer.tokenize(text))
+    def _can_write(self, texts: list[str]) -> list[bool]:
+        """See `KnownText`."""
+        tokens = ([self._tokens.get(piece, UNKNOWN) for piece in self._source_tokenizer.tokenize(x)] for x in texts)
+        return [UNKNOWN not in each for each in tokens]
 
     @property
     def sources(self) -> int:
