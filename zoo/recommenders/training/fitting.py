@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipelines.core.console import print_line
-from pipelines.core.errors import ZooError
+from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress, silent
 from pipelines.quantization.training.qat import freeze_ranges
 from zoo.recommenders.data.features import Features
@@ -25,6 +25,7 @@ from zoo.recommenders.training.trainer import Trainer
 from zoo.training.runs import QAT_FROZEN, save_checkpoint
 
 STATE = "checkpoint/state.pt"
+FINISHED = "finished"  # phase of a checkpoint that is no longer needed, and holds no weights
 LARGEST_SHIFT = 40.0  # of a logit: beyond both ends of the clipped logits, -16 to 16, and the logit of any click rate
 SHIFT_STEPS = 100
 
@@ -72,7 +73,7 @@ class Fitting:
             better = not winner or best["auc"] > winner["auc"] + self.config.min_delta
             if better:
                 kept = {"l2": l2, "weights": state["best_weights"], "history": state["history"]}
-                state["winner"] = {**best, **kept}
+                state["winner"] = {**best, **kept}  # its weights: the name of their file, or those of an old checkpoint
             state["trial"] += 1
             if not better or state["trial"] == len(self.config.l2_embeddings):
                 return trainer
@@ -109,15 +110,56 @@ class Fitting:
                 state["history"].append({"epoch": epoch, "train_logloss": loss, **metrics})
                 if not state["best"] or metrics["shifted"] < state["best"]["shifted"] - config.min_delta:
                     state["best"] = {"epoch": epoch, **metrics}
-                    state.pop("best_weights", None)
-                    state["best_weights"] = trainer.snapshot()
+                    state["best_weights"] = self._keep(trainer, f"best-{state['trial']}-{epoch}.pt")
                 line += f"  held out {metrics['logloss']:.4f}  AUC {metrics['auc']:.4f}"
             state |= {"epoch": epoch, "trainer": trainer.state()}
             if group.rank == 0:
                 save_checkpoint(self.output / STATE, state)
+                self._remove_weights((state.get("best_weights"), state["winner"].get("weights")))
                 print_line(line)
             group.checkpointed(self.output)
         return trainer
+
+    def _keep(self, trainer: Trainer, name: str) -> str:
+        """Writes the averaged weights beside the checkpoint, where the final model can be theirs; returns the name."""
+        if self.config.refit:  # which trains new weights
+            return ""
+        if trainer.group.rank == 0:
+            save_checkpoint((self.output / STATE).with_name(name), {"weights": trainer.snapshot()})
+        return name
+
+    def _remove_weights(self, kept: Collection[Any]) -> None:
+        """Removes the weights of `_keep` that are not among the names `kept`."""
+        for path in (self.output / STATE).parent.glob("best-*.pt"):
+            if path.name not in kept:
+                path.unlink()
+
+    def finish(self, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Replaces the checkpoint of a training whose files are written by one that says so.
+
+        Args:
+            state: State of the training.
+            metrics: Metrics of the model.
+        """
+        save_checkpoint(self.output / STATE, {"run": state["run"], "phase": FINISHED, "metrics": dict(metrics)})
+        self._remove_weights(())
+
+    def best_weights(self, state: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Returns the weights of the winner of the search.
+
+        Args:
+            state: State of the training.
+        """
+        kept = state["winner"]["weights"]
+        if not isinstance(kept, str):  # of a checkpoint of version 0.2.0
+            return list(kept)
+        path = (self.output / STATE).with_name(kept)
+        try:
+            return list(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["weights"])
+        except Exception as error:  # torch, zipfile and pickle raise their own kinds for every sort of damage
+            raise RequestError(
+                f"cannot read {path} ({one_line(error)}), which {STATE} needs; train again into an empty folder"
+            ) from error
 
     def _epoch(
         self, trainer: Trainer, categories: CategoryCounts, rows: int, epoch: int, epochs: int, phase: str

@@ -30,7 +30,7 @@ from zoo.recommenders.models.checkpoints import MODEL, Build, training_record, w
 from zoo.recommenders.train_config import TrainConfig
 from zoo.recommenders.training import qat
 from zoo.recommenders.training.distillation import LogSource, Teacher
-from zoo.recommenders.training.fitting import STATE, Fitting, new_trial
+from zoo.recommenders.training.fitting import FINISHED, STATE, Fitting, new_trial
 from zoo.recommenders.training.row_store import CategoryCounts, RowStore
 from zoo.recommenders.training.trainer import Trainer
 from zoo.training.runs import (
@@ -63,7 +63,8 @@ def train(
     """Trains on the labelled rows of a log in time order; the last rows are held out.
 
     `output` gets model.pt (averaged weights), schema.json, train.json (with the features), learning_curve.png and
-    calibration.npz (`CALIBRATION_ROWS` encoded training rows). After every epoch it gets checkpoint/state.pt. A seed
+    calibration.npz (`CALIBRATION_ROWS` encoded training rows). After every epoch it gets checkpoint/state.pt, and
+    beside it the best weights; when the training has ended, only a note of that stays there. A seed
     gives the same weights on one machine with the same number of processes. Under torchrun all processes make the same
     call; `batch_size` is the total over all processes, and process 0 writes the files.
 
@@ -137,6 +138,8 @@ def train(
             return trainer
 
         saved = load_checkpoint(output / STATE, run) if resume else None
+        if saved is not None and saved["phase"] == FINISHED:
+            return _finished(output, saved, group.rank == 0)
         beginning: dict[str, Any] = {"run": run, "phase": "search", "trial": 0, "winner": {}}
         state: dict[str, Any] = saved or {**beginning, **new_trial()}
         state.setdefault("began", time.time())
@@ -144,7 +147,8 @@ def train(
         if state["phase"] == "search":
             trainer = fitting.search(state, split)
             if config.refit:
-                del trainer, state["winner"]["weights"], state["best_weights"]  # all rows train new weights
+                del trainer, state["best_weights"]  # all rows train new weights
+                state["winner"].pop("weights")
                 state |= {"phase": "refit", "epoch": 0, "trainer": None}
         if state["phase"] == "refit":
             trainer = fitting.fit(state, len(store), state["winner"]["epoch"], state["winner"]["l2"])
@@ -152,7 +156,7 @@ def train(
         metrics = {name: state["winner"][name] for name in ("auc", "logloss", "accuracy")}
         if group.rank == 0:
             if not config.refit:
-                trainer.load_snapshot(state["winner"]["weights"])
+                trainer.load_snapshot(fitting.best_weights(state))
             record = {
                 "config": settings,
                 "features": features.to_json(),
@@ -168,8 +172,20 @@ def train(
             _write(output, data, trainer, categories, store, used, record)
             if quantization is not None:
                 quantization.save_ranges(trainer.model, output)
+            fitting.finish(state, metrics)
         group.same(None)  # the others wait for the files
     return metrics
+
+
+def _finished(output: Path, saved: Mapping[str, Any], is_first: bool) -> dict[str, Any]:
+    """Returns the metrics of a training that had ended before it was resumed."""
+    if missing := [name for name in (MODEL, "train.json") if not (output / name).is_file()]:
+        raise RequestError(
+            f"the training in {output} is finished, but {missing[0]} is gone; train into an empty folder"
+        )
+    if is_first:
+        print_line(f"the training in {output} is finished: nothing to resume")
+    return dict(saved["metrics"])
 
 
 def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on_error: str) -> Schema:

@@ -146,8 +146,8 @@ class Trainer:
                 weight.data = data
 
     def snapshot(self) -> list[torch.Tensor]:
-        """Copies the averaged weights and the trained int8 ranges."""
-        return [each.clone() for each in (*self.average, *self._ranges())]
+        """Returns the averaged weights and the trained int8 ranges, which further steps change."""
+        return [*self.average, *self._ranges()]
 
     @torch.no_grad()
     def load_snapshot(self, snapshot: Sequence[torch.Tensor]) -> None:

@@ -36,7 +36,7 @@ from zoo.recommenders.models.wide_deep import WideDeep  # noqa: E402
 from zoo.recommenders.models.wide_deep import WideDeepConfig as OfWideDeep  # noqa: E402
 from zoo.recommenders.training import qat  # noqa: E402
 from zoo.recommenders.training.trainer import Trainer  # noqa: E402
-from zoo.training.runs import QAT_RATE  # noqa: E402
+from zoo.training.runs import QAT_RATE, checkpoint_hook  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[4]
 FAMILIES = {
@@ -86,7 +86,8 @@ def tuned(log, starts, tmp_path_factory):
     @functools.cache
     def made(family):
         folder = tmp_path_factory.mktemp("tuned") / family
-        zoo.finetune(starts(family), log, folder, settings=TUNED)
+        with checkpoint_hook(lambda output: shutil.copy(output / "checkpoint/state.pt", folder.with_suffix(".pt"))):
+            zoo.finetune(starts(family), log, folder, settings=TUNED)
         zoo.build(folder)
         return folder
 
@@ -139,7 +140,7 @@ def test_tables_of_bytes_are_rounded_as_what_is_looked_up(tmp_path, monkeypatch,
 
 @every_family
 def test_the_table_holds_the_very_ranges_trained(tuned, starts, family):
-    state = torch.load(tuned(family) / "checkpoint/state.pt", weights_only=False)
+    state = torch.load(tuned(family).with_suffix(".pt"), weights_only=False)
     student, _ = student_of(tuned(family), starts(family), family)
     table = CalibrationTable.load(tuned(family) / "calibration.json")
     before = CalibrationTable.load(starts(family) / "calibration.json").tensors

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers.click_logs import written
-from helpers.trainings import TwoProcesses, assert_same_weights, weights
+from helpers.trainings import TwoProcesses, assert_same_weights, broken_off, weights
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -26,7 +26,7 @@ from zoo.recommenders.data.schema import Column, Schema
 from zoo.recommenders.data.schema_inference import infer
 from zoo.recommenders.training.fitting import shifted_logloss
 from zoo.recommenders.training.trainer import Trainer
-from zoo.training.runs import Processes
+from zoo.training.runs import Processes, checkpoint_hook
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 training = importlib.import_module("zoo.recommenders.training.train")
@@ -234,6 +234,46 @@ def test_resuming_gives_the_same_weights(log, tmp_path, monkeypatch, at):
         training.train(build(), str(log), broken, config=config(epochs=4), resume=True)
     training.train(build(), str(log), broken, config=config(), resume=True)
     assert_same_weights(whole, broken)
+
+
+@pytest.mark.parametrize("refit", [True, False])
+def test_a_finished_training_keeps_no_weights_but_the_model(log, tmp_path, capsys, refit):
+    """The best weights of a model that is not trained on all rows lie beside the checkpoint meanwhile."""
+    kept, folder, settings = [], tmp_path / "model", config(refit=refit, l2_embeddings=(10.0,))
+    with checkpoint_hook(lambda output: kept.append({each.name for each in (output / "checkpoint").iterdir()})):
+        metrics = training.train(build(), str(log), folder, config=settings)
+    best = json.loads((folder / "train.json").read_text())["epochs"]
+    assert kept[-1] == {"state.pt"} | (set() if refit else {f"best-0-{best}.pt"})
+    assert [path.name for path in (folder / "checkpoint").iterdir()] == ["state.pt"]
+    assert (folder / "checkpoint/state.pt").stat().st_size < 10_000
+    before = (folder / "model.pt").read_bytes()
+    capsys.readouterr()
+    assert training.train(build(), str(log), folder, config=settings, resume=True) == metrics
+    assert "is finished: nothing to resume" in "".join(capsys.readouterr())
+    assert (folder / "model.pt").read_bytes() == before
+    with pytest.raises(RequestError, match="made with epochs 3"):
+        training.train(build(), str(log), folder, config=replace(settings, epochs=4), resume=True)
+    (folder / "model.pt").unlink()
+    with pytest.raises(RequestError, match="is finished, but model.pt is gone; train into an empty folder"):
+        training.train(build(), str(log), folder, config=settings, resume=True)
+
+
+def test_the_best_epoch_is_the_model(log, tmp_path, monkeypatch):
+    """Resumed behind it, from the checkpoint of an epoch that is worse."""
+    shifted = iter([0.7, 0.5, 0.6] * 9)
+    monkeypatch.setattr("zoo.recommenders.training.fitting.shifted_logloss", lambda *_: next(shifted))
+    settings = config(refit=False, l2_embeddings=(10.0,), patience=9)
+    weights = []
+    with checkpoint_hook(lambda output: weights.append(torch.load(output / "checkpoint/state.pt", weights_only=True))):
+        training.train(build(), str(log), tmp_path / "whole", config=settings)
+    model = torch.load(tmp_path / "whole/model.pt", weights_only=True)["state_dict"]
+    averages = weights[1]["trainer"]["average"]
+    biases = [each for name, each in model.items() if name.endswith("bias")]
+    assert biases and all(any(torch.equal(each, average) for average in averages) for each in biases)
+    broken_off(Trainer, 30, lambda **_: training.train(build(), str(log), tmp_path / "broken", config=settings))
+    monkeypatch.setattr("zoo.recommenders.training.fitting.shifted_logloss", lambda *_: 0.6)
+    training.train(build(), str(log), tmp_path / "broken", config=settings, resume=True)
+    assert_same_weights(tmp_path / "whole", tmp_path / "broken")
 
 
 def in_processes(data: str, folder: str, *, resume: bool) -> None:
