@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pipelines.rewrites.driver import CleanUp, Rewrite, RewriteReport, rewrite
     from pipelines.rewrites.equalize_concat import EqualizeConcat
     from pipelines.rewrites.expand_fused import ExpandFused
+    from pipelines.rewrites.flatten_linear import FlattenLinear
     from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
     from pipelines.rewrites.fold_constants import FoldConstants
     from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
@@ -33,6 +34,7 @@ __all__ = [
     "CleanUp",
     "EqualizeConcat",
     "ExpandFused",
+    "FlattenLinear",
     "FoldBatchNorm",
     "FoldConstants",
     "FoldIndexWrap",
@@ -61,6 +63,7 @@ _MODULES = {
     "rewrite": "driver",
     "EqualizeConcat": "equalize_concat",
     "ExpandFused": "expand_fused",
+    "FlattenLinear": "flatten_linear",
     "FoldBatchNorm": "fold_batch_norm",
     "FoldConstants": "fold_constants",
     "FoldIndexWrap": "fold_index_wrap",

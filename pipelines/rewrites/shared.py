@@ -3,6 +3,7 @@
 from pipelines.rewrites.affine_to_depthwise import AffineToDepthwise
 from pipelines.rewrites.driver import Rewrite
 from pipelines.rewrites.expand_fused import ExpandFused
+from pipelines.rewrites.flatten_linear import FlattenLinear
 from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
 from pipelines.rewrites.fold_constants import FoldConstants
 from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
@@ -26,5 +27,6 @@ SHARED = (
 
 
 def file_passes() -> list[Rewrite]:
-    """Returns the passes of an .onnx file that is not of this project: `SHARED`, and `FoldScale`."""
-    return [*(shared() for shared in SHARED if shared is not MergeSiblings), FoldScale(factors=True), MergeSiblings()]
+    """Returns the passes of an .onnx file that is not of this project: `SHARED`, `FoldScale` and `FlattenLinear`."""
+    first = [shared() for shared in SHARED if shared is not MergeSiblings]
+    return [*first, FoldScale(factors=True), MergeSiblings(), FlattenLinear()]
