@@ -111,20 +111,19 @@ def auto_calibrate(
     if observation is None or factors:
         scaled = equalized(model, factors)
         binned = quantized_tensors(scaled, recipe)
-        observation = observe(scaled, samples, total, max_memory=max_memory, binned=binned, values=work.values)
+        observation = observe(scaled, samples, total, max_memory=max_memory, binned=binned)
         observation.require_samples()
         observation.release()
     observation.require_samples()
     held_out, fitting = split_held_out(model, samples, observation.samples)
 
-    fitting = drawn(model, fitting, observation.samples - sum(map(length, held_out)), work.corrected or None)
     corrects = recipe.correct and work.corrected != 0
     smoothing = smoothing_factors(equalized(model, factors), recipe, fitting) if corrects else {}
     tables = _tables(model, recipe, observation, clip, factors, {})
     if smoothing:
         scaled = equalized(model, factors, smoothing)
         binned = quantized_tensors(scaled, recipe)
-        smoothed = observe(scaled, samples, total, max_memory=max_memory, binned=binned, values=work.values)
+        smoothed = observe(scaled, samples, total, max_memory=max_memory, binned=binned)
         smoothed.release()
         tables += _tables(model, recipe, smoothed, clip, factors, smoothing)
     if recipe.search:
@@ -142,6 +141,7 @@ def auto_calibrate(
     def evaluate(table: CalibrationTable) -> float:
         return metric(quantize(model, recipe, table)[0])
 
+    fitting = drawn(model, fitting, observation.samples - sum(map(length, held_out)), work.corrected)
     corrected = correct_table(model, recipe, best, fitting, seconds=seconds, room=ROOM, positions=work.positions)
     best, sqnr = _retreat(corrected, tables, evaluate)
     if sqnr < GOAL:

@@ -42,7 +42,6 @@ class Observation:
         max_memory: Memory limit for the model and the activations held at once, in bytes or as text such as "1GB" (1000
             MB; "GiB" is 1024 MiB).
         binned: Tensors whose values are counted in bins; the others get min-max ranges. None: all tensors.
-        values: Maximum number of values per tensor and sample that are counted in bins; None: all.
 
     Attributes:
         samples: Number of samples so far.
@@ -58,10 +57,9 @@ class Observation:
         *,
         max_memory: str | int = MEMORY,
         binned: Container[str] | None = None,
-        values: int | None = None,
     ) -> None:
         io.require_opset(model)
-        self._binned, self._values = binned, values
+        self._binned = binned
         self.samples, self.histograms = 0, dict[str, Histogram]()
         self._graph_digest = io.digest(model)
         self._model = model.clone()
@@ -145,9 +143,9 @@ class Observation:
         tensors = {}
         with progress("choosing ranges", len(self.histograms)) as advance:
             for name, each in self.histograms.items():
-                if each.values and each.finite:
+                if each.count and each.finite:
                     method, low, high = choose(each, observer, symmetric)
-                    tensors[name] = TensorRange(each.low, each.high, low, high, each.values, method, each.summary())
+                    tensors[name] = TensorRange(each.low, each.high, low, high, each.count, method, each.summary())
                 advance(1)
         of_samples = hashlib.sha256(b"".join(sha.digest() for sha in self._input_digests.values())).hexdigest()
         return CalibrationTable(self._graph_digest, observer, self.samples, of_samples, tensors)
@@ -218,7 +216,7 @@ class Observation:
     def _add(self, arrays: Batch) -> None:
         for name, array in arrays.items():
             if name not in self.histograms:
-                self.histograms[name] = Histogram(self._binned is None or name in self._binned, self._values)
+                self.histograms[name] = Histogram(self._binned is None or name in self._binned)
             self.histograms[name].add(array)
             if name in self._output_names and not self.histograms[name].finite:
                 where = self._named(array, lambda x: ~np.isfinite(x))
@@ -240,7 +238,6 @@ def observe(
     *,
     max_memory: str | int = MEMORY,
     binned: Container[str] | None = None,
-    values: int | None = None,
 ) -> Observation:
     """Observes a model on samples.
 
@@ -250,7 +247,6 @@ def observe(
         total: Number of samples, for the progress bar.
         max_memory: See `Observation`.
         binned: See `Observation`.
-        values: See `Observation`.
 
     Returns:
         The observation, which accepts more samples.
@@ -258,7 +254,7 @@ def observe(
     Raises:
         RequestError: See `Observation` and `Observation.feed`.
     """
-    observation = Observation(model, max_memory=max_memory, binned=binned, values=values)
+    observation = Observation(model, max_memory=max_memory, binned=binned)
     with progress("calibrating", total) as advance:
         for batch in samples:
             seen = observation.samples

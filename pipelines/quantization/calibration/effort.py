@@ -18,7 +18,6 @@ class Effort:
 
     Attributes:
         observed: Maximum number of samples that ranges are observed on; None: all.
-        values: Maximum number of values per tensor and sample in a histogram; None: all.
         judged: Maximum number of samples that candidates of ranges are evaluated on.
         corrected: Maximum number of samples of the corrections; None: all but the held-out ones; 0: no corrections.
         positions: Maximum number of positions per channel of the corrections, see `correct_layers`; None: all that it
@@ -28,7 +27,6 @@ class Effort:
     """
 
     observed: int | None
-    values: int | None
     judged: int
     corrected: int | None
     positions: int | None
@@ -36,9 +34,9 @@ class Effort:
 
 
 EFFORTS = {
-    "fast": Effort(observed=32, values=2**14, judged=8, corrected=0, positions=None, thorough=False),
-    "default": Effort(observed=None, values=2**16, judged=64, corrected=32, positions=2**13, thorough=False),
-    "best": Effort(observed=None, values=None, judged=128, corrected=None, positions=None, thorough=True),
+    "fast": Effort(observed=32, judged=8, corrected=0, positions=None, thorough=False),
+    "default": Effort(observed=None, judged=64, corrected=32, positions=2**13, thorough=False),
+    "best": Effort(observed=None, judged=128, corrected=None, positions=None, thorough=True),
 }
 
 

@@ -134,7 +134,7 @@ def multiplications(model: ir.Model, observation: Observation) -> dict[str, int]
         if weight is not None and weight.ndim > 1 and seen is not None:
             batched = node.op_type == "MatMul" and weight.ndim > 2
             channels = weight.shape[-1] if batched else outputs_first(node).shape[0]
-            counted[str(node.name or node.outputs[0].name)] = seen.values * weight.size // channels
+            counted[str(node.name or node.outputs[0].name)] = seen.count * weight.size // channels
     return counted
 
 

@@ -8,8 +8,6 @@ observer can choose a new range without another run of the model.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +26,6 @@ LEVELS, SYMMETRIC_LEVELS = 256, 128  # quantization levels of kl: u8 over the ra
 MSE_RATIOS = 128  # fractions of either end that mse tries
 SUMMARY = 64  # maximum bins of a table
 UNBINNED = "observed"  # method of min-max ranges of tensors without bins, which no recipe quantizes
-TAIL = 1  # percent of the values, those of largest magnitude, which are counted one by one
 CHUNK = 1 << 16  # values per count, which fit the cache
 
 Floats = NDArray[np.float64]
@@ -99,70 +96,53 @@ class Histogram:
     Attributes:
         low: Least value, inf before the first one.
         high: Greatest value, -inf before the first one.
-        values: Number of values.
-        count: Sum of the bins, which is about `values` if values are drawn.
+        count: Number of values.
         zeros: Number of values that are exactly 0.
         finite: False after a NaN or an infinity; the histogram is void then.
         binned: Whether values are counted in bins; without bins, min-max is the only range.
 
     Args:
         binned: See above.
-        most: Maximum number of values of a sample that are counted in bins, evenly drawn, each for those left out;
-            None: all. The largest magnitudes (`TAIL`) are all counted.
     """
 
-    def __init__(self, binned: bool = True, most: int | None = None) -> None:
-        self.binned, self._most = binned, most
+    def __init__(self, binned: bool = True) -> None:
+        self.binned = binned
         self._ranges: dict[tuple[str, bool], Range] = {}
-        self.low, self.high, self.values, self.count, self.zeros, self.finite = np.inf, -np.inf, 0, 0, 0, True
+        self.low, self.high, self.count, self.zeros, self.finite = np.inf, -np.inf, 0, 0, True
         self.exponent: int | None = None  # bin width 2**exponent
         self.bins = np.zeros(2 * BINS, np.int64)  # bin i holds [(i - BINS) w, (i - BINS + 1) w)
 
     def add(self, x: NDArray[Any]) -> None:
-        """Counts the elements of an array.
+        """Counts every element of an array.
 
         Args:
-            x: float32 array of any shape; its first axis counts samples.
+            x: float32 array of any shape.
         """
         if x.size == 0 or not self.finite:
             return
-        stride = even_stride(x.shape, self._most * len(x)) if self._most and x.ndim else 1
         x = x.ravel()
         low, high = float(x.min()), float(x.max())
         self.finite = bool(np.isfinite([low, high]).all())
         if not self.finite:
             return
-        self.low, self.high = min(self.low, low), max(self.high, high)
+        self.low, self.high, self.count = min(self.low, low), max(self.high, high), self.count + x.size
         self._ranges.clear()
-        self.values += x.size
         if not self.binned:
             return
+        self.zeros += x.size - int(np.count_nonzero(x))
         reach = max(-low, high)
         if reach > 0:
             # the width for which reach falls in the upper half of the bins: reach / w < BINS
             self._widen(int(np.frexp(reach / BINS)[1]))
-        if stride == 1:
-            self._count(x)
-            return
-        sample = x[::stride]
-        magnitudes = np.abs(sample)
-        most = np.partition(magnitudes, -TAIL * len(sample) // 100)[-TAIL * len(sample) // 100]
-        self._count(sample[magnitudes <= most], stride)
-        self._count(x[np.abs(x) > most])
-
-    def _count(self, x: NDArray[Any], weight: int = 1) -> None:
-        """Counts the elements of a flat array, each as `weight` elements."""
-        self.count += weight * x.size
-        self.zeros += weight * (x.size - int(np.count_nonzero(x)))
         if self.exponent is None:
-            self.bins[BINS] += weight * x.size  # nothing but zeros so far
+            self.bins[BINS] += x.size  # nothing but zeros so far
             return
         # a product with a power of two is exact, unless it leaves the normal numbers
         factor = np.float32(2.0**-self.exponent) if -100 < self.exponent <= 0 else np.float64(2.0**-self.exponent)
         for start in range(0, x.size, CHUNK):
             index = np.floor(x[start : start + CHUNK] * factor)
             index += BINS
-            self.bins += weight * np.bincount(index.astype(np.intp), minlength=2 * BINS)
+            self.bins += np.bincount(index.astype(np.intp), minlength=2 * BINS)
 
     def _widen(self, exponent: int) -> None:
         """Merge bins by two until their width is at least 2**exponent."""
@@ -217,19 +197,6 @@ class Histogram:
             return None
         first, end = self.used
         return _summary(self.bins[first:end], first - BINS, self.width, self.zeros)
-
-
-def even_stride(shape: Sequence[int], most: int) -> int:
-    """Returns an odd stride that draws about `most` elements or fewer, of all channels alike.
-
-    Args:
-        shape: Shape of the array; its last axis may be that of the channels.
-        most: Number of elements.
-    """
-    stride = -(-math.prod(shape) // max(most, 1)) | 1
-    while math.gcd(stride, shape[-1] if shape else 1) > 1:
-        stride += 2
-    return stride
 
 
 def _summary(counts: Counts, first: int, width: float, zeros: int) -> Summary:

@@ -22,7 +22,6 @@ from pipelines.quantization.calibration.observers import (
     Histogram,
     choose,
     errors,
-    even_stride,
     kl_range,
     minmax_range,
     mse_range,
@@ -476,27 +475,3 @@ def test_a_range_is_computed_once_for_the_values_so_far_and_anew_for_more(monkey
     assert sorted(calls) == sorted(RANGES)
     histogram.add(5 * normals(2)(1000))
     assert choose(histogram, "minmax")[1:] == (histogram.low, histogram.high) != first[1][1:]
-
-
-@pytest.mark.parametrize("shape", [(2, 3000, 768), (2, 768, 3000), (4, 96, 56, 56), (5, 7, 45), (3,), (6, 1)])
-def test_drawn_values_are_of_all_channels_alike_and_few(shape):
-    stride = even_stride(shape, 10_000)
-    size = math.prod(shape)
-    assert stride == 1 if size <= 10_000 else size // stride <= 10_000
-    drawn = np.bincount(np.arange(0, size, stride) % shape[-1], minlength=shape[-1])
-    assert np.ptp(drawn) <= 1
-
-
-def test_a_histogram_of_drawn_values_keeps_the_extremes_and_nearly_the_ranges():
-    whole, drawn = Histogram(), Histogram(most=20_000)
-    for seed in range(4):
-        x = np.abs(normals(seed)(2, 1000, 300)) * np.where(np.arange(300) == 7, 9, 1).astype(np.float32)  # one channel
-        x[0, 0, 0] = 100 * seed
-        for histogram in (whole, drawn):
-            histogram.add(x)
-    assert drawn.count == drawn.bins.sum() == pytest.approx(whole.count, rel=0.001)
-    assert drawn.values == whole.values == 4 * 600_000
-    assert (drawn.low, drawn.high) == (whole.low, whole.high) == (0, 300)
-    np.testing.assert_array_equal(drawn.bins[BINS + 256 :], whole.bins[BINS + 256 :])
-    for method in ("percentile", "mse", "minmax", "auto"):
-        assert choose(drawn, method)[2] == pytest.approx(choose(whole, method)[2], rel=0.02)
