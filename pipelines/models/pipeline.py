@@ -177,7 +177,9 @@ class Pipeline(abc.ABC):
         Raises:
             RequestError: The family's input has no columns to choose.
         """
-        raise RequestError(f"--column requires a text encoder; {self.folder.card.name} is a {self.folder.entry.name}")
+        raise RequestError(
+            f"--column requires a text encoder or a recommender; {self.folder.card.name} is a {self.folder.entry.name}"
+        )
 
     @property
     def path(self) -> Path:

@@ -84,12 +84,13 @@ class ShardableRows(Protocol):
             columns: Names of the columns.
         """
 
-    def write_no_rows(self, output: Path, left_out: int) -> dict[str, Any]:
+    def write_no_rows(self, output: Path, left_out: int, **options: Any) -> dict[str, Any]:
         """Writes the empty results of a part without valid rows.
 
         Args:
             output: File to write.
             left_out: Number of invalid rows.
+            **options: Options of `run` for the family.
 
         Returns:
             Summary of `Pipeline.run` without the engine.

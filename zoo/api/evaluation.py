@@ -59,7 +59,8 @@ def evaluate(
         engine: Inference engine. "native" has no fp32; fp32 then runs in the engine that "auto" selects.
         threads: Number of intra-op threads.
         batch_size: Samples of one inference; None for the default of the family.
-        columns: Columns of tables with texts and labels (see `zoo.texts.data.text_files.read_rows`).
+        columns: Columns of tables with texts and labels (see `zoo.texts.data.text_files.read_rows`); for recommenders
+            the column of the users, by which rows are grouped for GAUC.
         on_error: "raise" to stop at an invalid sample, "skip" to leave it out and count it.
 
     Returns:

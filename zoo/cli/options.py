@@ -125,7 +125,8 @@ columns = click.option(
     "columns",
     type=Words(),
     default=(),
-    help="Text encoders: columns of texts and label in a table, e.g. query,text,label. [default: by name]",
+    help="Text encoders: columns of texts and label in a table, e.g. query,text,label. [default: by name] "
+    "Recommenders: the column of the users, for GAUC.",
 )
 observer = click.option(
     "--observer",

@@ -209,11 +209,11 @@ class ShardedRun:
                 summary = self.pipeline.run(inputs, result, self.on_error, **self.options)
         except NoRow as error:
             pipeline = self.pipeline
-            empty = self.on_error == "skip" and error.left_out and not self.options
+            empty = self.on_error == "skip" and error.left_out
             if not empty or not isinstance(pipeline, ShardableRows):
                 raise type(error)(f"part {number} ({part}): {error}") from error
             engine = {"engine": self.plan["engine"], "precision": self.plan["precision"]}
-            summary = {**pipeline.write_no_rows(result, error.left_out), **engine}
+            summary = {**pipeline.write_no_rows(result, error.left_out, **self.options), **engine}
         except ZooError as error:
             raise type(error)(f"part {number} ({part}): {error}") from error
         content = {"part": number, "plan": _digest(self.plan), "sha256": sha256(result), **summary}

@@ -29,6 +29,9 @@ ERROR_BOUND = 0.003
 RECIPE = QuantRecipe(observer="minmax", correct=False, bound=ERROR_BOUND)
 
 
+KEEP = family.RunOption("keep", str, None, "Columns of the log to write beside each probability: user_id,item_id.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankingFamily(family.Family, family.Lowerable, family.OnnxImportable, family.Servable):
     """Recommenders on the columns of any log: evaluation, lowering, import and serving."""
@@ -39,6 +42,7 @@ class RankingFamily(family.Family, family.Lowerable, family.OnnxImportable, fami
     recipe: QuantRecipe = RECIPE
     files: tuple[str, ...] = ("sample.csv.gz", "sample.tsv.gz")
     summary: str = SUMMARY
+    run_options: tuple[family.RunOption, ...] = (KEEP,)
 
     def pipeline(self) -> type[Pipeline]:
         """See `Family`."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 # rows on their way through `run` together: enough to make every step's overhead vanish, few enough for the cache
 ROWS_IN_FLIGHT = 4096
+COLUMNS: dict[str, Any] = {"row": np.int64, "probability": np.float32}  # that `run` writes
 
 
 class ClickPipeline(GraphPipeline):
@@ -43,10 +44,25 @@ class ClickPipeline(GraphPipeline):
 
     Attributes:
         with_label: Whether rows begin with a label; None: decided by the first row.
+        grouped_by: Column whose values group rows for GAUC; "": none.
     """
 
     PARTS: ClassVar[str] = "rows"
     with_label: bool | None = None
+    grouped_by: str = ""
+
+    def read_columns(self, names: Sequence[str]) -> None:
+        """Chooses the column of the users, by which `evaluate` groups rows for GAUC.
+
+        Args:
+            names: The column.
+
+        Raises:
+            RequestError: There are several.
+        """
+        if len(names) != 1:
+            raise RequestError(f"found the columns {', '.join(names)}, expected one: that of the users, for GAUC")
+        self.grouped_by = names[0]
 
     @abc.abstractmethod
     def typical_row(self) -> Any:
@@ -61,6 +77,7 @@ class ClickPipeline(GraphPipeline):
         batch_rows: int = 65536,
         seconds: defaultdict[str, float] | None = None,
         labelled: bool = False,
+        keep: Sequence[str] = (),
     ) -> Iterator[Any]:
         """Reads and encodes rows as a stream in constant memory.
 
@@ -71,10 +88,11 @@ class ClickPipeline(GraphPipeline):
             batch_rows: Rows of a batch; the last batch may have fewer.
             seconds: "read" is increased by the seconds that the sources took.
             labelled: Whether labels are required; rows without a label 0 or 1 are then faulty.
+            keep: Columns of the log whose texts are read as well.
 
         Returns:
-            Batches with a length, slicing and concatenation, and with labels, float32 [n] or None, and index, int64
-            [n], the 0-based positions in the input.
+            Batches with a length, slicing and concatenation, and with labels, float32 [n] or None, index, int64 [n],
+            the 0-based positions in the input, and kept, object [n, columns of `keep`] or None.
         """
 
     @abc.abstractmethod
@@ -170,9 +188,11 @@ class ClickPipeline(GraphPipeline):
         log = logs.Log(path, "csv" if delimiter else "jsonl", delimiter, tuple(columns), header=not delimiter)
         return logs.partitioned(log, sources.partition(str(path)))
 
-    def write_no_rows(self, output: Path, left_out: int) -> dict[str, Any]:
+    def write_no_rows(self, output: Path, left_out: int, *, keep: Any = None, **others: Any) -> dict[str, Any]:
         """See `ShardableRows`."""
-        with writing(output, {"row": np.int64, "probability": np.float32}):
+        if others:
+            raise NoRow(f"found no row to use with {', '.join(others)}", left_out)
+        with writing(output, COLUMNS | dict.fromkeys(_names(keep), str)):
             pass
         return {"rows": 0, "clicks": 0, "expected_clicks": 0.0, "skipped": left_out, "seconds": 0.0}
 
@@ -291,17 +311,21 @@ class ClickPipeline(GraphPipeline):
         """
         return np.asarray(self.predict(self.encode(rows))["probability"].reshape(-1))
 
-    def run(self, inputs: Any, output: str | Path, on_error: str = "raise") -> dict[str, Any]:
+    def run(
+        self, inputs: Any, output: str | Path, on_error: str = "raise", *, keep: str | Sequence[str] | None = None
+    ) -> dict[str, Any]:
         """Scores any number of rows in constant memory.
 
-        Writes the columns row (0-based position in the input) and probability, in input order. `threads` threads score,
-        each with a single-threaded session, while the calling thread reads, parses and writes. On a single CPU the
-        calling thread does everything.
+        Writes the columns row (0-based position in the input), probability and those of `keep`, in input order.
+        `threads` threads score, each with a single-threaded session, while the calling thread reads, parses and writes.
+        On a single CPU the calling thread does everything.
 
         Args:
             inputs: Source of the rows.
             output: File to write.
             on_error: "raise", or "skip" to leave out faulty rows.
+            keep: Columns of the log that are written, too: names, or a text of names separated by commas. Missing
+                values are empty.
 
         Returns:
             {"rows", "clicks" (rows with probability >= 0.5), "expected_clicks" (sum of the probabilities), "skipped",
@@ -312,9 +336,9 @@ class ClickPipeline(GraphPipeline):
             time.
 
         Raises:
-            RequestError: A row is faulty with "raise", or the input has no usable row.
+            RequestError: A row is faulty with "raise", the input has no usable row, or lacks a column.
         """
-        errors = ErrorLog()
+        errors, names = ErrorLog(), _names(keep)
         count = clicks = 0
         expected = 0.0
         seconds: defaultdict[str, float] = defaultdict(float)
@@ -323,12 +347,12 @@ class ClickPipeline(GraphPipeline):
             16 << 20, np.uint8
         )  # freed at once: from now on glibc keeps freed blocks of up to this size for the next rows
         with (
-            writing(output, {"row": np.int64, "probability": np.float32}) as write,
+            writing(output, COLUMNS | dict.fromkeys(names, str)) as write,
             progress("scoring rows") as advance,
         ):
             start = time.perf_counter()
-            batches = self.rows(inputs, on_error, errors, size, seconds)
-            encoded = timed(((rows.index, self.encode(rows)) for rows in batches), seconds, "parse")
+            batches = self.rows(inputs, on_error, errors, size, seconds, keep=names)
+            encoded = timed(((rows, self.encode(rows)) for rows in batches), seconds, "parse")
             first = next(encoded)
             before = time.perf_counter()
             scorers = self._scorers({name: array[: self.batch_size] for name, array in first[1].items()})
@@ -337,7 +361,7 @@ class ClickPipeline(GraphPipeline):
             for scorer in scorers:
                 idle.put(scorer)
 
-            def score(rows: tuple[NDArray[np.int64], Batch]) -> tuple[NDArray[np.int64], NDArray[np.float32], float]:
+            def score(rows: tuple[Any, Batch]) -> tuple[Any, NDArray[np.float32], float]:
                 scorer = idle.get()
                 try:
                     begin = time.perf_counter()
@@ -348,9 +372,10 @@ class ClickPipeline(GraphPipeline):
 
             workers = 0 if len(scorers) == machine.cores() == 1 else len(scorers)
             with closing(ordered_map(score, itertools.chain([first], encoded), workers)) as scored:
-                for index, probability, took in scored:
-                    before = time.perf_counter()
-                    write({"row": index + self.first_row, "probability": probability})
+                for rows, probability, took in scored:
+                    before, index = time.perf_counter(), rows.index
+                    kept = {} if rows.kept is None else dict(zip(names, rows.kept.T.tolist(), strict=True))
+                    write({"row": index + self.first_row, "probability": probability, **kept})
                     seconds["write"] += time.perf_counter() - before
                     seconds["model"] += took
                     count += len(index)
@@ -417,3 +442,13 @@ class ClickPipeline(GraphPipeline):
                 break
         errors.warn()
         return self.encode(type(parts[0]).concatenate(parts))
+
+
+def _names(keep: str | Sequence[str] | None) -> list[str]:
+    """Names of columns to keep. Raises RequestError for a name of `COLUMNS`, or one that is given twice."""
+    names = [each.strip() for each in keep.split(",")] if isinstance(keep, str) else list(keep or ())
+    if wrong := [name for at, name in enumerate(names) if not name or name in (*COLUMNS, *names[:at])]:
+        raise RequestError(
+            f"found the column {wrong[0]!r} to keep; expected names that differ, also from row and probability"
+        )
+    return [name for name in names if name]

@@ -63,11 +63,12 @@ class LogPipeline(ClickPipeline):
         batch_rows: int = 65536,
         seconds: defaultdict[str, float] | None = None,
         labelled: bool = False,
+        keep: Sequence[str] = (),
     ) -> Iterator[Rows]:
         """See `ClickPipeline.rows` and `Features.read`."""
         options: dict[str, Any] = {"on_error": on_error, "errors": errors, "batch_rows": batch_rows, "seconds": seconds}
         options |= {"labelled": labelled, "weighted": labelled and bool(self.weighted(inputs))}
-        return self.features.read(inputs, with_label=self.with_label, **options)
+        return self.features.read(inputs, with_label=self.with_label, keep=keep, **options)
 
     def weighted(self, data: Any) -> bool | None:
         """See `ClickPipeline.weighted` and `Features.weighted`."""

@@ -42,7 +42,8 @@ def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = 
 
     Returns:
         Result of `compare_clicks`, with the keys samples, clicks and skipped; for models with a weight column also
-        "weighted": whether the rows have that column, by which the metrics then weight them.
+        "weighted": whether the rows have that column, by which the metrics then weight them; with
+        `ClickPipeline.grouped_by` also "groups": number of users with both labels, which the metric gauc is over.
 
     Raises:
         RequestError: Rows have no label, or a row is faulty with "raise".
@@ -51,25 +52,87 @@ def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = 
     weighted = first.weighted(data)
     if weighted is False:
         logger.warning("the rows lack the weight column of the model's training; the metrics are unweighted")
+    grouped = [first.grouped_by] if first.grouped_by else []
+    users: dict[str | None, int] = {}
+    groups: list[NDArray[np.int64]] = []
     labels: list[NDArray[np.float32]] = []
     weights: list[NDArray[np.float32]] = []
     scores: dict[str, list[NDArray[np.float32]]] = {name: [] for name in pipelines}
     with progress("evaluating rows") as advance:
-        for rows in first.rows(data, on_error, errors, labelled=True):
+        for rows in first.rows(data, on_error, errors, labelled=True, keep=grouped):
             if rows.labels is None:
                 raise RequestError("the rows have no label; evaluation needs one of 0 or 1 in every row")
             labels.append(rows.labels)
             if weighted:
                 weights.append(rows.weights)
+            if grouped:
+                texts = rows.kept[:, 0].tolist()
+                groups.append(np.array([-1 if text is None else users.setdefault(text, len(users)) for text in texts]))
             for name, pipeline in pipelines.items():
                 scores[name].append(pipeline.score(rows))
             advance(len(rows))
     errors.warn()
     truth = np.concatenate(labels) if labels else np.zeros(0, np.float32)
     outputs = {name: np.concatenate(parts) for name, parts in scores.items()} if labels else {}
-    compared = compare_clicks(truth, outputs, weights=np.concatenate(weights) if weights else None)
+    of_rows = np.concatenate(weights) if weights else None
+    compared = compare_clicks(truth, outputs, weights=of_rows)
+    if grouped:
+        compared |= _grouped(compared, truth, outputs, np.concatenate(groups), of_rows)
     counts = {"samples": len(truth), "clicks": int(truth.sum()), "skipped": errors.total}
     return {**counts, **({} if weighted is None else {"weighted": weighted}), **compared}
+
+
+def _grouped(
+    report: Mapping[str, Any],
+    labels: Floats,
+    outputs: Mapping[str, Floats],
+    groups: NDArray[np.int64],
+    weights: Floats | None,
+) -> dict[str, Any]:
+    """Adds gauc to the metrics and differences of a report of `compare_clicks`; returns {"groups"}."""
+    counts = 0
+    for name, probabilities in outputs.items():
+        report["metrics"][name]["gauc"], counts = gauc(labels, probabilities, groups, weights)
+        if name != "fp32":
+            compared = report.get("others", {}).get(name, report)["difference"]
+            compared["gauc"] = report["metrics"][name]["gauc"] - report["metrics"]["fp32"]["gauc"]
+    return {"groups": counts}
+
+
+def gauc(
+    labels: Floats, probabilities: Floats, groups: NDArray[np.int64], weights: Floats | None = None
+) -> tuple[float, int]:
+    """Computes the mean AUC of groups of rows, weighted by their rows (Zhou et al. 2018, DIN, section 6.2).
+
+    Args:
+        labels: 0 or 1, [n].
+        probabilities: [n].
+        groups: Group of every row, usually the user; rows below 0 are left out; int64 [n].
+        weights: Sample weights, [n]; None: 1.
+
+    Returns:
+        GAUC over the groups with both labels, NaN if there are none; and their number.
+    """
+    kept = np.flatnonzero(groups >= 0)
+    order = kept[np.lexsort((probabilities[kept], groups[kept]))]
+    group, scores, clicked = groups[order], probabilities[order], labels[order].astype(np.float64)
+    rows = np.ones(len(order)) if weights is None else weights[order].astype(np.float64)
+    if not len(order):
+        return float("nan"), 0
+    first = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]]))
+    ties = np.flatnonzero(np.concatenate([[True], (group[1:] != group[:-1]) | (scores[1:] != scores[:-1])]))
+    negative = np.add.reduceat(rows * (1 - clicked), ties)
+    before = np.cumsum(negative) - negative  # of all earlier groups, too
+    at = np.searchsorted(ties, first)
+    of_group = np.repeat(np.arange(len(first)), np.diff([*at, len(ties)]))
+    below = before - before[at][of_group]
+    pairs = np.add.reduceat(np.add.reduceat(rows * clicked, ties) * (below + negative / 2), at)
+    positives, negatives = (np.add.reduceat(rows * each, first) for each in (clicked, 1 - clicked))
+    both = (positives > 0) & (negatives > 0)
+    if not both.any():
+        return float("nan"), 0
+    areas = pairs[both] / (positives[both] * negatives[both])
+    return float(np.average(areas, weights=(positives + negatives)[both])), int(both.sum())
 
 
 def logloss(labels: Floats, probabilities: Floats, weights: Floats | None = None) -> float:

@@ -368,7 +368,7 @@ def test_pairs_come_from_columns_by_name(tmp_path):
     columns = ("question", "answer", "how")
     assert zoo.evaluate(tmp_path / "ours", str(tmp_path / "t.parquet"), columns=columns)["samples"] == len(rows)
     with pytest.raises(RequestError, match="--column requires a text encoder"):
-        zoo.evaluate("wide-deep-criteo", str(tmp_path / "qa.csv"), columns=columns)
+        zoo.evaluate("mobilenet-v1-cifar10", str(tmp_path / "qa.csv"), columns=columns)
 
 
 @pytest.mark.parametrize("label", [0, 3])

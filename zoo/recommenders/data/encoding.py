@@ -36,6 +36,7 @@ class Rows:
         weights: Sample weights, float32 [n].
         times: Seconds since 1970, or the position of the row if there is no timestamp; float64 [n].
         index: 0-based position of the row in the whole input, counting the rows left out; int64 [n].
+        kept: Texts of further columns of the log, None where missing, object [n, columns]; None if none were read.
     """
 
     ids: NDArray[np.int32]
@@ -45,6 +46,7 @@ class Rows:
     weights: Floats
     times: NDArray[np.float64]
     index: NDArray[np.int64]
+    kept: NDArray[np.object_] | None = None
 
     def __len__(self) -> int:
         return len(self.index)
@@ -53,7 +55,7 @@ class Rows:
         return Rows(*(None if each is None else each[rows] for each in self._arrays()))  # type: ignore[arg-type]
 
     def _arrays(self) -> tuple[Any, ...]:
-        return self.ids, self.numbers, self.scales, self.labels, self.weights, self.times, self.index
+        return self.ids, self.numbers, self.scales, self.labels, self.weights, self.times, self.index, self.kept
 
     @staticmethod
     def concatenate(parts: Sequence[Rows]) -> Rows:

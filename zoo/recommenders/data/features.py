@@ -104,6 +104,7 @@ class Features(Encoding):
         weighted: bool = True,
         tower: str = "",
         with_label: bool | None = None,
+        keep: Sequence[str] = (),
     ) -> Iterator[Rows]:
         """Reads and encodes rows. Columns are found by name; other columns are ignored.
 
@@ -121,6 +122,7 @@ class Features(Encoding):
             tower: Read the columns of this tower only; columns of the other tower count as missing. "": all columns.
             with_label: Whether rows without a header begin with a label; None: decided by the first row. Used only for
                 schemas without a header.
+            keep: Columns of the log whose texts are read as well, into `Rows.kept`.
 
         Returns:
             Batches of encoded rows in input order.
@@ -133,6 +135,8 @@ class Features(Encoding):
             raise RequestError(f"found on_error {on_error!r}, expected raise or skip")
         log = None if on_error == "raise" else ErrorLog() if errors is None else errors
         if not self.schema.header:
+            if keep:
+                raise RequestError(f"rows without a header have no column {keep[0]} to keep")
             options: Any = {"batch_rows": batch_rows, "errors": log, "seconds": seconds, "with_label": with_label}
             in_steps = any(number.encoding["type"] == "steps" for number in self.numbers)
             return (
@@ -142,11 +146,11 @@ class Features(Encoding):
             )
         logs = open_logs(source)
         for each in logs:
-            self.require(each, tower, labelled, weighted)
+            self.require(each, tower, labelled, weighted, keep)
         clock: defaultdict[str, float] = defaultdict(float) if seconds is None else seconds
         labels = ("label", "weight")[: 1 + weighted] if labelled else ()
         outside = None if errors is None else errors.outside
-        return self._batches(logs, batch_rows, log, clock, labels, tower, outside)
+        return self._batches(logs, batch_rows, log, clock, labels, tower, outside, tuple(keep))
 
     def encode_raw(self, batches: Iterable[Rows]) -> Iterator[Rows]:
         """Encodes the numbers of rows that were read with `raw`.
@@ -176,7 +180,9 @@ class Features(Encoding):
         names = {column.name for column in self.schema.of("weight")}
         return any(names & set(log.columns) for log in open_logs(source)) if names else None
 
-    def require(self, log: Log, tower: str = "", labelled: bool = False, weighted: bool = True) -> None:
+    def require(
+        self, log: Log, tower: str = "", labelled: bool = False, weighted: bool = True, keep: Sequence[str] = ()
+    ) -> None:
         """Checks that a log has the columns of the schema.
 
         Args:
@@ -184,12 +190,14 @@ class Features(Encoding):
             tower: Check the columns of this tower only; "": all feature columns.
             labelled: Whether to check the label as well.
             weighted: With `labelled`, whether to check the weight as well.
+            keep: Further columns that the log must have.
 
         Raises:
             RequestError: Columns are missing.
         """
         required = [column.name for column in self.schema.of(*FEATURES) if tower in ("", column.tower)]
         required += [column.name for column in self.schema.of("label", *(("weight",) if weighted else ())) if labelled]
+        required += [name for name in keep if name not in required]
         types = dict(log.unread)
         if unread := [f"{name} ({types[name]})" for name in required if name in types]:
             raise RequestError(f"{log.path} has the column {', '.join(unread)[:200]}, expected texts, numbers or lists")
@@ -208,12 +216,13 @@ class Features(Encoding):
         labels: tuple[str, ...],
         tower: str,
         outside: Counter[str] | None,
+        keep: tuple[str, ...],
     ) -> Iterator[Rows]:
         parts: list[Rows] = []
         count, start, empty = 0, 0, True
         for log in logs:
             positions = RowPositions(start)
-            for rows in self._encoded(log, positions, errors, seconds, labels, tower, size, outside):
+            for rows in self._encoded(log, positions, errors, seconds, labels, tower, size, outside, keep):
                 parts.append(rows)
                 count, empty = count + len(rows), False
                 if count >= size:
@@ -237,6 +246,7 @@ class Features(Encoding):
         tower: str,
         size: int,
         outside: Counter[str] | None,
+        keep: tuple[str, ...],
     ) -> Iterator[Rows]:
         kinds, labelled = (*FEATURES, "timestamp", *labels), bool(labels)
         known = [
@@ -250,7 +260,8 @@ class Features(Encoding):
             positions.skip(row)
 
         on_bad_row = None if errors is None else bad
-        reader = None if tower else CsvReader.of(self, log, names)
+        names += [name for name in keep if name not in names]
+        reader = None if tower or keep else CsvReader.of(self, log, names)
         if reader is None:
             batches: Iterator[Any] = timed(log.batches(names, on_bad_row, self.schema.forms), seconds, "read")
         else:
@@ -261,6 +272,9 @@ class Features(Encoding):
             else:
                 columns = dict(zip(names, batch.columns, strict=True))
                 rows = self.encode_columns(columns, positions.take(batch.num_rows), labelled, outside)
+                if keep:
+                    texts = [columns[name].to_numpy(zero_copy_only=False) for name in keep]
+                    rows = replace(rows, kept=np.stack(texts, axis=1).astype(object))
             if columns and labelled and (faults := _faults(rows)):
                 _report(faults, columns, self.schema, f"{log.path}", errors)
                 rows = rows[np.setdiff1d(np.arange(len(rows)), [row for row, _ in faults])]

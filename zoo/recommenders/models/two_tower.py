@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipelines.core.errors import RequestError
 from pipelines.models.family import RunOption
-from zoo.recommenders.family import TrainableRankingFamily
+from zoo.recommenders.family import KEEP, TrainableRankingFamily
 from zoo.recommenders.train_config import TrainConfig
 from zoo.training.lazy_module import LazyModule
 from zoo.training.settings import FROM_0
@@ -183,6 +183,7 @@ TWO_TOWER = TwoTowerFamily(
     build=TwoTower,
     config=TwoTowerConfig(),
     run_options=(
+        KEEP,
         RunOption(
             "items",
             str,

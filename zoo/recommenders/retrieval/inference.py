@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class TwoTowerPipeline(LogPipeline):
         output: str | Path,
         on_error: str = "raise",
         *,
+        keep: str | Sequence[str] | None = None,
         items: str | None = None,
         top: int = 10,
         faiss: str | None = None,
@@ -46,6 +47,7 @@ class TwoTowerPipeline(LogPipeline):
             inputs: Rows, as in `Features.read`; with `items`, only the columns of users are needed.
             output: File to write.
             on_error: "raise", or "skip" to leave out faulty rows.
+            keep: See `ClickPipeline.run`; not with `items`.
             items: Log with the columns of items; an item is identified by its key column.
             top: Number of items per user.
             faiss: Kind of FAISS index, see `FaissIndex`; None: exact search.
@@ -59,7 +61,9 @@ class TwoTowerPipeline(LogPipeline):
         if items is None:
             if faiss is not None:
                 raise RequestError(f"found --faiss {faiss} without items to look for; name them with --items")
-            return super().run(inputs, output, on_error)
+            return super().run(inputs, output, on_error, keep=keep)
+        if keep:
+            raise RequestError("found columns to keep and items to look for; expected one of both")
         if top < 1:
             raise RequestError(f"found {top} items to find, expected 1 or more")
         errors = ErrorLog()
