@@ -44,7 +44,9 @@ def read_features(folder: Path) -> dict[str, Any]:
     if (folder / MODEL).is_file() and (folder / "train.json").is_file():
         features, source = read_json(folder / "train.json").get("features"), folder / MODEL
     else:
-        features, source = read_json(folder / "card.json").get("preprocessing"), folder / "fp32.onnx"
+        features, source = read_json(folder / CARD).get("preprocessing"), folder / "fp32.onnx"
+        if features and not source.is_file():  # removed after the next stage was built, see `Family.transient`
+            zoo.load(folder).ensure(source.name)
     if (
         not isinstance(features, dict)
         or not {"pre_norm", "languages", "max_length"} <= features.keys()
