@@ -73,6 +73,7 @@ def summarize(
         {"line", "layers", "int8_layers", "macs_int8" (share), "sqnr_db", "speed": {engine: float / int8 milliseconds},
         "engine": the fastest with int8, "many": samples of a second timing or None, "speed_of_many": {engine: float /
         int8 milliseconds of it}, "wrong": {engine: difference of its results, for engines left out},
+        "split": {activation: number of its channels that got a copy, see `split_channels`},
         "costliest": [{"name", "type", "cost" (multiplications of a layer per batch, result elements of another
         operator), "reason"}] of float operators, "as_opened": {"engine", "speed": float / int8 milliseconds of the
         files as users open them, "speed_of_many"} or None, "float_differs": {engine: difference of its results,
@@ -90,6 +91,7 @@ def summarize(
         "int8_layers": len(int8),
         "macs_int8": sum(costs.get(each.name, 0) for each in int8) / macs if macs else None,
         "sqnr_db": output_sqnr(float_model, int8_model, few, at_once=1, optimized=True) if few else None,
+        "split": {name: len(copies) for name, copies in table.splitting.items()},
         "speed": {},
         "engine": None,
         "speed_of_many": {},
@@ -288,6 +290,8 @@ def _line(found: dict[str, Any]) -> str:
     parts = [f"{found['int8_layers']} of {found['layers']} layers int8{macs}"]
     if found["sqnr_db"] is not None:
         parts.append(f"SQNR {found['sqnr_db']:.1f} dB")
+    if found["split"]:
+        parts.append(f"{sum(found['split'].values())} hidden channels split in {len(found['split'])} layers")
     if found["engine"] is not None:
         parts.append(_times(found))
     if found["as_opened"] is not None:

@@ -149,6 +149,22 @@ def smoothing_factors(model: ir.Model, recipe: QuantRecipe, samples: Iterable[Ba
     return find_smoothing(model, channel_statistics(model, samples, linear=widths)) if widths else {}
 
 
+def splits_and_smoothing(model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch]) -> tuple[Splits, Factors]:
+    """Computes `channels_to_split` and `smoothing_factors` of one model in one pass over the samples.
+
+    Args:
+        model: Float model, equalized if the table is.
+        recipe: Quantization options.
+        samples: Batches that channel statistics are computed on.
+
+    Returns:
+        Channels to repeat, and the smoothing factors of the model without these copies.
+    """
+    widths = _widths(smoothable(model.graph), recipe)
+    statistics = channel_statistics(model, samples, linear=widths) if widths else {}
+    return find_splits(model, statistics), find_smoothing(model, statistics)
+
+
 def _widths(activations: Mapping[ir.Value, Sequence[ir.Node]], recipe: QuantRecipe) -> dict[str, int]:
     """Returns {name: channels} of the activations of which the recipe quantizes a linear layer that reads them."""
     return {

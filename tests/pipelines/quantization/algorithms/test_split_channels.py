@@ -12,6 +12,8 @@ from helpers.rewriting import model, run
 from pipelines.core.errors import RequestError
 from pipelines.quantization.algorithms.equalize_channels import channel_statistics
 from pipelines.quantization.algorithms.split_channels import find_splits, split_channels, splittable
+from pipelines.quantization.calibration import auto_calibration
+from pipelines.quantization.calibration.auto_calibration import auto_calibrate
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantizer import quantize
@@ -78,3 +80,24 @@ def test_other_tokens_keep_the_output_of_the_outlier_weight(tmp_path):
     plain = replace(make_table(network, replace(recipe, smooth=False), samples), splitting={})
     before = np.abs(run(quantize(network, recipe, plain)[0], x=x)["y"][:, 1:, OUTPUT] - exact).mean()
     assert error < before / 3
+
+
+def test_onnx_files_get_copies_where_they_raise_the_held_out_sqnr(monkeypatch):
+    network, samples = block()
+    table = auto_calibrate(network, QuantRecipe(), samples)
+    assert table.splitting == {"k": (CHANNEL,) * 16}
+    x = tokens(5)
+    exact = run(network, x=x)["y"][:, 1:, OUTPUT]
+    error = np.abs(run(quantize(network, QuantRecipe(), table)[0], x=x)["y"][:, 1:, OUTPUT] - exact).mean()
+    monkeypatch.setattr(auto_calibration, "SPLIT_GAIN", np.inf)
+    plain = auto_calibrate(network, QuantRecipe(), samples)
+    assert plain.splitting == {}
+    before = np.abs(run(quantize(network, QuantRecipe(), plain)[0], x=x)["y"][:, 1:, OUTPUT] - exact).mean()
+    assert error < 0.75 * before
+
+
+def test_onnx_files_without_outlier_weights_are_left_alone():
+    network, samples = block(0.02)
+    assert auto_calibrate(network, QuantRecipe(), samples).splitting == {}
+    network, samples = block()
+    assert auto_calibrate(network, QuantRecipe(), samples, effort="fast").splitting == {}
