@@ -427,7 +427,9 @@ def save_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
         torch.save({"state_dict": {name: each.detach().cpu().contiguous() for name, each in state.items()}}, stream)
 
 
-def fill(model: torch.nn.Module, state: Mapping[str, torch.Tensor], source: str | Path) -> None:
+def fill(
+    model: torch.nn.Module, state: Mapping[str, torch.Tensor], source: str | Path, *, assign: bool = False
+) -> None:
     """Loads weights into a model.
 
     Counters of batch normalization (`num_batches_tracked`) are optional.
@@ -436,6 +438,7 @@ def fill(model: torch.nn.Module, state: Mapping[str, torch.Tensor], source: str 
         model: Model to fill, in place.
         state: {name: tensor}.
         source: Origin of the weights, for the message.
+        assign: Whether the tensors themselves become the weights, instead of their values.
 
     Raises:
         RequestError: Weights are missing, unexpected or of another shape; the message lists them.
@@ -454,7 +457,7 @@ def fill(model: torch.nn.Module, state: Mapping[str, torch.Tensor], source: str 
     if any(faults.values()):
         said = "; ".join(f"{len(names)} {kind} ({_first(names)})" for kind, names in faults.items() if names)
         raise RequestError(f"the weights in {source} are not those of this network: {said}")
-    model.load_state_dict(found, strict=False)
+    model.load_state_dict(found, strict=False, assign=assign)
 
 
 def _first(names: Iterable[str], count: int = 3) -> str:

@@ -16,7 +16,7 @@ from pipelines.core.plain import from_plain
 from pipelines.graph import edit, io
 from pipelines.models.hub import CARD
 from zoo.recommenders.data.features import Features
-from zoo.recommenders.models.layers import Embeddings
+from zoo.recommenders.models.layers import Embeddings, empty_tables
 from zoo.training.runs import fill
 
 MODEL = "model.pt"
@@ -110,8 +110,9 @@ def load_checkpoint(
         raise
     except Exception as error:  # torch, zipfile and pickle raise their own kinds for every sort of damage
         raise RequestError(f"{folder} holds no trained recommender ({one_line(error)}); train it again") from error
-    model = build(features, config)
-    fill(model, state, folder / MODEL)
+    with empty_tables():
+        model = build(features, config)
+    fill(model, state, folder / MODEL, assign=True)  # they are mapped from the file
     return model.eval(), features
 
 

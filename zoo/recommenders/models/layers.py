@@ -5,7 +5,9 @@ A batch consists of `ids`, `numbers` and `scales`, see `zoo.recommenders.data.en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import nn
@@ -13,6 +15,18 @@ from torch.nn import functional
 
 from zoo.recommenders.data.encoding import Field
 from zoo.recommenders.data.features import Features
+
+_RANDOM = ContextVar("_RANDOM", default=True)
+
+
+@contextmanager
+def empty_tables() -> Iterator[None]:
+    """Context in which the tables of new networks have no values, and take no memory, until some are loaded."""
+    token = _RANDOM.set(False)
+    try:
+        yield
+    finally:
+        _RANDOM.reset(token)
 
 
 class Embeddings(nn.Module):
@@ -36,7 +50,8 @@ class Embeddings(nn.Module):
         super().__init__()
         self.fields, self.size, self.sparse = tuple(fields), size, False
         starts = torch.tensor([0, *(field.rows for field in fields)]).cumsum(0)
-        self.weight = nn.Parameter(torch.randn(int(starts[-1]), size) * spread)
+        shape = int(starts[-1]), size
+        self.weight = nn.Parameter(torch.randn(shape).mul_(spread) if _RANDOM.get() else torch.empty(shape))
         self.starts = starts.tolist()
         offsets = [torch.full((each.width,), start) for each, start in zip(fields, self.starts, strict=False)]
         columns = [torch.arange(field.start, field.start + field.width) for field in fields]

@@ -30,6 +30,7 @@ from zoo.training.runs import Processes, checkpoint_hook
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 training = importlib.import_module("zoo.recommenders.training.train")
+load_checkpoint = importlib.import_module("zoo.recommenders.models.checkpoints").load_checkpoint
 torch.set_num_threads(1)  # such small work only waits for a second thread
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -430,3 +431,16 @@ def test_weights_of_rows_count(log, tmp_path):
         Trainer(build()(features, config()), config(), 1000, Processes()).step(some, float(kept.sum())),
         rel=0.2,
     )
+
+
+def test_the_weights_of_a_loaded_network_are_those_of_the_file(log, tmp_path):
+    """Tables are mapped from model.pt, not copied, and no random ones are made before."""
+    training.train(build(), str(log), tmp_path, config=config(epochs=1))
+    model, _ = load_checkpoint(tmp_path, build(), type(config()))
+    saved = torch.load(tmp_path / "model.pt", weights_only=True)["state_dict"]
+    assert all(torch.equal(each, saved[name]) for name, each in model.state_dict().items())
+    before = (tmp_path / "model.pt").read_bytes()
+    with torch.no_grad():
+        for each in model.parameters():
+            each.zero_()
+    assert (tmp_path / "model.pt").read_bytes() == before
