@@ -219,7 +219,7 @@ def test_outputs_as_many_as_were_found_are_judged_by_what_they_were_chosen_from(
 def test_a_fast_calibration_runs_fewer_samples_and_corrects_nothing():
     float_model, batches = mlp(), samples(400)
     fast = auto_calibrate(float_model, QuantRecipe(), batches, 400, effort="fast")
-    assert fast.samples == 32 and not fast.rounding and not fast.bias and not fast.keep_float
+    assert fast.samples == 104 and not fast.rounding and not fast.bias and not fast.keep_float
     default = auto_calibrate(float_model, QuantRecipe(), batches, 400, effort="default")
     assert default.samples == 400 and default.rounding
     other = samples(64, 5)
