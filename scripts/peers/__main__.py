@@ -16,6 +16,7 @@ from scripts.peers import harness  # noqa: E402
 COMPARISONS = {
     "wide-deep": "recommenders.wide_deep",
     "click-models": "recommenders.click_models",
+    "ranking": "recommenders.ranking",
     "runs": "recommenders.runs",
     "log-reading": "recommenders.log_reading",
     "images": "vision.images",

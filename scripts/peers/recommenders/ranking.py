@@ -1,0 +1,147 @@
+"""One user and many candidates: `rank` beside full rows, in one process and over HTTP.
+
+The candidates are drawn from the items of a log, the user is one of its rows. In a process, on one thread, in turn:
+full rows in the native kernels and in ONNX Runtime (the float graph), each read and encoded from rows of Python; `rank`
+with the items as rows, and with ids of a catalogue; and the model alone, with and without the user's inputs shared.
+Over HTTP (loopback, one worker, one client): `:run` with full rows and `:rank` with rows and ids, JSON each. Results
+are checked first: the native probabilities must have the same bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+import zoo
+from pipelines.core.errors import RequestError, ZooError
+from scripts.peers import harness
+from scripts.peers.serving import load
+from scripts.peers.serving.load import Request
+from scripts.peers.serving.server import JSON, Server, running
+
+TURN = 20  # requests of a turn over HTTP
+
+
+def compare(model: str | Path, log: Path, count: int, rounds: int) -> dict[str, Any]:
+    """Measures one model.
+
+    Args:
+        model: Name or folder of a recommender with columns of items.
+        log: Log of raw rows.
+        count: Number of candidates.
+        rounds: Turns of each way.
+
+    Returns:
+        {"model", "family", "candidates", "user_columns": share of the columns that are the user's, "ms": medians of a
+        request by way, "rows_per_second", "http_ms", "ratios"}.
+
+    Raises:
+        ZooError: The ways give other probabilities.
+    """
+    pipeline: Any = zoo.pipeline(model, engine="native")
+    stock: Any = zoo.pipeline(model, "fp32", "onnxruntime")
+    sides = pipeline.sides
+    names = {side: [each.name for each in getattr(sides, side).features.schema.columns] for side in ("user", "item")}
+    rows = pipeline.example(4 * count, log)
+    items = list({row[sides.key]: {name: row[name] for name in names["item"]} for row in rows}.values())
+    items = [items[at % len(items)] for at in range(count)]
+    user = {name: rows[0][name] for name in names["user"]}
+    full, ids = [item | user for item in items], [item[sides.key] for item in items]
+    catalogue = pipeline.catalogue(items)
+    batch, shared = pipeline.preprocess(full), sides.user.shared
+    _require_same(pipeline, user, items, batch)
+
+    def calls() -> dict[str, Any]:
+        return {
+            "full rows": lambda: pipeline.predict(pipeline.preprocess(full)),
+            "full rows, onnxruntime fp32": lambda: stock.predict(stock.preprocess(full)),
+            "rank rows": lambda: pipeline.rank(user, items, 10),
+            "rank ids": lambda: pipeline.rank(user, catalogue, 10, ids=ids),
+            "model, full rows": lambda: pipeline.predict(batch),
+            "model, shared": lambda: pipeline.predict_shared(batch, shared),
+        }
+
+    times = harness.in_turn(calls(), rounds)
+    http = _over_http(str(model), user, items, full, ids, rounds)
+    pairs = {
+        "rank rows": ("full rows", "rank rows"),
+        "rank ids": ("full rows", "rank ids"),
+        "rank ids to onnxruntime fp32": ("full rows, onnxruntime fp32", "rank ids"),
+        "model": ("model, full rows", "model, shared"),
+    }
+    return {
+        "model": pipeline.folder.card.name,
+        "family": pipeline.folder.entry.name,
+        "candidates": count,
+        "user_columns": round(len(names["user"]) / (len(names["user"]) + len(names["item"])), 3),
+        "ms": {name: harness.median(each) for name, each in times.items()},
+        "http_ms": {name: harness.median(each) for name, each in http.items()},
+        "ratios": {name: harness.ratio(times[a], times[b]) for name, (a, b) in pairs.items()}
+        | {f"http {name}": harness.ratio(http["run"], http[name]) for name in ("rank rows", "rank ids")},
+    }
+
+
+def _require_same(pipeline: Any, user: Mapping[str, Any], items: list[Any], batch: Mapping[str, Any]) -> None:
+    """Raises ZooError unless `rank` gives the bits of full rows."""
+    expected = pipeline.predict(batch)["probability"].reshape(-1)
+    found = np.empty(len(items), np.float32)
+    for each in pipeline.rank(user, items):
+        found[each["row"]] = each["probability"]
+    if found.tobytes() != expected.tobytes():
+        raise ZooError(f"{pipeline.folder.card.name}: rank gives other probabilities than full rows")
+
+
+def _over_http(
+    model: str, user: Mapping[str, Any], items: list[Any], full: list[Any], ids: list[str], rounds: int
+) -> dict[str, list[float]]:
+    """Milliseconds of a request by route, a number a round."""
+    import tempfile
+
+    name = zoo.load(model).card.name
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "items.jsonl"
+        file.write_bytes(b"".join(orjson.dumps(item) + b"\n" for item in items))
+        bodies = {
+            "run": ("run", {"rows": full}),
+            "rank rows": ("rank", {"user": user, "items": items, "top": 10}),
+            "rank ids": ("rank", {"user": user, "items": ids, "top": 10}),
+        }
+        requests = {
+            way: Request(f"/v1/models/{name}:{verb}", JSON, orjson.dumps(body)) for way, (verb, body) in bodies.items()
+        }
+        server = Server("zoo", "", (model, "--items", str(file), "--engine", "native"), "int8-zoo")
+        times: dict[str, list[float]] = {way: [] for way in requests}
+        with running(server, Path(scratch), requests["rank ids"]) as started:
+            for _ in range(rounds):
+                for way, request in requests.items():
+                    start = time.perf_counter()
+                    for _ in range(TURN):
+                        status, answer = load.ask(started.port, request)
+                        if status != 200:
+                            raise ZooError(f"{way}: {answer[:200]!r}")
+                    times[way].append((time.perf_counter() - start) / TURN * 1e3)
+    return times
+
+
+def options(parser: harness.Parser) -> None:
+    """Adds the options."""
+    parser.add_argument("models", nargs="+", help="model folders or names")
+    parser.add_argument("--log", required=True, metavar="FILE", help="log whose rows give the user and the items")
+    parser.count("--items", 500, "candidates of a request")
+    parser.count("--rounds", 15, "turns of each way")
+
+
+def measure(args: Any) -> dict[str, Any]:
+    """Returns {"models": [`compare`], "environment"}."""
+    log = Path(args.log)
+    if not log.is_file():
+        raise RequestError(f"found no file {log}, expected a log of raw rows")
+    facts = harness.environment("onnxruntime", "openvino", rounds=args.rounds)
+    return harness.gather(
+        "models", args.models, lambda model: compare(model, log, args.items, args.rounds), args.output, facts
+    )
