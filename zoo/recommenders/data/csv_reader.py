@@ -29,6 +29,7 @@ PAD = 64  # bytes that the parser may read behind the data
 PIECE = 1 << 19  # bytes parsed at once: they and their arrays stay in the cache
 MOST = 1 << 16  # rows that are parsed into one array
 LOWEST, HIGHEST = -16, 16384  # whole numbers whose encoding is looked up
+MOST_PARSERS = 16  # that are kept for one model, of logs with different columns
 CACHED_HEADER = 1 << 14  # bytes of a header whose names are cached
 BOM, _FEED = b"\xef\xbb\xbf", ord("\n")
 
@@ -175,10 +176,17 @@ class CsvReader:
         if any(encoding.get("type") in ("id", "value") or encoding.get("skip_unknown") for encoding in encodings):
             return None
         form = "quoted" if log.header else "unquoted"
-        canonical = features.schema.canonical
-        parser = native.LogParser(len(log.columns), log.delimiter, form, RAW_MISSING, *features.shape, isa, canonical)
-        known = add_columns(parser, features, {name: at for at, name in enumerate(log.columns) if name in names})
-        return cls(features, log, names, parser) if known else None
+        key = (log.columns, tuple(names), log.delimiter, form, isa)
+        if key not in features.csv_parsers:
+            canonical = features.schema.canonical
+            shape = features.shape
+            parser = native.LogParser(len(log.columns), log.delimiter, form, RAW_MISSING, *shape, isa, canonical)
+            known = add_columns(parser, features, {name: at for at, name in enumerate(log.columns) if name in names})
+            if len(features.csv_parsers) >= MOST_PARSERS:
+                features.csv_parsers.clear()
+            features.csv_parsers[key] = parser if known else None
+        parser = features.csv_parsers[key]
+        return None if parser is None else cls(features, log, names, parser)
 
     def batches(
         self, bad: OnBadRow | None, seconds: defaultdict[str, float], rows: int
@@ -200,7 +208,7 @@ class CsvReader:
         def read(front: int) -> tuple[NDArray[np.uint8], int]:
             """Reads a piece of the file behind `front` free bytes; returns the buffer and the end of the data."""
             begin = time.perf_counter()
-            step = min(PIECE, logs.BLOCK)
+            step = min(PIECE, logs.BLOCK, *([len(self.log.place) + 1] if isinstance(self.log.place, bytes) else []))
             if len(buffers[0]) < front + step + PAD + 1:
                 buffers[0] = np.zeros(front + step + PAD + 1, np.uint8)
             buffer = buffers.pop(0)

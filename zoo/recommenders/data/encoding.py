@@ -241,6 +241,14 @@ class Encoding:
         return {}
 
     @cached_property
+    def csv_parsers(self) -> dict[tuple[Any, ...], Any]:
+        """Native parsers of CSV, by the columns of the log, those that are read, delimiter, form and instruction set.
+
+        They are filled by `csv_reader`; None for columns that the parser cannot read.
+        """
+        return {}
+
+    @cached_property
     def numbers(self) -> tuple[Column, ...]:
         """Columns of numbers."""
         return self.schema.of("number")

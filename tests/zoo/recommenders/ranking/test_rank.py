@@ -1,5 +1,8 @@
 """Ranking one user's candidates: the probabilities of full rows bit for bit, catalogues, and what is refused."""
 
+import math
+import random
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -127,3 +130,22 @@ def test_best_scores_in_order():
         order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))
         top = int(generator.integers(1, 45))
         assert best(scores, top).tolist() == order[:top] and best(scores, None).tolist() == order
+
+
+def test_values_of_any_kind_are_read_as_in_full_rows(pipeline):
+    """Plain values go through CSV, others, here beside an unknown column, do not."""
+    generator = random.Random(1)
+    odd = [None, "", 5, 5.0, 1e-9, True, -3, "51.0", 51.0, math.nan, math.inf, 10**20, "a,b", 'q"x', "l\nm", " sp "]
+    odd += ["NA", "['a','b']", "[1, 2]", "é", "1e5", 1e5, 2**53, "\ufeffx", "x\ry"]
+    rows = pipeline.example(60)
+    names = [
+        [column.name for column in side.features.schema.columns] for side in (pipeline.sides.user, pipeline.sides.item)
+    ]
+
+    def drawn(row, columns):
+        return {name: generator.choice([row[name], row[name], *odd]) for name in columns}
+
+    for _ in range(60):
+        user, items = drawn(rows[0], names[0]), [drawn(row, names[1]) for row in generator.sample(rows, 6)]
+        slow = pipeline.rank({**user, "more": ["x"]}, [{**item, "more": ["x"]} for item in items])
+        assert repr(pipeline.rank(user, items)) == repr(slow), (user, items)
