@@ -9,7 +9,7 @@ from helpers.rewriting import mlp, model, run
 
 from pipelines.core.batches import length
 from pipelines.core.errors import RequestError
-from pipelines.graph import io
+from pipelines.graph import io, reference_session
 from pipelines.quantization.calibration import auto_calibration as module
 from pipelines.quantization.calibration.auto_calibration import auto_calibrate, split_held_out
 from pipelines.quantization.calibration.calibrate import observe
@@ -228,6 +228,18 @@ def test_a_fast_calibration_runs_fewer_samples_and_corrects_nothing():
         for table in (fast, default, auto_calibrate(float_model, QuantRecipe(), batches, 400, effort="best"))
     )
     assert fast_db > best_db - 8 and default_db > best_db - 1
+
+
+def test_a_fast_calibration_opens_one_session_a_candidate(monkeypatch):
+    """And four more: of all shapes, of all values, of a chunk's size, and of the float model."""
+    opened, quantized = [], []
+    session = reference_session.session
+    monkeypatch.setattr(
+        reference_session, "session", lambda *args, **options: (opened.append(args[1]), session(*args, **options))[1]
+    )
+    monkeypatch.setattr(module, "quantize", lambda *args: (quantized.append(1), quantize(*args))[1])
+    auto_calibrate(mlp(), QuantRecipe(), samples(400), 400, effort="fast")
+    assert len(quantized) <= len(module.OBSERVERS) and len(opened) <= len(quantized) + 4
 
 
 def test_candidates_are_judged_on_a_part_until_they_are_close(monkeypatch):
