@@ -64,6 +64,12 @@ OWN_MODELS = """Models from PyPI packages, quantized by each tool's default comm
 """
 
 
+SCANS = """Largest difference from ONNX Runtime at batch sizes from 1 to 128, as a share of the power of an output (at which batch size), and the form
+of OpenVINO where it is not the first; by `scripts/peers/scan/scan.py` ({source}).
+
+"""
+
+
 def sections_of(name: str) -> ReportSections | None:
     """Returns the module that renders the reports of a model's family; None if the family has none."""
     family = zoo.entry(SHIPPED.card(name).entry)
@@ -189,6 +195,25 @@ def own_models() -> str:
         filled = [row + [""] * (len(peers.COLUMNS) - len(row)) for row in peers.rows(found)]
         parts.append(OWN_MODELS.format(source=source) + markdown.table(peers.COLUMNS, filled))
     return section("Third-party ONNX models", parts)
+
+
+def scans() -> str:
+    """Returns the section of the scans of all engines at many batch sizes."""
+    parts = []
+    for found, source in compared("scan"):
+        engines = list(dict.fromkeys(row["engine"] for row in found["results"]))
+        rows: dict[tuple[str, str], dict[str, str]] = {}
+        for row in found["results"]:
+            cell = (
+                f"{row['largest']:g} ({row['at']})"
+                if row["verdict"] == "ok"
+                else row["verdict"].replace("left out", "")
+            )
+            form = f", {row['reason']}" if row["verdict"] == "ok" and row["reason"] else ""
+            rows.setdefault((row["model"], row["precision"]), {})[row["engine"]] = cell + form
+        table = [[*key, *(cells.get(engine, "") for engine in engines)] for key, cells in rows.items()]
+        parts.append(SCANS.format(source=source) + markdown.table(["model", "precision", *engines], table))
+    return section("Engines at every batch size", parts)
 
 
 def recommenders(page: Path) -> str:
@@ -433,7 +458,7 @@ def smaller() -> str:
 def benchmarks_page() -> str:
     """Returns docs/benchmarks.md."""
     parts = [module.benchmarks(names) for module, names in families().items() if hasattr(module, "benchmarks")]
-    parts += [recommenders(BENCHMARKS), own_models(), serving(), clusters(), smaller(), environments()]
+    parts += [recommenders(BENCHMARKS), own_models(), scans(), serving(), clusters(), smaller(), environments()]
     return "\n".join(filter(None, [BENCHMARKS_HEAD, *parts]))
 
 

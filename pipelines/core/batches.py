@@ -83,3 +83,20 @@ def joined(parts: Sequence[Batch]) -> dict[str, NDArray[Any]]:
         Arrays [samples of all parts, ...].
     """
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def resized(batch: Batch, size: int) -> dict[str, NDArray[Any]]:
+    """Returns a batch of another size, with the samples repeated.
+
+    Args:
+        batch: Batch.
+        size: Batch size; 0 leaves the batch as it is.
+    """
+    if not size:
+        return dict(batch)
+    return {
+        name: np.ascontiguousarray(array[np.arange(size) % len(array)])
+        if len(array)
+        else np.zeros((size, *array.shape[1:]), array.dtype)
+        for name, array in batch.items()
+    }

@@ -20,7 +20,8 @@ from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.engines import catalog
-from pipelines.engines.native.texts import NativeTexts, store
+from pipelines.engines.native.held import Subject, hold
+from pipelines.engines.native.texts import NativeTexts, store, unheld
 from pipelines.engines.session import Session
 from pipelines.models.folder import ModelFolder
 from pipelines.models.line_pipeline import LinePipeline, benchmark_samples
@@ -32,6 +33,7 @@ from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
 
 SORT_WINDOW = 16  # batches of a long file that are sorted by length together
 MAX_BATCH_TOKENS = 4096  # tokens of a padded batch of a stock engine
+EXAMPLE = 8  # texts that the native code is checked on
 CALIBRATION_LENGTH = 128  # tokens of a calibration row
 EXAMPLES = (
     "The museum opens at nine and closes at five.",
@@ -75,6 +77,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
     INVALID: ClassVar[float] = 0.0
     MAX_WARNINGS: ClassVar[int] = 5
     columns: Sequence[str] = ()
+    _subject: Subject | None = None  # that the native code is to be held to
 
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
         features = folder.preprocessing
@@ -97,7 +100,12 @@ class TextPipeline(LinePipeline[NativeTexts]):
 
     def _open_native(self, model: Path | None) -> NativeTexts:
         """Opens the native encoder. Raises RequestError for an unsupported graph."""
-        return NativeTexts(model or self._program(store), self.threads)
+        path = model or self._program(store)
+        if model is None:
+            reference = self.folder.path / PRECISIONS[self.precision]
+            names = (self.OUTPUT, IDS, MASK, TYPES)
+            self._subject = Subject(unheld, path, reference, self.threads, names)
+        return NativeTexts(path, self.threads)
 
     def _open_stock(self, model: Path | None) -> None:
         """Opens a session of a stock engine."""
@@ -307,6 +315,9 @@ class TextPipeline(LinePipeline[NativeTexts]):
             float32 [n, width], or [n, labels].
         """
         if self._native is not None:
+            if self._subject is not None:
+                hold(self._subject, tokens.first(EXAMPLE).padded(self.config.inputs))
+                self._subject = None
             return self._native.compute(tokens.ids, tokens.types, tokens.lengths)
         lengths, ends = tokens.lengths, np.cumsum(tokens.lengths)
         results = np.zeros((len(lengths), self.config.output_size), np.float32)

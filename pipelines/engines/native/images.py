@@ -18,6 +18,7 @@ from pipelines.core.batches import Batch
 from pipelines.core.derived import derived
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.engines.contexts import Asynchronous
+from pipelines.engines.native.held import Run, Subject, hold
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.quickest import Option
 from pipelines.engines.session import BatchError, Executed, Port
@@ -92,8 +93,9 @@ class ImageSession(Asynchronous):
     Threads and forked processes may share it.
 
     Args:
-        path: ONNX file.
+        path: ONNX file, which is the reference in ONNX Runtime too.
         threads: Intra-op threads.
+        held: Whether the kernels are held to the reference before the first batch, see `held.hold`.
 
     Raises:
         RequestError: The kernels are missing, or the graph cannot be mapped.
@@ -101,8 +103,9 @@ class ImageSession(Asynchronous):
 
     engine = "native"
 
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, path: Path, threads: int, *, held: bool = True) -> None:
         machine.require_threads(threads)
+        self._subject = Subject(unheld, path, path, threads) if held else None
         self.path, self.threads = path, threads
         self._program = given = packed(path)
         try:
@@ -122,6 +125,9 @@ class ImageSession(Asynchronous):
             expected = f"{program.input} {program.dtype} [{program.batch or 'n'}, {', '.join(map(str, program.shape))}]"
             given = {name: f"{np.asarray(each).dtype} {list(np.shape(each))}" for name, each in batch.items()}
             raise BatchError(f"the native kernels cannot run {self.path} on {given}; expected {expected}")
+        if self._subject is not None:
+            hold(self._subject, {program.input: x})
+            self._subject = None
         try:
             found: NDArray[Any] = self._network(contiguous(x), self.threads)
             if program.parts:
@@ -161,6 +167,19 @@ class ImageSession(Asynchronous):
                 {name: np.zeros((count, *parts[name]), np.float32) for name in self._rest.inputs}
             )
         return found
+
+
+def unheld(path: Path, threads: int) -> Run:
+    """Opens an image network for `held.check`.
+
+    Args:
+        path: ONNX file.
+        threads: Intra-op threads.
+
+    Returns:
+        Its `run`.
+    """
+    return ImageSession(path, threads, held=False).run
 
 
 def options(path: Path, threads: int) -> dict[str, Option]:

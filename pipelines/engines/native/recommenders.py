@@ -16,6 +16,7 @@ from pipelines.core.batches import Batch
 from pipelines.core.errors import one_line
 from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.native import recommender_files
+from pipelines.engines.native.held import Run, Subject, hold
 from pipelines.engines.native.recommender_files import ClickModel
 from pipelines.engines.quickest import Option
 from pipelines.engines.session import BatchError, Executed, Port
@@ -107,17 +108,25 @@ class ProgramGraph:
 class ProgramSession(Asynchronous):
     """Session of a click program: one call of the native kernels per batch.
 
+    The int8.onnx beside the native.onnx is the reference, which the kernels are held to before the first batch.
+
     Args:
         graph: The open native.onnx.
+        held: Whether they are, see `held.hold`.
     """
 
     engine = "native"
 
-    def __init__(self, graph: ProgramGraph) -> None:
+    def __init__(self, graph: ProgramGraph, *, held: bool = True) -> None:
         self._graph, self.threads, self.inputs = graph, graph.threads, graph.inputs
+        reference = graph.path.with_name("int8.onnx")
+        self._subject = Subject(unheld, graph.path, reference, graph.threads) if held else None
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """Computes the outputs of a batch, see `Runnable.run`."""
+        if self._subject is not None:
+            hold(self._subject, batch)
+            self._subject = None
         graph = self._graph
         if graph.threads > 1:
             found = graph.call(batch)
@@ -136,6 +145,20 @@ class ProgramSession(Asynchronous):
         """Lists the kernels that run, see `Session.executed`."""
         graph = self._graph
         return [Executed(f"{i}", f"{step} {graph.program.isa}", "s16") for i, step in enumerate(graph.steps)]
+
+
+def unheld(path: Path, threads: int) -> Run:
+    """Opens a native.onnx for `held.check`.
+
+    Args:
+        path: The native.onnx.
+        threads: Number of threads.
+
+    Returns:
+        Its `run`.
+    """
+    graph = ProgramGraph(path, threads, recommender_files.opened(path))
+    return ProgramSession(graph, held=False).run
 
 
 def options(path: Path, threads: int) -> dict[str, Option]:

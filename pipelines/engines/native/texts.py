@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core import machine
+from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, one_line
+from pipelines.engines.native.held import Run
 from pipelines.kernels.transformer import native, program_file
 from pipelines.kernels.transformer.text.program import TextProgram
 
@@ -81,6 +83,30 @@ class NativeTexts:
         except (TypeError, ValueError) as error:
             raise RequestError(f"the native encoder cannot compute this: {one_line(error)}") from error
         return found
+
+
+def unheld(path: Path, threads: int, output: str, ids: str, mask: str, types: str) -> Run:
+    """Opens a text encoder for `held.check`.
+
+    Args:
+        path: File that `store` wrote.
+        threads: Number of threads.
+        output: Name of the output.
+        ids: Input of the token ids.
+        mask: Input of the attention mask.
+        types: Input of the token types, which a graph may lack.
+
+    Returns:
+        A function from padded batches to outputs.
+    """
+    native = NativeTexts(path, threads)
+
+    def run(batch: Batch) -> dict[str, NDArray[Any]]:
+        chosen = batch[mask] != 0
+        kinds = batch.get(types, np.zeros_like(batch[ids]))[chosen]
+        return {output: native.compute(batch[ids][chosen], kinds, chosen.sum(axis=1))}
+
+    return run
 
 
 def _mapped(model: str | Path | ir.Model) -> TextProgram:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core.batches import Batch
+from pipelines.core.batches import Batch, resized
 from pipelines.core.errors import ZooError, one_line
 from pipelines.engines.agreement import ALIKE, difference, largest_difference
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
@@ -44,8 +44,17 @@ def serve(idle: float) -> None:
         except EOFError:
             return
         os.environ["ZOO_HOME"] = str(request.pop("home"))  # of compiled models
-        pickle.dump(check(**request), answers)
+        pickle.dump(_answer(request), answers)
         answers.flush()
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Checks a graph in OpenVINO, or a model in native kernels."""
+    if "native" not in request:
+        return check(**request)
+    from pipelines.engines.native import held
+
+    return held.check(request["native"], request["batch"])
 
 
 def check(graph: dict[str, Any], form: str, batch: Batch, sizes: Sequence[int]) -> dict[str, Any]:
@@ -161,20 +170,3 @@ def _stretched(array: NDArray[Any], axes: Sequence[int], length: int) -> NDArray
         if array.shape[axis]:
             array = np.take(array, np.arange(length) % array.shape[axis], axis)
     return np.ascontiguousarray(array)
-
-
-def resized(batch: Batch, size: int) -> dict[str, NDArray[Any]]:
-    """Returns a batch of another size, with the samples repeated.
-
-    Args:
-        batch: Batch.
-        size: Batch size; 0 leaves the batch as it is.
-    """
-    if not size:
-        return dict(batch)
-    return {
-        name: np.ascontiguousarray(array[np.arange(size) % len(array)])
-        if len(array)
-        else np.zeros((size, *array.shape[1:]), array.dtype)
-        for name, array in batch.items()
-    }

@@ -22,13 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core.batches import Batch
+from pipelines.core.batches import Batch, resized
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from pipelines.engines import catalog
 from pipelines.engines.agreement import largest_difference
 from pipelines.engines.openvino import forms
-from pipelines.engines.openvino.probe import resized
 from scripts.peers import harness, processes
 
 SIZES = "1,2,3,4,7,8,9,16,17,31,32,33,64,127,128"

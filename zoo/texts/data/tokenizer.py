@@ -38,6 +38,15 @@ class Tokens(NamedTuple):
     lengths: NDArray[np.int64]
     truncated: NDArray[np.bool_]
 
+    def first(self, count: int) -> Tokens:
+        """Returns the tokens of the first texts.
+
+        Args:
+            count: Number of texts.
+        """
+        end = int(self.lengths[:count].sum())
+        return Tokens(self.ids[:end], self.types[:end], self.lengths[:count], self.truncated[:count])
+
     def padded(self, inputs: Sequence[str]) -> dict[str, NDArray[np.int64]]:
         """Pads the tokens to the longest text.
 

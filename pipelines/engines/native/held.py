@@ -1,0 +1,166 @@
+"""Native kernels held to ONNX Runtime before their first use of a model on a machine, in a child process.
+
+Results are compared with those of int8.onnx at batch sizes 1, 2, 8, a large one and that of the caller, and the results
+of a sample with those of the sample alone: no batch may change them. The verdict is remembered for the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core import files, machine, settings
+from pipelines.core.batches import Batch, length, resized
+from pipelines.core.errors import ZooError, one_line
+from pipelines.engines.agreement import ALIKE, WrongResultsError, difference, largest_difference
+from pipelines.engines.openvino import child
+from pipelines.kernels import extension
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1  # of verdicts: bump it when the checks change, or the results of kernels
+SIZES = (1, 2, 8, 128)  # batch sizes that every model is checked at
+BUDGET = 2.0  # seconds until no further batch size is checked; that of the caller always is
+SAME = 1e-6  # difference of a sample alone and in a batch, as a share of the power; only float remainders have any
+Run = Callable[[Batch], dict[str, NDArray[Any]]]
+_FAULTS: dict[str, str] = {}  # "" or the fault, by key
+_LOCK = threading.RLock()
+os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model in native kernels, and its reference.
+
+    Attributes:
+        open: Opens the native code; takes the path and the number of threads.
+        path: File of the native code.
+        reference: ONNX file with the same inputs and outputs.
+        threads: Intra-op threads.
+        names: Further arguments of `open`.
+    """
+
+    open: Callable[..., Run]
+    path: Path
+    reference: Path
+    threads: int
+    names: Sequence[str] = ()
+
+    @property
+    def key(self) -> str:
+        """Digest of the files, the machine, and all that a verdict depends on."""
+        digests = [files.digest(path) for path in (self.path, self.reference)]
+        parts = (VERSION, digests, self.threads, machine.fingerprint(), extension.isas())
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def hold(subject: Subject, batch: Batch) -> None:
+    """Checks native code once a machine.
+
+    Args:
+        subject: Model.
+        batch: Example batch, whose samples are repeated; nothing is checked without samples.
+
+    Raises:
+        WrongResultsError: The results differ from those of the reference.
+    """
+    if not subject.reference.is_file() or not length(batch):
+        return
+    with _LOCK:
+        key = subject.key
+        if key not in _FAULTS:
+            _FAULTS[key] = _remembered(subject, key, batch)
+    if _FAULTS[key]:
+        raise WrongResultsError(
+            f"the native kernels do not compute {subject.path} correctly on this machine ({_FAULTS[key]}); use "
+            "onnxruntime"
+        )
+
+
+def _remembered(subject: Subject, key: str, batch: Batch) -> str:
+    """Returns the fault that is remembered, or that of a check."""
+    path = settings.home() / "verdicts" / f"native-{key}.json"
+    if path.is_file():
+        try:
+            return str(files.read_json(path)["fault"])
+        except (KeyError, TypeError, ZooError):
+            path.unlink(missing_ok=True)
+    few = {name: array[: SIZES[-1]] for name, array in batch.items()}
+    result = child.probe({"native": subject, "form": "native kernels", "batch": few, "home": settings.home()})
+    if result is None:
+        return ""
+    fault = str(result["fault"]) if result["difference"] > ALIKE else ""
+    try:
+        files.write_json(path, {"fault": fault, "sizes": result["sizes"], "model": str(subject.path)})
+    except ZooError as error:
+        logger.info("the check of the native kernels is not remembered: %s", error)
+    return fault
+
+
+def check(subject: Subject, batch: Batch) -> dict[str, Any]:
+    """Compares native code with its reference; in the child process.
+
+    Args:
+        subject: Model.
+        batch: Example batch.
+
+    Returns:
+        {"difference", "fault", "refused", "sizes"}, see `child.probe`; {} if the reference does not run the batch.
+    """
+    from pipelines.engines.onnxruntime import OnnxRuntimeSession
+
+    try:
+        reference = OnnxRuntimeSession(subject.reference, subject.threads)
+        run, alone = subject.open(subject.path, subject.threads, *subject.names), resized(batch, 1)
+        start, count = time.perf_counter(), length(batch)
+        reference.run(batch)
+        run(batch)
+    except ZooError:
+        return {}
+    each = (time.perf_counter() - start) / count
+    one: dict[str, NDArray[Any]] = {}
+    with contextlib.suppress(ZooError):  # a fixed batch size
+        reference.run(alone)
+        one = run(alone)
+    result: dict[str, Any] = {"difference": 0.0, "fault": "", "refused": False, "sizes": []}
+    for size in dict.fromkeys((count, *(SIZES if one else ()))):
+        if result["sizes"] and (each * size > BUDGET / 2 or time.perf_counter() - start > BUDGET):
+            continue
+        example = resized(batch, size)
+        try:
+            expected, outputs = reference.run(example), run(example)
+        except ZooError:  # the graph does not take this size
+            continue
+        try:
+            share, name = largest_difference("native", outputs, expected)
+            fault = difference("native", name, share)
+        except ZooError as error:
+            share, fault = np.inf, one_line(error)
+        else:
+            if not all(_repeats(outputs[name], alone, size, count) for name, alone in one.items()):
+                share, fault = np.inf, "a sample in the batch differs from the sample alone"
+        if share > result["difference"]:
+            result |= {"difference": float(share), "fault": f"with a batch of {size}, {fault}"}
+        result["sizes"].append(size)
+    return result
+
+
+def _repeats(array: NDArray[Any], alone: NDArray[Any], size: int, count: int) -> bool:
+    """Whether every sample of an output that repeats the first, after `count` others, equals the sample alone."""
+    if array.dtype.kind != "f" or array.shape[:1] != (size,) or alone.shape != (1, *array.shape[1:]):
+        return True
+    same = array[::count]
+    finite = np.isfinite(alone) & np.isfinite(same)
+    apart = np.square(np.where(finite, same - alone, 0), dtype=np.float64).sum()
+    return bool(apart <= SAME * np.square(np.where(finite, alone, 0), dtype=np.float64).sum())

@@ -1,0 +1,112 @@
+"""Native kernels are held to ONNX Runtime once a machine, before the first batch."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.rewriting import model
+
+import zoo
+from pipelines.core import settings
+from pipelines.core.errors import ZooError
+from pipelines.engines import agreement, catalog, timing
+from pipelines.engines.native import held, images, recommenders
+from pipelines.engines.openvino import child
+from pipelines.graph import io
+from pipelines.kernels import extension
+
+pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels: {extension.missing()}")
+INT8 = Path(zoo.__file__).parent / "weights" / "mobilenet-v1-cifar10" / "int8.onnx"
+
+
+@pytest.fixture(autouse=True)
+def _unknown(monkeypatch):
+    monkeypatch.setattr(held, "_FAULTS", {})  # of this process
+
+
+@pytest.fixture
+def photos(rng):
+    return {"image": rng.integers(0, 256, (3, 3, 64, 64), dtype=np.uint8)}
+
+
+@pytest.fixture
+def wrong(tmp_path):
+    """A reference of the same inputs and outputs that computes something else."""
+    return io.save(
+        model(
+            "(uint8[n,3,64,64] image) => (float[n,10] logits) { a = Cast<to=1>(image) b = Flatten(a) c = MatMul(b, w) "
+            "logits = Neg(c) }",
+            w=np.eye(3 * 64 * 64, 10, dtype=np.float32),
+        ),
+        tmp_path / "other.onnx",
+    )
+
+
+def verdicts():
+    return [json.loads(each.read_text()) for each in sorted((settings.home() / "verdicts").glob("native-*.json"))]
+
+
+def test_the_verdict_is_remembered(photos, monkeypatch):
+    catalog.load(INT8, "native").run(photos)
+    (verdict,) = verdicts()
+    assert verdict["fault"] == "" and {1, 2, 3, 8} <= {*verdict["sizes"]}
+    monkeypatch.setattr(held, "_FAULTS", {})  # as in another process
+    monkeypatch.setattr(child, "probe", lambda request: pytest.fail("checked again"))
+    catalog.load(INT8, "native").run(photos)
+
+
+def test_kernels_that_differ_are_refused_and_left_out(photos, wrong, monkeypatch, caplog):
+    def opened():
+        session = images.ImageSession(INT8, 1)
+        session._subject = dataclasses.replace(session._subject, reference=wrong)
+        return session
+
+    for _ in range(2):  # found, and remembered
+        with pytest.raises(
+            agreement.WrongResultsError,
+            match=r"^the native kernels do not compute .*int8.onnx correctly on this machine \(with a batch of 3, output "
+            r"logits of native differs from that of other engines by .* of its power\); use onnxruntime$",
+        ):
+            opened().run(photos)
+        monkeypatch.setattr(held, "_FAULTS", {})
+    openers = {"native": opened, "onnxruntime": lambda: catalog.load(INT8, "onnxruntime")}
+    assert list(timing.time_each(openers, photos)) == ["onnxruntime"]
+    assert "the engine native is left out: the native kernels do not compute" in caplog.text
+
+
+def test_a_sample_must_not_depend_on_its_batch(photos, monkeypatch):
+    """Kernels that are right for one sample and off by little for several."""
+    session = images.ImageSession(INT8, 1, held=False)
+
+    def run(batch):
+        outputs = session.run(batch)
+        return {name: array * (1 + 0.01 * (len(array) > 1)) for name, array in outputs.items()}
+
+    subject = held.Subject(lambda *_: run, INT8, INT8, 1)
+    result = held.check(subject, {name: array[:1] for name, array in photos.items()})
+    assert result["difference"] == np.inf
+    assert result["fault"] == "with a batch of 2, a sample in the batch differs from the sample alone"
+
+
+def test_a_crash_is_no_crash_of_ours(photos, monkeypatch):
+    code = (
+        "import os, signal; from pipelines.engines.native import held; held.check = "
+        "lambda *_: os.kill(os.getpid(), signal.SIGILL); from pipelines.engines.openvino import probe; probe.serve("
+    )
+    monkeypatch.setattr(child, "_START", child._START.partition("from")[0] + code + "{idle})")
+    monkeypatch.setattr(child, "_running", None)
+    with pytest.raises(ZooError, match=r"with native kernels, it crashes \(SIGILL\)"):
+        catalog.load(INT8, "native").run(photos)
+
+
+def test_recommenders_and_texts_are_held(monkeypatch):
+    checked = []
+    monkeypatch.setattr(child, "probe", lambda request: checked.append(request["native"]))
+    ctr = zoo.pipeline("shop-clicks", engine="native")
+    ctr.predict(ctr.preprocess(ctr.example(3)))
+    assert [(each.open, each.reference.name) for each in checked] == [(recommenders.unheld, "int8.onnx")]
+    monkeypatch.undo()
+    result = held.check(checked[0], ctr.preprocess(ctr.example(3)))
+    assert result["difference"] < 0.01 and result["sizes"] == [3, 1, 2, 8, 128]
