@@ -226,7 +226,8 @@ def judged(given: Scan) -> dict[str, Any]:
     except Exception as error:  # a crash, or an error of any library
         return row | {"verdict": "FAILED", "reason": harness.reason(error)}
     if "left_out" in result:
-        return row | {"verdict": "left out", "reason": result["left_out"]}
+        folder = f"{Path(given.model).parent}/"
+        return row | {"verdict": "left out", "reason": result["left_out"].replace(folder, "")}
     shares, noise = result["shares"], result["noise"]
     worst = max(shares, key=shares.__getitem__)
     most, least = shares[worst], min(shares.values())
