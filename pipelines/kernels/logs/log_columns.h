@@ -182,16 +182,14 @@ ALWAYS_INLINE bool categories(
         empty += lengths[i] == 0;
     }
     const bool many = ids.hashed && eights * 4 >= rows;
-    uint64_t *const words = fields.words.get();
-    uint8_t *const others = fields.others.get(); // 1 where a text may have another form
-    if (many || canonical_form)
-        for (size_t i = 0; i < rows; ++i)
-            words[i] = farmhash::fetch64(begins[i]);
-    uint64_t any = 0;
+    uint64_t any = 0; // nonzero where a text of eight bytes may have another form
     if (many) { // a 32-bit number in hexadecimal, say
+        uint64_t *const words = fields.words.get();
         int32_t *const values = fields.values.get();
         const Modulo modulo = ids.modulo();
         const int32_t last = ids.last, first = ids.first;
+        for (size_t i = 0; i < rows; ++i)
+            words[i] = farmhash::fetch64(begins[i]);
         for (size_t i = 0; i < rows; i += TOGETHER)
             for (size_t k = i; k < i + TOGETHER; ++k) {
                 const int32_t id = modulo(farmhash::hash8(words[k])) + first;
@@ -204,20 +202,24 @@ ALWAYS_INLINE bool categories(
                 any |= eight_may_change(words[i], lengths[i]);
         if (eights + empty == rows && !any)
             return true;
-    } else if (canonical_form)
-        any = may_change(rows, words, lengths, others);
+    }
+    const uint8_t mask = canonical_form ? Missing::word | Missing::other_form : Missing::word;
     for (size_t i = 0; i < rows; ++i) {
-        Text text{begins[i], begins[i] + lengths[i]};
-        bool other = any && others[i];
-        if (many) {
-            if (!lengths[i] || (lengths[i] == 8 && !any))
-                continue;
-            other = canonical_form && may_change(words[i], lengths[i]);
+        if (many && (!lengths[i] || (lengths[i] == 8 && !any)))
+            continue;
+        const uint8_t *const p = begins[i];
+        const uint32_t length = lengths[i];
+        if (!length)
+            to[i * stride] = ids.last;
+        else if (const uint8_t forms = missing.forms(p, length) & mask; __builtin_expect(!forms, 1))
+            to[i * stride] = ids(p, length);
+        else {
+            Text text{p, p + length};
+            if (forms & Missing::other_form && may_change(farmhash::fetch64(p), length) && !canonical(text))
+                return false;
+            const size_t rest = text.end - text.begin;
+            to[i * stride] = missing(text.begin, rest) ? ids.last : ids(text.begin, rest);
         }
-        if (other && !canonical(text))
-            return false;
-        const size_t length = text.end - text.begin;
-        to[i * stride] = missing(text.begin, length) ? ids.last : ids(text.begin, length);
     }
     return true;
 }
@@ -243,12 +245,14 @@ ALWAYS_INLINE bool lists(
                 } else
                     stop = std::find(p, end, column.separator);
                 Text item = trimmed({p, stop});
-                if (schema.canonical && item.begin < item.end) {
+                if (schema.canonical && item.begin < item.end && missing.forms(item.begin, item.end - item.begin)) {
                     const uint32_t length = static_cast<uint32_t>(item.end - item.begin);
                     if (may_change(farmhash::fetch64(item.begin), length) && !canonical(item))
                         return false;
+                    if (missing(item.begin, item.end - item.begin))
+                        item.end = item.begin;
                 }
-                if (item.begin < item.end && !(schema.canonical && missing(item.begin, item.end - item.begin))) {
+                if (item.begin < item.end) {
                     ring[next] = item;
                     next = next + 1 == column.width ? 0 : next + 1;
                     ++count;

@@ -93,9 +93,11 @@ ALWAYS_INLINE Text trimmed(Text text) {
     return text.begin < text.end && (may_be_space(*text.begin) || may_be_space(text.end[-1])) ? trimmed_slowly(text) : text;
 }
 
-// Words that stand for a missing value, of at most eight bytes.
+// Words that stand for a missing value, of at most eight bytes; and what first byte and length of a text say of it.
 class Missing {
   public:
+    // It may be such a word; or it may have another canonical form: a number or list, a boolean, <NA>, NaT.
+    enum Form : uint8_t { word = 1, number = 2, truth = 4, na = 8, nat = 16, other_form = number | truth | na | nat };
     explicit Missing(const std::vector<std::string> &words) {
         for (const std::string &each : words) {
             if (each.size() > 8)
@@ -104,12 +106,27 @@ class Missing {
             std::memcpy(bytes, each.data(), each.size());
             words_.emplace_back(farmhash::fetch64(bytes), each.size());
             longest_ = std::max(longest_, each.size());
-            first_[bytes[0]] = true;
+            first_[bytes[0]] |= word;
+            sizes_[each.size()] |= word;
         }
+        const auto begins = [&](const std::string &bytes, Form form) {
+            for (const char byte : bytes)
+                first_[static_cast<uint8_t>(byte)] |= form;
+        };
+        begins("0123456789-[(", number);
+        begins("tTfF", truth);
+        begins("<", na);
+        begins("N", nat);
+        for (uint8_t &forms : sizes_)
+            forms |= number;
+        sizes_[3] |= nat;
+        sizes_[4] |= truth | na;
+        sizes_[5] |= truth;
     }
     ALWAYS_INLINE bool operator()(const uint8_t *p, size_t length) const {
-        return !length || (length <= longest_ && first_[*p] && among(p, length));
+        return !length || (length <= longest_ && first_[*p] & word && among(p, length));
     }
+    ALWAYS_INLINE uint8_t forms(const uint8_t *p, size_t length) const { return first_[*p] & sizes_[length < 15 ? length : 15]; }
 
   private:
     bool among(const uint8_t *p, size_t length) const {
@@ -120,7 +137,7 @@ class Missing {
     }
     std::vector<std::pair<uint64_t, size_t>> words_;
     size_t longest_ = 0;
-    bool first_[256] = {};
+    uint8_t first_[256] = {}, sizes_[16] = {};
 };
 
 // Whether a text is a boolean: 1 for true, 0 for false, -1 for none.
@@ -200,7 +217,7 @@ ALWAYS_INLINE uint64_t holds(uint64_t word, uint8_t byte) {
 }
 
 // 1 where a text may have another canonical form; word: its first eight bytes. A number of eight bytes or more with an exponent has a
-// point too. Comparisons are subtractions, so that loops become vectors.
+// point too.
 ALWAYS_INLINE uint64_t may_change(uint64_t word, uint64_t length) {
     const auto less = [](uint64_t a, uint64_t b) __attribute__((always_inline)) { return (a - b) >> 63; };
     const uint64_t first = word & 0xff, letter = first | 0x20, minus = less(first ^ '-', 1), before = (64 - 8 * length) & 63;
@@ -216,17 +233,6 @@ ALWAYS_INLINE uint64_t may_change(uint64_t word, uint64_t length) {
 ALWAYS_INLINE uint64_t eight_may_change(uint64_t word, uint64_t length) {
     const uint64_t first = word & 0xff, list = ((first ^ '[') - 1) | ((first ^ '(') - 1);
     return (holds(word, '.') | list >> 63) & (0 - (((length ^ 8) - 1) >> 63));
-}
-
-ALWAYS_INLINE uint64_t may_change(
-    size_t count, const uint64_t *__restrict words, const uint32_t *__restrict lengths, uint8_t *__restrict others) {
-    uint64_t any = 0;
-    for (size_t i = 0; i < count; ++i) {
-        const uint64_t other = may_change(words[i], lengths[i]);
-        others[i] = static_cast<uint8_t>(other);
-        any |= other;
-    }
-    return any;
 }
 
 // [+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)? with white space around it, correctly rounded; NaN for what is none and beyond float64.
