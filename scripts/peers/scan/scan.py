@@ -38,6 +38,7 @@ KINDS = ("shipped", "families", "foreign")
 ENGINES = ("onnxruntime", "openvino", "openvino-file", "native")
 ROUNDING = {"float": 1e-6, "int8": 1e-4}  # share of the power that engines may differ by
 UNEVEN = 30  # times the least difference of all batch sizes
+FEWER = 4  # times the difference of int8 from float: a few samples may have more than all
 DEPENDENT = ("set",)  # networks whose samples depend on each other
 TOKENS = 0.9  # share of translations that are the same tokens in two engines
 Run = Callable[[Batch], dict[str, NDArray[Any]]]
@@ -232,7 +233,7 @@ def judged(given: Scan) -> dict[str, Any]:
     worst = max(shares, key=shares.__getitem__)
     most, least = shares[worst], min(shares.values())
     kind = "int8" if given.precision == "int8" or given.model.endswith(".int8.onnx") else "float"
-    usual = 0.0 if kind == "float" else min(UNEVEN * least, np.inf if noise is None else noise)
+    usual = 0.0 if kind == "float" else min(UNEVEN * least, np.inf if noise is None else FEWER * noise)
     wrong = most > max(ROUNDING[kind], usual)
     row |= {"verdict": "WRONG" if wrong else "ok", "largest": _short(most), "at": worst, "least": _short(least)}
     return row | ({"noise": _short(noise)} if noise is not None else {}) | {"reason": result["form"]}
