@@ -29,7 +29,7 @@ from pipelines.kernels import extension
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1  # of verdicts: bump it when the checks change, or the results of kernels
+VERSION = 2  # of verdicts: bump it when the checks change, or the results of kernels
 SIZES = (1, 2, 8, 128)  # batch sizes that every model is checked at
 BUDGET = 2.0  # seconds until no further batch size is checked; that of the caller always is
 SAME = 1e-6  # difference of a sample alone and in a batch, as a share of the power; only float remainders have any
@@ -124,7 +124,7 @@ def check(subject: Subject, batch: Batch) -> dict[str, Any]:
         reference = OnnxRuntimeSession(subject.reference, subject.threads)
         run, alone = subject.open(subject.path, subject.threads, *subject.names), resized(batch, 1)
         start, count = time.perf_counter(), length(batch)
-        reference.run(batch)
+        whole = reference.run(batch)
         run(batch)
     except ZooError:
         return {}
@@ -144,6 +144,7 @@ def check(subject: Subject, batch: Batch) -> dict[str, Any]:
             continue
         try:
             share, name = largest_difference("native", outputs, expected)
+            share *= min(1.0, _power(expected, name) / (_power(whole, name) or 1.0))  # one score may be near zero
             fault = difference("native", name, share)
         except ZooError as error:
             share, fault = np.inf, one_line(error)
@@ -154,6 +155,13 @@ def check(subject: Subject, batch: Batch) -> dict[str, Any]:
             result |= {"difference": float(share), "fault": f"with a batch of {size}, {fault}"}
         result["sizes"].append(size)
     return result
+
+
+def _power(outputs: Batch, name: str) -> float:
+    """Mean square of an output where it is finite; 0 for none."""
+    values = outputs.get(name, np.zeros(0))
+    values = values[np.isfinite(values)]
+    return float(np.square(values, dtype=np.float64).mean()) if values.size else 0.0
 
 
 def _repeats(array: NDArray[Any], alone: NDArray[Any], size: int, count: int) -> bool:
