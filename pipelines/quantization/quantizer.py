@@ -189,7 +189,7 @@ def select_operators(inserter: QdqInserter, keep_float: Mapping[str, str]) -> tu
         node: keep_float.get(str(node.name)) or _refuse(inserter, node) for node in inserter.graph if _quantizable(node)
     }
     selected = {node for node, why in refused.items() if not why}
-    refused |= elementwise.deselect(inserter.graph, selected)
+    refused |= elementwise.deselect(inserter.graph, selected, inserter.recipe.only_faster)
     return selected, {str(node.name): why for node, why in refused.items() if why}
 
 
@@ -211,7 +211,7 @@ def _refuse(inserter: QdqInserter, node: ir.Node) -> str:
         x = node.inputs[index]
         if x is None or (x.name not in inserter.ranges and dequantized_qparams(x) is None):
             return f"no calibrated range for its input {x.name if x is not None else '?'}"
-    if inserter.recipe.float_products and layers.small_product(node, inserter.ranges):
+    if inserter.recipe.only_faster and layers.small_product(node, inserter.ranges):
         return "so small a product of activations is no faster in int8"
     return layers.refuse(node) if layer else ""
 

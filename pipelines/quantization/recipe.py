@@ -39,8 +39,9 @@ class QuantRecipe:
         smooth: Scale down outlier channels before the linear layers that read them (`smooth_channels`), as BERT needs
             it. `auto_calibrate` decides this automatically.
 
-        float_products: Keep products of two activations float32 that int8 does not make faster
-            (`pipelines.quantization.qdq.layers.small_product`), such as attention over few positions.
+        only_faster: Keep operators float32 that int8 does not make faster: small products of two activations, such as
+            attention over few positions (`pipelines.quantization.qdq.layers.small_product`), and depthwise convolutions
+            between float32 operators (`pipelines.quantization.qdq.elementwise.deselect`).
         tie_tables: Store a table that a Gather reads and a layer multiplies by (tied embeddings) as one int8 matrix.
 
     Raises:
@@ -58,7 +59,7 @@ class QuantRecipe:
     bound: float = 0.0
     smooth: bool = False
     tie_tables: bool = False
-    float_products: bool = False
+    only_faster: bool = False
 
     def __post_init__(self) -> None:
         if self.observer not in OBSERVERS:
@@ -94,7 +95,7 @@ class QuantRecipe:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the recipe as plain JSON values; unset options that older files lack are left out."""
-        unset = {name for name in ("bound", "tie_tables", "float_products") if not getattr(self, name)}
+        unset = {name for name in ("bound", "tie_tables", "only_faster") if not getattr(self, name)}
         return {name: value for name, value in to_plain(self).items() if name not in unset}
 
     def same_but_observer(self, other: Mapping[str, Any]) -> bool:

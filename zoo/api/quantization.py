@@ -50,7 +50,7 @@ from zoo.api.samples import (
 from zoo.api.training import import_ranker
 
 logger = logging.getLogger(__name__)
-OF_FILES = QuantRecipe(tie_tables=True, float_products=True)  # the recipe of an .onnx file
+OF_FILES = QuantRecipe(tie_tables=True, only_faster=True)  # the recipe of an .onnx file
 
 
 def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:

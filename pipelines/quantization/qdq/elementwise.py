@@ -50,12 +50,14 @@ def refuse(node: ir.Node) -> str:
     return "" if activation_inputs(node) else "it is constant"
 
 
-def deselect(graph: ir.Graph, selected: set[ir.Node]) -> dict[ir.Node, str]:
+def deselect(graph: ir.Graph, selected: set[ir.Node], depthwise: bool = False) -> dict[ir.Node, str]:
     """Removes those of `OPERATORS` that are not between int8 operators.
 
     Args:
         graph: Float graph.
         selected: Int8 operators; it is changed.
+        depthwise: Also remove depthwise convolutions whose input no int8 layer computes or reads, and whose output none
+            reads, as in ConvNeXt. They take fewer multiplications per value than the conversions to and from int8 cost.
 
     Returns:
         Reason by removed operator.
@@ -66,6 +68,8 @@ def deselect(graph: ir.Graph, selected: set[ir.Node]) -> dict[ir.Node, str]:
         for node in graph:
             if node in selected and node.op_type in OPERATORS and (why := _not_between(node, selected)):
                 found[node] = why
+            elif depthwise and node in selected and _is_isolated_depthwise(node, selected):
+                found[node] = "a depthwise convolution between float operators is no faster in int8"
         if not found:
             return reasons
         selected.difference_update(found)
@@ -81,6 +85,16 @@ def _not_between(node: ir.Node, selected: set[ir.Node]) -> str:
         if not quantized_anyway and _source(value) not in selected and dequantized_qparams(value) is None:
             return f"its input {value.name} is float"
     return "" if _reaches(node.outputs[0], selected) else "nothing after it is int8"
+
+
+def _is_isolated_depthwise(conv: ir.Node, selected: set[ir.Node]) -> bool:
+    """Whether `conv` is depthwise, and no int8 layer shares its input, computes it or reads the result."""
+    x, weight = conv.inputs[0], query.constant(conv.inputs[1]) if conv.op_type == "Conv" else None
+    if x is None or weight is None or weight.shape[1] != 1 or conv.attributes.get_int("group", 1) == 1:
+        return False
+    others = {user for user in x.consumers() if user is not conv}
+    layers_near = {node for node in (*others, _source(x)) if node in selected and node.op_type in layers.LAYERS}
+    return not layers_near and dequantized_qparams(x) is None and not _reaches(conv.outputs[0], selected)
 
 
 def _source(value: ir.Value) -> ir.Node | None:

@@ -331,3 +331,22 @@ def test_random_networks(tmp_path_factory, case, symmetric):
         assert {each.precision for each in ran} == {"u8"}, (engine, ran)
         for name, output in session.run({"x": x}).items():
             assert decibels(output, expected[name]) > 15, (engine, name, decibels(output, expected[name]))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a = Neg(x) d = Conv<group=8,pads=[1,1,1,1]>(a, k) y = Neg(d)", "float"),
+        ("a = Conv(x, w) d = Conv<group=8,pads=[1,1,1,1]>(a, k) y = Neg(d)", "int8"),
+        ("a = Neg(x) d = Conv<group=8,pads=[1,1,1,1]>(a, k) y = Conv(d, w)", "int8"),
+        ("a = Neg(x) d = Conv<group=8,pads=[1,1,1,1]>(a, k) e = Conv(a, w) y = Neg(d) z = Neg(e)", "int8"),
+        ("a = Neg(x) d = Conv<group=2>(a, v) y = Neg(d)", "int8"),
+    ],
+)
+def test_depthwise_convolutions_between_float_operators_stay_float(normal, text, expected):
+    outputs = "float[n,8,6,6] y" + (", float[n,8,6,6] z" if " z = " in text else "")
+    weights = {"k": normal(8, 1, 3, 3), "w": normal(8, 8, 1, 1), "v": normal(8, 4, 1, 1)}
+    found = model(f"(float[n,8,6,6] x) => ({outputs}) {{ {text} }}", **weights)
+    for recipe, precision in ((QuantRecipe(), "int8"), (QuantRecipe(only_faster=True), expected)):
+        _, report = quantized(found, recipe, x=normal(4, 8, 6, 6))
+        assert next(each for each in report.operators if each.name == "d").precision == precision

@@ -119,7 +119,7 @@ def test_small_products_of_activations_stay_float_if_the_recipe_says_so(normal, 
     weights = {"w": normal(64, 64) / 8, "v": normal(64, 64) / 8}
     found = model(ATTENTION.format(batch="n", t=columns), **weights)
     x = normal(2, positions, 64)
-    for recipe, expected in ((QuantRecipe(), "int8"), (QuantRecipe(float_products=True), None)):
+    for recipe, expected in ((QuantRecipe(), "int8"), (QuantRecipe(only_faster=True), None)):
         expected = expected or ("float" if positions < 100 else "int8")
         _, report = quantized(found, recipe, x=x)
         by_name = {each.name: each for each in report.operators}
