@@ -141,7 +141,7 @@ QUIRKS = (
         engine="openvino",
         version="2026.4",
         fault="computes attention without a mask over dynamic shapes in a subgraph whose buffer has the size of the "
-        "first batch: one key first, and results of more than 32 keys are wrong by orders of magnitude",
+        "first batch: one key first, and results of 16 keys and more are wrong by orders of magnitude",
         workaround="pipelines.engines.openvino.forms.correct_form",
         test="test_attention_over_one_key_and_then_over_many",
         remove_when="test_openvino_still_keeps_buffers_of_one_key fails",
