@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,18 +43,14 @@ class Catalogue:
             The catalogue.
 
         Raises:
-            RequestError: There is no item, a column is missing, or ids are needed and the model has none.
+            RequestError: There is no item, a column is missing, or `distinct` needs ids that the model has none of.
         """
-        if distinct and not sides.key:
-            raise RequestError(
-                "the schema has no category of items, which would name them; rank rows instead, or give the item's id "
-                '"tower": "item" in the schema'
-            )
+        key = sides.features.key.name if distinct else sides.key  # an error where there is none
         parts: list[Rows] = []
         names: list[pa.Array] = []
         places: dict[str, int] = {}
         count = 0
-        for rows, texts in sides.item.read(items, sides.key):
+        for rows, texts in sides.item.read(items, key):
             if texts is not None:
                 kept: list[int] = []
                 for at, text in enumerate(texts.to_pylist()):
@@ -66,7 +63,9 @@ class Catalogue:
             parts.append(rows)
             count += len(rows)
         if not count:
-            raise RequestError("found no item to rank, expected at least one")
+            where = items if isinstance(items, str | Path) else "the rows given"
+            named = f", named by {key}" if key else ""
+            raise RequestError(f"{where} holds no item; expected one a row{named}")
         joined = pa.concat_arrays([each.cast(pa.large_string()) for each in names]) if names else None
         return cls(Rows.concatenate(parts), joined, places)
 
@@ -108,8 +107,7 @@ class Catalogue:
         if not left_out:
             return positions
         chosen = np.arange(len(self)) if positions is None else positions
-        if self.names is None:
-            return chosen
+        assert self.names is not None  # there are places
         if len(self.places) == len(self):
             return np.asarray(chosen[~np.isin(chosen, left_out)])
         names = {str(each) for each in ids}  # rows of an id repeat

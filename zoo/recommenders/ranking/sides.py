@@ -62,7 +62,7 @@ class Side:
             np.array([field.scale for field in fields if field.scale >= 0], np.int64),
         )
 
-    @property
+    @cached_property
     def shared(self) -> SharedInputs:
         """The inputs of this side."""
         return SharedInputs(tuple(self.ids.tolist()), tuple(self.numbers.tolist()), tuple(self.scales.tolist()))
@@ -140,6 +140,11 @@ class Sides:
             return self.features.key.name
         except RequestError:
             return ""
+
+    @cached_property
+    def absent_user(self) -> Rows:
+        """The user's side with missing values, one row."""
+        return self.user.features.encode_columns({}, np.zeros(1, np.int64), labelled=False)
 
     def read_user(self, user: Any) -> Rows:
         """Encodes the user's side of a request.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.data.tables import writing
 from zoo.recommenders.data.encoding import Field, Rows
-from zoo.recommenders.data.features import Features
-from zoo.recommenders.data.logs import open_logs
 from zoo.recommenders.data.row_errors import ErrorLog
-from zoo.recommenders.data.schema import FEATURES
+from zoo.recommenders.inference import ROWS_IN_FLIGHT
 from zoo.recommenders.log_pipeline import LogPipeline
 from zoo.recommenders.retrieval.index import FaissIndex, ItemIndex
 
@@ -131,29 +128,10 @@ class TwoTowerPipeline(LogPipeline):
         Raises:
             RequestError: The log has no item.
         """
-        key = self.key
-        names: dict[str, None] = {}
-        vectors = []
-        logs = open_logs(items)
-        for texts, rows in itertools.chain.from_iterable(_named(self.features, log, key) for log in logs):
-            first: dict[str, int] = {}
-            for at, text in enumerate(texts):
-                if text is not None and text not in names:
-                    first.setdefault(text, at)
-            if first:
-                names |= dict.fromkeys(first)
-                vectors.append(self.vectors(rows[np.array(list(first.values()))], "item"))
-        if not names:
-            raise RequestError(f"{logs[0].path} holds no item; expected one a row, named by {key.name}")
+        catalogue = self.catalogue(items)
+        user = self.sides.absent_user
+        parts = (catalogue.rows[at : at + ROWS_IN_FLIGHT] for at in range(0, len(catalogue), ROWS_IN_FLIGHT))
+        vectors = [self.predict(self.sides.join(user, part))["item"] for part in parts]
+        names = list(catalogue.places)
         joined = np.concatenate(vectors)
-        return list(names), FaissIndex(joined, faiss) if faiss else ItemIndex(joined)
-
-
-def _named(features: Features, log: Any, key: Field) -> Iterator[tuple[list[str | None], Rows]]:
-    """Rows of items with the text of their key."""
-    features.require(log, "item")
-    columns = [column.name for column in features.schema.of(*FEATURES) if column.tower == "item"]
-    for batch in log.batches(columns, forms=features.schema.forms):
-        arrays = dict(zip(columns, batch.columns, strict=True))
-        index = np.arange(batch.num_rows)
-        yield arrays[key.name].to_pylist(), features.encode_columns(arrays, index, labelled=False)
+        return names, FaissIndex(joined, faiss) if faiss else ItemIndex(joined)
