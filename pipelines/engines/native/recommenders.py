@@ -124,9 +124,7 @@ class ProgramSession(Asynchronous):
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """Computes the outputs of a batch, see `Runnable.run`."""
-        if self._subject is not None:
-            hold(self._subject, batch)
-            self._subject = None
+        self._hold(batch)
         graph = self._graph
         if graph.threads > 1:
             found = graph.call(batch)
@@ -139,7 +137,14 @@ class ProgramSession(Asynchronous):
 
     def run_shared(self, batch: Batch, shared: SharedInputs) -> dict[str, NDArray[Any]]:
         """See `Asynchronous.run_shared`."""
+        self._hold(batch)
         return dict(zip(self._graph.outputs, self._graph.call(batch, shared), strict=True))
+
+    def _hold(self, batch: Batch) -> None:
+        """Holds the kernels to the reference, before the first batch."""
+        if self._subject is not None:
+            hold(self._subject, batch)
+            self._subject = None
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Lists the kernels that run, see `Session.executed`."""
