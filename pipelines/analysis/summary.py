@@ -290,7 +290,7 @@ def _line(found: dict[str, Any]) -> str:
     parts = [f"{found['int8_layers']} of {found['layers']} layers int8{macs}"]
     if found["sqnr_db"] is not None:
         parts.append(f"SQNR {found['sqnr_db']:.1f} dB")
-    if found.get("split"):
+    if found["split"]:
         parts.append(f"{sum(found['split'].values())} hidden channels split in {len(found['split'])} layers")
     if found["engine"] is not None:
         parts.append(_times(found))

@@ -376,7 +376,11 @@ def summary_of(folder: ModelFolder) -> dict[str, Any]:
         with contextlib.suppress(RequestError):  # the native kernels do not support the graph
             native = graph_file(folder, "int8", "native")
     samples = npz.read_npz(folder.path / SAMPLES, 1)[0]
-    summary = summarize(exact, int8, quantized, table, samples, native)
+    return warned(summarize(exact, int8, quantized, table, samples, native))
+
+
+def warned(summary: dict[str, Any]) -> dict[str, Any]:
+    """Logs the warnings of a summary, see `pipelines.analysis.summary.summarize`, and returns it."""
     for warning in summary["warnings"]:
         logger.warning("%s", warning)
     return summary

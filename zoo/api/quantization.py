@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from pipelines.analysis.quality_metric import QualityMetric
 from pipelines.analysis.summary import summarize
 from pipelines.analysis.tune import tune as search_recipes
 from pipelines.core import machine
-from pipelines.core.batches import Batch, length
+from pipelines.core.batches import length
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from pipelines.graph import io, reference_session
@@ -29,13 +29,12 @@ from pipelines.quantization.calibration.auto_calibration import split_held_out
 from pipelines.quantization.calibration.calibrate import MEMORY
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq.layers import integer_layers
-from pipelines.quantization.quantizer import QuantReport
 from pipelines.quantization.quantizer import quantize as quantize_model
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites import driver
 from pipelines.rewrites.driver import RewriteReport
 from pipelines.rewrites.shared import file_passes
-from zoo.api.models import moved_probabilities, run_stage, summary_of
+from zoo.api.models import moved_probabilities, run_stage, summary_of, warned
 from zoo.api.paths import Model, as_list, files_of, is_file, open_model, output_path, require_distinct, require_report
 from zoo.api.samples import (
     EFFORT,
@@ -374,23 +373,9 @@ def _write_int8(
     if report_path is not None:
         report_html.save(report.explain(float_model, int8, quantized, table, samples) | facts, report_path)
     held_out = split_held_out(float_model, samples, table.samples)[0] if samples else ()
-    summary = _summary(float_model, int8, quantized, table, held_out, facts.get("effort") == "fast")
+    quick = facts.get("effort") == "fast"
+    summary = warned(summarize(float_model, int8, quantized, table, held_out, quick=quick))
     return {**quantized.to_json(), "path": str(path), "bytes": path.stat().st_size, "summary": summary}
-
-
-def _summary(
-    float_model: ir.Model,
-    int8: ir.Model,
-    quantized: QuantReport,
-    table: CalibrationTable,
-    samples: Iterable[Batch],
-    quick: bool = False,
-) -> dict[str, Any]:
-    """Runs `summarize` and logs its warnings."""
-    summary = summarize(float_model, int8, quantized, table, samples, quick=quick)
-    for warning in summary["warnings"]:
-        logger.warning("%s", warning)
-    return summary
 
 
 def _changed(recipe: QuantRecipe, changes: dict[str, Any]) -> QuantRecipe:

@@ -122,8 +122,7 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
         return
     if suffix:
         raise click.UsageError("--format requires --shard or --on; the suffix of -o selects the format otherwise")
-    if as_json and output == "-":
-        raise click.UsageError("--json and the results both write to stdout; add -o FILE")
+    _require_one_writer(as_json, output)
     given = {name: value for name, value in options.items() if value is not None}
     files = [each if each == "-" or "://" in each or "\t" in each else InputPath(each) for each in inputs]
     report = api.run(model, files or ["-"], output, **given)
@@ -133,6 +132,12 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
         entry = zoo.entry_of(model)
         own = [each.summary for each in entry.run_options if each.name in given and each.summary]
         click.echo((own or [entry.summary])[0].format(**report), err=True)
+
+
+def _require_one_writer(as_json: bool, output: str) -> None:
+    """Raises a usage error if the report and the results both go to stdout."""
+    if as_json and output == "-":
+        raise click.UsageError("--json and the results both write to stdout; add -o FILE")
 
 
 @click.command()
@@ -150,8 +155,7 @@ def rank(model: str, output: str, as_json: bool, **options: Any) -> None:
     """
     from zoo import api
 
-    if as_json and output == "-":
-        raise click.UsageError("--json and the results both write to stdout; add -o FILE")
+    _require_one_writer(as_json, output)
     report = api.rank(model, options.pop("user"), options.pop("items"), output, **options)
     if as_json:
         emit(report, True, lambda: None)

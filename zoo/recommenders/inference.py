@@ -451,4 +451,4 @@ def _names(keep: str | Sequence[str] | None) -> list[str]:
         raise RequestError(
             f"found the column {wrong[0]!r} to keep; expected names that differ, also from row and probability"
         )
-    return [name for name in names if name]
+    return names

@@ -200,12 +200,8 @@ class LogPipeline(ClickPipeline):
             RequestError: A column or an id is missing, or there is no item to rank.
         """
         columns = self.rank_columns(user, items, top, ids=ids, exclude=exclude)
-        return [
-            dict(zip(columns, values, strict=True))
-            for values in zip(
-                *(list(each) if isinstance(each, list) else each.tolist() for each in columns.values()), strict=True
-            )
-        ]
+        plain = [each if isinstance(each, list) else each.tolist() for each in columns.values()]
+        return [dict(zip(columns, values, strict=True)) for values in zip(*plain, strict=True)]
 
     def rank_columns(
         self, user: Any, items: Any, top: int | None = None, *, ids: Iterable[Any] | None = None, exclude: Any = ()

@@ -9,6 +9,7 @@ are checked first: the native probabilities must have the same bits.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,7 +39,7 @@ def compare(model: str | Path, log: Path, count: int, rounds: int) -> dict[str, 
 
     Returns:
         {"model", "family", "candidates", "user_columns": share of the columns that are the user's, "ms": medians of a
-        request by way, "rows_per_second", "http_ms", "ratios"}.
+        request by way, "http_ms": the same over HTTP, "ratios"}.
 
     Raises:
         ZooError: The ways give other probabilities.
@@ -56,17 +57,15 @@ def compare(model: str | Path, log: Path, count: int, rounds: int) -> dict[str, 
     batch, shared = pipeline.preprocess(full), sides.user.shared
     _require_same(pipeline, user, items, batch)
 
-    def calls() -> dict[str, Any]:
-        return {
-            "full rows": lambda: pipeline.predict(pipeline.preprocess(full)),
-            "full rows, onnxruntime fp32": lambda: stock.predict(stock.preprocess(full)),
-            "rank rows": lambda: pipeline.rank(user, items, 10),
-            "rank ids": lambda: pipeline.rank(user, catalogue, 10, ids=ids),
-            "model, full rows": lambda: pipeline.predict(batch),
-            "model, shared": lambda: pipeline.predict_shared(batch, shared),
-        }
-
-    times = harness.in_turn(calls(), rounds)
+    calls = {
+        "full rows": lambda: pipeline.predict(pipeline.preprocess(full)),
+        "full rows, onnxruntime fp32": lambda: stock.predict(stock.preprocess(full)),
+        "rank rows": lambda: pipeline.rank(user, items, 10),
+        "rank ids": lambda: pipeline.rank(user, catalogue, 10, ids=ids),
+        "model, full rows": lambda: pipeline.predict(batch),
+        "model, shared": lambda: pipeline.predict_shared(batch, shared),
+    }
+    times = harness.in_turn(calls, rounds)
     http = _over_http(str(model), user, items, full, ids, rounds)
     pairs = {
         "rank rows": ("full rows", "rank rows"),
@@ -100,8 +99,6 @@ def _over_http(
     model: str, user: Mapping[str, Any], items: list[Any], full: list[Any], ids: list[str], rounds: int
 ) -> dict[str, list[float]]:
     """Milliseconds of a request by route, a number a round."""
-    import tempfile
-
     name = zoo.load(model).card.name
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "items.jsonl"

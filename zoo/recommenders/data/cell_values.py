@@ -28,6 +28,7 @@ LIST = "|"  # joins what is a list in the file
 HUGE = 2.0**63  # from here on whole numbers are not written out
 RAW_MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")  # in texts that are read as they stand
 MISSING = (*RAW_MISSING, "<NA>", "NaT")
+_NO_VALUES = frozenset(MISSING)
 _LIKELY = r"^[-0-9tTfF\[(]"  # first characters of the texts that have another canonical form
 _ODD = r"(?s)^(-?[1-9](\.[0-9]+)?[eE][+-]?[0-9]{1,3}|-?[0-9]{19,}\.0*|-?0\.0000[0-9]+|\[.*\]|\(.*\))$"
 _QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
@@ -221,6 +222,8 @@ def as_text(value: Any, separator: str = LIST) -> str | None:
         TypeError: The value has another type.
         UnicodeDecodeError: Bytes are not UTF-8.
     """
+    if type(value) is str:  # the most frequent kind
+        return None if value in _NO_VALUES else value
     if isinstance(value, pa.Scalar):
         value = value.as_py()
     if isinstance(value, enum.Enum):
@@ -252,7 +255,7 @@ def as_text(value: Any, separator: str = LIST) -> str | None:
         text = separator.join(each for item in items if (each := as_text(item, separator)) is not None)
     else:
         raise TypeError(f"found a value of type {type(value).__name__}")
-    return None if text in MISSING else text
+    return None if text in _NO_VALUES else text
 
 
 def as_texts(values: Iterable[Any], name: str, separator: str) -> pa.Array:
@@ -269,11 +272,10 @@ def as_texts(values: Iterable[Any], name: str, separator: str) -> pa.Array:
     Raises:
         RequestError: A value has a type that has no text.
     """
-    texts, missing = [], frozenset(MISSING)
+    texts = []
     for value in values:
         try:
-            plain = type(value) is str and value not in missing  # the most frequent kind
-            texts.append(value if plain else as_text(value, separator))
+            texts.append(as_text(value, separator))
         except (TypeError, UnicodeDecodeError) as error:
             raise RequestError(
                 f"column {name}: {one_line(error)}; expected text, a number, a boolean, a date, a list of them or a "

@@ -178,9 +178,8 @@ class CsvReader:
         form = "quoted" if log.header else "unquoted"
         key = (log.columns, tuple(names), log.delimiter, form, isa)
         if key not in features.csv_parsers:
-            canonical = features.schema.canonical
-            shape = features.shape
-            parser = native.LogParser(len(log.columns), log.delimiter, form, RAW_MISSING, *shape, isa, canonical)
+            options = RAW_MISSING, *features.shape, isa, features.schema.canonical
+            parser = native.LogParser(len(log.columns), log.delimiter, form, *options)
             known = add_columns(parser, features, {name: at for at, name in enumerate(log.columns) if name in names})
             if len(features.csv_parsers) >= MOST_PARSERS:
                 features.csv_parsers.clear()
@@ -204,11 +203,12 @@ class CsvReader:
         Raises:
             RequestError: The log cannot be read to its end, or a row has another number of columns and `bad` is None.
         """
+        most = len(self.log.place) + 1 if isinstance(self.log.place, bytes) else PIECE
 
         def read(front: int) -> tuple[NDArray[np.uint8], int]:
             """Reads a piece of the file behind `front` free bytes; returns the buffer and the end of the data."""
             begin = time.perf_counter()
-            step = min(PIECE, logs.BLOCK, *([len(self.log.place) + 1] if isinstance(self.log.place, bytes) else []))
+            step = min(PIECE, logs.BLOCK, most)
             if len(buffers[0]) < front + step + PAD + 1:
                 buffers[0] = np.zeros(front + step + PAD + 1, np.uint8)
             buffer = buffers.pop(0)
