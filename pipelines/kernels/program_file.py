@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -117,8 +118,8 @@ def load(path: str | Path, classes: Classes, version: int, outside: Path | None 
             if "array" in value:
                 dtype, shape, offset = value["array"]
                 if value.get("outside"):
-                    return np.ndarray(shape, dtype, mapped(outside), offset)
-                flat = np.ndarray(shape, dtype, content, first + offset)
+                    return _view(mapped(outside), shape, dtype, offset)
+                flat = _view(content, shape, dtype, first + offset)
                 return flat.T if value.get("transposed") else flat
             ((name, arguments),) = value.items()
             return classes[name](**{key: decoded(item) for key, item in arguments.items()})
@@ -126,3 +127,14 @@ def load(path: str | Path, classes: Classes, version: int, outside: Path | None 
         return tuple(map(decoded, header["programs"]))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
+
+
+def _view(content: mmap.mmap, shape: Sequence[int], dtype: str, offset: int) -> Array:
+    """Returns an array that lies in a file.
+
+    Raises:
+        ValueError: It does not lie within the file; numpy itself computes its size in 64 bits, which may wrap around.
+    """
+    if min((offset, *shape)) < 0 or offset + math.prod(shape) * np.dtype(dtype).itemsize > len(content):
+        raise ValueError(f"an array of {shape} at {offset} is not within its {len(content):,} bytes")
+    return np.ndarray(shape, dtype, content, offset)
