@@ -124,7 +124,7 @@ class Writer:
         Args:
             inputs: Inputs of the module.
             path: Path of the module in the network, the prefix of its names.
-            module: Identity, Dropout, Linear or ReLU.
+            module: Identity, Dropout, Linear, ReLU or Sigmoid.
 
         Returns:
             Output of the module.
@@ -140,6 +140,6 @@ class Writer:
                     self.weight(f"{path}.{key}", np.array(each.cpu())) for key, each in module.state_dict().items()
                 ]
                 return self.add("Gemm", [*inputs, *weights], path, transB=1)
-            case "ReLU":
-                return self.add("Relu", inputs, path)
+            case "ReLU" | "Sigmoid" as kind:
+                return self.add(kind.capitalize(), inputs, path)
         raise RequestError(f"{path} is {module}, which has no ONNX form here")

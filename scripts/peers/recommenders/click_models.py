@@ -20,7 +20,7 @@ from pipelines.core.errors import RequestError
 from scripts.peers import harness
 from scripts.peers.recommenders import engines, wide_deep
 
-FAMILIES = ("wide-deep", "deepfm", "dcn-v2", "dlrm", "two-tower")
+FAMILIES = ("wide-deep", "deepfm", "dcn-v2", "dlrm", "autoint", "finalmlp", "gdcn", "two-tower")
 ENGINES = [name for name in engines.ENGINES if name != "tensorflow-fp32"]
 PACKAGES = (*engines.PACKAGES, "deepctr-torch")
 

@@ -32,7 +32,7 @@ from scripts.peers import harness, processes
 
 SIZES = "1,2,3,4,7,8,9,16,17,31,32,33,64,127,128"
 FEW = 8  # samples of the batches that are shorter along other axes
-LOG_FAMILIES = ("wide-deep", "deepfm", "dcn-v2", "dlrm", "two-tower")
+LOG_FAMILIES = ("wide-deep", "deepfm", "dcn-v2", "dlrm", "autoint", "finalmlp", "gdcn", "two-tower")
 SETTINGS = ("epochs=1", "l2_embeddings=10", "refit=false")
 KINDS = ("shipped", "families", "foreign")
 ENGINES = ("onnxruntime", "openvino", "openvino-file", "native")

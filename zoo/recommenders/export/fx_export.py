@@ -10,13 +10,16 @@ import onnx_ir as ir
 from pipelines.core.errors import RequestError
 from pipelines.graph.infer import infer_shapes
 from zoo.recommenders.data.features import Features
-from zoo.training.onnx_builder import OPSET, Writer, path_of
+from zoo.recommenders.export.field_operators import FIELD_LAYERS, FieldWriter
+from zoo.training.onnx_builder import OPSET, path_of
 
 if TYPE_CHECKING:
     from torch import fx, nn
 
-PARTS = ("Embeddings", "FirstOrder", "FactorizationMachine", "DotInteraction", "SelectColumns", "L2Normalize", "RowDot")
-
+PARTS = (
+    *("Embeddings", "FirstOrder", "FactorizationMachine", "DotInteraction", "SelectColumns", "L2Normalize", "RowDot"),
+    *FIELD_LAYERS,
+)
 
 TENSOR = "tensor"  # where a traced step's meta has the name of its result in the graph
 
@@ -99,7 +102,7 @@ def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) 
     return exported
 
 
-class _Writer(Writer):
+class _Writer(FieldWriter):
     """Writes modules and functions of recommenders."""
 
     def __init__(self, main: ir.Graph, inputs: dict[str, ir.Value]) -> None:
@@ -108,7 +111,9 @@ class _Writer(Writer):
         self._columns: dict[tuple[str, int, int], ir.Value] = {}
 
     def part(self, inputs: list[ir.Value], path: str, module: Any) -> ir.Value:
-        """Appends a module of `zoo.recommenders.models.layers`, or a layer of torch."""
+        """Appends a module of `zoo.recommenders.models`, or a layer of torch."""
+        if type(module).__name__ in FIELD_LAYERS:
+            return self.field_layer(inputs[0], path, module)
         match type(module).__name__:
             case "Embeddings":
                 return self.add("Concat", self._vectors(module, path), path, axis=1)
@@ -148,6 +153,8 @@ class _Writer(Writer):
                 return self.add("Concat", parts, path, axis=1)
             case (("add" | "mul"), (ir.Value(), ir.Value())):
                 return self.add(kind.capitalize(), inputs, path)
+            case "mul", (ir.Value() as x, float(factor)):
+                return self.add("Mul", [x, self.constant(f"factor.{factor:g}", factor)], path)
         raise RequestError(f"{path} is {kind} of {len(inputs)} values, which has no ONNX form here")
 
     def _vectors(self, module: Any, path: str) -> list[ir.Value]:

@@ -105,7 +105,7 @@ DCN_V2 = TrainableRankingFamily(
     name="dcn-v2",
     title="DCN-V2 (Wang et al. 2021): click-through rate from the columns of any log",
     # the inputs of these layers hold numbers next to products of embeddings, ten times as large; the layers are small
-    recipe=replace(RECIPE, keep_float=(r"cross\.[1-9].*\.v", "cross_output")),
+    recipe=replace(RECIPE, keep_float=(r"cross\.[1-9]\.v|cross_output",)),
     build=DCNv2,
     config=DCNv2Config(),
 )

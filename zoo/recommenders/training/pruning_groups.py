@@ -76,7 +76,10 @@ class PruningGroups:
             case "Linear":
                 self.inputs[path], self.outputs[path] = read[0], self._new_columns(module.out_features)
                 return self.outputs[path]
-            case "ReLU" | "Dropout" | "L2Normalize":
+            case "ReLU" | "Dropout" | "Sigmoid" | "L2Normalize":
+                return np.asarray(read[0])
+            case "ConstantGates":
+                self.inputs[path] = self.outputs[path] = read[0]
                 return np.asarray(read[0])
             case "SelectColumns":
                 return np.asarray(read[0][module.chosen.numpy()])
@@ -90,12 +93,33 @@ class PruningGroups:
                 return np.array([FIXED])
             case "FirstOrder":
                 return np.array([FIXED])
+            case "NumberVectors" | "JoinFields" | "SplitFields" | "FieldAttention" | "BilinearHeads":
+                return self._uncut(module, read[0])
         raise RequestError(f"{path} is a {type(module).__name__}, whose columns cannot be cut")
+
+    def _uncut(self, module: Any, columns: Numbers) -> Numbers:
+        """Fixes the columns that a layer on the vectors of fields reads, and returns those of its result."""
+        for number in columns.tolist():
+            self._union(np.array([FIXED]), np.array([number]))
+        match type(module).__name__:
+            case "NumberVectors":
+                width = module.count * module.size
+            case "JoinFields":
+                width = module.fields * module.size
+            case "SplitFields":
+                width = module.size
+            case "FieldAttention":
+                width = module.heads * module.size
+            case _:
+                width = module.weight.shape[0] * module.weight.shape[2]
+        return np.full(width, FIXED)
 
     def _function(self, node: fx.Node, values: Mapping[Any, Any]) -> Numbers:
         match getattr(node.target, "__name__", ""), node.args:
             case "cat", (list(parts), 1):
                 return np.concatenate([values[part] for part in parts])
+            case "mul", (a, float()):
+                return np.asarray(values[a])
             case (("add" | "mul"), (a, b)):
                 self._union(values[a], values[b])
                 return np.asarray(values[a])
@@ -251,7 +275,8 @@ def importances(
             parts = [value.detach() * slope for value, slope in zip(values, slopes, strict=True)]
         changes = torch.zeros(len(logits), units.count, dtype=torch.float64)
         for path, part in zip(given, parts, strict=True):
-            changes.index_add_(1, places[path], part.double())
+            summed = part.reshape(len(logits), -1, part.shape[1]).sum(1)  # layers on fields have a row per field
+            changes.index_add_(1, places[path], summed.double())
         importance += (changes if kind == "activation" else changes.square()).sum(0)
     for each in hooks:
         each.remove()

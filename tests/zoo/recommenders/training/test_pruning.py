@@ -18,12 +18,15 @@ torch = pytest.importorskip("torch", reason="needs the train extra")
 
 from zoo.recommenders.data.features import Features  # noqa: E402
 from zoo.recommenders.data.schema_inference import infer  # noqa: E402
+from zoo.recommenders.models.autoint import AutoInt, AutoIntConfig  # noqa: E402
 from zoo.recommenders.models.dcn_v2 import DCNv2  # noqa: E402
 from zoo.recommenders.models.dcn_v2 import DCNv2Config as OfDCN  # noqa: E402
 from zoo.recommenders.models.deepfm import DeepFM  # noqa: E402
 from zoo.recommenders.models.deepfm import DeepFMConfig as OfDeepFM  # noqa: E402
 from zoo.recommenders.models.dlrm import DLRM  # noqa: E402
 from zoo.recommenders.models.dlrm import DLRMConfig as OfDLRM  # noqa: E402
+from zoo.recommenders.models.finalmlp import FinalMLP, FinalMLPConfig  # noqa: E402
+from zoo.recommenders.models.gdcn import GDCN, GDCNConfig  # noqa: E402
 from zoo.recommenders.models.two_tower import TwoTower  # noqa: E402
 from zoo.recommenders.models.two_tower import TwoTowerConfig as OfTowers  # noqa: E402
 from zoo.recommenders.models.wide_deep import WideDeep  # noqa: E402
@@ -38,6 +41,13 @@ FAMILIES = {
     "deepfm": (DeepFM, OfDeepFM, {"embeddings", "deep.0", "deep.3"}),
     "dcn-v2": (DCNv2, OfDCN, {"embeddings", "cross.0.v", "deep.0", "deep.3"}),
     "dlrm": (DLRM, OfDLRM, {"embeddings", "bottom.0", "top.0", "top.3"}),
+    "autoint": (AutoInt, AutoIntConfig, {"deep.0", "deep.3"}),
+    "finalmlp": (
+        FinalMLP,
+        FinalMLPConfig,
+        {"embeddings", "first_gates.network.0", "first.0", "first.3", "second.0", "second.3"},
+    ),
+    "gdcn": (GDCN, GDCNConfig, {"embeddings", "deep.0", "deep.3"}),
     "two-tower": (TwoTower, OfTowers, {"user.embeddings", "user.network.0", "user.network.3", "user.network.6"}),
 }
 SETTINGS = {"batch_size": "128", "held_out": "0.2", "l2_embeddings": "10"}

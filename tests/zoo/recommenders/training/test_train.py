@@ -34,7 +34,7 @@ load_checkpoint = importlib.import_module("zoo.recommenders.models.checkpoints")
 torch.set_num_threads(1)  # such small work only waits for a second thread
 
 ROOT = Path(__file__).resolve().parents[4]
-FAMILIES = ("wide-deep", "deepfm", "dcn-v2", "dlrm", "two-tower")
+FAMILIES = ("wide-deep", "deepfm", "dcn-v2", "dlrm", "autoint", "finalmlp", "gdcn", "two-tower")
 SMALL = {
     "hidden": "16,8",
     "embedding_size": "8",

@@ -1,0 +1,114 @@
+"""AutoInt (Song et al. 2019, "AutoInt: Automatic Feature Interaction Learning via Self-Attentive Neural Networks")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from zoo.recommenders.family import TrainableRankingFamily
+from zoo.recommenders.train_config import TrainConfig
+from zoo.training.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+
+    from zoo.recommenders.data.features import Features
+
+
+@dataclass(frozen=True)
+class AutoIntConfig(TrainConfig):
+    """Training settings of AutoInt.
+
+    Attributes:
+        layers: Number of interacting layers.
+        heads: Heads of an interacting layer.
+        attention_size: Size of the vectors of a head.
+        deep: Whether a deep network reads the embeddings beside the interacting layers (AutoInt+, section 5.5).
+    """
+
+    layers: int = 3
+    heads: int = 2
+    attention_size: int = 16
+    deep: bool = True
+
+
+class InteractingLayer(LazyModule):
+    """Interacting layer: ReLU(multi-head attention between fields + W_res e)."""
+
+    def __init__(self, fields: int, inputs: int, heads: int, size: int) -> None:
+        from torch import nn
+
+        from zoo.recommenders.models.field_layers import FieldAttention
+
+        super().__init__()
+        self.projections = nn.Linear(inputs, 4 * heads * size, bias=False)
+        self.attention = FieldAttention(fields, heads, size)
+        self.relu = nn.ReLU()
+
+    def forward(self, rows: torch.Tensor) -> Any:
+        """Computes the layer.
+
+        Args:
+            rows: Vectors of the fields, float32 [n * fields, inputs].
+
+        Returns:
+            float32 [n * fields, heads * size].
+        """
+        return self.relu(self.attention(self.projections(rows)))
+
+
+class AutoInt(LazyModule):
+    """Interacting layers on the vectors of categories and numbers, with a deep network and first-order weights."""
+
+    widths: ClassVar = {"deep": ("hidden",)}
+
+    def __init__(self, features: Features, config: AutoIntConfig) -> None:
+        from torch import nn
+
+        from zoo.recommenders.models.field_layers import JoinFields, NumberVectors, SplitFields
+        from zoo.recommenders.models.layers import Embeddings, FirstOrder, counts, mlp
+
+        super().__init__()
+        categories, self.numbers = counts(features)
+        size, fields = config.embedding_size, categories + self.numbers
+        self.embeddings = Embeddings(features.fields, size)
+        self.vectors = NumberVectors(self.numbers, size) if self.numbers else None
+        self.wide = FirstOrder(features.fields)
+        self.split = SplitFields(size)
+        width = config.heads * config.attention_size
+        sizes = [size, *[width] * config.layers]
+        self.interacting = nn.ModuleList(
+            InteractingLayer(fields, inputs, config.heads, config.attention_size) for inputs in sizes[:-1]
+        )
+        self.join = JoinFields(fields, width)
+        self.output = nn.Linear(fields * width, 1)
+        deep = self.embeddings.width + self.numbers
+        self.deep = mlp(deep, config.hidden, 1, config.dropout) if config.deep else None
+
+    def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
+        """Computes logits.
+
+        Args:
+            ids: Table rows, int32 [n, columns].
+            numbers: float32 [n, numbers].
+            scales: Reciprocals of list lengths, float32 [n, lists].
+
+        Returns:
+            Logits, float32 [n, 1].
+        """
+        from zoo.recommenders.models.layers import concat_numbers
+
+        flat = self.embeddings(ids, scales)
+        rows = self.split(flat if self.vectors is None else concat_numbers(flat, self.vectors(numbers), 1))
+        for layer in self.interacting:
+            rows = layer(rows)
+        logits = self.output(self.join(rows)) + self.wide(ids, scales)
+        return logits if self.deep is None else logits + self.deep(concat_numbers(flat, numbers, self.numbers))
+
+
+AUTOINT = TrainableRankingFamily(
+    name="autoint",
+    title="AutoInt (Song et al. 2019): click-through rate from the columns of any log",
+    build=AutoInt,
+    config=AutoIntConfig(),
+)
