@@ -18,8 +18,10 @@ class _OpenVino:
     """A file compiled by OpenVINO with its default hints: all cores, bfloat16 where the CPU has it."""
 
     def __init__(self, path: Path) -> None:
+        from pipelines.engines.openvino.forms import Graph
         from pipelines.engines.openvino.session import library
 
+        self.graph = Graph(path, model=None, threads=1, precision="", cached=False)  # for `require_right_as_opened`
         try:
             self._compiled = library().Core().compile_model(str(path), "CPU")
             self._request = self._compiled.create_infer_request()

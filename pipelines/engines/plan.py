@@ -386,7 +386,7 @@ def _open_all(
     """Opens and runs every candidate with every thread count; failures are noted in `failed`."""
     sessions, rows = [], []
     results: dict[Path, Batch] = {}
-    references: dict[Path, Session] = {}
+    referenced: set[Path] = set()  # files that the reference engine runs
     for count in threads:
         for candidate in sorted(candidates, key=lambda each: each.engine != REFERENCE):
             try:
@@ -394,9 +394,9 @@ def _open_all(
                 outputs = session.run(batch)
                 require_alike(candidate.engine, outputs, results.setdefault(candidate.path, outputs))
                 if candidate.engine == REFERENCE:
-                    references[candidate.path] = session
-                elif candidate.path in references:
-                    require_right_as_opened(session, references[candidate.path], batch)
+                    referenced.add(candidate.path)
+                elif candidate.path in referenced:
+                    require_right_as_opened(session, batch)
             except ZooError as error:
                 failed.append(str(error))
                 continue

@@ -189,7 +189,7 @@ def _agreeing(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
             outputs = session.run(batch)
             require_alike(name, outputs, reference)
             if REFERENCE in sessions:
-                require_right_as_opened(session, sessions[REFERENCE], batch)
+                require_right_as_opened(session, batch)
         except BatchError:
             raise
         except ZooError as error:

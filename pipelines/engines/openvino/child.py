@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -61,13 +62,17 @@ class _Child:
 
 
 _running: _Child | None = None
+_LOCK = threading.RLock()  # one request at a time
+os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
 
 
 def probe(request: dict[str, Any]) -> dict[str, Any] | None:
-    """Checks one form of a graph in the child process; the caller holds a lock.
+    """Checks one form of a graph in the child process.
 
     Args:
-        request: {"graph", "form", "batch", "sizes"}, see `probe.check`; and "home", the cache folder.
+        request: {"graph", "form", "batch", "sizes"}, see `probe.check`; {"graph", "form", "opened"}, see
+            `probe.check_as_opened`; or {"native", "form", "batch"}, see `native.held.check`; and "home", the cache
+            folder.
 
     Returns:
         {"difference": largest difference as a share of an output's power, infinite after a crash; "fault": its
@@ -75,6 +80,11 @@ def probe(request: dict[str, Any]) -> dict[str, Any] | None:
         that of the largest difference, if there is any}. None if there
         is no reference or no child process.
     """
+    with _LOCK:
+        return _probe(request)
+
+
+def _probe(request: dict[str, Any]) -> dict[str, Any] | None:
     global _running
     message = pickle.dumps(request)
     for _ in range(2):  # a child that was idle may just have ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
@@ -11,11 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pipelines.core.batches import Batch, resized
+from pipelines.core.batches import Batch, length, resized
 from pipelines.core.errors import ZooError, one_line
-from pipelines.engines.agreement import ALIKE, difference, largest_difference
+from pipelines.engines.agreement import ALIKE, LONG, difference, largest_difference, stretched, variants
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.openvino.forms import DYNAMIC, Graph
 from pipelines.engines.openvino.session import OpenVinoSession
@@ -23,7 +23,7 @@ from pipelines.engines.openvino.session import OpenVinoSession
 BUDGET = 4.0  # seconds until no further batch size is checked; that of the caller always is
 SHARE = 0.25  # of the budget that ONNX Runtime may take for a further size
 ROUNDING = 1e-3  # difference of a padded or longer batch, as a share of the power, that rounding may explain
-LONG = 64  # elements of the dynamic axes of a longer batch
+AS_OPENED = "openvino (the file as it is)"
 
 
 class _Uncached(OpenVinoSession):
@@ -49,12 +49,69 @@ def serve(idle: float) -> None:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Checks a graph in OpenVINO, or a model in native kernels."""
+    """Checks a graph in OpenVINO, in one form or as users open it, or a model in native kernels."""
+    if "opened" in request:
+        return check_as_opened(request["graph"], request["opened"])
     if "native" not in request:
         return check(**request)
     from pipelines.engines.native import held
 
     return held.check(request["native"], request["batch"])
+
+
+def check_as_opened(graph: dict[str, Any], batch: Batch) -> dict[str, Any]:
+    """Compares a file as users open it with ONNX Runtime, in several shapes one after another, see `variants`.
+
+    Shapes that ONNX Runtime refuses are skipped.
+
+    Args:
+        graph: Fields of `forms.Graph`.
+        batch: Example batch.
+
+    Returns:
+        {"difference", "fault", "refused", "sizes"}, see `child.probe`; {} if no shape is dynamic, no operator is int8,
+        or ONNX Runtime refuses the model.
+    """
+    given, result = Graph(**graph), {"difference": 0.0, "fault": "", "refused": False, "sizes": []}
+    try:
+        reference = OnnxRuntimeSession(given.path, given.threads, given.model)
+    except ZooError:
+        return {}
+    shapes: list[str] = []
+    try:
+        session = _Uncached(given.path, given.threads, given.model, given.precision)
+        if (run := session.as_opened()) is None:
+            return {}
+        for example, compared in variants(session.inputs, batch, _affordable(reference, batch)):
+            try:
+                expected = reference.run(example)
+            except ZooError:
+                continue
+            shapes.append(", ".join(f"{name} {list(array.shape)}" for name, array in example.items()))
+            try:
+                outputs = run(example)
+            except ZooError:
+                if compared:
+                    raise
+                run, shapes = session.as_opened() or run, []
+                continue
+            if compared:
+                share, name = largest_difference(AS_OPENED, outputs, expected)
+                if share > ALIKE:
+                    raise ZooError(difference(AS_OPENED, name, share))
+    except ZooError as error:
+        history = f", with {' after '.join(shapes[:-2:-1] + shapes[:1] * (len(shapes) > 1))}" if shapes else ""
+        return result | {"difference": np.inf, "fault": one_line(error) + history}
+    return result
+
+
+def _affordable(reference: OnnxRuntimeSession, batch: Batch) -> int:
+    """Returns the size of long batches that ONNX Runtime computes within a share of the budget, `LONG` at most."""
+    start = time.perf_counter()
+    with contextlib.suppress(ZooError):
+        reference.run(batch)
+    each = (time.perf_counter() - start) / max(length(batch), 1)
+    return int(np.clip(SHARE * BUDGET / each, 2, LONG))
 
 
 def check(graph: dict[str, Any], form: str, batch: Batch, sizes: Sequence[int]) -> dict[str, Any]:
@@ -153,8 +210,8 @@ def _fault_of_growth(
     try:
         kind = OpenVinoSession if graph.cached else _Uncached
         session = kind(graph.path, graph.threads, graph.model, graph.precision, form=form)
-        for length in (1, LONG):
-            example = {name: _stretched(batch[name], axes, length) for name, axes in free.items()}
+        for size in (1, LONG):
+            example = {name: stretched(batch[name], axes, size) for name, axes in free.items()}
             expected = reference.run(example)
             share, name = largest_difference("openvino", session.run(example), expected)
     except ZooError:  # such lengths do not fit this graph
@@ -162,11 +219,3 @@ def _fault_of_growth(
     if share <= max(ROUNDING, 10 * exact):
         return ""
     return f"a batch of length {LONG} after one of length 1 is wrong: {difference('openvino', name, share)}"
-
-
-def _stretched(array: NDArray[Any], axes: Sequence[int], length: int) -> NDArray[Any]:
-    """Returns an array of another length along axes, with its elements repeated."""
-    for axis in axes:
-        if array.shape[axis]:
-            array = np.take(array, np.arange(length) % array.shape[axis], axis)
-    return np.ascontiguousarray(array)

@@ -102,7 +102,7 @@ class OpenVinoSession(Asynchronous):
     ) -> None:
         ov = library()
         self.path, self.threads = path, threads
-        self._graph = forms.Graph(path, model, threads, precision if precision == BF16 else "", self.cached)
+        self.graph = forms.Graph(path, model, threads, precision if precision == BF16 else "", self.cached)
         self._form, self._checked = form or forms.STATIC, bool(form)
         self._float_type = precision if precision == BF16 else "f32"  # the default is bf16 on CPUs that support it
         self._model: str | bytes = model if model is not None else str(path)
@@ -168,7 +168,7 @@ class OpenVinoSession(Asynchronous):
         with self._lock:
             size = self._size(count)
             if size not in self._compiled:
-                if not self._checked and self._take(forms.correct_form(self._graph, batch, size, self.sizes)):
+                if not self._checked and self._take(forms.correct_form(self.graph, batch, size, self.sizes)):
                     size = self._size(count)
                 if size not in self._compiled:
                     self._compiled[size] = Requests(self._made(self._core, size))
