@@ -28,6 +28,7 @@ BUILT_IN = {
     "finalmlp": "zoo.recommenders.models.finalmlp:FINALMLP",
     "gdcn": "zoo.recommenders.models.gdcn:GDCN_FAMILY",
     "two-tower": "zoo.recommenders.models.two_tower:TWO_TOWER",
+    "din": "zoo.recommenders.models.sequences.din:DIN_FAMILY",
     "ranker": "zoo.recommenders.models.ranker:RANKER",
     "resnet50": "zoo.vision.models.resnet:RESNET50",
     "resnet26d": "zoo.vision.models.resnet:RESNET26D",

@@ -138,10 +138,12 @@ class LogParser:
     def known(self, place: int, at: int, values: Sequence[str]) -> None:
         """A category with a vocabulary."""
 
-    def hashed_list(self, place: int, at: int, buckets: int, width: int, separator: str, repeated: bool, scale: int) -> None:
-        """A list; repeated: its first item fills it up; scale: or -1."""
+    def hashed_list(self, place: int, at: int, buckets: int, width: int, separator: str, repeated: bool, scale: int, newest_first: bool = False) -> None:
+        """
+        A list; repeated: its first item fills it up; scale: or -1; newest_first: its items are turned around.
+        """
 
-    def known_list(self, place: int, at: int, values: Sequence[str], width: int, separator: str, repeated: bool, scale: int) -> None:
+    def known_list(self, place: int, at: int, values: Sequence[str], width: int, separator: str, repeated: bool, scale: int, newest_first: bool = False) -> None:
         """A list with a vocabulary."""
 
     def number(self, place: int, at: int, gap: int, scaling: str, minus: float, divisor: float, fill: float, table: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:

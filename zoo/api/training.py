@@ -35,6 +35,7 @@ def schema(
     category: Sequence[str] = (),
     number: Sequence[str] = (),
     ignore: Sequence[str] = (),
+    family: str | None = None,
 ) -> dict[str, Any]:
     """Infers the schema of a click log from all its rows.
 
@@ -48,6 +49,7 @@ def schema(
         category: Columns that are categories, whatever is inferred.
         number: Columns that are numbers.
         ignore: Columns that are not used.
+        family: Family that the schema is for, as din, whose lists of items are sequences; None for one that pools them.
 
     Returns:
         {"schema": JSON of `zoo.recommenders.data.schema.JSON_SCHEMA`, "columns": header of the table, "table": rows of
@@ -64,10 +66,13 @@ def schema(
         for name in [names] if isinstance(names, str) else names:
             if kinds.setdefault(name, kind) != kind:
                 raise RequestError(f"found the column {name} as {kinds[name]} and as {kind}, expected one of them")
-    family = next(entry for entry in zoo.entries().values() if isinstance(entry, SchemaInferring))
-    inferred, columns, table = family.infer_schema(
-        log, label=label, delimiter=delimiter, on_error=on_error, kinds=kinds
-    )
+    entries = zoo.entries()
+    names_of = [name for name, entry in entries.items() if isinstance(entry, SchemaInferring)]
+    if family is not None and family not in names_of:
+        raise RequestError(f"found the family {family!r}, expected one that has a schema: {', '.join(names_of)}")
+    entry = entries[family or names_of[0]]
+    assert isinstance(entry, SchemaInferring)
+    inferred, columns, table = entry.infer_schema(log, label=label, delimiter=delimiter, on_error=on_error, kinds=kinds)
     path = None if output is None else str(inferred.save(output))
     return {"schema": inferred.to_json(), "columns": columns, "table": table, "path": path}
 

@@ -194,6 +194,7 @@ def import_model(source: str, output: str | None, as_json: bool, **options: Any)
 @click.option("--category", multiple=True, metavar="COLUMN", help="Column that is a category; repeatable.")
 @click.option("--number", multiple=True, metavar="COLUMN", help="Column that is a number; repeatable.")
 @click.option("--ignore", multiple=True, metavar="COLUMN", help="Column that is not used; repeatable.")
+@click.option("--family", default=None, help="Family that the schema is for: din, bst and sasrec read sequences.")
 @combined(on_error, as_json)
 def schema(logs: tuple[str, ...], output: str | None, as_json: bool, **options: Any) -> None:
     """Infer the schema of a click LOG: type and encoding of every column, with the reason.

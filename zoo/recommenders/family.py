@@ -147,7 +147,7 @@ class TrainableRankingFamily(
         from zoo.recommenders.data.schema import COLUMNS
         from zoo.recommenders.data.schema_inference import infer
 
-        schema = infer(open_logs(log, delimiter), label, on_error, kinds)
+        schema = infer(open_logs(log, delimiter), label, on_error, kinds, getattr(self.build, "sequences", False))
         return schema, list(COLUMNS), schema.table()
 
     def train_config(self) -> TrainConfig:

@@ -87,6 +87,7 @@ struct Column {
     uint8_t separator = 0;
     bool repeated = false;
     int64_t scale = -1;
+    bool newest_first = false; // the last item comes first
     int64_t gap = -1; // of a number, from here on
     Scaling scaling = other;
     double minus = 0, divisor = 1;
@@ -262,7 +263,7 @@ ALWAYS_INLINE bool lists(
         const size_t kept = std::min(count, column.width);
         size_t from = count > column.width ? next : 0;
         for (size_t k = 0; k < kept; ++k) {
-            to[k] = (*column.ids)(ring[from].begin, ring[from].end - ring[from].begin);
+            to[column.newest_first ? kept - 1 - k : k] = (*column.ids)(ring[from].begin, ring[from].end - ring[from].begin);
             from = from + 1 == column.width ? 0 : from + 1;
         }
         const int32_t rest = column.repeated && kept ? to[0] : column.ids->last;

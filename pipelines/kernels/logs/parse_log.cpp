@@ -77,13 +77,14 @@ class LogParser {
         category(place, at, std::make_shared<Ids>(buckets, missing));
     }
     void known(size_t place, size_t at, const std::vector<std::string> &values) { category(place, at, vocabulary(values)); }
-    void hashed_list(size_t place, size_t at, int64_t buckets, size_t width, const std::string &separator, bool repeated, int64_t scale) {
-        list(place, at, std::make_shared<Ids>(buckets), width, separator, repeated, scale);
+    void hashed_list(
+        size_t place, size_t at, int64_t buckets, size_t width, const std::string &separator, bool repeated, int64_t scale, bool newest_first) {
+        list(place, at, std::make_shared<Ids>(buckets), width, separator, repeated, scale, newest_first);
     }
     void known_list(
         size_t place, size_t at, const std::vector<std::string> &values, size_t width, const std::string &separator, bool repeated,
-        int64_t scale) {
-        list(place, at, vocabulary(values), width, separator, repeated, scale);
+        int64_t scale, bool newest_first) {
+        list(place, at, vocabulary(values), width, separator, repeated, scale, newest_first);
     }
     void number(size_t place, size_t at, int64_t gap, const std::string &scaling, double minus, double divisor, float fill, Table table) {
         check(place, at, 1, schema_.numbers);
@@ -173,11 +174,12 @@ class LogParser {
         schema_.columns.push_back({Kind::category, place, at, std::move(ids)});
     }
     void list(
-        size_t place, size_t at, std::shared_ptr<Ids> ids, size_t width, const std::string &separator, bool repeated, int64_t scale) {
+        size_t place, size_t at, std::shared_ptr<Ids> ids, size_t width, const std::string &separator, bool repeated, int64_t scale,
+        bool newest_first) {
         check(place, at, width, schema_.ids);
         if (!width || scale < -1 || scale >= static_cast<int64_t>(schema_.scales))
             throw std::invalid_argument("found a list without places or with a scale outside the outputs");
-        schema_.columns.push_back({Kind::list, place, at, std::move(ids), width, byte(separator), repeated, scale});
+        schema_.columns.push_back({Kind::list, place, at, std::move(ids), width, byte(separator), repeated, scale, newest_first});
     }
     Schema schema_;
     Parse parse_;
@@ -230,10 +232,11 @@ void bind_parse_log(nb::module_ &module) {
         .def("known", &LogParser::known, nb::arg("place"), nb::arg("at"), nb::arg("values"), "A category with a vocabulary.")
         .def(
             "hashed_list", &LogParser::hashed_list, nb::arg("place"), nb::arg("at"), nb::arg("buckets"), nb::arg("width"),
-            nb::arg("separator"), nb::arg("repeated"), nb::arg("scale"), "A list; repeated: its first item fills it up; scale: or -1.")
+            nb::arg("separator"), nb::arg("repeated"), nb::arg("scale"), nb::arg("newest_first") = false,
+            "A list; repeated: its first item fills it up; scale: or -1; newest_first: its items are turned around.")
         .def(
             "known_list", &LogParser::known_list, nb::arg("place"), nb::arg("at"), nb::arg("values"), nb::arg("width"),
-            nb::arg("separator"), nb::arg("repeated"), nb::arg("scale"), "A list with a vocabulary.")
+            nb::arg("separator"), nb::arg("repeated"), nb::arg("scale"), nb::arg("newest_first") = false, "A list with a vocabulary.")
         .def(
             "number", &LogParser::number, nb::arg("place"), nb::arg("at"), nb::arg("gap"), nb::arg("scaling"), nb::arg("minus"),
             nb::arg("divisor"), nb::arg("fill"), nb::arg("table"),

@@ -336,6 +336,7 @@ def add_columns(parser: Any, encoding: Encoding, places: Mapping[str, int]) -> b
         of_list: tuple[Any, ...] = ()
         if field.is_list:
             of_list = (field.width, field.column.separator, field.column.pooling == "max", field.scale)
+            of_list += (True,) * field.is_sequence
         match how["type"]:
             case "hash":
                 add = parser.hashed_list if field.is_list else parser.hashed

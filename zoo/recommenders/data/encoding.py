@@ -80,9 +80,10 @@ class Field:
 
     Ids of a table of `rows` rows: 0 is an unknown value, 1 and above are known values or hash buckets, the last row is
     a missing value. In a list the last row, which is zeros, pads the places without an item; with max pooling the first
-    item is repeated instead. The encoding "id" uses 0 for both unknown and missing values, which are not items of a
-    list; with `unknown` it uses that row for them, and unknown values are items. A list with `skip_unknown` has no
-    unknown items either. The encoding "hash-bucket" has hash buckets from 0 on and no row for unknown values.
+    item is repeated instead. A sequence (pooling none) has the newest item first, which is the last one of the log. The
+    encoding "id" uses 0 for both unknown and missing values, which are not items of a list; with `unknown` it uses that
+    row for them, and unknown values are items. A list with `skip_unknown` has no unknown items either. The encoding
+    "hash-bucket" has hash buckets from 0 on and no row for unknown values.
 
     Attributes:
         column: Column of the schema.
@@ -105,6 +106,16 @@ class Field:
     def is_list(self) -> bool:
         """Whether a row has several values."""
         return self.column.kind == "categories"
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether the items of a list are kept apart."""
+        return self.column.pooling == "none"
+
+    @property
+    def table(self) -> str:
+        """Name of the column whose embedding table this one uses."""
+        return self.column.shares or self.name
 
     @property
     def width(self) -> int:
@@ -191,8 +202,8 @@ class Field:
             outside: See `ids`.
 
         Returns:
-            Ids of the last `width` items of every list in order, int32 [n, width], and 1 / number of items, float32
-            [n].
+            Ids of the last `width` items of every list in order, or in reverse for a sequence, int32 [n, width], and 1
+            / number of items, float32 [n].
         """
         values, counts = self.split(texts)
         rows = np.repeat(np.arange(len(texts)), counts)
@@ -208,6 +219,9 @@ class Field:
         out = np.full((len(texts), self.width), self.last, np.int32)
         out[rows[kept], place[kept]] = known[kept]
         counts = np.minimum(counts, self.width)
+        if self.is_sequence:
+            place = counts[rows] - 1 - place
+            out[rows[kept], place[kept]] = known[kept]
         if self.column.pooling == "max":
             out = np.where(np.arange(self.width) < counts[:, None], out, out[:, :1])
         with np.errstate(divide="ignore"):

@@ -15,6 +15,11 @@ from typing import Any
 from pipelines.core import files
 from pipelines.core.errors import RequestError
 from zoo.recommenders.data.cell_values import LIST, CellForm
+from zoo.recommenders.data.columns.schema_faults import (
+    faults_without_header,
+    sharing_faults,
+    with_shared_encodings,
+)
 from zoo.recommenders.data.transforms import STEPS, WITH_CONSTANT
 
 KINDS = {
@@ -47,7 +52,7 @@ ENCODINGS = {
 OF_CATEGORIES = ("hash", "hash-bucket", "vocabulary", "id")
 OF_LISTS = ("hash", "vocabulary", "id")
 OF_NUMBERS = ("log1p", "log1p-min-max", "standard", "min-max", "quantile", "value", "steps")
-POOLINGS = ("mean", "sum", "max")
+POOLINGS = ("mean", "sum", "max", "none")  # none: the items are kept apart, as a sequence
 TOWERS = ("user", "item")
 MOST_BUCKETS = 2**31 - 1
 REGRESSION = "a quantity is regression, which is not built here; add a column of 0 and 1, such as rating >= 4"
@@ -113,8 +118,17 @@ JSON_SCHEMA: dict[str, Any] = {
                     "missing": {"type": "integer", "minimum": 0},
                     "encoding": _encoding,
                     "separator": {"type": "string", "minLength": 1, "maxLength": 1, "description": "between items"},
-                    "pooling": {"enum": list(POOLINGS), "description": "what a list's embeddings become"},
+                    "pooling": {
+                        "enum": list(POOLINGS),
+                        "description": "what a list's embeddings become; none: they are kept apart, "
+                        "the newest first, for models of sequences",
+                    },
                     "length": {"type": "integer", "minimum": 1, "description": "items read of a list, the last ones"},
+                    "shares": {
+                        "type": "string",
+                        "minLength": 1,
+                        "description": "of a list: the category whose encoding and table are its own, too",
+                    },
                     "tower": {
                         "enum": list(TOWERS),
                         "description": "whom the value belongs to: of a two-tower model, and in ranking",
@@ -179,6 +193,7 @@ class Column:
     separator: str = ""
     pooling: str = ""
     length: int = 0
+    shares: str = ""
     tower: str = ""
     source: str = ""
     unit: str = ""
@@ -191,9 +206,8 @@ class Column:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, without empty fields."""
-        return {
-            key: value for key, value in asdict(self).items() if value or key in ("name", "kind", "distinct", "missing")
-        }
+        own = {key: value for key, value in asdict(self).items() if not (key == "encoding" and self.shares)}
+        return {key: value for key, value in own.items() if value or key in ("name", "kind", "distinct", "missing")}
 
 
 @dataclass(frozen=True)
@@ -271,7 +285,8 @@ class Schema:
         if faults := _faults(value):
             raise RequestError(f"{source} has {len(faults)} fault{'s' * (len(faults) > 1)}: {'; '.join(faults)}")
         rows, header, canonical = value.get("rows", 0), value.get("header", True), value.get("canonical", True)
-        return cls(tuple(Column(**each) for each in value["columns"]), rows, header, canonical)
+        columns = with_shared_encodings(value["columns"])
+        return cls(tuple(Column(**each) for each in columns), rows, header, canonical)
 
     def table(self) -> list[list[str]]:
         """Table for display: one row of text per column, with the header `COLUMNS`."""
@@ -332,6 +347,8 @@ def incomplete(column: Any) -> bool:
         return not column.get("unit")
     if kind not in FEATURES or not isinstance(encoding, dict):
         return False
+    if column.get("shares") and not encoding:
+        return not all(column.get(name) for name in OF_A_LIST)
     foreign = encoding.get("type", next(iter(ENCODINGS))) in ENCODINGS and encoding.get("type") not in OF_KINDS[kind]
     return foreign or (kind == "categories" and not any(column.get(name) for name in OF_A_LIST))
 
@@ -348,7 +365,7 @@ def without_foreign_fields(column: Any) -> Any:
     if not isinstance(column, dict) or column.get("kind") not in KINDS:
         return column
     kind = column["kind"]
-    foreign = set(OF_A_LIST) if kind != "categories" else set()
+    foreign = {*OF_A_LIST, "shares"} if kind != "categories" else set()
     foreign |= {"encoding"} if kind not in FEATURES else set()
     foreign |= {"unit"} if kind != "timestamp" else set()
     foreign |= {"tower"} if kind not in FEATURES else set()
@@ -368,7 +385,10 @@ def _encoding_text(column: Column) -> str:
     parts = [encoding["type"], f"{count if isinstance(count, int) else len(count):,} {size}"] if size else []
     parts = parts or [encoding.get("type", column.unit)]
     if column.kind == "categories":
-        parts.append(f"{column.pooling} of the last {column.length} by {column.separator!r}")
+        pooled = "sequence" if column.pooling == "none" else column.pooling
+        parts.append(f"{pooled} of the last {column.length} by {column.separator!r}")
+    if column.shares:
+        parts[:-1] = [f"that of {column.shares}"]
     return ", ".join(parts)
 
 
@@ -397,36 +417,13 @@ def _faults(value: Any) -> list[str]:
     if not errors and not any(column["kind"] in FEATURES for column in sound):
         faults.append("found no number, category or categories; expected a column to predict from")
     if columns and value.get("header") is False:
-        faults += _faults_without_header(sound)
+        faults += faults_without_header(sound, POSITIONAL)
     elif any("source" in column for column in sound):
         faults.append("found a column with a source, expected that of rows without a header alone")
+    faults += sharing_faults(sound, OF_LISTS)
     for column in sound:
         faults += [f"column {column['name']}: {fault}" for fault in _column_faults(column)]
     return faults
-
-
-def _faults_without_header(columns: list[dict[str, Any]]) -> list[str]:
-    """Faults of a schema without a header."""
-    faults = [
-        f"column {column['name']}: found the kind {column['kind']}, expected {', '.join(POSITIONAL)} without a header"
-        for column in columns
-        if column["kind"] not in POSITIONAL
-    ]
-    faults += [
-        f"column {column['name']}: found a label behind other columns, expected it first without a header"
-        for column in columns[1:]
-        if column["kind"] == "label"
-    ]
-    faults += [
-        f"column {column['name']}: found a source, expected that of a number in steps alone"
-        for column in columns
-        if "source" in column and column.get("encoding", {}).get("type") != "steps"
-    ]
-    return faults + [
-        f"column {column['name']}: found the encoding id, expected another one without a header"
-        for column in columns
-        if column.get("encoding", {}).get("type") == "id"
-    ]
 
 
 def _place(value: Any, path: list[Any]) -> str:
@@ -441,6 +438,8 @@ def _place(value: Any, path: list[Any]) -> str:
 def _column_faults(column: Mapping[str, Any]) -> list[str]:
     kind, encoding = column["kind"], column.get("encoding", {})
     expected = OF_KINDS.get(kind, ())
+    if column.get("shares") and kind == "categories":
+        expected, encoding = (), {}
     faults = []
     if expected and encoding.get("type") not in expected:
         faults.append(f"found the encoding {encoding.get('type', 'none')}, expected {', '.join(expected)} for a {kind}")
@@ -468,7 +467,7 @@ def _column_faults(column: Mapping[str, Any]) -> list[str]:
     if kind == "categories":
         faults += [f"lacks {key!r}" for key in OF_A_LIST if not column.get(key)]
     else:
-        faults += [f"a {kind} has no {key}" for key in OF_A_LIST if column.get(key)]
+        faults += [f"a {kind} has no {key}" for key in (*OF_A_LIST, "shares") if column.get(key)]
     if kind == "timestamp" and not column.get("unit"):
         faults.append("lacks 'unit'")
     return faults

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from pipelines.core.errors import RequestError
 from pipelines.graph.infer import infer_shapes
 from zoo.recommenders.data.features import Features
+from zoo.recommenders.export import sequence_parts
 from zoo.recommenders.export.field_operators import FIELD_LAYERS, FieldWriter
 from zoo.training.onnx_builder import OPSET, path_of
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 PARTS = (
     *("Embeddings", "FirstOrder", "FactorizationMachine", "DotInteraction", "SelectColumns", "L2Normalize", "RowDot"),
     *FIELD_LAYERS,
+    *sequence_parts.PARTS,
 )
 
 TENSOR = "tensor"  # where a traced step's meta has the name of its result in the graph
@@ -68,7 +70,7 @@ def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) 
         for name, (dtype, shape) in features.inputs.items()
     }
     graph = ir.Graph(list(inputs.values()), [], nodes=[], name=type(model).__name__, opset_imports={"": OPSET})
-    writer = _Writer(graph, inputs)
+    writer = RecommenderWriter(graph, inputs, {id(module): path for path, module in model.named_modules()})
     values: dict[Any, Any] = {}
     steps = trace(model) if steps is None else steps
     for node in steps.nodes:
@@ -102,16 +104,26 @@ def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) 
     return exported
 
 
-class _Writer(FieldWriter):
-    """Writes modules and functions of recommenders."""
+class RecommenderWriter(FieldWriter):
+    """Writes modules and functions of recommenders; `paths` has the path of every module by its `id`."""
 
-    def __init__(self, main: ir.Graph, inputs: dict[str, ir.Value]) -> None:
+    def __init__(self, main: ir.Graph, inputs: dict[str, ir.Value], paths: dict[int, str]) -> None:
         super().__init__(main)
-        self.inputs = inputs
+        self.inputs, self.paths = inputs, paths
+        self._lookups: dict[tuple[str, str], ir.Value] = {}
         self._columns: dict[tuple[str, int, int], ir.Value] = {}
 
     def part(self, inputs: list[ir.Value], path: str, module: Any) -> ir.Value:
-        """Appends a module of `zoo.recommenders.models`, or a layer of torch."""
+        """Appends a module of `zoo.recommenders.models`, or a layer of torch.
+
+        Args:
+            inputs: Inputs of the module.
+            path: Path of the module in the network, the prefix of its names.
+            module: The module.
+
+        Returns:
+            Its result.
+        """
         if type(module).__name__ in FIELD_LAYERS:
             return self.field_layer(inputs[0], path, module)
         match type(module).__name__:
@@ -144,10 +156,21 @@ class _Writer(FieldWriter):
                 return self.add("Div", [inputs[0], self.add("Sqrt", [total], f"{path}.length")], path)
             case "RowDot":
                 return self._sum(self.add("Mul", inputs, f"{path}.products"), path, 1)
+        if type(module).__name__ in sequence_parts.PARTS:
+            return sequence_parts.part(self, inputs, path, module)
         return self.layer(inputs, path, module)
 
     def function(self, inputs: tuple[Any, ...], path: str, kind: str) -> ir.Value:
-        """Appends a function called by `forward`."""
+        """Appends a function called by `forward`.
+
+        Args:
+            inputs: Arguments of the function.
+            path: Prefix of the names.
+            kind: Name of the function.
+
+        Returns:
+            Its result.
+        """
         match kind, inputs:
             case "cat", (list(parts), 1):
                 return self.add("Concat", parts, path, axis=1)
@@ -160,10 +183,9 @@ class _Writer(FieldWriter):
     def _vectors(self, module: Any, path: str) -> list[ir.Value]:
         """Appends the lookup of every field, [batch, size] each."""
         vectors = []
-        for number, field in enumerate(module.fields):
+        for field in module.pooled:
             name = f"{path}.{field.name}"
-            table = self.weight(f"{name}.table", module.table(number).detach().numpy())
-            rows = self.add("Gather", [table, self._ids(field)], f"{name}.rows" if field.is_list else name)
+            rows = self.rows(module, path, field)
             if field.is_list:
                 mean = field.scale >= 0
                 axes = self.weight("axis1", np.array([1], np.int64))
@@ -174,8 +196,35 @@ class _Writer(FieldWriter):
             vectors.append(rows)
         return vectors
 
-    def _ids(self, field: Any) -> ir.Value:
-        """Returns the ids of a field: [batch], or [batch, items] for a list."""
+    def rows(self, module: Any, path: str, field: Any) -> ir.Value:
+        """Appends the lookup of a field, once.
+
+        Args:
+            module: The `Embeddings` with the tables.
+            path: Their path in the network.
+            field: The field.
+
+        Returns:
+            float32 [batch, size], or [batch, items, size] for a list.
+        """
+        key = (path, field.name)
+        if key not in self._lookups:
+            name = f"{path}.{field.name}"
+            array = module.table(module.fields.index(field)).detach().numpy()
+            table = self.weight(f"{path}.{module.owner(field)}.table", array)
+            inputs = [table, self.ids(field)]
+            self._lookups[key] = self.add("Gather", inputs, f"{name}.rows" if field.is_list else name)
+        return self._lookups[key]
+
+    def ids(self, field: Any) -> ir.Value:
+        """Returns the ids of a field.
+
+        Args:
+            field: The field.
+
+        Returns:
+            int32 [batch], or [batch, items] for a list.
+        """
         if field.is_list:
             return self._cut("ids", field.start, field.width)
         key = ("ids", field.start, 0)

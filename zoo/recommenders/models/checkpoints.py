@@ -74,14 +74,19 @@ def state_of(model: nn.Module, arrays: Mapping[str, torch.Tensor]) -> dict[str, 
     Returns:
         State dict of the network.
     """
-    state = {name: each for name, each in model.state_dict().items() if not name.endswith((".weight", ".bias"))}
+    own = model.state_dict()
+    state = {name: arrays.get(name, each) for name, each in own.items() if not name.endswith((".weight", ".bias"))}
     for path_of, module in model.named_modules():
         if isinstance(module, Embeddings):
-            names = [f"{path_of}.{field.name}.table" for field in module.fields]
+            names = [f"{path_of}.{name}.table" for name in module.tables]
             if all(name in arrays for name in names):
                 state[f"{path_of}.weight"] = torch.cat([arrays[name] for name in names])
         elif isinstance(module, nn.Linear):
             state |= {name: arrays[name] for kind in ("weight", "bias") if (name := f"{path_of}.{kind}") in arrays}
+            if (kernel := f"{path_of}.kernel") in arrays:
+                state[f"{path_of}.weight"] = arrays[kernel].T
+        elif (restored := getattr(module, "restored", None)) is not None:
+            state |= restored(arrays, path_of)
     return state
 
 

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
+from pipelines.core.errors import RequestError
 from zoo.recommenders.data.encoding import Field
 from zoo.recommenders.data.features import Features
 
@@ -32,29 +34,46 @@ def empty_tables() -> Iterator[None]:
 class Embeddings(nn.Module):
     """Embedding tables of several fields, concatenated: one vector per field, float32 [n, fields * size].
 
-    All tables are one parameter. The vectors of a list are pooled by sum, mean or maximum, as in the schema.
+    All tables are one parameter; a field that shares the table of another one has no table of its own. The vectors of
+    a list are pooled by sum, mean or maximum, as in the schema. Sequences have no pooled vector: they are refused, or
+    looked up by `zoo.recommenders.models.sequences.layers.SequenceLookup`.
 
     Args:
         fields: Fields, one table each.
         size: Embedding size.
         spread: Standard deviation of the initial weights.
+        sequences: Whether sequences may be among the fields.
 
     Attributes:
+        fields: Fields, with the sequences.
+        pooled: Fields without the sequences.
+        tables: Names of the fields whose tables these are.
         sparse: Whether gradients are sparse tensors with the rows of the batch only.
     """
 
     offsets: torch.Tensor
     columns: torch.Tensor
 
-    def __init__(self, fields: Sequence[Field], size: int, spread: float = 0.01) -> None:
+    def __init__(self, fields: Sequence[Field], size: int, spread: float = 0.01, sequences: bool = False) -> None:
         super().__init__()
         self.fields, self.size, self.sparse = tuple(fields), size, False
-        starts = torch.tensor([0, *(field.rows for field in fields)]).cumsum(0)
-        shape = int(starts[-1]), size
+        self.pooled = tuple(field for field in fields if not field.is_sequence)
+        if not sequences and len(self.pooled) < len(fields):
+            (name, *_) = (field.name for field in fields if field.is_sequence)
+            raise RequestError(
+                f'found the sequence {name} ("pooling": "none"), expected "mean", "sum" or "max": this family pools '
+                "lists; din, bst and sasrec read sequences"
+            )
+        own = {field.name: field.rows for field in fields if self.owner(field) == field.name}
+        self.tables, self.heights = tuple(own), tuple(own.values())
+        starts = dict(zip(own, [0, *np.cumsum(self.heights).tolist()], strict=False))
+        self.starts: list[int] = [starts[self.owner(field)] for field in fields]
+        shape = sum(self.heights), size
         self.weight = nn.Parameter(torch.randn(shape).mul_(spread) if _RANDOM.get() else torch.empty(shape))
-        self.starts = starts.tolist()
-        offsets = [torch.full((each.width,), start) for each, start in zip(fields, self.starts, strict=False)]
-        columns = [torch.arange(field.start, field.start + field.width) for field in fields]
+        pooled = [(field, start) for field, start in zip(fields, self.starts, strict=True) if not field.is_sequence]
+        nothing = [torch.zeros(0, dtype=torch.long)]
+        offsets = nothing + [torch.full((field.width,), start) for field, start in pooled]
+        columns = nothing + [torch.arange(field.start, field.start + field.width) for field, _ in pooled]
         self.register_buffer("offsets", torch.cat(offsets), persistent=False)
         self.register_buffer("columns", torch.cat(columns), persistent=False)
         self.clear()
@@ -62,12 +81,20 @@ class Embeddings(nn.Module):
     @property
     def width(self) -> int:
         """Width of the result."""
-        return len(self.fields) * self.size
+        return len(self.pooled) * self.size
+
+    def owner(self, field: Field) -> str:
+        """Returns the name of the field whose table a field uses.
+
+        Args:
+            field: One of `fields`.
+        """
+        return field.table if any(field.table == each.name for each in self.fields) else field.name
 
     @property
     def padding(self) -> list[int]:
         """Rows of the parameter for padded list positions, which are zero."""
-        return [start + each.last for each, start in zip(self.fields, self.starts, strict=False) if each.is_list]
+        return [start + each.last for each, start in zip(self.fields, self.starts, strict=True) if each.is_list]
 
     @torch.no_grad()
     def clear(self) -> None:
@@ -83,7 +110,8 @@ class Embeddings(nn.Module):
         Returns:
             View of the parameter, float32 [rows, size].
         """
-        return self.weight[self.starts[number] : self.starts[number + 1]]
+        start = self.starts[number]
+        return self.weight[start : start + self.fields[number].rows]
 
     def forward(self, ids: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """Looks up and pools the vectors of all fields.
@@ -97,7 +125,7 @@ class Embeddings(nn.Module):
         """
         rows = functional.embedding(ids[:, self.columns] + self.offsets, self.weight, sparse=self.sparse)
         parts, at = [], 0
-        for field in self.fields:
+        for field in self.pooled:
             embedded = rows[:, at : at + field.width]
             at += field.width
             if not field.is_list:

@@ -198,9 +198,14 @@ class CategoryCounts:
             ids = part["ids"].numpy()
             for each, count in zip(self.fields, self.counts, strict=True):
                 count += np.bincount(ids[:, each.start : each.start + each.width].ravel(), minlength=each.rows)
+        tables = [field.table for field in self.fields]
+        shared: dict[str, NDArray[np.int64]] = {}
+        for name, count in zip(tables, self.counts, strict=True):
+            shared[name] = shared[name] + count if name in shared else count
+        self.counts = [shared[name] for name in tables]
         self.known = [torch.from_numpy(count >= least) for count in self.counts]
         for each, known in zip(self.fields, self.known, strict=True):
-            if each.is_list:
+            if each.is_list or tables.count(each.table) > 1:
                 known[each.last] = True
             if not each.has_unknown:
                 known[:] = True

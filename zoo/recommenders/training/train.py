@@ -92,7 +92,11 @@ def train(
         about = training_record(Path(start_from)) if start_from else {}
         if about:
             config = _with_sizes(config, about["config"])
-        features = Features.from_json(about["features"]) if about else Features(_schema(data, schema, label, on_error))
+        features = (
+            Features.from_json(about["features"])
+            if about
+            else Features(_schema(data, schema, label, on_error, getattr(build, "sequences", False)))
+        )
         if not features.schema.of("label"):
             raise RequestError("the schema has no column of the kind label; training predicts one of 0 and 1")
         if not features.fields:
@@ -188,10 +192,10 @@ def _finished(output: Path, saved: Mapping[str, Any], is_first: bool) -> dict[st
     return dict(saved["metrics"])
 
 
-def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on_error: str) -> Schema:
+def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on_error: str, sequences: bool) -> Schema:
     """Returns the schema, with another label if given, or infers it from the data."""
     if schema is None:
-        log_schema = infer(open_logs(data), label, on_error)
+        log_schema = infer(open_logs(data), label, on_error, sequences=sequences)
         labels = ", ".join(column.name for column in log_schema.of("label"))
         ignored = ", ".join(f"{column.name} ({column.why})" for column in log_schema.of("ignored"))
         held = ", ".join(column.name for column in log_schema.of("timestamp")) or "their order"

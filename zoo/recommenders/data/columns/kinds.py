@@ -85,7 +85,7 @@ def _chosen(seen: ColumnStatistics, kind: str, given: dict[str, Any], common: di
             given.get("separator") or _separator(seen) or (often if seen.with_separator[often] else SEPARATORS[0])
         )
         column = _list_column(seen, separator, common)
-        kept = {name: given[name] for name in ("pooling", "length") if name in given}
+        kept = {name: given[name] for name in ("pooling", "length", "shares") if name in given}
         return replace(column, why=f"{why}; {column.why}", **kept)
     encoding, reason = _encoding_of_categories(seen.distinct)
     return Column(kind="category", encoding=encoding, why=f"{why}; {reason}", **common)

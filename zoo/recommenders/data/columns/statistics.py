@@ -35,11 +35,12 @@ class Distinct:
 
     Attributes:
         values: {value: occurrences}; None beyond `VOCABULARY`.
+        least: The smallest hashes of the values, ascending, uint64 of up to `SKETCH`.
     """
 
     def __init__(self) -> None:
         self.values: dict[str, int] | None = {}
-        self._least = np.empty(0, np.uint64)
+        self.least = np.empty(0, np.uint64)
 
     def add(self, values: pa.Array) -> None:
         """Adds values.
@@ -50,7 +51,7 @@ class Distinct:
         counts = values.value_counts()
         texts, numbers = counts.field(0).to_pylist(), counts.field(1).to_pylist()
         hashes = [int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") for text in texts]
-        self._least = np.unique(np.concatenate([self._least, np.array(hashes, np.uint64)]))[:SKETCH]
+        self.least = np.unique(np.concatenate([self.least, np.array(hashes, np.uint64)]))[:SKETCH]
         if self.values is not None:
             for text, number in zip(texts, numbers, strict=True):
                 self.values[text] = self.values.get(text, 0) + number
@@ -60,7 +61,7 @@ class Distinct:
     def __int__(self) -> int:
         if self.values is not None:
             return len(self.values)
-        return round((SKETCH - 1) / (float(self._least[-1]) / 2**64))
+        return round((SKETCH - 1) / (float(self.least[-1]) / 2**64))
 
 
 class ColumnStatistics:

@@ -1,0 +1,140 @@
+"""Sequences: lists whose items are kept apart, with the table of another column."""
+
+import gzip
+import json
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import zoo
+from pipelines.core.errors import RequestError
+from zoo.recommenders.data import csv_reader
+from zoo.recommenders.data.encoding import Encoding
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.data.logs import open_logs
+from zoo.recommenders.data.schema import Schema
+from zoo.recommenders.data.schema_inference import infer, load_schema
+
+HISTORIES = ["a|b", "", None, "c", " b |a| c||d", "d|d|d|e", "x|a"]
+EXPECTED = [[2, 1, 6], [6, 6, 6], [6, 6, 6], [3, 6, 6], [4, 3, 1], [5, 4, 4], [1, 0, 6]]
+
+
+def column(**changed):
+    history = {"name": "history", "kind": "categories", "separator": "|", "pooling": "none", "length": 3}
+    return {**history, "shares": "item_id", **changed}
+
+
+def schema_json(of_item=None, **changed):
+    item = {"name": "item_id", "kind": "category", "encoding": of_item or {"type": "vocabulary", "values": [*"abcde"]}}
+    return {"canonical": True, "columns": [{"name": "clicked", "kind": "label"}, item, column(**changed)]}
+
+
+def rows():
+    return {"clicked": [1, 0, 1, 0, 1, 0, 1], "item_id": [*"abcdexa"], "history": HISTORIES}
+
+
+@pytest.fixture
+def sources(tmp_path):
+    frame = pd.DataFrame(rows())
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    (tmp_path / "log.csv.gz").write_bytes(gzip.compress((tmp_path / "log.csv").read_bytes()))
+    frame.to_json(tmp_path / "log.jsonl", orient="records", lines=True)
+    lists = [None if not text else [item.strip() for item in text.split("|") if item.strip()] for text in HISTORIES]
+    with (tmp_path / "lists.jsonl").open("w") as file:
+        for item, history in zip(frame.item_id, lists, strict=True):
+            file.write(json.dumps({"clicked": 1, "item_id": item, "history": history}) + "\n")
+    frame.to_parquet(tmp_path / "log.parquet")
+    frame.assign(history=lists).to_parquet(tmp_path / "lists.parquet")
+    paths = [tmp_path / name for name in ("log.csv", "log.csv.gz", "log.jsonl", "lists.jsonl", "log.parquet")]
+    return [*paths, tmp_path / "lists.parquet", pa.table(frame), frame.to_dict("records")]
+
+
+def test_same_ids_of_all_sources(sources):
+    features = Features(Schema.from_json(schema_json()))
+    for source in sources:
+        (batch,) = features.read(source)
+        assert batch.ids[:, 1:].tolist() == EXPECTED, source
+        assert batch.ids[:, 0].tolist() == [1, 2, 3, 4, 5, 0, 1]
+        assert batch.scales.shape == (7, 0)
+
+
+@pytest.mark.parametrize("encoding", [None, {"type": "hash", "buckets": 50}])
+def test_native_reader_has_the_ids_of_the_definition(sources, encoding):
+    encoded = Encoding(Schema.from_json(schema_json(encoding)))
+    (log,) = open_logs(sources[0])
+    reader = csv_reader.CsvReader.of(Features(encoded.schema), log, log.columns)
+    if reader is None:
+        pytest.skip("no native code")
+    (parsed,) = reader.batches(None, {"read": 0.0}, 100)
+    (texts,) = log.batches(forms=encoded.schema.forms)
+    columns = dict(zip(log.columns, texts.columns, strict=True))
+    assert parsed.ids.tolist() == encoded.encode_columns(columns, np.arange(7), False).ids.tolist()
+
+
+def test_row_numbers_as_ids():
+    features = Features(Schema.from_json(schema_json({"type": "id", "rows": 9})))
+    (batch,) = features.read([{"item_id": "3", "history": "1|2|3|8"}, {"item_id": "", "history": "11|5"}])
+    assert batch.ids.tolist() == [[3, 8, 3, 2], [0, 5, 0, 0]]
+
+
+def test_schema_keeps_one_vocabulary(tmp_path):
+    schema = Schema.from_json(schema_json())
+    assert schema.columns[2].encoding == schema.columns[1].encoding
+    schema.save(tmp_path / "schema.json")
+    written = json.loads((tmp_path / "schema.json").read_text())["columns"][2]
+    assert "encoding" not in written and written["shares"] == "item_id"
+    assert Schema.load(tmp_path / "schema.json") == schema
+    assert "that of item_id, sequence of the last 3" in schema.table()[2][4]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"shares": "film"}, "shares film .absent., expected a category"),
+        ({"shares": "clicked"}, "shares clicked .label., expected a category"),
+        ({"encoding": {"type": "hash", "buckets": 7}}, "found an encoding, expected none beside that of item_id"),
+        ({"pooling": "first"}, "'first' is not one of"),
+        ({"kind": "category", "pooling": "", "separator": ""}, "history"),
+    ],
+)
+def test_faults(changed, words):
+    with pytest.raises(RequestError, match=words):
+        Schema.from_json(schema_json(**changed))
+
+
+def log_of(count=300, items=40):
+    rng = np.random.default_rng(0)
+    names = np.array([f"i{at}" for at in range(items)])
+    histories = ["|".join(rng.choice(names, rng.integers(0, 6))) for _ in range(count)]
+    tags = ["|".join(rng.choice(["red", "blue", "green"], rng.integers(1, 3))) for _ in range(count)]
+    columns = {"clicked": rng.integers(0, 2, count), "item_id": rng.choice(names, count)}
+    return pd.DataFrame({**columns, "history": histories, "tags": tags})
+
+
+def test_inferred_for_families_of_sequences(tmp_path):
+    log_of().to_csv(tmp_path / "log.csv", index=False)
+    pooled = {each.name: each for each in infer(open_logs(tmp_path / "log.csv")).columns}
+    assert pooled["history"].pooling == pooled["tags"].pooling == "mean"
+    report = zoo.schema(tmp_path / "log.csv", family="din")
+    columns = {each["name"]: each for each in report["schema"]["columns"]}
+    assert columns["history"]["pooling"] == "none" and columns["history"]["shares"] == "item_id"
+    assert columns["tags"]["pooling"] == "mean"
+    with pytest.raises(RequestError, match="found the family 'resnet50', expected one that has a schema"):
+        zoo.schema(tmp_path / "log.csv", family="resnet50")
+
+
+def test_edited_by_hand(tmp_path):
+    log_of().to_csv(tmp_path / "log.csv", index=False)
+    value = infer(open_logs(tmp_path / "log.csv")).to_json()
+    edited = [
+        {"name": "history", "kind": "categories", "pooling": "none", "shares": "item_id"}
+        if each["name"] == "history"
+        else each
+        for each in value["columns"]
+    ]
+    (tmp_path / "schema.json").write_text(json.dumps({**value, "columns": edited}))
+    (history,) = [each for each in load_schema(tmp_path / "schema.json", tmp_path / "log.csv").columns if each.shares]
+    assert (history.pooling, history.length, history.separator) == ("none", 5, "|")
+    assert history.encoding["type"] == "vocabulary"

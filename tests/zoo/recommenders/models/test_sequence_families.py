@@ -1,0 +1,154 @@
+"""Families that read the history as a sequence: every command, empty histories, and scores that padding leaves alone."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import zoo
+from pipelines.core.errors import RequestError
+
+torch = pytest.importorskip("torch", reason="needs the train extra")
+torch.set_num_threads(1)
+
+RANKERS = ("din",)
+SMALL = {"hidden": "16,8", "embedding_size": "8", "epochs": "2", "batch_size": "64", "l2_embeddings": "10"}
+TRAINED = {"epochs": "6", "ema": "0.9", "learning_rate": "0.01", "refit": "false", "patience": "9"}
+OWN = {"din": {"attention": "8,4"}}
+ITEMS = 30
+
+
+def log_of(count, seed=0):
+    """Users click the items next to those of their history."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for at in range(count):
+        taste = rng.integers(ITEMS)
+        history = (taste + rng.integers(-2, 3, rng.integers(0, 7))) % ITEMS
+        item = (taste + rng.integers(-2, 3)) % ITEMS if at % 2 else rng.integers(ITEMS)
+        near = len(history) and min((item - history[-1]) % ITEMS, (history[-1] - item) % ITEMS) < 5
+        names = "|".join(f"i{each}" for each in history)
+        clicked = int(rng.random() < (0.8 if near else 0.2))
+        rows.append([clicked, f"u{rng.integers(20)}", f"i{item}", rng.integers(1, 99), "a|b" if at % 3 else "c", names])
+    return pd.DataFrame(rows, columns=["clicked", "user_id", "item_id", "price", "genres", "history"])
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    path = tmp_path_factory.mktemp("log") / "log.csv"
+    log_of(1200).to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def models(log, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    for family in RANKERS:
+        zoo.train(family, log, folder / family, settings=SMALL | TRAINED | OWN[family])
+        zoo.quantize(folder / family)
+    return folder
+
+
+@pytest.mark.parametrize("family", RANKERS)
+def test_trained_and_quantized(models, log, family):
+    report = zoo.evaluate(models / family, log)
+    assert report["metrics"]["fp32"]["auc"] > 0.6
+    assert abs(report["difference"]["auc"]) <= 0.002
+    assert report["difference"]["max_probability"] <= 0.005
+    schema = json.loads((models / family / "schema.json").read_text())
+    (history,) = [each for each in schema["columns"] if each["name"] == "history"]
+    assert history["pooling"] == "none" and history["shares"] == "item_id" and "encoding" not in history
+
+
+@pytest.mark.parametrize("family", RANKERS)
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_padding_and_neighbours_change_nothing(models, family, precision):
+    pipeline = zoo.pipeline(models / family, precision=precision, engine="onnxruntime")
+    rows = log_of(40, seed=1).drop(columns="clicked").astype(str).to_dict("records")
+    rows[0]["history"] = ""
+    together = pipeline.predict(pipeline.preprocess(rows))["probability"]
+    assert np.isfinite(together).all()
+    for at in (0, 1, 7):
+        alone = pipeline.predict(pipeline.preprocess([rows[at]]))["probability"]
+        np.testing.assert_allclose(alone, together[at : at + 1], atol=1e-6)
+
+
+@pytest.mark.parametrize("family", RANKERS)
+def test_more_places_than_items_change_nothing(models, family):
+    """The same weights with longer sequences."""
+    from zoo.recommenders.data.features import Features
+    from zoo.recommenders.models.checkpoints import load_network
+
+    entry = zoo.entry(family)
+    about, network = load_network(models / family, entry.build, type(entry.config))
+    schema = about["features"]["schema"]
+    longer = [{**each, "length": 11} if each["name"] == "history" else each for each in schema["columns"]]
+    rows = log_of(50, seed=2).drop(columns="clicked").astype(str).to_dict("records")
+    scores = []
+    for columns in (schema["columns"], longer):
+        features = Features.from_json({"schema": {**schema, "columns": columns}})
+        other = entry.build(features, about["config"]).eval()
+        other.load_state_dict(network.state_dict())
+        (batch,) = features.read(rows)
+        with torch.inference_mode():
+            scores.append(other(*(torch.from_numpy(getattr(batch, name)) for name in ("ids", "numbers", "scales"))))
+    np.testing.assert_allclose(scores[0].numpy(), scores[1].numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("family", RANKERS)
+def test_rank_equals_rows(models, family):
+    pipeline = zoo.pipeline(models / family, engine="onnxruntime")
+    rows = log_of(30, seed=3).drop(columns="clicked").astype(str)
+    user = rows.iloc[5][["user_id", "history"]].to_dict()
+    items = rows[["item_id", "price", "genres"]].to_dict("records")
+    ranked = pipeline.rank(user, items)
+    expected = pipeline.predict(pipeline.preprocess([each | user for each in items]))["probability"].ravel()
+    found = {each["row"]: each["probability"] for each in ranked}
+    np.testing.assert_allclose([found[at] for at in range(30)], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", RANKERS)
+def test_finetuned_from_its_graph(models, log, family, tmp_path):
+    settings = {"epochs": "1", "learning_rate": "0.000000001", "ema": "0"}
+    zoo.finetune(models / family, log, tmp_path / "tuned", settings=settings)
+    rows = log_of(50, seed=4).drop(columns="clicked").astype(str).to_dict("records")
+    scores = []
+    for folder in (models / family, tmp_path / "tuned"):
+        pipeline = zoo.pipeline(folder, precision="fp32", engine="onnxruntime")
+        scores.append(pipeline.predict(pipeline.preprocess(rows))["probability"])
+    np.testing.assert_allclose(scores[0], scores[1], atol=0.02)
+
+
+@pytest.mark.parametrize("family", RANKERS)
+def test_interrupted_training_is_resumed(log, family, tmp_path):
+    settings = SMALL | OWN[family] | {"refit": "false", "seed": "3"}
+    zoo.train(family, log, tmp_path / "whole", settings=settings)
+    with pytest.MonkeyPatch.context() as patch:
+        from zoo.recommenders.training import fitting
+
+        def stop(path, state):
+            save(path, state)
+            if state.get("epoch") == 1:
+                raise KeyboardInterrupt
+
+        save = fitting.save_checkpoint
+        patch.setattr(fitting, "save_checkpoint", stop)
+        with pytest.raises(KeyboardInterrupt):
+            zoo.train(family, log, tmp_path / "model", settings=settings)
+    zoo.train(family, log, tmp_path / "model", settings=settings, resume=True)
+    whole, resumed = (torch.load(tmp_path / name / "model.pt")["state_dict"] for name in ("whole", "model"))
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_other_families_refuse_sequences(log, models, tmp_path):
+    with pytest.raises(RequestError, match='found the sequence history .*expected "mean", "sum" or "max"'):
+        zoo.train("deepfm", log, tmp_path / "model", settings=SMALL, schema=models / RANKERS[0] / "schema.json")
+    with pytest.raises(RequestError, match='the schema has no sequence; give the list .* "pooling": "none"'):
+        zoo.train("din", log, tmp_path / "model", settings=SMALL, schema=pooled(log, tmp_path))
+
+
+def pooled(log, folder):
+    zoo.schema(log, folder / "pooled.json")
+    return folder / "pooled.json"
