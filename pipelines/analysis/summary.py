@@ -1,6 +1,7 @@
 """One-line summary of a quantized model, and its costliest float operators.
 
-24 of 25 layers int8, 97% of the MACs; SQNR 26.4 dB; 1.6x in openvino; 1.3x as openvino opens the file
+24 of 25 layers int8, 97% of the MACs; SQNR 26.4 dB; 1.6x in openvino; 1.4x in onnxruntime; 1.3x as openvino opens the
+file
 """
 
 from __future__ import annotations
@@ -293,16 +294,18 @@ def _line(found: dict[str, Any]) -> str:
     if found["split"]:
         parts.append(f"{sum(found['split'].values())} hidden channels split in {len(found['split'])} layers")
     if found["engine"] is not None:
-        parts.append(_times(found))
+        engines = dict.fromkeys((found["engine"], REFERENCE))
+        parts += [_times(found, engine=engine) for engine in engines if engine in found["speed"]]
     if found["as_opened"] is not None:
         parts.append(_times_as_opened(found))
     parts += [f"WRONG in {engine}" for engine in found["wrong"]]
     return "; ".join(parts)
 
 
-def _speeds(found: dict[str, Any]) -> list[float]:
-    """Returns the speedups in the fastest engine, at one sample and at many if they were timed."""
-    return [each[found["engine"]] for each in (found["speed"], found["speed_of_many"]) if found["engine"] in each]
+def _speeds(found: dict[str, Any], engine: str | None = None) -> list[float]:
+    """Returns the speedups in an engine (None: the fastest), at one sample and at many if they were timed."""
+    engine = engine or found["engine"]
+    return [each[engine] for each in (found["speed"], found["speed_of_many"]) if engine in each]
 
 
 def _judged_speeds(found: dict[str, Any]) -> list[float]:
@@ -320,9 +323,10 @@ def _times_as_opened(found: dict[str, Any], digits: int = 1) -> str:
     )
 
 
-def _times(found: dict[str, Any], digits: int = 1) -> str:
-    one, *many = (f"{each:.{digits}f}x" for each in _speeds(found))
-    return f"{one} in {found['engine']}" + (f" (1 sample), {many[0]} ({found['many']} samples)" if many else "")
+def _times(found: dict[str, Any], digits: int = 1, engine: str | None = None) -> str:
+    engine = engine or found["engine"]
+    one, *many = (f"{each:.{digits}f}x" for each in _speeds(found, engine))
+    return f"{one} in {engine}" + (f" (1 sample), {many[0]} ({found['many']} samples)" if many else "")
 
 
 def _warnings(found: dict[str, Any], damaging: Any) -> list[str]:

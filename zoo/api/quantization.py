@@ -28,6 +28,7 @@ from pipelines.quantization.algorithms.correction import SECONDS
 from pipelines.quantization.calibration.auto_calibration import split_held_out
 from pipelines.quantization.calibration.calibrate import MEMORY
 from pipelines.quantization.calibration.table import CalibrationTable
+from pipelines.quantization.qdq.fused_functions import fuse_functions
 from pipelines.quantization.qdq.layers import integer_layers
 from pipelines.quantization.quantizer import quantize as quantize_model
 from pipelines.quantization.recipe import QuantRecipe
@@ -50,6 +51,7 @@ from zoo.api.training import import_ranker
 
 logger = logging.getLogger(__name__)
 OF_FILES = QuantRecipe(tie_tables=True, only_faster=True)  # the recipe of an .onnx file
+ENGINES_OF_FILES = ("auto", "onnxruntime", "openvino")
 
 
 def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:
@@ -199,6 +201,7 @@ def quantize(
     columns: Sequence[str] | None = None,
     output_node: str | None = None,
     effort: str | None = None,
+    engine: str = "auto",
 ) -> dict[str, Any]:
     """Quantizes a zoo model by its recipe, or any ONNX file, to int8.
 
@@ -232,6 +235,10 @@ def quantize(
         output_node: With `schema`: name of the probability output, see `zoo.freeze`.
         effort: For an .onnx file: "fast" (ranges chosen on a few samples, no corrections), "default", or "best" (every
             choice evaluated on all samples).
+        engine: Engine that an .onnx file is written for. "auto" and "onnxruntime": SiLU and LeakyRelu behind
+            convolutions are int8 operators of ONNX Runtime. "openvino": OpenVINO computes convolutions with the
+            activation functions behind them (see `pipelines.quantization.qdq.fused_functions`). Either file runs in
+            both engines.
 
     Returns:
         Quantization report with "path" and "bytes"; "effort" for a calibrated .onnx file. For a file written to
@@ -248,6 +255,10 @@ def quantize(
         raise RequestError("--effort requires the calibration of an .onnx file, without --table and --schema")
     require_effort(effort, model)
     file = is_file(model)
+    if engine not in ENGINES_OF_FILES:
+        raise RequestError(f"found the engine {engine!r}, expected one of {', '.join(ENGINES_OF_FILES)}")
+    if engine != "auto" and (not file or schema is not None):
+        raise RequestError(f"--engine {engine} requires an .onnx file without --schema; {model} has a form for all")
     imported: dict[str, Any] = {}
     if schema is not None:
         if not file:
@@ -275,7 +286,7 @@ def quantize(
         calibration = Calibration(
             calibration_data, None, max_memory, preprocess, on_error, time_budget, effort=effort or EFFORT
         )
-        return _quantize_file(model, output, changes, table, calibration, report_path)
+        return _quantize_file(model, output, changes, table, calibration, report_path, engine)
     folder = open_model(model, preprocess)
     if output is None and folder.given("int8.onnx"):
         raise RequestError(
@@ -299,6 +310,7 @@ def _quantize_file(
     table_path: Model | None,
     calibration: Calibration,
     report_path: Model | None,
+    engine: str,
 ) -> dict[str, Any]:
     """Quantizes an ONNX file with a table or samples."""
     target = output_path(output)
@@ -309,7 +321,7 @@ def _quantize_file(
     machine.return_large_arrays()
     float_model, _ = rewritten(model)
     if table_path is not None:
-        return _write_int8(float_model, recipe, CalibrationTable.load(table_path), target)
+        return _write_int8(float_model, recipe, CalibrationTable.load(table_path), target, engine=engine)
     if calibration.data is None:
         raise RequestError(
             "int8 needs the ranges of the activations; give --calibration-data (.npz or a folder of images) or "
@@ -317,7 +329,9 @@ def _quantize_file(
         )
     samples = calibration.samples(float_model)
     table = calibration.auto_calibrate(float_model, recipe, samples)
-    result = _write_int8(float_model, recipe, table, target, report_path, samples, effort=calibration.effort)
+    result = _write_int8(
+        float_model, recipe, table, target, report_path, samples, engine=engine, effort=calibration.effort
+    )
     return result | {"effort": calibration.effort}
 
 
@@ -362,6 +376,7 @@ def _write_int8(
     path: Path,
     report_path: Model | None = None,
     samples: Samples | tuple[()] = (),
+    engine: str = "auto",
     **facts: str,
 ) -> dict[str, Any]:
     """Quantizes with a table and writes the model, and a report of the error on `samples` with `facts` if requested.
@@ -369,9 +384,11 @@ def _write_int8(
     The summary is computed on held-out samples, which no correction was fitted to.
     """
     int8, quantized = quantize_model(float_model, recipe, table)
-    io.save(int8, path)
     if report_path is not None:
         report_html.save(report.explain(float_model, int8, quantized, table, samples) | facts, report_path)
+    if engine == "openvino":
+        fuse_functions(int8)
+    io.save(int8, path)
     held_out = split_held_out(float_model, samples, table.samples)[0] if samples else ()
     quick = facts.get("effort") == "fast"
     summary = warned(summarize(float_model, int8, quantized, table, held_out, quick=quick))

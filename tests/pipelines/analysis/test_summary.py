@@ -50,6 +50,13 @@ def test_the_line_counts_layers_and_macs(rng, net, monkeypatch):
     assert costs == sorted(costs, reverse=True) and costs[0] == 8 * 36
 
 
+def test_the_line_also_has_the_speed_in_onnxruntime(rng, net, monkeypatch):
+    found = summary_of(rng, net, quick=True)
+    assert found["line"].count(" in onnxruntime") == 1, "the only engine"
+    found |= {"engine": "openvino", "speed": {"onnxruntime": 1.24, "openvino": 2.0}, "speed_of_many": {}}
+    assert "; 2.0x in openvino; 1.2x in onnxruntime" in summary._line(found)
+
+
 def test_what_is_bad_is_said_and_what_costs_it(rng, net, monkeypatch):
     monkeypatch.setattr(summary, "measure", lambda sessions, batch: [1.0, 2.0])
     (slow,) = summary_of(rng, net)["warnings"]

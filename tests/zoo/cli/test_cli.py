@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from helpers.rewriting import model
 from onnx import helper, numpy_helper
 
 import zoo
 from pipelines.core import machine
+from pipelines.graph import io
 from zoo.cli import app as cli
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -218,6 +220,32 @@ def test_the_effort_of_a_calibration_is_chosen_and_reported(
     assert code == 2 and "found the effort 'most', expected one of fast, default, best" in err
     code, _, err = call(capsys, "quantize", "wide-deep-criteo", "-o", tmp_path / "own.onnx", "--effort", "fast")
     assert code == 2 and "--effort requires an .onnx file; wide-deep-criteo is calibrated by its recipe" in err
+
+
+def test_a_file_is_written_for_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    text = "(float[n,3,8,8] x) => (float[n,4,8,8] y) { a = Conv<pads=[1,1,1,1]>(x, k) g = Sigmoid(a) f = Mul(a, g) "
+    weights = {
+        name: rng.normal(size=shape).astype(np.float32) for name, shape in (("k", (4, 3, 3, 3)), ("l", (4, 4, 1, 1)))
+    }
+    path, samples = tmp_path / "silu.onnx", tmp_path / "samples.npz"
+    io.save(model(text + "y = Conv(f, l) }", **weights), path)
+    np.savez(samples, x=rng.normal(size=(16, 3, 8, 8)).astype(np.float32))
+
+    def operators(engine: str) -> list[str]:
+        target = tmp_path / f"{engine}.onnx"
+        options = "--data", samples, "--effort", "fast", "--engine", engine, "-o", target
+        assert call(capsys, "quantize", path, *options)[0] == 0
+        return [node.op_type for node in io.load(target).graph if node.op_type in ("Add", "QuantizeLinear")]
+
+    pairs = operators("auto")
+    assert operators("onnxruntime") == pairs and "Add" not in pairs
+    assert sorted(operators("openvino")) == ["Add", *pairs[:-1]], "no pair between the Sigmoid and the Mul"
+    arguments = "--data", samples, "-o", tmp_path / "other.onnx", "--engine"
+    code, _, err = call(capsys, "quantize", path, *arguments, "native")
+    assert code == 2 and "found the engine 'native', expected one of auto, onnxruntime, openvino" in err
+    code, _, err = call(capsys, "quantize", "wide-deep-criteo", "-o", tmp_path / "own.onnx", "--engine", "openvino")
+    assert code == 2 and "--engine openvino requires an .onnx file" in err
 
 
 def test_a_spent_time_budget_is_said_in_one_line(
