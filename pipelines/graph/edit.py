@@ -66,20 +66,23 @@ def unique(name: str, taken: set[str]) -> str:
     return free
 
 
-def initializer(graph: ir.Graph, name: str, array: NDArray[Any], taken: set[str] | None = None) -> ir.Value:
+def initializer(
+    graph: ir.Graph, name: str, array: NDArray[Any] | ir.LazyTensor, taken: set[str] | None = None
+) -> ir.Value:
     """Adds an initializer to a graph.
 
     Args:
         graph: Graph to change.
         name: Preferred name; numbered if taken.
-        array: Elements.
+        array: Elements; a tensor gets the name of the initializer.
         taken: Names in use, updated here; None: `query.used_names(graph)`. Callers that add many gather them once.
 
     Returns:
         The initializer.
     """
     free = unique(name, used_names(graph) if taken is None else taken)
-    tensor = ir.Tensor(array, name=free)
+    tensor = array if isinstance(array, ir.LazyTensor) else ir.Tensor(array, name=free)
+    tensor.name = free
     value = ir.Value(name=free, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape))
     graph.register_initializer(value)
     return value

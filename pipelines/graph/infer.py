@@ -85,7 +85,7 @@ def _ask_engine(model: ir.Model) -> bool:
         if tensor is not None and tensor.nbytes >= LARGE and not value.is_graph_output():
             del graph.initializers[name]
             value.type, value.const_value = ir.TensorType(tensor.dtype), None
-            value.shape = ir.Shape(tensor.numpy().shape)
+            value.shape = ir.Shape(tensor.shape.numpy())
             if not value.is_graph_input():
                 graph.inputs.append(value)
     graph.outputs[:] = [value for node in graph for value in node.outputs if value.name in unknown]

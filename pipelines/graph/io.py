@@ -206,10 +206,8 @@ def save(model: ir.Model, path: str | Path) -> Path:
     model.producer_name = PRODUCER
     model.producer_version = None
     model.doc_string = None
-    proto, arrays = large_weights.take_apart(model)
-    map_types.restore(proto.graph)
     with replacing(path) as temporary, temporary.open("wb") as file:
-        large_weights.write(file, proto, arrays)
+        large_weights.write(file, model, map_types.restore)
     return Path(path)
 
 

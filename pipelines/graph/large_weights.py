@@ -6,7 +6,7 @@ tables as numpy arrays beside a small protobuf, and write or read the same bytes
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +23,21 @@ _KNOWN = {1, 2, 8, _RAW_DATA}  # fields of a tensor that is read apart: dims, da
 _TYPES = {onnx.TensorProto.FLOAT, onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.FLOAT16}
 
 
+class StackedTensor(ir.LazyTensor):
+    """Arrays stacked along the first axis; `write` takes them one by one, so that no joined copy is in memory.
+
+    Args:
+        parts: Arrays [rows, ...] of one dtype, which differ in their rows alone.
+        name: Name of the tensor.
+    """
+
+    def __init__(self, parts: Sequence[Array], name: str) -> None:
+        self.parts = [np.ascontiguousarray(part) for part in parts]
+        shape = ir.Shape([sum(map(len, self.parts)), *self.parts[0].shape[1:]])
+        dtype = ir.DataType.from_numpy(self.parts[0].dtype)
+        super().__init__(lambda: ir.Tensor(np.concatenate(self.parts), name=name), dtype, shape, name=name)
+
+
 def take_apart(model: ir.Model, names: Collection[str] | None = None) -> tuple[onnx.ModelProto, dict[str, Array]]:
     """Converts a model to a protobuf without the data of its large initializers.
 
@@ -33,22 +48,29 @@ def take_apart(model: ir.Model, names: Collection[str] | None = None) -> tuple[o
     Returns:
         Protobuf, and {name: array} of the initializers that lack their data there.
     """
+    proto, tensors = _without_data(model, names)
+    return proto, {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}
+
+
+def _without_data(
+    model: ir.Model, names: Collection[str] | None = None
+) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
+    """Returns `take_apart` with tensors in place of arrays."""
     values = model.graph.initializers.items()
     large = {name: each for name, each in values if (names is None or name in names) and _is_large(each)}
-    tensors = {name: each.const_value for name, each in large.items()}
+    tensors = {name: each.const_value for name, each in large.items() if each.const_value is not None}
     try:
         for name, value in large.items():
-            value.const_value = ir.Tensor(np.zeros(0, tensors[name].dtype.numpy()), name=name)  # type: ignore[union-attr]
+            value.const_value = ir.Tensor(np.zeros(0, tensors[name].dtype.numpy()), name=name)
         proto: onnx.ModelProto = ir.to_proto(model)
     finally:
         for name, value in large.items():
             value.const_value = tensors[name]
-    arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}  # type: ignore[union-attr]
     for each in proto.graph.initializer:
-        if each.name in arrays:
+        if each.name in tensors:
             each.ClearField("raw_data")
-            each.dims[:] = arrays[each.name].shape
-    return proto, arrays
+            each.dims[:] = tensors[each.name].shape.numpy()
+    return proto, tensors
 
 
 def lookup_tables(graph: ir.Graph) -> set[str]:
@@ -129,19 +151,22 @@ def data_of(tensor: ir.TensorProtocol) -> bytes | memoryview:
     return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
 
 
-def write(file: BinaryIO, proto: onnx.ModelProto, arrays: dict[str, Array]) -> None:
-    """Writes the bytes of the whole protobuf, deterministically.
+def write(file: BinaryIO, model: ir.Model, complete: Callable[[onnx.GraphProto], object]) -> None:
+    """Writes a model as one protobuf, deterministically.
 
     Args:
         file: Open file.
-        proto: Protobuf from `take_apart`.
-        arrays: Data of the initializers that lack it.
+        model: Model; it does not change.
+        complete: Called with the protobuf of the main graph, which lacks the data of large initializers.
     """
+    proto, tensors = _without_data(model)
+    complete(proto.graph)
     chunks: list[bytes | memoryview] = []
     for tensor in proto.graph.initializer:
         parts: list[bytes | memoryview] = [_bytes(tensor)]
-        if (array := arrays.get(tensor.name)) is not None:
-            parts += [_head(_RAW_DATA, array.nbytes), array.reshape(-1).view(np.uint8).data]
+        if (data := tensors.get(tensor.name)) is not None:
+            arrays = data.parts if isinstance(data, StackedTensor) else [np.ascontiguousarray(data.numpy())]
+            parts += [_head(_RAW_DATA, data.nbytes), *(array.reshape(-1).view(np.uint8).data for array in arrays)]
         chunks += [_head(_INITIALIZER, sum(map(len, parts))), *parts]
     before, behind = _split(proto.graph, _INITIALIZER)
     chunks = [before, *chunks, behind]

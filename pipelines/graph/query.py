@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -206,9 +205,10 @@ def table_lookup(value: ir.Value | None) -> Lookup | None:
             or indices is None
         ):
             return None
-        array = constant(table)
-        matches = array is not None and array.dtype == np.float32 and array.ndim == 2 and array.shape[1] == width
-        return Lookup(producer, table, indices) if matches else None
+        tensor = ir.convenience.get_const_tensor(table)
+        if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 2:
+            return None
+        return Lookup(producer, table, indices) if tensor.shape[1] == width else None
     return None
 
 

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,6 +80,9 @@ class CardFile:
         return fault_of(path, self.size, self.sha256)
 
 
+_OPEN: weakref.WeakValueDictionary[str, Card] = weakref.WeakValueDictionary()  # by path
+
+
 @dataclass(frozen=True)
 class Card:
     """A model's card.json.
@@ -135,11 +139,28 @@ class Card:
                 )
             details = dict(value)
             name, entry, description = (details.pop(key, None) for key in ("name", "entry", "description"))
-            return cls(
+            card = cls(
                 name, entry, description, tuple(_card_file(*item) for item in details.pop("files").items()), details
             )
+            _OPEN[os.path.realpath(path)] = card
+            return card
         except RequestError as error:
             raise RequestError(f"{path}: {error}") from error
+
+    @classmethod
+    def shared(cls, path: str | os.PathLike[str], preprocessing: Any) -> Any:
+        """Returns the preprocessing of a card that is in memory if it is equal: vocabularies may take 100 MB and more.
+
+        Args:
+            path: The card's file; it is not read.
+            preprocessing: Preprocessing of a model, as JSON values.
+
+        Returns:
+            The equal values of the card, else `preprocessing`.
+        """
+        card = _OPEN.get(os.path.realpath(path))
+        opened = None if card is None else card.details.get("preprocessing")
+        return opened if opened == preprocessing else preprocessing
 
     def to_json(self) -> dict[str, Any]:
         """Returns the card as in card.json; `details` follow the four other keys in their order."""

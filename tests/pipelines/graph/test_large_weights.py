@@ -128,3 +128,14 @@ def test_a_table_is_in_memory_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PEAK, str(path)]
     grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert grown < 1.6 * megabytes, f"{grown} MB for a table of {megabytes} MB"
+
+
+def test_stacked_arrays_are_written_as_joined_ones(least: int, tmp_path: Path) -> None:
+    joined, stacked = model(), model()
+    table = stacked.graph.initializers["table"]
+    assert table.const_value is not None
+    array = table.const_value.numpy()
+    table.const_value = large_weights.StackedTensor([array[:7], array[7:7], array[7:]], "table")
+    paths = [io.save(each, tmp_path / f"{number}.onnx") for number, each in enumerate((joined, stacked))]
+    assert paths[0].read_bytes() == paths[1].read_bytes() == io.serialized(stacked)
+    assert io.digest(joined) == io.digest(stacked)

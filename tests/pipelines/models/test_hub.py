@@ -98,6 +98,21 @@ def test_card_keeps_everything_and_its_order(tmp_path):
     assert Card.read(path) == card
 
 
+def test_texts_of_an_open_card_are_shared(tmp_path):
+    path = tmp_path / "card.json"
+    preprocessing = {"schema": {"values": ["a", "b"]}}
+    card = {"name": "m", "entry": "e", "description": "d", "files": {}, "preprocessing": preprocessing}
+    path.write_text(json.dumps(card))
+    equal = json.loads(json.dumps(preprocessing))
+    assert Card.shared(path, equal) is equal  # not read
+    opened = Card.read(path)
+    assert Card.shared(path, equal) is opened.details["preprocessing"]
+    other = {"schema": {"values": ["a", "c"]}}
+    assert Card.shared(path, other) is other
+    del opened
+    assert Card.shared(path, equal) is equal
+
+
 def test_card_digest_is_of_the_content(tmp_path):
     path = publish(tmp_path, {"a.onnx": record(b"a")}, data="x", licence="y") / "card.json"
     card = Card.read(path)

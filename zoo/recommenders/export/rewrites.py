@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
+from pipelines.graph.large_weights import StackedTensor
 from pipelines.rewrites.driver import Rewrite
 from pipelines.rewrites.equalize_concat import EqualizeConcat
 from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
@@ -81,9 +82,10 @@ class FieldLookup:
 
     @property
     def _shape(self) -> tuple[int, int]:
-        array = query.constant(self.lookup.table)
-        assert array is not None
-        return array.shape[0], array.shape[1]
+        tensor = ir.convenience.get_const_tensor(self.lookup.table)
+        assert tensor is not None
+        rows, width = tensor.shape.numpy()
+        return rows, width
 
 
 class FuseParallelEmbedding(Rewrite):
@@ -268,7 +270,6 @@ def _gather(main: ir.Graph, before: ir.Node, fields: Sequence[FieldLookup], name
     columns = [field.column for field in fields]
     dtype = ids.dtype or ir.DataType.INT64
     offsets = np.cumsum([0, *(field.rows for field in fields)])[:-1].astype(dtype.numpy())
-    table = np.concatenate([np.asarray(query.constant(field.lookup.table)) for field in fields])
     nodes = []
     if ids.shape is None or ids.shape[1] != len(columns) or columns != list(range(len(columns))):
         order = edit.initializer(main, f"{name}.columns", np.array(columns, np.int64))
@@ -277,7 +278,8 @@ def _gather(main: ir.Graph, before: ir.Node, fields: Sequence[FieldLookup], name
     nodes.append(
         edit.node("Add", [ids, edit.initializer(main, f"{name}.offsets", offsets)], f"{name}.rows", dtype=dtype)
     )
-    stacked = edit.initializer(main, f"{name}.table", table)
+    tables = [np.asarray(query.constant(field.lookup.table)) for field in fields]
+    stacked = edit.initializer(main, f"{name}.table", StackedTensor(tables, f"{name}.table"))
     nodes.append(edit.node("Gather", [stacked, nodes[-1].outputs[0]], name, dtype=ir.DataType.FLOAT, axis=0))
     main.insert_before(before, nodes)
     return nodes[-1].outputs[0]

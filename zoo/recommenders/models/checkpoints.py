@@ -14,7 +14,7 @@ from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import read_json
 from pipelines.core.plain import from_plain
 from pipelines.graph import edit, io
-from pipelines.models.hub import CARD
+from pipelines.models.hub import CARD, Card
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.models.layers import Embeddings, empty_tables
 from zoo.training.runs import fill
@@ -109,7 +109,8 @@ def load_checkpoint(
     about = read_json(folder / "train.json")
     try:
         config = restore_config(settings, about["config"])
-        features = Features.from_json(about["features"])
+        features = Features.from_json(Card.shared(folder / CARD, about["features"]))
+        del about
         state = torch.load(folder / MODEL, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
     except RequestError:
         raise

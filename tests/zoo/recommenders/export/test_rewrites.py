@@ -1,11 +1,14 @@
 """Lookups of all fields become one, from ONNX text."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from helpers.arrays import normals
 from helpers.rewriting import integers, model, ops, reasons, rewritten, run
 
-from pipelines.graph import query
+from pipelines.graph import io, query
 from pipelines.rewrites.driver import rewrite
 from zoo.recommenders.export.rewrites import FuseParallelEmbedding, FuseParallelSum, passes_without_header
 
@@ -393,3 +396,32 @@ def test_any_batch_size_runs(rng):
     for rows in (1, 7):
         part = run(found, **{name: array[:rows] for name, array in feeds.items()})["probability"]
         np.testing.assert_allclose(part, whole[:rows], rtol=1e-5)
+
+
+PEAK = """
+import resource, sys
+import numpy as np, onnx_ir as ir
+from pipelines.graph import io
+from pipelines.rewrites.driver import rewrite
+from zoo.recommenders.export.rewrites import passes
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+model = io.load(sys.argv[1])
+for name, megabytes in (("T0", 96), ("T1", 32)):
+    value = model.graph.initializers[name]
+    value.const_value = ir.tensor(np.ones((megabytes << 15, 8), np.float32), name=name)
+    value.shape = value.const_value.shape
+before = peak()
+assert rewrite(model, passes()).fired("FuseParallelEmbedding") == 1
+io.save(model, sys.argv[1] + ".onnx")
+print(peak() - before)
+"""
+
+
+def test_large_tables_are_stacked_without_a_copy(tmp_path):
+    fields = [f"i{c} = Gather<axis=1>(ids, c{c}) r{c} = Gather(T{c}, i{c})" for c in range(2)]
+    text = f"(int32[n,2] ids) => (float[n,16] y) {{ {' '.join(fields)} y = Concat<axis=1>(r0, r1) }}"
+    tables = {f"T{c}": normals(c)(3, 8) for c in range(2)}
+    path = io.save(model(text, **tables, c0=np.int64(0), c1=np.int64(1)), tmp_path / "model.onnx")
+    command = [sys.executable, "-c", PEAK, str(path)]
+    grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert grown < 64, f"{grown} MB more for tables of 128 MB"
