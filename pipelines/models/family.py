@@ -167,7 +167,7 @@ class Trainable(Protocol):
     def train_config(self) -> Any:
         """Returns the default settings of a training, a dataclass instance."""
 
-    def for_data(self, data: Any, schema: Any = None, label: str | None = None) -> Self:
+    def for_data(self, data: Any, schema: Any = None, label: str | Sequence[str] | None = None) -> Self:
         """Returns the family with its settings for the form of training data.
 
         Args:
@@ -216,7 +216,13 @@ class SchemaInferring(Protocol):
 
     @abc.abstractmethod
     def infer_schema(
-        self, log: Any, *, label: str | None, delimiter: str | None, on_error: str, kinds: Mapping[str, str]
+        self,
+        log: Any,
+        *,
+        label: str | Sequence[str] | None,
+        delimiter: str | None,
+        on_error: str,
+        kinds: Mapping[str, str],
     ) -> tuple[Any, list[str], list[list[str]]]:
         """Infers the schema of a log from all its rows.
 

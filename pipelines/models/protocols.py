@@ -6,7 +6,7 @@ are "files" a `ShardableFiles`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,9 +33,11 @@ class ShardableRows(Protocol):
 
     Attributes:
         with_label: Whether rows have a label, if the first row of the whole input decides that.
+        outputs: {column of a probability: its label}.
     """
 
     with_label: bool | None
+    outputs: Mapping[str, str]
 
     def text_form(self, stream: Any) -> TextForm:
         """Detects the text format of rows.
@@ -145,7 +147,14 @@ class RanksItems(Protocol):
         """
 
     def rank_columns(
-        self, user: Any, items: Any, top: int | None = None, *, ids: Iterable[Any] | None = None, exclude: Any = ()
+        self,
+        user: Any,
+        items: Any,
+        top: int | None = None,
+        *,
+        ids: Iterable[Any] | None = None,
+        exclude: Any = (),
+        by: str | None = None,
     ) -> dict[str, Any]:
         """Ranks items for a user.
 
@@ -155,7 +164,9 @@ class RanksItems(Protocol):
             top: Number of items to return; None for all.
             ids: Ids of the items of a catalogue to rank; None for all.
             exclude: Ids of items that are not returned.
+            by: Label that orders the items, or a weighted sum of labels; None for the first label.
 
         Returns:
-            {"row": positions, "item": ids if there are any, "probability"}, the best first.
+            {"row": positions, "item": ids if there are any, "probability" (of several labels one column each)}, the
+            best first.
         """

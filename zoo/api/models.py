@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 PROBED = 20_000  # rows of a log on which float and int8 probabilities are compared
 MOVED = 0.004  # largest difference without a warning
-RANKING = {"rank": np.int64, "item": str, "row": np.int64, "probability": np.float32}  # columns of `rank`
+RANKING = {"rank": np.int64, "item": str, "row": np.int64}  # columns of `rank`, before the probabilities
 
 
 def info(model: Model) -> dict[str, Any]:
@@ -175,6 +175,7 @@ def rank(
     *,
     top: int | None = 10,
     exclude: Iterable[str] = (),
+    by: str | None = None,
     precision: str = "int8",
     engine: str = "auto",
     threads: int = 1,
@@ -182,7 +183,8 @@ def rank(
     """Ranks items for one user and writes the best of them; see docs/rank-candidates.md.
 
     The user's columns are read and computed once. Columns: rank, item (its id, if the model has a column of ids), row
-    (0-based position among the items) and probability.
+    (0-based position among the items) and probability. A model of several labels has probability_LABEL of each and,
+    with a weighted sum, score.
 
     Args:
         model: Name of a pretrained ranker, or path of its folder.
@@ -191,13 +193,14 @@ def rank(
         output: Output file, see `zoo.run`; "-" for stdout.
         top: Number of items to write; None for all.
         exclude: Ids of items to leave out.
+        by: Label that orders the items, or a weighted sum such as "clicked + 2 bought"; None for the first label.
         precision: "int8" or "fp32".
         engine: Inference engine; "auto" for the fastest on this machine.
         threads: Number of intra-op threads.
 
     Returns:
-        {"model", "items": number of items that were read, "ranked": number of rows written, "seconds", "engine",
-        "precision"}.
+        {"model", "items": number of items that were read, "ranked": number of rows written, "by": the order of a model
+        of several labels, else absent, "seconds", "engine", "precision"}.
 
     Raises:
         RequestError: The model ranks no items, or a column is missing.
@@ -209,14 +212,17 @@ def rank(
     require_distinct(output, *files_of(pipeline.folder), *sources)
     start = time.perf_counter()
     catalogue = pipeline.catalogue(_place(items), distinct=False)
-    columns = pipeline.rank_columns(_user(user), catalogue, top, exclude=tuple(exclude))
-    count = len(columns["row"])
-    with writing(output, RANKING, brief=tuple(RANKING)) as write:
+    columns = pipeline.rank_columns(_user(user), catalogue, top, exclude=tuple(exclude), by=by)
+    count, labels = len(columns["row"]), list(pipeline.outputs.values())
+    shares = [name for name in columns if name not in RANKING]
+    ranking = RANKING | dict.fromkeys(shares, np.float32)
+    with writing(output, ranking, brief=tuple(ranking)) as write:
         write({"rank": np.arange(1, count + 1), "item": [None] * count, **columns})
     return {
         "model": pipeline.folder.card.name,
         "items": len(catalogue),
         "ranked": count,
+        **({"by": by or labels[0]} if len(labels) > 1 else {}),
         "seconds": round(time.perf_counter() - start, 3),
         "engine": pipeline.engine,
         "precision": pipeline.precision,
@@ -333,9 +339,9 @@ def moved_probabilities(folder: ModelFolder, rows: Any, on_error: str) -> dict[s
     Returns:
         {"rows", "largest", "mean" (differences), "bound" (of the recipe, on the calibration rows)}.
     """
-    kinds = [folder.entry.pipeline()(folder, precision, "onnxruntime") for precision in ("fp32", "int8")]
+    kinds: list[Any] = [folder.entry.pipeline()(folder, precision, "onnxruntime") for precision in ("fp32", "int8")]
     batch = kinds[0].calibration(rows, PROBED, on_error)
-    exact, int8 = (np.float64(next(iter(kind.predict(batch).values()))).reshape(-1) for kind in kinds)
+    exact, int8 = (np.float64(kind.probabilities(batch)) for kind in kinds)
     moved = np.abs(exact - int8)
     change = {
         "rows": len(moved),

@@ -29,7 +29,7 @@ def schema(
     log: Model | Sequence[Model],
     output: Model | None = None,
     *,
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     delimiter: str | None = None,
     on_error: str = "raise",
     category: Sequence[str] = (),
@@ -43,7 +43,8 @@ def schema(
         log: CSV or TSV with a header, JSON lines (plain or .gz), or Parquet: a file, a folder, a pattern, or a list of
             them, whose rows are one log. Folders named column=value add the column (Hive partitions).
         output: Path of the schema as JSON; None to write no file.
-        label: Column to predict, with values 0 and 1; None for a column named label, click, clicked, target or y.
+        label: Columns to predict, with values 0 and 1: one, or several; None for a column named label, click, clicked,
+            target or y.
         delimiter: Delimiter of CSV; None to detect it.
         on_error: "raise" to stop at an invalid row, "skip" to leave it out, as in training.
         category: Columns that are categories, whatever is inferred.
@@ -86,7 +87,7 @@ def train(
     resume: bool = False,
     on_error: str = "raise",
     schema: Model | None = None,
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Trains a model family on own data and writes a model folder.
 
@@ -98,7 +99,7 @@ def train(
         resume: Continue from the last checkpoint in `output`.
         on_error: "raise" to stop at an invalid row, "skip" to leave it out and count it.
         schema: Schema of a click log (see `zoo.schema`); None to infer it.
-        label: Column of a click log to predict.
+        label: Columns of a click log to predict: one or, for families of several labels, several.
 
     Returns:
         Metrics on the held-out data, and counts.
@@ -108,7 +109,7 @@ def train(
     """
     entry = zoo.entry(family)
     trainer = require_trainable(entry)
-    options: dict[str, Any] = {name: each for name, each in (("schema", schema), ("label", label)) if each is not None}
+    options: dict[str, Any] = {name: each for name, each in (("schema", schema), ("label", label)) if each}
     if options and not trainer.takes_schema:
         able = [name for name, each in zoo.entries().items() if isinstance(each, Trainable) and each.takes_schema]
         raise RequestError(f"{entry.name} takes no --{next(iter(options))}; these families do: {', '.join(able)}")

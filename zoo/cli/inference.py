@@ -146,6 +146,13 @@ def _require_one_writer(as_json: bool, output: str) -> None:
 @click.option("--items", required=True, metavar="FILE", help="The candidates: a log with the items' columns.")
 @click.option("--top", default=10, show_default=True, help="Number of items to print.")
 @click.option("--exclude", multiple=True, metavar="ID", help="Item to leave out, as one that was seen; repeatable.")
+@click.option(
+    "--by",
+    default=None,
+    metavar="LABEL",
+    help="Models of several labels: the label that orders the items, or a sum such as 'clicked + 2 bought'. "
+    "[default: the first label]",
+)
 @click.option("-o", "--output", default="-", help="Output file: .csv, .csv.gz, .jsonl or .parquet. [default: stdout]")
 @combined(precision, engine, threads, as_json)
 def rank(model: str, output: str, as_json: bool, **options: Any) -> None:
@@ -160,7 +167,12 @@ def rank(model: str, output: str, as_json: bool, **options: Any) -> None:
     if as_json:
         emit(report, True, lambda: None)
     elif sys.stderr.isatty() or output != "-":
-        click.echo("the best {ranked:,} of {items:,} items, {precision} in {engine}".format(**report), err=True)
+        ordered = f" by {report['by']}" if "by" in report else ""
+        click.echo(
+            f"the best {report['ranked']:,} of {report['items']:,} items{ordered}, {report['precision']} in "
+            f"{report['engine']}",
+            err=True,
+        )
 
 
 @click.command()

@@ -23,7 +23,10 @@ OPTIONS = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # traini
     "--schema", default=None, help="Click logs: schema of the columns (zoo schema), or criteo. [default: inferred]"
 )
 @click.option(
-    "--label", default=None, help="Click logs: column to predict. [default: label, click, clicked, target or y]"
+    "--label",
+    multiple=True,
+    help="Click logs: column to predict; repeatable for families of several labels. [default: label, click, clicked, "
+    "target or y]",
 )
 @click.option(
     "--held-out",
@@ -189,7 +192,7 @@ def import_model(source: str, output: str | None, as_json: bool, **options: Any)
 @click.command()
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...")
 @click.option("-o", "--output", default=None, help="JSON file of the schema. [default: only print it]")
-@click.option("--label", default=None, metavar="COLUMN", help="Column to predict, of values 0 and 1.")
+@click.option("--label", multiple=True, metavar="COLUMN", help="Column to predict, of values 0 and 1; repeatable.")
 @click.option("--delimiter", default=None, metavar="CHARACTER", help="Delimiter of CSV. [default: detected]")
 @click.option("--category", multiple=True, metavar="COLUMN", help="Column that is a category; repeatable.")
 @click.option("--number", multiple=True, metavar="COLUMN", help="Column that is a number; repeatable.")

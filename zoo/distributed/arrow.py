@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 import zoo
@@ -14,7 +15,7 @@ from pipelines.models.protocols import ShardableRows
 
 
 class ArrowScorer:
-    """Adds the column `probability` (float32) to Arrow data with the rows of a log.
+    """Adds the column `probability` (float32; of several labels probability_LABEL) to Arrow data with rows of a log.
 
     The model is not pickled: each process loads it at its first rows. The class can be passed to
     `ray.data.Dataset.map_batches(..., batch_format="pyarrow")`.
@@ -66,10 +67,12 @@ class ArrowScorer:
             yield from self(batch).to_batches()
 
     def _table(self, table: pa.Table) -> pa.Table:
-        if not len(table):
-            return table.append_column("probability", pa.array([], pa.float32()))
-        chunks = [pa.array(self.pipeline.score(rows)) for rows in self.pipeline.rows(table)]
-        return table.append_column("probability", pa.chunked_array(chunks))
+        batches = self.pipeline.rows(table) if len(table) else ()
+        parts = [self.pipeline.score(rows).reshape(len(rows), -1) for rows in batches]
+        for at, name in enumerate(self.pipeline.outputs):
+            chunks = [pa.array(np.ascontiguousarray(part[:, at])) for part in parts]
+            table = table.append_column(name, pa.chunked_array(chunks, pa.float32()))
+        return table
 
 
 def arrow_scorer(model: str | Path, precision: str = "int8", engine: str = "auto", threads: int = 1) -> ArrowScorer:

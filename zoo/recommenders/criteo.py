@@ -111,19 +111,19 @@ def is_built_in(schema: Any) -> bool:
     return str(schema) == NAME and not Path(NAME).exists()
 
 
-def of_log(data: Any, schema: Any = None, label: str | None = None) -> bool:
+def of_log(data: Any, schema: Any = None, label: str | Sequence[str] | None = None) -> bool:
     """Tells whether a log to train on has rows without a header.
 
     Args:
         data: Log, see `zoo.recommenders.data.logs.open_log`; decides if there is no schema.
         schema: Schema, its file, or the name of the built-in one.
-        label: Column to predict, which only logs with a header have.
+        label: Columns to predict, which only logs with a header have.
 
     Raises:
         RequestError: The file of the schema cannot be read.
     """
     if schema is None:
-        return label is None and is_criteo(data)
+        return not label and is_criteo(data)
     if isinstance(schema, Schema):
         return not schema.header
     return is_built_in(schema) or _is_headerless(read_json(Path(schema)))

@@ -128,7 +128,7 @@ class TrainableRankingFamily(
 
         return self._with_preset(lambda: of_card(preprocessing))
 
-    def for_data(self, data: Any, schema: Any = None, label: str | None = None) -> Self:
+    def for_data(self, data: Any, schema: Any = None, label: str | Sequence[str] | None = None) -> Self:
         """See `Trainable`."""
         from zoo.recommenders.criteo import of_log
 
@@ -140,7 +140,13 @@ class TrainableRankingFamily(
         return self if preset is None or not headerless() else replace(self, config=preset.config, recipe=preset.recipe)
 
     def infer_schema(
-        self, log: Any, *, label: str | None, delimiter: str | None, on_error: str, kinds: Mapping[str, str]
+        self,
+        log: Any,
+        *,
+        label: str | Sequence[str] | None,
+        delimiter: str | None,
+        on_error: str,
+        kinds: Mapping[str, str],
     ) -> tuple[Schema, list[str], list[list[str]]]:
         """See `SchemaInferring` and `zoo.recommenders.data.schema_inference.infer`."""
         from zoo.recommenders.data.logs import open_logs

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 # rows on their way through `run` together: enough to make every step's overhead vanish, few enough for the cache
 ROWS_IN_FLIGHT = 4096
-COLUMNS: dict[str, Any] = {"row": np.int64, "probability": np.float32}  # that `run` writes
+PROBABILITY = "probability"  # the output of a model of one label
 
 
 class ClickPipeline(GraphPipeline):
@@ -45,11 +46,18 @@ class ClickPipeline(GraphPipeline):
     Attributes:
         with_label: Whether rows begin with a label; None: decided by the first row.
         grouped_by: Column whose values group rows for GAUC; "": none.
+        outputs: {output of the model with the probability of a label: the label}.
     """
 
     PARTS: ClassVar[str] = "rows"
     with_label: bool | None = None
     grouped_by: str = ""
+    outputs: Mapping[str, str] = MappingProxyType({PROBABILITY: "click"})
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Columns that `run` writes: {name: dtype}."""
+        return {"row": np.int64, **dict.fromkeys(self.outputs, np.float32)}
 
     def read_columns(self, names: Sequence[str]) -> None:
         """Chooses the column of the users, by which `evaluate` groups rows for GAUC.
@@ -192,9 +200,19 @@ class ClickPipeline(GraphPipeline):
         """See `ShardableRows`."""
         if others:
             raise NoRow(f"found no row to use with {', '.join(others)}", left_out)
-        with writing(output, COLUMNS | dict.fromkeys(_names(keep), str)):
+        with writing(output, self.columns | dict.fromkeys(self._names(keep), str)):
             pass
         return {"rows": 0, "clicks": 0, "expected_clicks": 0.0, "skipped": left_out, "seconds": 0.0}
+
+    def _names(self, keep: str | Sequence[str] | None) -> list[str]:
+        """Names of columns to keep. Raises RequestError for a name of `columns`, or one that is given twice."""
+        names = [each.strip() for each in keep.split(",")] if isinstance(keep, str) else list(keep or ())
+        if wrong := [name for at, name in enumerate(names) if not name or name in (*self.columns, *names[:at])]:
+            raise RequestError(
+                f"found the column {wrong[0]!r} to keep; expected names that differ, also from "
+                f"{' and '.join(self.columns)}"
+            )
+        return names
 
     def count_rows(self, inputs: Any, **options: Any) -> int:
         """Counts the rows of an input, including rows that would be left out.
@@ -245,7 +263,7 @@ class ClickPipeline(GraphPipeline):
             batch: {"ids": int32 [n, columns], ...}, see `preprocess`.
 
         Returns:
-            {"probability": float32 [n, 1], ...}.
+            {"probability": float32 [n, 1], ...}; of several labels {"probability_LABEL": float32 [n, 1], ...}.
 
         Raises:
             RequestError: An id exceeds its table.
@@ -296,27 +314,46 @@ class ClickPipeline(GraphPipeline):
             out: {"probability": float32 [n, 1], ...} from `predict`.
 
         Returns:
-            [{"probability": float, "click": whether it is at least 0.5}, ...], one per row.
+            [{"probability": float, "click": whether it is at least 0.5}, ...], one per row; of several labels
+            {"probability_LABEL": float, "LABEL": whether it is at least 0.5, ...}.
         """
-        return [{"probability": p, "click": p >= 0.5} for p in out["probability"].ravel().tolist()]
+        columns: dict[str, list[Any]] = {}
+        for name, label in self.outputs.items():
+            columns[name] = out[name].ravel().tolist()
+            columns[label] = [p >= 0.5 for p in columns[name]]
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+    def probabilities(self, batch: Batch) -> NDArray[np.float32]:
+        """Computes the probabilities of encoded rows.
+
+        Args:
+            batch: Inputs of the model, n rows.
+
+        Returns:
+            float32 [n]; of several labels [n, labels].
+        """
+        out = self.predict(batch)
+        columns = [out[name].reshape(-1) for name in self.outputs]
+        return np.asarray(columns[0]) if len(columns) == 1 else np.stack(columns, 1)
 
     def score(self, rows: Any) -> NDArray[np.float32]:
-        """Computes the click probability of every row.
+        """Computes the probabilities of every row.
 
         Args:
             rows: Batch from `rows`, n rows.
 
         Returns:
-            Probabilities, float32 [n].
+            See `probabilities`.
         """
-        return np.asarray(self.predict(self.encode(rows))["probability"].reshape(-1))
+        return self.probabilities(self.encode(rows))
 
     def run(
         self, inputs: Any, output: str | Path, on_error: str = "raise", *, keep: str | Sequence[str] | None = None
     ) -> dict[str, Any]:
         """Scores any number of rows in constant memory.
 
-        Writes the columns row (0-based position in the input), probability and those of `keep`, in input order.
+        Writes the columns row (0-based position in the input), probability (probability_LABEL of every label, if there
+        are several) and those of `keep`, in input order.
         `threads` threads score, each with a single-threaded session, while the calling thread reads, parses and writes.
         On a single CPU the calling thread does everything.
 
@@ -328,7 +365,8 @@ class ClickPipeline(GraphPipeline):
                 values are empty.
 
         Returns:
-            {"rows", "clicks" (rows with probability >= 0.5), "expected_clicks" (sum of the probabilities), "skipped",
+            {"rows", "clicks" (rows with probability >= 0.5), "expected_clicks" (sum of the probabilities; both of the
+            first label, and "labels" has those of every label, if there are several), "skipped",
             "seconds", "rows_per_second", "model_samples_per_second", "split_us", "engine", "precision"}; and
             "out_of_range", the ids that are no row of their table by column, if there are any. split_us has the
             microseconds per row spent to "read" (bytes or tables), "parse" (split, hash, normalize), in the "model"
@@ -338,16 +376,15 @@ class ClickPipeline(GraphPipeline):
         Raises:
             RequestError: A row is faulty with "raise", the input has no usable row, or lacks a column.
         """
-        errors, names = ErrorLog(), _names(keep)
-        count = clicks = 0
-        expected = 0.0
+        errors, names = ErrorLog(), self._names(keep)
+        count, clicks, expected = 0, np.zeros(len(self.outputs), np.int64), np.zeros(len(self.outputs))
         seconds: defaultdict[str, float] = defaultdict(float)
         size = self.batch_size * max(1, ROWS_IN_FLIGHT // self.batch_size)
         np.empty(
             16 << 20, np.uint8
         )  # freed at once: from now on glibc keeps freed blocks of up to this size for the next rows
         with (
-            writing(output, COLUMNS | dict.fromkeys(names, str)) as write,
+            writing(output, self.columns | dict.fromkeys(names, str)) as write,
             progress("scoring rows") as advance,
         ):
             start = time.perf_counter()
@@ -361,34 +398,37 @@ class ClickPipeline(GraphPipeline):
             for scorer in scorers:
                 idle.put(scorer)
 
-            def score(rows: tuple[Any, Batch]) -> tuple[Any, NDArray[np.float32], float]:
+            def score(rows: tuple[Any, Batch]) -> tuple[Any, Batch, float]:
                 scorer = idle.get()
                 try:
                     begin = time.perf_counter()
-                    probability = scorer.predict(rows[1])["probability"].reshape(-1)
-                    return rows[0], probability, time.perf_counter() - begin
+                    out = scorer.predict(rows[1])
+                    return rows[0], out, time.perf_counter() - begin
                 finally:
                     idle.put(scorer)
 
             workers = 0 if len(scorers) == machine.cores() == 1 else len(scorers)
             with closing(ordered_map(score, itertools.chain([first], encoded), workers)) as scored:
-                for rows, probability, took in scored:
+                for rows, out, took in scored:
                     before, index = time.perf_counter(), rows.index
                     kept = {} if rows.kept is None else dict(zip(names, rows.kept.T.tolist(), strict=True))
-                    write({"row": index + self.first_row, "probability": probability, **kept})
+                    probability = {name: out[name].reshape(-1) for name in self.outputs}
+                    write({"row": index + self.first_row, **probability, **kept})
                     seconds["write"] += time.perf_counter() - before
                     seconds["model"] += took
                     count += len(index)
-                    clicks += int((probability >= 0.5).sum())
-                    expected += float(probability.sum(dtype=np.float64))
+                    clicks += [int((p >= 0.5).sum()) for p in probability.values()]
+                    expected += [p.sum(dtype=np.float64) for p in probability.values()]
                     advance(len(index))
         seconds["wall"] = time.perf_counter() - start
         seconds["parse"] -= seconds["read"]
         errors.warn()
+        totals = zip(clicks.tolist(), expected.tolist(), strict=True)
+        counted = [{"clicks": rows, "expected_clicks": round(total, 2)} for rows, total in totals]
         return {
             "rows": count,
-            "clicks": clicks,
-            "expected_clicks": round(expected, 2),
+            **counted[0],
+            **({"labels": dict(zip(self.outputs.values(), counted, strict=True))} if len(counted) > 1 else {}),
             "skipped": errors.total,
             **({"out_of_range": dict(errors.outside)} if errors.outside else {}),
             "seconds": round(seconds["wall"], 3),
@@ -442,13 +482,3 @@ class ClickPipeline(GraphPipeline):
                 break
         errors.warn()
         return self.encode(type(parts[0]).concatenate(parts))
-
-
-def _names(keep: str | Sequence[str] | None) -> list[str]:
-    """Names of columns to keep. Raises RequestError for a name of `COLUMNS`, or one that is given twice."""
-    names = [each.strip() for each in keep.split(",")] if isinstance(keep, str) else list(keep or ())
-    if wrong := [name for at, name in enumerate(names) if not name or name in (*COLUMNS, *names[:at])]:
-        raise RequestError(
-            f"found the column {wrong[0]!r} to keep; expected names that differ, also from row and probability"
-        )
-    return names

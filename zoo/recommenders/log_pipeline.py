@@ -19,12 +19,13 @@ from pipelines.data.text import TextForm
 from pipelines.models.folder import ModelFolder
 from zoo.recommenders.data import sources
 from zoo.recommenders.data.cell_values import CellForm
-from zoo.recommenders.data.encoding import Rows
+from zoo.recommenders.data.encoding import Floats, Rows
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import HEAD, Log, open_log, open_logs
 from zoo.recommenders.data.row_errors import ErrorLog
-from zoo.recommenders.inference import ROWS_IN_FLIGHT, ClickPipeline
+from zoo.recommenders.inference import PROBABILITY, ROWS_IN_FLIGHT, ClickPipeline
 from zoo.recommenders.ranking.catalogue import Catalogue, best
+from zoo.recommenders.ranking.order import SCORE, Order
 from zoo.recommenders.ranking.sides import Sides
 
 SAMPLES = ("sample.csv.gz", "sample.tsv.gz")  # rows that ship with a model; those without a header in the second
@@ -40,6 +41,8 @@ class LogPipeline(ClickPipeline):
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
         super().__init__(folder, *arguments, **options)
         self.features = Features.from_json(folder.preprocessing)
+        if len(labels := self.features.schema.labels) > 1:
+            self.outputs = {f"{PROBABILITY}_{label}": label for label in labels}
 
     @property
     def headerless(self) -> bool:
@@ -178,9 +181,16 @@ class LogPipeline(ClickPipeline):
         return Catalogue.read(self.sides, items, distinct)
 
     def rank(
-        self, user: Any, items: Any, top: int | None = None, *, ids: Iterable[Any] | None = None, exclude: Any = ()
+        self,
+        user: Any,
+        items: Any,
+        top: int | None = None,
+        *,
+        ids: Iterable[Any] | None = None,
+        exclude: Any = (),
+        by: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Ranks items for one user by the probability of a click.
+        """Ranks items for one user by the probability of a click, or of other labels.
 
         The user's columns, and those of the context, are read, looked up and computed once. The probabilities have the
         same bits as those of full rows.
@@ -191,20 +201,30 @@ class LogPipeline(ClickPipeline):
             top: Number of items to return; None for all.
             ids: Ids of the items of a catalogue to rank; None for all of them.
             exclude: Ids of items that are not returned, as those that the user has seen.
+            by: Of several labels, the one that orders the items, or a weighted sum, see `ranking.order.Order`; None
+                for the first label.
 
         Returns:
             [{"row": position of the item in the source, or in the catalogue, "item": its id, if the model has a column
-            of ids, "probability": float}, ...], the most probable first, equal ones in the order of the items.
+            of ids, "probability": float}, ...], the most probable first, equal ones in the order of the items. Of
+            several labels there is "probability_LABEL" of each and, for a weighted sum, "score".
 
         Raises:
             RequestError: A column or an id is missing, or there is no item to rank.
         """
-        columns = self.rank_columns(user, items, top, ids=ids, exclude=exclude)
+        columns = self.rank_columns(user, items, top, ids=ids, exclude=exclude, by=by)
         plain = [each if isinstance(each, list) else each.tolist() for each in columns.values()]
         return [dict(zip(columns, values, strict=True)) for values in zip(*plain, strict=True)]
 
     def rank_columns(
-        self, user: Any, items: Any, top: int | None = None, *, ids: Iterable[Any] | None = None, exclude: Any = ()
+        self,
+        user: Any,
+        items: Any,
+        top: int | None = None,
+        *,
+        ids: Iterable[Any] | None = None,
+        exclude: Any = (),
+        by: str | None = None,
     ) -> dict[str, Any]:
         """Ranks items, see `rank`, and returns columns.
 
@@ -214,9 +234,11 @@ class LogPipeline(ClickPipeline):
             top: See `rank`.
             ids: See `rank`.
             exclude: See `rank`.
+            by: See `rank`.
 
         Returns:
-            {"row": int64 [n], "item": list of n texts, if there are ids, "probability": float32 [n]}.
+            {"row": int64 [n], "item": list of n texts, if there are ids, "probability": float32 [n]}; probabilities of
+            several labels as in `rank`.
 
         Raises:
             RequestError: See `rank`.
@@ -226,23 +248,30 @@ class LogPipeline(ClickPipeline):
         catalogue = items if isinstance(items, Catalogue) else self.catalogue(items, distinct=False)
         if ids is not None and catalogue is not items:
             raise RequestError("found ids and items, expected ids of a catalogue")
+        order = Order.of(by, tuple(self.outputs.values()))
         user_row = self.sides.read_user(user)
         positions = catalogue.without(exclude, None if ids is None else catalogue.find(ids))
-        probability = self._probabilities(user_row, catalogue.rows, positions)
-        order = best(probability, top)
-        rows = order if positions is None else positions[order]
+        shares = self._probabilities(user_row, catalogue.rows, positions)
+        scores = order.scores(list(shares.values()))
+        first = best(scores, top)
+        rows = first if positions is None else positions[first]
         names = catalogue.ids(rows)
-        return {"row": rows, **({} if names is None else {"item": names}), "probability": probability[order]}
+        if order.summed:
+            shares = {SCORE: scores, **shares}
+        found = {name: column[first] for name, column in shares.items()}
+        return {"row": rows, **({} if names is None else {"item": names}), **found}
 
-    def _probabilities(self, user: Rows, items: Rows, positions: NDArray[np.int64] | None) -> NDArray[np.float32]:
-        """Probabilities of the items at these positions, or of all items."""
+    def _probabilities(self, user: Rows, items: Rows, positions: NDArray[np.int64] | None) -> dict[str, Floats]:
+        """Probabilities of the labels of the items at these positions, or of all items, by output."""
         count = len(items) if positions is None else len(positions)
-        found = np.empty(count, np.float32)
+        shares = {name: np.empty(count, np.float32) for name in self.outputs}
         for begin in range(0, count, ROWS_IN_FLIGHT):
             chosen: Any = slice(begin, begin + ROWS_IN_FLIGHT)
             batch = self.sides.join(user, items[chosen if positions is None else positions[chosen]])
-            found[chosen] = self.predict_shared(batch, self.sides.user.shared)["probability"].reshape(-1)
-        return found
+            out = self.predict_shared(batch, self.sides.user.shared)
+            for name, column in shares.items():
+                column[chosen] = out[name].reshape(-1)
+        return shares
 
     @property
     def last_ids(self) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +43,9 @@ def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = 
     Returns:
         Result of `compare_clicks`, with the keys samples, clicks and skipped; for models with a weight column also
         "weighted": whether the rows have that column, by which the metrics then weight them; with
-        `ClickPipeline.grouped_by` also "groups": number of users with both labels, which the metric gauc is over.
+        `ClickPipeline.grouped_by` also "groups": number of users with both labels, which the metric gauc is over. Of
+        several labels, all this is of the first one, and "labels" has {label: samples, clicks, metrics, ...} of each,
+        on the rows that have it.
 
     Raises:
         RequestError: Rows have no label, or a row is faulty with "raise".
@@ -75,11 +77,35 @@ def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = 
     truth = np.concatenate(labels) if labels else np.zeros(0, np.float32)
     outputs = {name: np.concatenate(parts) for name, parts in scores.items()} if labels else {}
     of_rows = np.concatenate(weights) if weights else None
-    compared = compare_clicks(truth, outputs, weights=of_rows)
-    if grouped:
-        compared |= _grouped(compared, truth, outputs, np.concatenate(groups), of_rows)
-    counts = {"samples": len(truth), "clicks": int(truth.sum()), "skipped": errors.total}
-    return {**counts, **({} if weighted is None else {"weighted": weighted}), **compared}
+    of_users = np.concatenate(groups) if groups else None
+    shown = {"skipped": errors.total, **({} if weighted is None else {"weighted": weighted})}
+    if truth.ndim == 1:
+        return _compared(truth, outputs, of_rows, of_users, shown)
+    by_label = {}
+    for at, label in enumerate(first.outputs.values()):
+        known = ~np.isnan(truth[:, at])
+        scored = {name: scores[known, at] for name, scores in outputs.items()}
+        weights_known = None if of_rows is None else of_rows[known]
+        users_known = None if of_users is None else of_users[known]
+        try:
+            by_label[label] = _compared(truth[known, at], scored, weights_known, users_known, {})
+        except RequestError as error:
+            raise RequestError(f"label {label}: {error}") from error
+    return {**next(iter(by_label.values())), **shown, "labels": by_label}
+
+
+def _compared(
+    truth: Floats,
+    outputs: Mapping[str, Floats],
+    weights: Floats | None,
+    users: NDArray[np.int64] | None,
+    more: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Counts and comparison of the precisions for one label; `users` are the groups of GAUC."""
+    compared = compare_clicks(truth, outputs, weights=weights)
+    if users is not None:
+        compared |= _grouped(compared, truth, outputs, users, weights)
+    return {"samples": len(truth), "clicks": int(truth.sum()), **more, **compared}
 
 
 def _grouped(
@@ -197,6 +223,58 @@ def click_metrics(labels: Floats, probabilities: Floats, weights: Floats | None 
         "accuracy": mean((probabilities >= 0.5) == (labels > 0.5), weights),
         "calibration_error": calibration_error(labels, probabilities, weights),
     }
+
+
+def label_metrics(
+    labels: Floats, probabilities: Floats, weights: Floats | None = None, names: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Computes the metrics of one label, or of several.
+
+    Args:
+        labels: 0 or 1, [n]; or [n, labels], NaN where missing.
+        probabilities: The same shape.
+        weights: Sample weights, see `click_metrics`.
+        names: Names of several labels.
+
+    Returns:
+        As `click_metrics`; for several labels the means of their metrics, and "labels": {name: its metrics on the rows
+        that have it}.
+    """
+    if labels.ndim == 1:
+        return click_metrics(labels, probabilities, weights)
+    by_label = {
+        name: click_metrics(*known_rows(labels[:, at], probabilities[:, at], weights)) for at, name in enumerate(names)
+    }
+    return mean_metrics(by_label)
+
+
+def mean_metrics(by_label: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Returns the means of metrics over labels, and the metrics of the labels.
+
+    Args:
+        by_label: {label: {metric: value}}.
+
+    Returns:
+        {metric: mean, ..., "labels": `by_label`}.
+    """
+    keys = next(iter(by_label.values()))
+    means = {key: float(np.mean([metrics[key] for metrics in by_label.values()])) for key in keys}
+    return {**means, "labels": dict(by_label)}
+
+
+def known_rows(labels: Floats, probabilities: Floats, weights: Floats | None) -> tuple[Floats, Floats, Floats | None]:
+    """Selects the rows that have a label.
+
+    Args:
+        labels: 0, 1 or NaN, [n].
+        probabilities: [n].
+        weights: [n] or None.
+
+    Returns:
+        Labels, probabilities and weights of these rows.
+    """
+    known = ~np.isnan(labels)
+    return labels[known], probabilities[known], None if weights is None else weights[known]
 
 
 def calibration_error(labels: Floats, probabilities: Floats, weights: Floats | None = None) -> float:

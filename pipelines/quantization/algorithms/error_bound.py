@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +25,8 @@ def within_bound(
     model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, samples: Iterable[Batch]
 ) -> CalibrationTable:
     """Keeps layers in float32 until int8 changes no value of the first output by more than `recipe.bound`.
+
+    Further outputs of the same shape, as the probabilities of several labels, have the same bound.
 
     Layers that read columns of the graph's inputs come first, because later samples may exceed the observed range, and
     such layers are small. The layers of most squared error per weight follow, each measured as the only int8 layer.
@@ -81,11 +83,16 @@ def open_layers(model: ir.Model) -> dict[str, str]:
 
 
 def _results(model: ir.Model, samples: list[Batch]) -> Array:
-    """Returns the first output for all samples."""
+    """Returns the first output, and those of its shape, for all samples."""
     opened = reference_session.session(model, "its evaluation needs")
     names = {each.name for each in opened.get_inputs()}
     batches = ({name: x for name, x in batch.items() if name in names} for batch in samples)
-    return np.concatenate([reference_session.run(opened, batch)[0].ravel() for batch in batches])
+    results = [reference_session.run(opened, batch) for batch in batches]
+    return np.concatenate([each.ravel() for first, *others in results for each in (first, *_alike(first, others))])
+
+
+def _alike(first: Array, others: Sequence[Array]) -> list[Array]:
+    return [each for each in others if each.shape == first.shape]
 
 
 def _layers(model: ir.Model) -> list[ir.Node]:

@@ -163,14 +163,14 @@ class CsvReader:
 
         Returns:
             The reader. None without native code, for logs that are not CSV or have columns of a partition, for
-            separators outside ASCII, and for schemas with the encodings "id" or "value" or with lists that skip
-            unknown values.
+            separators outside ASCII, for several labels, and for schemas with the encodings "id" or "value" or with
+            lists that skip unknown values.
         """
         native = extension.native()
         separators = [column.separator for column in features.schema.of("categories")]
         if native is None or log.kind != "csv" or log.partition or not "".join([log.delimiter, *separators]).isascii():
             return None
-        if log.delimiter in '"\r\n':
+        if log.delimiter in '"\r\n' or sum(name in names for name in features.schema.labels) > 1:
             return None
         encodings = [column.encoding for column in features.schema.columns]
         if any(encoding.get("type") in ("id", "value") or encoding.get("skip_unknown") for encoding in encodings):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from zoo.recommenders.data.cell_values import LIST, canonical, parse_floats
 from zoo.recommenders.data.columns import times
+from zoo.recommenders.data.columns.label_values import label_values
 from zoo.recommenders.data.hashing import buckets_of, fingerprints, hash_buckets
 from zoo.recommenders.data.schema import FEATURES, Column, Schema
 from zoo.recommenders.data.transforms import scaled
@@ -32,7 +33,8 @@ class Rows:
         ids: Table rows of the categories, int32 [n, columns], see `Field`.
         numbers: Scaled numbers, float32 [n, numbers].
         scales: 1 / number of items for every list with mean pooling, 0 for empty lists; float32 [n, lists].
-        labels: 0 or 1, float32 [n]; None if no labels were read.
+        labels: 0 or 1, float32 [n]; of several labels float32 [n, labels], NaN where missing or not defined; None if
+            no labels were read.
         weights: Sample weights, float32 [n].
         times: Seconds since 1970, or the position of the row if there is no timestamp; float64 [n].
         index: 0-based position of the row in the whole input, counting the rows left out; int64 [n].
@@ -421,7 +423,7 @@ class Encoding:
             outside: See `Field.ids`.
 
         Returns:
-            n rows. Labels and weights that are no numbers are NaN.
+            n rows. Labels and weights that are no numbers are NaN, see `label_values`.
         """
         count, (width, numbers, lists) = len(index), self.shape
         names = [column.name for column in self.schema.of(*FEATURES)]
@@ -442,8 +444,7 @@ class Encoding:
         self.fill(values)
         labels, weights = None, np.ones(count, np.float32)
         if labelled:
-            (label,) = self.schema.of("label")
-            labels = (parse_floats(columns[label.name]) + zero).astype(np.float32)
+            labels = label_values(self.schema, columns)
             for each in [column for column in self.schema.of("weight") if column.name in columns]:
                 weights = (parse_floats(columns[each.name]) + zero).astype(np.float32)
         when = index.astype(np.float64)

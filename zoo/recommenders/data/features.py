@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.models.protocols import NoRow
 from zoo.recommenders.criteo import schema_of
+from zoo.recommenders.data.columns.label_values import faulty_labels
 from zoo.recommenders.data.csv_reader import CsvReader, ParsedRows
 from zoo.recommenders.data.encoding import Encoding, Field, Rows
 from zoo.recommenders.data.line_reader import read_lines
@@ -275,9 +276,9 @@ class Features(Encoding):
                 if keep:
                     texts = [columns[name].to_numpy(zero_copy_only=False) for name in keep]
                     rows = replace(rows, kept=np.stack(texts, axis=1).astype(object))
-            if columns and labelled and (faults := _faults(rows)):
-                _report(faults, columns, self.schema, f"{log.path}", errors)
-                rows = rows[np.setdiff1d(np.arange(len(rows)), [row for row, _ in faults])]
+            if columns and labelled and (faults := _faults(rows, self.schema)):
+                _report(faults, columns, f"{log.path}", errors)
+                rows = rows[np.setdiff1d(np.arange(len(rows)), [row for row, _, _ in faults])]
             if errors is not None and errors.total >= MAX_SKIPPED and errors.total > MAX_SKIPPED_SHARE * positions.end:
                 raise RequestError(f"nearly no row can be used: {errors}")
             if len(rows):
@@ -298,24 +299,28 @@ def _placed(parsed: ParsedRows, index: NDArray[np.int64]) -> Rows:
     )
 
 
-def _faults(rows: Rows) -> list[tuple[int, str]]:
-    """Rows without a usable label or weight: (row, kind), in order."""
+def _faults(rows: Rows, schema: Schema) -> list[tuple[int, str, str]]:
+    """Rows without usable labels or weight: (row, kind, column), in order and each once."""
     assert rows.labels is not None
-    faults = [(int(row), "label") for row in np.flatnonzero((rows.labels != 0) & (rows.labels != 1))]
-    known = {row for row, _ in faults}
-    faults += [(int(row), "weight") for row in np.flatnonzero(~(rows.weights >= 0)) if row not in known]
+    wrong = faulty_labels(rows.labels).reshape(len(rows), -1)
+    at = np.flatnonzero(wrong.any(axis=1))
+    faults = [
+        (row, "label", schema.labels[column]) for row, column in zip(at.tolist(), wrong[at].argmax(1), strict=True)
+    ]
+    for weight in schema.of("weight"):
+        left = np.flatnonzero(~(rows.weights >= 0) & ~wrong.any(axis=1))
+        faults += [(row, "weight", weight.name) for row in left.tolist()]
     return sorted(faults)
 
 
 def _report(
-    faults: list[tuple[int, str]], columns: Mapping[str, pa.Array], schema: Schema, name: str, errors: ErrorLog | None
+    faults: list[tuple[int, str, str]], columns: Mapping[str, pa.Array], name: str, errors: ErrorLog | None
 ) -> None:
     """Counts rows left out; without an error log, raises RequestError for the first one."""
     expected = {"label": "0 or 1", "weight": "0 or more"}
-    for row, kind in faults:
-        (column,) = schema.of(kind)
-        text = columns[column.name][row].as_py()
-        message = f"{name}: found the {kind} {column.name} {text!r}, expected {expected[kind]}"
+    for row, kind, column in faults:
+        text = columns[column][row].as_py()
+        message = f"{name}: found the {kind} {column} {text!r}, expected {expected[kind]}"
         if errors is None:
             raise RequestError(f"{message}; {REGRESSION}" if kind == "label" else message)
         errors.add(kind, message)

@@ -27,7 +27,7 @@ KINDS = {
     "category": "one of many values without an order: an id, a country",
     "categories": "a list of them: genres, the items clicked before",
     "timestamp": "when the row happened; the last rows are held out by it, the model does not see it",
-    "label": "what is predicted: 0 or 1",
+    "label": "what is predicted: 0 or 1; of several labels, missing ones are not trained on",
     "weight": "how much the row counts in training, 0 or more",
     "ignored": "not used",
 }
@@ -144,6 +144,12 @@ JSON_SCHEMA: dict[str, Any] = {
                         "description": "of a timestamp: seconds to nanoseconds since 1970, ISO 8601, or a whole number "
                         "whose digits are year to second",
                     },
+                    "where": {
+                        "type": "string",
+                        "minLength": 1,
+                        "description": "of a label: another label; only rows where that is 1 have this one, as a "
+                        "purchase after a click",
+                    },
                     "why": {"type": "string", "description": "what the choice rests on"},
                 },
                 "required": ["name", "kind"],
@@ -197,6 +203,7 @@ class Column:
     tower: str = ""
     source: str = ""
     unit: str = ""
+    where: str = ""
     why: str = ""
 
     @property
@@ -239,6 +246,11 @@ class Schema:
             Columns in order.
         """
         return tuple(column for column in self.columns if column.kind in kinds)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels."""
+        return tuple(column.name for column in self.of("label"))
 
     @property
     def forms(self) -> dict[str, CellForm]:
@@ -369,6 +381,7 @@ def without_foreign_fields(column: Any) -> Any:
     foreign |= {"encoding"} if kind not in FEATURES else set()
     foreign |= {"unit"} if kind != "timestamp" else set()
     foreign |= {"tower"} if kind not in FEATURES else set()
+    foreign |= {"where"} if kind != "label" else set()
     return {name: value for name, value in column.items() if name not in foreign}
 
 
@@ -395,8 +408,7 @@ def _encoding_text(column: Column) -> str:
 def _faults(value: Any) -> list[str]:
     """Lists the faults of a schema: first where it is not of the form `JSON_SCHEMA`.
 
-    Columns of that form are then checked for repeated names, several labels, weights or timestamps, and wrong
-    encodings.
+    Columns of that form are then checked for repeated names, several weights or timestamps, and wrong encodings.
     """
     from jsonschema import Draft202012Validator
 
@@ -410,10 +422,16 @@ def _faults(value: Any) -> list[str]:
     faults += [f"column {name}: stands {count} times" for name, count in names.items() if count > 1]
     broken = [value["columns"][error.path[1]] for error in errors if columns and len(error.path) > 1]
     sound = [column for column in columns if not any(column is other for other in broken)]
-    for kind in ("label", "timestamp", "weight"):
+    for kind in ("timestamp", "weight"):
         same = [column["name"] for column in sound if column["kind"] == kind]
         if len(same) > 1:
             faults.append(f"{', '.join(same)}: found {len(same)} columns of kind {kind}, expected one")
+    labels = [column["name"] for column in sound if column["kind"] == "label"]
+    faults += [
+        f"column {column['name']}: found where {column['where']}, expected another label"
+        for column in sound
+        if column["kind"] == "label" and column.get("where", "") not in {"", *labels} - {column["name"]}
+    ]
     if not errors and not any(column["kind"] in FEATURES for column in sound):
         faults.append("found no number, category or categories; expected a column to predict from")
     if columns and value.get("header") is False:
@@ -470,4 +488,6 @@ def _column_faults(column: Mapping[str, Any]) -> list[str]:
         faults += [f"a {kind} has no {key}" for key in (*OF_A_LIST, "shares") if column.get(key)]
     if kind == "timestamp" and not column.get("unit"):
         faults.append("lacks 'unit'")
+    if kind != "label" and column.get("where"):
+        faults.append(f"a {kind} has no where")
     return faults

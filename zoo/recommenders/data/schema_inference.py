@@ -12,7 +12,7 @@ from pipelines.core.files import read_json
 from pipelines.core.progress import progress
 from zoo.recommenders.data.columns import names
 from zoo.recommenders.data.columns.kinds import column_of, label_of
-from zoo.recommenders.data.columns.labels import LABELS, Leaks, label_among
+from zoo.recommenders.data.columns.labels import LABELS, Leaks, labels_among
 from zoo.recommenders.data.columns.sequences import with_sequences
 from zoo.recommenders.data.columns.statistics import ColumnStatistics
 from zoo.recommenders.data.logs import Log, open_logs
@@ -23,7 +23,7 @@ CHOICES = ("category", "number", "ignored")  # kinds that `infer` takes for a co
 
 def infer(
     log: Log | Sequence[Log],
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     on_error: str = "raise",
     kinds: Mapping[str, str] | None = None,
     sequences: bool = False,
@@ -32,7 +32,7 @@ def infer(
 
     Args:
         log: Log to read, or several: their rows are those of one log. A column that some of them lack is ignored.
-        label: Column to predict; None: a column named in `LABELS` that holds 0 and 1.
+        label: Columns to predict, one or several; None: a column named in `LABELS` that holds 0 and 1.
         on_error: "skip" ignores the rows that training leaves out: rows with another number of columns, and labels
             other than 0 and 1. "raise" raises at the first such row.
         kinds: {column: kind of `CHOICES`} of the columns whose kind is not inferred.
@@ -46,26 +46,28 @@ def infer(
             column of `kinds` is absent or cannot be of its kind.
     """
     skip, kinds = on_error == "skip", dict(kinds or {})
+    requested = (label,) if isinstance(label, str) else tuple(label or ())
     logs = [log] if isinstance(log, Log) else list(log)
     path = f"{logs[0].path}" + (f" and {len(logs) - 1} more" if len(logs) > 1 else "")
-    seen, lacking, leaks, rows = _survey(logs, skip, label)
+    seen, lacking, leaks, rows = _survey(logs, skip, requested)
     if unknown := [name for name in kinds if name not in seen]:
         raise RequestError(f"{path} has no column {', '.join(map(repr, unknown))}; its columns are {', '.join(seen)}")
     if not rows:
         raise RequestError(f"{path} holds no row below its header; expected a click log")
     usable = {name: each for name, each in seen.items() if name not in lacking and name}
-    labels = [name for name in lacking if (name.lower() in LABELS if label is None else name == label)]
-    if labels and not any(name.lower() in LABELS for name in usable):
+    labels = [name for name in lacking if (name in requested if requested else name.lower() in LABELS)]
+    if labels and (requested or not any(name.lower() in LABELS for name in usable)):
         raise RequestError(f"{lacking[labels[0]]} lacks the column {labels[0]}, which is the label")
-    chosen = label_among(path, usable, label, skip)
-    if chosen in kinds:
-        raise RequestError(f"{chosen} is the label, found it as {kinds[chosen]}, too; name another label with --label")
+    chosen = labels_among(path, usable, requested, skip)
+    for name in (name for name in chosen if name in kinds):
+        raise RequestError(f"{name} is the label, found it as {kinds[name]}, too; name another label with --label")
     columns = []
-    leaking = leaks.reasons(chosen, [name for name in usable if name not in kinds])
+    others = [name for name in usable if name not in kinds]
+    leaking = {name: why for target in reversed(chosen) for name, why in leaks.reasons(target, others).items()}
     for name, each in seen.items():
         counts = int(each.distinct), each.missing
-        if name == chosen:
-            columns.append(label_of(each))
+        if name in chosen:
+            columns.append(label_of(each, len(chosen) > 1))
         elif name in lacking and kinds.get(name) != "ignored":
             if name in kinds:
                 raise RequestError(f"{lacking[name]} lacks the column {name}, expected it as {kinds[name]}")
@@ -85,10 +87,10 @@ def infer(
     columns = _only("timestamp", columns, lambda each: (names.is_time(each.name), each.distinct))
     columns = _only("weight", columns, lambda each: len(each.name))  # sample_weight may stand beside the goods' weight
     columns = with_sequences(columns, seen) if sequences else columns
-    schema = Schema(tuple(columns), rows)
+    schema = Schema(with_labels(columns, chosen), rows)
     if not schema.of(*FEATURES):
         reasons = ", ".join(f"{each.name}: {each.why}" for each in schema.columns if each.kind != "label")
-        raise RequestError(f"{path} has nothing to predict {chosen} from ({reasons or 'no other column'})")
+        raise RequestError(f"{path} has nothing to predict {', '.join(chosen)} from ({reasons or 'no other column'})")
     return schema
 
 
@@ -119,7 +121,7 @@ def load_schema(path: str | Path, data: Any, on_error: str = "raise") -> Schema:
         for log in logs:
             if absent := [name for name in wanted if name not in log.columns]:
                 raise RequestError(f"{log.path} lacks the column {', '.join(absent)}, whose encoding the schema lacks")
-        seen = _survey(logs, on_error == "skip", None, wanted)[0]
+        seen = _survey(logs, on_error == "skip", (), wanted)[0]
 
     def completed(column: Any) -> Any:
         if not (isinstance(column, dict) and column.get("name") in seen):
@@ -130,15 +132,39 @@ def load_schema(path: str | Path, data: Any, on_error: str = "raise") -> Schema:
     return Schema.from_json({**value, "columns": [completed(each) for each in columns]}, str(path))
 
 
+def with_labels(columns: Sequence[Column], labels: Sequence[str]) -> tuple[Column, ...]:
+    """Makes columns the labels of a schema, in this order; other labels are ignored.
+
+    Args:
+        columns: Columns of a schema.
+        labels: Names of columns.
+
+    Returns:
+        The columns; labels stand in the places of labels in the order of `labels`.
+    """
+    named = {column.name: column for column in columns}
+    made = iter(
+        column if column.kind == "label" else Column(name, "label", column.distinct, column.missing)
+        for name in labels
+        for column in [named[name]]
+    )
+    return tuple(
+        next(made)
+        if column.name in labels
+        else (replace(column, kind="ignored", encoding={}, where="") if column.kind == "label" else column)
+        for column in columns
+    )
+
+
 def _survey(
-    logs: Sequence[Log], skip: bool, label: str | None, chosen: Sequence[str] | None = None
+    logs: Sequence[Log], skip: bool, labels: Sequence[str], chosen: Sequence[str] | None = None
 ) -> tuple[dict[str, ColumnStatistics], dict[str, str | Path], Leaks, int]:
     """Reads all rows once.
 
     Args:
         logs: The logs.
         skip: Whether rows with another number of columns are left out.
-        label: Column to predict, or None.
+        labels: Columns to predict; none if they are not known.
         chosen: Columns to read; None: all.
 
     Returns:
@@ -146,7 +172,7 @@ def _survey(
     """
     seen = {name: ColumnStatistics(name) for log in logs for name in log.columns if chosen is None or name in chosen}
     lacking: dict[str, str | Path] = {}
-    leaks, rows = Leaks(label), 0
+    leaks, rows = Leaks(labels), 0
     with progress("reading", None) as advance:
         for log in logs:
             lacking.update({name: log.path for name in seen if name not in log.columns})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from pipelines.graph.infer import infer_shapes
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.export import sequence_parts
 from zoo.recommenders.export.field_operators import FIELD_LAYERS, FieldWriter
+from zoo.recommenders.models.multitask.outputs import parents_of
 from zoo.training.onnx_builder import OPSET, path_of
 
 if TYPE_CHECKING:
@@ -21,7 +23,9 @@ PARTS = (
     *("Embeddings", "FirstOrder", "FactorizationMachine", "DotInteraction", "SelectColumns", "L2Normalize", "RowDot"),
     *FIELD_LAYERS,
     *sequence_parts.PARTS,
+    "GatedSum",
 )
+
 
 TENSOR = "tensor"  # where a traced step's meta has the name of its result in the graph
 
@@ -48,7 +52,8 @@ def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) 
     """Exports the inference graph of a network.
 
     The graph has the inputs of `features` and the output `probability`, float32 [batch, 1]: the sigmoid of the
-    network's first result. Further results have the names in `model.outputs`.
+    network's first result. Further results have the names in `model.outputs`. For several labels that result
+    concatenates their logits, and there is an output `probability_LABEL`, float32 [batch, 1], for every label.
 
     Args:
         model: Network.
@@ -73,6 +78,8 @@ def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) 
     writer = RecommenderWriter(graph, inputs, {id(module): path for path, module in model.named_modules()})
     values: dict[Any, Any] = {}
     steps = trace(model) if steps is None else steps
+    labels = features.schema.labels
+    logits = _logits(steps) if len(labels) > 1 else None
     for node in steps.nodes:
         arguments = fx.map_arg(node.args, values.get)
         match node.op:
@@ -80,6 +87,8 @@ def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) 
                 values[node] = inputs.get(node.target)
             case "output":
                 results = arguments[0] if isinstance(arguments[0], tuple) else arguments
+            case _ if node is logits:
+                values[node] = arguments[0]
             case "call_module":
                 values[node] = writer.part(
                     [argument for argument in arguments if argument is not None],
@@ -90,18 +99,28 @@ def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) 
                 values[node] = writer.function(
                     arguments, path_of(node), getattr(node.target, "__name__", str(node.target))
                 )
-    probability = writer.add("Sigmoid", [results[0]], "probability")
-    names = ["probability", *getattr(model, "outputs", ())]
-    for name, value in zip(names, [probability, *results[1:]], strict=True):
-        width = 1 if value is probability else int(model.output_size)  # type: ignore[arg-type]
+    names = ["probability"] if logits is None else [f"probability_{label}" for label in labels]
+    probabilities = writer.probabilities(results[:1] if logits is None else results[0], names, parents_of(model))
+    names += getattr(model, "outputs", ())
+    for name, value in zip(names, [*probabilities, *results[1:]], strict=True):
+        width = 1 if value in probabilities else int(model.output_size)  # type: ignore[arg-type]
         value.name, value.shape = name, ir.Shape(["batch", width])
         graph.outputs.append(value)
     for node, value in values.items():
-        if value is not None:
+        if value is not None and node is not logits:
             node.meta[TENSOR] = value.name
     exported = ir.Model(graph, ir_version=9)
     infer_shapes(exported)
     return exported
+
+
+def _logits(steps: fx.Graph) -> Any:
+    """Returns the step that concatenates the logits of several labels."""
+    (result,) = next(node for node in steps.nodes if node.op == "output").args
+    logits: Any = result[0] if isinstance(result, tuple) else result
+    if getattr(logits.target, "__name__", "") != "cat":
+        raise RequestError(f"found {logits} as the logits of several labels, expected their concatenation")
+    return logits
 
 
 class RecommenderWriter(FieldWriter):
@@ -156,9 +175,40 @@ class RecommenderWriter(FieldWriter):
                 return self.add("Div", [inputs[0], self.add("Sqrt", [total], f"{path}.length")], path)
             case "RowDot":
                 return self._sum(self.add("Mul", inputs, f"{path}.products"), path, 1)
+            case "GatedSum":
+                return self._gated_sum(inputs[0], inputs[1:], path)
         if type(module).__name__ in sequence_parts.PARTS:
             return sequence_parts.part(self, inputs, path, module)
         return self.layer(inputs, path, module)
+
+    def probabilities(self, logits: Sequence[ir.Value], names: Sequence[str], parents: Sequence[int]) -> list[ir.Value]:
+        """Appends the sigmoid of every logit, and its product with that of its parent, if it has one.
+
+        Args:
+            logits: Logit of every label, [batch, 1].
+            names: Names of the results.
+            parents: See `parents_of`.
+
+        Returns:
+            Probability of every label, [batch, 1].
+        """
+        parents = parents or [-1] * len(names)
+        names = [f"{name}.conditional" if parent >= 0 else name for name, parent in zip(names, parents, strict=True)]
+        shares = [self.add("Sigmoid", [logit], name) for logit, name in zip(logits, names, strict=True)]
+        return [
+            share if parent < 0 else self.add("Mul", [share, shares[parent]], name.removesuffix(".conditional"))
+            for share, name, parent in zip(shares, names, parents, strict=True)
+        ]
+
+    def _gated_sum(self, gates: ir.Value, experts: Sequence[ir.Value], path: str) -> ir.Value:
+        """Appends the sum of the experts, weighted by the softmax of the gates: [batch, width]."""
+        shares = self.add("Softmax", [gates], f"{path}.shares", axis=1)
+        column = self.weight(f"{path}.column", np.array([-1, len(experts), 1]))
+        row = self.weight("row", np.array([1]))
+        stack = [self.add("Unsqueeze", [each, row], f"{path}.expert{at}") for at, each in enumerate(experts)]
+        stacked = self.add("Concat", stack, f"{path}.experts", axis=1)
+        weights = self.add("Reshape", [shares, column], f"{path}.weights")
+        return self._sum(self.add("Mul", [stacked, weights], f"{path}.weighted"), path, 1, keepdims=0)
 
     def function(self, inputs: tuple[Any, ...], path: str, kind: str) -> ir.Value:
         """Appends a function called by `forward`.

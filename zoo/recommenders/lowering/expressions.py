@@ -227,6 +227,14 @@ class Total(Expression):
     sigmoid: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class ProbabilityProduct(Expression):
+    """Product x y of two probabilities, as pCTCVR = pCTR pCVR of ESMM."""
+
+    x: Expression
+    y: Expression
+
+
 # values on the way to one of the above
 
 

@@ -41,6 +41,7 @@ from zoo.recommenders.lowering.expressions import (
     Linear,
     MeanScale,
     Numbers,
+    ProbabilityProduct,
     Product,
     Shifted,
     Softmax,
@@ -406,6 +407,8 @@ class GraphReader:
             if single.width == 1 < vector.width and (layer := sum_of_layers(single, str(node.inputs[at].name))):  # type: ignore[union-attr]
                 same = np.ones((1, vector.width))
                 return times(vector, Linear(vector.width, layer, same, np.zeros(vector.width), False, layer.value))
+        if all(isinstance(each, ProbabilityProduct) or (isinstance(each, Total) and each.sigmoid) for each in (x, y)):
+            return ProbabilityProduct(1, x, y)
         return times(x, y) if x.width == y.width else None
 
     def _pow(self, node: ir.Node, value: ir.Value) -> Expression | None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.graph.infer import infer_shapes
-from pipelines.kernels.recommenders import reference, steps
+from pipelines.kernels.recommenders import steps
 from pipelines.kernels.recommenders.from_graph import program_node
 from pipelines.kernels.recommenders.operators import COLUMNS
 from pipelines.kernels.recommenders.program import ClickProgram
@@ -24,6 +24,7 @@ from pipelines.kernels.recommenders.steps import CODES
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq.scales import activation_qparams
 from pipelines.quantization.recipe import QuantRecipe
+from zoo.recommenders.lowering.activity import by_activity
 from zoo.recommenders.lowering.algebra import total_of
 from zoo.recommenders.lowering.encode import CodeLayout
 from zoo.recommenders.lowering.expressions import (
@@ -36,6 +37,7 @@ from zoo.recommenders.lowering.expressions import (
     L2Normalized,
     Linear,
     Numbers,
+    ProbabilityProduct,
     Product,
     Total,
     parts_of,
@@ -47,7 +49,6 @@ from zoo.recommenders.lowering.plan import HEADROOM, LayerGroup
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
-SAMPLES = 64  # random ones, to learn which units of hidden layers are seldom active
 FLOAT = 1e-9  # the finest step of a result that stays float
 
 
@@ -84,7 +85,7 @@ def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tupl
         compiler = Compiler(reader, table, machine.caches(), not kept)
         program = compiler.compile(outputs)
         if hidden := compiler.hidden():
-            compiler = Compiler(reader, table, machine.caches(), not kept, compiler.by_activity(program, hidden))
+            compiler = Compiler(reader, table, machine.caches(), not kept, by_activity(program, hidden, reader, table))
             program = compiler.compile(outputs)
     except RequestError as error:
         return None, {"fold": False, "reason": str(error), "layers": {}, "refused": {}}
@@ -149,11 +150,19 @@ class Compiler(CodeLayout):
     # --- steps
 
     def _output(self, x: Expression) -> int:
-        if isinstance(x, Total):
-            return self._total(x)
+        if isinstance(x, Total | ProbabilityProduct):
+            if (x, "output") not in self._made:
+                self._made[x, "output"] = (self._total(x) if isinstance(x, Total) else self._product(x), 1.0)
+            return self._made[x, "output"][0]
         if isinstance(x, L2Normalized):
             return self._floats(x)
         raise RequestError("an output is no probability, logit or vector of length one")
+
+    def _product(self, x: ProbabilityProduct) -> int:
+        first, second = self._output(x.x), self._output(x.y)
+        out = self._slot("f4", 1)
+        self.steps.append(steps.Product(first, second, out))
+        return out
 
     def _total(self, x: Total) -> int:
         weights = np.zeros(max(self._codes_width, 1), np.float64)
@@ -303,29 +312,6 @@ class Compiler(CodeLayout):
         """Returns the buffers of layers before a ReLU that only other layers read."""
         forms = {x: "u1" if "u1" in self.forms[x] else "i2" for x in self.readers if self.forms[x] <= {"u1", "i2"}}
         return {x: self._made[x, form][0] for x, form in forms.items() if x.relu and (x, form) in self._made}
-
-    def by_activity(self, program: ClickProgram, hidden: Mapping[Linear, int]) -> dict[Expression, Array]:
-        """Sorts the units of hidden layers by how often they are nonzero, on random samples.
-
-        Neighbouring zeros can then be skipped by the kernels, which test two or four units at once.
-
-        Args:
-            program: Program with the layers in their original order.
-            hidden: Buffer slot of every hidden layer.
-
-        Returns:
-            Order of the units of every layer, int64 [width]; most active units first.
-        """
-        generator = np.random.default_rng(0)
-        ids = generator.integers(0, np.maximum(program.rows, 1), (SAMPLES, program.rows.size), np.int32)
-        numbers = None
-        if self.reader.numbers is not None:
-            seen = self.table.tensors.get(str(self.reader.numbers.name))
-            low, high = (0.0, 1.0) if seen is None else (seen.low, seen.high)
-            numbers = generator.uniform(low, high, (SAMPLES, program.numbers)).astype(np.float32)
-        scales = generator.uniform(0, 1, (SAMPLES, program.means)).astype(np.float32)
-        buffers = reference.buffers(program, ids, numbers, scales)
-        return {x: np.argsort(-(buffers[slot] > 0).sum(axis=0), kind="stable") for x, slot in hidden.items()}
 
     def _unit(self, x: Linear | FloatVector, form: str) -> float:
         """Returns the scale of the result of a layer in a form."""

@@ -23,6 +23,7 @@ from zoo.recommenders.lowering.expressions import (
     L2Normalized,
     Linear,
     Numbers,
+    ProbabilityProduct,
     Product,
     Total,
     parts_of,
@@ -172,6 +173,9 @@ class LoweringPlan:
             case Product():
                 self._visit_float(x.x)
                 self._visit_float(x.y)
+            case ProbabilityProduct():
+                self._visit(x.x)
+                self._visit(x.y)
             case Numbers():
                 self.numbers.append(x)
 

@@ -54,7 +54,8 @@ class Teacher:
 
     def __init__(self, name: str, features: Mapping[str, Any], weight: float, source: LogSource | None = None) -> None:
         require_task(name, "clicks")
-        self.weight, self.pipeline = weight, zoo.pipeline(name, "fp32", "onnxruntime", batch_size=4096)
+        self.pipeline: Any = zoo.pipeline(name, "fp32", "onnxruntime", batch_size=4096)
+        self.weight = weight
         self.inputs, own = set(self.pipeline.input_ports), self.pipeline.folder.preprocessing
         self._read: NDArray[np.float32] | None = None  # probabilities of all rows, where it reads them itself
         if Features.from_json(own) != Features.from_json(features):
@@ -69,18 +70,18 @@ class Teacher:
 
         Args:
             batch: Inputs of the student's graph.
-            clicks: Labels of the log, [n].
+            clicks: Labels of the log, [n], or [n, labels] with NaN where missing.
             places: Positions of the rows in time order, int64 [n]; required for a teacher with another preprocessing.
 
         Returns:
-            (1 - weight) * clicks + weight * probabilities, float32 [n].
+            (1 - weight) * clicks + weight * probabilities, float32 of the shape of `clicks`.
         """
         expected = self._expected(batch) if self._read is None else self._read[places]
         return ((1 - self.weight) * clicks + self.weight * expected).astype(np.float32)
 
     def _expected(self, batch: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         given = {name: np.ascontiguousarray(each) for name, each in batch.items() if name in self.inputs}
-        probabilities: NDArray[np.float32] = self.pipeline.predict(given)["probability"][:, 0]
+        probabilities: NDArray[np.float32] = self.pipeline.probabilities(given)
         return probabilities
 
     def _all(self, features: Features, source: LogSource) -> NDArray[np.float32]:
@@ -91,6 +92,6 @@ class Teacher:
         return np.concatenate([self._expected({name: x.numpy() for name, x in part.items()}) for part in parts])
 
 
-def _order(preprocessing: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    columns = Features.from_json(preprocessing).schema.of(*ORDER)
-    return sorted((column.kind, column.name, column.unit) for column in columns)
+def _order(preprocessing: Mapping[str, Any]) -> tuple[list[tuple[str, str, str]], tuple[str, ...]]:
+    schema = Features.from_json(preprocessing).schema
+    return sorted((column.kind, column.name, column.unit) for column in schema.of(*ORDER)), schema.labels

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress, silent
 from pipelines.quantization.training.qat import freeze_ranges
 from zoo.recommenders.data.features import Features
-from zoo.recommenders.metrics import EPSILON, click_metrics, logloss
+from zoo.recommenders.metrics import EPSILON, click_metrics, known_rows, logloss, mean_metrics
 from zoo.recommenders.train_config import TrainConfig
 from zoo.recommenders.training.distillation import Teacher
 from zoo.recommenders.training.row_store import CategoryCounts, RowStore
@@ -106,7 +106,7 @@ class Fitting:
             line = f"{state['phase']}{kind}: epoch {epoch}/{epochs}  loss {loss:.4f}"
             if search:
                 held_out = trainer.predict(self.store.parts(rows, len(self.store)), categories)
-                metrics = {**click_metrics(*held_out), "shifted": shifted_logloss(*held_out)}
+                metrics = held_out_metrics(*held_out, self.features.schema.labels)
                 state["history"].append({"epoch": epoch, "train_logloss": loss, **metrics})
                 if not state["best"] or metrics["shifted"] < state["best"]["shifted"] - config.min_delta:
                     state["best"] = {"epoch": epoch, **metrics}
@@ -189,6 +189,28 @@ class Fitting:
         if not math.isfinite(loss):
             raise ZooError(f"training diverged in epoch {epoch}; train again with a lower learning_rate")
         return loss / seen
+
+
+def held_out_metrics(
+    labels: NDArray[Any], probabilities: NDArray[Any], weights: NDArray[Any] | None, names: Sequence[str]
+) -> dict[str, Any]:
+    """Computes the metrics of an epoch.
+
+    Args:
+        labels: 0 or 1, [n]; or [n, labels], NaN where missing.
+        probabilities: float64, the same shape.
+        weights: Sample weights, [n]; None: 1.
+        names: Names of the labels.
+
+    Returns:
+        As `label_metrics`, each also with "shifted", see `shifted_logloss`.
+    """
+    if labels.ndim == 1:
+        rows = labels, probabilities, weights
+        return {**click_metrics(*rows), "shifted": shifted_logloss(*rows)}
+    columns = zip(names, labels.T, probabilities.T, strict=True)
+    parts = {name: known_rows(label, scores, weights) for name, label, scores in columns}
+    return mean_metrics({name: held_out_metrics(*rows, ()) for name, rows in parts.items()})
 
 
 def shifted_logloss(

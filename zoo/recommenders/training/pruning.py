@@ -18,7 +18,7 @@ from pipelines.models.family import network_of
 from pipelines.models.npz import write_npz
 from pipelines.models.record import SAMPLES
 from zoo.recommenders.data.features import Features
-from zoo.recommenders.metrics import click_metrics, logloss, unless_ones
+from zoo.recommenders.metrics import label_metrics, unless_ones
 from zoo.recommenders.models.checkpoints import MODEL
 from zoo.recommenders.training import rare_rows
 from zoo.recommenders.training.pruning_groups import PruningGroups, importances
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from pipelines.models.pipeline import GraphPipeline
+    from zoo.recommenders.inference import ClickPipeline
     from zoo.recommenders.training.row_store import RowStore
 
 SEEN, KEPT = 8192, 4096  # rows of importance, for calibration
@@ -105,17 +105,18 @@ class PrunableRecommender(PrunableModel):
         """
         import torch
 
+        from zoo.recommenders.models.multitask.outputs import probabilities
+
         _, network = self._pruned(widths)
         scores, labels, weights = [], [], []
         with torch.no_grad():
             for batch in self.log.parts(self.split, len(self.log)):
-                out = network(batch["ids"], batch["numbers"], batch["scales"])
-                logits = out[0] if isinstance(out, tuple) else out
-                scores.append(logits[:, 0].double().sigmoid().numpy())
+                results = network(batch["ids"], batch["numbers"], batch["scales"])
+                scores.append(probabilities(network, results).numpy())
                 labels.append(batch["label"].numpy())
                 weights.append(batch["weight"].numpy())
         held_out = np.concatenate(labels), np.concatenate(scores), unless_ones(np.concatenate(weights))
-        return round(logloss(*held_out), 6)
+        return round(float(label_metrics(*held_out, self.features.schema.labels)["logloss"]), 6)
 
     def save(self, widths: Widths, folder: Path) -> None:
         """Writes model.pt, train.json, schema.json and calibration.npz of the pruned network.
@@ -162,19 +163,21 @@ class PrunableRecommender(PrunableModel):
         known = {key: before[key] for key in ("rows", "metrics") if key in before}
         write_json(folder / "train.json", {**known, "config": to_plain(config), "features": features.to_json()})
 
-    def quality(self, pipeline: GraphPipeline) -> dict[str, float]:
+    def quality(self, pipeline: ClickPipeline) -> dict[str, float]:
         """Evaluates a model on the held-out rows.
 
         Args:
             pipeline: Opened model.
 
         Returns:
-            {"auc", "logloss", "accuracy", "calibration_error"}.
+            {"auc", "logloss", "accuracy", "calibration_error"}; for several labels their means, see `label_metrics`.
         """
         features, scores, labels, weights = Features.from_json(pipeline.folder.preprocessing), [], [], []
         for batch in self._read(features).parts(self.split, len(self.log)):
             arrays = {name: batch[name].numpy() for name in features.inputs}
-            scores.append(pipeline.predict(arrays)["probability"][:, 0])
+            scores.append(pipeline.probabilities(arrays))
             labels.append(batch["label"].numpy())
             weights.append(batch["weight"].numpy())
-        return click_metrics(np.concatenate(labels), np.concatenate(scores), unless_ones(np.concatenate(weights)))
+        held_out = np.concatenate(labels), np.concatenate(scores), unless_ones(np.concatenate(weights))
+        metrics = label_metrics(*held_out, features.schema.labels)
+        return {name: value for name, value in metrics.items() if name != "labels"}

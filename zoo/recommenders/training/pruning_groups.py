@@ -55,8 +55,8 @@ class PruningGroups:
                 case "placeholder":
                     values[node] = np.zeros(features.shape[1], np.int64) if node.target == "numbers" else None
                 case "output":
-                    logits = node.args[0][0] if isinstance(node.args[0], tuple) else node.args[0]
-                    self._union(values[logits], np.array([FIXED]))
+                    logits = values[node.args[0][0] if isinstance(node.args[0], tuple) else node.args[0]]
+                    self._union(logits, np.full(len(logits), FIXED))
                 case "call_module":
                     module = network.get_submodule(str(node.target))
                     values[node] = self._module(str(node.target), module, [values[argument] for argument in node.args])
@@ -95,6 +95,12 @@ class PruningGroups:
                 return np.array([FIXED])
             case "NumberVectors" | "JoinFields" | "SplitFields" | "FieldAttention" | "BilinearHeads":
                 return self._uncut(module, read[0])
+            case "GatedSum":
+                gates, first, *others = read
+                self._union(gates, np.full(len(gates), FIXED))
+                for each in others:
+                    self._union(first, each)
+                return np.asarray(first)
         raise RequestError(f"{path} is a {type(module).__name__}, whose columns cannot be cut")
 
     def _uncut(self, module: Any, columns: Numbers) -> Numbers:
@@ -249,7 +255,8 @@ def importances(
         Importances, float64 [units.count].
     """
     import torch
-    from torch.nn import functional
+
+    from zoo.recommenders.models.multitask.outputs import first_of, label_losses, parents_of
 
     importance, given = torch.zeros(units.count, dtype=torch.float64), {}
 
@@ -262,15 +269,12 @@ def importances(
     hooks = [watch(path) for path in units.outputs]
     places = {path: torch.from_numpy(each.ravel()) for path, each in units.outputs.items()}
     for batch in batches:
-        result = network.eval()(batch["ids"], batch["numbers"], batch["scales"])
-        logits = (result[0] if isinstance(result, tuple) else result)[:, 0]
+        logits = first_of(network.eval()(batch["ids"], batch["numbers"], batch["scales"]))
         values = list(given.values())
         if kind == "activation":
             parts = [value.detach().abs() for value in values]
         else:
-            losses = functional.binary_cross_entropy_with_logits(
-                logits, batch["label"], batch["weight"], reduction="sum"
-            )
+            losses = label_losses(logits, batch["label"], parents_of(network)) @ batch["weight"]
             slopes = torch.autograd.grad(losses, values)
             parts = [value.detach() * slope for value, slope in zip(values, slopes, strict=True)]
         changes = torch.zeros(len(logits), units.count, dtype=torch.float64)

@@ -33,6 +33,7 @@ from pipelines.rewrites.driver import rewrite
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.export.fx_export import TENSOR, export, trace
 from zoo.recommenders.models.layers import SelectColumns
+from zoo.recommenders.models.multitask.outputs import parents_of
 from zoo.training.runs import QAT_RATE, require_qat
 
 HEAD = "head"  # the network without its layers, in the student: its `losses`, and what they count
@@ -122,6 +123,7 @@ class FakeQuantization:
         head = copy.copy(network)
         head._modules, head._buffers = {}, {name: each.clone() for name, each in network.named_buffers(recurse=False)}
         student.add_module(HEAD, head)
+        student.parents = parents_of(network)  # type: ignore[assignment]
         if hasattr(head, "losses"):
             student.losses = head.losses
         return student

@@ -55,7 +55,7 @@ class RowStore:
                 ("ids", "i4", (width,)),
                 ("numbers", "f4", (numbers,)),
                 ("scales", "f4", (lists,)),
-                ("label", "f4"),
+                ("label", "f4", (len(names),)) if len(names := features.schema.labels) > 1 else ("label", "f4"),
                 ("weight", "f4"),
             ]
         )
@@ -159,7 +159,7 @@ class RowStore:
 
         Returns:
             {"ids": int32 [n, columns], "numbers": float32 [n, numbers], "scales": float32 [n, lists], "label": float32
-            [n], "weight": float32 [n]}.
+            [n] (several: [n, labels], NaN where missing), "weight": float32 [n]}.
         """
         records = self._records[self.order[places]]
         return {name: torch.from_numpy(np.ascontiguousarray(records[name])) for name in self.record.names or ()}

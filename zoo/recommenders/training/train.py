@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import zoo
 from pipelines.core.console import print_line
 from pipelines.core.errors import RequestError
 from pipelines.core.files import sha256, write_json
@@ -25,7 +26,7 @@ from zoo.recommenders.data import sources
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_logs, spool_stdin
 from zoo.recommenders.data.schema import Column, Schema
-from zoo.recommenders.data.schema_inference import infer, load_schema
+from zoo.recommenders.data.schema_inference import infer, load_schema, with_labels
 from zoo.recommenders.models.checkpoints import MODEL, Build, training_record, weights_of
 from zoo.recommenders.train_config import TrainConfig
 from zoo.recommenders.training import qat
@@ -58,7 +59,7 @@ def train(
     start_from: str | Path | None = None,
     on_error: str = "raise",
     schema: str | Path | Schema | None = None,
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Trains on the labelled rows of a log in time order; the last rows are held out.
 
@@ -78,10 +79,11 @@ def train(
         start_from: Model folder whose weights, schema and sizes are the start; None: random weights.
         on_error: "raise", or "skip" to leave out faulty rows.
         schema: Schema or its file; None: inferred from the log.
-        label: Column to predict, for an inferred schema.
+        label: Columns to predict, one or several; None: those of the schema.
 
     Returns:
-        {"auc", "logloss", "accuracy"} on the held-out rows.
+        {"auc", "logloss", "accuracy"} on the held-out rows; for several labels their means, and "labels": those of
+        every label.
 
     Raises:
         RequestError: The data cannot be used, the output folder is in use, or the checkpoint belongs to another run.
@@ -97,8 +99,7 @@ def train(
             if about
             else Features(_schema(data, schema, label, on_error, getattr(build, "sequences", False)))
         )
-        if not features.schema.of("label"):
-            raise RequestError("the schema has no column of the kind label; training predicts one of 0 and 1")
+        require_labels(build, features.schema)
         if not features.fields:
             raise RequestError(
                 "found numbers alone, expected a category or a list of them to learn embeddings of; give one such as "
@@ -116,7 +117,7 @@ def train(
         settings = to_plain(config)
         run = {"config": settings, "data": store.digest, "start": start}
         split = store.split(config.held_out)
-        _require_both_labels(store, split)
+        _require_both_labels(store, split, features.schema.labels)
         known = CategoryCounts(features, store, split, config.min_count)
         shares = known.unseen_shares(store.parts(split, len(store))).clamp(config.unknown, MAX_UNKNOWN)
 
@@ -157,7 +158,10 @@ def train(
         if state["phase"] == "refit":
             trainer = fitting.fit(state, len(store), state["winner"]["epoch"], state["winner"]["l2"])
         used = len(store) if config.refit else split
-        metrics = {name: state["winner"][name] for name in ("auc", "logloss", "accuracy")}
+        shown = ("auc", "logloss", "accuracy")
+        metrics = {name: state["winner"][name] for name in shown}
+        if by_label := state["winner"].get("labels"):
+            metrics["labels"] = {label: {name: each[name] for name in shown} for label, each in by_label.items()}
         if group.rank == 0:
             if not config.refit:
                 trainer.load_snapshot(fitting.best_weights(state))
@@ -192,44 +196,80 @@ def _finished(output: Path, saved: Mapping[str, Any], is_first: bool) -> dict[st
     return dict(saved["metrics"])
 
 
-def _schema(data: Any, schema: str | Path | Schema | None, label: str | None, on_error: str, sequences: bool) -> Schema:
-    """Returns the schema, with another label if given, or infers it from the data."""
+def _schema(
+    data: Any,
+    schema: str | Path | Schema | None,
+    label: str | Sequence[str] | None,
+    on_error: str,
+    sequences: bool,
+) -> Schema:
+    """Returns the schema, with other labels if given, or infers it from the data."""
     if schema is None:
         log_schema = infer(open_logs(data), label, on_error, sequences=sequences)
-        labels = ", ".join(column.name for column in log_schema.of("label"))
         ignored = ", ".join(f"{column.name} ({column.why})" for column in log_schema.of("ignored"))
         held = ", ".join(column.name for column in log_schema.of("timestamp")) or "their order"
         kinds = ", ".join(f"{len(log_schema.of(kind))} {kind}" for kind in ("number", "category", "categories"))
         kinds += f"; ignored: {ignored}" if ignored else ""
         print_line(
-            f"schema inferred from {log_schema.rows:,} rows: predicts {labels} from {kinds}; the last rows by {held} "
-            "are held out (zoo schema shows it, --schema takes an edited one)",
+            f"schema inferred from {log_schema.rows:,} rows: predicts {', '.join(log_schema.labels)} from {kinds}; the "
+            f"last rows by {held} are held out (zoo schema shows it, --schema takes an edited one)",
         )
         return log_schema
     given = criteo.schema(data, on_error=on_error) if criteo.is_built_in(schema) else schema
     log_schema = given if isinstance(given, Schema) else load_schema(given, data, on_error)
-    if label is None:
+    labels = (label,) if isinstance(label, str) else tuple(label or ())
+    if not labels:
         return log_schema
-    if label not in {column.name for column in log_schema.columns}:
-        names = ", ".join(column.name for column in log_schema.columns)
-        raise RequestError(f"the schema has no column {label!r}; its columns are {names}")
-    columns = [
-        Column(label, "label", column.distinct, column.missing)
-        if column.name == label
-        else (replace(column, kind="ignored", encoding={}) if column.kind == "label" else column)
-        for column in log_schema.columns
-    ]
-    return replace(log_schema, columns=tuple(columns))
+    known = [column.name for column in log_schema.columns]
+    if unknown := [name for name in labels if name not in known]:
+        raise RequestError(f"the schema has no column {unknown[0]!r}; its columns are {', '.join(known)}")
+    chosen = with_labels(log_schema.columns, tuple(dict.fromkeys(labels)))
+    return replace(log_schema, columns=tuple(_within(column, labels) for column in chosen))
 
 
-def _require_both_labels(store: RowStore, split: int) -> None:
-    """Raises RequestError where training rows or held-out rows of a weight above 0 have only one label."""
+def _within(column: Column, labels: Sequence[str]) -> Column:
+    """A column whose label `where` is one of `labels`, else none."""
+    return replace(column, where="") if column.where and column.where not in labels else column
+
+
+def require_labels(build: Build, schema: Schema) -> None:
+    """Checks the number of labels that a network is trained on.
+
+    Args:
+        build: Creates the network; `labels` gives the fewest and the most labels, if more than one may be.
+        schema: Schema of the log.
+
+    Raises:
+        RequestError: The network predicts another number.
+    """
+    if not schema.labels:
+        raise RequestError("the schema has no column of the kind label; training predicts one of 0 and 1")
+    fewest, most = getattr(build, "labels", (1, 1))
+    if len(schema.labels) > most:
+        able = [name for name, entry in zoo.entries().items() if getattr(getattr(entry, "build", None), "labels", ())]
+        raise RequestError(
+            f"the schema has the labels {', '.join(schema.labels)}, expected one; train a family of several labels "
+            f"({', '.join(able)}), or choose one with --label {schema.labels[0]}"
+        )
+    if len(schema.labels) < fewest:
+        raise RequestError(
+            f"the schema has the label {schema.labels[0]} alone, expected at least {fewest}; name them in their order, "
+            "such as --label clicked --label bought"
+        )
+
+
+def _require_both_labels(store: RowStore, split: int, labels: Sequence[str]) -> None:
+    """Raises RequestError where training rows or held-out rows of a weight above 0 have only one value of a label."""
     for name, first, last in (("first", 0, split), ("last", split, len(store))):
-        weighed = [part["label"][part["weight"] > 0].numpy() for part in store.parts(first, last)]
-        classes, count = np.unique(np.concatenate(weighed)), sum(map(len, weighed))
-        if len(classes) < 2:
+        weighed = np.concatenate([part["label"][part["weight"] > 0].numpy() for part in store.parts(first, last)])
+        for at, label in enumerate(labels):
+            values = weighed if len(labels) == 1 else weighed[:, at]
+            classes = np.unique(values[~np.isnan(values)])
+            if len(classes) == 2:
+                continue
             only = f"only label {classes[0]:.0f}" if len(classes) else "no label"
-            rows = f"{last - first:,} rows" + (" of a weight above 0" if count < last - first else "")
+            only += f" of {label}" if len(labels) > 1 else ""
+            rows = f"{last - first:,} rows" + (" of a weight above 0" if len(weighed) < last - first else "")
             raise RequestError(f"found {only} in the {name} {rows}, expected both 0 and 1")
 
 

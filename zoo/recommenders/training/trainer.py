@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import distributed, nn
-from torch.nn import functional
 
 from pipelines.quantization.training import qat
 from zoo.recommenders.metrics import unless_ones
 from zoo.recommenders.models.layers import Embeddings, FirstOrder
+from zoo.recommenders.models.multitask.outputs import first_of, label_losses, parents_of, probabilities
 from zoo.recommenders.train_config import TrainConfig
 from zoo.recommenders.training.row_store import CategoryCounts
 from zoo.recommenders.training.sparse_adam import SparseAdam
@@ -115,10 +115,11 @@ class Trainer:
         return float(summed)
 
     def losses(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Computes the loss of every row: `losses` of the model if it has one, else the cross-entropy of the click.
+        """Computes the loss of every row: `losses` of the model if it has one, else the cross-entropy of the label.
 
         Args:
-            batch: {"ids", "numbers", "scales", "label"}.
+            batch: {"ids", "numbers", "scales", "label"}. Losses of several labels are added, those that are missing
+                left out.
 
         Returns:
             Losses, float32 [n].
@@ -127,8 +128,7 @@ class Trainer:
         own = getattr(self.model, "losses", None)
         if own is not None:
             return own(results, batch["ids"], batch["label"])  # type: ignore[no-any-return]
-        logits = _first(results)
-        return functional.binary_cross_entropy_with_logits(logits[:, 0], batch["label"], reduction="none")
+        return label_losses(first_of(results), batch["label"], parents_of(self.model))
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[nn.Module]:
@@ -183,13 +183,14 @@ class Trainer:
             categories: Replacement of rare and new ids.
 
         Returns:
-            Labels, float32 [n], probabilities, float64 [n], and sample weights, float32 [n]; None where all are 1.
+            Labels, float32 [n], probabilities, float64 [n], and sample weights, float32 [n]; None where all are 1. Of
+            several labels, labels and probabilities are [n, labels].
         """
         scores, labels, weights = [], [], []
         with self.averaged() as model:
             for part in parts:
-                logits = _first(model(categories.replace_rare(part["ids"]), part["numbers"], part["scales"]))
-                scores.append(torch.sigmoid(logits[:, 0].double()).numpy())
+                results = model(categories.replace_rare(part["ids"]), part["numbers"], part["scales"])
+                scores.append(probabilities(model, results).numpy())
                 labels.append(part["label"].numpy())
                 weights.append(part["weight"].numpy())
         return np.concatenate(labels), np.concatenate(scores), unless_ones(np.concatenate(weights))
@@ -223,8 +224,3 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         for place, rows in self.sparse.items():
             rows.restore(state["lazy"][place])
-
-
-def _first(results: Any) -> Any:
-    """First result of a model."""
-    return results[0] if isinstance(results, tuple) else results

@@ -15,7 +15,7 @@ from zoo.serving.protocol import limits, responses
 from zoo.serving.workers.channel import Job, JobResult
 
 RANK = "rank"
-OPTIONS = ("items", "top", "exclude")
+OPTIONS = ("items", "top", "exclude", "by")
 
 
 class ItemRanker:
@@ -42,7 +42,7 @@ class ItemRanker:
 
         Args:
             job: The job; its body is {"user": {column: value}, "items": ids, or [{column: value}, ...], "top": number,
-                "exclude": ids}.
+                "exclude": ids, "by": label or weighted sum of labels}.
 
         Returns:
             The ranked items, or an error.
@@ -68,10 +68,13 @@ class ItemRanker:
         if job.content_type not in (responses.JSON, ""):
             raise RequestError(f"Content-Type is {job.content_type[:100]!r}; expected {responses.JSON}")
         user, options = json_options(job, "user", OPTIONS)
-        items, top, exclude = (options.get(key) for key in OPTIONS)
+        items, top, exclude, by = (options.get(key) for key in OPTIONS)
         if not isinstance(user, dict):
             raise RequestError('the body must be {"user": {column: value, ...}, "items": [...]}')
         request: dict[str, Any] = {"user": user, "exclude": _ids("exclude", exclude or [])}
+        if by is not None and not isinstance(by, str):
+            raise RequestError(f"by is {str(by)[:40]}, expected a label or a weighted sum of labels as text")
+        request["by"] = by
         request["top"] = None if top is None else whole_number("top", top)
         if isinstance(items, list) and items and all(isinstance(item, dict) for item in items):
             limits.ITEMS.require(len(items), job.received_bytes)

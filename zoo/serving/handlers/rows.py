@@ -16,7 +16,7 @@ import pyarrow.csv
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.models.protocols import RanksItems
-from zoo.recommenders.inference import ClickPipeline
+from zoo.recommenders.inference import PROBABILITY, ClickPipeline
 from zoo.serving.handlers.base import RUN, Handler, ParsedJob
 from zoo.serving.handlers.ranking import RANK, ItemRanker
 from zoo.serving.handlers.row_bodies import CONTENT_TYPES, TEXT, row_source, text_of
@@ -110,7 +110,7 @@ class RowHandler(Handler):
         Returns:
             The results; None if the jobs must be parsed one by one.
         """
-        if not self.pipeline.headerless:
+        if not self.pipeline.headerless or len(self.pipeline.outputs) > 1:
             return None
         if not all(job.verb == RUN and job.content_type in TEXT and job.body for job in jobs):
             return None
@@ -128,11 +128,12 @@ class RowHandler(Handler):
                 return None
             batch = self.pipeline.encode(rows)
             parsed = time.perf_counter()
-            probabilities = self.pipeline.predict(batch)["probability"].reshape(-1)
+            out = self.pipeline.predict(batch)
         except RequestError:
             return None
         computed = time.perf_counter()
-        numbers = orjson.dumps(np.ascontiguousarray(probabilities), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
+        probabilities = np.ascontiguousarray(out[PROBABILITY].reshape(-1))
+        numbers = orjson.dumps(probabilities, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
         contents, offset = [], 0
         for count in counts:
             rows_json = (b'{"row":%d,"probability":%b}' % row for row in enumerate(numbers[offset : offset + count]))
@@ -145,7 +146,7 @@ class RowHandler(Handler):
         ]
 
     def table(self, parsed: ParsedJob, outputs: Batch) -> responses.Columns:
-        """Returns the columns of `zoo run`: row and probability.
+        """Returns the columns of `zoo run`: row and probability, or probability_LABEL of several labels.
 
         Args:
             parsed: The parsed job.
@@ -154,4 +155,4 @@ class RowHandler(Handler):
         Returns:
             The columns.
         """
-        return {"row": parsed.context, "probability": outputs["probability"].reshape(-1)}
+        return {"row": parsed.context, **{name: outputs[name].reshape(-1) for name in self.pipeline.outputs}}

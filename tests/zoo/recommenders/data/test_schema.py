@@ -181,7 +181,9 @@ def test_all_faults_are_named_at_once(tmp_path):
             Schema.from_json(value)
     columns = [
         {"name": "a", "kind": "label"},
-        {"name": "b", "kind": "label"},
+        {"name": "b", "kind": "label", "where": "x"},
+        {"name": "w", "kind": "weight", "where": "a"},
+        {"name": "v", "kind": "weight"},
         {"name": "x", "kind": "number", "encoding": {"type": "hash", "buckets": 9}},
         {"name": "x", "kind": "category", "encoding": {"type": "hash"}},
         {"name": "l", "kind": "categories", "encoding": {"type": "vocabulary", "values": ["u"]}},
@@ -191,9 +193,11 @@ def test_all_faults_are_named_at_once(tmp_path):
     with pytest.raises(RequestError) as caught:
         Schema.from_json({"columns": columns})
     for part in (
-        "has 10 faults",
+        "has 12 faults",
         "column x: stands 2 times",
-        "a, b: found 2 columns of kind label",
+        "w, v: found 2 columns of kind weight",
+        "column b: found where x, expected another label",
+        "a weight has no where",
         "found the encoding hash, expected log1p",
         "its hash encoding lacks 'buckets'",
         "column l: lacks 'pooling'",

@@ -45,17 +45,19 @@ def column_of(seen: ColumnStatistics, kind: str = "", given: Mapping[str, Any] |
     return replace(column, tower=tower) if column.kind in FEATURES else column
 
 
-def label_of(seen: ColumnStatistics) -> Column:
-    """Returns the column of the label.
+def label_of(seen: ColumnStatistics, several: bool = False) -> Column:
+    """Returns the column of a label.
 
     Args:
         seen: Statistics of the values, of which some are 0 or 1.
+        several: Whether there are other labels, on which rows without this one are trained.
 
     Returns:
         The column.
     """
     either = seen.zeros + seen.ones
-    others = f"; the {seen.count - either:,} rows without are left out" if either < seen.count else ""
+    fate = "train the other labels alone" if several else "are left out"
+    others = f"; the {seen.count - either:,} rows without {fate}" if either < seen.count else ""
     why = f"0 and 1, {seen.ones / either:.1%} of them 1{others}"
     return Column(seen.name, "label", int(seen.distinct), seen.missing, why=why)
 

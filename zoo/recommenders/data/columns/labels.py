@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,33 @@ DECIDED = 10  # rows of the value that show it, and of the column, at least
 MOST = 3  # values of a column that is compared: two, and missing
 
 
-def label_among(path: str, seen: Mapping[str, ColumnStatistics], requested: str | None, skip: bool) -> str:
+def labels_among(
+    path: str, seen: Mapping[str, ColumnStatistics], requested: Sequence[str], skip: bool
+) -> tuple[str, ...]:
+    """Chooses the columns to predict.
+
+    Args:
+        path: Name of the log in messages.
+        seen: Statistics by column.
+        requested: Columns that were asked for; none: a column named in `LABELS` that holds 0 and 1. One of several may
+            have missing values.
+        skip: Whether rows with another label are left out.
+
+    Returns:
+        Names of the columns, in the order of `requested`.
+
+    Raises:
+        RequestError: There is no such column, or it has other values than 0 and 1, or one of them alone.
+    """
+    names = tuple(dict.fromkeys(requested))
+    if len(names) < 2:
+        return (label_among(path, seen, names[0] if names else None, skip),)
+    return tuple(label_among(path, seen, name, skip, missing=True) for name in names)
+
+
+def label_among(
+    path: str, seen: Mapping[str, ColumnStatistics], requested: str | None, skip: bool, missing: bool = False
+) -> str:
     """Chooses the column to predict.
 
     Args:
@@ -29,6 +55,7 @@ def label_among(path: str, seen: Mapping[str, ColumnStatistics], requested: str 
         seen: Statistics by column.
         requested: Column that was asked for; None: a column named in `LABELS` that holds 0 and 1.
         skip: Whether rows with another label are left out.
+        missing: Whether the label may be missing in some rows.
 
     Returns:
         Name of the column.
@@ -42,7 +69,7 @@ def label_among(path: str, seen: Mapping[str, ColumnStatistics], requested: str 
     if not named:
         why = f"none is called {', '.join(LABELS)}"
         raise RequestError(f"{path} has no column of 0 and 1 to predict ({why}); name it with --label")
-    if binary := [name for name in named if _is_binary(seen[name], skip)]:
+    if binary := [name for name in named if _is_binary(seen[name], skip, missing)]:
         return requested or min(binary, key=lambda name: LABELS.index(name.lower()))
     first = seen[named[0]]
     if not first.numeric and int(first.distinct) == 2 and not first.missing:
@@ -52,17 +79,19 @@ def label_among(path: str, seen: Mapping[str, ColumnStatistics], requested: str 
         )
     either = first.zeros + first.ones
     no_other = 0 < either == first.count - first.missing
-    expected = "both of them, in every row" if no_other else f"name their column with --label; {REGRESSION}"
+    everywhere = "" if missing else ", in every row"
+    expected = f"both of them{everywhere}" if no_other else f"name their column with --label; {REGRESSION}"
     raise RequestError(f"{path}: the label {first.name} holds {_some(first)}; expected 0 and 1, {expected}")
 
 
-def _is_binary(seen: ColumnStatistics, skip: bool) -> bool:
-    """Whether a column holds 0 and 1 and, unless rows may be skipped, nothing else.
+def _is_binary(seen: ColumnStatistics, skip: bool, missing: bool) -> bool:
+    """Whether a column holds 0 and 1 and, unless rows may be skipped or values be missing, nothing else.
 
     With skipped rows, most values must be 0 or 1; ratings from 0 to 5 are not.
     """
     either = seen.zeros + seen.ones
-    enough = 2 * either > seen.count - seen.missing if skip else either == seen.count
+    expected = seen.count - seen.missing if missing else seen.count
+    enough = 2 * either > seen.count - seen.missing if skip else either == expected
     return bool(seen.zeros and seen.ones and enough)
 
 
@@ -79,10 +108,10 @@ class Leaks:
     """Finds columns of two values that nearly equal the label, or decide it.
 
     Args:
-        requested: Column to predict; None: all columns named in `LABELS` are compared with the others.
+        requested: Columns to predict; none: all columns named in `LABELS` are compared with the others.
     """
 
-    def __init__(self, requested: str | None) -> None:
+    def __init__(self, requested: Sequence[str] = ()) -> None:
         self.requested = requested
         self._values: dict[str, list[str | None]] = {}  # of the columns that have few
         self._many: set[str] = set()
@@ -104,7 +133,7 @@ class Leaks:
                     self._counts[label, name] = self._counts.get((label, name), 0) + cells
 
     def _is_label(self, name: str) -> bool:
-        return name.lower() in LABELS if self.requested is None else name == self.requested
+        return name in self.requested if self.requested else name.lower() in LABELS
 
     def _codes(self, name: str, texts: pa.Array) -> NDArray[np.int64] | None:
         """Index of every value among those of the column; None if there are more than `MOST`."""

@@ -1,0 +1,82 @@
+"""MMoE (Ma et al. 2018, "Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from zoo.recommenders.family import TrainableRankingFamily
+from zoo.recommenders.models.multitask.layers import GatedSum, concatenated, experts
+from zoo.recommenders.train_config import TrainConfig
+from zoo.training.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+
+    from zoo.recommenders.data.features import Features
+
+
+@dataclass(frozen=True)
+class MMoEConfig(TrainConfig):
+    """Training settings of MMoE; `hidden` are the widths of an expert's layers.
+
+    Attributes:
+        experts: Number of experts, which all labels share.
+        tower: Widths of the hidden layers of a label's tower.
+    """
+
+    hidden: tuple[int, ...] = (128, 64)
+    experts: int = 4
+    tower: tuple[int, ...] = (32,)
+
+
+class MMoE(LazyModule):
+    """Multi-gate mixture of experts: y_k = h_k(sum_e softmax(W_k x)_e f_e(x)) for every label k.
+
+    The experts f_e are multilayer perceptrons on the embeddings and numbers x, shared by all labels; the gate W_k and
+    the tower h_k are a label's own.
+    """
+
+    labels: ClassVar = (1, 1000)
+    widths: ClassVar = {"embeddings": ("embedding_size",), "experts.*": ("hidden",), "towers.*": ("tower",)}
+
+    def __init__(self, features: Features, config: MMoEConfig) -> None:
+        from torch import nn
+
+        from zoo.recommenders.models.layers import Embeddings, counts, mlp
+
+        super().__init__()
+        _, self.numbers = counts(features)
+        count = max(len(features.schema.labels), 1)
+        self.embeddings = Embeddings(features.fields, config.embedding_size)
+        width = self.embeddings.width + self.numbers
+        self.experts = experts(config.experts, width, config.hidden, config.dropout)
+        self.gates = nn.ModuleList(nn.Linear(width, config.experts, bias=False) for _ in range(count))
+        self.mixtures = nn.ModuleList(GatedSum() for _ in range(count))
+        self.towers = nn.ModuleList(mlp(config.hidden[-1], config.tower, 1, config.dropout) for _ in range(count))
+
+    def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
+        """Computes logits.
+
+        Args:
+            ids: Table rows, int32 [n, columns].
+            numbers: float32 [n, numbers].
+            scales: Reciprocals of list lengths, float32 [n, lists].
+
+        Returns:
+            Logits, float32 [n, labels].
+        """
+        from zoo.recommenders.models.layers import concat_numbers
+
+        x = concat_numbers(self.embeddings(ids, scales), numbers, self.numbers)
+        outputs = [expert(x) for expert in self.experts]
+        mixtures = [mixture(gate(x), *outputs) for gate, mixture in zip(self.gates, self.mixtures, strict=True)]
+        return concatenated([tower(x) for tower, x in zip(self.towers, mixtures, strict=True)])
+
+
+MMOE = TrainableRankingFamily(
+    name="mmoe",
+    title="MMoE (Ma et al. 2018): several labels by gates over shared experts, from the columns of any log",
+    build=MMoE,
+    config=MMoEConfig(),
+)
