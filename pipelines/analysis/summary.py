@@ -77,8 +77,9 @@ def summarize(
         "split": {activation: number of its channels that got a copy, see `split_channels`},
         "costliest": [{"name", "type", "cost" (multiplications of a layer per batch, result elements of another
         operator), "reason"}] of float operators, "as_opened": {"engine", "speed": float / int8 milliseconds of the
-        files as users open them, "speed_of_many"} or None, "float_differs": {engine: difference of its results,
-        for engines that differ on the float model too}, "warnings"}.
+        files as users open them, "speed_of_many"} or None, "refused": why that engine refuses the int8 file if it runs
+        the float file, or "", "float_differs": {engine: difference of its results, for engines that differ on the
+        float model too}, "warnings"}.
     """
     few = _few(float_model, samples, _fixed(float_model))
     costs = _costs(float_model, few[0]) if few else {}
@@ -100,6 +101,7 @@ def summarize(
         "wrong": {},
         "float_differs": {},
         "as_opened": None,
+        "refused": "",
         "costliest": [
             {"name": each.name, "type": each.type, "cost": costs.get(each.name), "reason": each.reason}
             for each in floats
@@ -225,6 +227,7 @@ def _speed(
         try:
             compared = reference if quick else None
             as_opened = _as_opened(paths, batch, many, compared) if usable and native_path is None else None
+            refused = _refused(paths, batch) if usable and native_path is None and as_opened is None else ""
         except WrongResultsError:  # in the int8 file, or in the float file too
             return _speed(float_model, int8_model, batch, many)
     return {
@@ -234,6 +237,7 @@ def _speed(
         "float_differs": float_differs,
         "speed_of_many": speed_of_many,
         "as_opened": as_opened,
+        "refused": refused,
     }
 
 
@@ -276,6 +280,17 @@ def _as_opened(
     except ZooError:
         return None
     return found
+
+
+def _refused(paths: Sequence[Path], batch: Batch) -> str:
+    """Returns why the engine of `open_file` refuses the int8 file, if it runs the float file, or ""."""
+    with contextlib.suppress(ZooError):
+        open_file(paths[0])[1].run(batch)
+        try:
+            open_file(paths[1])[1].run(batch)
+        except ZooError as error:
+            return str(error).replace(str(paths[1]), "the int8 file")
+    return ""
 
 
 def _timed(sessions: Sequence[Runnable], batch: Batch, quick: bool = False) -> tuple[float, float]:
@@ -337,6 +352,8 @@ def _warnings(found: dict[str, Any], damaging: Any) -> list[str]:
         f"{engine} computes the float file differently, too: {why}; run both files in another engine"
         for engine, why in found["float_differs"].items()
     ]
+    if found["refused"]:
+        warnings.append(f"{found['refused']}; the float file runs there: run the int8 file in onnxruntime")
     if not found["int8_layers"]:
         warnings.append(f"NOTHING IS INT8: 0 of {found['layers']} layers{costly}")
     if found["sqnr_db"] is not None and found["sqnr_db"] < LOW:

@@ -64,17 +64,19 @@ def load(path: str | Path) -> ir.Model:
             proto, arrays = onnx.load(path, load_external_data=False), {}
         repaired = repairs.name_graphs(proto.graph) + repairs.mark_fused_norms(proto.graph, opset)
         if arrays:
-            onnx.checker.check_model(large_weights.emptied(proto, arrays))
+            onnx.checker.check_model(repairs.with_ranks(large_weights.emptied(proto, arrays)))
         elif not repaired:
-            onnx.checker.check_model(str(path))  # by its path, since files beside it are checked, too
+            ranked = repairs.with_ranks(proto)  # by its path otherwise, since files beside it are checked, too
+            onnx.checker.check_model(str(path) if ranked is proto else ranked)
         if not arrays and (fault := tensor_sizes.fault(proto, path.parent)):
             raise ValueError(fault)
         if proto.functions:
             proto = onnx.inliner.inline_local_functions(proto, convert_version=True)
         onnx.load_external_data_for_model(proto, str(path.parent))
         if repaired and not arrays and proto.ByteSize() < WHOLE:
-            onnx.checker.check_model(proto)
-        _make_dense(proto.graph)
+            onnx.checker.check_model(repairs.with_ranks(proto))
+        repairs.make_dense(proto.graph)
+        repairs.name_nodes_apart(proto.graph)
         if opset < OPSET:
             proto = _converted(proto, opset)
             logger.warning("%s has opset %d; it is read as opset %d (onnx.version_converter)", path, opset, OPSET)
@@ -126,19 +128,6 @@ def _resize_as_before(graph: onnx.GraphProto) -> None:
             raise ValueError(f"Resize {node.name or node.output[0]} of opset 10 grows one axis and shrinks another")
         mode = "ceil" if scales.min() < 1 else "floor"
         node.attribute.append(onnx.helper.make_attribute("nearest_mode", mode))
-
-
-def _make_dense(main: onnx.GraphProto) -> None:
-    """Sparse initializers as others."""
-    for sparse in main.sparse_initializer:
-        values, at = (onnx.numpy_helper.to_array(each) for each in (sparse.values, sparse.indices))
-        dense = np.zeros(tuple(sparse.dims), values.dtype)
-        if at.ndim == 1:  # places in the array as it lies
-            dense.reshape(-1)[at] = values
-        else:
-            dense[tuple(at.T)] = values
-        main.initializer.append(onnx.numpy_helper.from_array(dense, sparse.values.name))
-    del main.sparse_initializer[:]
 
 
 def _open_sizes(graph: onnx.GraphProto) -> None:

@@ -297,6 +297,7 @@ def work_around_engines(inserter: QdqInserter) -> None:
     for node in list(inserter.graph):
         engine_quirks.dequantize_around_transpose(node, inserter.taken)
         inserter.helpers |= engine_quirks.pad_all_axes(node, inserter.taken)
+        inserter.helpers |= engine_quirks.cast_from_sequence(node, inserter.taken)
         if (squeeze := engine_quirks.keep_reduced_axes(node, inserter.taken)) is not None:
             inserter.helpers.add(str(squeeze.name))
     inserter.helpers |= engine_quirks.hide_sizes(inserter.graph, inserter.taken)

@@ -2,6 +2,7 @@
 
 from pipelines.rewrites.affine_to_depthwise import AffineToDepthwise
 from pipelines.rewrites.driver import Rewrite
+from pipelines.rewrites.einsum_to_matmul import EinsumToMatMul
 from pipelines.rewrites.expand_fused import ExpandFused
 from pipelines.rewrites.flatten_linear import FlattenLinear
 from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
@@ -27,6 +28,6 @@ SHARED = (
 
 
 def file_passes() -> list[Rewrite]:
-    """Returns the passes of an .onnx file that is not of this project: `SHARED`, `FoldScale` and `FlattenLinear`."""
+    """Returns the passes of an .onnx file that is not of this project: `SHARED`, and those that change its layers."""
     first = [shared() for shared in SHARED if shared is not MergeSiblings]
-    return [*first, FoldScale(factors=True), MergeSiblings(), FlattenLinear()]
+    return [EinsumToMatMul(), *first, FoldScale(factors=True), MergeSiblings(), FlattenLinear()]

@@ -115,6 +115,14 @@ QUIRKS = (
     Quirk(
         engine="openvino",
         version="2026.4",
+        fault="knows no type of the result of ConcatFromSequence, and refuses a QuantizeLinear of them",
+        workaround=_here("cast_from_sequence"),
+        test="test_a_tensor_from_a_sequence_is_quantized",
+        remove_when="OpenVINO compiles ConcatFromSequence before a QuantizeLinear without it",
+    ),
+    Quirk(
+        engine="openvino",
+        version="2026.4",
         fault="computes HardSwish, SiLU and other functions behind a Q/DQ pair apart from the layer before it",
         workaround="pipelines.engines.openvino.functions.read_exact_results",
         test="test_it_is_part_of_the_layer",
@@ -428,6 +436,28 @@ def pad_all_axes(pad: ir.Node, taken: set[str]) -> set[str]:
     pad.replace_input_with(1, whole)
     pad.resize_inputs(3 if pad.inputs[2] is not None else 2)
     return {str(node.name) for node in added}
+
+
+def cast_from_sequence(node: ir.Node, taken: set[str]) -> set[str]:
+    """Inserts a Cast to float32, which changes nothing, behind a ConcatFromSequence of float32 tensors.
+
+    Args:
+        node: Operator.
+        taken: Names in use; new ones are added.
+
+    Returns:
+        Names of the added nodes.
+    """
+    y, kind = node.outputs[0], ir.DataType.FLOAT
+    readers = list(y.uses())
+    if node.op_type != "ConcatFromSequence" or not query.is_float(y) or not readers:
+        return set()
+    cast = edit.node("Cast", [y], f"{y.name}.typed", dtype=kind, taken=taken, to=int(kind))
+    cast.outputs[0].shape = y.shape
+    for reader, at in readers:
+        reader.replace_input_with(at, cast.outputs[0])
+    _graph(node).insert_after(node, cast)
+    return {str(cast.name)}
 
 
 def needs_output_qdq(node: ir.Node) -> bool:

@@ -8,6 +8,7 @@ from helpers.rewriting import model
 
 from pipelines.analysis import summary, tune
 from pipelines.analysis.summary import summarize
+from pipelines.core.errors import ZooError
 from pipelines.engines.openvino.session import OpenVinoSession
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantizer import quantize
@@ -55,6 +56,20 @@ def test_the_line_also_has_the_speed_in_onnxruntime(rng, net, monkeypatch):
     assert found["line"].count(" in onnxruntime") == 1, "the only engine"
     found |= {"engine": "openvino", "speed": {"onnxruntime": 1.24, "openvino": 2.0}, "speed_of_many": {}}
     assert "; 2.0x in openvino; 1.2x in onnxruntime" in summary._line(found)
+
+
+def test_an_engine_that_refuses_the_int8_file_alone_is_named(rng, net, monkeypatch):
+    def refuse(path):
+        if path.name == "int8.onnx":
+            raise ZooError(f"openvino cannot compile {path} as it is: no QuantizeLinear")
+        return "openvino", as_opened(path)[1]
+
+    as_opened = summary.open_file
+    monkeypatch.setattr(summary, "open_file", refuse)
+    found = summary_of(rng, net, quick=True)
+    reason = "openvino cannot compile the int8 file as it is: no QuantizeLinear"
+    assert found["as_opened"] is None and found["refused"] == reason
+    assert f"{reason}; the float file runs there: run the int8 file in onnxruntime" in found["warnings"]
 
 
 def test_what_is_bad_is_said_and_what_costs_it(rng, net, monkeypatch):

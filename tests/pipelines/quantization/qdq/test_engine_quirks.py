@@ -180,6 +180,19 @@ def test_a_convolution_that_is_read_as_float_runs_in_int8(normal, tmp_path):
     check_executed(*quantized(found, x=x), tmp_path, x=x)
 
 
+def test_a_tensor_from_a_sequence_is_quantized(normal, tmp_path):
+    found = model(
+        """(float[n,8] x) => (float[n,4] y) { s = SequenceConstruct(x, x) t = ConcatFromSequence<axis=1>(s) r = Relu(t)
+        y = MatMul(r, w) }""",
+        w=normal(16, 4),
+    )
+    x = normal(16, 8)
+    path, expected = io.save(quantized(found, x=x)[0], tmp_path / "int8.onnx"), run(found, x=x)["y"]
+    assert decibels(run(io.load(path), x=x)["y"], expected) > 30
+    if "openvino" in EXACT:
+        assert decibels(as_users_open(path, x=x)[0], expected) > 30
+
+
 @pytest.mark.parametrize("shaped", ["t", "x", "a"])
 def test_a_token_before_the_patches_of_an_image(normal, tmp_path, shaped):
     """As a vision transformer begins. OpenVINO must not lose the channels' biases where it is given no batch size."""
