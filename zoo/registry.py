@@ -29,6 +29,8 @@ BUILT_IN = {
     "gdcn": "zoo.recommenders.models.gdcn:GDCN_FAMILY",
     "two-tower": "zoo.recommenders.models.two_tower:TWO_TOWER",
     "din": "zoo.recommenders.models.sequences.din:DIN_FAMILY",
+    "bst": "zoo.recommenders.models.sequences.bst:BST_FAMILY",
+    "sasrec": "zoo.recommenders.models.sequences.sasrec:SASREC",
     "mmoe": "zoo.recommenders.models.multitask.mmoe:MMOE",
     "ple": "zoo.recommenders.models.multitask.ple:PLE_FAMILY",
     "esmm": "zoo.recommenders.models.multitask.esmm:ESMM_FAMILY",

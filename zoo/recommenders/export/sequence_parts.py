@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
+from zoo.recommenders.export.sequence_blocks import LARGE, encode, linear, target_transformer
+
 if TYPE_CHECKING:
     from zoo.recommenders.export.fx_export import RecommenderWriter
 
-PARTS = ("FieldLookup", "SequenceLookup", "SequenceMask", "Dice", "PReLU", "TargetAttention")
+PARTS = (
+    *("FieldLookup", "SequenceLookup", "SequenceMask", "Dice", "PReLU", "TargetAttention"),
+    *("SequenceEncoder", "NewestState", "TargetTransformer"),
+)
 
 
 def part(writer: RecommenderWriter, inputs: list[ir.Value], path: str, module: Any) -> ir.Value:
@@ -32,6 +37,12 @@ def part(writer: RecommenderWriter, inputs: list[ir.Value], path: str, module: A
             return _mask(writer, path, module)
         case "Dice" | "PReLU":
             return _activation(writer, inputs[0], path, module)
+        case "SequenceEncoder":
+            return encode(writer, inputs, path, module)
+        case "TargetTransformer":
+            return target_transformer(writer, inputs, path, module)
+        case "NewestState":
+            return writer.add("Squeeze", [inputs[0], writer.weight("axis1", np.array([1], np.int64))], path)
     return _target_attention(writer, inputs, path, module)
 
 
@@ -57,25 +68,6 @@ def _activation(writer: RecommenderWriter, x: ir.Value, path: str, module: Any) 
     return writer.add("Mul", [x, gate], path)
 
 
-def linear(writer: RecommenderWriter, x: ir.Value, path: str, module: Any) -> ir.Value:
-    """Appends a linear layer of the last axis of a tensor of three axes.
-
-    Args:
-        writer: Writer of the graph.
-        x: float32 [batch, items, inputs].
-        path: Path of the layer.
-        module: The layer.
-
-    Returns:
-        float32 [batch, items, outputs].
-    """
-    weight = writer.weight(f"{path}.kernel", np.ascontiguousarray(module.weight.detach().numpy().T))
-    if module.bias is None:
-        return writer.add("MatMul", [x, weight], path)
-    product = writer.add("MatMul", [x, weight], f"{path}.product")
-    return writer.add("Add", [product, writer.weight(f"{path}.bias", module.bias.detach().numpy())], path)
-
-
 def _target_attention(writer: RecommenderWriter, inputs: list[ir.Value], path: str, module: Any) -> ir.Value:
     query, keys, mask = inputs
     axis1 = writer.weight("axis1", np.array([1], np.int64))
@@ -94,8 +86,6 @@ def _target_attention(writer: RecommenderWriter, inputs: list[ir.Value], path: s
     scores = linear(writer, x, f"{path}.score", module.score)
     mask = writer.add("Unsqueeze", [mask, axis2], f"{path}.mask")
     if module.weights == "softmax":
-        from zoo.recommenders.models.sequences.layers import LARGE
-
         absent = writer.add("Sub", [mask, writer.constant("one", 1.0)], f"{path}.absent")
         absent = writer.add("Mul", [absent, writer.constant("large", LARGE)], f"{path}.barred")
         shares = writer.add(

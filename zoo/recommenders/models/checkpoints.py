@@ -81,7 +81,7 @@ def state_of(model: nn.Module, arrays: Mapping[str, torch.Tensor]) -> dict[str, 
             names = [f"{path_of}.{name}.table" for name in module.tables]
             if all(name in arrays for name in names):
                 state[f"{path_of}.weight"] = torch.cat([arrays[name] for name in names])
-        elif isinstance(module, nn.Linear):
+        elif isinstance(module, nn.Linear | nn.LayerNorm):
             state |= {name: arrays[name] for kind in ("weight", "bias") if (name := f"{path_of}.{kind}") in arrays}
             if (kernel := f"{path_of}.kernel") in arrays:
                 state[f"{path_of}.weight"] = arrays[kernel].T

@@ -18,6 +18,7 @@ from zoo.recommenders.data.encoding import Field, Rows
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.inference import ROWS_IN_FLIGHT
 from zoo.recommenders.log_pipeline import LogPipeline
+from zoo.recommenders.ranking.catalogue import Catalogue
 from zoo.recommenders.retrieval.index import FaissIndex, ItemIndex
 
 
@@ -61,10 +62,31 @@ class TwoTowerPipeline(LogPipeline):
             return super().run(inputs, output, on_error, keep=keep)
         if keep:
             raise RequestError("found columns to keep and items to look for; expected one of both")
+        names, index = self.index(items, faiss)
+        return self.find(inputs, output, on_error, names, index, top)
+
+    def find(
+        self, inputs: Any, output: str | Path, on_error: str, names: list[str], index: ItemIndex | FaissIndex, top: int
+    ) -> dict[str, Any]:
+        """Writes row, rank, item and score of the best items of every user.
+
+        Args:
+            inputs: Rows with the columns of users.
+            output: File to write.
+            on_error: "raise", or "skip" to leave out faulty rows.
+            names: Names of the items.
+            index: Index of the items.
+            top: Number of items per user.
+
+        Returns:
+            Summary of the run, see `run`.
+
+        Raises:
+            RequestError: A row does not fit, or `top` is below 1.
+        """
         if top < 1:
             raise RequestError(f"found {top} items to find, expected 1 or more")
         errors = ErrorLog()
-        names, index = self.index(items, faiss)
         top = min(top, len(names))
         columns = {"row": np.int64, "rank": np.int64, "item": str, "score": np.float32}
         count, start, seconds = 0, time.perf_counter(), defaultdict[str, float](float)
@@ -73,7 +95,7 @@ class TwoTowerPipeline(LogPipeline):
                 inputs, on_error=on_error, errors=errors, tower="user", batch_rows=4096, seconds=seconds
             ):
                 before = time.perf_counter()
-                best, scores = index.top(self.vectors(rows, "user"), top)
+                best, scores = self.best(rows, index, top)
                 seconds["model"] += time.perf_counter() - before
                 filled = best.ravel() >= 0
                 write(
@@ -97,6 +119,21 @@ class TwoTowerPipeline(LogPipeline):
             "engine": self.engine,
             "precision": self.precision,
         }
+
+    def best(
+        self, rows: Rows, index: ItemIndex | FaissIndex, top: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Finds the best items of users.
+
+        Args:
+            rows: Encoded rows of users.
+            index: Index of the items.
+            top: Number of items per user.
+
+        Returns:
+            See `ItemIndex.top`.
+        """
+        return index.top(self.vectors(rows, "user"), top)
 
     @property
     def key(self) -> Field:
@@ -129,9 +166,18 @@ class TwoTowerPipeline(LogPipeline):
             RequestError: The log has no item.
         """
         catalogue = self.catalogue(items)
+        joined = self.item_vectors(catalogue)
+        return list(catalogue.places), FaissIndex(joined, faiss) if faiss else ItemIndex(joined)
+
+    def item_vectors(self, catalogue: Catalogue) -> NDArray[np.float32]:
+        """Computes the embeddings of the items of a catalogue.
+
+        Args:
+            catalogue: The items.
+
+        Returns:
+            L2-normalized embeddings, float32 [items, size].
+        """
         user = self.sides.absent_user
         parts = (catalogue.rows[at : at + ROWS_IN_FLIGHT] for at in range(0, len(catalogue), ROWS_IN_FLIGHT))
-        vectors = [self.predict(self.sides.join(user, part))["item"] for part in parts]
-        names = list(catalogue.places)
-        joined = np.concatenate(vectors)
-        return names, FaissIndex(joined, faiss) if faiss else ItemIndex(joined)
+        return np.concatenate([self.predict(self.sides.join(user, part))["item"] for part in parts])

@@ -13,8 +13,9 @@ from zoo.recommenders.retrieval.index import quantized
 
 if TYPE_CHECKING:
     from zoo.recommenders.retrieval.inference import TwoTowerPipeline
+    from zoo.recommenders.retrieval.next_items import NextItemPipeline
 
-CUTS = (10, 50)
+CUTS = (10, 50)  # of recall
 BLOCK = 4096  # rows at a time
 
 
@@ -40,11 +41,44 @@ def evaluate(pipelines: Mapping[str, TwoTowerPipeline], data: Any, on_error: str
     report = clicks.evaluate(pipelines, data, on_error)
     for name, each in pipelines.items():
         report["metrics"][name] |= retrieval_metrics(*_ranks(each, data, on_error))
-    keys = [key for key in report["metrics"]["fp32"] if "@" in key]
+    _compare(report, pipelines)
+    return report
+
+
+def evaluate_next_items(
+    pipelines: Mapping[str, NextItemPipeline], data: Any, on_error: str = "raise"
+) -> dict[str, Any]:
+    """Evaluates click metrics, recall@10, recall@50, ndcg@10 and mrr of the next item of every precision.
+
+    The item of every clicked row is ranked among all known items but those of the row's history. Rows whose item is
+    unknown to the model are left out.
+
+    Args:
+        pipelines: {precision: pipeline}.
+        data: Labelled rows, as in `Features.read`.
+        on_error: "raise", or "skip" to leave out faulty rows.
+
+    Returns:
+        As `zoo.recommenders.metrics.evaluate`, with the further metrics, and "next_items": number of items ranked.
+
+    Raises:
+        RequestError: Rows have no label, no row has a known item, or a row is faulty with "raise".
+    """
+    report = clicks.evaluate(pipelines, data, on_error)
+    for name, each in pipelines.items():
+        ranks, weights = each.ranks(data, on_error)
+        report["metrics"][name] |= retrieval_metrics(ranks, weights) | {"mrr": clicks.mean(1 / ranks, weights)}
+        report["next_items"] = len(ranks)
+    _compare(report, pipelines)
+    return report
+
+
+def _compare(report: dict[str, Any], pipelines: Mapping[str, Any]) -> None:
+    """Adds the differences of the retrieval metrics to fp32."""
+    keys = [key for key in report["metrics"]["fp32"] if "@" in key or key == "mrr"]
     for name in [precision for precision in pipelines if precision != "fp32"]:
         compared = report.get("others", {}).get(name, report)["difference"]
         compared |= {key: report["metrics"][name][key] - report["metrics"]["fp32"][key] for key in keys}
-    return report
 
 
 def retrieval_metrics(ranks: NDArray[np.int64], weights: NDArray[np.float32] | None = None) -> dict[str, float]:

@@ -107,11 +107,13 @@ class Fitting:
             if search:
                 held_out = trainer.predict(self.store.parts(rows, len(self.store)), categories)
                 metrics = held_out_metrics(*held_out, self.features.schema.labels)
+                metrics |= trainer.own_metrics(self.store.parts(rows, len(self.store)), categories)
                 state["history"].append({"epoch": epoch, "train_logloss": loss, **metrics})
                 if not state["best"] or metrics["shifted"] < state["best"]["shifted"] - config.min_delta:
                     state["best"] = {"epoch": epoch, **metrics}
                     state["best_weights"] = self._keep(trainer, f"best-{state['trial']}-{epoch}.pt")
                 line += f"  held out {metrics['logloss']:.4f}  AUC {metrics['auc']:.4f}"
+                line += f"  NDCG@10 {metrics['ndcg@10']:.4f}" if "ndcg@10" in metrics else ""
             state |= {"epoch": epoch, "trainer": trainer.state()}
             if group.rank == 0:
                 save_checkpoint(self.output / STATE, state)

@@ -195,6 +195,23 @@ class Trainer:
                 weights.append(part["weight"].numpy())
         return np.concatenate(labels), np.concatenate(scores), unless_ones(np.concatenate(weights))
 
+    def own_metrics(self, parts: Iterator[dict[str, torch.Tensor]], categories: CategoryCounts) -> dict[str, float]:
+        """Computes the metrics that the network defines itself, with the averaged weights.
+
+        Args:
+            parts: Batches of rows.
+            categories: Replacement of rare and new ids.
+
+        Returns:
+            Result of `held_out_metrics` of the network; {} without one.
+        """
+        if not hasattr(self.model, "held_out_metrics"):
+            return {}
+        with self.averaged() as model:
+            known = ({**part, "ids": categories.replace_rare(part["ids"])} for part in parts)
+            metrics: Any = model.held_out_metrics
+            return dict(metrics(known))
+
     def catch_up(self) -> None:
         """Applies all missed steps to the rows of large tables."""
         for place, rows in self.sparse.items():

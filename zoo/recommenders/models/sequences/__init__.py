@@ -1,6 +1,8 @@
 """Recommenders that read the user's history as a sequence of items: layers, and one file a family.
 
-layers      torch layers: lookups of sequences, Dice, target attention
+layers      lookups of sequences, Dice, target attention
+blocks      self-attention over sequences
 din         Deep Interest Network: ranking by target attention
-
+bst         Behavior Sequence Transformer: ranking by a transformer layer over history and candidate
+sasrec      self-attentive next-item recommendation
 """

@@ -1,0 +1,229 @@
+"""SASRec (Kang & McAuley 2018, "Self-Attentive Sequential Recommendation"), with the blocks of HSTU as an option."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pipelines.models.family import RunOption
+from zoo.recommenders.models.two_tower import TWO_TOWER, TwoTowerFamily
+from zoo.recommenders.train_config import TrainConfig
+from zoo.training.lazy_module import LazyModule
+from zoo.training.settings import FROM_0
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipelines.models.pipeline import Pipeline
+    from zoo.recommenders.data.features import Features
+
+FULL = 50_000  # rows of a table up to which the softmax is over all items
+
+
+@dataclass(frozen=True)
+class SASRecConfig(TrainConfig):
+    """Training settings of SASRec.
+
+    Attributes:
+        hidden: Width of the feed-forward networks; one value.
+        blocks: Number of blocks.
+        heads: Number of attention heads.
+        block: "sasrec" or "hstu".
+        negatives: Items of a sampled softmax, drawn from the items of the batch, with the correction of their
+            frequency; 0 for a softmax over all items, up to `FULL` of them.
+        temperature: Divisor of the cosines in the softmax.
+        past: Weight of the losses of earlier positions; that of the newest one is 1. The rows of a log repeat them.
+    """
+
+    embedding_size: int = 64
+    hidden: tuple[int, ...] = (64,)
+    blocks: int = 2
+    heads: int = 1
+    block: str = "sasrec"
+    negatives: int = 0
+    temperature: float = 0.07
+    past: float = 0.1
+    dropout: float = 0.2
+    learning_rate: float = 1e-3
+    l2_embeddings: tuple[float, ...] = (10.0,)
+    ranges: ClassVar = {"negatives": FROM_0, "past": FROM_0}
+
+
+class SASRec(LazyModule):
+    """Next-item recommender: the state of a sequence against the vectors of all items.
+
+    Both are L2-normalized, so that the index of two-tower models finds the best items. Every position of a history
+    predicts the item that follows; the newest one predicts the row's item where its label is 1. The probability of a
+    click is a logistic function of the cosine.
+    """
+
+    outputs = ("user", "item")
+    sequences = True
+    embeddings: Any
+    seen: Any
+
+    def __init__(self, features: Features, config: SASRecConfig) -> None:
+        import torch
+        from torch import nn
+
+        from zoo.recommenders.models.layers import Embeddings, L2Normalize, RowDot
+        from zoo.recommenders.models.sequences.blocks import NewestState, SequenceEncoder
+        from zoo.recommenders.models.sequences.layers import FieldLookup, SequenceLookup, SequenceMask, sequences_of
+
+        super().__init__()
+        self.sequence, self.key = sequences_of(features)[0]
+        size = self.output_size = config.embedding_size
+        self.embeddings = Embeddings((self.key, self.sequence), size, sequences=True)
+        self.items = FieldLookup(self.embeddings, self.key)
+        self.history = SequenceLookup(self.embeddings, self.sequence)
+        self.mask = SequenceMask(self.sequence)
+        self.encoder = SequenceEncoder(
+            size, self.sequence.width, config.heads, config.hidden[0], config.blocks, config.dropout, config.block
+        )
+        self.newest, self.unit, self.item_unit, self.dot = NewestState(), L2Normalize(), L2Normalize(), RowDot()
+        self.logit = nn.Linear(1, 1)
+        nn.init.constant_(self.logit.weight, 2.0)
+        nn.init.zeros_(self.logit.bias)
+        last = self.sequence.last
+        self.first, self.end = 1, last if last else self.sequence.rows
+        self.negatives = config.negatives or (0 if self.end <= FULL else 1024)
+        self.temperature, self.past = config.temperature, config.past
+        self.register_buffer("seen", torch.ones(self.sequence.rows))
+
+    def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
+        """Computes logits and vectors.
+
+        Args:
+            ids: Table rows, int32 [n, columns].
+            numbers: Not used.
+            scales: Not used.
+
+        Returns:
+            Logits, float32 [n, 1], L2-normalized vectors of histories and of items, float32 [n, size] each; in training
+            also the states of all positions, float32 [n, items, size].
+        """
+        states = self.encoder(self.history(ids), self.mask(ids))
+        user, item = self.unit(self.newest(states)), self.item_unit(self.items(ids))
+        results = self.logit(self.dot(user, item)), user, item
+        return (*results, states) if self.training else results
+
+    def losses(self, outputs: Any, ids: torch.Tensor, label: torch.Tensor) -> Any:
+        """Computes losses: softmax of the next items, and the cross-entropy of the click, which fits the logit alone.
+
+        Args:
+            outputs: Results of `forward`.
+            ids: Table rows, int32 [n, columns].
+            label: Clicks, float32 [n].
+
+        Returns:
+            Losses, float32 [n].
+        """
+        import torch
+        from torch.nn import functional
+
+        _, user, item, states = outputs
+        cosine = self.dot(user.detach(), item.detach())
+        click = functional.binary_cross_entropy_with_logits(self.logit(cosine)[:, 0], label, reduction="none")
+        history = ids[:, self.sequence.start : self.sequence.start + self.sequence.width].long()
+        targets = torch.cat([ids[:, self.key.start, None].long() * (label[:, None] > 0), history[:, :-1]], 1)
+        known = self._known(targets)
+        known[:, 1:] &= self._known(history[:, 1:]) | (history[:, 1:] == 0)
+        weights = torch.full(targets.shape, self.past)
+        weights[:, 0] = 1
+        places = (known & (weights > 0)).nonzero(as_tuple=True)
+        losses = torch.zeros(targets.shape)
+        if len(places[0]):
+            chosen = self._softmax(functional.normalize(states[places], dim=1), targets[places])
+            losses = losses.index_put(places, chosen * weights[places])
+        return click + losses.sum(1)
+
+    def _known(self, ids: torch.Tensor) -> Any:
+        """Whether ids are those of items."""
+        return (ids >= self.first) & (ids < self.end)
+
+    def _softmax(self, states: torch.Tensor, targets: torch.Tensor) -> Any:
+        """Cross-entropy of the targets, int64 [n], for L2-normalized states, float32 [n, size]: float32 [n]."""
+        import torch
+        from torch.nn import functional
+
+        table = self.embeddings.table(0)
+        if not self.negatives:
+            items = functional.normalize(table[self.first : self.end], dim=1)
+            return functional.cross_entropy(states @ items.T / self.temperature, targets - self.first, reduction="none")
+        with torch.no_grad():
+            self.seen.index_add_(0, targets, torch.ones(len(targets)))
+            drawn = targets[torch.randint(len(targets), (self.negatives,))]
+            frequency = (self.seen / self.seen.sum()).log()
+        rows = functional.normalize(functional.embedding(torch.cat([drawn, targets]), self.embeddings.weight), dim=1)
+        others, own = rows[: self.negatives], rows[self.negatives :]
+        scores = states @ others.T / self.temperature - frequency[drawn]
+        scores = scores.masked_fill(drawn == targets[:, None], -math.inf)
+        true = (states * own).sum(1, keepdim=True) / self.temperature - frequency[targets, None]
+        return torch.logsumexp(torch.cat([true, scores], 1), 1) - true[:, 0]
+
+    def held_out_metrics(self, parts: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, float]:
+        """Computes the cross-entropy and the recall of the next item on clicked rows, for the choice of the epoch.
+
+        Args:
+            parts: Batches of rows: {"ids", "numbers", "scales", "label"}.
+
+        Returns:
+            {"shifted": cross-entropy in nats, "recall@10", "ndcg@10"}; items of the history are left out.
+        """
+        import torch
+        from torch.nn import functional
+
+        items = functional.normalize(self.embeddings.table(0)[self.first : self.end], dim=1)
+        losses, ranks = [], []
+        for part in parts:
+            rows = part["label"] > 0
+            ids = part["ids"][rows]
+            targets = ids[:, self.key.start].long()
+            known = self._known(targets)
+            ids, targets = ids[known], targets[known]
+            if not len(ids):
+                continue
+            scores = self(ids, part["numbers"], part["scales"])[1] @ items.T
+            losses.append(functional.cross_entropy(scores / self.temperature, targets - self.first, reduction="none"))
+            history = ids[:, self.sequence.start : self.sequence.start + self.sequence.width].long()
+            left_out = torch.where(self._known(history), history - self.first, targets[:, None] - self.first)
+            own = scores.gather(1, targets[:, None] - self.first)
+            ranks.append((scores.scatter(1, left_out, -math.inf) >= own).sum(1) + 1)
+        if not losses:
+            return {"shifted": math.inf, "recall@10": 0.0, "ndcg@10": 0.0}
+        rank, loss = torch.cat(ranks), torch.cat(losses)
+        gain = torch.where(rank <= 10, 1 / torch.log2(1.0 + rank), torch.zeros(()))
+        recall = (rank <= 10).float()
+        return {"shifted": float(loss.mean()), "recall@10": float(recall.mean()), "ndcg@10": float(gain.mean())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextItemFamily(TwoTowerFamily):
+    """Family of next-item recommenders."""
+
+    def pipeline(self) -> type[Pipeline]:
+        """See `Family`."""
+        from zoo.recommenders.retrieval.next_items import NextItemPipeline
+
+        return NextItemPipeline
+
+    def evaluate(self, pipelines: Mapping[str, Any], data: Any, on_error: str) -> dict[str, Any]:
+        """See `Family` and `zoo.recommenders.retrieval.metrics.evaluate_next_items`."""
+        from zoo.recommenders.retrieval.metrics import evaluate_next_items
+
+        return evaluate_next_items(pipelines, data, on_error)
+
+
+SASREC = NextItemFamily(
+    name="sasrec",
+    title="SASRec (Kang & McAuley 2018): the next item of a history, by self-attention",
+    build=SASRec,
+    config=SASRecConfig(),
+    summary="{rows:,} rows, the best of {items:,} items each, {rows_per_second:,.0f} rows/s, {precision} in {engine}",
+    run_options=(
+        RunOption("items", str, None, "A log with the items' columns, to find items among; default: all known items."),
+        *TWO_TOWER.run_options[2:],
+    ),
+)

@@ -1,0 +1,226 @@
+"""Pipeline of next-item recommenders: the best items for histories, without those of the history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipelines.core.batches import whole_number
+from pipelines.core.errors import RequestError
+from zoo.recommenders import metrics
+from zoo.recommenders.data.encoding import Field, Rows
+from zoo.recommenders.ranking.catalogue import Catalogue
+from zoo.recommenders.retrieval.index import FaissIndex, ItemIndex, quantized
+from zoo.recommenders.retrieval.inference import TwoTowerPipeline
+
+BLOCK = 4096  # rows whose items are ranked together
+
+
+class NextItemPipeline(TwoTowerPipeline):
+    """Finds the next items of histories; see `zoo.pipeline`."""
+
+    def run(
+        self,
+        inputs: Any,
+        output: str | Path,
+        on_error: str = "raise",
+        *,
+        keep: str | Sequence[str] | None = None,
+        items: str | None = None,
+        top: int = 10,
+        faiss: str | None = None,
+    ) -> dict[str, Any]:
+        """Writes row, rank, item and score of the best next items of every history; see `TwoTowerPipeline.run`.
+
+        Args:
+            inputs: Rows with the history.
+            output: File to write.
+            on_error: "raise", or "skip" to leave out faulty rows.
+            keep: Not supported.
+            items: Log with the items to find; None for all items that the model knows.
+            top: Number of items per row.
+            faiss: Kind of FAISS index, see `FaissIndex`; None: exact search.
+
+        Returns:
+            Summary of the run.
+
+        Raises:
+            RequestError: An option or a row does not fit.
+        """
+        if keep:
+            raise RequestError("found columns to keep, which the list of next items has no place for")
+        catalogue = self.known_items if items is None else self.catalogue(items)
+        vectors = self.item_vectors(catalogue)
+        index = FaissIndex(vectors, faiss) if faiss else ItemIndex(vectors)
+        self._places = self._places_of(catalogue)
+        return self.find(inputs, output, on_error, list(catalogue.places), index, top)
+
+    @cached_property
+    def sequence(self) -> Field:
+        """The history: the first sequence of the schema."""
+        return next(field for field in self.features.fields if field.is_sequence)
+
+    @property
+    def key(self) -> Field:
+        """Category that identifies items: that of the history's table."""
+        return next(field for field in self.features.fields if field.name == self.sequence.column.shares)
+
+    @cached_property
+    def known_items(self) -> Catalogue:
+        """All items of the model. Raises RequestError where their ids are hashed."""
+        key = self.key
+        if key.column.encoding["type"] != "vocabulary":
+            raise RequestError(
+                f"the ids of {key.name} are not listed in the model ({key.column.encoding['type']}); name the items "
+                "with --items"
+            )
+        values = key.values.cast(pa.large_string())
+        side = self.sides.item.features
+        rows = side.encode_columns({key.name: values}, np.arange(len(values)), labelled=False)
+        return Catalogue(rows, values, {name: at for at, name in enumerate(values.to_pylist())})
+
+    def _places_of(self, catalogue: Catalogue) -> NDArray[np.int64]:
+        """Position in a catalogue of every id of the table, int64 [rows]; -1 for others."""
+        side = self.sides.item.features
+        column = next(field.start for field in side.fields if field.name == self.key.name)
+        places = np.full(self.key.rows, -1, np.int64)
+        places[catalogue.rows.ids[:, column]] = np.arange(len(catalogue))
+        places[[0, self.sequence.last]] = -1
+        return places
+
+    def history_places(self, rows: Rows, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Finds the items of histories in a catalogue.
+
+        Args:
+            rows: Encoded rows.
+            places: Position of every id, int64 [rows of the table].
+
+        Returns:
+            Positions, -1 for what is no item of the catalogue, int64 [n, places of a sequence].
+        """
+        start = self.sequence.start
+        return np.asarray(places[rows.ids[:, start : start + self.sequence.width]])
+
+    def best(
+        self, rows: Rows, index: ItemIndex | FaissIndex, top: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """See `TwoTowerPipeline.best`; items of the history are left out."""
+        seen = self.history_places(rows, self._places)
+        size = len(np.unique(self._places[self._places >= 0]))
+        best, scores = index.top(self.vectors(rows, "user"), min(top + seen.shape[1], size))
+        old = (best[:, :, None] == seen[:, None]).any(2)
+        order = np.argsort(old, axis=1, kind="stable")[:, :top]
+        left = np.take_along_axis(old, order, 1)
+        best = np.where(left, -1, np.take_along_axis(best, order, 1))
+        return best, np.where(left, np.float32(-np.inf), np.take_along_axis(scores, order, 1))
+
+    def ranks(self, data: Any, on_error: str = "raise") -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
+        """Ranks the item of every clicked row among all known items but those of its history.
+
+        Args:
+            data: Labelled rows.
+            on_error: "raise", or "skip" to leave out faulty rows.
+
+        Returns:
+            Ranks from 1 on, int64 [n], rows with an unknown item left out, equal scores ranked before; and the rows'
+            weights.
+
+        Raises:
+            RequestError: No clicked row has a known item.
+        """
+        catalogue = self.known_items
+        places, items = self._places_of(catalogue), self.item_vectors(catalogue)
+        items = quantized(items).astype(np.float32) if self.precision == "int8" else items
+        ranks: list[NDArray[np.int64]] = []
+        weights: list[NDArray[np.float32]] = []
+        for batch in self.rows(data, on_error, labelled=True, batch_rows=BLOCK):
+            own = places[batch.ids[:, self.key.start]]
+            chosen = np.flatnonzero((batch.labels == 1) & (own >= 0))
+            if not len(chosen):
+                continue
+            rows, own = batch[chosen], own[chosen, None]
+            users = self.vectors(rows, "user")
+            users = quantized(users).astype(np.float32) if self.precision == "int8" else users
+            scores = users @ items.T
+            mine = np.take_along_axis(scores, own, 1)
+            seen = self.history_places(rows, places)
+            np.put_along_axis(scores, np.where(seen < 0, own, seen), -np.inf, 1)
+            np.put_along_axis(scores, own, -np.inf, 1)
+            ranks.append(1 + (scores >= mine).sum(1))
+            weights.append(rows.weights)
+        if not ranks:
+            raise RequestError("found no clicked row with an item that the model knows, expected some to rank")
+        return np.concatenate(ranks), metrics.unless_ones(np.concatenate(weights))
+
+    def rank_columns(
+        self,
+        user: Any,
+        items: Any,
+        top: int | None = None,
+        *,
+        ids: Iterable[Any] | None = None,
+        exclude: Any = (),
+        by: str | None = None,
+    ) -> dict[str, Any]:
+        """Ranks items by their cosine with the history, which is encoded once; see `LogPipeline.rank_columns`.
+
+        Items of the history are left out of a catalogue.
+
+        Args:
+            user: {column: value} with the history.
+            items: Source with the items' columns, or a catalogue.
+            top: Number of items to return; None for all.
+            ids: Ids of the items of a catalogue to rank; None for all of them.
+            exclude: Ids of items that are not returned.
+            by: Not supported: there is one score.
+
+        Returns:
+            {"row", "item", "probability": logistic function of the cosine, float32 [n]}.
+
+        Raises:
+            RequestError: See `LogPipeline.rank_columns`.
+        """
+        if by is not None:
+            raise RequestError(f"found by {by!r}, expected none: next items have one score")
+        top = None if top is None else whole_number("top", top)
+        catalogue = items if isinstance(items, Catalogue) else self.catalogue(items, distinct=False)
+        if ids is not None and catalogue is not items:
+            raise RequestError("found ids and items, expected ids of a catalogue")
+        rows = self.sides.join(self.sides.read_user(user), catalogue.rows[:1])
+        vector = np.asarray(self.predict(rows)["user"])
+        codes, (slope, bias) = self._codes(catalogue)
+        scores = (codes @ quantized(vector)[0].astype(np.float32)) / np.float32(127 * 127)
+        positions = np.arange(len(catalogue)) if ids is None else catalogue.find(ids)
+        left = catalogue.without(exclude, positions)
+        positions = positions if left is None else left
+        if catalogue is items:
+            start = self.sequence.start
+            seen = self._places_of(catalogue)[rows["ids"][0, start : start + self.sequence.width]]
+            positions = positions[~np.isin(positions, seen)]
+        order = np.argsort(-scores[positions], kind="stable")[:top]
+        chosen = positions[order]
+        names = catalogue.ids(chosen)
+        probability = (1 / (1 + np.exp(-(slope * scores[chosen] + bias)))).astype(np.float32)
+        return {"row": chosen, **({} if names is None else {"item": names}), "probability": probability}
+
+    def _codes(self, catalogue: Catalogue) -> tuple[NDArray[np.float32], tuple[float, float]]:
+        """Codes of the items' embeddings, kept for the last catalogue, and (slope, bias) of the logit by the cosine."""
+        if self._coded[0] is not catalogue:
+            codes = quantized(self.item_vectors(catalogue)).astype(np.float32)
+            known = self.known_items if self.key.column.encoding["type"] == "vocabulary" else catalogue
+            out = self.predict(self.sides.join(self.sides.absent_user, known.rows[:BLOCK]))
+            cosine = (out["user"] * out["item"]).sum(1, dtype=np.float64)
+            p = out["probability"].ravel().astype(np.float64)
+            alike = len(p) < 2 or np.ptp(cosine) < 1e-6
+            line = (1.0, 0.0) if alike else np.polyfit(cosine, np.log(p / (1 - p)), 1)
+            self._coded = catalogue, (codes, (float(line[0]), float(line[1])))
+        return self._coded[1]
+
+    _coded: tuple[Catalogue | None, tuple[Any, tuple[float, float]]] = (None, (None, (1.0, 0.0)))
+    _places: NDArray[np.int64] = np.zeros(0, np.int64)
