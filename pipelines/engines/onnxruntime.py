@@ -36,6 +36,7 @@ class OnnxRuntimeSession(Asynchronous):
         path: ONNX file.
         threads: Intra-op threads.
         model: Serialized model to open instead of the file, which then only serves as its name.
+        optimize: Whether the graph is optimized; None for the class's default.
 
     Raises:
         RequestError: ONNX Runtime refuses the model, or an input has a type that numpy does not have.
@@ -44,8 +45,10 @@ class OnnxRuntimeSession(Asynchronous):
     engine = "onnxruntime"
     optimize = True
 
-    def __init__(self, path: Path, threads: int, model: bytes | None = None) -> None:
+    def __init__(self, path: Path, threads: int, model: bytes | None = None, *, optimize: bool | None = None) -> None:
         self.path, self.threads = path, threads
+        if optimize is not None:
+            self.optimize = optimize
         self._model: str | bytes = model if model is not None else str(path)
         self._session = self._open()
         for each in self._session.get_inputs():

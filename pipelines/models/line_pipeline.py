@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pipelines.core import machine
+from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
+from pipelines.engines.agreement import WrongResultsError
+from pipelines.engines.native.held import Subject, hold
 from pipelines.engines.session import BF16
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import program_file
@@ -34,10 +37,11 @@ class LinePipeline(Pipeline, Generic[Native]):
 
     MAX_WARNINGS: ClassVar[int] = 20
     _native: Native | None
+    _subject: Subject | None = None  # that the native code is to be held to, until it is
 
     def _open(self, engine: str, model: Path | None) -> None:
         """Opens the native code; a stock engine if it is asked for, or if the graph has no native form."""
-        self._native = None
+        self._native, self._requested = None, engine
         self._engine = engine if engine != "auto" else "openvino" if self.precision == BF16 else "onnxruntime"
         if engine == "native" or (engine == "auto" and self.precision == "int8" and model is None and extension.isas()):
             try:
@@ -61,6 +65,28 @@ class LinePipeline(Pipeline, Generic[Native]):
     @abc.abstractmethod
     def _open_stock(self, model: Path | None) -> None:
         """Opens the sessions of the stock engine `_engine` for `model`, or for the folder's files if it is None."""
+
+    def _hold(self, example: Callable[[], Batch]) -> None:
+        """Holds the native code to ONNX Runtime once; for the engine "auto", another engine follows if it is wrong.
+
+        Args:
+            example: Makes an example batch.
+
+        Raises:
+            WrongResultsError: The native code is wrong, and was asked for.
+        """
+        subject, self._subject = self._subject, None
+        if subject is None:
+            return
+        try:
+            hold(subject, example())
+        except WrongResultsError as error:
+            if self._requested == "native":
+                self._subject = subject
+                raise
+            logger.warning("%s", str(error).replace("; use onnxruntime", "; falling back to onnxruntime"))
+            self._native, self._engine = None, "onnxruntime"
+            self._open_stock(None)
 
     def _program(self, store: Callable[[Path, Path], object]) -> Path:
         """Returns the path of the folder's native program; it is made if missing.

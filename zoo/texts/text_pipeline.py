@@ -20,7 +20,7 @@ from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.engines import catalog
-from pipelines.engines.native.held import Subject, hold
+from pipelines.engines.native.held import Subject
 from pipelines.engines.native.texts import NativeTexts, store, unheld
 from pipelines.engines.session import Session
 from pipelines.models.folder import ModelFolder
@@ -77,7 +77,6 @@ class TextPipeline(LinePipeline[NativeTexts]):
     INVALID: ClassVar[float] = 0.0
     MAX_WARNINGS: ClassVar[int] = 5
     columns: Sequence[str] = ()
-    _subject: Subject | None = None  # that the native code is to be held to
 
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
         features = folder.preprocessing
@@ -315,9 +314,8 @@ class TextPipeline(LinePipeline[NativeTexts]):
             float32 [n, width], or [n, labels].
         """
         if self._native is not None:
-            if self._subject is not None:
-                hold(self._subject, tokens.first(EXAMPLE).padded(self.config.inputs))
-                self._subject = None
+            self._hold(lambda: tokens.first(EXAMPLE).padded(self.config.inputs))
+        if self._native is not None:
             return self._native.compute(tokens.ids, tokens.types, tokens.lengths)
         lengths, ends = tokens.lengths, np.cumsum(tokens.lengths)
         results = np.zeros((len(lengths), self.config.output_size), np.float32)

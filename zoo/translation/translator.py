@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 from pipelines.core import machine
 from pipelines.core.batches import Batch, whole_number
 from pipelines.core.errors import RequestError
+from pipelines.engines.native import translation_check as check
+from pipelines.engines.native.held import Subject
 from pipelines.engines.native.translation import NativeTranslator, TranslationStream, store
 from pipelines.engines.session import Session
 from pipelines.kernels import extension
 from pipelines.models.folder import ModelFolder
 from pipelines.models.line_pipeline import LinePipeline
 from pipelines.models.pipeline import PRECISIONS
+from zoo.translation.data.lines import EXAMPLES
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, UNKNOWN, Tokens, batch_by_tokens, pad
 from zoo.translation.data.vocabularies import open_vocabulary
 from zoo.translation.search.beam_search import (
@@ -42,6 +45,7 @@ if TYPE_CHECKING:  # onnx, which the native engine does not need
 
 MEAN_TOKENS = 32  # a padded batch has at most MEAN_TOKENS * batch_size tokens
 MAX_SLOTS = 65536  # maximum batch of the native translator
+HELD_SENTENCES, LONGEST = 3, 96  # of the example that native code is held to ONNX Runtime on: sentences, tokens
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +87,8 @@ class Translator(LinePipeline[NativeTranslator]):
             self.shortlist = Shortlist.from_bytes(folder.verify(name).read_bytes())
             if self._native is not None and self.shortlist.first:
                 self._native.share_words(self.shortlist.common_tokens.astype(np.int32))
+        if self._subject is not None:
+            self._hold(self._held_example)
         self.positions = (folder.preprocessing.get("form", {}).get("positions") or [POSITIONS])[-1]
 
     def _open_stock(self, model: Path | None) -> None:
@@ -114,7 +120,25 @@ class Translator(LinePipeline[NativeTranslator]):
         """Opens the native translator. Raises RequestError for an unsupported or float graph."""
         if model is not None and not is_int8(model):
             raise RequestError(f"the native kernels compute int8, and {model.name} is float")
-        return NativeTranslator(model or self._program(store), self.threads)
+        path = model or self._program(store)
+        if model is None:
+            reference = self.folder.path / PRECISIONS[self.precision]
+            tokens = (START, END, PAD)
+            self._subject = Subject(
+                check.unheld, path, reference, self.threads, tokens, check.expected, check.TOLERANCE
+            )
+        return NativeTranslator(path, self.threads)
+
+    def _held_example(self) -> Batch:
+        """Returns sentences that native code is held to ONNX Runtime on, with their shortlists."""
+        longest = min(self.max_length, LONGEST)
+        batch = check.example(self.vocabulary.encode(list(EXAMPLES[:HELD_SENTENCES])), longest, PAD)
+        if self.shortlist is not None:
+            words = np.zeros((len(batch["source"]), len(self.shortlist.order)), bool)
+            for row, source in zip(words, batch["source"], strict=True):
+                row[self.shortlist.allowed(source[source != PAD].tolist())] = True
+            batch = {**batch, "words": words}
+        return batch
 
     @property
     def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:

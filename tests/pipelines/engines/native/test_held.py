@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from helpers.rewriting import model
 
@@ -12,10 +14,12 @@ import zoo
 from pipelines.core import settings
 from pipelines.core.errors import ZooError
 from pipelines.engines import agreement, catalog, timing
-from pipelines.engines.native import held, images, recommenders
+from pipelines.engines.native import held, images, recommenders, translation, translation_check
 from pipelines.engines.openvino import child
 from pipelines.graph import io
 from pipelines.kernels import extension
+from pipelines.models import line_pipeline
+from zoo.translation.data.parallel_text import END, PAD, START
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels: {extension.missing()}")
 INT8 = Path(zoo.__file__).parent / "weights" / "mobilenet-v1-cifar10" / "int8.onnx"
@@ -110,3 +114,44 @@ def test_recommenders_and_texts_are_held(monkeypatch):
     monkeypatch.undo()
     result = held.check(checked[0], ctr.preprocess(ctr.example(3)))
     assert result["difference"] < 0.01 and result["sizes"] == [3, 1, 2, 8, 128]
+
+
+@pytest.fixture(scope="module")
+def student(tmp_path_factory):
+    """A translation model, and its native program with columns of the output layer exchanged."""
+    path = Path(zoo.__file__).parent / "weights" / "multi30k-en-de-student" / "int8.onnx"
+    found = io.load(path)
+    weight = next(value for value in found.graph.initializers.values() if value.shape == (256, 8000))
+    weight.const_value = ir.tensor(np.roll(weight.const_value.numpy(), 16, axis=1), name=weight.name)
+    program = tmp_path_factory.mktemp("wrong") / "int8.native.zoo"
+    translation.store(io.save(found, program.with_name("int8.onnx")), program)
+    return path, program
+
+
+def test_translations_are_held_short_and_long_alone_and_in_batches(student):
+    sources = [np.arange(10, 10 + size) for size in (5, 9, 7)]
+    batch = translation_check.example(sources, 40, PAD)
+    assert (batch["source"] != PAD).sum(axis=1).tolist() == [40, 2, 5, 9, 7]
+    batch["words"] = np.zeros((5, 8000), bool)
+    batch["words"][:, :400] = True
+    path, wrong = student
+    tokens = (START, END, PAD)
+    for few in ({"source": batch["source"]}, batch):  # of all tokens, and of shortlists
+        subject = held.Subject(translation_check.unheld, path, path, 1, tokens, translation_check.expected)
+        result = held.check(subject, few)
+        assert result["difference"] < translation_check.TOLERANCE / 10 and result["sizes"][0] == 5
+        result = held.check(dataclasses.replace(subject, path=wrong), few)
+        assert result["difference"] > translation_check.TOLERANCE * 10
+
+
+def test_a_wrong_translator_is_refused_and_auto_takes_another_engine(student, monkeypatch, caplog):
+    monkeypatch.setattr(line_pipeline.LinePipeline, "_program", lambda self, store: student[1])
+    fault = r"the native kernels do not compute .*int8.native.zoo correctly on this machine \(with a batch of \d+, .*\)"
+    for _ in range(2):  # found, and remembered
+        with pytest.raises(agreement.WrongResultsError, match=rf"^{fault}; use onnxruntime$"):
+            zoo.pipeline("multi30k-en-de-student", engine="native")
+        monkeypatch.setattr(held, "_FAULTS", {})
+        monkeypatch.setattr(child, "probe", lambda request: pytest.fail("checked again"))
+    pipe = zoo.pipeline("multi30k-en-de-student")
+    assert pipe.engine == "onnxruntime" and re.fullmatch(rf"{fault}; falling back to onnxruntime", caplog.messages[-1])
+    assert pipe(["A man rides a bike."])[0]["translation"] == "Ein Mann fährt Fahrrad."
