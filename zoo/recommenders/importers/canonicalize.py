@@ -54,8 +54,8 @@ class Rewriter(Writer):
         self._softmaxes: set[Base] = set()
         self.layouts: dict[ir.Value, Layout | Array | None] = {}  # None: sizes, which differ from batch to batch
 
-    def rewrite(self, output: ir.Value) -> ir.Model:
-        """Rewrites the graph up to the result `output`; the new output is `probability`, float32 [batch, 1].
+    def rewrite(self, outputs: Sequence[ir.Value], names: Sequence[str] = ("probability",)) -> ir.Model:
+        """Rewrites the graph up to its results; their columns are the outputs `names`, float32 [batch, 1] each.
 
         Raises:
             RequestError: A value has no layout.
@@ -79,14 +79,18 @@ class Rewriter(Writer):
             self.layouts[value] = Layout(entries)
         for node in self.old.graph:
             self._follow(node)
-        layout = self.layouts.get(output)
-        if not isinstance(layout, Layout) or layout.batch or layout.entries.size != 1:
-            raise RequestError(f"its result {output.name} is not one number a row")
-        value = self.written(layout.entries.reshape(1))
-        if value.producer() is None:
-            value = self.node("Identity", [value], "probability")
-        value.name, value.shape = "probability", ir.Shape(["batch", 1])
-        self.main.outputs.append(value)
+        layouts = [self.layouts.get(output) for output in outputs]
+        columns = [each for x in layouts if isinstance(x, Layout) and not x.batch for each in x.entries.ravel()]
+        if not all(isinstance(x, Layout) for x in layouts) or len(columns) != len(names):
+            raise RequestError(
+                f"its results {', '.join(str(x.name) for x in outputs)} are no {len(names)} numbers a row"
+            )
+        for name, entry in zip(names, columns, strict=True):
+            value = self.written(np.array([entry]))
+            if value.producer() is None or value in self.main.outputs:
+                value = self.node("Identity", [value], name)
+            value.name, value.shape = name, ir.Shape(["batch", 1])
+            self.main.outputs.append(value)
         written = ir.Model(self.main, ir_version=9)
         infer_shapes(written)
         return written
@@ -474,24 +478,19 @@ class Rewriter(Writer):
         flat = moved.reshape(-1, moved.shape[-1])
         bases = self.bases_of(flat)
         if len(flat) == 1 and all(base.size == 1 for base in bases):  # scalars, each a lookup of its own
-            return (
-                self.base((1,), lambda: self.node("Sum", [self.written(each.reshape(1)) for each in flat[0]], "sum"))
-                .entries()
-                .reshape(shape)
-            )
+            total = self.base((1,), lambda: self.node("Sum", [self.written(x.reshape(1)) for x in flat[0]], "sum"))
+            return total.entries().reshape(shape)
         single = [self.of(row[0]) for row in flat]
         if all(
             each.table is not None and np.array_equal(row, each.entries().ravel())
             for row, each in zip(flat, single, strict=True)
         ):
-            entries = [self._row_sum(each).first for each in single]
-            return np.array(entries).reshape(shape)
+            return np.array([self._row_sum(each).first for each in single]).reshape(shape)
 
         def make() -> ir.Value:
             if len(flat) == 1:
-                return self.node(
-                    "ReduceSum", [self.written(flat[0]), self.weight(np.array([1]), "axis")], "sum", keepdims=1
-                )
+                axis = self.weight(np.array([1]), "axis")
+                return self.node("ReduceSum", [self.written(flat[0]), axis], "sum", keepdims=1)
             first = axes[0] < min(each for each in kept if x.shape[each] > 1)  # over the vectors of a stack, or in each
             stack = np.ascontiguousarray(flat.T) if first else flat
             axis = self.weight(np.array([1 if first else 2]), "axis")

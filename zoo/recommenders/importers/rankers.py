@@ -34,32 +34,13 @@ from zoo.recommenders.data.schema import Column, Schema
 from zoo.recommenders.data.schema_inference import load_schema
 from zoo.recommenders.importers.canonicalize import RUNS, Rewriter
 from zoo.recommenders.importers.expert_layers import MergeExperts
+from zoo.recommenders.importers.families import GENERIC, family_of
 from zoo.recommenders.importers.inputs import Array, InputSource, input_arrays, known_ids
-from zoo.recommenders.lowering.algebra import subexpressions
-from zoo.recommenders.lowering.expressions import (
-    Crossed,
-    Dots,
-    Expression,
-    Factorization,
-    FloatVector,
-    L2Normalized,
-    Linear,
-    Numbers,
-    Product,
-    Total,
-    parts_of,
-)
-from zoo.recommenders.lowering.expressions import Field as Lookup
-from zoo.recommenders.lowering.graph_reader import GraphReader
 
 RANKER = "ranker.onnx"
-GENERIC = "ranker"
+PROBABILITY = "probability"  # the output of one label; of several, those of this prefix
 CALIBRATION_ROWS = 4096
 TOLERANCE = 1e-6  # of probabilities
-FAMILY_OPERATORS = {  # the operators of the families
-    *("Gather", "Slice", "Concat", "Reshape", "Gemm", "MatMul", "Add", "Sum", "Relu", "Mul", "Sub", "ReduceSum"),
-    *("ReduceMax", "Sigmoid", "Max", "Sqrt", "Div", "Transpose", "Identity", "PRelu", "LeakyRelu", "Tanh", "Softmax"),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +83,8 @@ def read(
         schema: Schema file.
         columns: Columns of the graph's inputs in order, or of its one matrix; None: inputs are found by name, and a
             matrix has the order of the schema.
-        output_node: Name of the probability, for graphs with several outputs.
+        output_node: Name of the probability, for graphs with more outputs than the schema has labels; or one name for
+            each label, separated by commas, in the order of the labels.
         on_error: "raise", or "skip" to leave out faulty rows.
 
     Returns:
@@ -113,13 +95,14 @@ def read(
     """
     model = io.load(path)
     driver.rewrite(model, [FoldConstants(), RemoveDeadBranches()])
-    output = _output(model, output_node, path)
-    del model.graph.outputs[:]
-    model.graph.outputs.append(output)
     lists = load_schema(schema, data, on_error)
+    outputs = _outputs(model, output_node, lists.labels, path)
+    del model.graph.outputs[:]
+    model.graph.outputs.extend(outputs)
     given = _used(lists, _chosen(model, lists, columns, path))
     features = Features(replace(given, columns=tuple(_mean(column) for column in given.columns)))
-    ranker = _written(model, output, features, columns, _first_rows(data, features, on_error), path)
+    ranker = _written(model, features, columns, _first_rows(data, features, on_error), path)
+    features = ranker.features if len(ranker.features.schema.labels) < len(lists.labels) else features
     pools = {
         name: "max" if ranker.pools.get(name) == {"max"} else "sum" for name in _unread_scales(ranker.model, features)
     }
@@ -127,7 +110,7 @@ def read(
         schema_ = features.schema
         pooled = (replace(column, pooling=pools.get(column.name, column.pooling)) for column in schema_.columns)
         features = Features(replace(schema_, columns=tuple(pooled)))
-        ranker = _written(model, output, features, columns, _first_rows(data, features, on_error), path)
+        ranker = _written(model, features, columns, _first_rows(data, features, on_error), path)
     known = np.ones(len(next(iter(ranker.calibration.values()))), bool)
     for log_field in ranker.features.fields:
         if log_field.column.pooling == "max":
@@ -189,14 +172,39 @@ def from_onnx(
     return family, details, (CardFile.of(made),)
 
 
-def _output(model: ir.Model, name: str | None, path: str | Path) -> ir.Value:
+def _outputs(model: ir.Model, names: str | None, labels: Sequence[str], path: str | Path) -> list[ir.Value]:
+    """Returns the outputs with the probabilities of the labels, in the order of the labels."""
     outputs = {str(output.name): output for output in model.graph.outputs}
-    if name is None and len(outputs) == 1:
-        return next(iter(outputs.values()))
-    if name not in outputs:
-        found_outputs = f"found no result {name}" if name else f"found {len(outputs)} results"
-        raise RequestError(f"{path}: {found_outputs}, expected one of {', '.join(outputs)}; name it with --output-node")
-    return outputs[name]
+    chosen = list(outputs) if names is None else [name.strip() for name in names.split(",")]
+    if names is None and len(labels) == len(outputs) > 1:
+        of_labels = [
+            next((name for name in outputs if name in (label, f"{PROBABILITY}_{label}")), "") for label in labels
+        ]
+        chosen = of_labels if all(of_labels) else chosen  # else they are in the order of the labels
+    elif names is None and len(outputs) > 1:
+        raise RequestError(
+            f"{path}: found {len(outputs)} results, expected one of {', '.join(outputs)}; name it with --output-node, "
+            f'or give the schema {len(outputs)} columns of "kind": "label"'
+        )
+    if lost := [name for name in chosen if name not in outputs]:
+        raise RequestError(
+            f"{path}: found no result {lost[0]}, expected one of {', '.join(outputs)}; name it with --output-node"
+        )
+    return [outputs[name] for name in chosen]
+
+
+def _labels(schema: Schema, outputs: Sequence[ir.Value], count: int, path: str | Path) -> tuple[str, ...]:
+    """Returns the labels of `count` probabilities; raises RequestError if the schema has another number."""
+    labels = schema.labels
+    if count == 1:  # of several labels the one of that name, or the first
+        return tuple(label for label in labels if outputs[0].name in (label, f"{PROBABILITY}_{label}")) or labels[:1]
+    if count != len(labels):
+        shown = f" ({', '.join(labels)})" if labels else ""
+        raise RequestError(
+            f"{path}: its results have {count} columns, expected a probability a row for each of the {len(labels)} "
+            f"labels of the schema{shown}"
+        )
+    return labels
 
 
 def _mean(column: Column) -> Column:
@@ -296,7 +304,6 @@ def _first_rows(data: Any, features: Features, on_error: str) -> dict[str, Array
 
 def _written(
     model: ir.Model,
-    output: ir.Value,
     features: Features,
     columns: Sequence[str] | None,
     rows: dict[str, Array],
@@ -304,14 +311,25 @@ def _written(
 ) -> Ranker:
     """Rewrites the graph in the form of a family, or wraps it unchanged; compares the result with the export."""
     sources = _input_sources(model, features, _chosen(model, features.schema, columns, path), path)
+    outputs = list(model.graph.outputs)
     try:
-        (truth,) = reference_session.run(
+        results = reference_session.run(
             reference_session.session(model, "reading it needs"), input_arrays(sources, rows, features), "ids"
         )
     except RequestError as error:
         raise RequestError(f"{path} cannot score the rows, as the schema encodes them: {one_line(error)}") from error
-    if truth.size != len(truth):
-        raise RequestError(f"{path}: its result {output.name} is {list(truth.shape)}, expected a probability a row")
+    count = len(next(iter(rows.values())))
+    for output, result in zip(outputs, results, strict=True):
+        if result.size % count or (len(features.schema.labels) < 2 and result.size != count):
+            raise RequestError(
+                f"{path}: its result {output.name} is {list(result.shape)}, expected a probability a row"
+            )
+    truth = np.concatenate([result.reshape(count, -1) for result in results], axis=1)
+    labels = _labels(features.schema, outputs, truth.shape[1], path)
+    names = [PROBABILITY] if truth.shape[1] == 1 else [f"{PROBABILITY}_{label}" for label in labels]
+    if labels != features.schema.labels:
+        chosen = tuple(each for each in features.schema.columns if each.kind != "label" or each.name in labels)
+        features = Features(replace(features.schema, columns=chosen))
     known = truth[np.isfinite(truth)]
     if not known.size or known.min() < 0 or known.max() > 1:
         reach = f"from {known.min():.3g} to {known.max():.3g}" if known.size else "not finite"
@@ -320,7 +338,7 @@ def _written(
     why = ""
     try:
         rewriter = Rewriter(model, features, sources, few)
-        made = rewriter.rewrite(output)
+        made = rewriter.rewrite(outputs, names)
         driver.rewrite(made, [FoldConstants(), FoldBatchNorm(), FuseLinear(), MergeExperts()])
         difference = _difference(made, rows, truth)
         if difference > TOLERANCE:
@@ -330,7 +348,7 @@ def _written(
             raise RequestError(f"{path}: {error}") from error
         why = str(error)
     if why:
-        made = _wrapped(model, features, sources, output)
+        made = _wrapped(model, features, sources, names)
         difference = _difference(made, rows, truth)
         return Ranker(made, features, GENERIC, f"mapped as any graph: {why}", rows, difference)
     family, reason, features = family_of(made, features)
@@ -340,8 +358,9 @@ def _written(
 def _difference(model: ir.Model, rows: dict[str, Array], truth: Array) -> float:
     expected = {str(source.name) for source in model.graph.inputs}
     opened = reference_session.session(model, "reading it needs")
-    (probabilities,) = reference_session.run(opened, {name: x for name, x in rows.items() if name in expected})
-    return float(np.nanmax(np.abs(probabilities.ravel() - truth.ravel())))
+    columns = reference_session.run(opened, {name: x for name, x in rows.items() if name in expected})
+    probabilities = np.concatenate([column.reshape(len(truth), -1) for column in columns], axis=1)
+    return float(np.nanmax(np.abs(probabilities - truth)))
 
 
 def _unread_scales(model: ir.Model, features: Features) -> set[str]:
@@ -355,13 +374,16 @@ def _unread_scales(model: ir.Model, features: Features) -> set[str]:
     return {field.name for field in features.fields if field.scale >= 0 and field.scale not in read}
 
 
-def _wrapped(model: ir.Model, features: Features, sources: dict[str, InputSource], output: ir.Value) -> ir.Model:
-    """Returns the original graph, with operators that compute its inputs from those of the features."""
+def _wrapped(model: ir.Model, features: Features, sources: dict[str, InputSource], names: Sequence[str]) -> ir.Model:
+    """Returns the original graph, with operators that compute its inputs from those of the features.
+
+    Its outputs, or their columns, become outputs of these names.
+    """
     made = model.clone()
     main, taken = made.graph, query.used_names(made.graph)
     old = list(main.inputs)
     for value in (*(each for node in main for each in node.outputs), *main.initializers.values()):
-        if value.name in ("ids", "numbers", "scales", "probability"):
+        if value.name in ("ids", "numbers", "scales", *names):
             value.name = edit.unique(f"{value.name}.old", taken)
     for value in old:
         value.name = edit.unique(f"{value.name}.old", taken)
@@ -394,107 +416,23 @@ def _wrapped(model: ir.Model, features: Features, sources: dict[str, InputSource
         value.replace_all_uses_with(joined)
     main.insert_before(main[0], nodes)
     main.inputs[:] = list(new.values())
-    result = main.outputs[0]
     column = edit.initializer(main, "probability.shape", np.array([-1, 1]), taken)
-    last = edit.node("Reshape", [result, column], "probability", dtype=ir.DataType.FLOAT)
-    last.outputs[0].shape = ir.Shape(["batch", 1])
-    main.append(last)
-    main.outputs[:] = [last.outputs[0]]
+    results: list[ir.Value | None] = list(main.outputs)
+    if len(results) < len(names):  # one result of several columns
+        flat = edit.initializer(main, "probability.columns", np.array([-1, len(names)]), taken)
+        options: dict[str, Any] = {"dtype": ir.DataType.FLOAT, "taken": taken}
+        matrix = edit.node("Reshape", [results[0], flat], "probability.matrix", **options)
+        columns = [edit.initializer(main, "probability.column", np.array([at]), taken) for at in range(len(names))]
+        picked = [edit.node("Gather", [matrix.outputs[0], x], "probability.part", axis=1, **options) for x in columns]
+        main.extend([matrix, *picked])
+        results = [each.outputs[0] for each in picked]
+    last = [
+        edit.node("Reshape", [result, column], name, dtype=ir.DataType.FLOAT)
+        for result, name in zip(results, names, strict=True)
+    ]
+    for each in last:
+        each.outputs[0].shape = ir.Shape(["batch", 1])
+    main.extend(last)
+    main.outputs[:] = [each.outputs[0] for each in last]
     infer_shapes(made)
     return made
-
-
-# ------------------------------------------------------------------------------------------------------------ families
-
-
-def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
-    """Determines the family of a graph from its structure.
-
-    Adds the outputs and names of the family to the graph, in place.
-
-    Args:
-        model: Rewritten graph.
-        features: Encoding of the rows.
-
-    Returns:
-        (family, reason, features with towers); the family is `GENERIC` if no family matches.
-    """
-    strange = sorted({node.op_type for node in model.graph} - FAMILY_OPERATORS)
-    if strange:
-        many = "s" * (len(strange) > 1)
-        return GENERIC, f"mapped as any graph: no family here has the operator{many} {', '.join(strange)}", features
-    reader = GraphReader()
-    try:
-        infer_shapes(model)
-        result = reader.read(model.graph.outputs[0])
-    except RequestError as error:
-        return GENERIC, f"mapped as any graph: {error}", features
-    by_type = {type(expression): expression for expression in subexpressions(result)}
-    terms = [term for term, _ in result.terms] if isinstance(result, Total) else []
-    deep = [
-        any(
-            isinstance(expression, FloatVector) or (isinstance(expression, Linear) and expression.relu)
-            for expression in subexpressions(term)
-        )
-        for term in terms
-    ]
-    if isinstance(product := by_type.get(Product), Product):
-        if isinstance(product.x, L2Normalized) and isinstance(product.y, L2Normalized):
-            features = _with_towers(model, features, reader, [product.x, product.y])
-            return "two-tower", "its result is the dot product of two networks that read different columns", features
-    elif Dots in by_type:
-        return "dlrm", "its embeddings are multiplied with each other, every one with every other", features
-    elif Crossed in by_type:
-        _name_output(model, terms)
-        return "dcn-v2", "it has cross layers: x0 times a linear layer of x", features
-    elif Factorization in by_type:
-        return "deepfm", "it has a factorization machine: the square of a sum less the sum of squares", features
-    elif any(deep) and not all(deep):
-        return "wide-deep", "it has a linear part beside a network of embeddings", features
-    return (
-        GENERIC,
-        "mapped as any graph: it has no linear part, factorization machine, cross layers or dot products",
-        features,
-    )
-
-
-def _with_towers(model: ir.Model, features: Features, reader: GraphReader, sides: list[Expression]) -> Features:
-    """Adds the outputs `user` and `item` to the graph, and the towers of the columns to the features.
-
-    The item tower is the one with more columns that the schema assigns to items, else the second one.
-    """
-    names = {side: _columns_of(side, features) for side in sides}
-    known = {column.name for column in features.schema.columns if column.tower == "item"}
-    sides = sorted(sides, key=lambda side: len(names[side] & known))
-    towers: dict[str, str] = {}
-    for side, tower in zip(sides, ("user", "item"), strict=True):
-        value = reader.value_of(side)
-        value.name = tower
-        model.graph.outputs.append(value)
-        towers |= dict.fromkeys(names[side], tower)
-    columns = (replace(column, tower=towers.get(column.name, column.tower)) for column in features.schema.columns)
-    return Features(replace(features.schema, columns=tuple(columns)))
-
-
-def _columns_of(x: Expression, features: Features) -> set[str]:
-    """Returns the columns of the log that a value depends on."""
-    ids = {expression.column for expression in subexpressions(x) if isinstance(expression, Lookup)}
-    numbers = {
-        column for expression in subexpressions(x) if isinstance(expression, Numbers) for column in expression.columns
-    }
-    return {field.name for field in features.fields if field.start in ids} | {
-        each.name for at, each in enumerate(features.numbers) if at in numbers
-    }
-
-
-def _name_output(model: ir.Model, terms: Sequence[Expression]) -> None:
-    """Renames the layer with one output that reads the cross layers to the name in the family's recipe."""
-    values = {term.value for term in terms if isinstance(term, Linear) if any(map(_is_cross, parts_of(term.x)))}
-    for node in model.graph:
-        if node.op_type in ("Gemm", "MatMul") and node.outputs[0].name in values:
-            node.name = node.outputs[0].name = "cross_output"
-            return
-
-
-def _is_cross(x: Expression) -> bool:
-    return isinstance(x, Crossed)

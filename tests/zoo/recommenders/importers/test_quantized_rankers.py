@@ -9,6 +9,7 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
+import zoo
 from zoo.cli.app import cli
 
 ROWS = {"user": 60, "item": 40, "country": 8}
@@ -69,6 +70,29 @@ class Experts(nn.Module):
         return tuple(tower((gate(joined)[:, :, None] * experts).sum(1)).sigmoid() for gate, tower in pairs)
 
 
+class Squashed(nn.Module):
+    """Two labels by a network with operators that no family has."""
+
+    def __init__(self):
+        super().__init__()
+        self.fields, self.head = Fields(), nn.Linear(len(ROWS) * SIZE + len(NUMBERS), 2)
+
+    def forward(self, *columns):
+        both = self.head(torch.erf(self.fields(*columns)[1])).sigmoid()
+        return both[:, :1], both[:, 1:]
+
+
+class Joined(nn.Module):
+    """The results of a network as one, [n, labels]."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, *columns):
+        return torch.cat(self.network(*columns), 1)
+
+
 @pytest.fixture
 def log(rng, tmp_path):
     """Writes a log and its schema."""
@@ -107,3 +131,34 @@ def test_what_moves_and_how_fast_it_is_at_one_row_and_at_many(log, network, outp
     speeds = [summary[key][summary["engine"]] for key in ("speed", "speed_of_many")]
     if not summary["as_opened"]:  # it runs natively
         assert ("SLOWER THAN FLOAT" in done.stderr) is (max(speeds) < 0.95)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("network", [Experts, Squashed])
+def test_a_ranker_of_two_labels_is_served_from_raw_rows(log, network, joined):
+    torch.manual_seed(0)
+    names, outputs = [*ROWS, *NUMBERS], ["both"] if joined else ["purchase", "label"]
+    example = tuple(torch.zeros(2, dtype=torch.int64 if name in ROWS else torch.float32) for name in names)
+    axes = {name: {0: "batch"} for name in names + outputs}
+    options = {"input_names": names, "output_names": outputs, "dynamic_axes": axes, "opset_version": 17}
+    made = network()
+    torch.onnx.export((Joined(made) if joined else made).eval(), example, log / "ranker.onnx", dynamo=False, **options)
+    schema = json.loads((log / "schema.json").read_text())
+    schema["columns"].append({"name": "purchase", "kind": "label"})
+    (log / "schema.json").write_text(json.dumps(schema))
+    rows = [{**dict.fromkeys(ROWS, str(at)), "age": "0.5", "price": f"1.2{at}"} for at in range(1, 5)]
+    arrays = [torch.tensor([float(row[name]) for row in rows]) for name in names]
+    arrays = [x.long() if name in ROWS else x for name, x in zip(names, arrays, strict=True)]
+    with torch.no_grad():
+        first, second = (result.ravel().numpy() for result in made.eval()(*arrays))
+    expected = {"label": first if joined else second, "purchase": second if joined else first}
+    folder = log / "ranker"
+    zoo.freeze("ranker", from_onnx=log / "ranker.onnx", schema=log / "schema.json", data=log / "log.csv", output=folder)
+    structure = json.loads((folder / "card.json").read_text())["structure"]
+    assert structure["family"] == ("mmoe" if network is Experts else "ranker"), structure
+    for precision, tolerance in (("fp32", 2e-6), ("int8", 0.005)):
+        results = zoo.pipeline(folder, precision, "onnxruntime")(rows)
+        assert list(results[0]) == ["probability_label", "label", "probability_purchase", "purchase"]
+        for label, probabilities in expected.items():
+            found = [result[f"probability_{label}"] for result in results]
+            np.testing.assert_allclose(found, probabilities, atol=tolerance)

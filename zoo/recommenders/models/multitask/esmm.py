@@ -24,6 +24,8 @@ class ESMMConfig(TrainConfig):
     """Training settings of ESMM; `hidden` are the widths of the layers of every tower."""
 
     hidden: tuple[int, ...] = (128, 64)
+    dropout: float = 0.3
+    l2_embeddings: tuple[float, ...] = (10.0, 30.0)
 
 
 class ESMM(LazyModule):
