@@ -1,11 +1,12 @@
 """Make a click log with columns of its own, to try `zoo schema` and `zoo train` on: synthetic, free of any licence.
 
-    python scripts/synthesize_log.py log.csv [-n 20000] [--seed 0] [--users 500] [--items 200]
+    python scripts/synthesize_log.py log.csv [-n 20000] [--seed 0] [--users 500] [--items 200] [--bought]
 
 A shop's log in time order: clicked, timestamp, user_id, item_id, "price, EUR" (skewed, some missing), age, country
 (unicode, quotes), device, categories (a list, may be empty) and history (the user's last ten clicks, a list). Whether
 a user clicks depends on both, by hidden vectors, on the price, and on how the item's categories suit the user. The
-shop is the same for every seed: a model trained on the rows of one is tested on those of another.
+shop is the same for every seed: a model trained on the rows of one is tested on those of another. With --bought there
+is a second label: whether a click led to a purchase, as cheap items more often do.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ HISTORY = 10
 CHUNK = 100_000
 
 
-def chunks(count: int, seed: int = 0, users: int = 500, items: int = 200) -> Any:
-    """Yields Arrow tables of up to `CHUNK` rows, in order."""
+def chunks(count: int, seed: int = 0, users: int = 500, items: int = 200, bought: bool = False) -> Any:
+    """Yields Arrow tables of up to `CHUNK` rows, in order; with `bought`, with that label."""
+    buyers = np.random.default_rng([seed, 2])  # whose draws leave the other columns as they are
     random = np.random.default_rng(0)  # the shop, its users and items: the same for every seed
     size = 6
     user_vectors, item_vectors = random.normal(0, 0.8, (users, size)), random.normal(0, 0.8, (items, size))
@@ -57,9 +59,12 @@ def chunks(count: int, seed: int = 0, users: int = 500, items: int = 200) -> Any
             if click:
                 history[user].append(f"i{item}")
         known = random.random(n) > 0.03
+        likely = 1 / (1 + np.exp(2 * (np.log(price[i]) - 2.5)))
+        more = {"bought": (clicked == 1) & (buyers.random(n) < likely)} if bought else {}
         yield pa.table(
             {
                 "clicked": clicked,
+                **{name: column.astype(np.int64) for name, column in more.items()},
                 "timestamp": 1_700_000_000 + np.arange(start, start + n) * 7,
                 "user_id": pa.array([f"u{each}" for each in u.tolist()]),
                 "item_id": pa.array([f"i{each}" for each in i.tolist()]),
@@ -73,7 +78,7 @@ def chunks(count: int, seed: int = 0, users: int = 500, items: int = 200) -> Any
         )
 
 
-def write(path: Path, count: int, seed: int = 0, users: int = 500, items: int = 200) -> None:
+def write(path: Path, count: int, seed: int = 0, users: int = 500, items: int = 200, bought: bool = False) -> None:
     """Writes `count` rows as CSV, packed where the name ends in .gz."""
     with replacing(path) as temporary:
         sink = (
@@ -83,7 +88,7 @@ def write(path: Path, count: int, seed: int = 0, users: int = 500, items: int = 
         )
         with sink:
             writer = None
-            for table in chunks(count, seed, users, items):
+            for table in chunks(count, seed, users, items, bought):
                 writer = writer or pa.csv.CSVWriter(sink, table.schema)
                 writer.write(table)
             if writer is not None:
@@ -98,10 +103,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--users", type=int, default=500)
     parser.add_argument("--items", type=int, default=200)
+    parser.add_argument("--bought", action="store_true", help="a second label: whether the click led to a purchase")
     given = parser.parse_args()
     if min(given.rows, given.users, given.items) < 1:
         sys.exit("expected at least one row, one user and one item")
-    write(given.output, given.rows, given.seed, given.users, given.items)
+    write(given.output, given.rows, given.seed, given.users, given.items, given.bought)
 
 
 if __name__ == "__main__":

@@ -222,6 +222,7 @@ FOLDERS: Mapping[str, Callable[[Path], None]] = {
     "reliability": lambda folder: None,
     "run": run,
     "search-your-own-texts": search,
+    "sequences-and-labels": rank,
     "serve": serve,
     "smaller": smaller,
     "translate-with-a-model-you-have": translate,

@@ -56,18 +56,22 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
 
     report = api.evaluate(model, list(data), **options)
 
-    def show() -> None:
-        fp32, *others = report["metrics"]
-        a = report["metrics"][fp32]
+    def compared(part: Any, label: str) -> None:
+        fp32, *others = part["metrics"]
+        a = part["metrics"][fp32]
         for name in others:
-            b, compared = report["metrics"][name], report.get("others", {}).get(name, report)
-            difference, bounds = compared["difference"], compared.get("interval", {})
+            b, other = part["metrics"][name], part.get("others", {}).get(name, part)
+            difference, bounds = other["difference"], other.get("interval", {})
             rows = [
                 [key, f"{a[key]:.5f}", f"{b[key]:.5f}", f"{difference[key]:+.6f}", interval(bounds.get(key))]
                 for key in a
             ]
             rows += [[key, "", "", f"{value:.6f}", ""] for key, value in difference.items() if key not in a]
-            table([f"{report['samples']:,} samples", fp32, name, f"{name} - {fp32}", "95% interval"], rows)
+            table([f"{label}{part['samples']:,} samples", fp32, name, f"{name} - {fp32}", "95% interval"], rows)
+
+    def show() -> None:
+        for label, part in report.get("labels", {"": report}).items():
+            compared(part, f"{label}, " if label else "")
         if report.get("weighted"):
             click.echo("metrics weighted by the log's weight column")
         if kept := report.get("kept"):

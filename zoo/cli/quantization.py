@@ -107,7 +107,8 @@ def one_or_list(values: tuple[str, ...]) -> str | list[str] | None:
     "--output-node",
     default=None,
     metavar="NAME",
-    help="With --schema: name of the probability output, if the graph has several outputs.",
+    help="With --schema: name of the probability output, if the graph has several outputs; with several labels one "
+    "name for each, separated by commas.",
 )
 @click.option("--table", default=None, help="Existing calibration table.")
 @click.option("--keep-float", multiple=True, metavar="REGEX", help="Names of operators that stay float; repeatable.")

@@ -115,7 +115,7 @@ def finetune(
     default=None,
     metavar="RANKER",
     help="ONNX export of a ranker (torch-rechub, DeepCTR-Torch, FuxiCTR, ...); MODEL is its family: deepfm, "
-    "dcn-v2, dlrm, two-tower, wide-deep, or ranker for any.",
+    "dcn-v2, dlrm, two-tower, wide-deep, mmoe, ple, esmm, or ranker for any.",
 )
 @click.option("--schema", default=None, help="With --from-onnx: schema of the log (zoo schema).")
 @click.option(
@@ -133,7 +133,8 @@ def finetune(
     "--output-node",
     default=None,
     metavar="NAME",
-    help="With --from-...: name of the probability output, if there are several outputs.",
+    help="With --from-...: name of the probability output, if there are several outputs; with several labels one name "
+    "for each, separated by commas.",
 )
 @click.option(
     "--shortlist",

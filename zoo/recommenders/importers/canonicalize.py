@@ -55,7 +55,14 @@ class Rewriter(Writer):
         self.layouts: dict[ir.Value, Layout | Array | None] = {}  # None: sizes, which differ from batch to batch
 
     def rewrite(self, outputs: Sequence[ir.Value], names: Sequence[str] = ("probability",)) -> ir.Model:
-        """Rewrites the graph up to its results; their columns are the outputs `names`, float32 [batch, 1] each.
+        """Rewrites the graph up to its results; their columns are the new outputs, float32 [batch, 1] each.
+
+        Args:
+            outputs: Results of the graph.
+            names: Names of the new outputs, one for every column of the results.
+
+        Returns:
+            The new graph.
 
         Raises:
             RequestError: A value has no layout.
@@ -81,10 +88,9 @@ class Rewriter(Writer):
             self._follow(node)
         layouts = [self.layouts.get(output) for output in outputs]
         columns = [each for x in layouts if isinstance(x, Layout) and not x.batch for each in x.entries.ravel()]
+        shown = ", ".join(str(output.name) for output in outputs)
         if not all(isinstance(x, Layout) for x in layouts) or len(columns) != len(names):
-            raise RequestError(
-                f"its results {', '.join(str(x.name) for x in outputs)} are no {len(names)} numbers a row"
-            )
+            raise RequestError(f"its results {shown} are no {len(names)} numbers a row")
         for name, entry in zip(names, columns, strict=True):
             value = self.written(np.array([entry]))
             if value.producer() is None or value in self.main.outputs:
@@ -139,9 +145,8 @@ class Rewriter(Writer):
         """Returns the sizes of an imported value without the batch axis; raises RequestError if it is not the first."""
         a, b = (run[str(value.name)].shape for run in self.runs)
         if not a or (a[0], b[0]) != RUNS or a[1:] != b[1:]:
-            raise RequestError(
-                f"{value.name} is not of one shape a row: {list(a)} of {RUNS[0]}, {list(b)} of {RUNS[1]}"
-            )
+            shapes = f"{list(a)} of {RUNS[0]}, {list(b)} of {RUNS[1]}"
+            raise RequestError(f"{value.name} is not of one shape a row: {shapes}")
         return tuple(a[1:])
 
     def _laid_out(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | Layout | None:
@@ -192,10 +197,8 @@ class Rewriter(Writer):
         if any(each is None and value is not None for each, value in zip(known, node.inputs, strict=True)):
             raise RequestError(f"{query.label(node)} ({node.op_type}) computes with the size of the batch")
         outputs = [output for output in node.outputs if output.name]
-        if any(
-            attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-            for attribute in node.attributes.values()
-        ):
+        graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+        if any(attribute.type in graphs for attribute in node.attributes.values()):
             raise RequestError(f"{query.label(node)} ({node.op_type}) holds a graph of its own")
         made: list[ir.Node] = []
 
@@ -451,9 +454,7 @@ class Rewriter(Writer):
 
     def _reduced(self, node: ir.Node, x: Array) -> Array | None:
         axes = query.integers(node, "axes", 1)
-        if axes is None:
-            return None
-        own = tuple(sorted(axis % (x.ndim + 1) - 1 for axis in axes))
+        own = tuple(sorted(axis % (x.ndim + 1) - 1 for axis in axes or ()))
         if -1 in own or not own:
             return None
         shape = self.shape(node.outputs[0])

@@ -227,8 +227,10 @@ function rowView(model) {
     const contentType = isJson ? "application/json" : text.value.includes("\t") ? "text/tab-separated-values" : "text/csv";
     showResults(model, async (shown, section) => {
       const response = await run(shown, contentType, body);
-      const rows = response.value.results.map((row) => [String(row.row), bar(row.probability), row.probability]);
-      section.append(table(["row", "", "probability"], rows), timing([response]));
+      const results = response.value.results;
+      const names = Object.keys(results[0] ?? {}).filter((name) => name.startsWith("probability"));
+      const rows = results.map((row) => [String(row.row), ...names.flatMap((name) => [bar(row[name]), row[name]])]);
+      section.append(table(["row", ...names.flatMap((name) => ["", name])], rows), timing([response]));
     });
   };
   return form(submit, "Score", make("label", { for: "rows" }, "Rows: TSV or CSV as in a file, or JSON by column names"), text, comparison(model));
