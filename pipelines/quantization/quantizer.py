@@ -205,7 +205,7 @@ def _refuse(inserter: QdqInserter, node: ir.Node) -> str:
     if node.name in inserter.helpers:
         return "it scales channels before they are quantized"
     layer = node.op_type in layers.LAYERS
-    if not layer and (why := elementwise.refuse(node)):
+    if why := layers.refuse(node) if layer else elementwise.refuse(node):
         return why
     for index in elementwise.activation_inputs(node):
         x = node.inputs[index]
@@ -213,7 +213,7 @@ def _refuse(inserter: QdqInserter, node: ir.Node) -> str:
             return f"no calibrated range for its input {x.name if x is not None else '?'}"
     if inserter.recipe.only_faster and layers.small_product(node, inserter.ranges):
         return "so small a product of activations is no faster in int8"
-    return layers.refuse(node) if layer else ""
+    return ""
 
 
 def quantize_dynamically(inserter: QdqInserter, selected: set[ir.Node], reasons: dict[str, str]) -> dict[str, str]:
@@ -297,7 +297,7 @@ def work_around_engines(inserter: QdqInserter) -> None:
     for node in list(inserter.graph):
         engine_quirks.dequantize_around_transpose(node, inserter.taken)
         inserter.helpers |= engine_quirks.pad_all_axes(node, inserter.taken)
-        inserter.helpers |= engine_quirks.cast_from_sequence(node, inserter.taken)
+        inserter.helpers |= engine_quirks.cast_untyped_results(node, inserter.taken)
         if (squeeze := engine_quirks.keep_reduced_axes(node, inserter.taken)) is not None:
             inserter.helpers.add(str(squeeze.name))
     inserter.helpers |= engine_quirks.hide_sizes(inserter.graph, inserter.taken)

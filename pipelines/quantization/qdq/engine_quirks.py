@@ -115,10 +115,10 @@ QUIRKS = (
     Quirk(
         engine="openvino",
         version="2026.4",
-        fault="knows no type of the result of ConcatFromSequence, and refuses a QuantizeLinear of them",
-        workaround=_here("cast_from_sequence"),
+        fault="knows no type of the results of ConcatFromSequence and Scan, and refuses a QuantizeLinear of them",
+        workaround=_here("cast_untyped_results"),
         test="test_a_tensor_from_a_sequence_is_quantized",
-        remove_when="OpenVINO compiles ConcatFromSequence before a QuantizeLinear without it",
+        remove_when="OpenVINO compiles ConcatFromSequence and Scan before a QuantizeLinear without it",
     ),
     Quirk(
         engine="openvino",
@@ -438,8 +438,8 @@ def pad_all_axes(pad: ir.Node, taken: set[str]) -> set[str]:
     return {str(node.name) for node in added}
 
 
-def cast_from_sequence(node: ir.Node, taken: set[str]) -> set[str]:
-    """Inserts a Cast to float32, which changes nothing, behind a ConcatFromSequence of float32 tensors.
+def cast_untyped_results(node: ir.Node, taken: set[str]) -> set[str]:
+    """Inserts Casts to float32, which change nothing, behind the float32 results of ConcatFromSequence and Scan.
 
     Args:
         node: Operator.
@@ -448,16 +448,18 @@ def cast_from_sequence(node: ir.Node, taken: set[str]) -> set[str]:
     Returns:
         Names of the added nodes.
     """
-    y, kind = node.outputs[0], ir.DataType.FLOAT
-    readers = list(y.uses())
-    if node.op_type != "ConcatFromSequence" or not query.is_float(y) or not readers:
-        return set()
-    cast = edit.node("Cast", [y], f"{y.name}.typed", dtype=kind, taken=taken, to=int(kind))
-    cast.outputs[0].shape = y.shape
-    for reader, at in readers:
-        reader.replace_input_with(at, cast.outputs[0])
-    _graph(node).insert_after(node, cast)
-    return {str(cast.name)}
+    kind, added = ir.DataType.FLOAT, set()
+    for y in node.outputs if node.op_type in ("ConcatFromSequence", "Scan") else ():
+        readers = list(y.uses())
+        if not query.is_float(y) or not readers:
+            continue
+        cast = edit.node("Cast", [y], f"{y.name}.typed", dtype=kind, taken=taken, to=int(kind))
+        cast.outputs[0].shape = y.shape
+        for reader, at in readers:
+            reader.replace_input_with(at, cast.outputs[0])
+        _graph(node).insert_after(node, cast)
+        added.add(str(cast.name))
+    return added
 
 
 def needs_output_qdq(node: ir.Node) -> bool:

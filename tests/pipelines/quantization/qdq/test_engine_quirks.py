@@ -180,11 +180,20 @@ def test_a_convolution_that_is_read_as_float_runs_in_int8(normal, tmp_path):
     check_executed(*quantized(found, x=x), tmp_path, x=x)
 
 
-def test_a_tensor_from_a_sequence_is_quantized(normal, tmp_path):
+UNTYPED = {
+    "ConcatFromSequence": "s = SequenceConstruct(x, x, x) t = ConcatFromSequence<axis=1>(s)",
+    "Scan": """i = Transpose<perm=[1,0]>(x) o = Unsqueeze(i, first) e = Squeeze(o, first)
+    t, all = Scan<num_scan_inputs=1, body=step (float[n,24] state, float[n] part) => (float[n,24] next, float[n] out)
+    { u = Unsqueeze(part, last) next = Add(state, u) out = Identity(part) }>(zeros, e)""",
+}
+
+
+@pytest.mark.parametrize("body", UNTYPED.values(), ids=list(UNTYPED))
+def test_a_tensor_from_a_sequence_is_quantized(normal, tmp_path, body):
     found = model(
-        """(float[n,8] x) => (float[n,4] y) { s = SequenceConstruct(x, x) t = ConcatFromSequence<axis=1>(s) r = Relu(t)
-        y = MatMul(r, w) }""",
-        w=normal(16, 4),
+        f"(float[16,8] x) => (float[16,4] y) {{ {body} r = Relu(t) y = MatMul(r, w) }}",
+        w=normal(24, 4),
+        **({} if "Sequence" in body else {"zeros": normal(16, 24), "first": np.array([0]), "last": np.array([1])}),
     )
     x = normal(16, 8)
     path, expected = io.save(quantized(found, x=x)[0], tmp_path / "int8.onnx"), run(found, x=x)["y"]

@@ -127,3 +127,21 @@ def test_small_products_of_activations_stay_float_if_the_recipe_says_so(normal, 
         assert {by_name[name].precision for name in ("q", "k", "y")} == {"int8"}
         if expected == "float":
             assert by_name["s"].reason == "so small a product of activations is no faster in int8"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("v = DequantizeLinear(bytes, step) y = MatMul(x, v)", "its weights are int8 already"),
+        ("t = Transpose(x) y = MatMul(w, t)", "its first factor is constant"),
+        ("t = Transpose(x) y = Gemm(w, t)", "its weights are not constant"),
+    ],
+)
+def test_the_form_of_a_layer_is_the_reason_before_its_size_and_ranges(normal, body, reason):
+    constants = {"w": normal(8, 8), "bytes": np.ones((8, 8), np.int8), "step": np.float32(0.1)}
+    used = {name: array for name, array in constants.items() if f"{name}," in body}
+    used |= {"step": constants["step"]} if "step" in body else {}
+    found = model(f"(float[4,8] x) => (float y) {{ {body} }}", **used)
+    found.graph.outputs[0].shape = None
+    _, report = quantized(found, QuantRecipe(only_faster=True), x=normal(4, 8))
+    assert [each.reason for each in report.operators if each.type in ("MatMul", "Gemm")] == [reason]
