@@ -183,6 +183,7 @@ def correct_table(
     seconds: float | None = None,
     room: int = ROOM,
     positions: int | None = None,
+    int8: ir.Model | None = None,
 ) -> CalibrationTable:
     """Adds GPTQ rounding and bias corrections to a table.
 
@@ -194,11 +195,13 @@ def correct_table(
         seconds: Time budget, see `correct_layers`; None: no limit.
         room: Memory limit of one tensor in bytes, see `chunk_size`.
         positions: Maximum number of positions per channel, see `correct_layers`.
+        int8: Result of `quantize` with `table`, without corrections; it is changed. None: it is computed.
 
     Returns:
         `table` with `bias`, `rounding` and `recipe`.
     """
-    int8, _ = quantize(model, recipe, replace(table, bias={}, rounding={}))
+    if int8 is None:
+        int8, _ = quantize(model, recipe, replace(table, bias={}, rounding={}))
     scaled = equalized(model, table.equalization, table.smoothing, table.splitting)
     _, report = correct_layers(scaled, int8, samples, seconds=seconds, room=room, positions=positions)
     bias = {layer.name: layer.shift for layer in report.layers if layer.shift}

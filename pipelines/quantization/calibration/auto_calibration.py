@@ -24,10 +24,11 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 
 from pipelines.core.batches import Batch, length
 from pipelines.core.progress import progress
-from pipelines.graph import io
+from pipelines.graph import io, query
 from pipelines.quantization.algorithms.split_channels import Splits
 from pipelines.quantization.calibration.calibrate import MEMORY, Observation, observe
 from pipelines.quantization.calibration.compared_outputs import ROOM, OutputSqnr
@@ -46,7 +47,7 @@ from pipelines.quantization.ptq import (
     smoothing_factors,
     splits_and_smoothing,
 )
-from pipelines.quantization.quantizer import quantize
+from pipelines.quantization.quantizer import correct, quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ logger = logging.getLogger(__name__)
 GOAL = 24.0  # dB of SQNR below which layers stay in float32
 HELD_BACK = 3  # one of three samples is held out, up to HELD_OUT
 CLOSE = 2.0  # dB; candidates farther behind the best on a part of the samples are evaluated on no more
+KEPT = 2**28  # bytes of weights of candidates above which their sessions are not kept
 MOST = 2**23  # maximum input elements of held-out samples
 SPLIT_GAIN = 0.2  # minimum gain of split channels in dB, which cost 1 to 2% of the time
 CHANCE = 1.0  # minimum gain of an alternative in dB; less may be noise
@@ -149,14 +151,18 @@ def auto_calibrate(
     if not corrects:
         return best
     metric = OutputSqnr(model, held_out, not work.thorough)
+    int8_models = _Int8Models(model, recipe)
 
     def evaluate(table: CalibrationTable) -> float:
-        return metric(quantize(model, recipe, table)[0])
+        return metric(int8_models.of(table))
 
     fewer = drawn(model, fitting, observation.samples - sum(map(length, held_out)), work.corrected)
 
     def corrected(table: CalibrationTable) -> CalibrationTable:
-        return correct_table(model, recipe, table, fewer, seconds=seconds, room=ROOM, positions=work.positions)
+        int8 = int8_models.of(replace(table, bias={}, rounding={}))
+        return correct_table(
+            model, recipe, table, fewer, seconds=seconds, room=ROOM, positions=work.positions, int8=int8
+        )
 
     smooth = bool(best.smoothing)
     best, sqnr = _retreat(corrected(best), tables, evaluate)
@@ -170,6 +176,28 @@ def auto_calibrate(
     if sqnr < GOAL:
         best = leave_float(model, recipe, best, metric, observation, sqnr, GOAL, work.thorough)
     return best
+
+
+class _Int8Models:
+    """Int8 models of tables; tables that differ in corrections alone share the work of quantization.
+
+    Args:
+        model: Float model.
+        recipe: Quantization options.
+    """
+
+    def __init__(self, model: ir.Model, recipe: QuantRecipe) -> None:
+        self._model, self._recipe = model, recipe
+        self._last: tuple[CalibrationTable, ir.Model] | None = None
+
+    def of(self, table: CalibrationTable) -> ir.Model:
+        """Returns the result of `quantize` with a table."""
+        plain = replace(table, bias={}, rounding={}, recipe={})
+        if self._last is None or self._last[0] != plain:
+            self._last = plain, quantize(self._model, self._recipe, plain)[0]
+        int8 = self._last[1].clone()
+        correct(int8.graph, self._recipe, table, {})
+        return int8
 
 
 def split_held_out(model: ir.Model, samples: Iterable[Batch], count: int) -> tuple[list[Batch], Iterable[Batch]]:
@@ -260,21 +288,32 @@ def _best_ranges(
     judged = _drawn(model, samples, _stride(model, samples, count, work.judged))
     metric = OutputSqnr(model, judged, not work.thorough)
 
-    def evaluate(table: CalibrationTable, batches: int | None = None) -> float:
+    def opened(table: CalibrationTable) -> ort.InferenceSession:
         int8, _ = quantize(model, recipe, table)
         if recipe.correct and work.corrected != 0:
             restore_weights(int8, equalized(model, table.equalization, table.smoothing, table.splitting))
-        return metric(int8, batches)
+        return metric.open(int8)
 
-    part = -(-len(judged) // 4)
+    sessions: dict[int, ort.InferenceSession] = {}  # by the position of the table; of small models
+    part, small = -(-len(judged) // 4), len(tables) * query.weight_bytes(model) < KEPT
+    candidates = list(enumerate(tables))
     if not work.thorough and part < len(judged):
-        first = [evaluate(table, part) for table in tables]
-        tables = [
-            table
-            for at, (table, sqnr) in enumerate(zip(tables, first, strict=True))
-            if at == 0 or sqnr > max(first) - CLOSE
-        ]
-    return _best(tables, evaluate)[0] if len(tables) > 1 else tables[0]
+        first = []
+        for at, table in candidates:
+            session = opened(table)
+            first.append(metric.of(session, slice(part)))
+            if small:
+                sessions[at] = session
+        candidates = [each for each in candidates if each[0] == 0 or first[each[0]] > max(first) - CLOSE]
+    if len(candidates) == 1:
+        return tables[0]
+    positions = {id(table): at for at, table in candidates}
+
+    def evaluate(table: CalibrationTable) -> float:
+        session = sessions.pop(positions[id(table)], None)
+        return metric.of(session or opened(table), slice(None))
+
+    return _best([table for _, table in candidates], evaluate)[0]
 
 
 def _retreat(

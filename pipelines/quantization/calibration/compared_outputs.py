@@ -176,11 +176,22 @@ class OutputSqnr:
         Returns:
             SQNR in dB.
         """
+        return self.of(self.open(int8), slice(batches))
+
+    def open(self, int8: ir.Model) -> ort.InferenceSession:
+        """Opens a session of the compared tensors of an int8 model, see `of`.
+
+        Args:
+            int8: Int8 model with the inputs of the float model.
+
+        Returns:
+            The session.
+        """
         self._garbage += self._weights
         if self._garbage > GARBAGE:
             machine.trim()  # graphs are reference cycles that hold the weights
             self._garbage = 0
-        return self.of(self.session(self.cut(int8)), slice(batches))
+        return self.session(self.cut(int8))
 
     def of(self, session: ort.InferenceSession, batches: slice) -> float:
         """Computes the SQNR of an int8 model in a session.

@@ -35,7 +35,7 @@ class Effort:
 
 EFFORTS = {
     "fast": Effort(observed=128, judged=8, corrected=0, positions=None, thorough=False),
-    "default": Effort(observed=None, judged=64, corrected=32, positions=2**13, thorough=False),
+    "default": Effort(observed=None, judged=64, corrected=32, positions=2**12, thorough=False),
     "best": Effort(observed=None, judged=128, corrected=None, positions=None, thorough=True),
 }
 

@@ -35,6 +35,7 @@ def restore_weights(int8: ir.Model, float_model: ir.Model) -> None:
     """
     originals = _float_weights(float_model)
     restored: dict[ir.Value, ir.Value] = {}  # layers share what they shared
+    taken = query.used_names(int8.graph)
     for node in int8.graph:
         weights = Weights.of(node) if node.op_type in layers.LAYERS else None
         original = originals.get(str(node.name))
@@ -42,7 +43,7 @@ def restore_weights(int8: ir.Model, float_model: ir.Model) -> None:
         if weights is None or original is None or exact is None or exact.shape != weights.integers.shape:
             continue
         if original not in restored:
-            restored[original] = edit.initializer(int8.graph, f"{node.outputs[0].name}.exact", exact)
+            restored[original] = edit.initializer(int8.graph, f"{node.outputs[0].name}.exact", exact, taken)
         node.replace_input_with(1, restored[original])
 
 

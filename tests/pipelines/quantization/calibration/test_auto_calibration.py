@@ -51,7 +51,7 @@ def test_few_samples_are_held_back_where_they_are_large(monkeypatch):
 def spoiled(which):
     """`correct_table` whose corrections are far off."""
 
-    def correct(float_model, recipe, table, batches, seconds, room, positions=None):
+    def correct(float_model, recipe, table, batches, seconds, room, positions=None, int8=None):
         found = correct_table(float_model, recipe, table, batches, seconds=seconds, room=room)
         bias = {name: tuple(each + 3 for each in shift) for name, shift in {"h": (0.0,) * 16, **found.bias}.items()}
         rounding = dict.fromkeys(found.rounding, next(iter(found.rounding.values())))
@@ -244,13 +244,13 @@ def test_a_fast_calibration_opens_one_session_a_candidate(monkeypatch):
 
 def test_candidates_are_judged_on_a_part_until_they_are_close(monkeypatch):
     judged = []
-    sqnr = module.OutputSqnr.__call__
+    sqnr = module.OutputSqnr.of
 
-    def count(self, int8, batches=None):
-        judged.append(batches)
-        return sqnr(self, int8, batches)
+    def count(self, session, batches):
+        judged.append(batches.stop)
+        return sqnr(self, session, batches)
 
-    monkeypatch.setattr(module.OutputSqnr, "__call__", count)
+    monkeypatch.setattr(module.OutputSqnr, "of", count)
     monkeypatch.setattr(module, "CLOSE", 0.0)  # the first and the best alone go on
     module.auto_calibrate(mlp(), QuantRecipe(correct=False), samples(400), 400, effort="default")
     assert judged.count(2) >= 4 and judged.count(None) in (0, 2)
@@ -259,3 +259,18 @@ def test_candidates_are_judged_on_a_part_until_they_are_close(monkeypatch):
 def test_an_unknown_effort_is_named():
     with pytest.raises(RequestError, match="found the effort 'much', expected one of fast, default, best"):
         auto_calibrate(mlp(), QuantRecipe(), samples(16), effort="much")
+
+
+def test_tables_that_differ_in_corrections_alone_are_quantized_once(monkeypatch):
+    tables = []
+
+    def recorded(model, recipe, table):
+        tables.append(table)
+        return quantize(model, recipe, table)
+
+    monkeypatch.setattr(module, "quantize", recorded)
+    table = auto_calibrate(mlp(), QuantRecipe(), samples(64), 64)
+    assert table.rounding and not any(each.bias or each.rounding for each in tables)
+    shared = module._Int8Models(mlp(), QuantRecipe())
+    for each in (replace(table, bias={}, rounding={}), table, replace(table, bias={})):
+        assert io.digest(shared.of(each)) == io.digest(quantize(mlp(), QuantRecipe(), each)[0])
