@@ -114,10 +114,11 @@ class Tokenizer:
                 f"{vocabulary:,}"
             )
         self._path, self._lower, self._max_length, self._lock = path, lower, max_length, threading.Lock()
+        self._direction = (self._tokenizer.truncation or {}).get("direction", "right")
         self._tokenizer.no_padding()
         try:
             with catch_panics(quiet=True):
-                self._tokenizer.enable_truncation(max_length)
+                self._tokenizer.enable_truncation(max_length, direction=self._direction)
         except Exception as error:  # there are more special tokens
             raise RequestError(f"{path} cannot cut texts to {max_length} tokens ({one_line(error)})") from error
 
@@ -157,7 +158,7 @@ class Tokenizer:
         most = max_length or self._max_length
         try:
             with catch_panics(), self._lock:  # the library keeps the maximum as a state
-                self._tokenizer.enable_truncation(most)
+                self._tokenizer.enable_truncation(most, direction=self._direction)
                 encodings = self._encode(texts, most)
         except Panic as error:
             raise RequestError(f"{self._path} fails ({one_line(error)}); copy it from the model again") from error
@@ -167,12 +168,13 @@ class Tokenizer:
         types: NDArray[Any] = np.fromiter((i for encoding in encodings for i in encoding.type_ids), np.int32, count)
         size = FACTORS[-1] * MAX_TOKEN_CHARACTERS * most
         truncated = [
-            bool(encoding.overflowing) or _has_more(text, size) for encoding, text in zip(encodings, texts, strict=True)
+            bool(encoding.overflowing) or self._has_more(text, size)
+            for encoding, text in zip(encodings, texts, strict=True)
         ]
         return Tokens(ids, types, lengths, np.array(truncated, np.bool_))
 
     def _encode(self, texts: Sequence[Any], most: int) -> list[Any]:
-        """Encodes texts by their first characters, and by more of them where these gave too few tokens."""
+        """Encodes texts by the characters at the kept end, and by more of them where these gave too few tokens."""
         encodings: list[Any] = [None] * len(texts)
         rows = list(range(len(texts)))
         for factor in FACTORS:
@@ -180,7 +182,7 @@ class Tokenizer:
             found = self._tokenizer.encode_batch([self._truncate(texts[i], size) for i in rows])
             for i, encoding in zip(rows, found, strict=True):
                 encodings[i] = encoding
-            rows = [i for i in rows if not encodings[i].overflowing and _has_more(texts[i], size)]
+            rows = [i for i in rows if not encodings[i].overflowing and self._has_more(texts[i], size)]
             if not rows:
                 break
         return encodings
@@ -189,11 +191,11 @@ class Tokenizer:
         """Truncates by characters, which bounds the time of a very long text."""
         if not isinstance(text, str):
             return tuple(self._truncate(part, size) for part in text)  # type: ignore[return-value]
-        text = text[: size + 1]
+        text = text[: size + 1] if self._direction == "right" else text[-size - 1 :]
         return text.lower() if self._lower else text
 
-
-def _has_more(text: str | Sequence[str], size: int) -> bool:
-    """Returns whether a text has more than whitespace after its first characters."""
-    parts = [text] if isinstance(text, str) else text
-    return any(len(part) > size and bool(part[size + 1 :].strip()) for part in parts)
+    def _has_more(self, text: str | Sequence[str], size: int) -> bool:
+        """Returns whether a text has more than whitespace beyond the characters of `_truncate`."""
+        beyond = slice(size + 1, None) if self._direction == "right" else slice(-size - 1)
+        parts = [text] if isinstance(text, str) else text
+        return any(len(part) > size and bool(part[beyond].strip()) for part in parts)

@@ -45,10 +45,13 @@ SEQUENCE_TO_SEQUENCE = {  # unsupported parts of networks that translation model
 }
 ACTIVATIONS = {
     "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_fast": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
     "silu": "swish",
+    "swish": "swish",
 }
 PATTERNS = ("*.json", "*/config.json", "model.safetensors", PICKLED)
 ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining", "ForNextSentencePrediction")  # ends of architectures
@@ -58,6 +61,12 @@ HEADS = {  # what other architectures do, by the end of their name
     "ForMultipleChoice": "it chooses among answers",
     "ForCausalLM": "it generates text",
     "LMHeadModel": "it generates text",
+}
+BERT_TOKENIZERS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer")
+NORMALIZER = {  # keys of tokenizer_config.json, by those of a BertNormalizer
+    "lowercase": "do_lower_case",
+    "strip_accents": "strip_accents",
+    "handle_chinese_chars": "tokenize_chinese_chars",
 }
 IDENTITY, SIGMOID = "identity", "sigmoid"  # activations of a cross-encoder
 POOLING_MODES = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}  # keys of a pooling's config.json
@@ -154,6 +163,8 @@ def _write(
         weights.load_weights(model_config, temporary, path)  # raises for another configuration
     for name in names[2:]:
         copy_file(network / name, output / name)
+    if (content := _tokenizer_content(network)) is not None:
+        write_json(output / tokenizer.FILE, content)
     files = [CardFile.of(output / name) for name in names if name != CARD]
     return {"preprocessing": features, "weights": {"file": weights.FILE}}, files
 
@@ -189,16 +200,24 @@ def read_features(
     def number(*keys: str, default: Any = None) -> Any:
         return next((config[key] for key in keys if config.get(key) is not None), default)
 
-    if config.get("position_embedding_type", "absolute") != "absolute":
+    if (config.get("position_embedding_type") or "absolute") != "absolute":
         raise RequestError(f"its positions are {config['position_embedding_type']}; expected absolute positions")
+    if config.get("is_decoder"):
+        raise RequestError(
+            f"it is a decoder (is_decoder in {CONFIG}): a token reads only those before it; expected an encoder"
+        )
     activation = str(number("hidden_act", "activation", default="gelu"))
     if activation not in ACTIVATIONS:
         raise RequestError(f"its activation is {activation}; known are {', '.join(ACTIVATIONS)}")
     modules = _modules(path)
     transformer = _json(path / _module_folder(modules, "Transformer") / "sentence_bert_config.json")
     settings = _json(path / SETTINGS)
-    found = settings.get("prompts")
-    prompts = {str(key): str(text or "") for key, text in found.items()} if isinstance(found, dict) else {}
+    prompts = _prompts(settings)
+    if (size := settings.get("truncate_dim")) is not None and not cross_encoder:
+        raise RequestError(
+            f"its embeddings are cut to {size!r} components (truncate_dim in {SETTINGS}), expected none; import it "
+            "without this key, and use the first components of its embeddings"
+        )
     width = number("hidden_size", "dim", default=256 if kind == "electra" else 768)
     labels, embedding = 0, number("embedding_size", default=128)
     if cross_encoder:
@@ -237,6 +256,39 @@ def read_features(
     if prompts:
         features |= {"prompts": prompts, "prompt": str(settings.get("default_prompt_name") or "")}
     return features
+
+
+def _prompts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the prompts of a model by name. Raises RequestError if they are no texts, or lack the default one."""
+    found = settings.get("prompts") or {}
+    if not isinstance(found, dict) or not all(text is None or isinstance(text, str) for text in found.values()):
+        raise RequestError(f"its prompts are {found!r:.60} ({SETTINGS}); expected a text by name")
+    default = settings.get("default_prompt_name")
+    if default and default not in found:
+        names = ", ".join(found) or "none"
+        raise RequestError(f"its default prompt is {default!r:.60} ({SETTINGS}); expected one of its prompts, {names}")
+    return {name: text or "" for name, text in found.items()}
+
+
+def _tokenizer_content(network: Path) -> dict[str, Any] | None:
+    """Returns the content of tokenizer.json with what tokenizer_config.json overrides in it; None for no difference.
+
+    As transformers does: the side that texts are truncated at, and of BERT's tokenizers the normalization.
+    """
+    content, settings = read_json(network / tokenizer.FILE), _json(network / "tokenizer_config.json")
+    if not isinstance(content, dict):
+        return None
+    changed = dict(content)
+    truncation, side = content.get("truncation") or {}, str(settings.get("truncation_side") or "").capitalize()
+    if side in ("Left", "Right") and side != truncation.get("direction", "Right"):
+        default = {"max_length": 512, "strategy": "LongestFirst", "stride": 0}
+        changed["truncation"] = {**default, **truncation, "direction": side}
+    normalizer = content.get("normalizer")
+    kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
+    if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer" and kind in BERT_TOKENIZERS:
+        given = {name: settings[key] for name, key in NORMALIZER.items() if key in settings}
+        changed["normalizer"] = {**normalizer, **given}
+    return None if changed == content else changed
 
 
 def _network_folder(path: Path) -> Path:
@@ -315,7 +367,12 @@ def _pooling(path: Path, modules: list[tuple[str, str]], option: str, has_prompt
         raise RequestError(f"pooling is {option!r}; choose {', '.join(POOLINGS)}")
     if unknown := [kind for kind, _ in modules if kind not in ("Transformer", "Pooling", "Normalize")]:
         raise RequestError(f"its module {unknown[0]} is not supported; known are Transformer, Pooling and Normalize")
-    normalize = any(kind == "Normalize" for kind, _ in modules)
+    kinds = [kind for kind, _ in modules if kind != "Transformer"]
+    if "Normalize" in kinds and "Pooling" in kinds[kinds.index("Normalize") :]:
+        raise RequestError(
+            f"its module Normalize is before Pooling ({MODULES}); expected Transformer, Pooling, Normalize"
+        )
+    normalize = "Normalize" in kinds
     folder = _module_folder(modules, "Pooling") or "1_Pooling"
     config = _json(path / folder / CONFIG)
     for kind, other in modules:  # of several the last one makes the embedding, unless it makes something else

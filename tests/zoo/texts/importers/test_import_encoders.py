@@ -126,3 +126,81 @@ def test_networks_with_other_heads_are_named(folder, name, what):
         with pytest.raises(RequestError, match=f"found {name}, expected a sentence encoder or a cross-encoder: {what}"):
             zoo.import_model(folder, folder.parent / "ours", **options)
     assert not (folder.parent / "ours").exists()
+
+
+def change(path, **values):
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(content | values))
+
+
+def vectors(folder, texts):
+    shutil.rmtree(folder.parent / "ours", ignore_errors=True)
+    zoo.import_model(folder, folder.parent / "ours")
+    return zoo.pipeline(folder.parent / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in texts])
+
+
+TRUNCATED = {"direction": "Left", "max_length": 40, "strategy": "LongestFirst", "stride": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("tokenizer_config.json", {"truncation_side": "left"}), ("tokenizer.json", {"truncation": TRUNCATED})],
+)
+def test_texts_are_truncated_at_the_side_of_the_tokenizer(folder, name, values):
+    text_models.write(folder)
+    letters = "abcdefghijklmnopqrstuvwxyz" * 400 + "zqj"  # more characters than are looked at for the first tokens
+    first, last = (" ".join(part) for part in (letters[:78], letters[-78:]))
+    found = vectors(folder, [" ".join(letters), first, last])
+    assert (found[0] == found[1]).all() and (found[0] != found[2]).any()
+    change(folder / name, **values)
+    found = vectors(folder, [" ".join(letters), first, last])
+    assert (found[0] == found[2]).all() and (found[0] != found[1]).any()
+
+
+@pytest.mark.parametrize(("kind", "same"), [("BertTokenizer", False), ("PreTrainedTokenizerFast", True)])
+def test_normalization_of_the_configuration_of_a_tokenizer_of_bert(folder, kind, same):
+    text_models.write(folder)
+    change(folder / "tokenizer_config.json", tokenizer_class=kind, do_lower_case=False)
+    found = vectors(folder, ["the cat", "THE cat"])
+    assert (found[0] == found[1]).all() == same
+
+
+@pytest.mark.parametrize("name", ["swish", "gelu_python", "gelu_fast"])
+def test_other_names_of_activations(folder, name):
+    text_models.write(folder)
+    change(folder / "config.json", hidden_act=name, position_embedding_type=None)
+    known = {"swish": "silu", "gelu_python": "gelu", "gelu_fast": "gelu_new"}[name]
+    found = vectors(folder, TEXTS)
+    change(folder / "config.json", hidden_act=known)
+    assert (vectors(folder, TEXTS) == found).all()
+
+
+SETTINGS = "config_sentence_transformers.json"
+MODULE = "sentence_transformers.models."
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "found"),
+    [
+        ("config.json", {"is_decoder": True}, "it is a decoder (is_decoder in config.json)"),
+        (SETTINGS, {"truncate_dim": 8}, "its embeddings are cut to 8 components (truncate_dim in"),
+        (SETTINGS, {"prompts": {"query": "q: "}, "default_prompt_name": "nope"}, "its default prompt is 'nope'"),
+        (SETTINGS, {"prompts": {"query": ["q"]}}, "its prompts are {'query': ['q']}"),
+        (SETTINGS, {"prompts": "q"}, "its prompts are 'q'"),
+    ],
+)
+def test_settings_that_would_change_the_embeddings_are_refused(folder, name, values, found):
+    text_models.write(folder)
+    change(folder / name, **values)
+    with pytest.raises(RequestError) as error:
+        zoo.import_model(folder, folder.parent / "ours")
+    assert found in str(error.value) and "expected" in str(error.value)
+    assert not (folder.parent / "ours").exists()
+
+
+def test_a_normalization_before_the_pooling_is_refused(folder):
+    text_models.write(folder)
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([modules[0], modules[2], modules[1]]))
+    with pytest.raises(RequestError, match="Normalize is before Pooling"):
+        zoo.import_model(folder, folder.parent / "ours")
