@@ -124,9 +124,7 @@ class Translator(LinePipeline[NativeTranslator]):
         if model is None:
             reference = self.folder.path / PRECISIONS[self.precision]
             tokens = (START, END, PAD)
-            self._subject = Subject(
-                check.unheld, path, reference, self.threads, tokens, check.expected, check.TOLERANCE
-            )
+            self._subject = Subject(check.unheld, path, reference, self.threads, tokens, check.expected)
         return NativeTranslator(path, self.threads)
 
     def _held_example(self) -> Batch:

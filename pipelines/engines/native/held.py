@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 VERSION = 2  # of verdicts: bump it when the checks change, or the results of kernels
 SIZES = (1, 2, 8, 128)  # batch sizes that every model is checked at
 BUDGET = 2.0  # seconds until no further batch size is checked; that of the caller always is
-ROUNDING = 100  # times the difference that optimizations of the reference make; native kernels differ by 40 times it
+ROUNDING = 1000  # times the difference that optimizations of the reference make; native kernels differ by 40 times it
 SAME = 1e-6  # difference of a sample alone and in a batch, as a share of the power; only float remainders have any
 Run = Callable[[Batch], dict[str, NDArray[Any]]]
 Expected = Callable[
@@ -72,7 +72,6 @@ class Subject:
         threads: Intra-op threads.
         names: Further arguments of `open` and `expected`, such as names of inputs.
         expected: Opens the reference; takes its path, the number of threads, `names`, and whether to optimize it.
-        tolerance: Difference that int8 in two engines may have, as a share of an output's power.
     """
 
     open: Callable[..., Run]
@@ -81,7 +80,6 @@ class Subject:
     threads: int
     names: Sequence[Any] = ()
     expected: Callable[..., Expected] = onnxruntime
-    tolerance: float = ALIKE
 
     @property
     def key(self) -> str:
@@ -126,7 +124,7 @@ def _remembered(subject: Subject, key: str, batch: Batch) -> str:
     result = child.probe({"native": subject, "form": "native kernels", "batch": few, "home": settings.home()})
     if result is None:
         return ""
-    fault = str(result["fault"]) if result["difference"] > subject.tolerance else ""
+    fault = str(result["fault"]) if result["difference"] > ALIKE else ""
     try:
         files.write_json(path, {"fault": fault, "sizes": result["sizes"], "model": str(subject.path)})
     except ZooError as error:
@@ -153,7 +151,7 @@ def check(subject: Subject, batch: Batch) -> dict[str, Any]:
         return {}
     each = (time.perf_counter() - start) / count
     one: dict[str, NDArray[Any]] = {}
-    plain: Expected | None = None
+    noise: float | None = None  # that optimizations of the reference make
     with contextlib.suppress(ZooError):  # a fixed batch size
         one = run(alone)
         expect(alone, one)
@@ -170,10 +168,11 @@ def check(subject: Subject, batch: Batch) -> dict[str, Any]:
         try:
             share, name = largest_difference("native", outputs, expected)
             share *= min(1.0, _power(expected, name) / (_power(whole, name) or 1.0))  # one score may be near zero
-            if share > subject.tolerance:
-                plain = plain or subject.expected(subject.reference, subject.threads, *subject.names, optimize=False)
-                noise, _ = largest_difference("native", plain(example, outputs), expected)
-                share = min(share, subject.tolerance) if share <= ROUNDING * noise else share
+            if share > ALIKE:
+                if noise is None:
+                    plain = subject.expected(subject.reference, subject.threads, *subject.names, optimize=False)
+                    noise, _ = largest_difference("native", plain(batch, run(batch)), whole)
+                share = min(share, ALIKE) if share <= ROUNDING * noise else share
             fault = difference("native", name, share)
         except ZooError as error:
             share, fault = np.inf, one_line(error)

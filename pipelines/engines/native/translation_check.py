@@ -14,7 +14,6 @@ from pipelines.core.batches import Batch
 from pipelines.engines.native.held import Expected, Run
 from pipelines.engines.native.translation import NativeTranslator
 
-TOLERANCE = 0.02  # of the scores, as a share of their power; 1e-5 to 1e-4 in models that ship
 BEAM = 4
 TOKENS = 12  # maximum number of tokens of a translation
 ROWS = 64  # target prefixes that the reference computes at once
