@@ -64,3 +64,19 @@ def test_a_wrong_result_is_seen(tmp_path, monkeypatch, unchecked):
         assert "shares" in found, found
         assert (max(found["shares"].values()) > scan.ROUNDING["int8"]) is unchecked
         assert bool(found["form"]) is not unchecked
+
+
+@pytest.mark.parametrize(
+    ("shares", "larger", "verdict", "at"),
+    [
+        ({"1": 1e-6, "4": 8e-4, "128": 1e-4}, {"1": 1e-6, "4": 7e-4}, "ok", "4"),  # a sample that rounds differently
+        ({"1": 1e-6, "4": 8e-4, "128": 1e-6}, {"1": 1e-6, "4": 1e-6}, "WRONG", "4"),
+        ({"1": 1e-6, "4": 1e-6, "128": 2.0}, {"1": 2.0, "4": 2.0}, "WRONG", "128"),
+        ({"1": 1e-6, "4": 2.0, "128": 2.0}, {"1": 2.0, "4": 2.0}, "WRONG", "4"),
+    ],
+)
+def test_rounding_of_a_sample_is_no_fault_of_a_batch_size(monkeypatch, shares, larger, verdict, at):
+    result = {"shares": shares, "larger": larger, "noise": 3e-4, "form": ""}
+    monkeypatch.setattr(scan.processes, "in_process", lambda *_: result)
+    row = scan.judged(scan.Scan("x.int8.onnx", "file", "openvino", (1, 4, 128), 1, False, None))
+    assert (row["verdict"], row["at"]) == (verdict, at)
