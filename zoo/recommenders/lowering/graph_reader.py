@@ -53,6 +53,7 @@ from zoo.recommenders.lowering.expressions import (
     is_value,
     parts_of,
 )
+from zoo.recommenders.lowering.sequences import sequence_value
 
 VIEWS = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast")
 
@@ -105,9 +106,9 @@ class GraphReader:
         assert node is not None
         self.nodes.add(node)
         made = getattr(self, f"_{node.op_type.lower()}", None) if not node.domain else None
-        if node.op_type in VIEWS:
-            made = self._view
-        expression: Expression | None = made(node, value) if made is not None else None
+        made = self._view if node.op_type in VIEWS else made
+        sequence = sequence_value(node, value, self.read, self._columns, self.nodes)
+        expression: Expression | None = sequence or (made(node, value) if made is not None else None)
         if expression is None:
             raise RequestError(f"the operator {node.name or value.name} ({node.op_type}) has no native form here")
         return expression
@@ -475,10 +476,7 @@ def _static(value: ir.Value, axis: int) -> int | None:
 
 
 def _picked(node: ir.Node, output: ir.Value, width: Callable[[], int]) -> list[int] | None:
-    """Returns the columns of its 2-D input that Slice, Gather or Split takes for `output`.
-
-    `width` returns the number of columns of the input.
-    """
+    """Returns the columns of its input of `width()` columns that Slice, Gather or Split takes for `output`."""
     known = [query.constant(source) for source in node.inputs[1:]]
     if any(known_value is None for known_value in known):
         return None

@@ -28,6 +28,7 @@ from zoo.recommenders.lowering.activity import by_activity
 from zoo.recommenders.lowering.algebra import total_of
 from zoo.recommenders.lowering.encode import CodeLayout
 from zoo.recommenders.lowering.expressions import (
+    Attended,
     Crossed,
     Dots,
     Expression,
@@ -141,9 +142,8 @@ class Compiler(CodeLayout):
         slots = [self._output(output) for output in outputs]
         rows = np.zeros(ids.shape[1], np.int32)
         for each in self._seen:
-            if isinstance(each, Field):
-                span = slice(each.column, each.column + each.count)
-                height = len(each.table)
+            for column, count in each.spans if isinstance(each, Field | Attended) else ():
+                span, height = slice(column, column + count), len(each.table)  # type: ignore[attr-defined]
                 rows[span] = np.where(rows[span] == 0, height, np.minimum(rows[span], height))
         return ClickProgram(rows, *self._widths(), tuple(self.slots), tuple(self.steps), tuple(slots))
 

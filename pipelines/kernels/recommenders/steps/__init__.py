@@ -14,16 +14,19 @@ from pipelines.kernels.recommenders.steps.floats import (
 from pipelines.kernels.recommenders.steps.interactions import Cross, Dots, Factorization
 from pipelines.kernels.recommenders.steps.layers import Dense, Mixed, Quantize
 from pipelines.kernels.recommenders.steps.lookups import Gather, LookupSum, Numbers
+from pipelines.kernels.recommenders.steps.sequences import LANES, Dice, TargetAttention
 
 STEPS: dict[str, type[Step]] = {step.__name__: step for step in Step.__subclasses__()}
 
 __all__ = [
     "CODES",
     "KINDS",
+    "LANES",
     "SLACK",
     "STEPS",
     "Cross",
     "Dense",
+    "Dice",
     "Dots",
     "Factorization",
     "GatedSum",
@@ -40,6 +43,7 @@ __all__ = [
     "Slots",
     "Step",
     "Tanh",
+    "TargetAttention",
     "Total",
     "Weighted",
 ]

@@ -221,6 +221,42 @@ def compare_with_torch(folder, family):
         np.testing.assert_allclose(out[name], vectors.numpy(), atol=1e-5)
 
 
+NATIVE = ("din",)
+
+
+@pytest.mark.parametrize("family", NATIVE)
+def test_native_program(models, family):
+    """The same bits alone, in a batch and in a ranking, near the float graph, and the same file twice."""
+    pipeline = zoo.pipeline(models / family, engine="native")
+    rows = log_of(140, seed=8).drop(columns="clicked").astype(str).to_dict("records")
+    rows[2]["history"] = ""
+    batch = pipeline.preprocess(rows)
+    together = pipeline.predict(batch)["probability"]
+    for at in (0, 2, 139):
+        alone = pipeline.predict({name: array[at : at + 1] for name, array in batch.items()})["probability"]
+        assert alone.tobytes() == together[at : at + 1].tobytes()
+    exact = zoo.pipeline(models / family, precision="fp32", engine="onnxruntime").predict(batch)["probability"]
+    np.testing.assert_allclose(together, exact, atol=0.005)
+    user = {name: rows[3][name] for name in ("user_id", "history")}
+    items = [{name: row[name] for name in ("item_id", "price", "genres")} for row in rows]
+    expected = pipeline.predict(pipeline.preprocess([item | user for item in items]))["probability"].ravel()
+    found = {each["row"]: each["probability"] for each in pipeline.rank(user, items)}
+    assert np.array([found[at] for at in range(140)], np.float32).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("settings", [{"weights": "softmax"}, {"activation": "prelu"}])
+def test_options_of_din_run_native(log, tmp_path, settings):
+    zoo.train(
+        "din", log, tmp_path / "model", settings=SMALL | OWN["din"] | {"epochs": "1", "refit": "false"} | settings
+    )
+    zoo.quantize(tmp_path / "model")
+    rows = log_of(60, seed=9).drop(columns="clicked").astype(str).to_dict("records")
+    pipeline = zoo.pipeline(tmp_path / "model", engine="native")
+    batch = pipeline.preprocess(rows)
+    exact = zoo.pipeline(tmp_path / "model", precision="fp32", engine="onnxruntime").predict(batch)["probability"]
+    np.testing.assert_allclose(pipeline.predict(batch)["probability"], exact, atol=0.005)
+
+
 def test_other_families_refuse_sequences(log, models, tmp_path):
     with pytest.raises(RequestError, match='found the sequence history .*expected "mean", "sum" or "max"'):
         zoo.train("deepfm", log, tmp_path / "model", settings=SMALL, schema=models / RANKERS[0] / "schema.json")

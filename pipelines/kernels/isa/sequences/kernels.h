@@ -1,0 +1,39 @@
+// The kernels of sequences of click programs: target attention and Dice. Written once and lowered for each instruction set;
+// recommenders/steps/sequences.py defines what they compute.
+#pragma once
+#include <cstdint>
+
+namespace zoo {
+
+// x (slope + rise sigmoid(x scale + shift)), or x, times slope below 0, where `scale` is null. Arrays of whole sixteens.
+struct Unit {
+    const float *scale, *shift, *rise, *slope;
+};
+
+// The weighted sum of the items of a sequence; widths are whole sixteens, columns behind the real ones zero.
+struct TargetAttention {
+    int64_t size, first, second;           // columns of items, of both hidden layers
+    int64_t size_inputs, first_inputs;     // without the columns that fill up
+    int64_t column, begin, count;          // of the ids: the target, and the sequence
+    uint32_t padding;                      // the id behind the items
+    const float *items, *keys, *queries;   // rows of `size`, `first` and `first` columns
+    const float *product, *hidden, *bias, *score;  // [size_inputs, first], [first_inputs, second], [second], [second]
+    float score_bias;
+    Unit one, two;
+    bool softmax;
+};
+
+struct SequenceKernels {
+    void (*attend)(const TargetAttention &attention, const uint32_t *ids, int64_t ids_stride, int64_t n, float *out, int64_t out_stride);
+    void (*activate)(const Unit &unit, const float *x, int64_t stride, int64_t width, int64_t n, float *out);
+};
+
+extern const SequenceKernels kPortableSequences;
+#ifdef ZOO_AVX2
+extern const SequenceKernels kAvx2Sequences;
+#endif
+#ifdef ZOO_AVX512
+extern const SequenceKernels kAvx512Sequences;
+#endif
+
+}  // namespace zoo
