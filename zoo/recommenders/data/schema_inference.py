@@ -26,7 +26,7 @@ def infer(
     label: str | Sequence[str] | None = None,
     on_error: str = "raise",
     kinds: Mapping[str, str] | None = None,
-    sequences: bool = False,
+    sequences: bool | str = False,
 ) -> Schema:
     """Infers the kind and encoding of every column, with the reason, in one pass over all rows.
 
@@ -36,7 +36,8 @@ def infer(
         on_error: "skip" ignores the rows that training leaves out: rows with another number of columns, and labels
             other than 0 and 1. "raise" raises at the first such row.
         kinds: {column: kind of `CHOICES`} of the columns whose kind is not inferred.
-        sequences: Whether lists of the values of another column become sequences, for a model that reads them.
+        sequences: Whether lists of the values of another column become sequences, for a model that reads them; "pooled"
+            if they only share the table of that column.
 
     Returns:
         The schema.
@@ -86,7 +87,7 @@ def infer(
         columns.append(Column(name, "ignored", why=why))
     columns = _only("timestamp", columns, lambda each: (names.is_time(each.name), each.distinct))
     columns = _only("weight", columns, lambda each: len(each.name))  # sample_weight may stand beside the goods' weight
-    columns = with_sequences(columns, seen) if sequences else columns
+    columns = with_sequences(columns, seen, sequences == "pooled") if sequences else columns
     schema = Schema(with_labels(columns, chosen), rows)
     if not schema.of(*FEATURES):
         reasons = ", ".join(f"{each.name}: {each.why}" for each in schema.columns if each.kind != "label")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.compression.search import TILE, Widths
+from pipelines.core.errors import RequestError
 from pipelines.core.files import write_json
 from pipelines.core.plain import to_plain
 from pipelines.models.family import network_of
@@ -143,6 +144,11 @@ class PrunableRecommender(PrunableModel):
         """
         from zoo.recommenders.training.row_store import CategoryCounts
 
+        for column in (column for column in self.features.schema.columns if column.shares):
+            raise RequestError(
+                f"found the list {column.name} on the table of {column.shares}, expected tables of one column each to "
+                "prune rows of; leave rows=N out"
+            )
         counts = CategoryCounts(self.features, self.log, self.split, 1).counts
         names = rare_rows.with_vocabularies(self.features, self._data, counts, least)
         named = CategoryCounts(names, self._read(names), self.split, 1).counts

@@ -72,6 +72,10 @@ class PruningGroups:
         match type(module).__name__:
             case "Embeddings":
                 self.outputs[path] = self._new_columns(module.width).reshape(-1, module.size)
+                places = {field.name: at for at, field in enumerate(module.pooled)}
+                for field, columns in zip(module.pooled, self.outputs[path], strict=True):
+                    if module.owner(field) in places:  # a table that several fields read loses the same columns
+                        self._union(self.outputs[path][places[module.owner(field)]], columns)
                 return self.outputs[path].ravel()
             case "Linear":
                 self.inputs[path], self.outputs[path] = read[0], self._new_columns(module.out_features)
@@ -155,7 +159,7 @@ class PruningGroups:
             slots: list[WidthSetting] = []
             for name, size in sizes.items():
                 slots += [(name, at) for at in range(len(size))] if isinstance(size, tuple) else [(name, None)]
-            for path in fnmatch.filter(order, pattern):
+            for path in (each for each in fnmatch.filter(order, pattern) if each.count(".") == pattern.count(".")):
                 own = [each for each in order if each in self.outputs and f"{each}.".startswith(f"{path}.")]
                 for slot, each in zip(slots, own, strict=False):
                     layers.setdefault(slot, []).append(each)
@@ -202,7 +206,14 @@ class PruningGroups:
                 return weight
             kept = keep[self.outputs[path]]
             if path not in self.inputs:
-                return _stacked([module.table(number)[:, each] for number, each in enumerate(kept)])
+                columns = {field.name: each for field, each in zip(module.pooled, kept, strict=True)}
+                return _stacked(
+                    [
+                        module.table(number)[:, columns[field.name]]
+                        for number, field in enumerate(module.fields)
+                        if module.owner(field) == field.name
+                    ]
+                )
             return weight[kept][:, keep[self.inputs[path]]] if weight.ndim > 1 else weight[kept]
 
         return rebuilt(network, features, config, part)

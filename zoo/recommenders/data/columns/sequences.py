@@ -13,12 +13,15 @@ from zoo.recommenders.data.schema import OF_LISTS, Column
 SHARED = 0.5  # of a list's distinct items that are values of the category whose table it shares
 
 
-def with_sequences(columns: Sequence[Column], seen: Mapping[str, ColumnStatistics]) -> list[Column]:
+def with_sequences(
+    columns: Sequence[Column], seen: Mapping[str, ColumnStatistics], pooled: bool = False
+) -> list[Column]:
     """Makes sequences of the lists whose items are values of a category.
 
     Args:
         columns: Columns of a schema.
         seen: Statistics of their values.
+        pooled: Whether the sequences keep their pooling, and only share a table.
 
     Returns:
         The columns; a list with more than `SHARED` of its distinct items in a category has the pooling none and shares
@@ -35,7 +38,8 @@ def with_sequences(columns: Sequence[Column], seen: Mapping[str, ColumnStatistic
         if shares[best.name] < SHARED:
             return column
         why = f"{column.why}; {shares[best.name]:.0%} of its items are values of {best.name}: a sequence of them"
-        return replace(column, pooling="none", shares=best.name, encoding=best.encoding, why=why)
+        pooling = column.pooling if pooled else "none"
+        return replace(column, pooling=pooling, shares=best.name, encoding=best.encoding, why=why)
 
     return [sequence(column) for column in columns]
 

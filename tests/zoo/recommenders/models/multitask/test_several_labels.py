@@ -1,6 +1,7 @@
 """Families of several labels: MMoE, PLE and ESMM from a log to answers, missing labels, and what is refused."""
 
 import csv
+import functools
 import json
 import subprocess
 import sys
@@ -10,11 +11,13 @@ import numpy as np
 import orjson
 import pytest
 from helpers.sample_files import call
+from helpers.trainings import assert_same_weights, broken_off
 
 import zoo
 from pipelines.core.errors import RequestError
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.schema import Schema
+from zoo.recommenders.training.trainer import Trainer
 from zoo.serving.handlers.rows import RowHandler
 from zoo.serving.workers.channel import Job
 
@@ -25,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[5]
 FAMILIES = ("mmoe", "ple", "esmm")
 LABELS = ("clicked", "bought")
 SMALL = {
-    "hidden": "16,8",
+    "hidden": "32,16",
     "embedding_size": "8",
     "epochs": "6",
     "refit": "false",
@@ -161,3 +164,36 @@ def test_faulty_labels_are_named(log, tmp_path):
         list(Features(schema).read(tmp_path / "log.csv", labelled=True))
     rows = list(Features(schema).read(tmp_path / "log.csv", labelled=True, on_error="skip"))
     assert sum(map(len, rows)) == 3000
+
+
+def test_a_history_reads_the_table_of_the_items(models):
+    (history,) = (each for each in Schema.load(models["mmoe"] / "schema.json").columns if each.name == "history")
+    assert history.shares == "item_id" and history.pooling == "mean"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_experts_are_pruned_and_ranges_trained(models, log, family, tmp_path):
+    settings = {"epochs": "1", "refit": "false", "batch_size": "128"}
+    pruned = zoo.finetune(models[family], str(log), tmp_path / "small", settings=settings, prune="ratio=.1", drop=1.0)
+    assert pruned
+    before, after = (
+        zoo.load(folder).ensure("fp32.onnx").stat().st_size for folder in (models[family], tmp_path / "small")
+    )
+    assert after < before
+    zoo.finetune(models[family], str(log), tmp_path / "trained", settings={**settings, "qat": "true"})
+    rows = [zoo.pipeline(models[family]).typical_row()]
+    for folder in (tmp_path / "small", tmp_path / "trained"):
+        (result,) = zoo.pipeline(folder, engine="native")(rows)
+        assert set(result) == {"probability_clicked", "clicked", "probability_bought", "bought"}
+        if family == "esmm":
+            assert result["probability_bought"] < result["probability_clicked"]
+
+
+def test_a_training_is_resumed(log, tmp_path):
+    settings = {**SMALL, "epochs": "2"}
+    zoo.train("ple", str(log), tmp_path / "whole", label=LABELS, settings=settings)
+    train = functools.partial(zoo.train, "ple", str(log), tmp_path / "broken", label=LABELS, settings=settings)
+    broken_off(Trainer, 30, train)
+    train(resume=True)
+    assert_same_weights(tmp_path / "whole", tmp_path / "broken")
