@@ -9,6 +9,7 @@ samples that no correction saw. The steps are:
    by 10 dB (hard-swish networks). Min-max wins where clipping hurts. Ranges that end where a function is flat win 4 dB
    (YOLO).
 2. The corrections (GPTQ, bias correction): both, one of the two, or neither, which is also tried with min-max ranges.
+   Of candidates that are close in SQNR, the one whose worst samples have less error wins (`LowestSqnr`).
 3. Splitting of hidden channels with outlier weights (`split_channels`), with ranges and corrections of its own.
 4. If the SQNR is still below `GOAL`: the layers that cost most stay float32, as long as most multiplications are int8.
 
@@ -17,6 +18,7 @@ Nothing here is timed, so the same inputs give the same table.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -36,6 +38,7 @@ from pipelines.quantization.calibration.effort import Effort, drawn, effort_of
 from pipelines.quantization.calibration.float_layers import leave_float, restore_weights
 from pipelines.quantization.calibration.function_ranges import clip_to_functions
 from pipelines.quantization.calibration.layerwise import sample_chunks
+from pipelines.quantization.calibration.lowest_sqnr import LowestSqnr
 from pipelines.quantization.calibration.range_search import quantized_tensors, search_ranges
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import (
@@ -55,10 +58,13 @@ logger = logging.getLogger(__name__)
 GOAL = 24.0  # dB of SQNR below which layers stay in float32
 HELD_BACK = 3  # one of three samples is held out, up to HELD_OUT
 CLOSE = 2.0  # dB; candidates farther behind the best on a part of the samples are evaluated on no more
+WORST = 2.0  # weight of the SQNR of the worst samples beside that of all
+WORST_GAIN = 1.25  # minimum gain in dB of a candidate that is chosen by the weighted sum; less may be noise
 KEPT = 2**28  # bytes of weights of candidates above which their sessions are not kept
 MOST = 2**23  # maximum input elements of held-out samples
 SPLIT_GAIN = 0.2  # minimum gain of split channels in dB, which cost 1 to 2% of the time
 CHANCE = 1.0  # minimum gain of an alternative in dB; less may be noise
+Lowest = Callable[[list[CalibrationTable]], list[float]]
 OBSERVERS = ("auto", "minmax", "percentile", "kl")  # candidates of "auto"
 
 
@@ -146,8 +152,9 @@ def auto_calibrate(
         searched = search_ranges(scaled, recipe, unscaled, fitting_head(fitting))
         tables.append(replace(searched, graph=first.graph, equalization=factors))
     best = tables[0]
+    lowest = _Worst(model, recipe, samples, observation.samples, work) if work.lowest else None
     if len(tables) > 1:
-        best = _best_ranges(model, recipe, tables, samples, observation.samples, work)
+        best = _best_ranges(model, recipe, tables, samples, observation.samples, work, lowest)
     if not corrects:
         return best
     metric = OutputSqnr(model, held_out, not work.thorough)
@@ -165,14 +172,14 @@ def auto_calibrate(
         )
 
     smooth = bool(best.smoothing)
-    best, sqnr = _retreat(corrected(best), tables, evaluate)
+    best, sqnr = _retreat(corrected(best), tables, evaluate, lowest)
     if splitting:
         smoothing = smoothing_factors(equalized(model, factors, {}, splitting), recipe, fitting) if smooth else {}
         tables = tables_with(splitting, smoothing)
-        split = _best_ranges(model, recipe, tables, samples, observation.samples, work)
-        split, split_sqnr = _retreat(corrected(split), tables, evaluate)
+        split = _best_ranges(model, recipe, tables, samples, observation.samples, work, lowest)
+        split, split_sqnr = _retreat(corrected(split), tables, evaluate, lowest)
         logger.info("splitting hidden channels: %.1f dB of SQNR, without: %.1f dB", split_sqnr, sqnr)
-        best, sqnr = (split, split_sqnr) if split_sqnr > sqnr + SPLIT_GAIN else (best, sqnr)
+        best, sqnr = _best([best, split], [sqnr, split_sqnr], lowest, SPLIT_GAIN)
     if sqnr < GOAL:
         best = leave_float(model, recipe, best, metric, observation, sqnr, GOAL, work.thorough)
     return best
@@ -259,17 +266,55 @@ def _tables(model: ir.Model, recipe: QuantRecipe, observation: Observation) -> l
 
 
 def _best(
-    tables: list[CalibrationTable], evaluate: Callable[[CalibrationTable], float]
+    tables: list[CalibrationTable], sqnr: list[float], lowest: Lowest | None, chance: float = CHANCE
 ) -> tuple[CalibrationTable, float]:
-    """Returns the table of highest SQNR, and its SQNR; it must exceed the first table by `CHANCE`."""
-    found = []
+    """Selects a table by its SQNR, and by that of its worst samples; the first unless another gains `chance`.
+
+    Args:
+        tables: Candidates.
+        sqnr: SQNR of every candidate in dB.
+        lowest: Returns the SQNR of the worst samples of candidates, see `LowestSqnr`; None: not used.
+        chance: Minimum gain in dB.
+
+    Returns:
+        The table and its SQNR.
+    """
+    best = int(np.argmax(sqnr))
+    best = best if sqnr[best] > sqnr[0] + chance else 0
+    close = [at for at in range(len(tables)) if at == best or sqnr[at] > sqnr[best] - CLOSE]
+    if lowest is not None and len(close) > 1:
+        worst = dict(zip(close, lowest([tables[at] for at in close]), strict=True))
+        value = {at: sqnr[at] + WORST * worst[at] for at in close}
+        logger.info("SQNR of candidates, and of their worst samples: %s", {at: (sqnr[at], worst[at]) for at in close})
+        other = max(close, key=value.__getitem__)
+        best = other if value[other] > value[best] + WORST_GAIN else best
+    return tables[best], sqnr[best]
+
+
+def _evaluated(tables: list[CalibrationTable], evaluate: Callable[[CalibrationTable], float]) -> list[float]:
+    """Returns the SQNR of every table."""
+    sqnr = []
     with progress("evaluating", len(tables)) as advance:
         for table in tables:
-            found.append(evaluate(table))
+            sqnr.append(evaluate(table))
             advance(1)
-    best = int(np.argmax(found))
-    best = best if found[best] > found[0] + CHANCE else 0
-    return tables[best], found[best]
+    return sqnr
+
+
+class _Worst:
+    """SQNR of the worst samples of int8 models by calibration tables, see `LowestSqnr`."""
+
+    def __init__(self, model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch], count: int, work: Effort):
+        self._model, self._int8_models = model, _Int8Models(model, recipe)
+        self._metric = LowestSqnr(model, drawn(model, samples, count, work.lowest), not work.thorough)
+
+    def __call__(self, tables: list[CalibrationTable], exact_weights: bool = False) -> list[float]:
+        """Returns the SQNR of every table in dB; with float weights if asked."""
+        models = [self._int8_models.of(table) for table in tables]
+        for int8, table in zip(models, tables, strict=True):
+            if exact_weights:
+                restore_weights(int8, equalized(self._model, table.equalization, table.smoothing, table.splitting))
+        return self._metric(models)
 
 
 def _best_ranges(
@@ -279,6 +324,7 @@ def _best_ranges(
     samples: Iterable[Batch],
     count: int,
     work: Effort,
+    lowest: _Worst | None,
 ) -> CalibrationTable:
     """Selects the table of the best ranges on `work.judged` samples; no range was fitted to the outputs.
 
@@ -288,9 +334,11 @@ def _best_ranges(
     judged = _drawn(model, samples, _stride(model, samples, count, work.judged))
     metric = OutputSqnr(model, judged, not work.thorough)
 
+    exact_weights = recipe.correct and work.corrected != 0
+
     def opened(table: CalibrationTable) -> ort.InferenceSession:
         int8, _ = quantize(model, recipe, table)
-        if recipe.correct and work.corrected != 0:
+        if exact_weights:
             restore_weights(int8, equalized(model, table.equalization, table.smoothing, table.splitting))
         return metric.open(int8)
 
@@ -313,11 +361,16 @@ def _best_ranges(
         session = sessions.pop(positions[id(table)], None)
         return metric.of(session or opened(table), slice(None))
 
-    return _best([table for _, table in candidates], evaluate)[0]
+    chosen = [table for _, table in candidates]
+    worst = None if lowest is None else functools.partial(lowest, exact_weights=exact_weights)
+    return _best(chosen, _evaluated(chosen, evaluate), worst)[0]
 
 
 def _retreat(
-    corrected: CalibrationTable, tables: list[CalibrationTable], evaluate: Callable[[CalibrationTable], float]
+    corrected: CalibrationTable,
+    tables: list[CalibrationTable],
+    evaluate: Callable[[CalibrationTable], float],
+    lowest: Lowest | None,
 ) -> tuple[CalibrationTable, float]:
     """Drops corrections that lower the SQNR on held-out samples, or falls back to min-max; returns table and SQNR.
 
@@ -329,7 +382,8 @@ def _retreat(
     if corrected.bias or corrected.rounding:
         tried.append(replace(corrected, bias={}, rounding={}))
     plain = [each for each in tables if not each.smoothing and _is_minmax(each)]
-    best, sqnr = _best([*tried, *(replace(each, recipe=corrected.recipe) for each in plain)], evaluate)
+    tried += [replace(each, recipe=corrected.recipe) for each in plain]
+    best, sqnr = _best(tried, _evaluated(tried, evaluate), lowest)
     if best is not corrected:
         kept = [name for name, each in (("GPTQ", best.rounding), ("bias correction", best.bias)) if each]
         logger.info("on the held-out samples, the best choice is %s", f"only {kept[0]}" if kept else "no correction")

@@ -207,9 +207,9 @@ class OutputSqnr:
         results = [
             (exact, self._run(session, batch)) for exact, batch in zip(self._exact[batches], samples, strict=True)
         ]
-        single = [each for batch, pair in zip(samples, results, strict=True) for each in _single(batch, *pair)]
-        own = np.mean([_decibel(self._compared.error([each])) for each in single])
-        return float(own + _decibel(self._compared.error(results))) / 2
+        single = [each for batch, pair in zip(samples, results, strict=True) for each in per_sample(batch, *pair)]
+        own = np.mean([decibel(self._compared.error([each])) for each in single])
+        return float(own + decibel(self._compared.error(results))) / 2
 
     def _run(self, session: ort.InferenceSession, batch: Batch) -> list[Array]:
         """Returns the outputs for a batch, in parts that fit `ROOM`."""
@@ -222,16 +222,30 @@ class OutputSqnr:
         return [np.concatenate(each) for each in zip(*found, strict=True)]
 
 
-def _single(batch: Batch, exact: list[Array], tested: list[Array]) -> list[tuple[list[Array], list[Array]]]:
-    """Returns the outputs per sample; of all samples together if an output has no sample axis."""
+def per_sample(batch: Batch, exact: list[Array], tested: list[Array]) -> list[tuple[list[Array], list[Array]]]:
+    """Splits outputs of a batch by sample.
+
+    Args:
+        batch: The batch.
+        exact: Outputs of the float model.
+        tested: Outputs of the int8 model.
+
+    Returns:
+        (outputs of the float model, of the int8 model) of every sample; of all samples together if an output has no
+        sample axis.
+    """
     count = length(batch)
     if any(x.shape[:1] != (count,) for x in (*exact, *tested)):
         return [(exact, tested)]
     return [([x[at] for x in exact], [y[at] for y in tested]) for at in range(count)]
 
 
-def _decibel(error: float) -> float:
-    """Returns the SQNR of a relative squared error; `PERFECT` for 0."""
+def decibel(error: float) -> float:
+    """Returns the SQNR in dB of a relative squared error; `PERFECT` for 0.
+
+    Args:
+        error: Result of `relative_error`.
+    """
     return min(-10 * float(np.log10(error)), PERFECT) if error > 0 else PERFECT
 
 

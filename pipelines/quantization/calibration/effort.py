@@ -19,6 +19,7 @@ class Effort:
     Attributes:
         observed: Maximum number of samples that ranges are observed on; None: all.
         judged: Maximum number of samples that candidates of ranges are evaluated on.
+        lowest: Maximum number of samples among which the worst ones of close candidates are searched; 0: not searched.
         corrected: Maximum number of samples of the corrections; None: all but the held-out ones; 0: no corrections.
         positions: Maximum number of positions per channel of the corrections, see `correct_layers`; None: all that it
             takes by itself.
@@ -28,15 +29,16 @@ class Effort:
 
     observed: int | None
     judged: int
+    lowest: int
     corrected: int | None
     positions: int | None
     thorough: bool
 
 
 EFFORTS = {
-    "fast": Effort(observed=128, judged=8, corrected=0, positions=None, thorough=False),
-    "default": Effort(observed=None, judged=64, corrected=32, positions=2**12, thorough=False),
-    "best": Effort(observed=None, judged=128, corrected=None, positions=None, thorough=True),
+    "fast": Effort(observed=128, judged=8, lowest=0, corrected=0, positions=None, thorough=False),
+    "default": Effort(observed=None, judged=64, lowest=256, corrected=32, positions=2**12, thorough=False),
+    "best": Effort(observed=None, judged=128, lowest=1024, corrected=None, positions=None, thorough=True),
 }
 
 
