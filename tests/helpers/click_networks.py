@@ -4,13 +4,14 @@ import itertools
 
 import numpy as np
 
+from helpers.field_networks import FieldNetworks
 from helpers.rewriting import model
 
-FAMILIES = ("wide-deep", "deepfm", "dcn-v2", "dlrm", "two-tower")
+FAMILIES = ("wide-deep", "deepfm", "dcn-v2", "dlrm", "autoint", "finalmlp", "gdcn", "two-tower")
 FIELDS = ((40, 1, ""), (7, 1, ""), (31, 1, ""), (25, 5, "mean"), (3, 1, ""), (60, 9, "sum"))
 
 
-class Network:
+class Network(FieldNetworks):
     """(float model, feeds of `count` samples) of a family; fields: (rows, columns, pooling) each.
 
     As other libraries have it: vectors: numbers are multiplied by a vector each; beside: cross layers add their bias
@@ -32,7 +33,11 @@ class Network:
         beside=False,
         relu=False,
         activation="Relu({})",
+        layout="rows",
+        heads=2,
+        head_size=5,
     ):
+        self.layout, self.heads, self.columns_of_head = layout, heads, head_size
         self.activation = activation
         self.vectors, self.beside, self.relu = vectors, beside, relu
         self.rng = np.random.default_rng(seed)

@@ -161,7 +161,17 @@ struct Cross {
     const float *weight;  // [width padded to whole 64] or null
 };
 
-// The kernels of vectors/click_kernels.h. Rows of int16 may be read and written for 32 more than their width, and float rows come in whole 64.
+// Multi-head attention of every field of a sample to all of them, see `FieldAttention` in steps/fields.py.
+struct FieldAttention {
+    int64_t fields, inputs, heads, size, outputs;  // outputs: 3 or 4 * heads * size, with the residual or without
+    const int32_t *at;      // [fields] first code of every field, or null: field f has the codes f, f + fields, ..
+    const int32_t *weight;  // [outputs, pairs of inputs]
+    const float *scale, *bias;  // [outputs]
+    float score, most, value;
+    bool relu;
+};
+
+// The kernels of vectors/click_kernels.h and vectors/field_kernels.h. Rows of int16 may be read and written for 32 more than their width, and float rows come in whole 64.
 struct ClickKernels {
     int64_t lanes;
     void (*mixed)(const MixedLinear &, const uint32_t *rows, const int16_t *x, int64_t x_stride, int64_t n, const Columns *columns);
@@ -193,6 +203,14 @@ struct ClickKernels {
     void (*gated_sum)(const float *const *x, int64_t stride, const float *gates, int64_t gates_stride, int64_t experts, int64_t width,
                       bool relu, int64_t n, float *out);
     void (*product)(const float *x, const float *y, int64_t stride, int64_t width, int64_t n, float *out, int64_t out_stride);
+    // scale sum_j x_j y_j
+    void (*code_product)(const float *x, int64_t x_stride, const int16_t *y, int64_t y_stride, int64_t width, float scale, int64_t n,
+                         float *out, int64_t out_stride);
+    // x_j sigmoid(gates_j)
+    void (*sigmoid_product)(const float *x, const float *gates, int64_t stride, int64_t width, int64_t n, float *out);
+    void (*gate_codes)(const int16_t *x, int64_t x_stride, const float *gates, int64_t gates_stride, int64_t width, int64_t n, int16_t *out,
+                       int64_t out_stride);
+    void (*field_attention)(const FieldAttention &, const int16_t *x, int64_t x_stride, int64_t n, int16_t *out, int64_t out_stride);
 };
 
 // Bytes from sums of products: clip(rint(float(sum + bias) * scale) + zero, low, high). Bias and scale are packed with the weights.

@@ -9,16 +9,16 @@
 #include <memory>
 #include <tuple>
 
-#include "recommenders/sequence_steps.h"
+#include "recommenders/field_steps.h"
 
 using namespace nb::literals;
 
 namespace zoo {
 namespace {
 
-class ClickProgram : public SequenceProgram {
+class ClickProgram : public FieldSteps {
   public:
-    using SequenceProgram::SequenceProgram;
+    using FieldSteps::FieldSteps;
 
     void numbers(int out, int64_t position, const Array &columns, const Array &scale) {
         const Slot to = slot(out, Kind::kWords, "numbers");
@@ -420,6 +420,11 @@ void bind_click_program(nb::module_ &module) {
         .def("dice", &ClickProgram::dice, "x"_a, "out"_a, "scale"_a, "shift"_a, "rise"_a, "slope"_a)
         .def("target_attention", &ClickProgram::target_attention, "out"_a, "column"_a, "begin"_a, "count"_a, "padding"_a, "items"_a, "keys"_a,
              "queries"_a, "product"_a, "one"_a, "hidden"_a, "bias"_a, "two"_a, "score"_a, "score_bias"_a, "softmax"_a)
+        .def("sigmoid_product", &ClickProgram::sigmoid_product, "x"_a, "gates"_a, "out"_a)
+        .def("gate_codes", &ClickProgram::gate_codes, "x"_a, "gates"_a, "out"_a)
+        .def("code_product", &ClickProgram::code_product, "x"_a, "y"_a, "out"_a, "scale"_a)
+        .def("field_attention", &ClickProgram::field_attention, "x"_a, "out"_a, "fields"_a, "heads"_a, "size"_a, "positions"_a.none(),
+             "weight"_a, "scale"_a, "bias"_a, "score"_a, "value"_a, "relu"_a)
         .def("lookup_sum", &ClickProgram::lookup_sum, "out"_a, "table"_a, "columns"_a, "offsets"_a, "rows"_a)
         .def("total", &ClickProgram::total, "out"_a, "terms"_a, "bias"_a, "sigmoid"_a)
         .def("share", &ClickProgram::share, "ids"_a, "numbers"_a, "means"_a)

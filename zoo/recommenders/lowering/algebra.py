@@ -22,11 +22,13 @@ from zoo.recommenders.lowering.expressions import (
     Numbers,
     Product,
     Shifted,
+    SigmoidGated,
     Total,
     Vectors,
     is_relu,
     parts_of,
 )
+from zoo.recommenders.lowering.field_expressions import Rescaled
 
 
 def joined(parts: Sequence[Expression]) -> Expression:
@@ -102,6 +104,32 @@ def shifted(x: Expression, by: Any) -> Expression:
     x, before = unshifted(x)
     total = np.broadcast_to(before + by, x.width)
     return Shifted(x.width, x, total) if total.any() else x
+
+
+def without_constants(x: Expression, weight: Array, bias: Array) -> tuple[Expression, Array, Array]:
+    """Merges constant summands and factors of the parts of an input into the layer that reads it.
+
+    Args:
+        x: Input of the layer.
+        weight: float64 [x.width, outputs].
+        bias: float64 [outputs].
+
+    Returns:
+        (input, weight, bias) of the same layer, without constants in the input.
+    """
+    parts, start = [], 0
+    for part in parts_of(x):
+        rows = slice(start, start + part.width)
+        if isinstance(part, Shifted):
+            bias = bias + part.by @ weight[rows]
+            part = part.x
+        elif isinstance(part, Rescaled):
+            weight = weight.copy()
+            weight[rows] *= part.by[:, None]
+            part = part.x
+        parts.append(part)
+        start = rows.stop
+    return joined(parts), weight, bias
 
 
 def layer_of(x: Expression) -> Linear | None:
@@ -181,7 +209,8 @@ def crossed_with(product: ElementwiseProduct, state: Expression, name: str) -> E
     x = state.x if isinstance(state, Crossed) else state
     changes = state.changes if isinstance(state, Crossed) else []
     for same, u in ((product.x, product.y), (product.y, product.x)):
-        if isinstance(u, Linear) and not u.relu and parts_of(same) == parts_of(x):
+        layer = isinstance(u, SigmoidGated) or (isinstance(u, Linear) and not u.relu)
+        if layer and parts_of(same) == parts_of(x):
             return Crossed(x.width, x, [*changes, u], name)
     return None
 

@@ -24,10 +24,12 @@ class Expression:
     Attributes:
         width: Columns of a sample.
         rectifies: Whether its step applies the ReLU in which a source ends.
+        readable: Whether linear layers can read it, besides those that `is_value` names.
     """
 
     width: int
     rectifies: ClassVar[bool] = False
+    readable: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,6 +265,24 @@ class Attended(Expression):
 
 
 @dataclass(frozen=True, eq=False)
+class SigmoidGated(Expression):
+    """Layer times gates, x sigmoid(gates): a gated cross (Wang et al. 2023, GDCN) without the product with x_0."""
+
+    x: Linear
+    gates: Linear
+    value: str
+    bounded: ClassVar[bool] = False
+
+    def sources(self) -> list[Expression]:
+        """See `FloatVector`."""
+        return [self.x, self.gates]
+
+    def step(self, sources: Sequence[int], out: int) -> steps.Step:
+        """See `FloatVector`: the step from the buffers of `x` and the gates to the buffer `out`."""
+        return steps.SigmoidProduct(sources[0], sources[1], out)
+
+
+@dataclass(frozen=True, eq=False)
 class Crossed(Expression):
     """State x_l of a cross network: x_0 (1 + sum_l u_l).
 
@@ -393,7 +413,7 @@ class MeanScale(Expression):
 
 # Vectors that one step computes as floats. sources(): the layers that the step reads, before a ReLU where they end in
 # one. step(buffers of the sources, buffer of the result): the step. bounded: all results are within [-1, 1].
-FloatVector = Leaky | Tanh | Gated | GatedSum | Dice | Attended
+FloatVector = Leaky | Tanh | Gated | GatedSum | Dice | Attended | SigmoidGated
 
 
 def is_value(x: Expression) -> bool:
@@ -405,7 +425,8 @@ def is_value(x: Expression) -> bool:
     Returns:
         Whether they can.
     """
-    return isinstance(x, Numbers | Field | Concat | Linear | FloatVector | Crossed | Dots | L2Normalized)
+    kinds = Numbers | Field | Concat | Linear | FloatVector | Crossed | Dots | L2Normalized
+    return x.readable or isinstance(x, kinds)
 
 
 def is_relu(x: Expression) -> bool:

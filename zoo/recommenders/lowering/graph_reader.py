@@ -25,6 +25,7 @@ from zoo.recommenders.lowering.algebra import (
     times,
     total_of,
     unshifted,
+    without_constants,
 )
 from zoo.recommenders.lowering.expressions import (
     Array,
@@ -51,8 +52,8 @@ from zoo.recommenders.lowering.expressions import (
     Vectors,
     WeightedVectors,
     is_value,
-    parts_of,
 )
+from zoo.recommenders.lowering.field_reader import read_fields
 from zoo.recommenders.lowering.sequences import sequence_value
 
 VIEWS = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast")
@@ -108,7 +109,9 @@ class GraphReader:
         made = getattr(self, f"_{node.op_type.lower()}", None) if not node.domain else None
         made = self._view if node.op_type in VIEWS else made
         sequence = sequence_value(node, value, self.read, self._columns, self.nodes)
-        expression: Expression | None = sequence or (made(node, value) if made is not None else None)
+        expression: Expression | None = sequence or read_fields(self, node, value)
+        if expression is None and made is not None:
+            expression = made(node, value)
         if expression is None:
             raise RequestError(f"the operator {node.name or value.name} ({node.op_type}) has no native form here")
         return expression
@@ -259,14 +262,7 @@ class GraphReader:
     def _layer(self, x: Expression, weight: Array, bias: Array, value: ir.Value) -> Expression:
         if x.width != len(weight):
             raise RequestError(f"the layer {value.name} has {len(weight)} inputs for {x.width} columns")
-        parts, start = [], 0
-        for part in parts_of(x):
-            if isinstance(part, Shifted):
-                bias = bias + part.by @ weight[start : start + part.width]
-                part = part.x
-            parts.append(part)
-            start += part.width
-        x = joined(parts)
+        x, weight, bias = without_constants(x, weight, bias)
         if isinstance(x, Numbers) and x.width == 1 < weight.shape[1] and not bias.any():
             factor = x.factor * weight[0]
             return Numbers(weight.shape[1], x.columns * weight.shape[1], factor, str(value.name))

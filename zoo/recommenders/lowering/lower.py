@@ -26,7 +26,6 @@ from pipelines.quantization.qdq.scales import activation_qparams
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.recommenders.lowering.activity import by_activity
 from zoo.recommenders.lowering.algebra import total_of
-from zoo.recommenders.lowering.encode import CodeLayout
 from zoo.recommenders.lowering.expressions import (
     Attended,
     Crossed,
@@ -43,6 +42,8 @@ from zoo.recommenders.lowering.expressions import (
     Total,
     parts_of,
 )
+from zoo.recommenders.lowering.field_expressions import FieldAttention, GatedCodes
+from zoo.recommenders.lowering.field_steps import FieldSteps, attention_order
 from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import FINEST, dense_layer, mixed_layer, positive
 from zoo.recommenders.lowering.plan import HEADROOM, LayerGroup
@@ -110,7 +111,7 @@ def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tupl
     return result, {"fold": True, "reason": reason, "layers": layers, "refused": {}}
 
 
-class Compiler(CodeLayout):
+class Compiler(FieldSteps):
     """Compiles expressions to a `ClickProgram`.
 
     Arguments are those of `CodeLayout`, and `orders`: the orders of the units of hidden layers in their buffers. Raises
@@ -177,7 +178,8 @@ class Compiler(CodeLayout):
                     for part in parts_of(term.x):
                         rows = term.weight[start : start + part.width, 0] * factor
                         start += part.width
-                        if isinstance(part, Linear | FloatVector) and self.forms[part] & {"u1", "i2"}:
+                        if self.forms.get(part, set()) & {"u1", "i2"}:
+                            assert isinstance(part, Linear | FloatVector | FieldAttention)
                             terms.append((self._hidden_term(part, rows), 1.0))
                         elif isinstance(part, Crossed):
                             terms.append((self._cross_total(part, rows), 1.0))
@@ -197,9 +199,7 @@ class Compiler(CodeLayout):
                     self.steps.append(steps.Factorization(self.x, out, vectors, width, term.factor * scale**2))
                     terms.append((out, factor))
                 case Product():
-                    out = self._slot("f4", 1)
-                    self.steps.append(steps.Product(self._floats(term.x), self._floats(term.y), out))
-                    terms.append((out, factor))
+                    terms.append((self._product(term), factor))
                 case _:
                     raise RequestError("a term of the logit has no step")
         if looked_up:
@@ -274,8 +274,14 @@ class Compiler(CodeLayout):
         assert isinstance(x, Linear | FloatVector)
         return self._result(x, "f4")[0]
 
-    def _result(self, x: Linear | FloatVector, form: str) -> tuple[int, float]:
+    def _coded(self, x: Expression) -> tuple[int, float]:
+        assert isinstance(x, Linear | FloatVector | FieldAttention)
+        return self._result(x, "i2")
+
+    def _result(self, x: Linear | FloatVector | FieldAttention, form: str) -> tuple[int, float]:
         """Returns (buffer, scale) of the result of a layer; the form "f4" is the result before its ReLU."""
+        if isinstance(x, FieldAttention):
+            return self._attention(x)
         if (x, form) not in self._made and isinstance(x, FloatVector):
             if form == "f4":
                 out, unit = self._curved(x), 1.0
@@ -288,7 +294,7 @@ class Compiler(CodeLayout):
             single = parts[0] if len(parts) == 1 else None
             if isinstance(single, Linear) and single.relu and self._coarse(x):
                 self._dense(x, single, form)
-            elif isinstance(single, Linear | FloatVector):
+            elif isinstance(single, Linear | FloatVector | FieldAttention):
                 slot, scale = self._result(single, "i2")
                 rows = [(at, scale, row) for at, row in enumerate(self._order(single).tolist())]
                 self._mixed([x], slot, rows, [])
@@ -299,19 +305,20 @@ class Compiler(CodeLayout):
     def _curved(self, x: FloatVector) -> int:
         """Returns the buffer of a vector computed as floats."""
         sources = [self._floats(source) for source in x.sources()]
-        out = self._slot("f4", x.width)
+        out = self._slot("f4", self.slots[sources[0]][1])
         self.steps.append(x.step(sources, out))
         return out
 
-    def _order(self, x: Linear | FloatVector) -> Array:
+    def _order(self, x: Linear | FloatVector | FieldAttention) -> Array:
         """Returns the order of the units of a layer in its buffers."""
-        order = self._orders.get(x)
+        order = attention_order(x) if isinstance(x, FieldAttention) else self._orders.get(x)
         return np.arange(x.width) if order is None else order
 
     def hidden(self) -> dict[Linear, int]:
         """Returns the buffers of layers before a ReLU that only other layers read."""
         forms = {x: "u1" if "u1" in self.forms[x] else "i2" for x in self.readers if self.forms[x] <= {"u1", "i2"}}
-        return {x: self._made[x, form][0] for x, form in forms.items() if x.relu and (x, form) in self._made}
+        own = {x: form for x, form in forms.items() if x.relu and (x, form) in self._made and x not in self.coded}
+        return {x: self._made[x, form][0] for x, form in own.items()}
 
     def _unit(self, x: Linear | FloatVector, form: str) -> float:
         """Returns the scale of the result of a layer in a form."""
@@ -337,7 +344,7 @@ class Compiler(CodeLayout):
         self.steps.append(steps.Dense(slot, out, dense_layer(weight[:, order], x.bias[order], scale, unit, form)))
         self._made[x, form] = (out, unit)
 
-    def _hidden_term(self, part: Linear | FloatVector, rows: Floats) -> int:
+    def _hidden_term(self, part: Linear | FloatVector | FieldAttention, rows: Floats) -> int:
         """Returns the buffer of the contribution of a hidden layer to the logit."""
         rows = rows[self._order(part)]
         if "i2" in self.forms[part]:
@@ -363,7 +370,7 @@ class Compiler(CodeLayout):
         first = len(x.changes) == 1
         state = self._slot("f4", self._codes_width) if first else self._made[x.x, "state"][0]
         self._made[x.x, "state"] = (state, 1.0)
-        grown = 1 + sum(self._range(each.value) for each in x.changes if isinstance(each, Linear))
+        grown = 1 + sum(self._range(each.value) for each in x.changes if isinstance(each, Linear | FloatVector))
         uses = self._uses.get(x, set())
         out = self._slot("i2", self._codes_width) if "codes" in uses else None
         weight = slot = None
@@ -390,8 +397,17 @@ class Compiler(CodeLayout):
     def _group(self, group: LayerGroup) -> None:
         rows: list[tuple[int, float, int]] = []
         slot, start, folded = self.x, 0, []
+        gates = [self._gated(part) for part in group.parts if isinstance(part, GatedCodes)]
+        slot, factor = gates[0] if gates else (slot, 1.0)
         for part in group.parts:
-            if isinstance(part, Crossed):
+            if isinstance(part, GatedCodes):
+                inner = 0
+                for each in parts_of(part.x):
+                    rows += [
+                        (at, scale * factor, start + inner + row) for at, scale, row in self._code_positions(each, True)
+                    ]
+                    inner += each.width
+            elif isinstance(part, Crossed):
                 slot, grown = self._cross(part)
                 inner = 0
                 for each in parts_of(part.x):
@@ -427,7 +443,7 @@ class Compiler(CodeLayout):
             for form in forms:
                 order = self._order(layer)
                 weight, bias = layer.weight[:, order], layer.bias[order]
-                if layer in self.changes and form == "f4":
+                if layer in self.multiplied and form == "f4":
                     weight, bias = self._like_codes(layer)
                 step_of = self._unit(layer, form)
                 width = weight.shape[1]
@@ -467,14 +483,3 @@ class Compiler(CodeLayout):
                 made.table,
             )
         )
-
-    def _like_codes(self, layer: Linear) -> tuple[Floats, Floats]:
-        """Returns weights and bias of a change of a cross network, with columns at the positions of x_0's codes."""
-        crossed = next(each for each in self.crossed.values() if layer in each.changes)
-        weight, bias = np.zeros((len(layer.weight), self._codes_width)), np.zeros(self._codes_width)
-        start = 0
-        for part in parts_of(crossed.x):
-            for at, _, row in self._code_positions(part, own=True):
-                weight[:, at], bias[at] = layer.weight[:, start + row], layer.bias[start + row]
-            start += part.width
-        return weight, bias

@@ -25,9 +25,12 @@ from zoo.recommenders.lowering.expressions import (
     Numbers,
     ProbabilityProduct,
     Product,
+    SigmoidGated,
     Total,
+    is_relu,
     parts_of,
 )
+from zoo.recommenders.lowering.field_expressions import FieldAttention, GatedCodes
 from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import largest
 
@@ -101,15 +104,17 @@ class LoweringPlan:
         self.reader, self.table, self.caches, self.coarse = reader, table, caches, coarse
         self.decisions: dict[str, Decision] = {}
         self.groups: dict[tuple[int, ...], LayerGroup] = {}
-        self.forms: dict[Linear | FloatVector, set[str]] = {}  # how a layer's result is read: "u1", "i2", "f4", "piece"
+        self.forms: dict[Expression, set[str]] = {}  # how a layer's result is read: "u1", "i2", "f4", "piece"
         self.raw: dict[Field, None] = {}  # whose codes are needed, in order
         self.summed: dict[Field, None] = {}  # terms of logits
         self.even: dict[Expression, None] = {}  # vectors whose codes share one scale
         self.pieces: dict[Expression, None] = {}  # computed vectors that stand among the codes
-        self.changes: dict[Expression, None] = {}  # of cross networks, laid out like the codes
         self.spread: dict[Numbers, None] = {}  # numbers times vectors, whose codes are needed, in order
         self.numbers: list[Numbers] = []
         self.crossed: dict[tuple[int, ...], Crossed] = {}
+        self.multiplied: dict[Expression, Expression] = {}  # layers laid out like the codes: the vectors they multiply
+        self.opened: dict[Linear, None] = {}  # gates of codes, open where they stand beside codes of no gate
+        self.coded: dict[Linear, None] = {}  # layers whose codes a product reads
         self.readers: dict[Linear, list[Floats]] = {}  # rows of the weights of layers that read a layer
         self._seen: set[Expression] = set()
         self._terms: set[Expression] = set()  # of logits
@@ -144,20 +149,23 @@ class LoweringPlan:
                     self._visit(part)
             case Crossed():
                 self.crossed[tuple(map(id, x.changes))] = x
-                parts = parts_of(x.x)
-                if len(set(parts)) < len(parts):
-                    raise RequestError(f"the cross network of {x.value} reads a part twice")
-                columns = [column for part in parts if isinstance(part, Numbers) for column in part.columns]
-                for part in parts:  # each entry has a code of its own
-                    if isinstance(part, Numbers) and len(set(columns)) == len(columns):
-                        self._visit(part)
-                    else:
-                        self._visit_vector(part)
+                self._visit_multiplied(x.x)
                 for change in x.changes:
-                    self.changes[change] = None
-                    assert isinstance(change, Linear)
+                    assert isinstance(change, Linear | SigmoidGated)
+                    for layer in [change] if isinstance(change, Linear) else [change.x, change.gates]:
+                        self.multiplied[layer] = x.x
                     self.forms.setdefault(change, set()).add("f4")
                     self._visit(change)
+            case GatedCodes():
+                self._visit_multiplied(x.x)
+                self.multiplied[x.gates], self.opened[x.gates] = x.x, None
+                self._visit_float(x.gates)
+            case FieldAttention():
+                for vector in x.vectors:
+                    self.even[vector] = None
+                    self._visit_vector(vector)
+                if x.x is not None:
+                    self._visit(x.x)
             case Dots() | Factorization():
                 for vector in x.vectors:
                     if isinstance(x, Factorization):
@@ -171,13 +179,30 @@ class LoweringPlan:
                 for source in x.sources():
                     self._visit_float(source, relu=x.rectifies)
             case Product():
-                self._visit_float(x.x)
-                self._visit_float(x.y)
+                for factor, other in ((x.x, x.y), (x.y, x.x)):
+                    if isinstance(factor, Linear) and factor.relu and not is_relu(other):
+                        self.coded[factor] = None
+                        self.forms.setdefault(factor, set()).add("i2")
+                        self._visit(factor)
+                    else:
+                        self._visit_float(factor)
             case ProbabilityProduct():
                 self._visit(x.x)
                 self._visit(x.y)
             case Numbers():
                 self.numbers.append(x)
+
+    def _visit_multiplied(self, x: Expression) -> None:
+        """Records vectors whose codes are multiplied by floats; each entry has a code of its own."""
+        parts = parts_of(x)
+        if len(set(parts)) < len(parts):
+            raise RequestError("a product of layers and vectors reads a vector twice")
+        columns = [column for part in parts if isinstance(part, Numbers) for column in part.columns]
+        for part in parts:
+            if isinstance(part, Numbers) and len(set(columns)) == len(columns):
+                self._visit(part)
+            else:
+                self._visit_vector(part)
 
     def _visit_vector(self, x: Expression) -> None:
         """Records a vector whose entries are multiplied as codes."""
@@ -212,6 +237,10 @@ class LoweringPlan:
             if isinstance(part, FloatVector):
                 form = "i2" if single is part or term else "piece"
                 self.forms.setdefault(part, set()).add(form)
+            elif isinstance(part, FieldAttention):
+                if single is not part and not term:
+                    raise RequestError(f"the layer {x.value} reads an attention and more")
+                self.forms.setdefault(part, set()).add("i2")
             elif isinstance(part, Linear):
                 self.readers.setdefault(part, []).append(x.weight[start : start + part.width])
                 hidden = part.relu and (single is part or term)
@@ -224,11 +253,15 @@ class LoweringPlan:
                 self._uses.setdefault(part, set()).add("total" if term else "codes")
             elif isinstance(part, Field) and term:
                 self.raw[part] = None
-            elif not isinstance(part, Field | Numbers | Dots | Linear | FloatVector):
+            elif isinstance(part, GatedCodes):
+                others = [each for each in parts if each is not part]
+                if term or not all(isinstance(each, Field | Numbers) for each in others):
+                    raise RequestError(f"the layer {x.value} reads gated vectors and more")
+            elif not isinstance(part, Field | Numbers | Dots | Linear | FloatVector | FieldAttention):
                 raise RequestError(f"the layer {x.value} reads what has no codes")
             start += part.width
             self._visit(part)
-        if not term and not isinstance(single, Linear | FloatVector):
+        if not term and not isinstance(single, Linear | FloatVector | FieldAttention):
             if any(isinstance(part, Crossed) for part in parts) and single is None:
                 raise RequestError(f"the layer {x.value} reads a cross network and more")
             key = tuple(map(id, parts))
@@ -288,7 +321,7 @@ class LoweringPlan:
 
     def _coarse(self, layer: Linear) -> bool:
         """Whether a layer reads bytes."""
-        return self.coarse and layer.weight.size > FINE
+        return self.coarse and layer.weight.size > FINE and layer not in self.multiplied
 
     def _outs(self, layer: Linear) -> int:
         forms = {"f4" if form == "piece" else form for form in self.forms.get(layer, ())}

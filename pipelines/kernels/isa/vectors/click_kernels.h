@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "isa/isa.h"
+#include "isa/vectors/field_kernels.h"
 #include "isa/vectors/mixed_linear.h"
 #include "isa/vectors/words.h"
 
@@ -246,6 +247,19 @@ void product(const float *x, const float *y, int64_t stride, int64_t width, int6
     for (int64_t s = 0; s < n; ++s, x += stride, y += stride) out[s * out_stride] = dot_floats(x, y, width);
 }
 
+void code_product(const float *x, int64_t x_stride, const int16_t *y, int64_t y_stride, int64_t width, float scale, int64_t n, float *out,
+                  int64_t out_stride) {
+    const IntVec lane = lane_numbers();
+    for (int64_t s = 0; s < n; ++s, x += x_stride, y += y_stride) {
+        Lanes sums{};
+        for (int64_t j = 0; j < width; j += kVecLanes) {
+            const Vec value = load_float<Vec>(x + j) * to_float(load_words(y + j));
+            sums.part[j / kVecLanes % kParts] += lane + static_cast<int32_t>(j) < static_cast<int32_t>(width) ? value : Vec{};
+        }
+        out[s * out_stride] = reduce_lanes(sums) * scale;
+    }
+}
+
 constexpr ClickKernels kClickKernels = {
     .lanes = kVecLanes,
     .mixed = mixed,
@@ -262,6 +276,10 @@ constexpr ClickKernels kClickKernels = {
     .mixture = mixture,
     .gated_sum = gated_sum,
     .product = product,
+    .code_product = code_product,
+    .sigmoid_product = sigmoid_product,
+    .gate_codes = gate_codes,
+    .field_attention = field_attention,
 };
 
 }  // namespace

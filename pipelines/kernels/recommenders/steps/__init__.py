@@ -1,6 +1,7 @@
 """Steps of programs; each is one record with parameters, checks, numpy reference and the call of its kernel."""
 
 from pipelines.kernels.recommenders.steps.base import CODES, KINDS, SLACK, Run, Slots, Step
+from pipelines.kernels.recommenders.steps.fields import CodeProduct, FieldAttention, GateCodes, SigmoidProduct
 from pipelines.kernels.recommenders.steps.floats import (
     GatedSum,
     Leaky,
@@ -24,11 +25,14 @@ __all__ = [
     "LANES",
     "SLACK",
     "STEPS",
+    "CodeProduct",
     "Cross",
     "Dense",
     "Dice",
     "Dots",
     "Factorization",
+    "FieldAttention",
+    "GateCodes",
     "GatedSum",
     "Gather",
     "Leaky",
@@ -40,6 +44,7 @@ __all__ = [
     "Product",
     "Quantize",
     "Run",
+    "SigmoidProduct",
     "Slots",
     "Step",
     "Tanh",

@@ -1,0 +1,481 @@
+"""Reads operators on the fields of a sample: gates, and attention between fields in the layouts of other libraries.
+
+`FieldTensor` says which axis of a value holds samples, fields, heads and columns, through Reshape, Transpose, Split,
+Concat and MatMul. So the order in which a library arranges them does not matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.graph import query
+from zoo.recommenders.lowering.algebra import joined, stacked, times
+from zoo.recommenders.lowering.expressions import (
+    Array,
+    Concat,
+    ElementwiseProduct,
+    Expression,
+    Linear,
+    Numbers,
+    SigmoidGated,
+    Vectors,
+    is_value,
+)
+from zoo.recommenders.lowering.field_expressions import (
+    Attended,
+    Axes,
+    FieldAttention,
+    FieldLayer,
+    FieldTensor,
+    GatedCodes,
+    Rescaled,
+    Scores,
+    Sigmoids,
+    identity,
+    same_source,
+)
+
+if TYPE_CHECKING:
+    from zoo.recommenders.lowering.graph_reader import GraphReader
+
+VIEWS = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
+ATTENDED = ("n", "f", "h", "c")
+
+
+def read_fields(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
+    """Reads an operator on the fields of a sample.
+
+    Args:
+        reader: Reader of the graph.
+        node: Operator.
+        value: Its result that is read.
+
+    Returns:
+        The expression; None for other operators.
+    """
+    made = OPERATORS.get(node.op_type) if not node.domain else None
+    return None if made is None else made(reader, node, value)
+
+
+# --- gates
+
+
+def _sigmoid(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
+    x = reader.read(node.inputs[0])
+    return Sigmoids(x.width, x) if isinstance(x, Linear) and x.width > 1 and not x.relu else None
+
+
+def _mul(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
+    for at in (0, 1):
+        if (constant := query.constant(node.inputs[at])) is not None:
+            return _scaled(reader, node, value, reader.read(node.inputs[1 - at]), constant.astype(np.float64))
+    x, y = (reader.read(source) for source in node.inputs)
+    for gates, other in ((x, y), (y, x)):
+        if not isinstance(gates, Sigmoids) or other.width != gates.width:
+            continue
+        if gates.factor == 1 and (gated := _gated(other, gates.x, str(value.name))) is not None:
+            return gated
+        if is_value(other) and not isinstance(other, Linear):
+            return GatedCodes(other.width, other, gates.x, gates.factor)
+    return None
+
+
+def _gated(x: Expression, gates: Linear, name: str) -> Expression | None:
+    """Returns x sigmoid(gates) for a layer, or for x_0 times a layer."""
+    if isinstance(x, Linear) and not x.relu:
+        return SigmoidGated(x.width, x, gates, name)
+    if isinstance(x, ElementwiseProduct):
+        for layer, same in ((x.x, x.y), (x.y, x.x)):
+            if isinstance(layer, Linear) and not layer.relu:
+                return times(same, SigmoidGated(layer.width, layer, gates, layer.value))
+    return None
+
+
+def _scaled(reader: GraphReader, node: ir.Node, value: ir.Value, x: Expression, by: Array) -> Expression | None:
+    """Returns x times a constant, where other operators have no form for it."""
+    if isinstance(x, Sigmoids) and by.size == 1:
+        return replace(x, factor=x.factor * float(by.item()))
+    numbers = stacked(x)
+    if numbers and query.rank(value) == 3 and all(isinstance(each, Numbers) and each.width == 1 for each in numbers):
+        rows = by.reshape(-1, by.shape[-1]) if by.ndim > 1 else np.empty((0, 0))
+        if len(rows) != len(numbers):
+            return None
+        spread: list[Expression] = [
+            Numbers(len(row), each.columns * len(row), each.factor * row)  # type: ignore[attr-defined]
+            for each, row in zip(numbers, rows, strict=True)
+        ]
+        return Vectors(rows.size, spread)
+    if isinstance(x, FieldTensor):
+        return _scaled_tensor(x, by)
+    if isinstance(x, Concat) and by.size == x.width > 1 and query.rank(value) == 2:
+        cuts = np.split(by.ravel(), np.cumsum([part.width for part in x.parts])[:-1])
+        return joined([Rescaled(part.width, part, cut) for part, cut in zip(x.parts, cuts, strict=True)])
+    return None
+
+
+def _scaled_tensor(x: FieldTensor, by: Array) -> FieldTensor | None:
+    if by.size != 1:
+        return None
+    factor = float(by.item())
+    if isinstance(x.content, Scores) and not x.content.softmax:
+        return replace(x, content=replace(x.content, factor=x.content.factor * factor))
+    if isinstance(x.content, FieldLayer):
+        layer = x.content
+        scaled = replace(layer, weight=layer.weight * factor, bias=layer.bias * factor)
+        return replace(x, content=replace(scaled, value=f"{layer.value}*{factor:g}"))
+    return None
+
+
+def _div(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
+    constant = query.constant(node.inputs[1])
+    x = reader.read(node.inputs[0]) if constant is not None and constant.size == 1 else None
+    return None if x is None or constant is None else _scaled(reader, node, value, x, 1 / constant.astype(np.float64))
+
+
+def _gather(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
+    """Selects whole parts of a concatenation."""
+    picks, source = query.constant(node.inputs[1]), node.inputs[0]
+    whole = node.attributes.get_int("axis", 0) in (1, -1) and picks is not None and picks.ndim == 1
+    if not whole or picks is None or source is None or source.producer() is None or query.rank(source) != 2:
+        return None
+    x, chosen, places = reader.read(source), [], picks.tolist()
+    if not isinstance(x, Concat):
+        return None
+    starts = np.cumsum([0, *(part.width for part in x.parts)])
+    while places:
+        at = int(np.searchsorted(starts, places[0], "right")) - 1
+        part = x.parts[at]
+        if places[: part.width] != list(range(int(starts[at]), int(starts[at]) + part.width)):
+            return None
+        chosen.append(part)
+        places = places[part.width :]
+    return joined(chosen)
+
+
+# --- layouts
+
+
+def tensor_of(x: Expression, rank: int | None) -> FieldTensor | None:
+    """Returns vectors of one width as a value with an axis of fields.
+
+    Args:
+        x: Value.
+        rank: Rank of the value.
+
+    Returns:
+        The value in the layout [samples, fields, columns] or [samples, fields * columns]; None for other values.
+    """
+    if isinstance(x, FieldTensor):
+        return x
+    if isinstance(x, FieldAttention):
+        return FieldTensor(x.width, x, (("n",), ("f", "m")), {"f": x.fields, "m": x.columns})
+    vectors = stacked(x) or (x.parts if isinstance(x, Concat) and rank == 2 else None)
+    if not vectors or not all(is_value(each) and each.width == vectors[0].width for each in vectors):
+        return None
+    axes: Axes = (("n",), ("f",), ("m",)) if rank == 3 else (("n",), ("f", "m"))
+    return FieldTensor(x.width, vectors, axes, {"f": len(vectors), "m": vectors[0].width})
+
+
+def _view(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
+    source, shape = node.inputs[0], query.dimensions(value)
+    if source is None or shape is None:
+        return None
+    x = reader.read(source)
+    if isinstance(x, Numbers) and node.op_type == "Unsqueeze" and shape[1:] == [x.width, 1]:
+        columns = zip(x.columns, x.factor, strict=True)
+        return Vectors(x.width, [Numbers(1, [column], np.array([factor])) for column, factor in columns])
+    if not isinstance(x, FieldTensor):
+        width = shape[-1] or 0
+        rows = isinstance(x, Concat) and len(shape) == 2 and query.rank(source) == 2 and 0 < width < x.width
+        tensor = tensor_of(x, 2) if rows else None
+        return None if tensor is None else _arranged(tensor, shape)
+    return _arranged(x, shape)
+
+
+def _arranged(x: FieldTensor, shape: Sequence[int | None]) -> Expression | None:
+    """Groups the axes of a value by the shape of a view of it."""
+    sizes = dict(x.sizes)
+    order = [name for name in x.order if name != "h" or sizes["h"] > 1]
+    groups: dict[int, tuple[str, ...]] = {}
+    batch = next((at for at, size in enumerate(shape) if size is None), 0)
+    for at in reversed(range(batch + 1, len(shape))):
+        groups[at] = _taken(order, sizes, shape[at] or 1, last=True)
+    for at in range(batch):
+        groups[at] = _taken(order, sizes, shape[at] or 1, last=False)
+    groups[batch] = tuple(order)
+    axes = tuple(groups[at] for at in range(len(shape)))
+    if "n" not in groups[batch] or any(
+        _size(group, sizes) != (shape[at] or 1) for at, group in groups.items() if at != batch
+    ):
+        return None
+    if axes == (("n",), ("f", "m")) and isinstance(x.content, FieldAttention | list):
+        return x.content if isinstance(x.content, FieldAttention) else joined(x.content)
+    return FieldTensor(x.width, x.content, axes, sizes)
+
+
+def _taken(order: list[str], sizes: dict[str, int], size: int, last: bool) -> tuple[str, ...]:
+    """Takes axes from one end of `order` until their product is `size`; columns are split into heads where needed."""
+    taken: list[str] = []
+    while order and _size(taken, sizes) < size:
+        name = order.pop(-1 if last else 0)
+        needed = size // _size(taken, sizes)
+        if name == "m" and needed < sizes["m"] and sizes["m"] % needed == 0:
+            own = needed if last else sizes["m"] // needed
+            sizes |= {"h": sizes["m"] // own, "c": own}
+            order.insert(len(order) if last else 0, "h" if last else "c")
+            name = "c" if last else "h"
+        taken.insert(0 if last else len(taken), name)
+    return tuple(taken)
+
+
+def _size(names: Sequence[str], sizes: Any) -> int:
+    return int(np.prod([sizes.get(name, 1) for name in names if name != "n"], dtype=np.int64))
+
+
+def _transpose(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
+    x = reader.read(node.inputs[0])
+    perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else ()
+    if not isinstance(x, FieldTensor) or len(perm) != len(x.axes):
+        return None
+    return replace(x, axes=tuple(x.axes[at] for at in perm))
+
+
+def _split(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
+    """Selects columns of a layer, or a head."""
+    source = node.inputs[0]
+    if source is None or source.is_graph_input():
+        return None
+    x, shape, kept = reader.read(source), query.dimensions(source), query.dimensions(value)
+    if not isinstance(x, FieldTensor) or shape is None or kept is None:
+        return None
+    constants = [query.integers(node, "", at) for at in range(1, len(node.inputs))]
+    if node.op_type == "Slice":
+        scalars = [each[0] for each in constants if each is not None and len(each) == 1]
+        if len(scalars) < max(3, len(constants)) or (len(scalars) > 3 and scalars[3] != 1):
+            return None
+        axis, start = scalars[2] % len(shape), scalars[0]
+    else:
+        axis, at = node.attributes.get_int("axis", 0) % len(shape), list(node.outputs).index(value)
+        sizes = query.integers(node, "split", 1)
+        start = sum(sizes[:at]) if sizes else at * (kept[axis] or 0)
+    count = kept[axis]
+    if count is None:
+        return None
+    if isinstance(x.content, FieldLayer) and x.axes[axis] == ("m",):
+        layer = x.content
+        part = slice(start, start + count)
+        narrow = FieldLayer(
+            count * x.sizes["f"], layer.x, layer.vectors, layer.weight[:, part], layer.bias[part], str(value.name)
+        )
+        return FieldTensor(narrow.width, narrow, x.axes, {**x.sizes, "m": count})
+    if isinstance(x.content, Attended) and x.axes[axis] == ("h",) and count == 1 and x.content.head is None:
+        axes = (*x.axes[:axis], (), *x.axes[axis + 1 :])
+        return FieldTensor(x.width // x.sizes["h"], replace(x.content, head=start), axes, x.sizes)
+    return None
+
+
+def _concat(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
+    """Joins the columns of heads to layers with an axis of heads, or heads to columns."""
+    rank = query.rank(value) or 0
+    if rank < 3 or not node.inputs:
+        return None
+    parts = [reader.read(source) for source in node.inputs]
+    tensors = [part for part in parts if isinstance(part, FieldTensor)]
+    first = tensors[0] if tensors else None
+    axis = node.attributes.get_int("axis", 0) % rank
+    if first is None or len(tensors) != len(parts) or any(each.axes != first.axes for each in tensors):
+        return None
+    contents: list[Any] = [each.content for each in tensors]
+    if all(isinstance(each, FieldLayer) for each in contents) and first.axes[axis] == () and same_source(contents):
+        weight, bias = (np.concatenate([getattr(each, name) for each in contents], -1) for name in ("weight", "bias"))
+        if len({each.weight.shape[1] for each in contents}) > 1:
+            return None
+        layer = FieldLayer(
+            len(bias) * first.sizes["f"], contents[0].x, contents[0].vectors, weight, bias, str(value.name)
+        )
+        axes = tuple(
+            ("h",) if at == axis else ("c",) if group == ("m",) else group for at, group in enumerate(first.axes)
+        )
+        sizes = {"f": first.sizes["f"], "h": len(contents), "c": len(bias) // len(contents)}
+        return FieldTensor(layer.width, layer, axes, sizes)
+    whole = all(isinstance(each, Attended) for each in contents) and [each.head for each in contents] == [
+        *range(first.sizes.get("h", 0))
+    ]
+    if whole and first.axes[axis] == ("c",):
+        axes = tuple(("h", "c") if at == axis else group for at, group in enumerate(first.axes))
+        return FieldTensor(first.width * len(contents), replace(contents[0], head=None), axes, first.sizes)
+    return None
+
+
+# --- layers and attention
+
+
+def _layer(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
+    """Reads a linear layer of every field, scores, or values weighted by a softmax."""
+    weight = query.constant(node.inputs[1])
+    x = reader.read(node.inputs[0])
+    if weight is None:
+        y = reader.read(node.inputs[1])
+        if isinstance(x, FieldTensor) and isinstance(y, FieldTensor):
+            return _product(x, y, str(value.name))
+        return None
+    tensor = x if isinstance(x, FieldTensor) else tensor_of(x, 3) if query.rank(value) == 3 else None
+    if tensor is None or weight.ndim != 2:
+        return None
+    bias = np.zeros(1)
+    if node.op_type == "Gemm":
+        plain = node.attributes.get_float("alpha", 1.0) == 1 and not node.attributes.get_int("transA", 0)
+        given = query.constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.zeros(1)
+        if not plain or given is None or node.attributes.get_float("beta", 1.0) != 1:
+            return None
+        weight, bias = weight.T if node.attributes.get_int("transB", 0) else weight, given
+    own, source = tensor.axes[-1], tensor.content
+    if own not in (("m",), ("h", "c")) or weight.shape[0] != _size(own, tensor.sizes):
+        return None
+    if isinstance(source, Attended):
+        closed = _closed(tensor, None, source.value)
+        source = source if closed is None else closed
+    if not isinstance(source, list | FieldAttention):
+        return None
+    attention, vectors = (source, []) if isinstance(source, FieldAttention) else (None, source)
+    columns, fields = weight.shape[1], tensor.sizes["f"]
+    biases = np.zeros(columns) + bias.ravel()
+    layer = FieldLayer(columns * fields, attention, vectors, weight.astype(np.float64), biases, str(value.name))
+    return FieldTensor(layer.width, layer, (*tensor.axes[:-1], ("m",)), {"f": fields, "m": columns})
+
+
+def _product(x: FieldTensor, y: FieldTensor, name: str) -> FieldTensor | None:
+    """Returns the scores of queries and keys, or values weighted by a softmax; axes as MatMul has them."""
+    if x.axes[:-2] != y.axes[:-2] or len(x.axes) < 3:
+        return None
+    batch, columns = x.axes[:-2], (("c",), ("m",))
+    fields = {"f": x.sizes["f"], "g": x.sizes["f"]}
+    if isinstance(x.content, FieldLayer) and isinstance(y.content, FieldLayer):
+        fits = x.axes[-2] == ("f",) == y.axes[-1] and x.axes[-1] == y.axes[-2] and x.axes[-1] in columns
+        if not fits or not same_source([x.content, y.content]) or x.content.weight.shape != y.content.weight.shape:
+            return None
+        axes = (*batch, ("f",), ("g",))
+        return FieldTensor(x.width, Scores(x.content, y.content), axes, {**x.sizes, **fields})
+    if isinstance(x.content, Scores) and x.content.softmax and isinstance(y.content, FieldLayer):
+        fits = x.axes[-2:] == (("f",), ("g",)) and y.axes[-2] == ("f",) and y.axes[-1] in columns
+        if not fits or not same_source([x.content.query, y.content]):
+            return None
+        if x.content.query.weight.shape[1] != y.content.weight.shape[1]:
+            return None
+        axes = (*batch, ("f",), ("c",))
+        return FieldTensor(
+            y.width, Attended(x.content, y.content, value=name), axes, {"c": y.sizes.get("m", 1), **y.sizes}
+        )
+    return None
+
+
+def _einsum(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
+    equation = re.fullmatch(r"(\w+),(\w+)->(\w+)", node.attributes["equation"].as_string().replace(" ", ""))
+    x, y = (reader.read(source) for source in node.inputs)
+    if equation is None or not isinstance(x, FieldTensor) or not isinstance(y, FieldTensor):
+        return None
+    a, b, out = equation.groups()
+    if len(a) != len(x.axes) or len(b) != len(y.axes) or len(a) < 3 or a[:-2] != b[:-2] or out[:-2] != a[:-2]:
+        return None
+    if (a[-1], out[-2:]) == (b[-1], a[-2] + b[-2]):  # x y^T
+        return _product(x, replace(y, axes=(*y.axes[:-2], y.axes[-1], y.axes[-2])), str(value.name))
+    if (a[-1], out[-2:]) == (b[-2], a[-2] + b[-1]):
+        return _product(x, y, str(value.name))
+    return None
+
+
+def _softmax(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
+    x = reader.read(node.inputs[0])
+    if not isinstance(x, FieldTensor) or not isinstance(x.content, Scores) or x.content.softmax:
+        return None
+    last = node.attributes.get_int("axis", -1) in (-1, len(x.axes) - 1) and x.axes[-1] == ("g",)
+    return replace(x, content=replace(x.content, softmax=True)) if last else None
+
+
+def _closed(x: FieldTensor, residual: FieldLayer | None, name: str) -> FieldAttention | None:
+    """Returns the attention of weighted values whose axes are in order."""
+    attended = x.content
+    order = tuple(each for each in x.order if x.sizes.get(each, 0) != 1 or each == "f")
+    expected = tuple(each for each in ATTENDED if x.sizes.get(each, 0) > 1 or each in ("n", "f"))
+    joined_heads = x.axes[-1] == ("h", "c") or x.sizes.get("h", 1) == 1
+    if not isinstance(attended, Attended) or attended.head is not None or order != expected or not joined_heads:
+        return None
+    scores, value = attended.scores, attended.layer
+    layers = (scores.query, scores.key, value, *([residual] if residual is not None else []))
+    if not same_source(layers) or (residual is not None and residual.weight.shape[1] != value.weight.shape[1]):
+        return None
+    heads = x.sizes.get("h", 1)
+    return FieldAttention(x.width, value.x, value.vectors, x.sizes["f"], heads, layers, scores.factor, False, name)
+
+
+def _add(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
+    for at in (0, 1):
+        constant = query.constant(node.inputs[at])
+        if constant is not None:
+            x = reader.read(node.inputs[1 - at])
+            layer = x.content if isinstance(x, FieldTensor) else None
+            if not isinstance(x, FieldTensor) or not isinstance(layer, FieldLayer) or x.axes[-1] != ("m",):
+                return None
+            if constant.size not in (1, len(layer.bias)):
+                return None
+            return replace(x, content=replace(layer, bias=layer.bias + constant.ravel(), value=str(value.name)))
+    rank = query.rank(value)
+    if len(node.inputs) != 2 or not any(isinstance(reader.read(source), FieldTensor) for source in node.inputs):
+        return None
+    tensors = [tensor_of(reader.read(source), rank) for source in node.inputs]
+    for a, b in (tensors, tensors[::-1]):
+        if a is None or b is None or not isinstance(a.content, Attended):
+            continue
+        layer = b.content
+        if isinstance(layer, list):
+            layer = identity(None, layer, layer[0].width, str(value.name))
+        elif isinstance(layer, FieldAttention):
+            layer = identity(layer, [], layer.columns, str(value.name))
+        own = tuple(each for each in b.order if b.sizes.get(each, 2) > 1 or each == "f")
+        if not isinstance(layer, FieldLayer) or own not in (("n", "f", "m"), ATTENDED, ("n", "f", "c"), ("n", "f")):
+            return None
+        attention = _closed(a, layer, str(value.name))
+        return None if attention is None else _attention_tensor(attention, a)
+    return None
+
+
+def _attention_tensor(attention: FieldAttention, like: FieldTensor) -> FieldTensor:
+    """Returns the results of an attention in the layout of weighted values with joined heads."""
+    kept = [tuple(dict.fromkeys("m" if each in ("h", "c") else each for each in group)) for group in like.axes]
+    axes = tuple(group for at, group in enumerate(kept) if group or at == 0)
+    return FieldTensor(attention.width, attention, axes, {"f": attention.fields, "m": attention.columns})
+
+
+def _relu(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
+    x = reader.read(node.inputs[0])
+    if isinstance(x, FieldTensor) and isinstance(x.content, Attended):
+        attention = _closed(x, None, str(value.name))
+        x = x if attention is None else _attention_tensor(attention, x)
+    if isinstance(x, FieldTensor) and isinstance(x.content, FieldAttention) and not x.content.relu:
+        return replace(x, content=replace(x.content, relu=True, value=str(value.name)))
+    if isinstance(x, FieldAttention) and not x.relu:
+        return replace(x, relu=True, value=str(value.name))
+    return None
+
+
+OPERATORS = {
+    **dict.fromkeys(VIEWS, _view),
+    **dict.fromkeys(("Split", "Slice"), _split),
+    **dict.fromkeys(("MatMul", "Gemm"), _layer),
+    "Add": _add,
+    "Concat": _concat,
+    "Div": _div,
+    "Einsum": _einsum,
+    "Gather": _gather,
+    "Mul": _mul,
+    "Relu": _relu,
+    "Sigmoid": _sigmoid,
+    "Softmax": _softmax,
+    "Transpose": _transpose,
+}
