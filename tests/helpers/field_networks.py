@@ -42,12 +42,23 @@ class FieldNetworks:
                 )
             x = self._concat(f"{stream}x", [gated, "numbers"]) if self.numbers else gated
             streams.append(self._mlp(x, f"{stream}h", size + self.numbers, outputs=0))
-        self._add(
-            f"fused = MatMul({streams[0]}, {self._weight('F', self.hidden[-1], self.hidden[-1], scale=0.2)}) "
-            f"fp = Mul(fused, {streams[1]}) f = ReduceSum<keepdims=1>(fp, one)",
-            two=np.float32(2),
-            one=np.int64([1]),
-        )
+        size = self.hidden[-1]
+        if self.layout == "heads":
+            heads = 2
+            self._add(
+                f"o1 = Reshape({streams[0]}, o1_shape) ow = MatMul(o1, {self._weight('F', heads, size // 2, size // 2)}) "
+                f"o2 = Reshape({streams[1]}, o2_shape) oh = MatMul(ow, o2) fh = Reshape(oh, of_shape) "
+                "f = ReduceSum<keepdims=1>(fh, one)",
+                o1_shape=np.int64([-1, heads, 1, size // 2]),
+                o2_shape=np.int64([-1, heads, size // 2, 1]),
+                of_shape=np.int64([-1, heads]),
+            )
+        else:
+            self._add(
+                f"fused = MatMul({streams[0]}, {self._weight('F', size, size, scale=0.2)}) "
+                f"fp = Mul(fused, {streams[1]}) f = ReduceSum<keepdims=1>(fp, one)"
+            )
+        self.weights |= {"one": np.int64([1])} | ({"two": np.float32(2)} if self.layout != "constant" else {})
         self._gemm(streams[0], "la", self.hidden[-1], 1)
         self._gemm(streams[1], "lb", self.hidden[-1], 1)
         self._add("lab = Add(la, lb) logit = Add(lab, f)")
@@ -60,7 +71,7 @@ class FieldNetworks:
         rows = self.layout == "rows"
         x, inputs = "e_", size
         shape = [-1, size] if rows else [-1, fields, size]
-        self._add("e_ = Reshape(flat, v_shape)", v_shape=np.int64(shape))
+        self._add("e_ = Reshape(flat, e_shape)", e_shape=np.int64(shape))
         for level in range(self.crosses):
             own = "qkv" if self.layout == "fuxictr" and inputs == heads * columns else "qkvr"
             parts = {each: f"{each}{level}x" for each in own}
@@ -79,7 +90,12 @@ class FieldNetworks:
         return []
 
     def _heads(self, level, fields, heads, columns):
-        """Queries, keys and values as [n, heads, fields, columns]; scores are scaled in FuxiCTR's layout."""
+        """Queries, keys and values as [n, heads, fields, columns]; scores are scaled in FuxiCTR's layout.
+
+        In the layout "flat", which imports have, values are transposed as [n, columns] by Gather.
+        """
+        if self.layout == "flat":
+            return self._flat_heads(level, fields, heads, columns)
         for each, perm in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
             self._add(
                 f"{each}{level}h = Reshape({each}{level}x, h_shape) {each}{level}t = Transpose<perm={perm}>({each}{level}h)"
@@ -94,6 +110,27 @@ class FieldNetworks:
             f"a{level} = Softmax<axis=-1>({scores}) o{level} = MatMul(a{level}, v{level}t) "
             f"ot{level} = Transpose<perm=[0, 2, 1, 3]>(o{level}) of{level} = Reshape(ot{level}, back)",
             back=np.int64(back),
+        )
+        return f"of{level}"
+
+    def _flat_heads(self, level, fields, heads, columns):
+        own = np.arange(fields * heads * columns).reshape(fields, heads, columns)
+        shapes = {"q": (heads, fields, columns), "k": (heads, columns, fields), "v": (heads, fields, columns)}
+        for each, axes in (("q", (1, 0, 2)), ("k", (1, 2, 0)), ("v", (1, 0, 2))):
+            name = f"{each}{level}"
+            self._add(
+                f"{name}f = Reshape({name}x, flat_shape) {name}g = Gather<axis=1>({name}f, {each}_picks) "
+                f"{name}t = Reshape({name}g, {each}_shape)",
+                **{f"{each}_picks": own.transpose(axes).ravel(), f"{each}_shape": np.int64([-1, *shapes[each]])},
+            )
+        back = np.arange(own.size).reshape(heads, fields, columns).transpose(1, 0, 2).ravel()
+        self._add(
+            f"s{level} = MatMul(q{level}t, k{level}t) a{level} = Softmax<axis=-1>(s{level}) "
+            f"o{level} = MatMul(a{level}, v{level}t) ow{level} = Reshape(o{level}, flat_shape) "
+            f"og{level} = Gather<axis=1>(ow{level}, o_picks) of{level} = Reshape(og{level}, back)",
+            flat_shape=np.int64([-1, own.size]),
+            o_picks=back,
+            back=np.int64([-1, fields, heads * columns]),
         )
         return f"of{level}"
 

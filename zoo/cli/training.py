@@ -115,7 +115,7 @@ def finetune(
     default=None,
     metavar="RANKER",
     help="ONNX export of a ranker (torch-rechub, DeepCTR-Torch, FuxiCTR, ...); MODEL is its family: deepfm, "
-    "dcn-v2, dlrm, two-tower, wide-deep, mmoe, ple, esmm, or ranker for any.",
+    "dcn-v2, dlrm, autoint, finalmlp, gdcn, two-tower, wide-deep, mmoe, ple, esmm, or ranker for any.",
 )
 @click.option("--schema", default=None, help="With --from-onnx: schema of the log (zoo schema).")
 @click.option(

@@ -23,16 +23,19 @@ from zoo.recommenders.lowering.expressions import (
     Numbers,
     ProbabilityProduct,
     Product,
+    SigmoidGated,
     Total,
     parts_of,
 )
 from zoo.recommenders.lowering.expressions import Field as Lookup
+from zoo.recommenders.lowering.field_expressions import FieldAttention
 from zoo.recommenders.lowering.graph_reader import GraphReader
 
 GENERIC = "ranker"
 FAMILY_OPERATORS = {  # the operators of the families
     *("Gather", "Slice", "Concat", "Reshape", "Gemm", "MatMul", "Add", "Sum", "Relu", "Mul", "Sub", "ReduceSum"),
     *("ReduceMax", "Sigmoid", "Max", "Sqrt", "Div", "Transpose", "Identity", "PRelu", "LeakyRelu", "Tanh", "Softmax"),
+    *("Einsum", "Split", "Squeeze", "Unsqueeze"),
 }
 
 
@@ -73,10 +76,15 @@ def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
         if isinstance(product.x, L2Normalized) and isinstance(product.y, L2Normalized):
             features = _with_towers(model, features, reader, [product.x, product.y])
             return "two-tower", "its result is the dot product of two networks that read different columns", features
+        return "finalmlp", "it joins two networks by a bilinear form", features
+    elif FieldAttention in by_type:
+        return "autoint", "its fields attend to each other", features
     elif Dots in by_type:
         return "dlrm", "its embeddings are multiplied with each other, every one with every other", features
     elif Crossed in by_type:
         _name_output(model, terms)
+        if SigmoidGated in by_type:
+            return "gdcn", "it has cross layers with gates: x0 times a linear layer of x times a sigmoid", features
         return "dcn-v2", "it has cross layers: x0 times a linear layer of x", features
     elif Factorization in by_type:
         return "deepfm", "it has a factorization machine: the square of a sum less the sum of squares", features

@@ -40,6 +40,24 @@ class Rescaled(Expression):
 
 
 @dataclass(frozen=True, eq=False)
+class Heads(Expression):
+    """Layer split into heads, [n, heads, 1, columns]; turned: [n, heads, columns, 1]; an intermediate value."""
+
+    x: Linear
+    heads: int
+    turned: bool
+
+
+@dataclass(frozen=True, eq=False)
+class HeadDots(Expression):
+    """Dot products of the heads of two layers, an intermediate value."""
+
+    x: Linear
+    y: Linear
+    value: str
+
+
+@dataclass(frozen=True, eq=False)
 class FieldLayer(Expression):
     """Linear layer of the vector of every field, [n, fields, columns]; an intermediate value.
 

@@ -6,6 +6,7 @@ Concat and MatMul. So the order in which a library arranges them does not matter
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,15 +16,13 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import query
-from zoo.recommenders.lowering.algebra import joined, stacked, times
+from zoo.recommenders.lowering.algebra import joined, stacked
 from zoo.recommenders.lowering.expressions import (
     Array,
     Concat,
-    ElementwiseProduct,
     Expression,
-    Linear,
     Numbers,
-    SigmoidGated,
+    Product,
     Vectors,
     is_value,
 )
@@ -33,12 +32,20 @@ from zoo.recommenders.lowering.field_expressions import (
     FieldAttention,
     FieldLayer,
     FieldTensor,
-    GatedCodes,
-    Rescaled,
+    HeadDots,
+    Heads,
     Scores,
-    Sigmoids,
     identity,
     same_source,
+)
+from zoo.recommenders.lowering.gate_reader import (
+    bilinear,
+    heads_of,
+    layer_of_heads,
+    read_div,
+    read_mul,
+    read_reducesum,
+    read_sigmoid,
 )
 
 if TYPE_CHECKING:
@@ -63,88 +70,16 @@ def read_fields(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expressi
     return None if made is None else made(reader, node, value)
 
 
-# --- gates
-
-
-def _sigmoid(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
-    x = reader.read(node.inputs[0])
-    return Sigmoids(x.width, x) if isinstance(x, Linear) and x.width > 1 and not x.relu else None
-
-
-def _mul(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
-    for at in (0, 1):
-        if (constant := query.constant(node.inputs[at])) is not None:
-            return _scaled(reader, node, value, reader.read(node.inputs[1 - at]), constant.astype(np.float64))
-    x, y = (reader.read(source) for source in node.inputs)
-    for gates, other in ((x, y), (y, x)):
-        if not isinstance(gates, Sigmoids) or other.width != gates.width:
-            continue
-        if gates.factor == 1 and (gated := _gated(other, gates.x, str(value.name))) is not None:
-            return gated
-        if is_value(other) and not isinstance(other, Linear):
-            return GatedCodes(other.width, other, gates.x, gates.factor)
-    return None
-
-
-def _gated(x: Expression, gates: Linear, name: str) -> Expression | None:
-    """Returns x sigmoid(gates) for a layer, or for x_0 times a layer."""
-    if isinstance(x, Linear) and not x.relu:
-        return SigmoidGated(x.width, x, gates, name)
-    if isinstance(x, ElementwiseProduct):
-        for layer, same in ((x.x, x.y), (x.y, x.x)):
-            if isinstance(layer, Linear) and not layer.relu:
-                return times(same, SigmoidGated(layer.width, layer, gates, layer.value))
-    return None
-
-
-def _scaled(reader: GraphReader, node: ir.Node, value: ir.Value, x: Expression, by: Array) -> Expression | None:
-    """Returns x times a constant, where other operators have no form for it."""
-    if isinstance(x, Sigmoids) and by.size == 1:
-        return replace(x, factor=x.factor * float(by.item()))
-    numbers = stacked(x)
-    if numbers and query.rank(value) == 3 and all(isinstance(each, Numbers) and each.width == 1 for each in numbers):
-        rows = by.reshape(-1, by.shape[-1]) if by.ndim > 1 else np.empty((0, 0))
-        if len(rows) != len(numbers):
-            return None
-        spread: list[Expression] = [
-            Numbers(len(row), each.columns * len(row), each.factor * row)  # type: ignore[attr-defined]
-            for each, row in zip(numbers, rows, strict=True)
-        ]
-        return Vectors(rows.size, spread)
-    if isinstance(x, FieldTensor):
-        return _scaled_tensor(x, by)
-    if isinstance(x, Concat) and by.size == x.width > 1 and query.rank(value) == 2:
-        cuts = np.split(by.ravel(), np.cumsum([part.width for part in x.parts])[:-1])
-        return joined([Rescaled(part.width, part, cut) for part, cut in zip(x.parts, cuts, strict=True)])
-    return None
-
-
-def _scaled_tensor(x: FieldTensor, by: Array) -> FieldTensor | None:
-    if by.size != 1:
-        return None
-    factor = float(by.item())
-    if isinstance(x.content, Scores) and not x.content.softmax:
-        return replace(x, content=replace(x.content, factor=x.content.factor * factor))
-    if isinstance(x.content, FieldLayer):
-        layer = x.content
-        scaled = replace(layer, weight=layer.weight * factor, bias=layer.bias * factor)
-        return replace(x, content=replace(scaled, value=f"{layer.value}*{factor:g}"))
-    return None
-
-
-def _div(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
-    constant = query.constant(node.inputs[1])
-    x = reader.read(node.inputs[0]) if constant is not None and constant.size == 1 else None
-    return None if x is None or constant is None else _scaled(reader, node, value, x, 1 / constant.astype(np.float64))
-
-
 def _gather(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
-    """Selects whole parts of a concatenation."""
+    """Selects whole parts of a concatenation, or transposes the flat vectors of fields."""
     picks, source = query.constant(node.inputs[1]), node.inputs[0]
     whole = node.attributes.get_int("axis", 0) in (1, -1) and picks is not None and picks.ndim == 1
     if not whole or picks is None or source is None or source.producer() is None or query.rank(source) != 2:
         return None
     x, chosen, places = reader.read(source), [], picks.tolist()
+    if isinstance(x, FieldTensor | FieldAttention):
+        tensor = tensor_of(x, 2)
+        return None if tensor is None else _permuted(tensor, picks)
     if not isinstance(x, Concat):
         return None
     starts = np.cumsum([0, *(part.width for part in x.parts)])
@@ -159,6 +94,27 @@ def _gather(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression |
 
 
 # --- layouts
+
+
+def _permuted(x: FieldTensor, picks: Array) -> FieldTensor | None:
+    """Returns the flat value whose columns are a permutation of the axes of a flat value, as Transpose makes them."""
+    if len(x.axes) != 2 or x.axes[0] != ("n",) or picks.size != _size(x.axes[1], x.sizes):
+        return None
+    names, layouts = x.axes[1], [(x.axes[1], dict(x.sizes))]
+    if "m" in names:  # whose heads are not known yet
+        at, columns = names.index("m"), x.sizes["m"]
+        split = (*names[:at], "h", "c", *names[at + 1 :])
+        layouts += [
+            (split, {**x.sizes, "h": heads, "c": columns // heads})
+            for heads in range(2, columns + 1)
+            if columns % heads == 0
+        ]
+    for order, sizes in layouts:
+        whole = np.arange(picks.size).reshape([sizes[name] for name in order])
+        for perm in itertools.permutations(range(len(order))):
+            if np.array_equal(whole.transpose(perm).ravel(), picks):
+                return FieldTensor(x.width, x.content, (("n",), tuple(order[at] for at in perm)), sizes)
+    return None
 
 
 def tensor_of(x: Expression, rank: int | None) -> FieldTensor | None:
@@ -190,6 +146,14 @@ def _view(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | N
     if isinstance(x, Numbers) and node.op_type == "Unsqueeze" and shape[1:] == [x.width, 1]:
         columns = zip(x.columns, x.factor, strict=True)
         return Vectors(x.width, [Numbers(1, [column], np.array([factor])) for column, factor in columns])
+    if isinstance(x, HeadDots):
+        alone = shape[1:] == [x.width] == [1]
+        return Product(1, x.x, x.y) if alone else x if shape[1:] == [x.width] else None
+    if (heads := heads_of(x, list(shape))) is not None:
+        return heads
+    if isinstance(x, FieldAttention):
+        tensor = tensor_of(x, 2)
+        return None if tensor is None else _arranged(tensor, shape)
     if not isinstance(x, FieldTensor):
         width = shape[-1] or 0
         rows = isinstance(x, Concat) and len(shape) == 2 and query.rank(source) == 2 and 0 < width < x.width
@@ -320,6 +284,9 @@ def _layer(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | 
     """Reads a linear layer of every field, scores, or values weighted by a softmax."""
     weight = query.constant(node.inputs[1])
     x = reader.read(node.inputs[0])
+    if isinstance(x, Heads):
+        name = str(value.name)
+        return bilinear(x, reader.read(node.inputs[1]), name) if weight is None else layer_of_heads(x, weight, name)
     if weight is None:
         y = reader.read(node.inputs[1])
         if isinstance(x, FieldTensor) and isinstance(y, FieldTensor):
@@ -470,12 +437,13 @@ OPERATORS = {
     **dict.fromkeys(("MatMul", "Gemm"), _layer),
     "Add": _add,
     "Concat": _concat,
-    "Div": _div,
+    "Div": read_div,
     "Einsum": _einsum,
     "Gather": _gather,
-    "Mul": _mul,
+    "Mul": read_mul,
+    "ReduceSum": read_reducesum,
     "Relu": _relu,
-    "Sigmoid": _sigmoid,
+    "Sigmoid": read_sigmoid,
     "Softmax": _softmax,
     "Transpose": _transpose,
 }

@@ -65,7 +65,7 @@ class FieldSteps(CodeLayout):
             self._made[x, "gated"] = (out, x.factor)
         return self._made[x, "gated"]
 
-    def _product(self, x: Product) -> int:
+    def _dot_product(self, x: Product) -> int:
         """Returns the buffer of a dot product of floats, or of floats and codes."""
         out = self._slot("f4", 1)
         for codes, floats in ((x.x, x.y), (x.y, x.x)):

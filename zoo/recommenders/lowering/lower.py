@@ -199,7 +199,7 @@ class Compiler(FieldSteps):
                     self.steps.append(steps.Factorization(self.x, out, vectors, width, term.factor * scale**2))
                     terms.append((out, factor))
                 case Product():
-                    terms.append((self._product(term), factor))
+                    terms.append((self._dot_product(term), factor))
                 case _:
                     raise RequestError("a term of the logit has no step")
         if looked_up:

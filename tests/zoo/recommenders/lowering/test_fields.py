@@ -131,13 +131,14 @@ def test_attentions_that_do_not_fit_are_refused(changes):
     [
         *(
             ("autoint", {"layout": layout, "heads": heads})
-            for layout in ("rows", "fuxictr", "deepctr")
+            for layout in ("rows", "fuxictr", "deepctr", "flat")
             for heads in (1, 2)
         ),
         ("autoint", {"layout": "fuxictr", "heads": 2, "head_size": 4}),  # the residual is the input itself
         ("autoint", {"vectors": True, "layout": "fuxictr"}),
         ("gdcn", {"layout": "fuxictr"}),
         ("finalmlp", {"layout": "constant"}),
+        ("finalmlp", {"layout": "heads"}),
         ("finalmlp", {"numbers": 0}),
     ],
 )
