@@ -77,7 +77,8 @@ def summarize(
         "split": {activation: number of its channels that got a copy, see `split_channels`},
         "costliest": [{"name", "type", "cost" (multiplications of a layer per batch, result elements of another
         operator), "reason"}] of float operators, "as_opened": {"engine", "speed": float / int8 milliseconds of the
-        files as users open them, "speed_of_many"} or None, "refused": why that engine refuses the int8 file if it runs
+        files as users open them, "speed_of_many"} or None, "of_best": [float / int8 milliseconds of the fastest engines
+        for one sample, for many or None], "refused": why that engine refuses the int8 file if it runs
         the float file, or "", "float_differs": {engine: difference of its results, for engines that differ on the
         float model too}, "warnings"}.
     """
@@ -101,6 +102,7 @@ def summarize(
         "wrong": {},
         "float_differs": {},
         "as_opened": None,
+        "of_best": [],
         "refused": "",
         "costliest": [
             {"name": each.name, "type": each.type, "cost": costs.get(each.name), "reason": each.reason}
@@ -187,6 +189,10 @@ def _speed(
     speed_of_many: dict[str, float] = {}
     milliseconds: dict[str, float] = {}
     floats: dict[float, Runnable] = {}
+    pairs: dict[bool, list[tuple[float, float]]] = {
+        False: [],
+        True: [],
+    }  # of many rows or not: float, int8 milliseconds
     wrong: dict[str, str] = {}
     float_differs: dict[str, str] = {}
     references: list[Any] = []  # float and int8
@@ -210,8 +216,10 @@ def _speed(
                 continue  # the engine does not support the graph
             speed[engine], milliseconds[engine] = round(exact / ms, 3), ms
             floats[exact] = sessions[0]
+            pairs[False].append((exact, ms))
             if many and exact < QUICK:
                 exact, ms = _timed(sessions, many, quick)
+                pairs[True].append((exact, ms))
                 speed_of_many[engine] = round(exact / ms, 3)
         with contextlib.suppress(ZooError):  # the kernels do not support the graph
             native = catalog.load(native_path or paths[1], "native")
@@ -220,8 +228,10 @@ def _speed(
             elif floats:
                 exact, ms = _timed([floats[min(floats)], native], batch, quick)
                 speed["native"], milliseconds["native"] = round(exact / ms, 3), ms
+                pairs[False].append((exact, ms))
                 if many and exact < QUICK:
                     exact, ms = _timed([floats[min(floats)], native], many, quick)
+                    pairs[True].append((exact, ms))
                     speed_of_many["native"] = round(exact / ms, 3)
         usable = not {*wrong, *float_differs} & {"openvino"}
         try:
@@ -238,7 +248,16 @@ def _speed(
         "speed_of_many": speed_of_many,
         "as_opened": as_opened,
         "refused": refused,
+        "of_best": [_of_best(pairs[False]), _of_best(pairs[True])],
     }
+
+
+def _of_best(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Returns the ratio of the fastest float to the fastest int8, over all engines; None without timings."""
+    if not pairs:
+        return None
+    floats, int8 = zip(*pairs, strict=True)
+    return round(float(min(floats) / min(int8)), 3)
 
 
 def _float_differs(engine: str, sessions: Sequence[Runnable], references: Sequence[Runnable], batch: Batch) -> bool:
@@ -301,9 +320,19 @@ def _timed(sessions: Sequence[Runnable], batch: Batch, quick: bool = False) -> t
     return exact, ms
 
 
+def _slower(found: dict[str, Any]) -> str:
+    """Names the batch sizes at which int8 is slower than float, as users open the files or in the fastest engines."""
+    opened = found["as_opened"]
+    speeds = found["of_best"] if opened is None else [opened["speed"], opened["speed_of_many"]]
+    sizes = ("1 sample", f"{found['many']} samples")
+    slow = [f"{size} ({each:.2f}x)" for size, each in zip(sizes, speeds, strict=False) if each and each < SLOWER]
+    return f"SLOWER THAN FLOAT at {' and '.join(slow)}" if slow else ""
+
+
 def _line(found: dict[str, Any]) -> str:
     macs = "" if found["macs_int8"] is None else f", {found['macs_int8']:.0%} of the MACs"
-    parts = [f"{found['int8_layers']} of {found['layers']} layers int8{macs}"]
+    slower = _slower(found)
+    parts = [*([slower] if slower else []), f"{found['int8_layers']} of {found['layers']} layers int8{macs}"]
     if found["sqnr_db"] is not None:
         parts.append(f"SQNR {found['sqnr_db']:.1f} dB")
     if found["split"]:

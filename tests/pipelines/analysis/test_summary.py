@@ -207,3 +207,28 @@ def test_an_engine_that_differs_is_checked_in_full_after_quick_timings(rng, net,
     assert set(opened_in) == {"onnxruntime", "openvino"}
     assert found["wrong"] == {"openvino": "it differs"} and found["as_opened"] is None
     assert any(each.startswith("WRONG IN openvino: it differs") for each in found["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [
+        ({"of_best": [0.5, 2.0]}, "SLOWER THAN FLOAT at 1 sample (0.50x)"),
+        ({"of_best": [0.5, 0.9]}, "SLOWER THAN FLOAT at 1 sample (0.50x) and 512 samples (0.90x)"),
+        ({"of_best": [1.1, 0.97]}, "1 of 1 layers int8"),
+        ({"of_best": [0.5, None], "as_opened": ("onnxruntime", 1.5, 0.8)}, "SLOWER THAN FLOAT at 512 samples (0.80x)"),
+    ],
+)
+def test_the_line_begins_with_the_batch_sizes_at_which_int8_is_slower(changes, first):
+    found = {
+        "layers": 1,
+        "int8_layers": 1,
+        "macs_int8": None,
+        "sqnr_db": None,
+        "split": {},
+        "engine": None,
+        "wrong": {},
+    }
+    found |= {"as_opened": None, "many": 512, **changes}
+    if changes.get("as_opened"):
+        found["as_opened"] = dict(zip(("engine", "speed", "speed_of_many"), changes["as_opened"], strict=True))
+    assert summary._line(found).split(";")[0] == first

@@ -21,7 +21,7 @@ def test_networks_on_fields_are_known(family: str, layout: str) -> None:
     assert found == family, why
 
 
-@pytest.mark.parametrize("family", ["wide-deep", "deepfm", "dlrm", "two-tower"])
+@pytest.mark.parametrize("family", ["wide-deep", "deepfm", "dcn-v2", "dlrm"])
 def test_other_networks_stay_what_they_are(family: str) -> None:
     found, why, _ = family_of(Network(family).model, Features(Schema(())))
     assert found == family, why
