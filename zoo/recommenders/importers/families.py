@@ -28,7 +28,7 @@ from zoo.recommenders.lowering.expressions import (
     parts_of,
 )
 from zoo.recommenders.lowering.expressions import Field as Lookup
-from zoo.recommenders.lowering.field_expressions import FieldAttention
+from zoo.recommenders.lowering.fields.expressions import FieldAttention
 from zoo.recommenders.lowering.graph_reader import GraphReader
 
 GENERIC = "ranker"

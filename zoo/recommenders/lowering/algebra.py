@@ -28,7 +28,7 @@ from zoo.recommenders.lowering.expressions import (
     is_relu,
     parts_of,
 )
-from zoo.recommenders.lowering.field_expressions import Rescaled
+from zoo.recommenders.lowering.fields.expressions import Rescaled
 
 
 def joined(parts: Sequence[Expression]) -> Expression:

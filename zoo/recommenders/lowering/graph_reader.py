@@ -53,7 +53,7 @@ from zoo.recommenders.lowering.expressions import (
     WeightedVectors,
     is_value,
 )
-from zoo.recommenders.lowering.field_reader import read_fields
+from zoo.recommenders.lowering.fields.reader import read_fields
 from zoo.recommenders.lowering.sequences import sequence_value
 
 VIEWS = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast")

@@ -42,8 +42,8 @@ from zoo.recommenders.lowering.expressions import (
     Total,
     parts_of,
 )
-from zoo.recommenders.lowering.field_expressions import FieldAttention, GatedCodes
-from zoo.recommenders.lowering.field_steps import FieldSteps, attention_order
+from zoo.recommenders.lowering.fields.expressions import FieldAttention, GatedCodes
+from zoo.recommenders.lowering.fields.steps import FieldSteps, attention_order
 from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import FINEST, dense_layer, mixed_layer, positive
 from zoo.recommenders.lowering.plan import HEADROOM, LayerGroup

@@ -30,7 +30,7 @@ from zoo.recommenders.lowering.expressions import (
     is_relu,
     parts_of,
 )
-from zoo.recommenders.lowering.field_expressions import FieldAttention, GatedCodes
+from zoo.recommenders.lowering.fields.expressions import FieldAttention, GatedCodes
 from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import largest
 

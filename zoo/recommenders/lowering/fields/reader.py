@@ -26,7 +26,7 @@ from zoo.recommenders.lowering.expressions import (
     Vectors,
     is_value,
 )
-from zoo.recommenders.lowering.field_expressions import (
+from zoo.recommenders.lowering.fields.expressions import (
     Attended,
     Axes,
     FieldAttention,
@@ -38,7 +38,7 @@ from zoo.recommenders.lowering.field_expressions import (
     identity,
     same_source,
 )
-from zoo.recommenders.lowering.gate_reader import (
+from zoo.recommenders.lowering.fields.gates import (
     bilinear,
     heads_of,
     layer_of_heads,

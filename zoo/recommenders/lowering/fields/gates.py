@@ -22,7 +22,7 @@ from zoo.recommenders.lowering.expressions import (
     Vectors,
     is_value,
 )
-from zoo.recommenders.lowering.field_expressions import (
+from zoo.recommenders.lowering.fields.expressions import (
     FieldLayer,
     FieldTensor,
     GatedCodes,

@@ -14,7 +14,7 @@ from pipelines.kernels.recommenders import steps
 from pipelines.kernels.recommenders.steps import CODES
 from zoo.recommenders.lowering.encode import CodeLayout
 from zoo.recommenders.lowering.expressions import Expression, Linear, Product, is_relu, parts_of
-from zoo.recommenders.lowering.field_expressions import FieldAttention, GatedCodes
+from zoo.recommenders.lowering.fields.expressions import FieldAttention, GatedCodes
 from zoo.recommenders.lowering.integer_layers import MOST, positive
 from zoo.recommenders.lowering.plan import HEADROOM
 
