@@ -84,7 +84,7 @@ class Family(abc.ABC):
         checkpoint: File of a trained folder that fp32.onnx is made from.
         former_checkpoint: That file in folders of an earlier version, "" if it has the same name.
         recipe: Default quantization recipe.
-        transient: Stages whose files are removed when the next stage is made, and made again on demand.
+        transient: Stages whose files are removed when the stages that read them are made, and made again on demand.
         files: Files of a model besides its graphs and tables, such as a vocabulary.
         run_options: Options of `zoo run` for this family.
         summary: Last line of `zoo run`, a format string over the keys that `Pipeline.run` returns.

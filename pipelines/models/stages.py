@@ -90,10 +90,8 @@ def _build(folder: ModelFolder, stages: tuple[str, ...], force: bool = False) ->
             _make(folder, stage, force)
             machine.trim()  # graphs are reference cycles that hold the weights
             state = "made"
-            for name in folder.entry.transient:
-                if name in _inputs(folder, stage) and not folder.given(name):
-                    (folder.path / name).unlink(missing_ok=True)
         outcome[stage] = state
+    remove_spent(folder, stages[-1])
     return outcome
 
 
@@ -122,15 +120,43 @@ def _state(folder: ModelFolder, stage: str, until: str) -> str:
                 f"from elsewhere; choose onnxruntime or openvino, or rebuild it: zoo build {folder.path} --force"
             )
         return "replaced"
-    return "kept" if _fresh(folder, stage) or (until != stage and _spent(folder, stage)) else "stale"
+    return "kept" if _fresh(folder, stage) or (until != stage and _spent(folder, stage, until)) else "stale"
 
 
-def _spent(folder: ModelFolder, stage: str) -> bool:
-    """Returns whether the file of a stage was removed after the next stage, which is fresh (`Family.transient`)."""
+def _spent(folder: ModelFolder, stage: str, until: str) -> bool:
+    """Returns whether a file is not needed up to a stage: the stages that read it are fresh (`Family.transient`)."""
     record = folder.record.get(stage)
     if stage not in folder.entry.transient or record is None or record.get(MAKING) or (folder.path / stage).exists():
         return False
-    return bool(record["inputs"] == _digests(folder, stage, record) and _fresh(folder, STAGES[STAGES.index(stage) + 1]))
+    if not _same_inputs(folder, stage, record):
+        return False
+    readers = [each for each in STAGES[: STAGES.index(until) + 1] if stage in _inputs(folder, each)]
+    return all(_fresh(folder, each) or (each != until and _spent(folder, each, until)) for each in readers)
+
+
+def remove_spent(folder: ModelFolder, kept: str = "") -> None:
+    """Removes files that no following stage reads any more, see `Family.transient`.
+
+    Args:
+        folder: Model folder.
+        kept: Name of a file to keep.
+    """
+    for name in folder.entry.transient:
+        if name == kept or folder.given(name) or not (folder.path / name).is_file():
+            continue
+        readers = [stage for stage in BUILD_STAGES if not folder.given(stage) and name in _inputs(folder, stage)]
+        if all(_fresh(folder, stage) or _spent(folder, stage, BUILD_STAGES[-1]) for stage in readers):
+            with contextlib.suppress(OSError):  # a read-only folder
+                (folder.path / name).unlink()
+
+
+def _same_inputs(folder: ModelFolder, stage: str, record: Mapping[str, Any]) -> bool:
+    """Returns whether a stage was made from the files that are there, or from the same ones of another version."""
+    digests = _digests(folder, stage, record)
+    return record["inputs"].keys() == digests.keys() and all(
+        was == digests[name] or was in folder.record.get(name, {}).get("former", ())
+        for name, was in record["inputs"].items()
+    )
 
 
 def _inputs(folder: ModelFolder, stage: str) -> list[str]:
@@ -166,7 +192,7 @@ def _fresh(folder: ModelFolder, stage: str) -> bool:
         or record.get("sha256") != unlisted.digest(path, record)
     ):
         return False
-    if record["inputs"] != _digests(folder, stage, record):
+    if not _same_inputs(folder, stage, record):
         return False
     if stage == NATIVE:
         data = files.mapped(path)
@@ -176,9 +202,10 @@ def _fresh(folder: ModelFolder, stage: str) -> bool:
             and data.is_file()
             and record.get("data_sha256") == unlisted.digest(data, record)
         )
-    if stage == "calibration.json" and record.get("reader") != _reader():
+    graph = folder.path / "rewritten.onnx"
+    if stage == "calibration.json" and record.get("reader") != _reader() and graph.is_file():
         try:  # another version may read the files differently
-            _table(path).require(_graph(folder.path / "rewritten.onnx"))
+            _table(path).require(_graph(graph))
         except RequestError:
             return False
     return True
@@ -222,6 +249,10 @@ def _note(folder: ModelFolder, said: Mapping[str, dict[str, Any]]) -> None:
         found = {name: files.identity(folder.path / name) for name in names}
         inputs = {name: found[name]["sha256"] for name in _inputs(folder, stage)}
         noted[stage] = {"inputs": inputs, "sha256": found[stage]["sha256"], "files": found, **report}
+        was = folder.record.get(stage, {})
+        if stage in folder.entry.transient and was.get("inputs") == inputs:  # made again, perhaps by another version
+            former = {*was.get("former", ()), was["sha256"]} - {found[stage]["sha256"]}
+            noted[stage] |= {"former": sorted(former)} if former else {}
     record = folder.record | noted
     files.write_json(folder.path / RECORD, {name: record[name] for name in STAGES if name in record})
 
@@ -474,6 +505,7 @@ def set_recipe(folder: ModelFolder, recipe: QuantRecipe) -> None:
                 reports["calibration.json"] = _save_table(folder, table)
             reports["int8.onnx"] = {"seconds": round(time.perf_counter() - start, 2), **_save_int8(folder, *result)}
         _note(folder, reports)
+        remove_spent(folder)
 
 
 def _other_table(folder: ModelFolder, recipe: QuantRecipe) -> bool:

@@ -32,6 +32,7 @@ from pipelines.kernels import extension
 from pipelines.models.family import ScenarioBenchmark
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS, GraphPipeline, choose_engine, graph_file, model_file
+from pipelines.models.stages import remove_spent
 from zoo.api.paths import Model, as_list, files_of, is_file, open_model, require_distinct
 from zoo.api.samples import examples_of
 
@@ -82,6 +83,7 @@ def evaluate(
             pipelines[each].read_columns(columns)
     if len(pipelines) < 2:
         raise RequestError("fp32 alone compares nothing; add int8 or bf16")
+    remove_spent(folder)
     quality = folder.entry.evaluate(pipelines, data, on_error)
     engines = {precision: each.engine for precision, each in pipelines.items()}
     where = machine.environment(threads=threads, batch_size=next(iter(pipelines.values())).batch_size, engines=engines)

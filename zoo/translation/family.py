@@ -41,7 +41,7 @@ class TranslationFamily(
     processes: ClassVar[str] = "torch"
     task: str = "translation"
     checkpoint: str = "model.pt"
-    transient: tuple[str, ...] = ("fp32.onnx",)  # the weights are in the checkpoint and in rewritten.onnx
+    transient: tuple[str, ...] = ("fp32.onnx", "rewritten.onnx")  # the weights are in the checkpoint
     files: tuple[str, ...] = ("vocabulary.model", "shortlist.npz")
     summary: str = (
         "{sentences:,} sentences, {skipped:,} left out, {sentences_per_second:,.0f} sentences/s, "

@@ -351,7 +351,7 @@ def test_a_ruined_translator_is_judged_worse(translator: Path, pairs: Path, tmp_
             value.const_value = ir.tensor(-value.const_value.numpy(), name=value.name)
     models = (folder.path / "int8.onnx", io.save(ruined, tmp_path / "ruined.onnx"))
     for engine in measure.engines:
-        fp32, good, bad = (measure.open(path, engine, 1) for path in (folder.path / "rewritten.onnx", *models))
+        fp32, good, bad = (measure.open(path, engine, 1) for path in (folder.ensure("rewritten.onnx"), *models))
         assert fp32.run(measure.example)["tokens"].shape[0] == 2
         near, far = measure(fp32, good), measure(fp32, bad)
         assert measure.name == "bleu" and far.metrics["fp32"] == near.metrics["fp32"] > 50
@@ -373,7 +373,7 @@ def test_evaluation_data_that_cannot_be_read_end_the_search(translator: Path, pa
     (tmp_path / "one.txt").write_text("no translation beside it\n")
     folder = zoo.load(translator)
     measure = TaskMetric(folder, str(tmp_path / "one.txt"), next(iter(raw_samples(folder, str(pairs), "", 4))), 2)
-    models = [measure.open(folder.path / name, "onnxruntime", 1) for name in ("rewritten.onnx", "int8.onnx")]
+    models = [measure.open(folder.ensure(name), "onnxruntime", 1) for name in ("rewritten.onnx", "int8.onnx")]
     with pytest.raises(MetricError, match=r"one\.txt, line 1: no TAB"):
         measure(*models)
 
