@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.core import files
+from pipelines.core.derived import derived as derived_file
 from pipelines.core.errors import RequestError
 from pipelines.models import unlisted
 from pipelines.models.family import Family
@@ -22,6 +23,8 @@ from pipelines.models.record import (
 from pipelines.quantization.recipe import QuantRecipe
 
 if TYPE_CHECKING:  # imported in the stages: running a finished model does not need them and saves 60 MB
+    import onnx_ir as ir
+
     from pipelines.quantization.calibration.table import CalibrationTable
 
 
@@ -194,3 +197,49 @@ def open_folder(
             f"{path / CARD}: preprocessing is {preprocessing!r}; expected an object; train or download the model again"
         )
     return ModelFolder(path, card, entries(card.entry).for_model(preprocessing), fetch)
+
+
+def derived(
+    folder: ModelFolder,
+    source: str,
+    kind: str,
+    form: int | str,
+    make: Callable[[Path, Path], object],
+    suffix: str = ".onnx",
+) -> Path:
+    """Returns the path of a file derived from a file of the folder, see `pipelines.core.derived`.
+
+    It is written to the folder, or to the cache if the folder is not writable.
+
+    Args:
+        folder: Model folder.
+        source: Name of the source file.
+        kind: Kind of the derived file, part of its name.
+        form: Version of `make`.
+        make: Writes the result; takes the paths of source and result.
+        suffix: Suffix of the derived file.
+    """
+    return derived_file(folder.ensure(source), [folder.path], kind, form, make, suffix)
+
+
+def derived_graph(
+    folder: ModelFolder, source: str, kind: str, form: int | str, make: Callable[[ir.Model], ir.Model]
+) -> Path:
+    """Returns the path of a graph derived from one of the folder, with weights in .onnx.data, which engines map.
+
+    onnxruntime keeps a second copy of weights in the graph's own file.
+
+    Args:
+        folder: Model folder.
+        source: Name of the source file.
+        kind: Kind of the derived graph, part of its name.
+        form: Version of `make`.
+        make: Converts the model.
+    """
+
+    def write(origin: Path, path: Path) -> None:
+        from pipelines.graph import io
+
+        io.save_mapped(make(io.load(origin)), path, io.PAGE)
+
+    return derived(folder, source, kind, form, write)

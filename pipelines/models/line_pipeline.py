@@ -18,8 +18,8 @@ from pipelines.engines.native.held import Subject, hold
 from pipelines.engines.session import BF16
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import program_file
+from pipelines.models.folder import derived
 from pipelines.models.pipeline import PRECISIONS, Pipeline
-from pipelines.models.stages import derived
 
 logger = logging.getLogger(__name__)
 Native = TypeVar("Native")

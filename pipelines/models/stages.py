@@ -11,14 +11,13 @@ import contextlib
 import importlib.metadata
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch
-from pipelines.core.derived import derived as derived_file
 from pipelines.core.errors import RequestError
 from pipelines.models import unlisted
 from pipelines.models.family import Freezable, Lowerable, OnnxImportable
@@ -287,52 +286,6 @@ def _native(folder: ModelFolder) -> dict[str, Any]:
     path = io.save_mapped(model, folder.path / NATIVE)
     digest = files.sha256(files.mapped(path))
     return {"form": NATIVE_FORM, "recipe": recipe.to_json(), "data_sha256": digest, **report}
-
-
-def derived(
-    folder: ModelFolder,
-    source: str,
-    kind: str,
-    form: int | str,
-    make: Callable[[Path, Path], object],
-    suffix: str = ".onnx",
-) -> Path:
-    """Returns the path of a file derived from a file of the folder, see `pipelines.core.derived`.
-
-    It is written to the folder, or to the cache if the folder is not writable.
-
-    Args:
-        folder: Model folder.
-        source: Name of the source file.
-        kind: Kind of the derived file, part of its name.
-        form: Version of `make`.
-        make: Writes the result; takes the paths of source and result.
-        suffix: Suffix of the derived file.
-    """
-    return derived_file(folder.ensure(source), [folder.path], kind, form, make, suffix)
-
-
-def derived_graph(
-    folder: ModelFolder, source: str, kind: str, form: int | str, make: Callable[[ir.Model], ir.Model]
-) -> Path:
-    """Returns the path of a graph derived from one of the folder, with weights in .onnx.data, which engines map.
-
-    onnxruntime keeps a second copy of weights in the graph's own file.
-
-    Args:
-        folder: Model folder.
-        source: Name of the source file.
-        kind: Kind of the derived graph, part of its name.
-        form: Version of `make`.
-        make: Converts the model.
-    """
-
-    def write(origin: Path, path: Path) -> None:
-        from pipelines.graph import io
-
-        io.save_mapped(make(io.load(origin)), path, io.PAGE)
-
-    return derived(folder, source, kind, form, write)
 
 
 def native_form(folder: ModelFolder) -> dict[str, Any]:

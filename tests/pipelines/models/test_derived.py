@@ -9,7 +9,7 @@ import pytest
 from pipelines.core import derived
 from pipelines.core.files import mapped
 from pipelines.graph import io
-from pipelines.models import stages
+from pipelines.models.folder import derived_graph
 from pipelines.models.stages import build
 
 
@@ -20,16 +20,16 @@ def test_another_form_of_a_file_is_derived_once_for_each_source_and_form(folder)
         calls.append(found)
         return found
 
-    path = stages.derived_graph(folder, "int8.onnx", "other", "1", make)
+    path = derived_graph(folder, "int8.onnx", "other", "1", make)
     assert path.parent == folder.path
     assert path.name.startswith("int8.other-")
-    assert stages.derived_graph(folder, "int8.onnx", "other", "1", make) == path
+    assert derived_graph(folder, "int8.onnx", "other", "1", make) == path
     assert len(calls) == 1
-    newer = stages.derived_graph(folder, "int8.onnx", "other", "2", make)
+    newer = derived_graph(folder, "int8.onnx", "other", "2", make)
     assert not path.exists()  # nobody asks for it again
     (folder.path / "seed.txt").write_text("2")
-    assert stages.derived_graph(folder, "int8.onnx", "other", "2", make) != newer
-    last = stages.derived_graph(folder, "int8.onnx", "other", "2", make)
+    assert derived_graph(folder, "int8.onnx", "other", "2", make) != newer
+    last = derived_graph(folder, "int8.onnx", "other", "2", make)
     assert sorted(folder.path.glob("int8.other-*")) == [last, mapped(last), derived._identities(last)]
 
 
@@ -45,7 +45,7 @@ def test_another_form_that_has_changed_since_is_derived_anew(folder, part):
         return found
 
     def derive():
-        return stages.derived_graph(folder, "int8.onnx", "other", "1", make)
+        return derived_graph(folder, "int8.onnx", "other", "1", make)
 
     path = derive()
     files = {"graph": path, "weights": mapped(path), "identities": derived._identities(path)}
@@ -70,6 +70,6 @@ def test_where_the_folder_may_not_be_written_the_cache_is(folder, monkeypatch, t
         return save(found, path, least)
 
     monkeypatch.setattr(io, "save_mapped", refuse)
-    path = stages.derived_graph(folder, "int8.onnx", "other", "1", lambda found: found)
+    path = derived_graph(folder, "int8.onnx", "other", "1", lambda found: found)
     assert path.is_relative_to(tmp_path / "home")
-    assert stages.derived_graph(folder, "int8.onnx", "other", "1", lambda found: found) == path
+    assert derived_graph(folder, "int8.onnx", "other", "1", lambda found: found) == path

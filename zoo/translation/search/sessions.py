@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.engines.catalog import load
 from pipelines.engines.session import Session
-from pipelines.models.folder import ModelFolder
+from pipelines.models.folder import ModelFolder, derived_graph
 from pipelines.models.pipeline import PRECISIONS
-from pipelines.models.stages import derived_graph
 
 if TYPE_CHECKING:  # onnx, which the native engine does not need
     from zoo.translation.search.step_graph import Cache
