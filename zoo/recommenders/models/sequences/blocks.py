@@ -148,6 +148,9 @@ class SequenceEncoder(nn.Module):
         blocks: Number of blocks.
         dropout: Dropout probability.
         block: "sasrec" or "hstu".
+
+    Attributes:
+        every: Whether training computes the states of all positions, or that of the newest one alone.
     """
 
     def __init__(
@@ -156,7 +159,7 @@ class SequenceEncoder(nn.Module):
         super().__init__()
         if block not in ("sasrec", "hstu"):
             raise RequestError(f"found the block {block!r}, expected sasrec or hstu")
-        self.size, self.dropout = size, dropout
+        self.size, self.dropout, self.every = size, dropout, True
         self.positions = SequencePositions(items, size)
         self.blocks = nn.ModuleList(
             AttentionBlock(size, heads, inner, dropout) if block == "sasrec" else HSTUBlock(size, heads, items, dropout)
@@ -177,7 +180,8 @@ class SequenceEncoder(nn.Module):
         mask = torch.cat([torch.ones_like(mask[:, :1]), mask[:, 1:]], 1)
         x = functional.dropout(self.positions(x * self.size**0.5), self.dropout, self.training)
         for number, block in enumerate(self.blocks, 1):
-            x = block(x, mask, newest=not self.training and number == len(self.blocks))
+            newest = number == len(self.blocks) and not (self.training and self.every)
+            x = block(x, mask, newest=newest)
         states: torch.Tensor = self.norm(x)
         return states
 

@@ -30,6 +30,8 @@ class DINConfig(TrainConfig):
     attention: tuple[int, ...] = (36, 16)
     activation: str = "dice"
     weights: str = "sigmoid"
+    dropout: float = 0.2
+    l2_embeddings: tuple[float, ...] = (100.0, 1000.0)
 
 
 class DIN(LazyModule):

@@ -34,7 +34,8 @@ class SASRecConfig(TrainConfig):
         negatives: Items of a sampled softmax, drawn from the items of the batch, with the correction of their
             frequency; 0 for a softmax over all items, up to `FULL` of them.
         temperature: Divisor of the cosines in the softmax.
-        past: Weight of the losses of earlier positions; that of the newest one is 1. The rows of a log repeat them.
+        past: Weight of the losses of earlier positions; that of the newest one is 1. The rows of a log repeat them, so
+            that they only matter where the log begins with long histories.
     """
 
     embedding_size: int = 64
@@ -44,7 +45,7 @@ class SASRecConfig(TrainConfig):
     block: str = "sasrec"
     negatives: int = 0
     temperature: float = 0.07
-    past: float = 0.1
+    past: float = 0.0
     dropout: float = 0.2
     learning_rate: float = 1e-3
     l2_embeddings: tuple[float, ...] = (10.0,)
@@ -54,9 +55,9 @@ class SASRecConfig(TrainConfig):
 class SASRec(LazyModule):
     """Next-item recommender: the state of a sequence against the vectors of all items.
 
-    Both are L2-normalized, so that the index of two-tower models finds the best items. Every position of a history
-    predicts the item that follows; the newest one predicts the row's item where its label is 1. The probability of a
-    click is a logistic function of the cosine.
+    Both are L2-normalized, so that the index of two-tower models finds the best items. The newest position of a history
+    predicts the row's item where its label is 1; with `past` earlier positions predict what followed, too. The
+    probability of a click is a logistic function of the cosine.
     """
 
     outputs = ("user", "item")
@@ -82,6 +83,7 @@ class SASRec(LazyModule):
         self.encoder = SequenceEncoder(
             size, self.sequence.width, config.heads, config.hidden[0], config.blocks, config.dropout, config.block
         )
+        self.encoder.every = config.past > 0
         self.newest, self.unit, self.item_unit, self.dot = NewestState(), L2Normalize(), L2Normalize(), RowDot()
         self.logit = nn.Linear(1, 1)
         nn.init.constant_(self.logit.weight, 2.0)
@@ -102,7 +104,7 @@ class SASRec(LazyModule):
 
         Returns:
             Logits, float32 [n, 1], L2-normalized vectors of histories and of items, float32 [n, size] each; in training
-            also the states of all positions, float32 [n, items, size].
+            also the states of all positions, or of the newest one without `past`, float32 [n, positions, size].
         """
         states = self.encoder(self.history(ids), self.mask(ids))
         user, item = self.unit(self.newest(states)), self.item_unit(self.items(ids))
@@ -127,12 +129,13 @@ class SASRec(LazyModule):
         cosine = self.dot(user.detach(), item.detach())
         click = functional.binary_cross_entropy_with_logits(self.logit(cosine)[:, 0], label, reduction="none")
         history = ids[:, self.sequence.start : self.sequence.start + self.sequence.width].long()
-        targets = torch.cat([ids[:, self.key.start, None].long() * (label[:, None] > 0), history[:, :-1]], 1)
+        targets = ids[:, self.key.start, None].long() * (label[:, None] > 0)
+        targets = torch.cat([targets, history[:, :-1]], 1) if self.past else targets
         known = self._known(targets)
-        known[:, 1:] &= self._known(history[:, 1:]) | (history[:, 1:] == 0)
+        known[:, 1:] &= (self._known(history[:, 1:]) | (history[:, 1:] == 0))[:, : targets.shape[1] - 1]
         weights = torch.full(targets.shape, self.past)
         weights[:, 0] = 1
-        places = (known & (weights > 0)).nonzero(as_tuple=True)
+        places = known.nonzero(as_tuple=True)
         losses = torch.zeros(targets.shape)
         if len(places[0]):
             chosen = self._softmax(functional.normalize(states[places], dim=1), targets[places])
