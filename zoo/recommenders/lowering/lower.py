@@ -305,7 +305,7 @@ class Compiler(FieldSteps):
     def _curved(self, x: FloatVector) -> int:
         """Returns the buffer of a vector computed as floats."""
         sources = [self._floats(source) for source in x.sources()]
-        out = self._slot("f4", self.slots[sources[0]][1])
+        out = self._slot("f4", self.slots[sources[0]][1] if sources else x.width)
         self.steps.append(x.step(sources, out))
         return out
 
