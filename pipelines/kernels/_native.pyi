@@ -179,6 +179,12 @@ class LogParser:
         the numbers, their columns int64 [m] and their values float64 [m].
         """
 
+    def parse_rows(self, rows: list, names: Sequence[str], ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu')], numbers: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], scales: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> tuple[int, NDArray[numpy.int32] | None, NDArray[numpy.float32] | None, NDArray[numpy.float32] | None, NDArray[numpy.float32] | None, NDArray[numpy.float32] | None, NDArray[numpy.float64] | None, NDArray[numpy.int64], NDArray[numpy.int64], NDArray[numpy.float64]] | None:
+        """
+        Rows of Python, {column: text, number, boolean or None, or a list of them for a list} each, whose columns have these names: the
+        arrays of `parse`, in the first n rows of those given. None for other values, and where a row lacks a column.
+        """
+
 def hash_buckets(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], starts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], buckets: int) -> NDArray[numpy.int32]:
     """
     FarmHash Fingerprint64 modulo buckets of the strings data[starts[i]:starts[i] + lengths[i]], int32 [n]. Raises ValueError where

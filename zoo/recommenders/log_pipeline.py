@@ -245,7 +245,9 @@ class LogPipeline(ClickPipeline):
         """
         if top is not None:
             top = whole_number("top", top)
-        catalogue = items if isinstance(items, Catalogue) else self.catalogue(items, distinct=False)
+        exclude = list(exclude)
+        at_last = not exclude and isinstance(items, list) and bool(items) and isinstance(items[0], dict)  # ids are read
+        catalogue = items if isinstance(items, Catalogue) else Catalogue.read(self.sides, items, False, not at_last)
         if ids is not None and catalogue is not items:
             raise RequestError("found ids and items, expected ids of a catalogue")
         order = Order.of(by, tuple(self.outputs.values()))
@@ -255,7 +257,7 @@ class LogPipeline(ClickPipeline):
         scores = order.scores(list(shares.values()))
         first = best(scores, top)
         rows = first if positions is None else positions[first]
-        names = catalogue.ids(rows)
+        names = self.sides.ids([items[at] for at in rows.tolist()]) if at_last else catalogue.ids(rows)
         if order.summed:
             shares = {SCORE: scores, **shares}
         found = {name: column[first] for name, column in shares.items()}

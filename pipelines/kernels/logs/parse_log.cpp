@@ -24,6 +24,7 @@
 
 #include "recommenders/arrays.h"
 #include "logs/log_records.h"
+#include "logs/row_values.h"
 
 namespace nb = nanobind;
 using clicks::owned;
@@ -32,11 +33,15 @@ using namespace clicks::logs;
 namespace {
 
 using Parse = bool (*)(const uint8_t *, size_t, const Schema &, const Outputs &, Fields &, Parsed &);
+using Encode = bool (*)(const Schema &, Fields &, Parsed &);
 
 #define VERSION(name, attributes, Bits)                                                                                                    \
     attributes bool parse_##name(const uint8_t *data, size_t size, const Schema &schema, const Outputs &outputs, Fields &fields, Parsed &out) {              \
         return parse_quickly<Bits>(data, size, schema, outputs, fields, out) ||                                                            \
                (!schema.lines && parse_slowly<Bits>(data, size, schema, outputs, fields, out));                                            \
+    }                                                                                                                                      \
+    attributes bool encode_##name(const Schema &schema, Fields &fields, Parsed &out) {                                                     \
+        return encode(schema, fields, false, out, [&](size_t column) { return column * fields.most; });                                    \
     }
 
 VERSION(portable, , Bits)
@@ -44,8 +49,10 @@ VERSION(portable, , Bits)
 VERSION(avx2, AVX2, Bits)
 VERSION(avx512, AVX512, Bits512)
 constexpr clicks::Versions<Parse> versions{parse_portable, parse_avx2, parse_avx512};
+constexpr clicks::Versions<Encode> encoders{encode_portable, encode_avx2, encode_avx512};
 #else
 constexpr clicks::Versions<Parse> versions{parse_portable};
+constexpr clicks::Versions<Encode> encoders{encode_portable};
 #endif
 
 // ----------------------------------------------------------------------------------------------------------------- for Python
@@ -66,7 +73,7 @@ class LogParser {
         size_t width, const std::string &delimiter, const std::string &form, const std::vector<std::string> &missing, size_t ids,
         size_t numbers, size_t scales, const std::string &isa, bool canonical)
         : schema_{width, byte(delimiter), form == "quoted", form == "lines", canonical, Missing(missing), ids, numbers, scales},
-          parse_(versions.of(isa)) {
+          parse_(versions.of(isa)), encode_(encoders.of(isa)) {
         if (form != "quoted" && form != "unquoted" && form != "lines")
             throw std::invalid_argument("found the form " + form + ", expected quoted, unquoted or lines");
         if (!width || width > 1 << 20 || schema_.delimiter == FEED || schema_.delimiter == RETURN || schema_.delimiter == QUOTE)
@@ -118,10 +125,7 @@ class LogParser {
     std::tuple<size_t, size_t, std::optional<Arrays>> parse(Bytes data, size_t size, Rows<int32_t> ids, Rows<float> numbers, Rows<float> scales) const {
         if (size > data.size() || data.size() - size < PAD || size > std::numeric_limits<uint32_t>::max() - PAD)
             throw std::invalid_argument("expected 64 bytes behind the data, and fewer of them than 2^32");
-        const Outputs outputs{ids.data(), numbers.data(), scales.data(), ids.shape(0)};
-        if (ids.shape(1) != schema_.ids || numbers.shape(1) != schema_.numbers || scales.shape(1) != schema_.scales ||
-            numbers.shape(0) != outputs.rows || scales.shape(0) != outputs.rows)
-            throw std::invalid_argument("found arrays of other rows and columns than the outputs have");
+        const Outputs outputs = outputs_of(ids, numbers, scales);
         Parsed out;
         bool right;
         {
@@ -132,6 +136,37 @@ class LogParser {
         }
         if (!right)
             return {out.consumed, out.records, std::nullopt};
+        return {out.consumed, out.records, arrays(out)};
+    }
+    std::optional<Arrays> parse_rows(nb::list rows, const std::vector<nb::str> &names, Rows<int32_t> ids, Rows<float> numbers, Rows<float> scales) const {
+        const Outputs outputs = outputs_of(ids, numbers, scales);
+        const size_t count = rows.size();
+        if (names.size() != schema_.width || outputs.rows < count)
+            throw std::invalid_argument("expected a name for every column, and arrays of as many rows as are given");
+        std::vector<PyObject *> keys;
+        for (const nb::str &name : names)
+            keys.push_back(name.ptr());
+        Fields fields(schema_.width);
+        std::vector<uint8_t> bytes;
+        std::vector<size_t> starts;
+        Parsed out;
+        out.reserve(schema_, count, outputs);
+        for (size_t begin = 0; begin < count; begin += fields.rows) {
+            if (!fields_of_rows(rows.ptr(), begin, std::min(fields.most, count - begin), schema_, keys, fields, bytes, starts))
+                return std::nullopt;
+            bool right;
+            {
+                nb::gil_scoped_release released;
+                right = encode_(schema_, fields, out);
+            }
+            if (!right || rows.size() != count)
+                return std::nullopt;
+        }
+        return arrays(out);
+    }
+
+  private:
+    Arrays arrays(Parsed &out) const {
         const size_t count = out.count;
         const auto copy = [](const auto &from) {
             using T = typename std::decay_t<decltype(from)>::value_type;
@@ -143,15 +178,17 @@ class LogParser {
             return values ? std::optional(owned(std::move(values), {count, width})) : std::nullopt;
         };
         const auto vector = [&](auto &values) { return values ? std::optional(owned(std::move(values), {count})) : std::nullopt; };
-        return {
-            out.consumed, out.records,
-            Arrays(
-                count, matrix(out.own_ids, schema_.ids), matrix(out.own_numbers, schema_.numbers), matrix(out.own_scales, schema_.scales),
-                vector(out.labels), vector(out.weights), vector(out.times), copy(out.left.places), copy(out.left.columns),
-                copy(out.left.values))};
+        return Arrays(
+            count, matrix(out.own_ids, schema_.ids), matrix(out.own_numbers, schema_.numbers), matrix(out.own_scales, schema_.scales),
+            vector(out.labels), vector(out.weights), vector(out.times), copy(out.left.places), copy(out.left.columns), copy(out.left.values));
     }
-
-  private:
+    Outputs outputs_of(const Rows<int32_t> &ids, const Rows<float> &numbers, const Rows<float> &scales) const {
+        const size_t rows = ids.shape(0);
+        if (ids.shape(1) != schema_.ids || numbers.shape(1) != schema_.numbers || scales.shape(1) != schema_.scales ||
+            numbers.shape(0) != rows || scales.shape(0) != rows)
+            throw std::invalid_argument("found arrays of other rows and columns than the outputs have");
+        return {ids.data(), numbers.data(), scales.data(), rows};
+    }
     static uint8_t byte(const std::string &text) {
         if (text.size() != 1 || static_cast<uint8_t>(text[0]) >= 0x80)
             throw std::invalid_argument("expected one ASCII character");
@@ -183,6 +220,7 @@ class LogParser {
     }
     Schema schema_;
     Parse parse_;
+    Encode encode_;
 };
 
 template <class T> using Values = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -252,7 +290,11 @@ void bind_parse_log(nb::module_ &module) {
             "[n, numbers] and scales float32 [n, scales], each None where the rows stand in the first n of the arrays given, as they do\n"
             "where there can be no more of them; labels and weights float32 [n] and times float64 [n] or None; and of what is left to\n"
             "the caller the flat places int64 [m] in\n"
-            "the numbers, their columns int64 [m] and their values float64 [m].");
+            "the numbers, their columns int64 [m] and their values float64 [m].")
+        .def(
+            "parse_rows", &LogParser::parse_rows, nb::arg("rows"), nb::arg("names"), nb::arg("ids"), nb::arg("numbers"), nb::arg("scales"),
+            "Rows of Python, {column: text, number, boolean or None, or a list of them for a list} each, whose columns have these names: the\n"
+            "arrays of `parse`, in the first n rows of those given. None for other values, and where a row lacks a column.");
     module.def(
         "hash_buckets", &hash_buckets, nb::arg("data"), nb::arg("starts"), nb::arg("lengths"), nb::arg("buckets"),
         "FarmHash Fingerprint64 modulo buckets of the strings data[starts[i]:starts[i] + lengths[i]], int32 [n]. Raises ValueError where\n"

@@ -272,6 +272,10 @@ def as_texts(values: Iterable[Any], name: str, separator: str) -> pa.Array:
     Raises:
         RequestError: A value has a type that has no text.
     """
+    values = list(values)
+    if {str, type(None)}.issuperset(map(type, values)):
+        plain = pa.array(values, pa.string())
+        return pc.if_else(pc.is_in(plain, pa.array(MISSING)), pa.scalar(None, pa.string()), plain)
     texts = []
     for value in values:
         try:

@@ -1,6 +1,6 @@
-"""Native CSV reader: parses and encodes a log in one pass, with the results of `zoo.recommenders.data.features`.
+"""Native readers of CSV and of rows of Python: parse and encode in one pass, as `zoo.recommenders.data.features` does.
 
-Blocks that the native parser declines go through pyarrow, which reports the faults.
+What the native parser declines goes through pyarrow, which reports the faults.
 """
 
 from __future__ import annotations
@@ -135,6 +135,98 @@ def _names(line: bytes, delimiter: str) -> tuple[str, ...]:
     return tuple(pa.csv.read_csv(io.BytesIO(line), parse_options=options).column_names)
 
 
+def parser_of(
+    features: Encoding, columns: tuple[str, ...], names: Sequence[str], delimiter: str, form: str, isa: str = ""
+) -> Any:
+    """Returns the native parser of logs of these columns; parsers are kept with the encoding.
+
+    Args:
+        features: Encoding of the columns.
+        columns: Columns of the log.
+        names: Those to read.
+        delimiter: Delimiter of the columns, ASCII.
+        form: "quoted" or "unquoted".
+        isa: Instruction set of the kernels, one of `pipelines.kernels.extension.isas`; "" for the fastest.
+
+    Returns:
+        `LogParser`. None without native code, for separators outside ASCII, and for schemas with the encodings "id" or
+        "value" or with lists that skip unknown values.
+    """
+    native = extension.native()
+    encodings = [column.encoding for column in features.schema.columns]
+    if any(encoding.get("type") in ("id", "value") or encoding.get("skip_unknown") for encoding in encodings):
+        return None
+    if native is None or not all(column.separator.isascii() for column in features.schema.of("categories")):
+        return None
+    key = (columns, tuple(names), delimiter, form, isa)
+    if key not in features.csv_parsers:
+        options = RAW_MISSING, *features.shape, isa, features.schema.canonical
+        parser = native.LogParser(len(columns), delimiter, form, *options)
+        known = add_columns(parser, features, {name: at for at, name in enumerate(columns) if name in names})
+        if len(features.csv_parsers) >= MOST_PARSERS:
+            features.csv_parsers.clear()
+        features.csv_parsers[key] = parser if known else None
+    return features.csv_parsers[key]
+
+
+@dataclass(frozen=True, eq=False)
+class RowReader:
+    """Native reader of rows of Python, {column: value} each.
+
+    Attributes:
+        features: Encoding of the columns.
+        rows: The rows.
+        parser: Native parser of the feature columns.
+    """
+
+    features: Encoding
+    rows: list[dict[str, Any]]
+    parser: Any
+
+    @classmethod
+    def of(cls, features: Encoding, rows: Any, isa: str = "") -> RowReader | None:
+        """Creates the native reader of rows, if they and their schema are supported.
+
+        Args:
+            features: Encoding of the columns.
+            rows: The rows.
+            isa: See `parser_of`.
+
+        Returns:
+            The reader. None for sources other than a list of rows of which the first has all feature columns, and where
+            `parser_of` has no parser.
+        """
+        if not isinstance(rows, list) or not rows or type(rows[0]) is not dict:
+            return None
+        names = features.schema.feature_names
+        if not all(name in rows[0] for name in names):
+            return None
+        parser = parser_of(features, names, names, ",", "quoted", isa) if names else None
+        return None if parser is None else cls(features, rows, parser)
+
+    def batches(self, size: int) -> Iterator[ParsedRows | list[dict[str, Any]]]:
+        """Reads all rows in order.
+
+        Args:
+            size: Rows of a batch.
+
+        Returns:
+            Parsed batches; the rows themselves where a value is neither text, number, boolean, None nor a list of
+            them, or may have a canonical form that the parser does not know.
+        """
+        for begin in range(0, len(self.rows), size):
+            part = self.rows[begin : begin + size]
+            widths = zip((np.int32, np.float32, np.float32), self.features.shape, strict=True)
+            ids, numbers, scales = (np.empty((len(part), width), kind) for kind, width in widths)
+            arrays = self.parser.parse_rows(part, self.features.schema.feature_names, ids, numbers, scales)
+            if arrays is None:
+                yield part
+                continue
+            parsed = ParsedRows(ids, numbers, scales, None, None, None)
+            scale_pending(self.features, parsed, arrays[-3:])
+            yield parsed
+
+
 @dataclass(frozen=True, eq=False)
 class CsvReader:
     """Native reader of one log.
@@ -166,25 +258,12 @@ class CsvReader:
             separators outside ASCII, for several labels, and for schemas with the encodings "id" or "value" or with
             lists that skip unknown values.
         """
-        native = extension.native()
-        separators = [column.separator for column in features.schema.of("categories")]
-        if native is None or log.kind != "csv" or log.partition or not "".join([log.delimiter, *separators]).isascii():
+        if log.kind != "csv" or log.partition or not log.delimiter.isascii() or log.delimiter in '"\r\n':
             return None
-        if log.delimiter in '"\r\n' or sum(name in names for name in features.schema.labels) > 1:
-            return None
-        encodings = [column.encoding for column in features.schema.columns]
-        if any(encoding.get("type") in ("id", "value") or encoding.get("skip_unknown") for encoding in encodings):
+        if sum(name in names for name in features.schema.labels) > 1:
             return None
         form = "quoted" if log.header else "unquoted"
-        key = (log.columns, tuple(names), log.delimiter, form, isa)
-        if key not in features.csv_parsers:
-            options = RAW_MISSING, *features.shape, isa, features.schema.canonical
-            parser = native.LogParser(len(log.columns), log.delimiter, form, *options)
-            known = add_columns(parser, features, {name: at for at, name in enumerate(log.columns) if name in names})
-            if len(features.csv_parsers) >= MOST_PARSERS:
-                features.csv_parsers.clear()
-            features.csv_parsers[key] = parser if known else None
-        parser = features.csv_parsers[key]
+        parser = parser_of(features, log.columns, names, log.delimiter, form, isa)
         return None if parser is None else cls(features, log, names, parser)
 
     def batches(

@@ -17,7 +17,7 @@ from zoo.recommenders.data.cell_values import LIST, canonical, parse_floats
 from zoo.recommenders.data.columns import times
 from zoo.recommenders.data.columns.label_values import label_values
 from zoo.recommenders.data.hashing import buckets_of, fingerprints, hash_buckets
-from zoo.recommenders.data.schema import FEATURES, Column, Schema
+from zoo.recommenders.data.schema import Column, Schema
 from zoo.recommenders.data.transforms import scaled
 
 Floats = NDArray[np.float32]
@@ -426,8 +426,7 @@ class Encoding:
             n rows. Labels and weights that are no numbers are NaN, see `label_values`.
         """
         count, (width, numbers, lists) = len(index), self.shape
-        names = [column.name for column in self.schema.of(*FEATURES)]
-        columns = {**dict.fromkeys(names, pa.nulls(count, pa.string())), **columns}
+        columns = {**dict.fromkeys(self.schema.feature_names, pa.nulls(count, pa.string())), **columns}
         ids, scales = np.empty((count, width), np.int32), np.empty((count, lists), np.float32)
         for field in self.fields:
             if field.is_list:

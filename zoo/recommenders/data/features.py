@@ -19,7 +19,7 @@ from pipelines.core.errors import RequestError
 from pipelines.models.protocols import NoRow
 from zoo.recommenders.criteo import schema_of
 from zoo.recommenders.data.columns.label_values import faulty_labels
-from zoo.recommenders.data.csv_reader import CsvReader, ParsedRows
+from zoo.recommenders.data.csv_reader import MOST, CsvReader, ParsedRows, RowReader
 from zoo.recommenders.data.encoding import Encoding, Field, Rows
 from zoo.recommenders.data.line_reader import read_lines
 from zoo.recommenders.data.logs import Log, open_logs
@@ -145,6 +145,9 @@ class Features(Encoding):
                 if in_steps
                 else read_lines(self, source, **options)
             )
+        plain = not (labelled or tower or keep)
+        if plain and (reader := RowReader.of(self, source)) is not None:
+            return self.of_rows(reader, min(batch_rows, MOST))
         logs = open_logs(source)
         for each in logs:
             self.require(each, tower, labelled, weighted, keep)
@@ -152,6 +155,33 @@ class Features(Encoding):
         labels = ("label", "weight")[: 1 + weighted] if labelled else ()
         outside = None if errors is None else errors.outside
         return self._batches(logs, batch_rows, log, clock, labels, tower, outside, tuple(keep))
+
+    def of_rows(self, reader: RowReader, size: int = MOST) -> Iterator[Rows]:
+        """Reads and encodes rows of Python; what the native reader leaves as it is goes through text columns.
+
+        Args:
+            reader: Reader of the rows.
+            size: Rows of a batch.
+
+        Returns:
+            Batches of encoded rows in input order.
+
+        Raises:
+            RequestError: A value has no text.
+        """
+        names, start = self.schema.feature_names, 0
+        for batch in reader.batches(size):
+            if isinstance(batch, ParsedRows):
+                index = np.arange(start, start + len(batch.ids))
+                yield _placed(batch, index)
+            else:
+                index = np.arange(start, start + len(batch))
+                (log,) = open_logs(batch)
+                self.require(replace(log, columns=names))
+                texts = pa.Table.from_batches(log.batches(names, forms=self.schema.forms)).combine_chunks()
+                columns = {name: texts.column(name).combine_chunks() for name in names}
+                yield self.encode_columns(columns, index, labelled=False)
+            start += len(index)
 
     def encode_raw(self, batches: Iterable[Rows]) -> Iterator[Rows]:
         """Encodes the numbers of rows that were read with `raw`.

@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,11 @@ class Schema:
             Columns in order.
         """
         return tuple(column for column in self.columns if column.kind in kinds)
+
+    @cached_property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the columns to predict from, in order."""
+        return tuple(column.name for column in self.of(*FEATURES))
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pipelines.core.progress import progress
 from zoo.recommenders.data.columns import names
 from zoo.recommenders.data.columns.kinds import column_of, label_of
 from zoo.recommenders.data.columns.labels import LABELS, Leaks, labels_among
-from zoo.recommenders.data.columns.sequences import with_sequences
+from zoo.recommenders.data.columns.sequences import with_shared_tables
 from zoo.recommenders.data.columns.statistics import ColumnStatistics
 from zoo.recommenders.data.logs import Log, open_logs
 from zoo.recommenders.data.schema import FEATURES, Column, Schema, incomplete, without_foreign_fields
@@ -26,7 +26,7 @@ def infer(
     label: str | Sequence[str] | None = None,
     on_error: str = "raise",
     kinds: Mapping[str, str] | None = None,
-    sequences: bool | str = False,
+    sequences: bool = False,
 ) -> Schema:
     """Infers the kind and encoding of every column, with the reason, in one pass over all rows.
 
@@ -36,8 +36,8 @@ def infer(
         on_error: "skip" ignores the rows that training leaves out: rows with another number of columns, and labels
             other than 0 and 1. "raise" raises at the first such row.
         kinds: {column: kind of `CHOICES`} of the columns whose kind is not inferred.
-        sequences: Whether lists of the values of another column become sequences, for a model that reads them; "pooled"
-            if they only share the table of that column.
+        sequences: Whether lists of the values of another column, whose table they have, become sequences, for a model
+            that reads them.
 
     Returns:
         The schema.
@@ -87,7 +87,7 @@ def infer(
         columns.append(Column(name, "ignored", why=why))
     columns = _only("timestamp", columns, lambda each: (names.is_time(each.name), each.distinct))
     columns = _only("weight", columns, lambda each: len(each.name))  # sample_weight may stand beside the goods' weight
-    columns = with_sequences(columns, seen, sequences == "pooled") if sequences else columns
+    columns = with_shared_tables(columns, seen, sequences)
     schema = Schema(with_labels(columns, chosen), rows)
     if not schema.of(*FEATURES):
         reasons = ", ".join(f"{each.name}: {each.why}" for each in schema.columns if each.kind != "label")

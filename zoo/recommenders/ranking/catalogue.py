@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,20 @@ class Catalogue:
     Attributes:
         rows: The items' side of the model's inputs, n rows.
         names: Ids of the items, text [n]; None if the model has no column that names them.
-        places: Position of every id.
     """
 
     rows: Rows
     names: pa.Array | None
-    places: dict[str, int]
 
     @classmethod
-    def read(cls, sides: Sides, items: Any, distinct: bool = True) -> Catalogue:
+    def read(cls, sides: Sides, items: Any, distinct: bool = True, named: bool = True) -> Catalogue:
         """Reads items.
 
         Args:
             sides: Columns of the model.
             items: Source with the items' columns.
             distinct: Keep the first row of every id, and no row without an id; False keeps all rows.
+            named: Whether the ids of all rows are read.
 
         Returns:
             The catalogue.
@@ -45,29 +45,35 @@ class Catalogue:
         Raises:
             RequestError: There is no item, a column is missing, or `distinct` needs ids that the model has none of.
         """
-        key = sides.features.key.name if distinct else sides.key  # an error where there is none
+        key = sides.features.key.name if distinct else sides.key * named  # an error where there is none
         parts: list[Rows] = []
         names: list[pa.Array] = []
-        places: dict[str, int] = {}
-        count = 0
+        seen: set[str] = set()
         for rows, texts in sides.item.read(items, key):
-            if texts is not None:
-                kept: list[int] = []
-                for at, text in enumerate(texts.to_pylist()):
-                    if text is not None and text not in places:
-                        places[text] = count + (len(kept) if distinct else at)
-                        kept.append(at)
-                if distinct and len(kept) < len(rows):
+            if distinct and texts is not None:
+                kept = [at for at, text in enumerate(texts.to_pylist()) if _is_new(text, seen)]
+                if len(kept) < len(rows):
                     rows, texts = rows[np.array(kept, np.int64)], texts.take(pa.array(kept, pa.int64()))
-                names.append(texts)
+            if texts is not None:
+                names.append(texts.cast(pa.large_string()))
             parts.append(rows)
-            count += len(rows)
-        if not count:
+        if not sum(map(len, parts)):
             where = items if isinstance(items, str | Path) else "the rows given"
-            named = f", named by {key}" if key else ""
-            raise RequestError(f"{where} holds no item; expected one a row{named}")
-        joined = pa.concat_arrays([each.cast(pa.large_string()) for each in names]) if names else None
-        return cls(Rows.concatenate(parts), joined, places)
+            by = f", named by {key}" if key else ""
+            raise RequestError(f"{where} holds no item; expected one a row{by}")
+        catalogue = cls(Rows.concatenate(parts), pa.concat_arrays(names) if names else None)
+        if distinct:
+            catalogue.find(())  # tabulates the ids now, not in the first request
+        return catalogue
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The first position of every id, in the order of the items."""
+        places: dict[str, int] = {}
+        for at, text in enumerate(() if self.names is None else self.names.to_pylist()):
+            if text is not None:
+                places.setdefault(text, at)
+        return places
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -85,7 +91,8 @@ class Catalogue:
             RequestError: An id is not in the catalogue.
         """
         texts = [str(each) for each in ids]
-        places = [self.places.get(text, -1) for text in texts]
+        known = self.places
+        places = [known.get(text, -1) for text in texts]
         if unknown := [text for text, place in zip(texts, places, strict=True) if place < 0]:
             raise RequestError(
                 f"found no item {', '.join(unknown[:3])}{f' and {len(unknown) - 3} more' * (len(unknown) > 3)} in the "
@@ -103,16 +110,16 @@ class Catalogue:
         Returns:
             The positions that are left; None for all items.
         """
-        left_out = [place for each in ids if (place := self.places.get(str(each))) is not None]
+        names = {str(each) for each in ids}
+        left_out = [place for name in names if (place := self.places.get(name)) is not None] if names else []
         if not left_out:
             return positions
         chosen = np.arange(len(self)) if positions is None else positions
         assert self.names is not None  # there are places
         if len(self.places) == len(self):
             return np.asarray(chosen[~np.isin(chosen, left_out)])
-        names = {str(each) for each in ids}  # rows of an id repeat
         texts = self.names.take(pa.array(chosen)).to_pylist()
-        return np.asarray(chosen[np.array([text not in names for text in texts], bool)])
+        return np.asarray(chosen[np.array([text not in names for text in texts], bool)])  # rows of an id repeat
 
     def ids(self, positions: NDArray[np.int64]) -> list[str | None] | None:
         """Ids of items.
@@ -124,6 +131,14 @@ class Catalogue:
             Their ids; None if the model has no column that names items.
         """
         return None if self.names is None else self.names.take(pa.array(positions)).to_pylist()
+
+
+def _is_new(text: str | None, seen: set[str]) -> bool:
+    """Whether an id was not there before, and is now among those seen."""
+    if text is None or text in seen:
+        return False
+    seen.add(text)
+    return True
 
 
 def best(scores: NDArray[np.float32], top: int | None) -> NDArray[np.int64]:

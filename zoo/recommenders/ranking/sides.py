@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,10 +14,10 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.kernels.recommenders.native import SharedInputs
 from zoo.recommenders.data.cell_values import LIST, as_texts
-from zoo.recommenders.data.columns.nested import PLAIN
+from zoo.recommenders.data.csv_reader import RowReader
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
-from zoo.recommenders.data.logs import Log, open_logs
+from zoo.recommenders.data.logs import open_logs
 from zoo.recommenders.data.schema import FEATURES
 
 
@@ -81,14 +78,11 @@ class Side:
             RequestError: A column is missing.
         """
         schema, index = self.features.schema, 0
-        names = [column.name for column in schema.columns]
-        if isinstance(source, list) and source and (log := self._as_csv(source, names)) is not None:
+        names = schema.feature_names
+        if (reader := RowReader.of(self.features, source)) is not None:
             texts = as_texts((row.get(key) for row in source), key, LIST) if key else None
-            forms = schema.forms
-            yield (
-                Rows.concatenate(list(self.features.read(log))),
-                None if texts is None else forms[key].apply(texts),
-            )
+            rows = Rows.concatenate(list(self.features.of_rows(reader)))
+            yield rows, None if texts is None else schema.forms[key].apply(texts)
             return
         for log in open_logs(source):
             self.features.require(log)
@@ -97,21 +91,6 @@ class Side:
                 positions = np.arange(index, index + batch.num_rows)
                 index += batch.num_rows
                 yield self.features.encode_columns(columns, positions, labelled=False), columns.get(key)
-
-    def _as_csv(self, rows: Sequence[Any], names: Sequence[str]) -> Log | None:
-        """Rows of texts and numbers as CSV, which is parsed several times as fast; None for other values."""
-        if not self.features.schema.canonical or not names:
-            return None
-        if not all(isinstance(row, dict) and PLAIN.issuperset(map(type, row.values())) for row in rows):
-            return None
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(names)
-        try:
-            writer.writerows(map(itemgetter(*names), rows) if len(names) > 1 else ([row[names[0]]] for row in rows))
-        except KeyError:  # a row lacks a column
-            return None
-        return Log("the rows given", "csv", ",", tuple(names), place=text.getvalue().encode())
 
 
 class Sides:
@@ -140,6 +119,24 @@ class Sides:
             return self.features.key.name
         except RequestError:
             return ""
+
+    def ids(self, items: Sequence[Any]) -> list[str | None] | None:
+        """Ids of rows of items.
+
+        Args:
+            items: {column: value} each.
+
+        Returns:
+            Their ids; None if the model has no column that names items.
+        """
+        if not self.key:
+            return None
+        key, forms = self.key, self.features.schema.forms
+        if all(key in row for row in items):
+            texts = forms[key].apply(as_texts((row[key] for row in items), key, LIST))
+            return texts.to_pylist()  # type: ignore[no-any-return]
+        (log,) = open_logs(list(items))
+        return [text for batch in log.batches([key], forms=forms) for text in batch[0].to_pylist()]
 
     @cached_property
     def absent_user(self) -> Rows:

@@ -83,7 +83,7 @@ class NextItemPipeline(TwoTowerPipeline):
         values = key.values.cast(pa.large_string())
         side = self.sides.item.features
         rows = side.encode_columns({key.name: values}, np.arange(len(values)), labelled=False)
-        return Catalogue(rows, values, {name: at for at, name in enumerate(values.to_pylist())})
+        return Catalogue(rows, values)
 
     def _places_of(self, catalogue: Catalogue) -> NDArray[np.int64]:
         """Position in a catalogue of every id of the table, int64 [rows]; -1 for others."""

@@ -201,7 +201,7 @@ def _schema(
     schema: str | Path | Schema | None,
     label: str | Sequence[str] | None,
     on_error: str,
-    sequences: bool | str,
+    sequences: bool,
 ) -> Schema:
     """Returns the schema, with other labels if given, or infers it from the data."""
     if schema is None:

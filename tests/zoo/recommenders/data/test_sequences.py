@@ -117,12 +117,29 @@ def test_inferred_for_families_of_sequences(tmp_path):
     log_of().to_csv(tmp_path / "log.csv", index=False)
     pooled = {each.name: each for each in infer(open_logs(tmp_path / "log.csv")).columns}
     assert pooled["history"].pooling == pooled["tags"].pooling == "mean"
+    assert (pooled["history"].shares, pooled["tags"].shares) == ("item_id", "")
     report = zoo.schema(tmp_path / "log.csv", family="din")
     columns = {each["name"]: each for each in report["schema"]["columns"]}
     assert columns["history"]["pooling"] == "none" and columns["history"]["shares"] == "item_id"
     assert columns["tags"]["pooling"] == "mean"
     with pytest.raises(RequestError, match="found the family 'resnet50', expected one that has a schema"):
         zoo.schema(tmp_path / "log.csv", family="resnet50")
+
+
+def test_the_table_is_that_of_the_category_with_the_same_values(tmp_path):
+    """Ids that are whole numbers are values of every column of ids with more of them, and codes of all."""
+    rng = np.random.default_rng(0)
+    histories = ["|".join(map(str, rng.integers(1, 41, rng.integers(1, 6)))) for _ in range(900)]
+    codes = ["|".join(map(str, rng.integers(1, 4, 2))) for _ in range(900)]
+    columns = {
+        "clicked": rng.integers(0, 2, 900),
+        "user_id": rng.integers(1, 600, 900),
+        "item_id": rng.integers(1, 45, 900),
+    }
+    pd.DataFrame({**columns, "history": histories, "genre_codes": codes}).to_csv(tmp_path / "log.csv", index=False)
+    inferred = {each.name: each for each in infer(open_logs(tmp_path / "log.csv")).columns}
+    assert (inferred["history"].shares, inferred["genre_codes"].shares) == ("item_id", "")
+    assert inferred["history"].encoding == inferred["item_id"].encoding
 
 
 def test_edited_by_hand(tmp_path):

@@ -1,7 +1,8 @@
-"""Lists that are sequences of the values of another column, as the items clicked before are."""
+"""Lists of the values of another column, as the items clicked before are: they share its table."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -10,38 +11,43 @@ import numpy as np
 from zoo.recommenders.data.columns.statistics import ColumnStatistics, Distinct
 from zoo.recommenders.data.schema import OF_LISTS, Column
 
-SHARED = 0.5  # of a list's distinct items that are values of the category whose table it shares
+LEAST_APART, LEAST_POOLED = 0.5, 0.9  # of a list's distinct items that are values of the category with its table
+LEAST_VALUES = 0.1  # of the category's distinct values that are items of the list: small codes are values of any ids
 
 
-def with_sequences(
-    columns: Sequence[Column], seen: Mapping[str, ColumnStatistics], pooled: bool = False
-) -> list[Column]:
-    """Makes sequences of the lists whose items are values of a category.
+def with_shared_tables(columns: Sequence[Column], seen: Mapping[str, ColumnStatistics], apart: bool) -> list[Column]:
+    """Gives the lists whose items are values of a category the table of that category.
 
     Args:
         columns: Columns of a schema.
         seen: Statistics of their values.
-        pooled: Whether the sequences keep their pooling, and only share a table.
+        apart: Whether such lists become sequences, whose items are kept apart; else they keep their pooling.
 
     Returns:
-        The columns; a list with more than `SHARED` of its distinct items in a category has the pooling none and shares
-        the table of that category.
+        The columns.
     """
     categories = [column for column in columns if column.kind == "category" and column.encoding.get("type") in OF_LISTS]
 
-    def sequence(column: Column) -> Column:
+    def shared(column: Column) -> Column:
         if column.kind != "categories" or not categories:
             return column
         items = seen[column.name].items[column.separator]
-        shares = {other.name: containment(items, seen[other.name].distinct) for other in categories}
-        best = max(categories, key=lambda other: shares[other.name])
-        if shares[best.name] < SHARED:
+        shares = {
+            other.name: (containment(items, values), containment(values, items))
+            for other in categories
+            for values in [seen[other.name].distinct]
+        }
+        best = max(categories, key=lambda other: math.prod(shares[other.name]))
+        of_items, of_values = shares[best.name]
+        if of_items < (LEAST_APART if apart else LEAST_POOLED) or of_values < LEAST_VALUES:
             return column
-        why = f"{column.why}; {shares[best.name]:.0%} of its items are values of {best.name}: a sequence of them"
-        pooling = column.pooling if pooled else "none"
-        return replace(column, pooling=pooling, shares=best.name, encoding=best.encoding, why=why)
+        why = f"{column.why}; {of_items:.0%} of its items are values of {best.name}: {{}} its table"
+        if apart:
+            why = why.format("a sequence with")
+            return replace(column, pooling="none", shares=best.name, encoding=best.encoding, why=why)
+        return replace(column, shares=best.name, encoding=best.encoding, why=why.format("it has"))
 
-    return [sequence(column) for column in columns]
+    return [shared(column) for column in columns]
 
 
 def containment(items: Distinct, values: Distinct) -> float:

@@ -40,7 +40,6 @@ class ESMM(LazyModule):
     """
 
     labels: ClassVar = (2, 1000)
-    sequences: ClassVar = "pooled"  # a history reads the table of the items
     widths: ClassVar = {"embeddings": ("embedding_size",), "towers.*": ("hidden",)}
 
     def __init__(self, features: Features, config: ESMMConfig) -> None:

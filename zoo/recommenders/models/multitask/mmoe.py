@@ -40,7 +40,6 @@ class MMoE(LazyModule):
     """
 
     labels: ClassVar = (1, 1000)
-    sequences: ClassVar = "pooled"  # a history reads the table of the items
     widths: ClassVar = {"embeddings": ("embedding_size",), "experts.*": ("hidden",), "towers.*": ("tower",)}
 
     def __init__(self, features: Features, config: MMoEConfig) -> None:

@@ -81,7 +81,6 @@ class PLE(LazyModule):
     """Progressive layered extraction: levels of experts, some of one label and some shared, then a tower a label."""
 
     labels: ClassVar = (1, 1000)
-    sequences: ClassVar = "pooled"  # a history reads the table of the items
     widths: ClassVar = {"embeddings": ("embedding_size",), "levels.*.experts.*.*": ("hidden",), "towers.*": ("tower",)}
 
     def __init__(self, features: Features, config: PLEConfig) -> None:
