@@ -37,6 +37,7 @@ from zoo.translation.search.beam_search import (
     hypotheses,
     naive_step,
 )
+from zoo.translation.search.scores import expected
 from zoo.translation.search.sessions import is_int8, search_session, split_sessions, step_sessions
 from zoo.translation.search.shortlist import Shortlist
 
@@ -124,7 +125,7 @@ class Translator(LinePipeline[NativeTranslator]):
         if model is None:
             reference = self.folder.path / PRECISIONS[self.precision]
             tokens = (START, END, PAD)
-            self._subject = Subject(check.unheld, path, reference, self.threads, tokens, check.expected)
+            self._subject = Subject(check.unheld, path, reference, self.threads, tokens, expected)
         return NativeTranslator(path, self.threads)
 
     def _held_example(self) -> Batch:

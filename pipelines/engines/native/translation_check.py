@@ -1,4 +1,4 @@
-"""Native translations held to ONNX Runtime: the scores of their tokens, as the frozen graph computes them."""
+"""Native translations to hold to ONNX Runtime: hypotheses of example sentences and their scores."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch
-from pipelines.engines.native.held import Expected, Run
+from pipelines.engines.native.held import Run
 from pipelines.engines.native.translation import NativeTranslator
 
 BEAM = 4
 TOKENS = 12  # maximum number of tokens of a translation
-ROWS = 64  # target prefixes that the reference computes at once
 Integers = NDArray[np.int64]
 
 
@@ -69,67 +68,6 @@ def unheld(path: Path, threads: int, start: int, end: int, padding: int) -> Run:
         return {"tokens": tokens, "scores": scores}
 
     return run
-
-
-def expected(path: Path, threads: int, start: int, end: int, padding: int, *, optimize: bool = True) -> Expected:
-    """Opens the frozen graph in ONNX Runtime, as the reference of `unheld`.
-
-    Args:
-        path: ONNX file.
-        threads: Number of threads.
-        start: Start token.
-        end: End token.
-        padding: Padding token.
-        optimize: Whether ONNX Runtime optimizes the graph.
-
-    Returns:
-        A function from a batch and outputs of `unheld` to {"scores": float64 [n, BEAM + 1]}: the mean log probabilities
-        of the tokens, and for greedy search those of the likeliest tokens after the same prefixes.
-
-    Raises:
-        RequestError: The graph is no translation model.
-    """
-    from pipelines.engines.onnxruntime import OnnxRuntimeSession
-    from pipelines.graph import edit, io
-
-    whole = io.load(path)
-    cuts = (["source"], ["memory"]), (["source", "memory", "target"], ["logits"])
-    encoder, decoder = (
-        OnnxRuntimeSession(path, threads, io.serialized(edit.extract(whole, *cut)), optimize=optimize) for cut in cuts
-    )
-
-    def expect(batch: Batch, outputs: Batch) -> dict[str, NDArray[Any]]:
-        source, tokens = batch["source"], outputs["tokens"]
-        rows: dict[tuple[int, ...], int] = {}  # of a sentence and a prefix
-        places = np.full(tokens.shape, -1)
-        for i, k in np.ndindex(tokens.shape[:2]):
-            hypothesis = tokens[i, k][tokens[i, k] != padding].tolist()
-            places[i, k, : len(hypothesis)] = [
-                rows.setdefault((i, start, *hypothesis[:t]), len(rows)) for t in range(len(hypothesis))
-            ]
-        sentences = np.array([row[0] for row in rows])
-        prefixes = np.full((len(rows), max(map(len, rows)) - 1), padding)
-        for r, row in enumerate(rows):
-            prefixes[r, : len(row) - 1] = row[1:]
-        memory, lengths = encoder.run({"source": source})["memory"], (source != padding).sum(axis=1)
-        scores = np.zeros(tokens.shape[:2])
-        for first in range(0, len(rows), ROWS):
-            part = slice(first, first + ROWS)
-            chosen = sentences[part]
-            width = lengths[chosen].max()
-            given = {"source": source[chosen, :width], "memory": memory[chosen, :width], "target": prefixes[part]}
-            logits = decoder.run(given)["logits"].astype(np.float64)
-            if "words" in batch:
-                logits[~batch["words"][chosen]] = -np.inf
-            logits -= logits.max(axis=1, keepdims=True)
-            likely = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-            greedy = np.delete(likely, padding, axis=1).max(axis=1)
-            for i, k, t in np.argwhere((first <= places) & (places < first + ROWS)):
-                r = places[i, k, t] - first
-                scores[i, k] += likely[r, tokens[i, k, t]] if k < BEAM else greedy[r]
-        return {"scores": scores / (tokens != padding).sum(axis=2)}
-
-    return expect
 
 
 def example(sources: Sequence[NDArray[Any]], longest: int, padding: int) -> dict[str, Integers]:

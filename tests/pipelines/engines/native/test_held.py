@@ -20,6 +20,7 @@ from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.models import line_pipeline
 from zoo.translation.data.parallel_text import END, PAD, START
+from zoo.translation.search.scores import expected
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels: {extension.missing()}")
 INT8 = Path(zoo.__file__).parent / "weights" / "mobilenet-v1-cifar10" / "int8.onnx"
@@ -137,7 +138,7 @@ def test_translations_are_held_short_and_long_alone_and_in_batches(student):
     path, wrong = student
     tokens = (START, END, PAD)
     for few in ({"source": batch["source"]}, batch):  # of all tokens, and of shortlists
-        subject = held.Subject(translation_check.unheld, path, path, 1, tokens, translation_check.expected)
+        subject = held.Subject(translation_check.unheld, path, path, 1, tokens, expected)
         result = held.check(subject, few)
         assert result["difference"] < 1e-3 and result["sizes"][0] == 5
         result = held.check(dataclasses.replace(subject, path=wrong), few)
