@@ -43,7 +43,7 @@ def test_every_part_of_an_entry_is_there(name: str) -> None:
 
 def test_a_ranker_is_not_trained_here(tmp_path: Path) -> None:
     with pytest.raises(
-        RequestError, match=r"ranker models are only imported, not trained; train one of autoint, dcn-v2, "
+        RequestError, match=r"ranker models are only imported, not trained; train one of autoint, bst, dcn-v2, "
     ):
         zoo.train("ranker", [], tmp_path / "new")
 

@@ -439,7 +439,7 @@ def pad_all_axes(pad: ir.Node, taken: set[str]) -> set[str]:
 
 
 def cast_untyped_results(node: ir.Node, taken: set[str]) -> set[str]:
-    """Inserts Casts to float32, which change nothing, behind the float32 results of ConcatFromSequence and Scan.
+    """Inserts Casts to float32, which change nothing, behind ConcatFromSequence, and between Scan and a QuantizeLinear.
 
     Args:
         node: Operator.
@@ -450,7 +450,8 @@ def cast_untyped_results(node: ir.Node, taken: set[str]) -> set[str]:
     """
     kind, added = ir.DataType.FLOAT, set()
     for y in node.outputs if node.op_type in ("ConcatFromSequence", "Scan") else ():
-        readers = list(y.uses())
+        of_all = node.op_type == "ConcatFromSequence"  # whose readers get no type, either
+        readers = [(reader, at) for reader, at in y.uses() if of_all or reader.op_type == "QuantizeLinear"]
         if not query.is_float(y) or not readers:
             continue
         cast = edit.node("Cast", [y], f"{y.name}.typed", dtype=kind, taken=taken, to=int(kind))

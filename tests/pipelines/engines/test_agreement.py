@@ -67,7 +67,16 @@ def test_the_first_line_says_so(wrong):
     timed = summary._speed(found, found, BATCH)
     assert list(timed["speed"]) == ["onnxruntime"] and timed["engine"] == "onnxruntime"
     assert list(timed["wrong"]) == ["openvino"] and timed["as_opened"] is None
-    said = {"int8_layers": 1, "layers": 1, "macs_int8": 1.0, "sqnr_db": 40.0, "split": {}, "costliest": [], **timed}
+    said = {
+        "many": BATCH,
+        "int8_layers": 1,
+        "layers": 1,
+        "macs_int8": 1.0,
+        "sqnr_db": 40.0,
+        "split": {},
+        "costliest": [],
+        **timed,
+    }
     assert summary._line(said).endswith("in onnxruntime; WRONG in openvino")
     assert summary._warnings(said, list)[0].startswith("WRONG IN openvino: output y of openvino (the file as it is)")
 

@@ -332,7 +332,7 @@ def _placed(parsed: ParsedRows, index: NDArray[np.int64]) -> Rows:
 def _faults(rows: Rows, schema: Schema) -> list[tuple[int, str, str]]:
     """Rows without usable labels or weight: (row, kind, column), in order and each once."""
     assert rows.labels is not None
-    wrong = faulty_labels(rows.labels).reshape(len(rows), -1)
+    wrong = faulty_labels(rows.labels).reshape(len(rows), len(schema.labels))
     at = np.flatnonzero(wrong.any(axis=1))
     faults = [
         (row, "label", schema.labels[column]) for row, column in zip(at.tolist(), wrong[at].argmax(1), strict=True)

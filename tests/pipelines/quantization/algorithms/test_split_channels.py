@@ -90,6 +90,7 @@ def test_onnx_files_get_copies_where_they_raise_the_held_out_sqnr(monkeypatch):
     exact = run(network, x=x)["y"][:, 1:, OUTPUT]
     error = np.abs(run(quantize(network, QuantRecipe(), table)[0], x=x)["y"][:, 1:, OUTPUT] - exact).mean()
     monkeypatch.setattr(auto_calibration, "SPLIT_GAIN", np.inf)
+    monkeypatch.setattr(auto_calibration, "WORST_GAIN", np.inf)
     plain = auto_calibrate(network, QuantRecipe(), samples)
     assert plain.splitting == {}
     before = np.abs(run(quantize(network, QuantRecipe(), plain)[0], x=x)["y"][:, 1:, OUTPUT] - exact).mean()

@@ -182,9 +182,8 @@ def test_scoring_takes_any_order_of_columns_and_no_label(models, log, tmp_path, 
         outputs.append((tmp_path / "out.csv").read_text().splitlines()[:51])
     assert outputs[0] == outputs[1]
     in_memory = zoo.pipeline(models[family], engine="onnxruntime")(lines)
-    assert [f"{each['probability']:.5f}" for each in in_memory] == [
-        f"{float(x.split(',')[1]):.5f}" for x in outputs[0][1:]
-    ]
+    written = [float(line.split(",")[1]) for line in outputs[0][1:]]
+    np.testing.assert_allclose([each["probability"] for each in in_memory], written, rtol=0, atol=1e-6)
 
 
 def test_what_training_leaves(models, log):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipelines.models.family import RunOption
+from zoo.recommenders.family import KEEP
 from zoo.recommenders.models.two_tower import TWO_TOWER, TwoTowerFamily
 from zoo.recommenders.train_config import TrainConfig
 from zoo.training.lazy_module import LazyModule
@@ -226,6 +227,7 @@ SASREC = NextItemFamily(
     config=SASRecConfig(),
     summary="{rows:,} rows, the best of {items:,} items each, {rows_per_second:,.0f} rows/s, {precision} in {engine}",
     run_options=(
+        KEEP,
         RunOption("items", str, None, "A log with the items' columns, to find items among; default: all known items."),
         *TWO_TOWER.run_options[2:],
     ),
