@@ -247,9 +247,7 @@ class LogPipeline(ClickPipeline):
             top = whole_number("top", top)
         exclude = list(exclude)
         at_last = not exclude and isinstance(items, list) and bool(items) and isinstance(items[0], dict)  # ids are read
-        catalogue = items if isinstance(items, Catalogue) else Catalogue.read(self.sides, items, False, not at_last)
-        if ids is not None and catalogue is not items:
-            raise RequestError("found ids and items, expected ids of a catalogue")
+        catalogue = self.candidates(items, ids, not at_last)
         order = Order.of(by, tuple(self.outputs.values()))
         user_row = self.sides.read_user(user)
         positions = catalogue.without(exclude, None if ids is None else catalogue.find(ids))
@@ -262,6 +260,26 @@ class LogPipeline(ClickPipeline):
             shares = {SCORE: scores, **shares}
         found = {name: column[first] for name, column in shares.items()}
         return {"row": rows, **({} if names is None else {"item": names}), **found}
+
+    def candidates(self, items: Any, ids: Any, named: bool = True) -> Catalogue:
+        """Reads the items of a ranking.
+
+        Args:
+            items: Source with the items' columns, or a catalogue.
+            ids: Ids of the items of a catalogue to rank, or None.
+            named: Whether the ids of a source are read.
+
+        Returns:
+            The catalogue, or all rows of the source as one.
+
+        Raises:
+            RequestError: There is no item, or there are ids besides a source.
+        """
+        if isinstance(items, Catalogue):
+            return items
+        if ids is not None:
+            raise RequestError("found ids and items, expected ids of a catalogue")
+        return Catalogue.read(self.sides, items, distinct=False, named=named)
 
     def _probabilities(self, user: Rows, items: Rows, positions: NDArray[np.int64] | None) -> dict[str, Floats]:
         """Probabilities of the labels of the items at these positions, or of all items, by output."""

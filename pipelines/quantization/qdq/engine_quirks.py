@@ -450,8 +450,8 @@ def cast_untyped_results(node: ir.Node, taken: set[str]) -> set[str]:
     """
     kind, added = ir.DataType.FLOAT, set()
     for y in node.outputs if node.op_type in ("ConcatFromSequence", "Scan") else ():
-        of_all = node.op_type == "ConcatFromSequence"  # whose readers get no type, either
-        readers = [(reader, at) for reader, at in y.uses() if of_all or reader.op_type == "QuantizeLinear"]
+        everywhere = node.op_type == "ConcatFromSequence"  # OpenVINO knows no type of what is computed from it, either
+        readers = [(reader, at) for reader, at in y.uses() if everywhere or reader.op_type == "QuantizeLinear"]
         if not query.is_float(y) or not readers:
             continue
         cast = edit.node("Cast", [y], f"{y.name}.typed", dtype=kind, taken=taken, to=int(kind))

@@ -67,7 +67,7 @@ class DCNv2(LazyModule):
 
     widths: ClassVar = {"embeddings": ("embedding_size",), "cross.*.v": ("rank",), "deep": ("hidden",)}
 
-    def __init__(self, features: Features, config: DCNv2Config) -> None:
+    def __init__(self, features: Features, config: Any) -> None:
         from torch import nn
 
         from zoo.recommenders.models.layers import Embeddings, FirstOrder, counts, mlp
@@ -77,9 +77,21 @@ class DCNv2(LazyModule):
         self.embeddings = Embeddings(features.fields, config.embedding_size)
         width = self.embeddings.width + self.numbers
         self.wide = FirstOrder(features.fields)
-        self.cross = nn.ModuleList(Cross(width, config.rank) for _ in range(config.layers))
+        self.cross = nn.ModuleList(self.cross_layer(width, config) for _ in range(config.layers))
         self.cross_output = nn.Linear(width, 1)  # with the last layer of `deep`, one linear layer in two parts
         self.deep = mlp(width, config.hidden, 1, config.dropout)
+
+    def cross_layer(self, width: int, config: Any) -> Any:
+        """Creates a cross layer.
+
+        Args:
+            width: Width of its input and result.
+            config: Training settings.
+
+        Returns:
+            Module: inputs of the first and of this layer, float32 [n, width] each -> float32 [n, width].
+        """
+        return Cross(width, config.rank)
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
         """Computes logits.

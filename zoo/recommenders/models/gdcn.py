@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zoo.recommenders.family import RECIPE, TrainableRankingFamily
+from zoo.recommenders.models.dcn_v2 import DCNv2
 from zoo.recommenders.train_config import TrainConfig
 from zoo.training.lazy_module import LazyModule
 
 if TYPE_CHECKING:
     import torch
-
-    from zoo.recommenders.data.features import Features
 
 
 @dataclass(frozen=True)
@@ -53,43 +52,14 @@ class GatedCross(LazyModule):
         return x0 * (self.cross(x) * self.sigmoid(self.gate(x))) + x
 
 
-class GDCN(LazyModule):
+class GDCN(DCNv2):
     """Gated cross layers and a deep network on the same input, plus a first-order weight per category."""
 
     widths: ClassVar = {"embeddings": ("embedding_size",), "deep": ("hidden",)}
 
-    def __init__(self, features: Features, config: GDCNConfig) -> None:
-        from torch import nn
-
-        from zoo.recommenders.models.layers import Embeddings, FirstOrder, counts, mlp
-
-        super().__init__()
-        _, self.numbers = counts(features)
-        self.embeddings = Embeddings(features.fields, config.embedding_size)
-        width = self.embeddings.width + self.numbers
-        self.wide = FirstOrder(features.fields)
-        self.cross = nn.ModuleList(GatedCross(width) for _ in range(config.layers))
-        self.cross_output = nn.Linear(width, 1)  # with the last layer of `deep`, one linear layer in two parts
-        self.deep = mlp(width, config.hidden, 1, config.dropout)
-
-    def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
-        """Computes logits.
-
-        Args:
-            ids: Table rows, int32 [n, columns].
-            numbers: float32 [n, numbers].
-            scales: Reciprocals of list lengths, float32 [n, lists].
-
-        Returns:
-            Logits, float32 [n, 1].
-        """
-        from zoo.recommenders.models.layers import concat_numbers
-
-        x0 = concat_numbers(self.embeddings(ids, scales), numbers, self.numbers)
-        x = x0
-        for layer in self.cross:
-            x = layer(x0, x)
-        return self.cross_output(x) + self.deep(x0) + self.wide(ids, scales)
+    def cross_layer(self, width: int, config: GDCNConfig) -> Any:
+        """See `DCNv2`."""
+        return GatedCross(width)
 
 
 GDCN_FAMILY = TrainableRankingFamily(

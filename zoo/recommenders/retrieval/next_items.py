@@ -15,7 +15,7 @@ from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError
 from zoo.recommenders import metrics
 from zoo.recommenders.data.encoding import Field, Rows
-from zoo.recommenders.ranking.catalogue import Catalogue
+from zoo.recommenders.ranking.catalogue import Catalogue, best
 from zoo.recommenders.retrieval.index import FaissIndex, ItemIndex, quantized
 from zoo.recommenders.retrieval.inference import TwoTowerPipeline
 
@@ -94,24 +94,24 @@ class NextItemPipeline(TwoTowerPipeline):
         places[[0, self.sequence.last]] = -1
         return places
 
-    def history_places(self, rows: Rows, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def history_places(self, ids: NDArray[np.int32], places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Finds the items of histories in a catalogue.
 
         Args:
-            rows: Encoded rows.
+            ids: Ids of encoded rows, int32 [n, columns].
             places: Position of every id, int64 [rows of the table].
 
         Returns:
             Positions, -1 for what is no item of the catalogue, int64 [n, places of a sequence].
         """
         start = self.sequence.start
-        return np.asarray(places[rows.ids[:, start : start + self.sequence.width]])
+        return np.asarray(places[ids[:, start : start + self.sequence.width]])
 
     def best(
         self, rows: Rows, index: ItemIndex | FaissIndex, top: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """See `TwoTowerPipeline.best`; items of the history are left out."""
-        seen = self.history_places(rows, self._places)
+        seen = self.history_places(rows.ids, self._places)
         size = len(np.unique(self._places[self._places >= 0]))
         best, scores = index.top(self.vectors(rows, "user"), min(top + seen.shape[1], size))
         old = (best[:, :, None] == seen[:, None]).any(2)
@@ -149,7 +149,7 @@ class NextItemPipeline(TwoTowerPipeline):
             users = quantized(users).astype(np.float32) if self.precision == "int8" else users
             scores = users @ items.T
             mine = np.take_along_axis(scores, own, 1)
-            seen = self.history_places(rows, places)
+            seen = self.history_places(rows.ids, places)
             np.put_along_axis(scores, np.where(seen < 0, own, seen), -np.inf, 1)
             np.put_along_axis(scores, own, -np.inf, 1)
             ranks.append(1 + (scores >= mine).sum(1))
@@ -189,9 +189,7 @@ class NextItemPipeline(TwoTowerPipeline):
         if by is not None:
             raise RequestError(f"found by {by!r}, expected none: next items have one score")
         top = None if top is None else whole_number("top", top)
-        catalogue = items if isinstance(items, Catalogue) else self.catalogue(items, distinct=False)
-        if ids is not None and catalogue is not items:
-            raise RequestError("found ids and items, expected ids of a catalogue")
+        catalogue = self.candidates(items, ids)
         rows = self.sides.join(self.sides.read_user(user), catalogue.rows[:1])
         vector = np.asarray(self.predict(rows)["user"])
         codes, (slope, bias) = self._codes(catalogue)
@@ -200,11 +198,9 @@ class NextItemPipeline(TwoTowerPipeline):
         left = catalogue.without(exclude, positions)
         positions = positions if left is None else left
         if catalogue is items:
-            start = self.sequence.start
-            seen = self._places_of(catalogue)[rows["ids"][0, start : start + self.sequence.width]]
+            seen = self.history_places(rows["ids"], self._places_of(catalogue))[0]
             positions = positions[~np.isin(positions, seen)]
-        order = np.argsort(-scores[positions], kind="stable")[:top]
-        chosen = positions[order]
+        chosen = positions[best(scores[positions], top)]
         names = catalogue.ids(chosen)
         probability = (1 / (1 + np.exp(-(slope * scores[chosen] + bias)))).astype(np.float32)
         return {"row": chosen, **({} if names is None else {"item": names}), "probability": probability}

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, contiguous, require
@@ -23,7 +22,7 @@ from pipelines.kernels.recommenders.steps.base import (
     to_codes,
     vectors,
 )
-from pipelines.kernels.transformer.reference import exponential
+from pipelines.kernels.transformer.reference import exponential, sigmoid
 
 if TYPE_CHECKING:
     from pipelines.kernels._native import ClickProgram as NativeProgram
@@ -48,7 +47,7 @@ class SigmoidProduct(Step):
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        run.buffers[self.out] = run.buffers[self.x] * _sigmoid(run.buffers[self.gates])
+        run.buffers[self.out] = run.buffers[self.x] * sigmoid(run.buffers[self.gates])
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
@@ -70,7 +69,7 @@ class GateCodes(Step):
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        gates = _sigmoid(run.buffers[self.gates])
+        gates = sigmoid(run.buffers[self.gates])
         run.buffers[self.out] = to_codes(run.buffers[self.x].astype(np.float32) * gates)
 
     def add_to(self, program: NativeProgram) -> None:
@@ -189,9 +188,3 @@ class FieldAttention(Step):
         arrays = contiguous(self.weight), contiguous(self.scale), contiguous(self.bias)
         sizes = self.fields, self.heads, self.size
         program.field_attention(self.x, self.out, *sizes, positions, *arrays, self.score, self.value, self.relu)
-
-
-def _sigmoid(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Computes the sigmoid, in the order of the kernels."""
-    e = exponential(-np.abs(x))
-    return np.asarray(np.where(x < 0, e, np.float32(1)) / (np.float32(1) + e))

@@ -18,7 +18,7 @@ from pipelines.kernels.recommenders.steps.base import (
     require_fit,
     softmax,
 )
-from pipelines.kernels.transformer.reference import exponential
+from pipelines.kernels.transformer.reference import sigmoid
 
 if TYPE_CHECKING:
     from pipelines.kernels._native import ClickProgram as NativeProgram
@@ -160,7 +160,7 @@ class TargetAttention(Step):
         scores = lane_sum(y.reshape(-1, y.shape[2])).reshape(ids.shape) + np.float32(self.score_bias)
         out = np.zeros((len(ids), width), np.float32)
         for row, (known, score) in enumerate(zip(ids != self.padding, scores, strict=True)):
-            weights = softmax(score[known][None])[0] if self.softmax and known.any() else logistic(score[known])
+            weights = softmax(score[known][None])[0] if self.softmax and known.any() else sigmoid(score[known])
             for item, weight in zip(items[row][known], weights, strict=True):
                 out[row] += item * weight
         run.buffers[self.out] = out
@@ -187,19 +187,6 @@ class TargetAttention(Step):
         )
 
 
-def logistic(x: Array) -> Array:
-    """Computes the logistic function, to 1e-7.
-
-    Args:
-        x: float32.
-
-    Returns:
-        float32 of the same shape.
-    """
-    e = exponential(-np.abs(x))
-    return np.asarray(np.where(x < 0, e, np.float32(1)) / (np.float32(1) + e))
-
-
 def activated(x: Array, arrays: tuple[Array, Array, Array, Array]) -> Array:
     """Applies the activation of `Dice`.
 
@@ -213,7 +200,7 @@ def activated(x: Array, arrays: tuple[Array, Array, Array, Array]) -> Array:
     scale, shift, rise, slope = arrays
     if not scale.size:
         return np.asarray(np.where(x < 0, x * slope, x))
-    return np.asarray(x * (logistic(x * scale + shift) * rise + slope))
+    return np.asarray(x * (sigmoid(x * scale + shift) * rise + slope))
 
 
 def _require_activation(step: Step, arrays: tuple[Array, Array, Array, Array], width: int) -> None:

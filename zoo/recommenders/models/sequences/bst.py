@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zoo.recommenders.family import TrainableRankingFamily
+from zoo.recommenders.models.sequences.target_network import TargetNetwork
 from zoo.recommenders.train_config import TrainConfig
-from zoo.training.lazy_module import LazyModule
 
 if TYPE_CHECKING:
-    import torch
-
-    from zoo.recommenders.data.features import Features
+    from zoo.recommenders.data.encoding import Field
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class BSTConfig(TrainConfig):
     inner: int = 64
 
 
-class BST(LazyModule):
+class BST(TargetNetwork):
     """Behavior Sequence Transformer: a transformer layer over the history and the candidate, beside all other columns.
 
     As in the paper, one layer with position vectors. The candidate attends to itself and to the history; the items of
@@ -38,54 +36,17 @@ class BST(LazyModule):
     candidate's own result alone enters the MLP.
     """
 
-    sequences = True
-
-    def __init__(self, features: Features, config: BSTConfig) -> None:
-        from torch import nn
-
-        from zoo.recommenders.models.layers import Embeddings, counts
+    def attention(self, field: Field, config: BSTConfig) -> Any:
+        """See `TargetNetwork`."""
         from zoo.recommenders.models.sequences.blocks import TargetTransformer
-        from zoo.recommenders.models.sequences.layers import (
-            FieldLookup,
-            PReLU,
-            SequenceLookup,
-            SequenceMask,
-            sequences_of,
-        )
 
-        super().__init__()
-        _, self.numbers = counts(features)
-        pairs, size = sequences_of(features), config.embedding_size
-        self.embeddings = Embeddings(features.fields, size, sequences=True)
-        self.queries = nn.ModuleList(FieldLookup(self.embeddings, target) for _, target in pairs)
-        self.keys = nn.ModuleList(SequenceLookup(self.embeddings, field) for field, _ in pairs)
-        self.masks = nn.ModuleList(SequenceMask(field) for field, _ in pairs)
-        self.transformers = nn.ModuleList(
-            TargetTransformer(size, field.width, config.heads, config.inner, config.dropout) for field, _ in pairs
-        )
-        inputs = self.embeddings.width + len(pairs) * size + self.numbers
-        layers: list[nn.Module] = []
-        for before, width in zip([inputs, *config.hidden], config.hidden, strict=False):
-            layers += [nn.Linear(before, width), PReLU(width), nn.Dropout(config.dropout)]
-        self.deep = nn.Sequential(*layers, nn.Linear([inputs, *config.hidden][-1], 1))
+        return TargetTransformer(config.embedding_size, field.width, config.heads, config.inner, config.dropout)
 
-    def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
-        """Computes logits.
+    def activation(self, width: int, config: BSTConfig) -> Any:
+        """See `TargetNetwork`."""
+        from zoo.recommenders.models.sequences.layers import PReLU
 
-        Args:
-            ids: Table rows, int32 [n, columns].
-            numbers: float32 [n, numbers].
-            scales: Reciprocals of list lengths, float32 [n, lists].
-
-        Returns:
-            Logits, float32 [n, 1].
-        """
-        from zoo.recommenders.models.layers import concat_numbers
-
-        flat = self.embeddings(ids, scales)
-        for query, key, mask, layer in zip(self.queries, self.keys, self.masks, self.transformers, strict=True):
-            flat = concat_numbers(flat, layer(query(ids), key(ids), mask(ids)), 1)
-        return self.deep(concat_numbers(flat, numbers, self.numbers))
+        return PReLU(width)
 
 
 BST_FAMILY = TrainableRankingFamily(

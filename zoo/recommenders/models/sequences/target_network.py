@@ -1,0 +1,82 @@
+"""Rankers that weigh the history by the candidate, beside all other columns: what DIN and BST have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zoo.training.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+
+    from zoo.recommenders.data.encoding import Field
+    from zoo.recommenders.data.features import Features
+
+
+class TargetNetwork(LazyModule):
+    """A network on the embeddings, the numbers, and one vector of every sequence, which attends to its candidate."""
+
+    sequences = True
+
+    def __init__(self, features: Features, config: Any) -> None:
+        from torch import nn
+
+        from zoo.recommenders.models.layers import Embeddings, counts
+        from zoo.recommenders.models.sequences.layers import FieldLookup, SequenceLookup, SequenceMask, sequences_of
+
+        super().__init__()
+        _, self.numbers = counts(features)
+        pairs, size = sequences_of(features), config.embedding_size
+        self.embeddings = Embeddings(features.fields, size, sequences=True)
+        self.queries = nn.ModuleList(FieldLookup(self.embeddings, target) for _, target in pairs)
+        self.keys = nn.ModuleList(SequenceLookup(self.embeddings, field) for field, _ in pairs)
+        self.masks = nn.ModuleList(SequenceMask(field) for field, _ in pairs)
+        self.interests = nn.ModuleList(self.attention(field, config) for field, _ in pairs)
+        inputs = self.embeddings.width + len(pairs) * size + self.numbers
+        layers: list[nn.Module] = []
+        for before, width in zip([inputs, *config.hidden], config.hidden, strict=False):
+            layers += [nn.Linear(before, width), self.activation(width, config), nn.Dropout(config.dropout)]
+        self.deep = nn.Sequential(*layers, nn.Linear([inputs, *config.hidden][-1], 1))
+
+    def attention(self, field: Field, config: Any) -> Any:
+        """Creates the attention of a candidate to a sequence.
+
+        Args:
+            field: The sequence.
+            config: Training settings.
+
+        Returns:
+            Module: vector of the candidate, float32 [n, size], vectors of the items, float32 [n, items, size], and mask
+            of the items, float32 [n, items] -> float32 [n, size].
+        """
+        raise NotImplementedError
+
+    def activation(self, width: int, config: Any) -> Any:
+        """Creates the activation of a hidden layer.
+
+        Args:
+            width: Width of the layer.
+            config: Training settings.
+
+        Returns:
+            Module: float32 [n, width] -> float32 [n, width].
+        """
+        raise NotImplementedError
+
+    def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
+        """Computes logits.
+
+        Args:
+            ids: Table rows, int32 [n, columns].
+            numbers: float32 [n, numbers].
+            scales: Reciprocals of list lengths, float32 [n, lists].
+
+        Returns:
+            Logits, float32 [n, 1].
+        """
+        from zoo.recommenders.models.layers import concat_numbers
+
+        flat = self.embeddings(ids, scales)
+        for query, key, mask, interest in zip(self.queries, self.keys, self.masks, self.interests, strict=True):
+            flat = concat_numbers(flat, interest(query(ids), key(ids), mask(ids)), 1)
+        return self.deep(concat_numbers(flat, numbers, self.numbers))
