@@ -248,7 +248,7 @@ class LogPipeline(ClickPipeline):
         exclude = list(exclude)
         at_last = not exclude and isinstance(items, list) and bool(items) and isinstance(items[0], dict)  # ids are read
         catalogue = self.candidates(items, ids, not at_last)
-        order = Order.of(by, tuple(self.outputs.values()))
+        order = Order.of(by, self.features.schema.labels or tuple(self.outputs.values()))
         user_row = self.sides.read_user(user)
         positions = catalogue.without(exclude, None if ids is None else catalogue.find(ids))
         shares = self._probabilities(user_row, catalogue.rows, positions)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -29,6 +31,10 @@ class NumberVectors(nn.Module):
             float32 [n, count * size].
         """
         return (numbers[:, :, None] * self.weight).flatten(1)
+
+    def restored(self, arrays: Mapping[str, torch.Tensor], path: str) -> dict[str, torch.Tensor]:
+        """See `ConstantGates.restored`; of the exported vectors."""
+        return {f"{path}.weight": arrays[f"{path}.weight"]}
 
 
 class SplitFields(nn.Module):
@@ -121,6 +127,18 @@ class ConstantGates(nn.Module):
         """Returns the gates, float32 [width]."""
         return 2 * torch.sigmoid(self.logits)
 
+    def restored(self, arrays: Mapping[str, torch.Tensor], path: str) -> dict[str, torch.Tensor]:
+        """Recovers the logits from the exported gates.
+
+        Args:
+            arrays: {name of an initializer: tensor}.
+            path: Path of the module.
+
+        Returns:
+            {name in the state dict: tensor}.
+        """
+        return {f"{path}.logits": torch.logit(arrays[f"{path}.gates"] / 2)}
+
 
 class BilinearHeads(nn.Module):
     """Linear layers of neighbouring slices, one a head: float32 [n, inputs] -> [n, outputs].
@@ -156,3 +174,10 @@ class BilinearHeads(nn.Module):
         places = torch.arange(heads)
         blocks[places, :, places] = self.weight.detach()
         return blocks.reshape(heads * inputs, heads * outputs)
+
+    def restored(self, arrays: Mapping[str, torch.Tensor], path: str) -> dict[str, torch.Tensor]:
+        """See `ConstantGates.restored`; of the exported matrix."""
+        heads, inputs, outputs = self.weight.shape
+        places = torch.arange(heads)
+        blocks = arrays[f"{path}.matrix"].reshape(heads, inputs, heads, outputs)
+        return {f"{path}.weight": blocks[places, :, places]}

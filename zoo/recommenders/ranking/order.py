@@ -71,10 +71,8 @@ class Order:
 
 def _term(rest: str, labels: Sequence[str], first: bool, by: str) -> tuple[str, float, str]:
     """Reads one term of a sum; returns its label and factor, and the text behind it."""
-    wrong = RequestError(
-        f"found the order {by!r}, expected one of the labels {', '.join(labels)}, or their sum such as "
-        f"'{labels[0]} + 2 {labels[-1]}'"
-    )
+    several = f"one of the labels {', '.join(labels)}, or their sum such as '{labels[0]} + 2 {labels[-1]}'"
+    wrong = RequestError(f"found the order {by!r}, expected {several if len(labels) > 1 else f'the label {labels[0]}'}")
     sign = 1.0
     if not first or rest[:1] in "+-":
         if rest[:1] not in ("+", "-"):

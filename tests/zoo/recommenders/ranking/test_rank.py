@@ -11,6 +11,7 @@ import pytest
 import zoo
 from pipelines.core.errors import RequestError
 from zoo.recommenders.ranking.catalogue import best
+from zoo.recommenders.ranking.order import Order
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,23 @@ def test_same_bits_as_full_rows(request_parts, engine):
         np.testing.assert_allclose(found, expected, atol=1e-6)
     assert [each["probability"] for each in ranked] == sorted(found.tolist(), reverse=True)
     assert [each["item"] for each in ranked] == [items[each["row"]]["item_id"] for each in ranked]
+
+
+def test_the_order_of_a_model_of_one_label_is_that_label(pipeline, request_parts):
+    user, items, _ = request_parts
+    (label,) = pipeline.features.schema.labels
+    assert pipeline.rank(user, items, 5, by=label) == pipeline.rank(user, items, 5)
+    with pytest.raises(RequestError, match=f"found the order 'bought', expected the label {label}$"):
+        pipeline.rank(user, items, by="bought")
+
+
+def test_an_order_sums_labels():
+    a, b = np.float32([0.1, 0.4]), np.float32([0.3, 0.2])
+    np.testing.assert_allclose(Order.of("click + 2*buy", ("click", "buy")).scores([a, b]), [0.7, 0.8])
+    assert Order.of(None, ("click", "buy")).scores([a, b]) is a
+    for by in ("", "click +", "2", "clicks", "click buy"):
+        with pytest.raises(RequestError, match="or their sum such as 'click . 2 buy'"):
+            Order.of(by, ("click", "buy"))
 
 
 def test_threads_give_the_same_bits(request_parts):

@@ -30,7 +30,9 @@ from zoo.training.runs import Processes, checkpoint_hook
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 training = importlib.import_module("zoo.recommenders.training.train")
-load_checkpoint = importlib.import_module("zoo.recommenders.models.checkpoints").load_checkpoint
+checkpoints = importlib.import_module("zoo.recommenders.models.checkpoints")
+field_layers = importlib.import_module("zoo.recommenders.models.field_layers")
+load_checkpoint = checkpoints.load_checkpoint
 torch.set_num_threads(1)  # such small work only waits for a second thread
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -91,6 +93,27 @@ def test_the_exported_graph_computes_what_the_network_does(models, log, family):
     if family == "two-tower":
         for name, each in zip(("user", "item"), found[1:], strict=True):
             np.testing.assert_allclose(out[name], each.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fine_tuning_starts_from_all_weights_of_the_graph(models, family):
+    trained, _ = network(models[family])
+    other, _ = network(models[family])
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.fill_(7)
+    found = checkpoints.weights_of(other, models[family] / "fp32.onnx")
+    for name, weight in trained.named_parameters():
+        torch.testing.assert_close(found[name], weight.detach(), rtol=0, atol=1e-5, msg=name)
+
+
+def test_gates_and_heads_are_restored_from_what_is_exported():
+    gates, heads = field_layers.ConstantGates(5), field_layers.BilinearHeads(6, 4, 2)
+    torch.nn.init.normal_(gates.logits)
+    found = gates.restored({"x.gates": gates.gates().detach()}, "x")
+    torch.testing.assert_close(found["x.logits"], gates.logits.detach())
+    found = heads.restored({"x.matrix": heads.matrix()}, "x")
+    torch.testing.assert_close(found["x.weight"], heads.weight.detach())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
