@@ -154,7 +154,7 @@ class LogPipeline(ClickPipeline):
                 (column.kind, column.name) for column in self.features.raw.schema.columns if column.kind != "label"
             ]
             return [name for name in sources.choose_columns("the table", list(names), kinds)[0] if name]
-        self.features.require(Log("the rows given", "rows", "", tuple(names)))
+        self.features.require(Log("the input", "rows", "", tuple(names)))
         known = {column.name for column in self.features.schema.columns}
         return [name for name in names if name in known]
 

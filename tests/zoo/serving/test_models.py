@@ -148,6 +148,11 @@ def test_options_of_a_translation_body_are_checked(both: Server, options: dict[s
     assert status == 400 and says in json.loads(text)["error"]
 
 
+def test_an_option_that_is_given_twice_is_refused(both: Server) -> None:
+    status, _, text = both.ask(f"{MT}?beam=2&beam=3", b"A man.", "text/plain")
+    assert status == 400 and json.loads(text)["error"] == "an option is given twice; expected each once"
+
+
 def test_rows_of_a_log_with_names_are_answered_as_the_model_does(both: Server, opened: Callable[..., Any]) -> None:
     sample = gzip.decompress((zoo.SHIPPED / "shop-clicks" / "sample.csv.gz").read_bytes()).splitlines(keepends=True)
     text = b"".join(sample[:21])

@@ -19,6 +19,7 @@ from pipelines.core.errors import RequestError
 from pipelines.models.protocols import NoRow
 from zoo.recommenders.criteo import schema_of
 from zoo.recommenders.data.columns.label_values import faulty_labels
+from zoo.recommenders.data.columns.names import listed
 from zoo.recommenders.data.csv_reader import MOST, CsvReader, ParsedRows, RowReader
 from zoo.recommenders.data.encoding import Encoding, Field, Rows
 from zoo.recommenders.data.line_reader import read_lines
@@ -234,8 +235,8 @@ class Features(Encoding):
             raise RequestError(f"{log.path} has the column {', '.join(unread)[:200]}, expected texts, numbers or lists")
         if missing := [name for name in required if name not in log.columns]:
             raise RequestError(
-                f"{log.path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; found "
-                f"{', '.join(log.columns)[:200]}"
+                f"{log.path} lacks the column{'s' * (len(missing) > 1)} {listed(missing)}; found "
+                f"{listed(log.columns)[:200] or 'none'}"
             )
 
     def _batches(

@@ -160,7 +160,7 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
         return _by_head("the text", *_head("the text", source, delimiter), place=source.getvalue())
     if not isinstance(source, str | Path):
         rows = _in_memory(source)
-        log = Log("the rows given", "rows", "", (), place=rows)
+        log = Log("the input", "rows", "", (), place=rows)
         return _of_rows(log, rows) if isinstance(rows, list) else _of_tables(log, rows.schema)
     paths = sources.expand(source)
     if len(paths) > 1:

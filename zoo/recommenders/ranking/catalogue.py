@@ -58,7 +58,7 @@ class Catalogue:
                 names.append(texts.cast(pa.large_string()))
             parts.append(rows)
         if not sum(map(len, parts)):
-            where = items if isinstance(items, str | Path) else "the rows given"
+            where = items if isinstance(items, str | Path) else "the input"
             by = f", named by {key}" if key else ""
             raise RequestError(f"{where} holds no item; expected one a row{by}")
         catalogue = cls(Rows.concatenate(parts), pa.concat_arrays(names) if names else None)

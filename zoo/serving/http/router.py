@@ -392,7 +392,10 @@ class Router:
 
 def _job(request: Request, verb: str, body: bytes, received: int) -> Job:
     header = request.header("content-type") or ""
-    options = dict(parse_qsl(request.query, keep_blank_values=True)) if request.query else {}
+    pairs = parse_qsl(request.query, keep_blank_values=True) if request.query else []
+    options = dict(pairs)
+    if len(options) < len(pairs):
+        raise HTTPException(400, "an option is given twice; expected each once")
     json_length = -1
     if (length := request.header(JSON_LENGTH)) is not None:
         size = _parse_digits(length)

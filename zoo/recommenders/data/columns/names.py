@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
 _IDS = {
@@ -44,6 +45,11 @@ _ITEM = re.compile(
     re.IGNORECASE,
 )
 _OF_USER = re.compile(r"(^|[_\W])(user|history|clicked|viewed|bought|seen|liked)($|[_\W])", re.IGNORECASE)
+
+
+def listed(columns: Iterable[str]) -> str:
+    """Returns names for a message, in quotes where they hold a comma, as the header of a CSV file has them."""
+    return ", ".join(f'"{name}"' if "," in name else name for name in columns)
 
 
 def words(name: str) -> list[str]:
