@@ -130,6 +130,8 @@ def _many(model: ir.Model, few: list[Batch]) -> Batch | None:
     ranks = {len(query.dimensions(each) or [0] * 3) for each in model.graph.inputs}
     if _fixed(model) is not None or not ranks <= {1, 2} or not share_axis(few[0]):
         return None
+    alike = {name: array.shape for name, array in few[0].items()}  # texts have lengths of their own
+    few = [each for each in few if {name: array.shape for name, array in each.items()} == alike]
     rows = np.resize(np.arange(len(few)), MANY)
     return {name: np.concatenate([few[i][name] for i in rows]) for name in few[0]}
 

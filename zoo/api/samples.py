@@ -23,7 +23,7 @@ from pipelines.core.errors import RequestError
 from pipelines.data import images
 from pipelines.data.preprocess import Preprocess
 from pipelines.engines.stock import STOCK, available
-from pipelines.graph import query
+from pipelines.graph import query, token_mask
 from pipelines.models import npz
 from pipelines.models.feeds import LABEL, fixed_batch, input_ports, read_feeds, shares_sample_axis
 from pipelines.models.folder import ModelFolder
@@ -427,12 +427,13 @@ class Calibration:
         return auto_calibrate(float_model, recipe, samples, samples.total, **options)
 
     def samples(self, float_model: ir.Model) -> Samples:
-        """Opens the samples for an ONNX file.
+        """Opens the samples for an ONNX file, texts without padding (see `pipelines.graph.token_mask`).
 
         Args:
             float_model: Float model after the rewrites.
         """
-        return samples_of(float_model, self.data, self.preprocess, self.on_error, self.count)
+        samples = samples_of(float_model, self.data, self.preprocess, self.on_error, self.count)
+        return Samples(lambda: token_mask.Unpadded(float_model, samples), samples.total)
 
 
 def require_effort(effort: str | None, model: Model) -> None:

@@ -9,7 +9,7 @@ samples that no correction saw. The steps are:
    by 10 dB (hard-swish networks). Min-max wins where clipping hurts. Ranges that end where a function is flat win 4 dB
    (YOLO).
 2. The corrections (GPTQ, bias correction): both, one of the two, or neither, which is also tried with min-max ranges.
-   Of candidates that are close in SQNR, the one whose worst samples have less error wins (`LowestSqnr`).
+   Of candidates that are close in SQNR, the one whose worst samples have less error wins (`Errors.worst`).
 3. Splitting of hidden channels with outlier weights (`split_channels`), with ranges and corrections of its own.
 4. If the SQNR is still below `GOAL`: the layers that cost most stay float32, as long as most multiplications are int8.
 
@@ -18,27 +18,26 @@ Nothing here is timed, so the same inputs give the same table.
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from pipelines.core.batches import Batch, length
+from pipelines.core.batches import Batch, cut, length
 from pipelines.core.progress import progress
 from pipelines.graph import io, query
 from pipelines.quantization.algorithms.split_channels import Splits
 from pipelines.quantization.calibration.calibrate import MEMORY, Observation, observe
-from pipelines.quantization.calibration.compared_outputs import ROOM, OutputSqnr
+from pipelines.quantization.calibration.compared_outputs import ROOM, Errors, OutputSqnr, can_be_cut
 from pipelines.quantization.calibration.effort import Effort, drawn, effort_of
 from pipelines.quantization.calibration.float_layers import leave_float, restore_weights
 from pipelines.quantization.calibration.function_ranges import clip_to_functions
 from pipelines.quantization.calibration.layerwise import sample_chunks
-from pipelines.quantization.calibration.lowest_sqnr import LowestSqnr
 from pipelines.quantization.calibration.range_search import quantized_tensors, search_ranges
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import (
@@ -59,12 +58,17 @@ GOAL = 24.0  # dB of SQNR below which layers stay in float32
 HELD_BACK = 3  # one of three samples is held out, up to HELD_OUT
 CLOSE = 2.0  # dB; candidates farther behind the best on a part of the samples are evaluated on no more
 WORST = 2.0  # weight of the SQNR of the worst samples beside that of all
+FAR = 4.0  # dB of SQNR plus weighted SQNR of the worst samples; as CLOSE, for the choice by the worst samples
+RESULTS = 2**26  # bytes of results of the float model that are kept
+COMPUTED = 2**29  # elements of activations on the samples among which the worst ones are searched
+HALF = 4  # held-out samples of a batch, on the first of which the gain of a layer in float32 is measured
 WORST_GAIN = 1.25  # minimum gain in dB of a candidate that is chosen by the weighted sum; less may be noise
 KEPT = 2**28  # bytes of weights of candidates above which their sessions are not kept
 MOST = 2**23  # maximum input elements of held-out samples
 SPLIT_GAIN = 0.2  # minimum gain of split channels in dB, which cost 1 to 2% of the time
 CHANCE = 1.0  # minimum gain of an alternative in dB; less may be noise
 Lowest = Callable[[list[CalibrationTable]], list[float]]
+Opened = Callable[[CalibrationTable], ort.InferenceSession]
 OBSERVERS = ("auto", "minmax", "percentile", "kl")  # candidates of "auto"
 
 
@@ -152,34 +156,33 @@ def auto_calibrate(
         searched = search_ranges(scaled, recipe, unscaled, fitting_head(fitting))
         tables.append(replace(searched, graph=first.graph, equalization=factors))
     best = tables[0]
-    lowest = _Worst(model, recipe, samples, observation.samples, work) if work.lowest else None
+    if len(tables) == 1 and not corrects:
+        return best
+    judge = _Judge(model, recipe, samples, observation, work)
     if len(tables) > 1:
-        best = _best_ranges(model, recipe, tables, samples, observation.samples, work, lowest)
+        best = judge.best_ranges(tables)
     if not corrects:
         return best
-    metric = OutputSqnr(model, held_out, not work.thorough)
-    int8_models = _Int8Models(model, recipe)
-
-    def evaluate(table: CalibrationTable) -> float:
-        return metric(int8_models.of(table))
-
+    fine = not work.thorough and can_be_cut(model)
+    parts = [half for each in held_out for half in cut(each, HALF)] if fine else held_out
+    metric = OutputSqnr(model, parts, not work.thorough)
     fewer = drawn(model, fitting, observation.samples - sum(map(length, held_out)), work.corrected)
 
     def corrected(table: CalibrationTable) -> CalibrationTable:
-        int8 = int8_models.of(replace(table, bias={}, rounding={}))
+        int8 = judge.int8_models.of(replace(table, bias={}, rounding={}))
         return correct_table(
             model, recipe, table, fewer, seconds=seconds, room=ROOM, positions=work.positions, int8=int8
         )
 
     smooth = bool(best.smoothing)
-    best, sqnr = _retreat(corrected(best), tables, evaluate, lowest)
+    best, sqnr = _retreat(corrected(best), tables, metric, judge)
     if splitting:
         smoothing = smoothing_factors(equalized(model, factors, {}, splitting), recipe, fitting) if smooth else {}
         tables = tables_with(splitting, smoothing)
-        split = _best_ranges(model, recipe, tables, samples, observation.samples, work, lowest)
-        split, split_sqnr = _retreat(corrected(split), tables, evaluate, lowest)
+        split = judge.best_ranges(tables)
+        split, split_sqnr = _retreat(corrected(split), tables, metric, judge)
         logger.info("splitting hidden channels: %.1f dB of SQNR, without: %.1f dB", split_sqnr, sqnr)
-        best, sqnr = _best([best, split], [sqnr, split_sqnr], lowest, SPLIT_GAIN)
+        best, sqnr = _best([best, split], [sqnr, split_sqnr], judge.lowest(), SPLIT_GAIN)
     if sqnr < GOAL:
         best = leave_float(model, recipe, best, metric, observation, sqnr, GOAL, work.thorough)
     return best
@@ -273,7 +276,7 @@ def _best(
     Args:
         tables: Candidates.
         sqnr: SQNR of every candidate in dB.
-        lowest: Returns the SQNR of the worst samples of candidates, see `LowestSqnr`; None: not used.
+        lowest: Returns the SQNR of the worst samples of candidates, see `Errors.worst`; None: not used.
         chance: Minimum gain in dB.
 
     Returns:
@@ -301,76 +304,128 @@ def _evaluated(tables: list[CalibrationTable], evaluate: Callable[[CalibrationTa
     return sqnr
 
 
-class _Worst:
-    """SQNR of the worst samples of int8 models by calibration tables, see `LowestSqnr`."""
+@dataclass(eq=False)
+class _Candidate:
+    """A calibration table, a session of its int8 model, and its errors on the first `batches` batches."""
 
-    def __init__(self, model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch], count: int, work: Effort):
-        self._model, self._int8_models = model, _Int8Models(model, recipe)
-        self._metric = LowestSqnr(model, drawn(model, samples, count, work.lowest), not work.thorough)
-
-    def __call__(self, tables: list[CalibrationTable], exact_weights: bool = False) -> list[float]:
-        """Returns the SQNR of every table in dB; with float weights if asked."""
-        models = [self._int8_models.of(table) for table in tables]
-        for int8, table in zip(models, tables, strict=True):
-            if exact_weights:
-                restore_weights(int8, equalized(self._model, table.equalization, table.smoothing, table.splitting))
-        return self._metric(models)
+    table: CalibrationTable
+    session: ort.InferenceSession | None = None
+    batches: int = 0
+    errors: Errors = field(default_factory=Errors)
 
 
-def _best_ranges(
-    model: ir.Model,
-    recipe: QuantRecipe,
-    tables: list[CalibrationTable],
-    samples: Iterable[Batch],
-    count: int,
-    work: Effort,
-    lowest: _Worst | None,
-) -> CalibrationTable:
-    """Selects the table of the best ranges on `work.judged` samples; no range was fitted to the outputs.
+class _Judge:
+    """Evaluates int8 models on samples of which all counted, or fewer until candidates are close.
 
-    Many samples are needed: a range that clips one sample in a hundred looks good on the others. If the work is not
-    thorough, candidates that are behind by more than `CLOSE` on a quarter of the samples are left out there.
+    Many samples are needed: a range that clips one sample in a hundred looks good on the others.
+
+    Args:
+        model: Float model.
+        recipe: Quantization options.
+        samples: Batches, iterated several times.
+        observation: Observation of `model` on all samples.
+        work: Amount of work.
     """
-    judged = _drawn(model, samples, _stride(model, samples, count, work.judged))
-    metric = OutputSqnr(model, judged, not work.thorough)
 
-    exact_weights = recipe.correct and work.corrected != 0
+    def __init__(
+        self, model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch], observation: Observation, work: Effort
+    ) -> None:
+        count, self.model, self._recipe, self._work = observation.samples, model, recipe, work
+        judged = _stride(model, samples, count, work.judged)
+        more = _stride(model, samples, count, min(work.lowest, _affordable(model, observation, work)))
+        batches: dict[bool, list[Batch]] = {True: [], False: []}
+        for at, chunk in enumerate(sample_chunks(model, samples)):
+            if (first := at % judged == judged // 2) or (work.lowest and at % more == more // 2):
+                batches[first].append(chunk)
+        self._judged, self._metric = (
+            len(batches[True]),
+            OutputSqnr(model, [*batches[True], *batches[False]], not work.thorough),
+        )
+        self.int8_models = _Int8Models(model, recipe)
 
-    def opened(table: CalibrationTable) -> ort.InferenceSession:
-        int8, _ = quantize(model, recipe, table)
-        if exact_weights:
-            restore_weights(int8, equalized(model, table.equalization, table.smoothing, table.splitting))
-        return metric.open(int8)
+    def best_ranges(self, tables: list[CalibrationTable]) -> CalibrationTable:
+        """Selects the table of the best ranges; no range was fitted to the outputs.
 
-    sessions: dict[int, ort.InferenceSession] = {}  # by the position of the table; of small models
-    part, small = -(-len(judged) // 4), len(tables) * query.weight_bytes(model) < KEPT
-    candidates = list(enumerate(tables))
-    if not work.thorough and part < len(judged):
-        first = []
-        for at, table in candidates:
-            session = opened(table)
-            first.append(metric.of(session, slice(part)))
-            if small:
-                sessions[at] = session
-        candidates = [each for each in candidates if each[0] == 0 or first[each[0]] > max(first) - CLOSE]
-    if len(candidates) == 1:
-        return tables[0]
-    positions = {id(table): at for at, table in candidates}
+        If the work is not thorough, candidates that are behind by more than `CLOSE` on a quarter of the samples are
+        left out there.
+        """
+        exact_weights = self._recipe.correct and self._work.corrected != 0
+        keep = len(tables) * query.weight_bytes(self.model) < KEPT
+        candidates = [_Candidate(each) for each in tables]
+        part = -(-self._judged // 4)
 
-    def evaluate(table: CalibrationTable) -> float:
-        session = sessions.pop(positions[id(table)], None)
-        return metric.of(session or opened(table), slice(None))
+        def opened(table: CalibrationTable) -> ort.InferenceSession:
+            int8, _ = quantize(self.model, self._recipe, table)
+            if exact_weights:
+                restore_weights(int8, equalized(self.model, table.equalization, table.smoothing, table.splitting))
+            return self._metric.open(int8)
 
-    chosen = [table for _, table in candidates]
-    worst = None if lowest is None else functools.partial(lowest, exact_weights=exact_weights)
-    return _best(chosen, _evaluated(chosen, evaluate), worst)[0]
+        if not self._work.thorough and part < self._judged:
+            for each in candidates:
+                self._run(each, part, opened, keep)
+            least = max(each.errors.sqnr for each in candidates) - CLOSE
+            candidates = [each for each in candidates if each is candidates[0] or each.errors.sqnr > least]
+        if len(candidates) == 1:
+            return tables[0]
+        with progress("evaluating", len(candidates)) as advance:
+            for each in candidates:
+                self._run(each, self._judged, opened, keep)
+                advance(1)
+        sqnr = [each.errors.sqnr for each in candidates]
+
+        def lowest(close: list[CalibrationTable]) -> list[float]:
+            chosen = [each for table in close for each in candidates if each.table is table]
+            return self._worst(chosen, opened, keep)
+
+        return _best([each.table for each in candidates], sqnr, lowest if self._work.lowest else None)[0]
+
+    def lowest(self, sessions: Mapping[int, ort.InferenceSession] = MappingProxyType({})) -> Lowest | None:
+        """Returns the function `lowest` of `_best` for tables with corrections; None if the work has none.
+
+        sessions: of int8 models, by the identity of the table.
+        """
+
+        def lowest(tables: list[CalibrationTable]) -> list[float]:
+            candidates = [_Candidate(each, sessions.get(id(each))) for each in tables]
+            return self._worst(candidates, lambda table: self._metric.open(self.int8_models.of(table)), True)
+
+        return lowest if self._work.lowest else None
+
+    def _worst(self, candidates: list[_Candidate], opened: Opened, keep: bool) -> list[float]:
+        """Returns the SQNR of the worst samples of candidates in dB.
+
+        If the work is not thorough, those that are behind by `FAR` on the judged samples get -inf.
+        """
+        for each in candidates:
+            self._run(each, self._judged, opened, keep)
+        value = [each.errors.sqnr + WORST * each.errors.worst for each in candidates]
+        least = -np.inf if self._work.thorough else max(value) - FAR
+        close = [each for each, its in zip(candidates, value, strict=True) if its > least]
+        if len(close) > 1:
+            with progress("evaluating the worst samples", len(close)) as advance:
+                for each in close:
+                    self._run(each, self._metric.batches, opened, keep)
+                    advance(1)
+        return [each.errors.worst if each in close else -np.inf for each in candidates]
+
+    def _run(self, candidate: _Candidate, batches: int, opened: Opened, keep: bool) -> None:
+        """Adds the errors of a candidate up to a number of batches."""
+        if candidate.batches < batches:
+            session = candidate.session or opened(candidate.table)
+            candidate.session = session if keep else None
+            candidate.errors.add(self._metric.errors(session, slice(candidate.batches, batches)))
+            candidate.batches = batches
+
+
+def _affordable(model: ir.Model, observation: Observation, work: Effort) -> int:
+    """Returns the number of samples whose results may be kept, and computed unless the work is thorough."""
+    counts = {name: each.count / observation.samples for name, each in observation.histograms.items()}
+    kept = 4 * sum(counts.get(str(each.name), 0) for each in model.graph.outputs)
+    return int(min(RESULTS / max(kept, 1), np.inf if work.thorough else COMPUTED / max(sum(counts.values()), 1)))
 
 
 def _retreat(
-    corrected: CalibrationTable,
-    tables: list[CalibrationTable],
-    evaluate: Callable[[CalibrationTable], float],
-    lowest: Lowest | None,
+    corrected: CalibrationTable, tables: list[CalibrationTable], metric: OutputSqnr, judge: _Judge
 ) -> tuple[CalibrationTable, float]:
     """Drops corrections that lower the SQNR on held-out samples, or falls back to min-max; returns table and SQNR.
 
@@ -383,7 +438,16 @@ def _retreat(
         tried.append(replace(corrected, bias={}, rounding={}))
     plain = [each for each in tables if not each.smoothing and _is_minmax(each)]
     tried += [replace(each, recipe=corrected.recipe) for each in plain]
-    best, sqnr = _best(tried, _evaluated(tried, evaluate), lowest)
+    small = len(tried) * query.weight_bytes(judge.model) < KEPT
+    sessions: dict[int, ort.InferenceSession] = {}  # by the identity of the table; of small models
+
+    def evaluate(table: CalibrationTable) -> float:
+        session = metric.open(judge.int8_models.of(table))
+        if small:
+            sessions[id(table)] = session
+        return metric.of(session, slice(None))
+
+    best, sqnr = _best(tried, _evaluated(tried, evaluate), judge.lowest(sessions))
     if best is not corrected:
         kept = [name for name, each in (("GPTQ", best.rounding), ("bias correction", best.bias)) if each]
         logger.info("on the held-out samples, the best choice is %s", f"only {kept[0]}" if kept else "no correction")

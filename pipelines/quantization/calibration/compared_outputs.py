@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pipelines.core import machine
 from pipelines.core.batches import Batch, cut, length
 from pipelines.core.errors import RequestError
-from pipelines.graph import edit, query, reference_session, sample_axis
+from pipelines.graph import edit, query, reference_session, sample_axis, token_mask
 from pipelines.graph.infer import infer_shapes
 from pipelines.quantization.calibration.layerwise import chunk_size
 
@@ -29,6 +29,7 @@ WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 ROOM = 8_000_000  # maximum bytes of the largest tensor of a run
 GARBAGE = 2**26  # bytes of weights of evaluated models above which memory is freed
+FEWEST, SHARE = 2, 64  # the worst samples: one of `SHARE`, at least `FEWEST`
 PERFECT = 120.0  # dB of SQNR of outputs without error
 
 
@@ -118,39 +119,80 @@ class ComparedOutputs:
         graph.outputs[:] = unique
         return copy
 
-    def error(self, results: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> float:
-        """Computes `relative_error` of the compared tensors.
+    def errors(self, results: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> Errors:
+        """Computes the errors of the compared tensors, without those of single samples.
 
         Args:
             results: For every batch the compared tensors x of the float model and y of the int8 model.
 
         Returns:
-            The mean relative squared error.
+            The errors.
         """
-        return relative_error(results, self.varying)
+        return squared_errors(results, self.varying)
+
+
+@dataclass
+class Errors:
+    """Errors of an int8 model on samples.
+
+    Attributes:
+        noise: Sum of (x - y)^2, for x of the float model and y of the int8 model, by compared tensor.
+        power: Sum of x^2, by compared tensor.
+        single: SQNR of every sample in dB.
+    """
+
+    noise: dict[int, float] = field(default_factory=dict)
+    power: dict[int, float] = field(default_factory=dict)
+    single: list[float] = field(default_factory=list)
+
+    def add(self, other: Errors) -> None:
+        """Adds the errors on other samples.
+
+        Args:
+            other: Errors of the same int8 model.
+        """
+        for mine, more in ((self.noise, other.noise), (self.power, other.power)):
+            for at, value in more.items():
+                mine[at] = mine.get(at, 0.0) + value
+        self.single += other.single
+
+    @property
+    def relative(self) -> float:
+        """Mean relative squared error of the tensors."""
+        shares = [self.noise[at] / self.power[at] for at in self.noise if self.power[at] > 0]
+        return float(np.nan_to_num(np.mean(shares or [0.0]), nan=np.inf))
+
+    @property
+    def sqnr(self) -> float:
+        """Mean of the SQNR of all samples together and of the mean SQNR of single samples, in dB."""
+        return float(np.mean(self.single) + decibel(self.relative)) / 2
+
+    @property
+    def worst(self) -> float:
+        """Mean SQNR in dB of the samples of lowest SQNR: one of `SHARE`, at least `FEWEST`."""
+        return float(np.sort(self.single)[: max(len(self.single) // SHARE, FEWEST)].mean())
 
 
 class OutputSqnr:
     """SQNR of int8 models in dB: the mean of the SQNR of all samples together and of the mean SQNR of single samples.
 
     A sample near a decision boundary may have more error than all others. The first figure alone would let it choose
-    the ranges; the second alone would ignore it. The tensors are those of `ComparedOutputs`.
+    the ranges; the second alone would ignore it. The tensors are those of `ComparedOutputs`; padded positions of texts
+    do not count (`pipelines.graph.token_mask`).
 
     Args:
         model: Float model.
-        samples: Batches, kept in memory.
+        samples: Batches, kept in memory, as the results of the float model are.
         optimized: Run the models with onnxruntime's optimizations, which is quicker.
     """
 
     def __init__(self, model: ir.Model, samples: Sequence[Batch], optimized: bool = False) -> None:
         self._samples, self._compared, self._optimized = samples, ComparedOutputs.of(model), optimized
-        exact = self.session(self.cut(model))
+        self._float = self.cut(model)
         self._weights, self._garbage = query.weight_bytes(model), 0
-        free = sample_axis.is_shared(model.graph) and all(
-            (query.dimensions(each) or [0])[0] is None for each in model.graph.inputs if not each.is_initializer()
-        )
-        self._at_once = chunk_size(model, samples[0], ROOM) if free else 0
-        self._exact = [self._run(exact, batch) for batch in samples]
+        self._mask = token_mask.mask_of(model.graph)
+        self._at_once = chunk_size(model, samples[0], ROOM) if can_be_cut(model) else 0
+        self._exact: list[list[Array]] = []  # of the first batches
 
     @property
     def batches(self) -> int:
@@ -203,23 +245,54 @@ class OutputSqnr:
         Returns:
             SQNR in dB.
         """
-        samples = self._samples[batches]
-        results = [
-            (exact, self._run(session, batch)) for exact, batch in zip(self._exact[batches], samples, strict=True)
-        ]
-        single = [each for batch, pair in zip(samples, results, strict=True) for each in per_sample(batch, *pair)]
-        own = np.mean([decibel(self._compared.error([each])) for each in single])
-        return float(own + decibel(self._compared.error(results))) / 2
+        return self.errors(session, batches).sqnr
+
+    def errors(self, session: ort.InferenceSession, batches: slice) -> Errors:
+        """Computes the errors of an int8 model in a session.
+
+        Args:
+            session: Result of `session`.
+            batches: Batches to use.
+
+        Returns:
+            The errors.
+        """
+        total = Errors()
+        used = range(len(self._samples))[batches]
+        missing = self._samples[len(self._exact) : max(used, default=-1) + 1]
+        if missing:
+            exact = self.session(self._float)
+            self._exact += [self._run(exact, batch) for batch in missing]
+        for at in used:
+            pair = self._exact[at], self._run(session, self._samples[at])
+            total.add(self._compared.errors([pair]))
+            total.single += [
+                decibel(self._compared.errors([each]).relative) for each in per_sample(self._samples[at], *pair)
+            ]
+        return total
 
     def _run(self, session: ort.InferenceSession, batch: Batch) -> list[Array]:
         """Returns the outputs for a batch, in parts that fit `ROOM`."""
         if not 0 < self._at_once < length(batch):
-            return reference_session.run(session, batch)
+            return self._results(session, batch)
         parts = list(cut(batch, self._at_once))
-        found = [reference_session.run(session, part) for part in parts]
+        found = [self._results(session, part) for part in parts]
         if any(x.shape[:1] != (length(part),) for part, each in zip(parts, found, strict=True) for x in each):
-            return reference_session.run(session, batch)  # an output without sample axis
+            return self._results(session, batch)  # an output without sample axis
         return [np.concatenate(each) for each in zip(*found, strict=True)]
+
+    def _results(self, session: ort.InferenceSession, batch: Batch) -> list[Array]:
+        return token_mask.without_padding(batch, reference_session.run(session, batch), self._mask)
+
+
+def can_be_cut(model: ir.Model) -> bool:
+    """Returns whether the graph takes batches of any size, the samples along the first axis of all inputs.
+
+    Args:
+        model: Model.
+    """
+    inputs = [each for each in model.graph.inputs if not each.is_initializer()]
+    return sample_axis.is_shared(model.graph) and all((query.dimensions(each) or [0])[0] is None for each in inputs)
 
 
 def per_sample(batch: Batch, exact: list[Array], tested: list[Array]) -> list[tuple[list[Array], list[Array]]]:
@@ -244,15 +317,15 @@ def decibel(error: float) -> float:
     """Returns the SQNR in dB of a relative squared error; `PERFECT` for 0.
 
     Args:
-        error: Result of `relative_error`.
+        error: Relative squared error.
     """
     return min(-10 * float(np.log10(error)), PERFECT) if error > 0 else PERFECT
 
 
-def relative_error(
+def squared_errors(
     results: Iterable[tuple[Sequence[Array], Sequence[Array]]], varying: Set[int] = frozenset()
-) -> float:
-    """Computes sum (x - y)^2 / sum x^2 per float tensor, and returns the mean over the tensors.
+) -> Errors:
+    """Computes sum (x - y)^2 and sum x^2 per float tensor.
 
     Infinite values of x, such as masked inputs of a Softmax, do not count. A y of another shape counts as zeros, or not
     at all if the tensor is `varying`.
@@ -262,7 +335,7 @@ def relative_error(
         varying: Positions of tensors whose first axis depends on the data.
 
     Returns:
-        The mean relative squared error.
+        The errors, without those of single samples.
     """
     noise, power = dict[int, float](), dict[int, float]()
     for exact, tested in results:
@@ -273,7 +346,7 @@ def relative_error(
             x, y = x[finite], y[finite] if y.shape == x.shape else np.zeros(finite.sum(), np.float32)
             noise[at] = noise.get(at, 0.0) + float(np.square(np.subtract(x, y, dtype=np.float64)).sum())
             power[at] = power.get(at, 0.0) + float(np.square(x, dtype=np.float64).sum())
-    return float(np.nan_to_num(np.mean([noise[at] / power[at] for at in noise if power[at] > 0] or [0.0]), nan=np.inf))
+    return Errors(noise, power)
 
 
 def float_stem(name: str) -> str:

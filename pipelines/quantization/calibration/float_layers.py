@@ -163,7 +163,7 @@ def leave_float(
         sqnr: SQNR of `table` by `metric`, in dB.
         goal: SQNR to reach, in dB.
         thorough: Evaluate every layer with the layers before it on all batches; otherwise only those that also gain on
-            the second batch.
+            the two batches after the first.
 
     Returns:
         `table` with `keep_float`.
@@ -174,7 +174,7 @@ def leave_float(
     names = [each.name for each in report.operators if each.precision == "int8" and each.name in counted]
     total = sum(counted[each] for each in names)
     trials = FloatLayers(metric, int8, scaled, names)
-    first, second = slice(1), slice(1, 2) if metric.batches > 1 else slice(1)
+    first, second = slice(1), slice(1, 3) if metric.batches > 1 else slice(1)
     base, gains = trials.sqnr((), first), {}
     with progress("measuring layers in int8", len(names)) as advance:
         for name in names:

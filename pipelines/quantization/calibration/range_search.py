@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
-from pipelines.graph import io, query, reference_session
+from pipelines.graph import io, query, reference_session, token_mask
 from pipelines.graph.infer import infer_shapes
-from pipelines.quantization.calibration.compared_outputs import ComparedOutputs, relative_error
+from pipelines.quantization.calibration.compared_outputs import ComparedOutputs, squared_errors
 from pipelines.quantization.calibration.layerwise import CHUNK, sample_chunks, subgraph_session
 from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
 from pipelines.quantization.qdq.scales import uint8_qparams
@@ -124,6 +125,7 @@ def output_sqnr(
     """Computes the SQNR of the outputs of another model, for example an int8 one, against the float model's.
 
     The tensors are those of `ComparedOutputs`; for several, the mean relative error counts.
+    Padded positions of texts do not count.
 
     Args:
         float_model: Reference model.
@@ -144,10 +146,13 @@ def output_sqnr(
         reference_session.session(compared.cut(model), "its search needs", reference_session.options(fast))
         for model, fast in ((float_model, quick), (other, quick or optimized))
     )
-    error = compared.error(
-        (reference_session.run(exact, batch), reference_session.run(tested, batch))
-        for batch in sample_chunks(float_model, samples, at_once)
-    )
+    mask = token_mask.mask_of(float_model.graph)
+
+    def results(session: ort.InferenceSession, batch: Batch) -> list[Array]:
+        return token_mask.without_padding(batch, reference_session.run(session, batch), mask)
+
+    chunks = sample_chunks(float_model, samples, at_once)
+    error = compared.errors((results(exact, batch), results(tested, batch)) for batch in chunks).relative
     return float(-10 * np.log10(error)) if error > 0 else np.inf
 
 
@@ -183,7 +188,7 @@ def _best_range(
                 feeds = dict(zip(names, [x.astype(np.float32), *row[1 : len(inputs)]], strict=True))
                 yield row[len(inputs) :], reference_session.run(session, feeds)
 
-        return relative_error(results())
+        return squared_errors(results()).relative
 
     best, least = 1.0, error(1.0)
     if least < IDLE:

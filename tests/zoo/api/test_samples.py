@@ -363,3 +363,18 @@ def test_a_cast_that_loses_values_is_refused(tmp_path: Path, array: np.ndarray, 
     np.savez(tmp_path / "x.npz", x=array)
     with pytest.raises(RequestError, match="which cannot hold its values"):
         samples.samples_of(model(f"({wanted}[n] x) => ({wanted}[n] y) {{ y = Abs(x) }}"), tmp_path / "x.npz")
+
+
+def test_padding_behind_texts_is_cut_from_the_samples_of_a_calibration(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    text = "(int64[b,t] input_ids, int64[b,t] attention_mask) => (float[b,t,8] y) { h = Gather(e, input_ids) y = MatMul(h, w) }"
+    network = model(text, e=rng.normal(size=(9, 8)).astype(np.float32), w=rng.normal(size=(8, 8)).astype(np.float32))
+    mask = (np.arange(6) < rng.integers(1, 6, (40, 1))).astype(np.int64)
+    np.savez(tmp_path / "texts.npz", input_ids=rng.integers(1, 9, mask.shape) * mask, attention_mask=mask)
+    opened = samples.Calibration(tmp_path / "texts.npz").samples(network)
+    batches = list(opened)
+    assert opened.total == sum(map(length, batches)) == 40 and all(each["attention_mask"].all() for each in batches)
+    io.save(network, tmp_path / "text.onnx")
+    options: dict[str, Any] = {"calibration_data": tmp_path / "texts.npz", "effort": "fast"}
+    summary = zoo.quantize(str(tmp_path / "text.onnx"), str(tmp_path / "int8.onnx"), **options)["summary"]
+    assert summary["many"] == 512 and summary["sqnr_db"] > 30

@@ -6,8 +6,8 @@ from helpers.arrays import normals
 from helpers.rewriting import mlp, model
 
 from pipelines.graph import reference_session
-from pipelines.quantization.calibration import auto_calibration, lowest_sqnr
-from pipelines.quantization.calibration.lowest_sqnr import LowestSqnr
+from pipelines.quantization.calibration import auto_calibration
+from pipelines.quantization.calibration.compared_outputs import OutputSqnr
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
@@ -23,15 +23,17 @@ def single(network, int8, x):
     return 10 * np.log10((exact**2).sum(axis=1) / ((tested - exact) ** 2).sum(axis=1))
 
 
-@pytest.mark.parametrize(("count", "worst", "room"), [(24, 2, 1 << 20), (256, 4, 1 << 20), (256, 4, 1000), (256, 4, 0)])
-def test_the_lowest_are_the_worst_of_all_samples(monkeypatch, count, worst, room):
-    monkeypatch.setattr(lowest_sqnr, "ROOM", room)
+@pytest.mark.parametrize(("count", "worst"), [(24, 2), (256, 4)])
+def test_the_lowest_are_the_worst_of_all_samples(count, worst):
     samples = [{"x": normals(3)(count, 8)}]
     int8, _ = quantize(mlp(), QuantRecipe(), make_table(mlp(), QuantRecipe(correct=False), samples))
     expected = np.sort(single(mlp(), int8, samples[0]["x"]))[:worst].mean()
-    lowest = LowestSqnr(mlp(), samples)
-    np.testing.assert_allclose(lowest([int8, mlp()]), [expected, 120], rtol=1e-4)
-    assert lowest([int8]) == lowest([mlp(), int8])[1:]
+    metric = OutputSqnr(mlp(), [{"x": samples[0]["x"][at : at + 8]} for at in range(0, count, 8)])
+    errors = metric.errors(session := metric.open(int8), slice(1))
+    errors.add(metric.errors(session, slice(1, None)))  # in parts
+    assert errors.worst == pytest.approx(expected, rel=1e-4)
+    assert errors.sqnr == pytest.approx(metric(int8), rel=1e-12)
+    assert metric.errors(metric.open(mlp()), slice(None)).worst == 120
 
 
 @pytest.mark.parametrize(
@@ -67,3 +69,17 @@ def test_the_worst_samples_decide_in_a_calibration(monkeypatch):
     monkeypatch.setattr(auto_calibration, "WORST", 0)
     mean_before, worst_before = calibrated()
     assert worst > worst_before + 1 and mean > mean_before - 1
+
+
+def test_no_further_samples_are_computed_for_candidates_that_are_far_behind(monkeypatch):
+    samples = [{"x": normals(3)(512, 8)}]
+    computed = []
+    errors = OutputSqnr.errors
+    monkeypatch.setattr(
+        OutputSqnr, "errors", lambda *args: (computed.append((args[2].start, args[2].stop)), errors(*args))[1]
+    )
+    for far, count in ((0.0, 0), (np.inf, 2)):
+        computed.clear()
+        monkeypatch.setattr(auto_calibration, "FAR", far)
+        auto_calibration.auto_calibrate(mlp(), QuantRecipe(correct=False), samples, 512, effort="default")
+        assert sum(start == 8 and stop > 8 for start, stop in computed) >= count and (count or (8, 32) not in computed)
