@@ -92,6 +92,9 @@ struct RowKernels {
                       int64_t out_stride);
     void (*attention_float16)(const float *q, int64_t q_stride, int64_t n, const KeysValues<Float16> &, int64_t heads, int64_t size,
                               float *out, int64_t out_stride);
+    // n queries, the newest first, each over its own key and value and those behind it.
+    void (*causal_attention)(const float *q, int64_t q_stride, int64_t n, const KeysValues<float> &, int64_t heads, int64_t size, float *out,
+                             int64_t out_stride);
     // Self-attention in integers of a text of n tokens, rows [query | key | value]; a score gets bias[head * bias_stride + key - query], if
     // there are any.
     void (*quantized_attention)(const float *x, int64_t stride, int64_t n, int64_t heads, int64_t size, const float *bias,

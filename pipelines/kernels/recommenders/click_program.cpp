@@ -9,7 +9,7 @@
 #include <memory>
 #include <tuple>
 
-#include "recommenders/field_steps.h"
+#include "recommenders/steps/field_steps.h"
 
 using namespace nb::literals;
 
@@ -427,6 +427,11 @@ void bind_click_program(nb::module_ &module) {
              "weight"_a, "scale"_a, "bias"_a, "score"_a, "value"_a, "relu"_a)
         .def("lookup_sum", &ClickProgram::lookup_sum, "out"_a, "table"_a, "columns"_a, "offsets"_a, "rows"_a)
         .def("total", &ClickProgram::total, "out"_a, "terms"_a, "bias"_a, "sigmoid"_a)
+        .def("rows", &ClickProgram::rows, "out"_a, "column"_a, "table"_a)
+        .def("target_transformer", &ClickProgram::target_transformer, "out"_a, "column"_a, "begin"_a, "count"_a, "padding"_a, "heads"_a,
+             "items"_a, "keys_values"_a, "places"_a, "position"_a, "layers"_a, "slope"_a, "norms"_a, "epsilon"_a)
+        .def("sequence_encoder", &ClickProgram::sequence_encoder, "out"_a, "begin"_a, "count"_a, "padding"_a, "heads"_a, "items"_a,
+             "positions"_a, "norms"_a, "epsilon"_a, "layers"_a)
         .def("share", &ClickProgram::share, "ids"_a, "numbers"_a, "means"_a)
         .def("outputs", &ClickProgram::outputs, "slots"_a)
         .def("__call__", &ClickProgram::call, "ids"_a, "numbers"_a.none(), "scales"_a.none())

@@ -40,7 +40,8 @@ def click_program(program: ClickProgram, isa: str = "", shared: SharedInputs | N
     Args:
         program: The program.
         isa: Instruction set of the kernels, one of `pipelines.kernels.extension.isas`; "" for the fastest.
-        shared: Inputs that are the same in all samples of a call; those of its first sample count.
+        shared: Inputs that are the same in all samples of a call; those of its first sample count. Numbers and scales
+            are left out where the program takes none.
 
     Returns:
         Native `ClickProgram`.
@@ -48,7 +49,8 @@ def click_program(program: ClickProgram, isa: str = "", shared: SharedInputs | N
     slots = [(kind, width) for kind, width in program.slots]
     made = required().ClickProgram(contiguous(program.rows), program.numbers, program.means, slots, isa)
     if shared is not None:
-        made.share(list(shared.ids), list(shared.numbers), list(shared.scales))
+        numbers, scales = (shared.numbers if program.numbers else ()), (shared.scales if program.means else ())
+        made.share(list(shared.ids), list(numbers), list(scales))
     for step in program.steps:
         step.add_to(made)
     made.outputs(list(program.outputs))

@@ -146,8 +146,7 @@ def linear(
 def sigmoid(x: Floats) -> Floats:
     """1 / (1 + exp(-x)) of float32 numbers, computed from e = exp(-|x|)."""
     e = exponential(-np.abs(x))
-    found: Floats = np.where(x < 0, e, np.float32(1)) / (np.float32(1) + e)
-    return found
+    return np.asarray(np.where(x < 0, e, np.float32(1)) / (np.float32(1) + e))
 
 
 def activate(kind: str, x: Floats) -> Floats:
@@ -172,8 +171,7 @@ def activate(kind: str, x: Floats) -> Floats:
     p = np.full_like(z, GELU[0])
     for each in GELU[1:]:
         p = p * z + np.float32(each)
-    found: Floats = (x * np.float32(0.5)) * (p * t + np.float32(1))
-    return found
+    return np.asarray((x * np.float32(0.5)) * (p * t + np.float32(1)))
 
 
 def recurrence(gates: Floats, cells: Floats) -> Floats:
@@ -240,7 +238,7 @@ def self_attention(query: Floats, keys: Floats, values: Floats, heads: int) -> F
     return _softmax_weighted(scores, values)
 
 
-def attention(queries: Floats, keys: Floats, values: Floats, heads: int) -> Floats:
+def attention(queries: Floats, keys: Floats, values: Floats, heads: int, causal: bool = False) -> Floats:
     """Computes attention of several queries over the same keys; q . k is summed column by column.
 
     Args:
@@ -248,16 +246,18 @@ def attention(queries: Floats, keys: Floats, values: Floats, heads: int) -> Floa
         keys: float32 [t, W].
         values: float32 [t, W].
         heads: Number of heads.
+        causal: Whether query i attends to the keys from i on, as in a sequence with the newest item first.
 
     Returns:
         float32 [n, W].
     """
     out = np.zeros_like(queries)
     split = keys.reshape(len(keys), heads, -1).transpose(2, 1, 0)  # [size, heads, t]
-    for query, row in zip(queries, out, strict=True):
+    for at, (query, row) in enumerate(zip(queries, out, strict=True)):
         scores = np.zeros((heads, len(keys)), np.float32)
         for factor, column in zip(query.reshape(heads, -1).T, split, strict=True):
             scores = scores + factor[:, None] * column
+        scores[:, : at * causal] = -np.inf
         row[:] = _softmax_weighted(scores, values)
     return out
 

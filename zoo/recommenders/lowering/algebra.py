@@ -76,7 +76,7 @@ def gated_sum(vectors: Sequence[Expression], gates: Linear, value: str) -> Gated
     alike = all(isinstance(x, Linear | FloatVector) and x.width == width for x in vectors)
     if not alike or len(vectors) != gates.width or len({is_relu(x) for x in vectors}) > 1:
         return None
-    return GatedSum(width, list(vectors), gates, value)
+    return GatedSum(width, value, list(vectors), gates)
 
 
 def unshifted(x: Expression) -> tuple[Expression, Any]:

@@ -31,6 +31,11 @@ class Expression:
     rectifies: ClassVar[bool] = False
     readable: ClassVar[bool] = False
 
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """(first, count) of the columns of the ids that select rows of its `table`, where it has one."""
+        return []
+
 
 @dataclass(frozen=True, eq=False)
 class Numbers(Expression):
@@ -100,29 +105,52 @@ class Linear(Expression):
 
 
 @dataclass(frozen=True, eq=False)
-class Leaky(Expression):
+class FloatVector(Expression):
+    """Vector that one step computes as floats.
+
+    Attributes:
+        value: Name in the graph.
+        bounded: Whether all results are within [-1, 1].
+    """
+
+    value: str
+    bounded: ClassVar[bool] = False
+
+    def sources(self) -> list[Expression]:
+        """Returns the layers that the step reads, before a ReLU where they end in one."""
+        return []
+
+    def step(self, sources: Sequence[int], out: int) -> steps.Step:
+        """Returns the step.
+
+        Args:
+            sources: Buffers of the sources.
+            out: Buffer of the result.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Leaky(FloatVector):
     """Leaky ReLU: x, multiplied by `slope`, float64 [width], where it is negative."""
 
     x: Linear
     slope: Array
-    value: str
-    bounded: ClassVar[bool] = False
 
     def sources(self) -> list[Expression]:
         """See `FloatVector`."""
         return [self.x]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """See `FloatVector`: the step from the buffer of `x` to the buffer `out`."""
+        """See `FloatVector`."""
         return steps.Leaky(sources[0], out, self.slope.astype(np.float32))
 
 
 @dataclass(frozen=True, eq=False)
-class Tanh(Expression):
+class Tanh(FloatVector):
     """tanh(x)."""
 
     x: Linear
-    value: str
     bounded: ClassVar[bool] = True
 
     def sources(self) -> list[Expression]:
@@ -130,17 +158,16 @@ class Tanh(Expression):
         return [self.x]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """See `FloatVector`: the step from the buffer of `x` to the buffer `out`."""
+        """See `FloatVector`."""
         return steps.Tanh(sources[0], out)
 
 
 @dataclass(frozen=True, eq=False)
-class Gated(Expression):
+class Gated(FloatVector):
     """Slices of x, each multiplied by its entry of softmax(gates)."""
 
     x: Tanh
     gates: Linear
-    value: str
     bounded: ClassVar[bool] = True
 
     def sources(self) -> list[Expression]:
@@ -148,18 +175,16 @@ class Gated(Expression):
         return [self.x, self.gates]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """See `FloatVector`: the step from the buffers of `x` and the gates to the buffer `out`."""
+        """See `FloatVector`."""
         return steps.Mixture(sources[0], sources[1], out)
 
 
 @dataclass(frozen=True, eq=False)
-class GatedSum(Expression):
+class GatedSum(FloatVector):
     """Mixture of experts: sum_e softmax(gates)_e x_e; all experts or none end in a ReLU."""
 
     vectors: list[Expression]
     gates: Linear
-    value: str
-    bounded: ClassVar[bool] = False
     rectifies: ClassVar[bool] = True
 
     def sources(self) -> list[Expression]:
@@ -167,118 +192,40 @@ class GatedSum(Expression):
         return [*self.vectors, self.gates]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """See `FloatVector`: the step from the buffers of experts and gates to the buffer `out`."""
+        """See `FloatVector`."""
         return steps.GatedSum(tuple(sources[:-1]), sources[-1], out, is_relu(self.vectors[0]))
 
 
 @dataclass(frozen=True, eq=False)
-class Dice(Expression):
+class Dice(FloatVector):
     """x (slope + rise sigmoid(x scale + shift)): arrays (scale, shift, rise, slope), float32 [width] each."""
 
     x: Linear
     arrays: tuple[Array, ...]
-    value: str
-    bounded: ClassVar[bool] = False
 
     def sources(self) -> list[Expression]:
         """See `FloatVector`."""
         return [self.x]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """See `FloatVector`: the step from the buffer of `x` to the buffer `out`."""
+        """See `FloatVector`."""
         scale, shift, rise, slope = (np.ascontiguousarray(each, np.float32) for each in self.arrays)
         return steps.Dice(sources[0], out, scale, shift, rise, slope)
 
 
 @dataclass(frozen=True, eq=False)
-class Attended(Expression):
-    """Weighted sum of the items of a sequence, see `pipelines.kernels.recommenders.steps.sequences.TargetAttention`.
-
-    Attributes:
-        table: Vectors of the items, float32 [rows, width].
-        column: Column of the ids with the target.
-        start: First column of the sequence.
-        count: Places of the sequence.
-        padding: Id of the places without an item.
-        weights: Key [width, first], query [width, first], its bias, product [width, first], hidden [first, second], its
-            bias and score [second]; float64.
-        score_bias: Bias of the score.
-        activations: (scale, shift, rise, slope) of both hidden layers.
-        softmax: Whether the weights are a softmax.
-        value: Name in the graph.
-    """
-
-    table: Array
-    column: int
-    start: int
-    count: int
-    padding: int
-    weights: tuple[Array, ...]
-    score_bias: float
-    activations: tuple[tuple[Array, ...], tuple[Array, ...]]
-    softmax: bool
-    value: str
-    bounded: ClassVar[bool] = False
-
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        """(first, count) of the columns of the ids."""
-        return [(self.column, 1), (self.start, self.count)]
-
-    def sources(self) -> list[Expression]:
-        """See `FloatVector`."""
-        return []
-
-    def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """See `FloatVector`: the step to the buffer `out`; projections of keys and queries become tables."""
-        key, query, query_bias, product, hidden, bias, score = self.weights
-        table = self.table.astype(np.float64)
-
-        def padded(x: Array) -> Array:
-            return np.pad(x.astype(np.float32), ((0, 0), (0, -x.shape[1] % steps.LANES)))
-
-        one, two = (tuple(np.ascontiguousarray(each, np.float32) for each in unit) for unit in self.activations)
-        return steps.TargetAttention(
-            out,
-            self.column,
-            self.start,
-            self.count,
-            self.padding,
-            padded(table),
-            padded(table @ key),
-            padded(table @ query + query_bias),
-            padded(product),
-            one[0],
-            one[1],
-            one[2],
-            one[3],
-            np.ascontiguousarray(hidden, np.float32),
-            np.ascontiguousarray(bias, np.float32),
-            two[0],
-            two[1],
-            two[2],
-            two[3],
-            np.ascontiguousarray(score, np.float32),
-            self.score_bias,
-            self.softmax,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class SigmoidGated(Expression):
+class SigmoidGated(FloatVector):
     """Layer times gates, x sigmoid(gates): a gated cross (Wang et al. 2023, GDCN) without the product with x_0."""
 
     x: Linear
     gates: Linear
-    value: str
-    bounded: ClassVar[bool] = False
 
     def sources(self) -> list[Expression]:
         """See `FloatVector`."""
         return [self.x, self.gates]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """See `FloatVector`: the step from the buffers of `x` and the gates to the buffer `out`."""
+        """See `FloatVector`."""
         return steps.SigmoidProduct(sources[0], sources[1], out)
 
 
@@ -409,11 +356,6 @@ class MeanScale(Expression):
     """Column of `scales`, an intermediate value."""
 
     column: int
-
-
-# Vectors that one step computes as floats. sources(): the layers that the step reads, before a ReLU where they end in
-# one. step(buffers of the sources, buffer of the result): the step. bounded: all results are within [-1, 1].
-FloatVector = Leaky | Tanh | Gated | GatedSum | Dice | Attended | SigmoidGated
 
 
 def is_value(x: Expression) -> bool:

@@ -54,7 +54,7 @@ from zoo.recommenders.lowering.expressions import (
     is_value,
 )
 from zoo.recommenders.lowering.fields.reader import read_fields
-from zoo.recommenders.lowering.sequences import sequence_value
+from zoo.recommenders.lowering.sequences.reader import sequence_value
 
 VIEWS = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast")
 
@@ -307,11 +307,11 @@ class GraphReader:
         x = layer_of(self.read(node.inputs[0]))
         if x is None or x.relu or slope.size not in (1, x.width):
             return None
-        return Leaky(x.width, x, np.broadcast_to(slope, x.width), str(value.name))
+        return Leaky(x.width, str(value.name), x, np.broadcast_to(slope, x.width))
 
     def _tanh(self, node: ir.Node, value: ir.Value) -> Expression | None:
         x = layer_of(self.read(node.inputs[0]))
-        return Tanh(x.width, x, str(value.name)) if x is not None and not x.relu else None
+        return Tanh(x.width, str(value.name), x) if x is not None and not x.relu else None
 
     def _softmax(self, node: ir.Node, value: ir.Value) -> Expression | None:
         x = layer_of(self.read(node.inputs[0]))
@@ -394,7 +394,7 @@ class GraphReader:
                 return replace(part, pool="mean", mean=mean.column, value=str(value.name))
         for part, weights in ((x, y), (y, x)):
             if isinstance(weights, Softmax) and isinstance(part, Tanh) and part.width == weights.width:
-                return Gated(part.width, part, weights.x, str(value.name))
+                return Gated(part.width, str(value.name), part, weights.x)
         for at, part, weights in ((1, x, y), (0, y, x)):
             if isinstance(weights, Softmax) and (experts := stacked(part)):
                 column = query.dimensions(node.inputs[at])

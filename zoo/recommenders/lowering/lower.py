@@ -27,7 +27,6 @@ from pipelines.quantization.recipe import QuantRecipe
 from zoo.recommenders.lowering.activity import by_activity
 from zoo.recommenders.lowering.algebra import total_of
 from zoo.recommenders.lowering.expressions import (
-    Attended,
     Crossed,
     Dots,
     Expression,
@@ -143,7 +142,7 @@ class Compiler(FieldSteps):
         slots = [self._output(output) for output in outputs]
         rows = np.zeros(ids.shape[1], np.int32)
         for each in self._seen:
-            for column, count in each.spans if isinstance(each, Field | Attended) else ():
+            for column, count in each.spans:
                 span, height = slice(column, column + count), len(each.table)  # type: ignore[attr-defined]
                 rows[span] = np.where(rows[span] == 0, height, np.minimum(rows[span], height))
         return ClickProgram(rows, *self._widths(), tuple(self.slots), tuple(self.steps), tuple(slots))
@@ -265,6 +264,9 @@ class Compiler(FieldSteps):
     def _floats(self, x: Expression) -> int:
         if isinstance(x, L2Normalized):
             if (x, "f4") not in self._made:
+                if isinstance(x.x, Field):
+                    self._made[x, "f4"] = (self._unit_rows(x.x, x), 1.0)
+                    return self._made[x, "f4"][0]
                 slot = self._floats(x.x)
                 out = self._slot("f4", x.width)
                 relu = isinstance(x.x, Linear) and x.x.relu
@@ -273,6 +275,14 @@ class Compiler(FieldSteps):
             return self._made[x, "f4"][0]
         assert isinstance(x, Linear | FloatVector)
         return self._result(x, "f4")[0]
+
+    def _unit_rows(self, field: Field, x: L2Normalized) -> int:
+        """Returns the buffer of the rows of a table, normalized beforehand."""
+        rows = field.table.astype(np.float64)
+        squares = np.maximum((rows**2).sum(axis=1, keepdims=True) + x.epsilon, x.least)
+        out = self._slot("f4", x.width)
+        self.steps.append(steps.Rows(out, field.column, (rows / np.sqrt(squares)).astype(np.float32)))
+        return out
 
     def _coded(self, x: Expression) -> tuple[int, float]:
         assert isinstance(x, Linear | FloatVector | FieldAttention)

@@ -174,7 +174,10 @@ class LoweringPlan:
                 if isinstance(x, Dots):
                     self.pieces[x] = None
             case L2Normalized():
-                self._visit_float(x.x, relu=True)
+                if isinstance(x.x, Field) and not x.x.pool:
+                    self._seen.add(x.x)
+                else:
+                    self._visit_float(x.x, relu=True)
             case _ if isinstance(x, FloatVector):
                 for source in x.sources():
                     self._visit_float(source, relu=x.rectifies)

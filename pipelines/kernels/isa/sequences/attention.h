@@ -1,4 +1,4 @@
-// Target attention and Dice on the vectors of an instruction set, see kernels.h.
+// Target attention, Dice, and layers of float32 on the vectors of an instruction set, see kernels.h.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -94,7 +94,41 @@ void attend(const TargetAttention &t, const uint32_t *ids, int64_t ids_stride, i
     }
 }
 
-constexpr SequenceKernels kSequences = {.attend = attend, .activate = activate};
+void layer(const FloatLayer &l, const float *x, int64_t stride, int64_t n, const float *residual, float *out) {
+    for (int64_t s = 0; s < n; s += kTogether, x += kTogether * stride, out += kTogether * stride)
+        for (int64_t j = 0; j < l.outputs; j += kVecLanes) {
+            Vec a = load_float<Vec>(l.bias + j), b = a, c = a, d = a;
+            for (int64_t k = 0; k < l.inputs; ++k) {
+                const Vec w = load_float<Vec>(l.weight + k * l.outputs + j);
+                a += w * x[k], b += w * x[stride + k], c += w * x[2 * stride + k], d += w * x[3 * stride + k];
+            }
+            const Vec sums[] = {a, b, c, d};
+            for (int64_t r = 0; r < kTogether; ++r)
+                store_float(out + r * stride + j, residual ? sums[r] + load_float<Vec>(residual + (s + r) * stride + j) : sums[r]);
+        }
+}
+
+void add(const float *x, const float *y, int64_t count, float *out) {
+    for (int64_t j = 0; j < count; j += kVecLanes) store_float(out + j, load_float<Vec>(x + j) + load_float<Vec>(y + j));
+}
+
+void transpose(const float *x, int64_t stride, int64_t n, int64_t width, int64_t room, float *out) {
+    using Four = Vector<float, 4>::type;
+    using Index = Vector<int32_t, 4>::type;
+    const Index low{0, 4, 1, 5}, high{2, 6, 3, 7}, first{0, 1, 4, 5}, second{2, 3, 6, 7};
+    for (int64_t p = 0; p < n; p += 4)
+        for (int64_t j = 0; j < width; j += 4) {
+            Four row[4];
+            for (int64_t r = 0; r < 4; ++r) std::memcpy(&row[r], x + (p + r) * stride + j, sizeof row[r]);
+            const Four a = __builtin_shuffle(row[0], row[1], low), b = __builtin_shuffle(row[0], row[1], high);
+            const Four c = __builtin_shuffle(row[2], row[3], low), d = __builtin_shuffle(row[2], row[3], high);
+            const Four columns[] = {__builtin_shuffle(a, c, first), __builtin_shuffle(a, c, second), __builtin_shuffle(b, d, first),
+                                    __builtin_shuffle(b, d, second)};
+            for (int64_t r = 0; r < 4; ++r) std::memcpy(out + (j + r) * room + p, &columns[r], sizeof columns[r]);
+        }
+}
+
+constexpr SequenceKernels kSequences = {.attend = attend, .activate = activate, .layer = layer, .add = add, .transpose = transpose};
 
 }  // namespace
 }  // namespace zoo

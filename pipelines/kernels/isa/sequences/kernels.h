@@ -1,4 +1,4 @@
-// The kernels of sequences of click programs: target attention and Dice. Written once and lowered for each instruction set;
+// The kernels of sequences of click programs: target attention, Dice, and the layers of small transformers. Written once and lowered for each instruction set;
 // recommenders/steps/sequences.py defines what they compute.
 #pragma once
 #include <cstdint>
@@ -23,9 +23,21 @@ struct TargetAttention {
     bool softmax;
 };
 
+// A layer of float32, its columns filled up with zeros to whole sixteens: y_j = bias_j + sum_k weight_kj x_k, summed in the order of k.
+struct FloatLayer {
+    int64_t inputs, outputs;  // outputs: whole sixteens
+    const float *weight, *bias;  // [inputs, outputs], [outputs]
+};
+
 struct SequenceKernels {
     void (*attend)(const TargetAttention &attention, const uint32_t *ids, int64_t ids_stride, int64_t n, float *out, int64_t out_stride);
     void (*activate)(const Unit &unit, const float *x, int64_t stride, int64_t width, int64_t n, float *out);
+    // n rows, whole fours, of one stride; residual: added to the result, or null
+    void (*layer)(const FloatLayer &layer, const float *x, int64_t stride, int64_t n, const float *residual, float *out);
+    // out = x + y, whole sixteens
+    void (*add)(const float *x, const float *y, int64_t count, float *out);
+    // [n, stride] of `width` columns to [width, room]; both whole fours
+    void (*transpose)(const float *x, int64_t stride, int64_t n, int64_t width, int64_t room, float *out);
 };
 
 extern const SequenceKernels kPortableSequences;

@@ -205,6 +205,40 @@ void attention(const float *q, int64_t q_stride, int64_t n, const KeysValues<T> 
     if (n >= 1) run(attention_tile<1, T>, 1);
 }
 
+// Attention of Count queries, all heads, from `first` on, each to the keys from its own on.
+template <int Count>
+void causal_tile(const float *q, int64_t q_stride, const KeysValues<float> &kv, int64_t first, int64_t heads, int64_t size, float *out,
+                 int64_t out_stride) {
+    const int64_t room = round_up(kv.count, kLanes), base = first / kLanes * kLanes;
+    auto *scores = static_cast<float *>(kernel_scratch(Count * room * 4));
+    constexpr float ones[] = {1, 1, 1, 1};
+    for (int64_t h = 0; h < heads; ++h) {
+        matmul_rows<Count>(q + h * size, q_stride, size, kv.keys + h * size * room + base, room, room - base, ones, scores + base, room);
+        float inverse_sums[Count];
+        for (int row = 0; row < Count; ++row) {
+            float *own = scores + row * room;
+            for (int64_t t = base; t < first + row; ++t) own[t] = -INFINITY;
+            inverse_sums[row] = softmax(own + base, kv.count - base);
+        }
+        matmul_rows<Count>(scores + first, room, kv.count - first, kv.values + h * kv.next + first * kv.stride, kv.stride, size, inverse_sums,
+                           out + h * size, out_stride);
+    }
+}
+
+// Self-attention of a sequence, its newest item first: a query attends to its own key and to those behind it. q . k is summed as in
+// `attention`.
+void causal_attention(const float *q, int64_t q_stride, int64_t n, const KeysValues<float> &kv, int64_t heads, int64_t size, float *out,
+                      int64_t out_stride) {
+    int64_t first = 0;
+    const auto run = [&](auto function, int64_t count) {
+        function(q + first * q_stride, q_stride, kv, first, heads, size, out + first * out_stride, out_stride);
+        first += count;
+    };
+    while (n - first >= 4) run(causal_tile<4>, 4);
+    if (n - first >= 2) run(causal_tile<2>, 2);
+    if (n - first >= 1) run(causal_tile<1>, 1);
+}
+
 // Running top-k and online softmax over logits [n, stride] of tokens [first, first + count), padded with -infinity to whole 64.
 void top_k(const float *logits, int64_t stride, int64_t first, int64_t count, const TopK &top, int64_t n) {
     const int64_t last = top.k - 1;
@@ -294,6 +328,7 @@ constexpr RowKernels kRowKernels = {
     .self_attention = self_attention,
     .attention = attention<float>,
     .attention_float16 = attention<Float16>,
+    .causal_attention = causal_attention,
     .quantized_attention = quantized_attention,
     .top_k = top_k,
     .sum_lanes = sum_lanes,

@@ -16,6 +16,7 @@ from pipelines.kernels.recommenders.steps.interactions import Cross, Dots, Facto
 from pipelines.kernels.recommenders.steps.layers import Dense, Mixed, Quantize
 from pipelines.kernels.recommenders.steps.lookups import Gather, LookupSum, Numbers
 from pipelines.kernels.recommenders.steps.sequences import LANES, Dice, TargetAttention
+from pipelines.kernels.recommenders.steps.transformers import Rows, SequenceEncoder, TargetTransformer
 
 STEPS: dict[str, type[Step]] = {step.__name__: step for step in Step.__subclasses__()}
 
@@ -43,12 +44,15 @@ __all__ = [
     "Numbers",
     "Product",
     "Quantize",
+    "Rows",
     "Run",
+    "SequenceEncoder",
     "SigmoidProduct",
     "Slots",
     "Step",
     "Tanh",
     "TargetAttention",
+    "TargetTransformer",
     "Total",
     "Weighted",
 ]

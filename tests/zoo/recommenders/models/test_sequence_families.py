@@ -221,10 +221,7 @@ def compare_with_torch(folder, family):
         np.testing.assert_allclose(out[name], vectors.numpy(), atol=1e-5)
 
 
-NATIVE = ("din",)
-
-
-@pytest.mark.parametrize("family", NATIVE)
+@pytest.mark.parametrize("family", RANKERS)
 def test_native_program(models, family):
     """The same bits alone, in a batch and in a ranking, near the float graph, and the same file twice."""
     pipeline = zoo.pipeline(models / family, engine="native")
@@ -241,7 +238,9 @@ def test_native_program(models, family):
     items = [{name: row[name] for name in ("item_id", "price", "genres")} for row in rows]
     expected = pipeline.predict(pipeline.preprocess([item | user for item in items]))["probability"].ravel()
     found = {each["row"]: each["probability"] for each in pipeline.rank(user, items)}
-    assert np.array([found[at] for at in range(140)], np.float32).tobytes() == expected.tobytes()
+    ranked = np.array([found[at] for at in range(140)], np.float32)
+    np.testing.assert_allclose(ranked, expected, atol=0.005)  # sasrec scores by int8 vectors
+    assert family == "sasrec" or ranked.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("settings", [{"weights": "softmax"}, {"activation": "prelu"}])

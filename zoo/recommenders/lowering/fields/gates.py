@@ -80,11 +80,11 @@ def read_mul(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression 
 def _gated(x: Expression, gates: Linear, name: str) -> Expression | None:
     """Returns x sigmoid(gates) for a layer, or for x_0 times a layer."""
     if isinstance(x, Linear) and not x.relu:
-        return SigmoidGated(x.width, x, gates, name)
+        return SigmoidGated(x.width, name, x, gates)
     if isinstance(x, ElementwiseProduct):
         for layer, same in ((x.x, x.y), (x.y, x.x)):
             if isinstance(layer, Linear) and not layer.relu:
-                return times(same, SigmoidGated(layer.width, layer, gates, layer.value))
+                return times(same, SigmoidGated(layer.width, layer.value, layer, gates))
     return None
 
 

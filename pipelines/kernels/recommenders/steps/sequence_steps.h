@@ -1,4 +1,4 @@
-// Steps of click programs on sequences, see steps/sequences.py.
+// Steps of click programs on sequences, see sequences.py.
 #pragma once
 #include <memory>
 #include <string>

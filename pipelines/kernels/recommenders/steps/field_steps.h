@@ -1,15 +1,15 @@
-// Steps of click programs on the fields of a sample, as methods named as their records in steps/fields.py.
+// Steps of click programs on the fields of a sample, as methods named as their records in fields.py.
 #pragma once
 #include <memory>
 
-#include "recommenders/sequence_steps.h"
+#include "recommenders/steps/transformer_steps.h"
 
 namespace zoo {
 namespace {
 
-class FieldSteps : public SequenceProgram {
+class FieldSteps : public TransformerSteps {
   public:
-    using SequenceProgram::SequenceProgram;
+    using TransformerSteps::TransformerSteps;
 
     void sigmoid_product(int x, int gates, int out) {
         const Slot from = slot(x, Kind::kFloats, "sigmoid_product"), by = slot(gates, Kind::kFloats, "sigmoid_product"),

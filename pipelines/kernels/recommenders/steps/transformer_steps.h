@@ -1,0 +1,300 @@
+// Steps of click programs that are small transformers over sequences, see transformers.py.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "recommenders/steps/sequence_steps.h"
+#include "transformer/layers/layers.h"
+
+namespace zoo {
+namespace {
+
+constexpr int64_t kRowsTogether = 192;  // items of sequences that pass the layers of an encoder together: they stay in L2
+
+class TransformerSteps : public SequenceProgram {
+  public:
+    using SequenceProgram::SequenceProgram;
+
+    // One row of a table of float32, its columns as they are.
+    void rows(int out, int64_t column, Array table) {
+        const Slot to = slot(out, Kind::kFloats, "rows");
+        const auto *values = data_of<float>(table, "table", 2);
+        require(static_cast<int64_t>(table.shape(1)) == to.width && reads_rows(column, 1, static_cast<int64_t>(table.shape(0))), "rows");
+        const int64_t stride = columns();
+        add({}, {whole(to)}, all_of(alike_ids_, column, 1), [=](const Block &b) {
+            for (int64_t s = 0; s < b.n; ++s)
+                std::copy_n(values + b.ids[s * stride + column] * to.width, to.width, b.at<float>(to) + s * to.stride);
+        });
+        kept_.push_back(std::move(table));
+    }
+
+    // items, keys_values: tables of whole sixteens of columns; places: what the places add to keys and values, the target's first.
+    // layers: weight and bias of query, joined, inner and outer; norms: scale and bias of both layer normalizations.
+    void target_transformer(int out, int64_t column, int64_t begin, int64_t count, int64_t padding, int64_t heads, Array items,
+                            Array keys_values, const Array &places, const Array &position, const std::vector<Array> &layers, const Array &slope,
+                            const std::vector<Array> &norms, float epsilon) {
+        const char *name = "target_transformer";
+        const Slot to = slot(out, Kind::kFloats, name);
+        auto t = std::make_shared<Target>();
+        const auto size = [](const Array &array, size_t axis) { return static_cast<int64_t>(array.shape(axis)); };
+        t->items = data_of<float>(items, "items", 2), t->keys_values = data_of<float>(keys_values, "keys_values", 2);
+        const auto *added = data_of<float>(places, "places", 2), *own = data_of<float>(position, "position", 1);
+        t->size = to.width, t->room = size(items, 1), t->heads = heads, t->padding = static_cast<uint32_t>(padding);
+        t->column = column, t->begin = begin, t->count = count, t->ids = columns();
+        require(layers.size() == 8 && norms.size() == 4 && heads >= 1 && heads <= to.width && to.width % heads == 0 && count >= 1 &&
+                    count <= kWidest && padding >= 0 && t->room == round_up(to.width, 16) && size(keys_values, 1) == 2 * t->room &&
+                    size(keys_values, 0) == size(items, 0) && size(places, 0) == 1 + count && size(places, 1) == 2 * t->room &&
+                    size(position, 0) == t->room && reads_rows(column, 1, size(items, 0)) && reads_rows(begin, count, size(items, 0)),
+                name);
+        t->places = copied(*t, added, 1 + count, 2 * t->room), t->position = copied(*t, own, 1, t->room);
+        const int64_t inner = size(slope, 0);
+        t->stride = round_up(std::max(t->room, inner), kColumns);
+        const int64_t inputs[] = {to.width, to.width, to.width, inner}, outputs[] = {to.width, to.width, inner, to.width};
+        for (size_t i = 0; i < 4; ++i) t->layers[i] = float_layer(*t, layers[2 * i], layers[2 * i + 1], inputs[i], outputs[i], name);
+        t->slope.slope = filled(*t, data_of<float>(slope, "slope", 1), inner, round_up(inner, 16));
+        for (size_t i = 0; i < 2; ++i) t->norms[i] = layer_norm(*t, norms[2 * i], norms[2 * i + 1], to.width, epsilon, name);
+        const auto *kernels = &sequence_kernels(isa_.name);
+        const auto *row_kernels = isa_.rows;
+        const bool shared = all_of(alike_ids_, begin, count);
+        const int64_t kept = shared ? kept_bytes((t->history_size() + 16) * 4) : 0;
+        add({}, {whole(to)}, false, [=](const Block &b) {
+            static thread_local Buffer<float> memory;
+            const int64_t n = round_up(b.n, 4), heads_size = t->heads * t->room;
+            memory.reserve(3 * n * t->stride + 2 * heads_size + t->history_size());
+            float *x = memory.data(), *y = x + n * t->stride, *z = y + n * t->stride;
+            float *queries = z + n * t->stride, *sums = queries + heads_size;
+            float *history = shared ? reinterpret_cast<float *>(b.memory + kept) : sums + heads_size;
+            std::memset(x, 0, static_cast<size_t>(3 * n * t->stride) * 4);
+            for (int64_t s = 0; s < b.n; ++s)
+                kernels->add(t->items + b.ids[s * t->ids + t->column] * t->room, t->position, t->room, x + s * t->stride);
+            kernels->layer(t->layers[0], x, t->stride, n, nullptr, y);
+            std::memset(queries, 0, static_cast<size_t>(heads_size) * 4);
+            const int64_t part = t->size / t->heads;
+            int64_t known = 0;
+            if (shared && !b.first) std::memcpy(&known, history + t->history_size(), sizeof known);
+            for (int64_t s = 0; s < b.n; ++s) {
+                if (!shared || (b.first && s == 0)) known = t->place(*kernels, b.ids + s * t->ids, history);
+                t->place_target(*kernels, b.ids[s * t->ids + t->column], known, history);
+                for (int64_t h = 0; h < t->heads; ++h) std::copy_n(y + s * t->stride + h * part, part, queries + h * t->room + h * part);
+                const KeysValues<float> kv{history + (1 + t->count) * 2 * t->room + 8 * t->room, history + t->room, known, 2 * t->room, 0};
+                row_kernels->attention(queries, t->room, t->heads, kv, 1, t->room, sums, t->room);
+                for (int64_t h = 0; h < t->heads; ++h) std::copy_n(sums + h * t->room + h * part, part, z + s * t->stride + h * part);
+            }
+            if (shared && b.first) std::memcpy(history + t->history_size(), &known, sizeof known);
+            kernels->layer(t->layers[1], z, t->stride, n, x, y);
+            const Rows normed{x, nullptr, nullptr, t->stride};
+            row_kernels->layer_norm(t->norms[0], y, t->stride, normed, n);
+            kernels->layer(t->layers[2], x, t->stride, n, nullptr, z);
+            kernels->activate(t->slope, z, t->stride, t->layers[2].outputs, n, z);
+            kernels->layer(t->layers[3], z, t->stride, n, x, y);
+            row_kernels->layer_norm(t->norms[1], y, t->stride, {b.at<float>(to), nullptr, nullptr, to.stride}, b.n);
+        });
+        kept_.push_back(std::move(items)), kept_.push_back(std::move(keys_values));
+    }
+
+    // norms: scale and bias of the layer normalizations in order. layers: of every block weight, scale and bias of query, keys and values,
+    // joined, inner and outer.
+    void sequence_encoder(int out, int64_t begin, int64_t count, int64_t padding, int64_t heads, Array items, const Array &positions,
+                          const std::vector<Array> &norms, float epsilon, const std::vector<Array> &layers) {
+        const char *name = "sequence_encoder";
+        const Slot to = slot(out, Kind::kFloats, name);
+        auto e = std::make_shared<Encoded>();
+        const auto size = [](const Array &array, size_t axis) { return static_cast<int64_t>(array.shape(axis)); };
+        e->items = data_of<float>(items, "items", 2);
+        const auto *added = data_of<float>(positions, "positions", 2);
+        e->size = to.width, e->padding = static_cast<uint32_t>(padding), e->begin = begin, e->count = count, e->ids = columns();
+        const size_t blocks = layers.size() / 15;
+        require(blocks >= 1 && layers.size() == 15 * blocks && norms.size() == 4 * blocks + 2 && count >= 1 && count <= kWidest && padding >= 0 &&
+                    heads >= 1 && size(items, 1) == to.width && size(positions, 0) == count && size(positions, 1) == to.width &&
+                    reads_rows(begin, count, size(items, 0)),
+                name);
+        e->positions = copied(*e, added, count, to.width);
+        for (size_t i = 0; i < norms.size(); i += 2) e->norms.push_back(layer_norm(*e, norms[i], norms[i + 1], to.width, epsilon, name));
+        for (size_t i = 0; i < layers.size(); i += 3) {
+            require(layers[i].ndim() == 2, name);
+            e->layers.emplace_back(isa_, layers[i], layers[i + 1], layers[i + 2], std::nullopt, i / 3 % 5 == 4);
+        }
+        e->heads = heads, e->width = e->layers[0].outputs(), e->inner = e->layers[3].outputs();
+        require(e->width % (16 * heads) == 0, name);
+        const int64_t w = e->width, inputs[] = {to.width, to.width, w, to.width, e->inner}, outputs[] = {w, 2 * w, to.width, e->inner, to.width};
+        for (size_t i = 0; i < e->layers.size(); ++i)
+            require(e->layers[i].inputs() == inputs[i % 5] && e->layers[i].outputs() == outputs[i % 5], name);
+        const auto *kernels = &sequence_kernels(isa_.name);
+        const auto *row_kernels = isa_.rows;
+        add({}, {whole(to)}, all_of(alike_ids_, begin, count), [=](const Block &b) {
+            int64_t s = 0;
+            while (s < b.n) s = e->run(*kernels, *row_kernels, b, s, b.at<float>(to), to.stride);
+        });
+        kept_.push_back(std::move(items));
+    }
+
+  private:
+    struct Kept {
+        std::vector<Buffer<float>> arrays;
+    };
+
+    struct Target : Kept {
+        int64_t size, room, stride, heads, column, begin, count, ids;  // room: size in whole sixteens; ids: columns of the ids
+        uint32_t padding;
+        const float *items, *keys_values, *places, *position;
+        FloatLayer layers[4];  // query, joined, inner, outer
+        LayerNorm norms[2];
+        Unit slope{};
+
+        // Of a history: rows of keys and values, whole fours, and the keys transposed.
+        int64_t history_size() const { return (1 + count) * 2 * room + 8 * room + round_up(1 + count, 16) * room; }
+
+        // Keys and values of the items of a sequence, behind those of the target; returns their number with the target.
+        int64_t place(const SequenceKernels &kernels, const uint32_t *row, float *history) const {
+            int64_t known = 1;
+            for (int64_t p = 0; p < count; ++p) {
+                const uint32_t id = row[begin + p];
+                if (id == padding) continue;
+                kernels.add(keys_values + id * 2 * room, places + (1 + p) * 2 * room, 2 * room, history + known++ * 2 * room);
+            }
+            std::memset(history, 0, static_cast<size_t>(2 * room) * 4);
+            std::memset(history + known * 2 * room, 0, static_cast<size_t>(6 * room) * 4);
+            kernels.transpose(history, 2 * room, round_up(known, 4), room, round_up(known, 16), history + (1 + count) * 2 * room + 8 * room);
+            return known;
+        }
+
+        void place_target(const SequenceKernels &kernels, uint32_t id, int64_t known, float *history) const {
+            kernels.add(keys_values + id * 2 * room, places, 2 * room, history);
+            float *keys = history + (1 + count) * 2 * room + 8 * room;
+            for (int64_t j = 0; j < room; ++j) keys[j * round_up(known, 16)] = history[j];
+        }
+    };
+
+    // The memory in which a thread encodes.
+    struct Encoding {
+        Register x, y, parts, inner, newest, state;
+        Buffer<float> keys;
+        std::vector<int64_t> first;
+    };
+
+    struct Encoded : Kept {
+        int64_t size, heads, width, inner, begin, count, ids;  // width: of a query, heads of whole sixteens; ids: columns of the ids
+        uint32_t padding;
+        const float *items, *positions;
+        std::vector<LayerNorm> norms;
+        std::vector<RowLinear> layers;
+
+        static void quantize(const RowKernels &kernels, const Rows &rows, const RowLinear &reader, int64_t n) {
+            kernels.quantize_rows(rows, rows.stride, reader.qparams(), n);
+        }
+
+        // Joins attention to x, then the feed-forward network: x [n] of whole 64 columns. `attended`: its results.
+        void finish(const RowKernels &kernels, size_t block, const Rows &attended, const Rows &x, const Rows &y, const Rows &hidden, int64_t n) const {
+            const RowLinear *layer = &layers[5 * block];
+            quantize(kernels, attended, layer[2], n);
+            layer[2].run(attended, n, false, x.values, x.stride, x.values, x.stride);
+            kernels.layer_norm(norms[2 * block + 1], x.values, x.stride, {nullptr, y.quantized, y.scale, y.stride}, n);
+            layer[3].run(y, n, true, nullptr, 0, hidden.values, hidden.stride);
+            quantize(kernels, hidden, layer[4], n);
+            layer[4].run(hidden, n, false, x.values, x.stride, x.values, x.stride);
+        }
+
+        // Encodes sequences from sample s on, as many as stay in the cache; returns the next sample.
+        int64_t run(const SequenceKernels &sequences, const RowKernels &kernels, const Block &b, int64_t s, float *out, int64_t out_stride) const {
+            static thread_local Encoding work;
+            const int64_t room = kRowsTogether + count, narrow = round_up(size, kColumns), all = round_up(width, kColumns);
+            work.x.size(room, size), work.y.size(room, size), work.parts.size(room, all + 2 * width), work.inner.size(room, inner);
+            work.newest.size(room, size), work.state.size(room, all), work.keys.reserve(round_up(count, 16) * width);
+            work.first.assign(1, 0);
+            const Rows x = work.x.rows(), y = work.y.rows(), hidden = work.inner.rows(), attended = work.state.rows();
+            int64_t n = 0, next = s;
+            for (; next < b.n && n < kRowsTogether; ++next) {
+                const uint32_t *row = b.ids + next * ids + begin;
+                for (int64_t p = 0; p < count; ++p) {
+                    if (p && row[p] == padding) continue;
+                    const float *item = items + row[p] * size, *position = positions + p * size;
+                    float *to = x.values + n++ * narrow;
+                    for (int64_t j = 0; j < size; ++j) to[j] = item[j] + position[j];
+                    std::fill(to + size, to + narrow, 0.0f);
+                }
+                work.first.push_back(n);
+            }
+            const int64_t sequences_count = next - s;
+            const size_t blocks = layers.size() / 5;
+            for (size_t block = 0; block < blocks; ++block) {
+                const bool last = block + 1 == blocks;
+                const RowLinear *layer = &layers[5 * block];
+                kernels.layer_norm(norms[2 * block], x.values, x.stride, {nullptr, y.quantized, y.scale, y.stride}, n);
+                const Rows newest = work.newest.rows();
+                Rows queries = y;
+                if (last) {  // the newest states alone
+                    for (int64_t i = 0; i < sequences_count; ++i) {
+                        const int64_t from = work.first[static_cast<size_t>(i)];
+                        std::copy_n(y.quantized + from * y.stride, y.stride, newest.quantized + i * newest.stride);
+                        std::copy_n(x.values + from * x.stride, x.stride, newest.values + i * newest.stride);
+                        newest.scale[i] = y.scale[from];
+                    }
+                    queries = newest;
+                }
+                const int64_t query_count = last ? sequences_count : n, stride = round_up(2 * width, kColumns);
+                float *keys_values = work.parts.values.data(), *query = keys_values + room * stride;
+                layer[0].run(queries, query_count, false, nullptr, 0, query, all);
+                layer[1].run(y, n, false, nullptr, 0, keys_values, stride);
+                for (int64_t i = 0; i < sequences_count; ++i) {
+                    const int64_t from = work.first[static_cast<size_t>(i)], items_count = work.first[static_cast<size_t>(i) + 1] - from;
+                    const int64_t at = last ? i : from;
+                    const float *own = keys_values + from * stride;
+                    const int64_t whole = items_count / 4 * 4, padded = round_up(items_count, 16);
+                    sequences.transpose(own, stride, whole, width, padded, work.keys.data());
+                    for (int64_t r = whole; r < items_count; ++r)
+                        for (int64_t j = 0; j < width; ++j) work.keys[j * padded + r] = own[r * stride + j];
+                    const KeysValues<float> kv{work.keys.data(), own + width, items_count, stride, width / heads};
+                    kernels.causal_attention(query + at * all, all, last ? 1 : items_count, kv, heads, width / heads, attended.values + at * all, all);
+                }
+                if (all > width)
+                    for (int64_t i = 0; i < query_count; ++i) std::fill(attended.values + i * all + width, attended.values + (i + 1) * all, 0.0f);
+                finish(kernels, block, attended, last ? newest : x, y, hidden, query_count);
+            }
+            const Rows newest = work.newest.rows();
+            kernels.layer_norm(norms.back(), newest.values, newest.stride, {out + s * out_stride, nullptr, nullptr, out_stride}, sequences_count);
+            return next;
+        }
+    };
+
+    // Whether these columns of the ids choose among `height` rows.
+    bool reads_rows(int64_t first, int64_t count, int64_t height) const {
+        if (first < 0 || count < 1 || first + count > columns()) return false;
+        return std::all_of(rows_.begin() + first, rows_.begin() + first + count, [&](int32_t each) { return each >= 1 && each <= height; });
+    }
+
+    static const float *copied(Kept &kept, const float *from, int64_t rows, int64_t width) { return filled(kept, from, rows * width, rows * width); }
+
+    // A copy, filled up with zeros.
+    static const float *filled(Kept &kept, const float *from, int64_t count, int64_t room) {
+        Buffer<float> made(room);
+        std::fill_n(std::copy_n(from, count, made.data()), room - count, 0.0f);
+        kept.arrays.push_back(std::move(made));
+        return kept.arrays.back().data();
+    }
+
+    static FloatLayer float_layer(Kept &kept, const Array &weight, const Array &bias, int64_t inputs, int64_t outputs, const char *step) {
+        const auto *w = data_of<float>(weight, "weight", 2), *b = data_of<float>(bias, "bias", 1);
+        require(static_cast<int64_t>(weight.shape(0)) == inputs && static_cast<int64_t>(weight.shape(1)) == outputs &&
+                    static_cast<int64_t>(bias.shape(0)) == outputs && outputs >= 1 && outputs <= kWidest,
+                step);
+        const int64_t room = round_up(outputs, 16);
+        Buffer<float> made(inputs * room);
+        std::fill_n(made.data(), inputs * room, 0.0f);
+        for (int64_t k = 0; k < inputs; ++k) std::copy_n(w + k * outputs, outputs, made.data() + k * room);
+        kept.arrays.push_back(std::move(made));
+        const float *packed = kept.arrays.back().data();
+        return {inputs, room, packed, filled(kept, b, outputs, room)};
+    }
+
+    static LayerNorm layer_norm(Kept &kept, const Array &scale, const Array &bias, int64_t width, float epsilon, const char *step) {
+        const auto *s = data_of<float>(scale, "scale", 1), *b = data_of<float>(bias, "bias", 1);
+        require(static_cast<int64_t>(scale.shape(0)) == width && static_cast<int64_t>(bias.shape(0)) == width && epsilon >= 0, step);
+        const int64_t room = round_up(width, kColumns);
+        const float *scales = filled(kept, s, width, room), *biases = filled(kept, b, width, room);
+        return {width, scales, biases, epsilon, {}};
+    }
+};
+
+}  // namespace
+}  // namespace zoo

@@ -1,0 +1,116 @@
+"""Reads target attention (DIN) and Dice in the float graph of a recommender.
+
+The forms are those that `zoo.recommenders.export.sequence_parts` writes, after the rewrites.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines.graph import query
+from zoo.recommenders.lowering.sequences.expressions import TargetAttention
+from zoo.recommenders.lowering.sequences.matcher import (
+    Columns,
+    Matcher,
+    NoMatch,
+    both,
+    same,
+    sequence_columns,
+    target_column,
+)
+
+Array = NDArray[Any]
+
+
+def dice(matched: Matcher, value: ir.Value | None) -> tuple[ir.Value | None, tuple[Array, ...]]:
+    """Reads Dice, x (slope + rise sigmoid(x scale + shift)), or a PRelu.
+
+    Args:
+        matched: Matcher.
+        value: The result.
+
+    Returns:
+        Its input, and (scale, shift, rise, slope), float32 [width] each.
+
+    Raises:
+        NoMatch: The operators are others.
+    """
+    node = value.producer() if value is not None else None
+    if node is not None and node.op_type == "PRelu":
+        x, slope = matched.with_constant(value, "PRelu")
+        none = np.zeros(0, np.float32)
+        return x, (none, none, none, slope.ravel())
+    for x, gate in both(matched.up(value, "Mul", 2)):
+        if gate is None or gate.producer() is None or gate.producer().op_type != "Add":  # type: ignore[union-attr]
+            continue
+        risen, slope = matched.with_constant(gate, "Add")
+        share, rise = matched.with_constant(risen, "Mul")
+        scaled, shift = matched.with_constant(matched.up(share, "Sigmoid", 1)[0], "Add")
+        source, scale = matched.with_constant(scaled, "Mul")
+        if source is x:
+            return x, tuple(each.ravel() for each in (scale, shift, rise, slope))
+    raise NoMatch
+
+
+def target_attention(matched: Matcher, value: ir.Value, columns: Columns) -> TargetAttention:
+    """Reads the whole of target attention.
+
+    Args:
+        matched: Matcher.
+        value: The result.
+        columns: Reads integers as (column of the ids, offset).
+
+    Returns:
+        The expression.
+
+    Raises:
+        NoMatch: The operators are others.
+    """
+    shares, keys = matched.up(matched.up(value, "Squeeze", 1)[0], "MatMul", 2)
+    shares = matched.up(shares, "Transpose", 1)[0]
+    producer = shares.producer() if shares is not None else None
+    softmax = producer is not None and producer.op_type == "Softmax"
+    if softmax:
+        scores, barred = matched.up(matched.up(shares, "Softmax", 1)[0], "Add", 2)
+        mask = matched.barred(barred)
+    else:
+        weights, mask = matched.up(shares, "Mul", 2)
+        scores = matched.up(weights, "Sigmoid", 1)[0]
+    ids, padding = matched.mask(matched.up(mask, "Unsqueeze", 1)[0])
+    x, score, score_bias = matched.layer(scores)
+    x, two = dice(matched, x)
+    x, hidden, bias = matched.layer(x)
+    x, one = dice(matched, x)
+    compared, queried = matched.up(x, "Add", 2)
+    key, product = matched.up(compared, "Add", 2)
+    own, key_weight = matched.with_constant(key, "MatMul")
+    products, product_weight = matched.with_constant(product, "MatMul")
+    items, target = matched.up(products, "Mul", 2)
+    vector = matched.up(target, "Unsqueeze", 1)[0]
+    gemm = matched.up(matched.up(queried, "Unsqueeze", 1)[0], "Gemm", 3)
+    query_weight, query_bias = query.constant(gemm[1]), query.constant(gemm[2])
+    table, sequence = matched.lookup(keys)
+    other, single = matched.lookup(vector)
+    if own is not keys or items is not keys or gemm[0] is not vector or sequence is not ids:
+        raise NoMatch
+    if query_weight is None or query_bias is None or not same(table, other):
+        raise NoMatch
+    start, count = sequence_columns(columns, sequence)
+    arrays = (key_weight, query_weight.T, query_bias, product_weight, hidden, bias, score[:, 0])
+    return TargetAttention(
+        table.shape[1],
+        str(value.name),
+        table,
+        target_column(columns, single),
+        start,
+        count,
+        padding,
+        tuple(array.astype(np.float64) for array in arrays),
+        float(score_bias[0]),
+        (one, two),
+        softmax,
+    )

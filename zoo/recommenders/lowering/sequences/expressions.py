@@ -1,0 +1,228 @@
+"""Expressions of sequences: vectors computed from the rows that columns of the ids select."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelines.kernels.recommenders import steps
+from zoo.recommenders.lowering.expressions import Array, FloatVector
+
+
+@dataclass(frozen=True, eq=False)
+class TargetAttention(FloatVector):
+    """Weighted sum of the items of a sequence, see `pipelines.kernels.recommenders.steps.sequences.TargetAttention`.
+
+    Attributes:
+        table: Vectors of the items, float32 [rows, width].
+        column: Column of the ids with the target.
+        start: First column of the sequence.
+        count: Places of the sequence.
+        padding: Id of the places without an item.
+        weights: Key [width, first], query [width, first], its bias, product [width, first], hidden [first, second], its
+            bias and score [second]; float64.
+        score_bias: Bias of the score.
+        activations: (scale, shift, rise, slope) of both hidden layers.
+        softmax: Whether the weights are a softmax.
+    """
+
+    table: Array
+    column: int
+    start: int
+    count: int
+    padding: int
+    weights: tuple[Array, ...]
+    score_bias: float
+    activations: tuple[tuple[Array, ...], tuple[Array, ...]]
+    softmax: bool
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """See `Expression`."""
+        return [(self.column, 1), (self.start, self.count)]
+
+    def step(self, sources: Sequence[int], out: int) -> steps.Step:
+        """See `FloatVector`; projections of keys and queries become tables."""
+        key, query, query_bias, product, hidden, bias, score = self.weights
+        table = self.table.astype(np.float64)
+
+        def padded(x: Array) -> Array:
+            return np.pad(x.astype(np.float32), ((0, 0), (0, -x.shape[1] % steps.LANES)))
+
+        one, two = (tuple(np.ascontiguousarray(each, np.float32) for each in unit) for unit in self.activations)
+        return steps.TargetAttention(
+            out,
+            self.column,
+            self.start,
+            self.count,
+            self.padding,
+            padded(table),
+            padded(table @ key),
+            padded(table @ query + query_bias),
+            padded(product),
+            one[0],
+            one[1],
+            one[2],
+            one[3],
+            np.ascontiguousarray(hidden, np.float32),
+            np.ascontiguousarray(bias, np.float32),
+            two[0],
+            two[1],
+            two[2],
+            two[3],
+            np.ascontiguousarray(score, np.float32),
+            self.score_bias,
+            self.softmax,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class TransformedTarget(FloatVector):
+    """Result of the target in a transformer layer over a sequence, see `steps.transformers.TargetTransformer`.
+
+    Attributes:
+        table: Vectors of the items, float32 [rows, width].
+        column: Column of the ids with the target.
+        start: First column of the sequence.
+        count: Places of the sequence.
+        padding: Id of the places without an item.
+        heads: Number of heads.
+        position: Vectors of the places, the target's first, float32 [1 + count, width].
+        layers: (weight [inputs, outputs], bias) of query, keys and values, joined, inner and outer; float64.
+        scale: Factor of the scores.
+        slope: Factor of inner results below 0.
+        norms: Scale and bias of both normalizations, float32 [4, width].
+        epsilon: Added to the variances.
+    """
+
+    table: Array
+    column: int
+    start: int
+    count: int
+    padding: int
+    heads: int
+    position: Array
+    layers: tuple[tuple[Array, Array], ...]
+    scale: float
+    slope: float
+    norms: Array
+    epsilon: float
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """See `Expression`."""
+        return [(self.column, 1), (self.start, self.count)]
+
+    def step(self, sources: Sequence[int], out: int) -> steps.Step:
+        """See `FloatVector`; keys and values of the items become a table."""
+        (query, query_bias), (projected, projected_bias), *others = self.layers
+        joined, joined_bias, inner, inner_bias, outer, outer_bias = (
+            np.ascontiguousarray(array, np.float32) for layer in others for array in layer
+        )
+
+        def padded(x: Array) -> Array:
+            return np.pad(x.astype(np.float32), [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % steps.LANES)])
+
+        def parts(x: Array) -> Array:
+            """Keys and values, each filled up with zeros."""
+            made = padded(x.reshape(len(x), 2, self.width))
+            return made.reshape(len(x), -1)
+
+        return steps.TargetTransformer(
+            out,
+            self.column,
+            self.start,
+            self.count,
+            self.padding,
+            self.heads,
+            padded(self.table),
+            parts(self.table.astype(np.float64) @ projected),
+            parts(self.position.astype(np.float64) @ projected + projected_bias),
+            padded(self.position[0]),
+            (query * self.scale).astype(np.float32),
+            (query_bias * self.scale).astype(np.float32),
+            joined,
+            joined_bias,
+            inner,
+            inner_bias,
+            outer,
+            outer_bias,
+            np.full(len(inner_bias), self.slope, np.float32),
+            np.ascontiguousarray(self.norms, np.float32),
+            self.epsilon,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedSequence(FloatVector):
+    """State of the newest item of a sequence, see `steps.transformers.SequenceEncoder`.
+
+    Attributes:
+        table: Vectors of the items, float32 [rows, width].
+        start: First column of the sequence.
+        count: Places of the sequence.
+        padding: Id of the places without an item.
+        factor: Factor of the vectors.
+        heads: Number of heads.
+        position: Vectors of the places, float32 [count, width].
+        layers: Of every block (weight [inputs, outputs], bias) of the projection to query, keys and values, joined,
+            inner and outer; float64.
+        norms: Scale and bias of the normalizations, float32 [2 blocks + 1, 2, width].
+        epsilon: Added to the variances.
+    """
+
+    table: Array
+    start: int
+    count: int
+    padding: int
+    factor: float
+    heads: int
+    position: Array
+    layers: tuple[tuple[tuple[Array, Array], ...], ...]
+    norms: Array
+    epsilon: float
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """See `Expression`."""
+        return [(self.start, self.count)]
+
+    def step(self, sources: Sequence[int], out: int) -> steps.Step:
+        """See `FloatVector`; layers become int8, and heads are filled up with zeros to whole vectors."""
+        arrays: list[list[tuple[Array, Array]]] = [[], [], [], [], []]
+        for projected, joined, inner, outer in self.layers:
+            weight, bias = self._heads(projected[0]), self._heads(projected[1][None])[0]
+            columns, scale = weight.shape[1] // 3, (self.width // self.heads) ** -0.5
+            rows = np.ascontiguousarray(self._heads(joined[0].T).T)
+            layers = [(weight[:, :columns] * scale, bias[:columns] * scale), (weight[:, columns:], bias[columns:])]
+            for at, layer in enumerate([*layers, (rows, joined[1]), inner, outer]):
+                arrays[at].append(layer)
+        quantized = [array for layer in arrays for array in _quantized(layer)]
+        return steps.SequenceEncoder(
+            out,
+            self.start,
+            self.count,
+            self.padding,
+            self.heads,
+            (self.table.astype(np.float64) * self.factor).astype(np.float32),
+            np.ascontiguousarray(self.position, np.float32),
+            np.ascontiguousarray(self.norms, np.float32),
+            self.epsilon,
+            *quantized,
+        )
+
+    def _heads(self, x: Array) -> Array:
+        """Fills the columns of every head of [rows, parts * width] up with zeros."""
+        apart = x.reshape(len(x), -1, self.width // self.heads)
+        return np.pad(apart, ((0, 0), (0, 0), (0, -apart.shape[2] % steps.LANES))).reshape(len(x), -1)
+
+
+def _quantized(layers: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Quantizes layers of one shape: int8 [blocks, inputs, outputs], and scales and biases float32 [blocks, 2, ..]."""
+    weight = np.stack([weight for weight, _ in layers])
+    largest = np.abs(weight).max(axis=1)
+    scale = np.where(largest > 0, largest / 127, 1.0)
+    codes = np.rint(weight / scale[:, None]).astype(np.int8)
+    return codes, np.stack([scale, np.stack([bias for _, bias in layers])], axis=1).astype(np.float32)
