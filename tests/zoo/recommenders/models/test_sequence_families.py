@@ -1,5 +1,6 @@
 """Families that read the history as a sequence: every command, empty histories, and scores that padding leaves alone."""
 
+import itertools
 import json
 
 import numpy as np
@@ -204,6 +205,27 @@ def test_graph_computes_what_the_network_does(models, family):
     compare_with_torch(models / family, family)
 
 
+@pytest.mark.parametrize("family", ["din", "bst"])
+def test_pairs_of_vectors_are_multiplied(models, family):
+    """Without its network, the logit is the sum of the dot products of the embeddings and of the sequence's vector."""
+    from zoo.recommenders.models.checkpoints import load_network
+
+    entry = zoo.entry(family)
+    about, network = load_network(models / family, entry.build, type(entry.config))
+    (rows,) = zoo.pipeline(models / family, engine="onnxruntime").rows(log_of(40, seed=10))
+    ids, numbers, scales = (torch.from_numpy(getattr(rows, name)) for name in ("ids", "numbers", "scales"))
+    with torch.inference_mode():
+        network.deep[-1].weight.zero_()
+        network.deep[-1].bias.zero_()
+        target, items = network.queries[0](ids), network.keys[0](ids)
+        interest = network.interests[0](target, items, network.masks[0](ids))
+        vectors = [*network.embeddings(ids, scales).split(about["config"].embedding_size, 1), interest]
+        expected = sum((a * b).sum(1) for a, b in itertools.combinations(vectors, 2))
+        found = network(ids, numbers, scales)[:, 0]
+    assert expected.abs().max() > 0.01
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-5)
+
+
 def compare_with_torch(folder, family):
     from zoo.recommenders.models.checkpoints import load_network
 
@@ -243,7 +265,7 @@ def test_native_program(models, family):
     assert family == "sasrec" or ranked.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("settings", [{"weights": "softmax"}, {"activation": "prelu"}])
+@pytest.mark.parametrize("settings", [{"weights": "sigmoid"}, {"activation": "prelu"}])
 def test_options_of_din_run_native(log, tmp_path, settings):
     zoo.train(
         "din", log, tmp_path / "model", settings=SMALL | OWN["din"] | {"epochs": "1", "refit": "false"} | settings

@@ -26,6 +26,8 @@ class BSTConfig(TrainConfig):
     hidden: tuple[int, ...] = (256, 128)
     heads: int = 8
     inner: int = 64
+    dropout: float = 0.3
+    l2_embeddings: tuple[float, ...] = (10.0, 30.0)
 
 
 class BST(TargetNetwork):
