@@ -63,7 +63,7 @@ RESULTS = 2**26  # bytes of results of the float model that are kept
 COMPUTED = 2**29  # elements of activations on the samples among which the worst ones are searched
 HALF = 4  # held-out samples of a batch, on the first of which the gain of a layer in float32 is measured
 WORST_GAIN = 1.25  # minimum gain in dB of a candidate that is chosen by the weighted sum; less may be noise
-KEPT = 2**28  # bytes of weights of candidates above which their sessions are not kept
+KEPT = 2**29  # bytes of weights of candidates above which their sessions are not kept
 MOST = 2**23  # maximum input elements of held-out samples
 SPLIT_GAIN = 0.2  # minimum gain of split channels in dB, which cost 1 to 2% of the time
 CHANCE = 1.0  # minimum gain of an alternative in dB; less may be noise
@@ -135,6 +135,8 @@ def auto_calibrate(
     held_out, fitting = split_held_out(model, samples, observation.samples)
 
     corrects = recipe.correct and work.corrected != 0
+    rest = observation.samples - sum(map(length, held_out))
+    counted = drawn(model, fitting, rest, work.counted)
 
     def tables_of(observation: Observation, **scaling: Any) -> list[CalibrationTable]:
         tables = _tables(model, recipe, observation)
@@ -147,7 +149,7 @@ def auto_calibrate(
         observed.release()
         return tables_of(observed, splitting=splitting, smoothing=smoothing)
 
-    splitting, smoothing = splits_and_smoothing(equalized(model, factors), recipe, fitting) if corrects else ({}, {})
+    splitting, smoothing = splits_and_smoothing(equalized(model, factors), recipe, counted) if corrects else ({}, {})
     tables = tables_of(observation)
     tables += tables_with({}, smoothing) if smoothing else []
     if recipe.search:
@@ -166,7 +168,7 @@ def auto_calibrate(
     fine = not work.thorough and can_be_cut(model)
     parts = [half for each in held_out for half in cut(each, HALF)] if fine else held_out
     metric = OutputSqnr(model, parts, not work.thorough)
-    fewer = drawn(model, fitting, observation.samples - sum(map(length, held_out)), work.corrected)
+    fewer = drawn(model, fitting, rest, work.corrected)
 
     def corrected(table: CalibrationTable) -> CalibrationTable:
         int8 = judge.int8_models.of(replace(table, bias={}, rounding={}))
@@ -177,7 +179,7 @@ def auto_calibrate(
     smooth = bool(best.smoothing)
     best, sqnr = _retreat(corrected(best), tables, metric, judge)
     if splitting:
-        smoothing = smoothing_factors(equalized(model, factors, {}, splitting), recipe, fitting) if smooth else {}
+        smoothing = smoothing_factors(equalized(model, factors, {}, splitting), recipe, counted) if smooth else {}
         tables = tables_with(splitting, smoothing)
         split = judge.best_ranges(tables)
         split, split_sqnr = _retreat(corrected(split), tables, metric, judge)
@@ -350,7 +352,7 @@ class _Judge:
         left out there.
         """
         exact_weights = self._recipe.correct and self._work.corrected != 0
-        keep = len(tables) * query.weight_bytes(self.model) < KEPT
+        size = query.weight_bytes(self.model)
         candidates = [_Candidate(each) for each in tables]
         part = -(-self._judged // 4)
 
@@ -361,10 +363,17 @@ class _Judge:
             return self._metric.open(int8)
 
         if not self._work.thorough and part < self._judged:
+            held: list[_Candidate] = []  # of those evaluated so far, with their sessions, the best first
             for each in candidates:
-                self._run(each, part, opened, keep)
+                self._run(each, part, opened, True)
+                held = sorted([*held, each], key=lambda its: -its.errors.sqnr)
+                while len(held) > 1 and (
+                    held[-1].errors.sqnr <= held[0].errors.sqnr - CLOSE or len(held) * size > KEPT
+                ):
+                    held.pop().session = None
             least = max(each.errors.sqnr for each in candidates) - CLOSE
             candidates = [each for each in candidates if each is candidates[0] or each.errors.sqnr > least]
+        keep = len(candidates) * size < KEPT
         if len(candidates) == 1:
             return tables[0]
         with progress("evaluating", len(candidates)) as advance:

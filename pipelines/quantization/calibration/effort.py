@@ -20,6 +20,8 @@ class Effort:
         observed: Maximum number of samples that ranges are observed on; None: all.
         judged: Maximum number of samples that candidates of ranges are evaluated on.
         lowest: Maximum number of samples among which the worst ones of close candidates are searched; 0: not searched.
+        counted: Maximum number of samples of the statistics of channels, see `channel_statistics`; None: all but the
+            held-out ones.
         corrected: Maximum number of samples of the corrections; None: all but the held-out ones; 0: no corrections.
         positions: Maximum number of positions per channel of the corrections, see `correct_layers`; None: all that it
             takes by itself.
@@ -30,15 +32,16 @@ class Effort:
     observed: int | None
     judged: int
     lowest: int
+    counted: int | None
     corrected: int | None
     positions: int | None
     thorough: bool
 
 
 EFFORTS = {
-    "fast": Effort(observed=128, judged=8, lowest=0, corrected=0, positions=None, thorough=False),
-    "default": Effort(observed=None, judged=64, lowest=256, corrected=32, positions=2**12, thorough=False),
-    "best": Effort(observed=None, judged=128, lowest=1024, corrected=None, positions=None, thorough=True),
+    "fast": Effort(observed=128, judged=8, lowest=0, counted=None, corrected=0, positions=None, thorough=False),
+    "default": Effort(observed=None, judged=64, lowest=256, counted=32, corrected=32, positions=2**12, thorough=False),
+    "best": Effort(observed=None, judged=128, lowest=1024, counted=None, corrected=None, positions=None, thorough=True),
 }
 
 
