@@ -14,12 +14,13 @@ from pipelines.core.batches import MOST, Batch, length
 from pipelines.core.errors import ZooError
 from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.session import Executed, Port, Session
-from pipelines.engines.timing import choose, size_class
+from pipelines.engines.timing import Choice, choose, size_class
 
 if TYPE_CHECKING:
     from pipelines.kernels.recommenders.native import SharedInputs
 
 logger = logging.getLogger(__name__)
+FLOAT = "+fp32"  # behind the name of an engine that runs the float file of an int8 model
 
 
 class Option(NamedTuple):
@@ -38,7 +39,8 @@ class QuickestSession(Asynchronous):
     """Times its options on the first batch of every size class and remembers the choice, see `timing.choose`.
 
     A batch smaller than those before it runs in the engine of the next larger size class, so the last batch of a stream
-    is not timed. If an option cannot be opened, the next fastest takes its place. Threads may share it.
+    is not timed. If an option cannot be opened, the next fastest takes its place. Options whose names end in `FLOAT`
+    compute the float model of an int8 file; where one of them is the fastest, a warning says so. Threads may share it.
 
     Args:
         digest: Digest of the model that all options compute.
@@ -60,7 +62,7 @@ class QuickestSession(Asynchronous):
 
     @property
     def engine(self) -> str:
-        """Engine of the last batch; "auto" before the first."""
+        """Engine of the last batch, with `FLOAT` behind it if it ran the float file; "auto" before the first."""
         return self._engine
 
     @property
@@ -99,8 +101,13 @@ class QuickestSession(Asynchronous):
         if found is None:
             with self._lock:
                 found = self._choose(size, batch)
-        self._engine = found.engine
+        self._engine = found.engine + FLOAT * self._chosen[size].endswith(FLOAT)
         return found
+
+    def leave_out_float(self) -> None:
+        """Leaves out the options that compute the float model, where the int8 file itself is judged."""
+        with self._lock:
+            self._options = {name: option for name, option in self._options.items() if not name.endswith(FLOAT)}
 
     def sibling(self) -> QuickestSession:
         """Returns a session with the same choices and its own sessions, for another thread."""
@@ -118,7 +125,10 @@ class QuickestSession(Asynchronous):
                 name = usable[0]
             else:
                 openers = {name: functools.partial(self._open, name) for name in usable}
-                name = choose(self._digest, openers, batch, self.threads).engine
+                choice = choose(self._digest, openers, batch, self.threads)
+                name = choice.engine
+                if name.endswith(FLOAT):
+                    logger.warning("%s", _float_is_faster(choice))
             try:
                 session = self._open(name)
             except ZooError as error:
@@ -138,3 +148,25 @@ class QuickestSession(Asynchronous):
         if name not in self._sessions:
             self._sessions[name] = self._options[name].open()
         return self._sessions[name]
+
+
+def leave_out_float(session: object) -> None:
+    """Leaves out the options of a session that compute the float model, where the int8 file itself is judged.
+
+    Args:
+        session: Session of any kind.
+    """
+    if isinstance(session, QuickestSession):
+        session.leave_out_float()
+
+
+def _float_is_faster(choice: Choice) -> str:
+    """The message for a batch size at which the float file is faster than the int8 file."""
+    times = {name: ms for name, ms in choice.milliseconds.items() if not name.endswith(FLOAT)}
+    name = min(times, key=times.__getitem__, default="")
+    against = f", {choice.milliseconds[choice.engine]} ms against {times[name]} ms of int8 ({name})" if name else ""
+    engine = choice.engine.removesuffix(FLOAT)
+    return (
+        f"batches of {choice.batch_size} run the float model ({engine}), which is faster here{against}; "
+        f"--engine {name or 'onnxruntime'} keeps int8"
+    )

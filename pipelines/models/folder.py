@@ -59,6 +59,11 @@ class ModelFolder:
         require_plain(f"{self.path / CARD}: the weights' file", published["file"])
         return str(published["file"])
 
+    @property
+    def imported(self) -> bool:
+        """Whether the graph comes from elsewhere, see `pipelines.models.family.OnnxImportable`."""
+        return "structure" in self.card.details
+
     def given(self, name: str) -> bool:
         """Returns whether a file comes with the card instead of being built here.
 

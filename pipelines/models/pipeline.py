@@ -22,7 +22,7 @@ from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined, whole_number
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines import catalog, stock
-from pipelines.engines.quickest import Option, QuickestSession
+from pipelines.engines.quickest import FLOAT, Option, QuickestSession
 from pipelines.engines.session import BF16, Session
 from pipelines.engines.timing import Choice, choose
 from pipelines.kernels import extension
@@ -476,9 +476,12 @@ def choose_engine(folder: ModelFolder, precision: str, batch: Batch, threads: in
 
 
 def _options(folder: ModelFolder, precision: str, threads: int) -> tuple[str, dict[str, Option]]:
-    """Returns the digest of the model and its options on this machine."""
+    """Returns the digest of the model and its options on this machine; with the float file of an imported model."""
     path = folder.ensure(PRECISIONS[precision])
     options = {name: Option(opener) for name, opener in stock.candidates(path, threads, precision).items()}
+    if precision == "int8" and folder.imported:
+        floats = stock.candidates(folder.ensure(PRECISIONS["fp32"]), threads, "fp32")
+        options |= {name + FLOAT: Option(opener) for name, opener in floats.items()}
     if precision == "int8" and extension.isas():
         try:
             options |= catalog.native_options(graph_file(folder, precision, "native"), threads)

@@ -25,6 +25,7 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines import catalog
 from pipelines.engines.plan import Candidate
 from pipelines.engines.plan import build as build_plan
+from pipelines.engines.quickest import leave_out_float
 from pipelines.engines.session import BF16
 from pipelines.engines.stock import available, computes, require_installed, require_precision
 from pipelines.graph import io
@@ -79,6 +80,7 @@ def evaluate(
         chosen = "auto" if each == "fp32" and engine == "native" else engine
         with removed_after(folder.path) if each == "fp32" else contextlib.nullcontext():
             pipelines[each] = kind(folder, each, chosen, threads, batch_size)
+        leave_out_float(getattr(pipelines[each], "session", None))
         if columns:
             pipelines[each].read_columns(columns)
     if len(pipelines) < 2:
@@ -412,8 +414,8 @@ def plan(
     Args:
         model: Name of a pretrained model, path of a model folder, or path of an .onnx file.
         output: Path of the plan file; None for MODEL.plan next to the .onnx file, or model.plan in the model folder.
-        precisions: None for int8. "bf16" is fp32 computed in bfloat16, if the CPU supports it. An .onnx file runs as it
-            is, and also in "bf16" if named.
+        precisions: None for int8, and fp32 of imported graphs. "bf16" is fp32 computed in bfloat16, if the CPU supports
+            it. An .onnx file runs as it is, and also in "bf16" if named.
         engines: Inference engines; None for all that the machine and the model support.
         threads: Numbers of intra-op threads to try.
         batch_sizes: None for the default of the family, or 1 for an .onnx file.
@@ -459,7 +461,7 @@ def plan(
     require_distinct(target, *files_of(folder), data)
     opened = kind(folder, "fp32", "onnxruntime")
     batches = [opened.preprocess(opened.example(size, data)) for size in batch_sizes or (opened.BATCH_SIZE,)]
-    precisions = precisions or ("int8",)
+    precisions = precisions or (("int8", "fp32") if folder.imported else ("int8",))
     candidates = _candidates({precision: folder.ensure(PRECISIONS[precision]) for precision in precisions}, names)
     failed = []
     if "int8" in precisions:

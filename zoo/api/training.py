@@ -159,7 +159,7 @@ def finetune(
             holds something else.
     """
     folder = zoo.load(model)
-    if "structure" in folder.card.details:
+    if folder.imported:
         raise RequestError(
             f"{folder.card.name} is an imported graph (zoo freeze --from-onnx), which cannot be trained; run: zoo train"
         )

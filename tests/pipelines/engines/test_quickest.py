@@ -97,3 +97,26 @@ def test_a_wrong_batch_is_the_callers_fault_and_no_engines(zoo_home):
     session = QuickestSession("m", {name: Option(lambda name=name: Fake(name, wrong)) for name in ("a", "b")})
     with pytest.raises(RequestError, match="^found id 7$"):
         session.run(feeds(8))
+
+
+def test_the_float_file_runs_where_it_is_faster(monkeypatch, caplog):
+    def choose(digest, candidates, batch, threads):
+        times = {name: 1.0 if (len(batch["x"]) > 8) == name.endswith("+fp32") else 2.0 for name in candidates}
+        return timing.Choice(min(times, key=times.get), threads, timing.size_class(batch), times, "")
+
+    monkeypatch.setattr(quickest, "choose", choose)
+    made = {"a": Option(lambda: Fake("a")), "a+fp32": Option(lambda: Fake("a")), "b": Option(lambda: Fake("b"))}
+    session = QuickestSession("m", made)
+    session.run(feeds(2))
+    assert session.engine in "ab" and not caplog.records
+    for _ in range(2):
+        session.run(feeds(100))
+    assert session.engine == "a+fp32"
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "batches of 128 run the float model (a), which is faster here, 1.0 ms against 2.0 ms of int8 (a); --engine a "
+        "keeps int8"
+    )
+    quickest.leave_out_float(judged := QuickestSession("m", made))
+    judged.run(feeds(100))
+    assert judged.engine in "ab"

@@ -20,6 +20,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import io, query
 from pipelines.kernels.recommenders import reference
 from pipelines.kernels.recommenders.from_graph import click_program
+from pipelines.models.pipeline import choose_engine
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
@@ -464,6 +465,8 @@ def test_a_ranker_becomes_a_model_of_the_zoo(tmp_path: Path, caplog: pytest.LogC
     assert zoo.info(tmp_path / "made")["entry"] == "deepfm"
     made = zoo.pipeline(tmp_path / "made", precision="fp32", engine="onnxruntime")
     assert len(made(rows)) == 60
+    choice = choose_engine(zoo.load(tmp_path / "made"), "int8", made.preprocess(rows), 1, fresh=True)
+    assert {"onnxruntime", "onnxruntime+fp32"} <= choice.milliseconds.keys()
     with pytest.raises(RequestError, match="is an imported graph"):
         zoo.finetune(tmp_path / "made", [str(log)], tmp_path / "tuned")
     frozen = zoo.freeze("ranker", from_onnx=path, schema=known, data=[str(log)], output=tmp_path / "any")
