@@ -132,16 +132,16 @@ class ImageSession(Asynchronous):
             found: NDArray[Any] = self._network(contiguous(x), self.threads)
             if program.parts:
                 return self._outputs(found)
+            if program.ending == "Sigmoid":
+                found = 1 / (1 + np.exp(-found))
+            if program.ending == "Softmax":
+                powers = np.exp(found - found.max(axis=1, keepdims=True))
+                found = powers / powers.sum(axis=1, keepdims=True)
+            return {program.outputs[0]: found.reshape(len(x), *program.result_shape)}
         except ZooError:  # of onnxruntime, about the batch
             raise
         except (ValueError, KeyError) as error:
             raise self._damaged(error) from error
-        if program.ending == "Sigmoid":
-            found = 1 / (1 + np.exp(-found))
-        if program.ending == "Softmax":
-            powers = np.exp(found - found.max(axis=1, keepdims=True))
-            found = powers / powers.sum(axis=1, keepdims=True)
-        return {program.outputs[0]: found.reshape(len(x), *program.result_shape)}
 
     def _outputs(self, results: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         """The graph's outputs, some of them parts of the results [n, ...], the rest computed from parts."""
