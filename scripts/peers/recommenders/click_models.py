@@ -21,6 +21,7 @@ from scripts.peers import harness
 from scripts.peers.recommenders import engines, wide_deep
 
 FAMILIES = ("wide-deep", "deepfm", "dcn-v2", "dlrm", "autoint", "finalmlp", "gdcn", "two-tower")
+SEVERAL_LABELS, SEQUENCES = ("mmoe", "ple", "esmm"), ("din", "bst")
 ENGINES = [name for name in engines.ENGINES if name != "tensorflow-fp32"]
 PACKAGES = (*engines.PACKAGES, "deepctr-torch")
 
@@ -34,11 +35,11 @@ def compare(
         {"model", "family"} and the fields of `wide_deep.compare`.
 
     Raises:
-        RequestError: The model is of no family of `FAMILIES`.
+        RequestError: The model predicts no probabilities of a row.
     """
     folder = zoo.load(model)
-    if folder.entry.name not in FAMILIES:
-        raise RequestError(f"{model} is a {folder.entry.name} model; expected one of {', '.join(FAMILIES)}")
+    if folder.entry.name not in (known := FAMILIES + SEVERAL_LABELS + SEQUENCES):
+        raise RequestError(f"{model} is a {folder.entry.name} model; expected one of {', '.join(known)}")
     with tempfile.TemporaryDirectory() as scratch:
         inputs = engines.Inputs(str(model), Path(scratch))
         found = wide_deep.compare(inputs, peers, sizes, inputs.kinds, rounds)

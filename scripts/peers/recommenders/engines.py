@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,7 +30,7 @@ COMPARED_ROWS = 2048  # rows of a pool whose probabilities are compared
 CALIBRATION_BATCH, CALIBRATION_BATCHES = 256, 8  # rows of a batch, batches of each kind of ids
 ZIPF = 1.1
 REFERENCE = "onnxruntime-fp32"
-PACKAGES = ("torch", "torchao", "tensorflow-cpu", "tensorflow", "nncf")
+PACKAGES = ("torch", "torchao", "zentorch", "tensorflow-cpu", "tensorflow", "nncf")
 
 
 # -------------------------------------------------------------------------------------------------------------- inputs
@@ -98,22 +99,22 @@ class Inputs:
         return [batch for kind in self.kinds for batch in self.batches(kind, CALIBRATION_BATCH)[:CALIBRATION_BATCHES]]
 
     def torch_network(self) -> Any:
-        """Returns the trained network, from its inputs to a probability."""
+        """Returns the trained network, from its inputs to the probability of each label."""
         import torch
 
-        folder = zoo.load(self.model)
-        network = network_of(folder)[1]
+        from zoo.recommenders.models.multitask.outputs import chained, first_of, parents_of
 
-        class Probability(torch.nn.Module):
+        network = network_of(zoo.load(self.model))[1]
+
+        class Probabilities(torch.nn.Module):
             def __init__(self) -> None:
                 super().__init__()
                 self.network = network
 
             def forward(self, ids: Any, numbers: Any, scales: Any) -> Any:
-                logit = self.network(ids, numbers, scales)
-                return torch.sigmoid(logit[0] if isinstance(logit, tuple) else logit)
+                return chained(first_of(self.network(ids, numbers, scales)), parents_of(network))
 
-        return Probability().eval()
+        return Probabilities().eval()
 
     def torch_inputs(self, batch: Batch) -> tuple[Any, ...]:
         """Returns a batch as the arguments of `torch_network`."""
@@ -149,10 +150,10 @@ class DrawnInputs(Inputs):
 
 
 class Call(NamedTuple):
-    """The calls of an engine: `prepare` makes its inputs from arrays (not timed), `run` their probabilities."""
+    """The calls of an engine: `prepare` makes its inputs from arrays (not timed), `run` [n, 1] for each label."""
 
     prepare: Callable[[Batch], Any]
-    run: Callable[[Any], Any]
+    run: Callable[[Any], Iterable[Any]]
 
 
 Opened = Callable[[int], Call]  # by batch size
@@ -164,7 +165,7 @@ def _arrays(batch: Batch) -> Any:
 
 def _onnxruntime(path: Path) -> Opened:
     session = onnx_runtime.session(path)
-    return lambda size: Call(_arrays, lambda batch: session.run(None, batch)[0])
+    return lambda size: Call(_arrays, lambda batch: session.run(None, batch))
 
 
 def _openvino(model: Any) -> Opened:
@@ -173,7 +174,7 @@ def _openvino(model: Any) -> Opened:
     def open_size(size: int) -> Call:
         shapes = {port.any_name: [size, port.partial_shape[1].get_length()] for port in model.inputs}
         request = open_vino.infer_request(model, shapes)
-        return Call(_arrays, lambda batch: request.infer(batch, share_inputs=True, share_outputs=True)[0])
+        return Call(_arrays, lambda batch: request.infer(batch, share_inputs=True, share_outputs=True).to_tuple())
 
     return open_size
 
@@ -185,8 +186,8 @@ def _openvino_qdq(inputs: Inputs) -> Opened:
     return _openvino(ov.Core().read_model(str(inputs.stock)))
 
 
-def torch_int8(inputs: Inputs) -> Opened:
-    """Quantizes by torchao and compiles by Inductor per batch size, weights frozen."""
+def torch_int8(inputs: Inputs, backend: str = "inductor") -> Opened:
+    """Quantizes by torchao and compiles per batch size, weights frozen."""
     import torch
     import torch._inductor.config as inductor
 
@@ -198,11 +199,29 @@ def torch_int8(inputs: Inputs) -> Opened:
     samples = [inputs.torch_inputs(batch) for batch in inputs.samples()]
     rows = {0: torch.export.Dim("rows", min=1, max=1 << 20)}
     converted = pytorch.quantize(inputs.torch_network(), samples, dynamic_shapes=(rows,) * len(samples[0]))
+    return _compiled(inputs, converted, backend)
+
+
+def zentorch_fp32(inputs: Inputs) -> Opened:
+    """Compiles the network in float by AMD's plugin of torch, weights frozen."""
+    importlib.import_module("zentorch")  # registers the backend
+    pytorch.use_one_thread()
+    return _compiled(inputs, inputs.torch_network(), "zentorch")
+
+
+def zentorch_int8(inputs: Inputs) -> Opened:
+    """Compiles the network that torchao quantized by AMD's plugin of torch."""
+    importlib.import_module("zentorch")
+    return torch_int8(inputs, "zentorch")
+
+
+def _compiled(inputs: Inputs, network: Any, backend: str) -> Opened:
+    import torch
 
     def open_size(size: int) -> Call:
         torch.compiler.reset()  # no guards of the other sizes
-        compiled: Any = torch.compile(converted, dynamic=False)
-        return Call(inputs.torch_inputs, lambda tensors: compiled(*tensors))
+        compiled: Any = torch.compile(network, backend=backend, dynamic=False)
+        return Call(inputs.torch_inputs, lambda tensors: (compiled(*tensors),))
 
     return open_size
 
@@ -261,7 +280,8 @@ def tensorflow_fp32(inputs: DrawnInputs) -> Opened:
         shapes = tf.TensorSpec([size, inputs.fields], tf.int32), tf.TensorSpec([size, inputs.numeric], tf.float32)
         traced = function.get_concrete_function(*shapes)
         return Call(
-            lambda batch: (tf.constant(batch["ids"]), tf.constant(batch["numbers"])), lambda tensors: traced(*tensors)
+            lambda batch: (tf.constant(batch["ids"]), tf.constant(batch["numbers"])),
+            lambda tensors: (traced(*tensors),),
         )
 
     return open_size
@@ -274,7 +294,7 @@ def _zoo(engine: str, *, whole: bool = False) -> Callable[[Inputs], Opened]:
         def open_size(size: int) -> Call:
             opened = zoo.pipeline(inputs.model, "int8", engine, 1, size)
             run = opened.predict if whole else opened.session.run
-            return Call(_arrays, lambda batch: run(batch)["probability"])
+            return Call(_arrays, lambda batch: run(batch).values())
 
         return open_size
 
@@ -287,12 +307,20 @@ ENGINES: dict[str, Callable[[Any], Opened]] = {
     "openvino-qdq": _openvino_qdq,
     "openvino-nncf": lambda inputs: _openvino(open_vino.quantize(inputs.fp32, inputs.samples())),
     "torch-int8": torch_int8,
+    "zentorch-fp32": zentorch_fp32,
+    "zentorch-int8": zentorch_int8,
     "tensorflow-fp32": tensorflow_fp32,
     "zoo-onnxruntime": _zoo("onnxruntime"),
     "zoo-openvino": _zoo("openvino"),
     "zoo-native": _zoo("native"),
     "zoo-native-predict": _zoo("native", whole=True),
 }
+
+
+def joined(results: Iterable[Any]) -> NDArray[np.float32]:
+    """Returns the outputs [n, 1] of a call as one array [n, labels], a copy."""
+    columns = [np.asarray(result, np.float32) for result in results]
+    return np.concatenate([column.reshape(len(column), -1) for column in columns], 1)
 
 
 class Engine:
@@ -309,13 +337,12 @@ class Engine:
         self.opened = cache(ENGINES[self.name](self.inputs))
 
     def begin(self, kind: str, size: int) -> Array:
-        """Prepares a batch size; returns the probabilities of the pool's first rows, float32 [n]."""
+        """Prepares a batch size; returns the probabilities of the pool's first rows, float32 [n, labels]."""
         call = self.opened(size)
         prepared = [call.prepare(batch) for batch in self.inputs.batches(kind, size)]
         self.prepared, self.run = itertools.cycle(prepared), call.run
         first = prepared[: -(-COMPARED_ROWS // size)]
-        # array() copies outputs that are shared
-        probabilities = np.concatenate([np.array(self.run(batch), np.float32).ravel() for batch in first])
+        probabilities = np.concatenate([joined(self.run(batch)) for batch in first])
         gc.collect()
         gc.freeze()  # a collection would look at every input again
         processes.reset_peak()

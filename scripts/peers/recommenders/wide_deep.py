@@ -37,6 +37,7 @@ from scripts.peers.recommenders.engines import (
     Engine,
     Inputs,
     Turn,
+    joined,
     save_weights,
 )
 
@@ -111,7 +112,7 @@ def compare(
 def _reference(inputs: Inputs, kind: str, size: int) -> Array:
     batches = inputs.batches(kind, size)[: -(-COMPARED_ROWS // size)]
     whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    return zoo.pipeline(inputs.model, "fp32", "onnxruntime").predict(whole)["probability"].ravel()
+    return joined(zoo.pipeline(inputs.model, "fp32", "onnxruntime").predict(whole).values())
 
 
 def summary(size: int, turns: Sequence[Turn]) -> dict[str, Any]:
