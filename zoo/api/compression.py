@@ -154,6 +154,8 @@ def _config(folder: ModelFolder, step: Step, settings: Mapping[str, str]) -> Any
     values = {"epochs": str(step.epochs), **({"qat": "true"} if step.qat else {})}
     if hasattr(defaults, "refit"):
         values["refit"] = "false"  # the held-out rows evaluate the model, so it must not be trained on them
+    if hasattr(defaults, "grow"):
+        values["grow"] = "false"  # pruned rows would grow again
     if step.distil is not None:
         named = {
             "weight": getattr(defaults, "SOFT", "distillation"),

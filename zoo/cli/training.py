@@ -75,6 +75,21 @@ def train(family: str, as_json: bool, held_out: float | None, **options: Any) ->
     default=None,
     help="With --prune or --strategy: maximum drop of the int8 metric. [default: .005 top-1, .001 AUC, .3 BLEU]",
 )
+@click.option("--freeze-towers", is_flag=True, help="Recommenders: train embedding tables alone.")
+@click.option(
+    "--evict-after",
+    type=click.IntRange(1),
+    default=None,
+    metavar="N",
+    help="Recommenders: evict ids that did not occur in the last N trainings, this one included.",
+)
+@click.option(
+    "--evict-below",
+    type=click.IntRange(1),
+    default=None,
+    metavar="COUNT",
+    help="Recommenders: evict ids with fewer occurrences in all trainings, this one included.",
+)
 @combined(columns)
 @training
 def finetune(
@@ -85,6 +100,9 @@ def finetune(
     prune: str | None,
     strategy: str | None,
     drop: float | None,
+    freeze_towers: bool,
+    evict_after: int | None,
+    evict_below: int | None,
     **options: Any,
 ) -> None:
     """Fine-tune MODEL on own data, or compress it with --prune or --strategy."""
@@ -97,6 +115,10 @@ def finetune(
 
     if qat:
         options["settings"] += ("qat=true",)
+    if freeze_towers:
+        options["settings"] += ("freeze_towers=true",)
+    evicted = {"evict_after": evict_after, "evict_below": evict_below}
+    options["settings"] += tuple(f"{name}={value}" for name, value in evicted.items() if value is not None)
     if columns:
         options["settings"] += (f"columns={','.join(columns)}",)
     _trained(api.finetune, model, as_json, **options)

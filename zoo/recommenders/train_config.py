@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from zoo.training.settings import BELOW_1, FROM_0, SEED, SHARE, Range, require_settings
 
+FINETUNE_RATE = 0.1  # of the learning rate of a training from random weights
 HELD_OUT = 0.15  # of the rows of a fine-tuning, which may be fewer than training from scratch holds out
 RANGES = {
     "seed": SEED,
@@ -14,7 +15,7 @@ RANGES = {
     "ema": BELOW_1,
     "unknown": BELOW_1,
     "distillation": SHARE,
-    **dict.fromkeys(("l2_embeddings", "l2_scalars", "l2_layers", "min_delta"), FROM_0),
+    **dict.fromkeys(("l2_embeddings", "l2_scalars", "l2_layers", "min_delta", "evict_after", "evict_below"), FROM_0),
 }
 
 
@@ -40,6 +41,10 @@ class TrainConfig:
         batch_size: Rows of a batch, over all processes.
         learning_rate: Learning rate of Adam.
         dropout: Dropout probability of the hidden layers.
+        grow: Fine-tuning gives new ids rows of their own; without it they stay unknown.
+        freeze_towers: Fine-tuning trains embedding tables alone.
+        evict_after: Fine-tuning evicts the ids that did not occur in this many trainings, itself included; 0: none.
+        evict_below: Fine-tuning evicts the ids with fewer occurrences in all trainings, itself included; 0: none.
         seed: Seed of weights, order and dropout.
         unknown: Minimum share of the categories of every column that training replaces by the unknown category. A
             column with a larger share of new values among the held-out rows uses that share.
@@ -71,6 +76,10 @@ class TrainConfig:
     teacher: str = ""
     distillation: float = 0.5
     qat: bool = False
+    grow: bool = True
+    freeze_towers: bool = False
+    evict_after: int = 0
+    evict_below: int = 0
     seed: int = 0
 
     ranges: ClassVar[dict[str, Range]] = {}  # of a family's own settings, where they are not numbers above 0
@@ -87,12 +96,12 @@ def for_finetuning(config: TrainConfig) -> Any:
         config: Settings for training from scratch.
 
     Returns:
-        Settings with a tenth of the learning rate, one prior strength, and no random unknown categories. A share of the
-        rows is held out, where training from scratch holds out a number of them.
+        Settings with `FINETUNE_RATE` of the learning rate, one prior strength, and no random unknown categories. A
+        share of the rows is held out, where training from scratch holds out a number of them.
     """
     return replace(
         config,
-        learning_rate=config.learning_rate / 10,
+        learning_rate=config.learning_rate * FINETUNE_RATE,
         unknown=0.0,
         l2_embeddings=config.l2_embeddings[:1],
         held_out=config.held_out if config.held_out < 1 else HELD_OUT,

@@ -196,18 +196,21 @@ def require_task(teacher: str | Path, task: str) -> None:
         raise RequestError(f"found the teacher {teacher} of the task {found}, expected a model of the task {task}")
 
 
-def require_same_run(path: Path, kept: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+def require_same_run(
+    path: Path, kept: Mapping[str, Any], run: Mapping[str, Any], added: Mapping[str, Any] | None = None
+) -> None:
     """Checks that a checkpoint belongs to a run.
 
     Args:
         path: Checkpoint, for the message.
         kept: Run of the checkpoint: {"config": settings, "data", "start"}.
         run: Current run, in the same form.
+        added: {setting that checkpoints of earlier versions lack: its value there}.
 
     Raises:
         RequestError: The runs differ; the message lists the differences.
     """
-    before = kept["config"]
+    before = {**(added or {}), **kept["config"]}
     different = [
         f"{name} {before.get(name)} (now {value})" for name, value in run["config"].items() if before.get(name) != value
     ]
@@ -386,12 +389,13 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
         torch.save(state, temporary)
 
 
-def load_checkpoint(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
+def load_checkpoint(path: Path, run: Mapping[str, Any], added: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Reads a checkpoint of a run.
 
     Args:
         path: Checkpoint written by torch.
         run: Current run, see `require_same_run`.
+        added: {setting that checkpoints of earlier versions lack: its value there}.
 
     Returns:
         Contents of the checkpoint, with tensors on the CPU.
@@ -408,7 +412,7 @@ def load_checkpoint(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError(
             f"cannot read the checkpoint {path} ({one_line(error)}); train again into an empty folder"
         ) from error
-    require_same_run(path, kept, run)
+    require_same_run(path, kept, run, added)
     return state
 
 

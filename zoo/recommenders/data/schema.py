@@ -17,11 +17,12 @@ from pipelines.core import files
 from pipelines.core.errors import RequestError
 from zoo.recommenders.data.cell_values import LIST, CellForm
 from zoo.recommenders.data.columns.schema_faults import (
+    column_faults,
     faults_without_header,
     sharing_faults,
     with_shared_encodings,
 )
-from zoo.recommenders.data.transforms import STEPS, WITH_CONSTANT
+from zoo.recommenders.data.transforms import STEPS
 
 KINDS = {
     "number": "a quantity: age, price, a count",
@@ -60,6 +61,7 @@ REGRESSION = "a quantity is regression, which is not built here; add a column of
 OF_KINDS = {"number": OF_NUMBERS, "category": OF_CATEGORIES, "categories": OF_LISTS}
 OF_A_LIST = ("separator", "pooling", "length")  # fields of the kind categories
 UNITS = ("s", "ms", "us", "ns", "text", "yyyymmdd", "yymmddhh", "yyyymmddhh", "yyyymmddhhmm", "yyyymmddhhmmss")
+OF_ROWS = ("category", "categories")  # the kinds whose values have rows of tables
 FEATURES = ("number", "category", "categories")  # the kinds that a model predicts from
 POSITIONAL = ("label", "number", "category", "ignored")  # the kinds of a log without a header
 
@@ -130,6 +132,11 @@ JSON_SCHEMA: dict[str, Any] = {
                         "minLength": 1,
                         "description": "of a list: the category whose encoding and table are its own, too",
                     },
+                    "min_count": {
+                        "type": "integer",
+                        "minimum": 1,
+                        "description": "of categories: occurrences in all trainings from which a value has a row",
+                    },
                     "tower": {
                         "enum": list(TOWERS),
                         "description": "whom the value belongs to: of a two-tower model, and in ranking",
@@ -161,27 +168,6 @@ JSON_SCHEMA: dict[str, Any] = {
     "required": ["columns"],
     "additionalProperties": False,
 }
-_NEEDS = {  # of an encoding, besides its type
-    "hash": ("buckets",),
-    "hash-bucket": ("buckets",),
-    "vocabulary": ("values",),
-    "id": ("rows",),
-    "log1p-min-max": ("low", "high", "fill"),
-    "log1p": ("minimum", "maximum"),
-    "standard": ("mean", "deviation"),
-    "min-max": ("minimum", "maximum"),
-    "quantile": ("quantiles",),
-    "value": (),
-    "steps": ("steps", "minimum", "maximum", "fill"),
-}
-_MAY = {
-    ("categories", "vocabulary"): ("skip_unknown", "unknown"),
-    ("categories", "id"): ("unknown",),
-    ("category", "vocabulary"): ("unknown",),
-    ("category", "id"): ("unknown",),
-    ("category", "hash-bucket"): ("missing_row",),
-    ("number", "value"): ("fill",),
-}
 
 
 @dataclass(frozen=True)
@@ -201,6 +187,7 @@ class Column:
     pooling: str = ""
     length: int = 0
     shares: str = ""
+    min_count: int = 0
     tower: str = ""
     source: str = ""
     unit: str = ""
@@ -384,6 +371,7 @@ def without_foreign_fields(column: Any) -> Any:
         return column
     kind = column["kind"]
     foreign = {*OF_A_LIST, "shares"} if kind != "categories" else set()
+    foreign |= {"min_count"} if kind not in OF_ROWS else set()
     foreign |= {"encoding"} if kind not in FEATURES else set()
     foreign |= {"unit"} if kind != "timestamp" else set()
     foreign |= {"tower"} if kind not in FEATURES else set()
@@ -446,7 +434,7 @@ def _faults(value: Any) -> list[str]:
         faults.append("found a column with a source, expected that of rows without a header alone")
     faults += sharing_faults(sound, OF_LISTS)
     for column in sound:
-        faults += [f"column {column['name']}: {fault}" for fault in _column_faults(column)]
+        faults += [f"column {column['name']}: {fault}" for fault in column_faults(column, OF_KINDS, OF_A_LIST, OF_ROWS)]
     return faults
 
 
@@ -457,43 +445,3 @@ def _place(value: Any, path: list[Any]) -> str:
         name = column.get("name", f"number {path[1] + 1}") if isinstance(column, dict) else f"number {path[1] + 1}"
         return " ".join([f"column {name}", *(str(each) for each in path[2:])])
     return " ".join(map(str, path)) or "the file"
-
-
-def _column_faults(column: Mapping[str, Any]) -> list[str]:
-    kind, encoding = column["kind"], column.get("encoding", {})
-    expected = OF_KINDS.get(kind, ())
-    if column.get("shares") and kind == "categories":
-        expected, encoding = (), {}
-    faults = []
-    if expected and encoding.get("type") not in expected:
-        faults.append(f"found the encoding {encoding.get('type', 'none')}, expected {', '.join(expected)} for a {kind}")
-    elif expected:
-        needs = _NEEDS[encoding["type"]]
-        faults += [f"its {encoding['type']} encoding lacks {need!r}" for need in needs if need not in encoding]
-        extra = [each for each in encoding if each not in ("type", *needs, *_MAY.get((kind, encoding["type"]), ()))]
-        faults += [f"its {encoding['type']} encoding has no {each!r}" for each in extra]
-        if encoding["type"] in ("min-max", "log1p") and not faults and encoding["minimum"] >= encoding["maximum"]:
-            faults.append(f"its minimum {encoding['minimum']} is not below its maximum {encoding['maximum']}")
-        if encoding["type"] == "log1p-min-max" and not faults and not 0 <= encoding["low"] <= encoding["high"]:
-            faults.append(f"found low {encoding['low']} and high {encoding['high']}, expected 0 <= low <= high")
-        if encoding["type"] == "id" and not faults and encoding.get("unknown", 0) >= encoding["rows"]:
-            last = encoding["rows"] - 1
-            faults.append(f"found its row of unknown values {encoding['unknown']}, expected 0 to {last}")
-        if encoding["type"] == "steps" and not faults:
-            wrong = [each for each in encoding["steps"] if len(each) != 1 + (each[0] in WITH_CONSTANT)]
-            faults += [f"its step {each[0]} takes {'a' if len(each) == 1 else 'no'} constant" for each in wrong]
-            if encoding["minimum"] > encoding["maximum"]:
-                faults.append(f"its minimum {encoding['minimum']} is above its maximum {encoding['maximum']}")
-        if "quantiles" in encoding and sorted(encoding["quantiles"]) != list(encoding["quantiles"]):
-            faults.append("its quantiles do not rise")
-    elif encoding:
-        faults.append(f"a {kind} has no encoding")
-    if kind == "categories":
-        faults += [f"lacks {key!r}" for key in OF_A_LIST if not column.get(key)]
-    else:
-        faults += [f"a {kind} has no {key}" for key in (*OF_A_LIST, "shares") if column.get(key)]
-    if kind == "timestamp" and not column.get("unit"):
-        faults.append("lacks 'unit'")
-    if kind != "label" and column.get("where"):
-        faults.append(f"a {kind} has no where")
-    return faults

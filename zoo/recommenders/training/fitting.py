@@ -43,6 +43,7 @@ class Fitting:
             the strength of the prior of embedding tables.
         shares: Share of the categories of every column that training replaces by the unknown category.
         teacher: Teacher of a distillation, or None.
+        categories: `categories(rows)` counts the ids of the first rows.
     """
 
     output: Path
@@ -52,6 +53,7 @@ class Fitting:
     new_trainer: Callable[[int, float], Trainer]
     shares: torch.Tensor
     teacher: Teacher | None
+    categories: Callable[[int], CategoryCounts]
 
     def search(self, state: dict[str, Any], split: int) -> Trainer:
         """Tries the strengths of `l2_embeddings` in order, while the AUC of the held-out rows improves.
@@ -94,7 +96,7 @@ class Fitting:
         """
         config, trainer = self.config, self.new_trainer(rows, l2)
         search, group = state["phase"] == "search", trainer.group
-        categories = CategoryCounts(self.features, self.store, rows, config.min_count)
+        categories = self.categories(rows)
         if state.get("trainer"):
             trainer.restore(state.pop("trainer"))
         while state["epoch"] < epochs:

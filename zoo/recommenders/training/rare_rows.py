@@ -170,12 +170,13 @@ def _frequent_ids(count: Ids, least: int) -> Ids:
 
 
 def _prune_vocabulary(before: Column, column: Column, kept: Ids, least: int) -> Column:
-    """Returns the column with the frequent values only."""
+    """Returns the column with the frequent values only, which needs as many occurrences of new ones."""
     values = [column.encoding["values"][place] for place in (kept - UNKNOWN - 1).tolist()]
     if values == before.encoding.get("values"):
         return before
     why = "; ".join(filter(None, (before.why, f"the {len(values):,} seen {least:,} times or more")))
-    return replace(column, encoding={**column.encoding, "values": values}, why=why)
+    fewest = 0 if column.shares else max(least, column.min_count)  # fine-tuning brings no rare value back
+    return replace(column, encoding={**column.encoding, "values": values}, min_count=fewest, why=why)
 
 
 def _buckets(texts: pa.Array, field: Field) -> Ids:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,19 @@ class RowStore:
             yield self.rows(np.arange(begin, min(begin + BATCH, stop)))
 
 
+@dataclass(frozen=True)
+class EarlierIds:
+    """Ids of the model that a training starts from.
+
+    Attributes:
+        trained: {table: mask of the rows that are not those of unknown values, bool [rows]}.
+        counts: {table: occurrences of the rows in earlier trainings, int64 [rows]}; -1 where they were not counted.
+    """
+
+    trained: Mapping[str, NDArray[np.bool_]]
+    counts: Mapping[str, NDArray[np.int64]]
+
+
 class CategoryCounts:
     """Frequencies of ids in the training rows, and the replacement of rare and new ids.
 
@@ -185,13 +199,16 @@ class CategoryCounts:
         features: Encoding of the rows.
         store: Rows.
         stop: Number of training rows; they are the first rows of the store.
-        least: Occurrences below which an id is rare.
+        least: Occurrences below which an id is rare; a column of the schema may have a larger `min_count`.
+        earlier: Ids of the model that training starts from. Its trained ids are never rare.
 
     Attributes:
         counts: Occurrences of every id of every field, int64 [rows of its table] each.
     """
 
-    def __init__(self, features: Features, store: RowStore, stop: int, least: int) -> None:
+    def __init__(
+        self, features: Features, store: RowStore, stop: int, least: int, earlier: EarlierIds | None = None
+    ) -> None:
         self.fields = features.fields
         self.counts = [np.zeros(field.rows, np.int64) for field in self.fields]
         for part in store.parts(0, stop):
@@ -203,7 +220,11 @@ class CategoryCounts:
         for name, count in zip(tables, self.counts, strict=True):
             shared[name] = shared[name] + count if name in shared else count
         self.counts = [shared[name] for name in tables]
-        self.known = [torch.from_numpy(count >= least) for count in self.counts]
+        fewest = {field.name: max(least, field.column.min_count) for field in self.fields}
+        self.known = [
+            torch.from_numpy(_known(name, count, fewest.get(name, least), earlier))
+            for name, count in zip(tables, self.counts, strict=True)
+        ]
         for each, known in zip(self.fields, self.known, strict=True):
             if each.is_list or tables.count(each.table) > 1:
                 known[each.last] = True
@@ -278,3 +299,12 @@ class CategoryCounts:
                     table = module.table(number)
                     table[~self.known[self.fields.index(each)]] = table[UNKNOWN].clone()
                 module.clear()
+
+
+def _known(table: str, counts: NDArray[np.int64], least: int, earlier: EarlierIds | None) -> NDArray[np.bool_]:
+    """Mask of the rows of a table that are not rare, bool [rows]."""
+    if earlier is None:
+        return counts >= least
+    often = np.maximum(earlier.counts[table], 0) + counts >= least
+    known: NDArray[np.bool_] = often & (counts > 0)
+    return known | earlier.trained[table] if table in earlier.trained else known

@@ -27,11 +27,13 @@ from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_logs, spool_stdin
 from zoo.recommenders.data.schema import Column, Schema
 from zoo.recommenders.data.schema_inference import infer, load_schema, with_labels
-from zoo.recommenders.models.checkpoints import MODEL, Build, training_record, weights_of
-from zoo.recommenders.train_config import TrainConfig
+from zoo.recommenders.models.checkpoints import MODEL, Build, training_record
+from zoo.recommenders.train_config import FINETUNE_RATE, TrainConfig
 from zoo.recommenders.training import qat
 from zoo.recommenders.training.distillation import LogSource, Teacher
 from zoo.recommenders.training.fitting import FINISHED, STATE, Fitting, new_trial
+from zoo.recommenders.training.growth.growing import grown
+from zoo.recommenders.training.growth.id_counts import counted
 from zoo.recommenders.training.row_store import CategoryCounts, RowStore
 from zoo.recommenders.training.trainer import Trainer
 from zoo.training.runs import (
@@ -46,6 +48,8 @@ from zoo.training.runs import (
 from zoo.training.settings import require_kept
 
 CALIBRATION_ROWS = 4096
+FINETUNE_ONLY = ("freeze_towers", "evict_after", "evict_below")  # settings that need a model to start from
+ADDED = {"grow": True, "freeze_towers": False, "evict_after": 0, "evict_below": 0}  # since version 0.2.0
 MAX_UNKNOWN = 0.9  # of a column's categories that training replaces: a column of new values alone teaches nothing
 
 
@@ -100,6 +104,13 @@ def train(
             else Features(_schema(data, schema, label, on_error, getattr(build, "sequences", False)))
         )
         require_labels(build, features.schema)
+        start_model = grown(build, features, config, Path(start_from), data) if start_from else None
+        features = features if start_model is None else start_model.features
+        if start_model is None and (only := [name for name in FINETUNE_ONLY if getattr(config, name)]):
+            raise RequestError(
+                f"found the setting {only[0]} in a training from random weights, expected it in fine-tuning; run: zoo "
+                "finetune MODEL"
+            )
         if not features.fields:
             raise RequestError(
                 "found numbers alone, expected a category or a list of them to learn embeddings of; give one such as "
@@ -118,9 +129,16 @@ def train(
         run = {"config": settings, "data": store.digest, "start": start}
         split = store.split(config.held_out)
         _require_both_labels(store, split, features.schema.labels)
-        known = CategoryCounts(features, store, split, config.min_count)
+        earlier = None if start_model is None else start_model.earlier
+
+        def categories_of(rows: int) -> CategoryCounts:
+            return CategoryCounts(features, store, rows, config.min_count, earlier)
+
+        known = categories_of(split)
         shares = known.unseen_shares(store.parts(split, len(store))).clamp(config.unknown, MAX_UNKNOWN)
 
+        has_new = start_model is not None and any(each["added"] for each in start_model.report.values())
+        table_rate = 1 / FINETUNE_RATE if has_new else 1.0  # rows of new ids have all to learn
         announced: list[str] = []
         teacher = None
         if config.teacher:
@@ -130,10 +148,10 @@ def train(
         def new_trainer(rows: int, l2: float) -> Trainer:
             torch.manual_seed(config.seed)
             model = build(features, config)
-            if start_from:
-                fill(model, weights_of(model, Path(start_from) / "fp32.onnx"), start_from)
+            if start_model is not None:
+                fill(model, start_model.state, start_from or "")
             model = model if quantization is None else quantization.prepare(model)
-            trainer = Trainer(model, replace(config, l2_embeddings=(l2,)), rows, group)
+            trainer = Trainer(model, replace(config, l2_embeddings=(l2,)), rows, group, table_rate)
             if start_from:
                 trainer.center_priors()
             if trainer.sparse and not announced and group.rank == 0:
@@ -142,13 +160,13 @@ def train(
                 print_line(announced[0])
             return trainer
 
-        saved = load_checkpoint(output / STATE, run) if resume else None
+        saved = load_checkpoint(output / STATE, run, ADDED) if resume else None
         if saved is not None and saved["phase"] == FINISHED:
             return _finished(output, saved, group.rank == 0)
         beginning: dict[str, Any] = {"run": run, "phase": "search", "trial": 0, "winner": {}}
         state: dict[str, Any] = saved or {**beginning, **new_trial()}
         state.setdefault("began", time.time())
-        fitting = Fitting(output, store, features, config, new_trainer, shares, teacher)
+        fitting = Fitting(output, store, features, config, new_trainer, shares, teacher, categories_of)
         if state["phase"] == "search":
             trainer = fitting.search(state, split)
             if config.refit:
@@ -159,7 +177,7 @@ def train(
             trainer = fitting.fit(state, len(store), state["winner"]["epoch"], state["winner"]["l2"])
         used = len(store) if config.refit else split
         shown = ("auc", "logloss", "accuracy")
-        metrics = {name: state["winner"][name] for name in shown}
+        metrics: dict[str, Any] = {name: state["winner"][name] for name in shown}
         if by_label := state["winner"].get("labels"):
             metrics["labels"] = {label: {name: each[name] for name in shown} for label, each in by_label.items()}
         if group.rank == 0:
@@ -175,14 +193,17 @@ def train(
                 "history": state["winner"]["history"],
                 "seconds": round(time.time() - state["began"], 1),
                 "processes": group.count,
+                **({"ids": start_model.report} if start_model is not None and start_model.report else {}),
             }
-            categories = CategoryCounts(features, store, used, config.min_count)
+            categories = categories_of(used)
+            counts, pending = (None, {}) if start_model is None else (start_model.counts, start_model.pending)
+            counted(features, categories.counts, counts, pending).save(output, features)
             _write(output, data, trainer, categories, store, used, record)
             if quantization is not None:
                 quantization.save_ranges(trainer.model, output)
             fitting.finish(state, metrics)
         group.same(None)  # the others wait for the files
-    return metrics
+    return {**metrics, "ids": start_model.report} if start_model is not None and start_model.report else metrics
 
 
 def _finished(output: Path, saved: Mapping[str, Any], is_first: bool) -> dict[str, Any]:
@@ -304,7 +325,7 @@ def _write(
     trainer.assign(trainer.average)
     categories.copy_unknown(trainer.model)
     trained = trainer.model
-    if sort_neurons := getattr(trained, "sort_neurons", None):
+    if (sort_neurons := getattr(trained, "sort_neurons", None)) and not record["config"]["freeze_towers"]:
         sort_neurons(rows)
     save_weights(output / MODEL, qat.float_weights(trained) if record["config"]["qat"] else trained.state_dict())
     write_npz(output / "calibration.npz", samples)

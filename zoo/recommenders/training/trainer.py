@@ -30,16 +30,22 @@ class Trainer:
 
     Args:
         model: Network to train.
-        config: Training recipe.
+        config: Training recipe; with `freeze_towers` the weights that are no embedding tables stay.
         rows: Number of training rows, which scales the priors.
         group: Processes that train together.
+        table_rate: Factor of the learning rate of embedding tables.
 
     Attributes:
         sparse: {index among the weights: large table}.
     """
 
-    def __init__(self, model: nn.Module, config: TrainConfig, rows: int, group: Processes) -> None:
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, rows: int, group: Processes, table_rate: float = 1.0
+    ) -> None:
         self.model, self.config, self.group = model, config, group
+        tables = {id(m.weight) for m in model.modules() if isinstance(m, Embeddings)}
+        for weight in model.parameters():
+            weight.requires_grad_(id(weight) in tables or not config.freeze_towers)
         self.weights = list(model.parameters())
         self.average = [weight.detach().clone() for weight in self.weights]
         large = [m for m in model.modules() if isinstance(m, Embeddings) and len(m.weight) > SPARSE_ROWS]
@@ -59,16 +65,19 @@ class Trainer:
             for weight in self.weights
         ]
         self.sparse = {
-            place: SparseAdam(each, config.learning_rate, self.strength[place], config.ema, lazy[id(each)])
+            place: SparseAdam(each, config.learning_rate * table_rate, self.strength[place], config.ema, lazy[id(each)])
             for place, each in enumerate(self.weights)
             if id(each) in lazy
         }
-        self.dense = [place for place in range(len(self.weights)) if place not in self.sparse]
+        trained = [place for place, each in enumerate(self.weights) if each.requires_grad]
+        self.dense = [place for place in trained if place not in self.sparse]
         dense = [m for m in model.modules() if isinstance(m, Embeddings) and not m.sparse]
         self.padded = [m for m in dense if m.padding]
-        self.optimizer = torch.optim.Adam(
-            [self.weights[place] for place in self.dense], config.learning_rate, foreach=True
-        )
+        rates = dict.fromkeys([config.learning_rate * table_rate, config.learning_rate])  # one, if they are the same
+        groups: list[dict[str, Any]] = [{"params": [], "lr": rate} for rate in rates]
+        for place in self.dense:
+            groups[0 if id(self.weights[place]) in tables else -1]["params"].append(self.weights[place])
+        self.optimizer = torch.optim.Adam([each for each in groups if each["params"]], foreach=True)
         self.steps = 0
 
     def center_priors(self) -> None:

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -226,7 +227,12 @@ def test_from_the_command_line(start, log, tmp_path):
     np.testing.assert_allclose(scores["native"], scores["onnxruntime"], atol=0.02)
     again = {"settings": SETTINGS | {"epochs": "1", "refit": "false"}}
     zoo.finetune(out, log, tmp_path / "again", **again)
-    assert Schema.load(tmp_path / "again/schema.json") == schema
+    grown, counts = Schema.load(tmp_path / "again/schema.json"), Counter(row["user_id"] for row in read(log))
+    own, larger = values(Features(schema), "user_id"), values(Features(grown), "user_id")
+    assert own == larger[: len(own)] and all(counts[value] >= 5 for value in larger[len(own) :])
+    again["settings"]["grow"] = "false"
+    zoo.finetune(out, log, tmp_path / "kept", **again)
+    assert Schema.load(tmp_path / "kept/schema.json") == schema
 
 
 def test_items_of_a_list_that_skips_unknown_values_are_counted_anew(schema, log, tmp_path):

@@ -5,6 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zoo.recommenders.data.transforms import WITH_CONSTANT
+
+_NEEDS = {  # of an encoding, besides its type
+    "hash": ("buckets",),
+    "hash-bucket": ("buckets",),
+    "vocabulary": ("values",),
+    "id": ("rows",),
+    "log1p-min-max": ("low", "high", "fill"),
+    "log1p": ("minimum", "maximum"),
+    "standard": ("mean", "deviation"),
+    "min-max": ("minimum", "maximum"),
+    "quantile": ("quantiles",),
+    "value": (),
+    "steps": ("steps", "minimum", "maximum", "fill"),
+}
+_MAY = {
+    ("categories", "vocabulary"): ("skip_unknown", "unknown"),
+    ("categories", "id"): ("unknown",),
+    ("category", "vocabulary"): ("unknown",),
+    ("category", "id"): ("unknown",),
+    ("category", "hash-bucket"): ("missing_row",),
+    ("number", "value"): ("fill",),
+}
+
 
 def with_shared_encodings(columns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Gives the columns that share a table the encoding of that table's column.
@@ -77,3 +101,62 @@ def faults_without_header(columns: Sequence[Mapping[str, Any]], kinds: Sequence[
         for column in columns
         if column.get("encoding", {}).get("type") == "id"
     ]
+
+
+def column_faults(
+    column: Mapping[str, Any],
+    encodings: Mapping[str, Sequence[str]],
+    of_a_list: Sequence[str],
+    of_rows: Sequence[str],
+) -> list[str]:
+    """Lists the faults of one column.
+
+    Args:
+        column: JSON of the column.
+        encodings: Encodings of every kind that has one.
+        of_a_list: Fields of the kind categories.
+        of_rows: Kinds whose values have rows of tables.
+
+    Returns:
+        One line a fault.
+    """
+    kind, encoding = column["kind"], column.get("encoding", {})
+    expected = encodings.get(kind, ())
+    if column.get("shares") and kind == "categories":
+        expected, encoding = (), {}
+    faults = []
+    if expected and encoding.get("type") not in expected:
+        faults.append(f"found the encoding {encoding.get('type', 'none')}, expected {', '.join(expected)} for a {kind}")
+    elif expected:
+        needs = _NEEDS[encoding["type"]]
+        faults += [f"its {encoding['type']} encoding lacks {need!r}" for need in needs if need not in encoding]
+        extra = [each for each in encoding if each not in ("type", *needs, *_MAY.get((kind, encoding["type"]), ()))]
+        faults += [f"its {encoding['type']} encoding has no {each!r}" for each in extra]
+        if encoding["type"] in ("min-max", "log1p") and not faults and encoding["minimum"] >= encoding["maximum"]:
+            faults.append(f"its minimum {encoding['minimum']} is not below its maximum {encoding['maximum']}")
+        if encoding["type"] == "log1p-min-max" and not faults and not 0 <= encoding["low"] <= encoding["high"]:
+            faults.append(f"found low {encoding['low']} and high {encoding['high']}, expected 0 <= low <= high")
+        if encoding["type"] == "id" and not faults and encoding.get("unknown", 0) >= encoding["rows"]:
+            last = encoding["rows"] - 1
+            faults.append(f"found its row of unknown values {encoding['unknown']}, expected 0 to {last}")
+        if encoding["type"] == "steps" and not faults:
+            wrong = [each for each in encoding["steps"] if len(each) != 1 + (each[0] in WITH_CONSTANT)]
+            faults += [f"its step {each[0]} takes {'a' if len(each) == 1 else 'no'} constant" for each in wrong]
+            if encoding["minimum"] > encoding["maximum"]:
+                faults.append(f"its minimum {encoding['minimum']} is above its maximum {encoding['maximum']}")
+        if "quantiles" in encoding and sorted(encoding["quantiles"]) != list(encoding["quantiles"]):
+            faults.append("its quantiles do not rise")
+    elif encoding:
+        faults.append(f"a {kind} has no encoding")
+    if kind == "categories":
+        faults += [f"lacks {key!r}" for key in of_a_list if not column.get(key)]
+    else:
+        faults += [f"a {kind} has no {key}" for key in (*of_a_list, "shares") if column.get(key)]
+    if column.get("min_count") and (kind not in of_rows or column.get("shares")):
+        whose = "a column that shares a table" if kind in of_rows else f"a {kind}"
+        faults.append(f"{whose} has no min_count")
+    if kind == "timestamp" and not column.get("unit"):
+        faults.append("lacks 'unit'")
+    if kind != "label" and column.get("where"):
+        faults.append(f"a {kind} has no where")
+    return faults

@@ -158,7 +158,7 @@ class Dice(nn.Module):
             float32 [..., units].
         """
         mean, variance = self.mean, self.variance
-        if self.training:
+        if self.training and self.slope.requires_grad:  # of frozen layers the statistics stay, too
             flat = x.reshape(-1, x.shape[-1])
             share = torch.ones(len(flat), 1) if weights is None else weights.reshape(-1, 1)
             total = share.sum().clamp_min(1)
