@@ -74,6 +74,8 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
             compared(part, f"{label}, " if label else "")
         if report.get("weighted"):
             click.echo("metrics weighted by the log's weight column")
+        if rate := report.get("negative_rate"):
+            click.echo(f"trained on {rate:.4g} of the negatives: probabilities are those of a log with all of them")
         if kept := report.get("kept"):
             shares = ", ".join(f"{share:.1%} in {dtype}" for dtype, share in kept.items())
             click.echo(f"--output-dtype: recall of the ten nearest texts by float32: {shares}")

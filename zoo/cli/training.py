@@ -16,6 +16,14 @@ CLUSTER = ("address", "workers", "cores", "storage")  # options of training on R
 CHECKPOINTS = ("state.*", "run.json")  # files that --resume needs, of a training and of a strategy
 OPTIONS = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # training settings with their own option
 
+negative_rate = click.option(
+    "--negative-rate",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=None,
+    metavar="SHARE",
+    help="Click logs: share of the rows without a click that the log kept, as .05; probabilities are corrected.",
+)
+
 
 @click.command()
 @click.argument("family")
@@ -34,8 +42,9 @@ OPTIONS = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # traini
     default=None,
     help="Click logs: last rows to hold out, as a count or a fraction. [default: 0.1]",
 )
+@negative_rate
 @training
-def train(family: str, as_json: bool, held_out: float | None, **options: Any) -> None:
+def train(family: str, as_json: bool, held_out: float | None, negative_rate: float | None, **options: Any) -> None:
     """Train a model FAMILY (e.g. wide-deep) on own data.
 
     Supports distributed training under torchrun.
@@ -44,6 +53,8 @@ def train(family: str, as_json: bool, held_out: float | None, **options: Any) ->
 
     if held_out is not None:
         options["settings"] = (*options["settings"], f"held_out={held_out}")
+    if negative_rate is not None:
+        options["settings"] = (*options["settings"], f"negative_rate={negative_rate}")
     _trained(api.train, family, as_json, **options)
 
 
@@ -90,6 +101,7 @@ def train(family: str, as_json: bool, held_out: float | None, **options: Any) ->
     metavar="COUNT",
     help="Recommenders: evict ids with fewer occurrences in all trainings, this one included.",
 )
+@negative_rate
 @combined(columns)
 @training
 def finetune(
@@ -103,6 +115,7 @@ def finetune(
     freeze_towers: bool,
     evict_after: int | None,
     evict_below: int | None,
+    negative_rate: float | None,
     **options: Any,
 ) -> None:
     """Fine-tune MODEL on own data, or compress it with --prune or --strategy."""
@@ -117,8 +130,8 @@ def finetune(
         options["settings"] += ("qat=true",)
     if freeze_towers:
         options["settings"] += ("freeze_towers=true",)
-    evicted = {"evict_after": evict_after, "evict_below": evict_below}
-    options["settings"] += tuple(f"{name}={value}" for name, value in evicted.items() if value is not None)
+    ids = {"evict_after": evict_after, "evict_below": evict_below, "negative_rate": negative_rate}
+    options["settings"] += tuple(f"{name}={value}" for name, value in ids.items() if value is not None)
     if columns:
         options["settings"] += (f"columns={','.join(columns)}",)
     _trained(api.finetune, model, as_json, **options)

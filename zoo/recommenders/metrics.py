@@ -42,7 +42,8 @@ def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = 
 
     Returns:
         Result of `compare_clicks`, with the keys samples, clicks and skipped; for models with a weight column also
-        "weighted": whether the rows have that column, by which the metrics then weight them; with
+        "weighted": whether the rows have that column, by which the metrics then weight them; for models trained on a
+        share of the negatives "negative_rate", that share; with
         `ClickPipeline.grouped_by` also "groups": number of users with both labels, which the metric gauc is over. Of
         several labels, all this is of the first one, and "labels" has {label: samples, clicks, metrics, ...} of each,
         on the rows that have it.
@@ -79,6 +80,8 @@ def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = 
     of_rows = np.concatenate(weights) if weights else None
     of_users = np.concatenate(groups) if groups else None
     shown = {"skipped": errors.total, **({} if weighted is None else {"weighted": weighted})}
+    if rate := first.folder.card.details.get("training", {}).get("config", {}).get("negative_rate"):
+        shown["negative_rate"] = rate
     if truth.ndim == 1:
         return _compared(truth, outputs, of_rows, of_users, shown)
     by_label = {}

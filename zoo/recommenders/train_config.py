@@ -15,6 +15,7 @@ RANGES = {
     "ema": BELOW_1,
     "unknown": BELOW_1,
     "distillation": SHARE,
+    "negative_rate": SHARE,
     **dict.fromkeys(("l2_embeddings", "l2_scalars", "l2_layers", "min_delta", "evict_after", "evict_below"), FROM_0),
 }
 
@@ -41,6 +42,8 @@ class TrainConfig:
         batch_size: Rows of a batch, over all processes.
         learning_rate: Learning rate of Adam.
         dropout: Dropout probability of the hidden layers.
+        negative_rate: Share of the rows without a click that the log kept, above 0 to 1: the model's probabilities are
+            corrected to those of all rows. 0: all, or in fine-tuning the share of the model.
         grow: Fine-tuning gives new ids rows of their own; without it they stay unknown.
         freeze_towers: Fine-tuning trains embedding tables alone.
         evict_after: Fine-tuning evicts the ids that did not occur in this many trainings, itself included; 0: none.
@@ -76,6 +79,7 @@ class TrainConfig:
     teacher: str = ""
     distillation: float = 0.5
     qat: bool = False
+    negative_rate: float = 0.0
     grow: bool = True
     freeze_towers: bool = False
     evict_after: int = 0

@@ -6,6 +6,7 @@ labels (Hinton et al. 2015, at temperature 1).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,15 +48,23 @@ class Teacher:
         features: Preprocessing of the student as JSON.
         weight: Share of the teacher in the labels, 0 to 1.
         source: Training log; required for a teacher with another preprocessing.
+        shift: Shift of the logits of the first label in a log of sampled negatives, see `negative_sampling.log_odds`.
 
     Raises:
         RequestError: The teacher has another task, or it has another preprocessing and cannot read the log.
     """
 
-    def __init__(self, name: str, features: Mapping[str, Any], weight: float, source: LogSource | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        features: Mapping[str, Any],
+        weight: float,
+        source: LogSource | None = None,
+        shift: float = 0.0,
+    ) -> None:
         require_task(name, "clicks")
         self.pipeline: Any = zoo.pipeline(name, "fp32", "onnxruntime", batch_size=4096)
-        self.weight = weight
+        self.weight, self.odds = weight, math.exp(shift)
         self.inputs, own = set(self.pipeline.input_ports), self.pipeline.folder.preprocessing
         self._read: NDArray[np.float32] | None = None  # probabilities of all rows, where it reads them itself
         if Features.from_json(own) != Features.from_json(features):
@@ -82,6 +91,9 @@ class Teacher:
     def _expected(self, batch: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         given = {name: np.ascontiguousarray(each) for name, each in batch.items() if name in self.inputs}
         probabilities: NDArray[np.float32] = self.pipeline.probabilities(given)
+        if self.odds != 1:
+            first = probabilities if probabilities.ndim == 1 else probabilities[:, 0]
+            first[...] = first * self.odds / (1 - first + first * self.odds)
         return probabilities
 
     def _all(self, features: Features, source: LogSource) -> NDArray[np.float32]:

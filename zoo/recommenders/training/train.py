@@ -28,12 +28,14 @@ from zoo.recommenders.data.logs import open_logs, spool_stdin
 from zoo.recommenders.data.schema import Column, Schema
 from zoo.recommenders.data.schema_inference import infer, load_schema, with_labels
 from zoo.recommenders.models.checkpoints import MODEL, Build, training_record
+from zoo.recommenders.models.multitask.outputs import parents_of
 from zoo.recommenders.train_config import FINETUNE_RATE, TrainConfig
 from zoo.recommenders.training import qat
 from zoo.recommenders.training.distillation import LogSource, Teacher
 from zoo.recommenders.training.fitting import FINISHED, STATE, Fitting, new_trial
 from zoo.recommenders.training.growth.growing import grown
 from zoo.recommenders.training.growth.id_counts import counted
+from zoo.recommenders.training.negative_sampling import log_odds, require_one_sampled_label, start_at_all_rows
 from zoo.recommenders.training.row_store import CategoryCounts, RowStore
 from zoo.recommenders.training.trainer import Trainer
 from zoo.training.runs import (
@@ -49,7 +51,13 @@ from zoo.training.settings import require_kept
 
 CALIBRATION_ROWS = 4096
 FINETUNE_ONLY = ("freeze_towers", "evict_after", "evict_below")  # settings that need a model to start from
-ADDED = {"grow": True, "freeze_towers": False, "evict_after": 0, "evict_below": 0}  # since version 0.2.0
+ADDED: dict[str, Any] = {  # settings since version 0.2.0
+    "negative_rate": 0.0,
+    "grow": True,
+    "freeze_towers": False,
+    "evict_after": 0,
+    "evict_below": 0,
+}
 MAX_UNKNOWN = 0.9  # of a column's categories that training replaces: a column of new values alone teaches nothing
 
 
@@ -98,6 +106,8 @@ def train(
         about = training_record(Path(start_from)) if start_from else {}
         if about:
             config = _with_sizes(config, about["config"])
+            rate = config.negative_rate or about["config"].get("negative_rate", 0.0)
+            config = replace(config, negative_rate=rate)
         features = (
             Features.from_json(about["features"])
             if about
@@ -143,13 +153,19 @@ def train(
         teacher = None
         if config.teacher:
             source = LogSource(data, on_error, output)
-            teacher = Teacher(config.teacher, features.to_json(), config.distillation, source)
+            shift = log_odds(config.negative_rate)
+            teacher = Teacher(config.teacher, features.to_json(), config.distillation, source, shift)
 
         def new_trainer(rows: int, l2: float) -> Trainer:
             torch.manual_seed(config.seed)
             model = build(features, config)
+            require_one_sampled_label(config.negative_rate, features.schema, parents_of(model))
             if start_model is not None:
                 fill(model, start_model.state, start_from or "")
+            elif config.negative_rate:
+                example = store.rows(np.arange(min(len(store), 64)))
+                inputs = example["ids"], example["numbers"], example["scales"]
+                start_at_all_rows(model, inputs, log_odds(config.negative_rate))
             model = model if quantization is None else quantization.prepare(model)
             trainer = Trainer(model, replace(config, l2_embeddings=(l2,)), rows, group, table_rate)
             if start_from:
@@ -242,9 +258,11 @@ def _schema(
     if not labels:
         return log_schema
     known = [column.name for column in log_schema.columns]
+    if twice := [name for at, name in enumerate(labels) if name in labels[:at]]:
+        raise RequestError(f"found the label {twice[0]} twice, expected every label once; leave one of them out")
     if unknown := [name for name in labels if name not in known]:
         raise RequestError(f"the schema has no column {unknown[0]!r}; its columns are {', '.join(known)}")
-    chosen = with_labels(log_schema.columns, tuple(dict.fromkeys(labels)))
+    chosen = with_labels(log_schema.columns, labels)
     return replace(log_schema, columns=tuple(_within(column, labels) for column in chosen))
 
 

@@ -15,6 +15,7 @@ from zoo.recommenders.metrics import unless_ones
 from zoo.recommenders.models.layers import Embeddings, FirstOrder
 from zoo.recommenders.models.multitask.outputs import first_of, label_losses, parents_of, probabilities
 from zoo.recommenders.train_config import TrainConfig
+from zoo.recommenders.training.negative_sampling import log_odds, shifted
 from zoo.recommenders.training.row_store import CategoryCounts
 from zoo.recommenders.training.sparse_adam import SparseAdam
 from zoo.training.runs import Processes
@@ -78,7 +79,7 @@ class Trainer:
         for place in self.dense:
             groups[0 if id(self.weights[place]) in tables else -1]["params"].append(self.weights[place])
         self.optimizer = torch.optim.Adam([each for each in groups if each["params"]], foreach=True)
-        self.steps = 0
+        self.steps, self.shift = 0, log_odds(config.negative_rate)
 
     def center_priors(self) -> None:
         """Sets the means of the priors to the current weights, instead of 0 (L2-SP, Li et al. 2018)."""
@@ -133,7 +134,7 @@ class Trainer:
         Returns:
             Losses, float32 [n].
         """
-        results = self.model(batch["ids"], batch["numbers"], batch["scales"])
+        results = shifted(self.model(batch["ids"], batch["numbers"], batch["scales"]), self.shift)
         own = getattr(self.model, "losses", None)
         if own is not None:
             return own(results, batch["ids"], batch["label"])  # type: ignore[no-any-return]
@@ -199,6 +200,7 @@ class Trainer:
         with self.averaged() as model:
             for part in parts:
                 results = model(categories.replace_rare(part["ids"]), part["numbers"], part["scales"])
+                results = shifted(results, self.shift)
                 scores.append(probabilities(model, results).numpy())
                 labels.append(part["label"].numpy())
                 weights.append(part["weight"].numpy())

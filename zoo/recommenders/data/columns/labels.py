@@ -39,7 +39,9 @@ def labels_among(
     Raises:
         RequestError: There is no such column, or it has other values than 0 and 1, or one of them alone.
     """
-    names = tuple(dict.fromkeys(requested))
+    names = tuple(requested)
+    if twice := [name for at, name in enumerate(names) if name in names[:at]]:
+        raise RequestError(f"found the label {twice[0]} twice, expected every label once; leave one of them out")
     if len(names) < 2:
         return (label_among(path, seen, names[0] if names else None, skip),)
     return tuple(label_among(path, seen, name, skip, missing=True) for name in names)

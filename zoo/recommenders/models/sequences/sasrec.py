@@ -126,9 +126,11 @@ class SASRec(LazyModule):
         import torch
         from torch.nn import functional
 
-        _, user, item, states = outputs
+        given, user, item, states = outputs
+        shift = (given - self.logit(self.dot(user, item)))[:, 0].detach()  # of a log of sampled negatives
         cosine = self.dot(user.detach(), item.detach())
-        click = functional.binary_cross_entropy_with_logits(self.logit(cosine)[:, 0], label, reduction="none")
+        logits = self.logit(cosine)[:, 0] + shift
+        click = functional.binary_cross_entropy_with_logits(logits, label, reduction="none")
         history = ids[:, self.sequence.start : self.sequence.start + self.sequence.width].long()
         targets = ids[:, self.key.start, None].long() * (label[:, None] > 0)
         targets = torch.cat([targets, history[:, :-1]], 1) if self.past else targets
