@@ -287,7 +287,7 @@ class LogPipeline(ClickPipeline):
         shares = {name: np.empty(count, np.float32) for name in self.outputs}
         for begin in range(0, count, ROWS_IN_FLIGHT):
             chosen: Any = slice(begin, begin + ROWS_IN_FLIGHT)
-            batch = self.sides.join(user, items[chosen if positions is None else positions[chosen]])
+            batch = self.sides.join(user, items, chosen if positions is None else positions[chosen])
             out = self.predict_shared(batch, self.sides.user.shared)
             for name, column in shares.items():
                 column[chosen] = out[name].reshape(-1)

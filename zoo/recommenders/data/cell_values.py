@@ -29,7 +29,8 @@ HUGE = 2.0**63  # from here on whole numbers are not written out
 RAW_MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")  # in texts that are read as they stand
 MISSING = (*RAW_MISSING, "<NA>", "NaT")
 _NO_VALUES = frozenset(MISSING)
-_LIKELY = r"^[-0-9tTfF\[(]"  # first characters of the texts that have another canonical form
+_FIRST = "-0123456789tTfF[("  # first characters of the texts that may have another canonical form
+_LIKELY = f"^[{_FIRST.replace('[', chr(92) + '[')}]"
 _ODD = r"(?s)^(-?[1-9](\.[0-9]+)?[eE][+-]?[0-9]{1,3}|-?[0-9]{19,}\.0*|-?0\.0000[0-9]+|\[.*\]|\(.*\))$"
 _QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _WORD = r"(?:[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?|None|null|NULL|nan|NaN|<NA>|NaT|True|False|true|false)"
@@ -142,6 +143,17 @@ class CellForm:
             texts: Text array [n].
         """
         return canonical(texts, self.separator) if self.canonical else texts
+
+    def text(self, value: Any) -> str | None:
+        """Returns one value of Python as text in this form, None where missing; see `as_text`.
+
+        Args:
+            value: The value.
+        """
+        text = as_text(value, self.separator)
+        if text is None or text[0] not in _FIRST or (text.isascii() and text.isdigit()):
+            return text
+        return self.apply(pa.array([text], pa.string()))[0].as_py()  # type: ignore[no-any-return]
 
 
 def formed(batch: pa.RecordBatch, forms: Mapping[str, CellForm]) -> pa.RecordBatch:

@@ -16,6 +16,8 @@ from pipelines.core.errors import RequestError
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.ranking.sides import Sides
 
+FEW = 64  # ids
+
 
 @dataclass(frozen=True, eq=False)
 class Catalogue:
@@ -90,15 +92,17 @@ class Catalogue:
         Raises:
             RequestError: An id is not in the catalogue.
         """
-        texts = [str(each) for each in ids]
-        known = self.places
-        places = [known.get(text, -1) for text in texts]
-        if unknown := [text for text, place in zip(texts, places, strict=True) if place < 0]:
+        texts, known = list(ids), self.places
+        try:
+            return np.fromiter(map(known.__getitem__, texts), np.int64, len(texts))
+        except (KeyError, TypeError):  # an id is not there, or is no text
+            texts = [*map(str, texts)]
+        if unknown := [text for text in texts if text not in known]:
             raise RequestError(
                 f"found no item {', '.join(unknown[:3])}{f' and {len(unknown) - 3} more' * (len(unknown) > 3)} in the "
                 f"catalogue of {len(self):,} items"
             )
-        return np.array(places, np.int64)
+        return np.array([known[text] for text in texts], np.int64)
 
     def without(self, ids: Iterable[Any], positions: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
         """Leaves items out.
@@ -130,7 +134,11 @@ class Catalogue:
         Returns:
             Their ids; None if the model has no column that names items.
         """
-        return None if self.names is None else self.names.take(pa.array(positions)).to_pylist()
+        if self.names is None:
+            return None
+        if len(positions) < FEW:  # sooner than pyarrow
+            return [self.names[at].as_py() for at in positions.tolist()]
+        return self.names.take(pa.array(positions)).to_pylist()  # type: ignore[no-any-return]
 
 
 def _is_new(text: str | None, seen: set[str]) -> bool:

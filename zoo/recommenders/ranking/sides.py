@@ -133,8 +133,7 @@ class Sides:
             return None
         key, forms = self.key, self.features.schema.forms
         if all(key in row for row in items):
-            texts = forms[key].apply(as_texts((row[key] for row in items), key, LIST))
-            return texts.to_pylist()  # type: ignore[no-any-return]
+            return [forms[key].text(row[key]) for row in items]
         (log,) = open_logs(list(items))
         return [text for batch in log.batches([key], forms=forms) for text in batch[0].to_pylist()]
 
@@ -164,19 +163,21 @@ class Sides:
             raise RequestError(f"found {count} users, expected one")
         return Rows.concatenate(parts)
 
-    def join(self, user: Rows, items: Rows) -> dict[str, NDArray[Any]]:
+    def join(self, user: Rows, items: Rows, chosen: slice | NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """Inputs of the model for one user and n items.
 
         Args:
             user: The user's side, one row.
-            items: The items' side, n rows.
+            items: The items' side.
+            chosen: The rows of the items.
 
         Returns:
             {"ids", "numbers", "scales"}: C-contiguous arrays [n, columns]; inputs without columns are omitted.
         """
         batch = {}
         for name, (dtype, (_, width)) in self.features.inputs.items():
-            array = batch[name] = np.empty((len(items), int(width or 0)), dtype)
-            for side, rows in ((self.user, user), (self.item, items)):
-                array[:, getattr(side, name)] = getattr(rows, name)
+            columns = getattr(items, name)[chosen]
+            array = batch[name] = np.empty((len(columns), int(width or 0)), dtype)
+            array[:, getattr(self.item, name)] = columns
+            array[:, getattr(self.user, name)] = getattr(user, name)
         return batch

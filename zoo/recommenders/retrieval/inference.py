@@ -180,4 +180,4 @@ class TwoTowerPipeline(LogPipeline):
         """
         user = self.sides.absent_user
         parts = (catalogue.rows[at : at + ROWS_IN_FLIGHT] for at in range(0, len(catalogue), ROWS_IN_FLIGHT))
-        return np.concatenate([self.predict(self.sides.join(user, part))["item"] for part in parts])
+        return np.concatenate([self.predict(self.sides.join(user, part, slice(None)))["item"] for part in parts])

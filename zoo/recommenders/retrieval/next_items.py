@@ -190,7 +190,7 @@ class NextItemPipeline(TwoTowerPipeline):
             raise RequestError(f"found by {by!r}, expected none: next items have one score")
         top = None if top is None else whole_number("top", top)
         catalogue = self.candidates(items, ids)
-        rows = self.sides.join(self.sides.read_user(user), catalogue.rows[:1])
+        rows = self.sides.join(self.sides.read_user(user), catalogue.rows, slice(1))
         vector = np.asarray(self.predict(rows)["user"])
         codes, (slope, bias) = self._codes(catalogue)
         scores = (codes @ quantized(vector)[0].astype(np.float32)) / np.float32(127 * 127)
@@ -210,7 +210,7 @@ class NextItemPipeline(TwoTowerPipeline):
         if self._coded[0] is not catalogue:
             codes = quantized(self.item_vectors(catalogue)).astype(np.float32)
             known = self.known_items if self.key.column.encoding["type"] == "vocabulary" else catalogue
-            out = self.predict(self.sides.join(self.sides.absent_user, known.rows[:BLOCK]))
+            out = self.predict(self.sides.join(self.sides.absent_user, known.rows, slice(BLOCK)))
             cosine = (out["user"] * out["item"]).sum(1, dtype=np.float64)
             p = out["probability"].ravel().astype(np.float64)
             alike = len(p) < 2 or np.ptp(cosine) < 1e-6

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
-from zoo.recommenders.data.cell_values import as_text, canonical
+from zoo.recommenders.data.cell_values import CellForm, as_text, as_texts, canonical
 from zoo.recommenders.data.csv_reader import CsvReader
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
@@ -255,6 +255,13 @@ def test_values_of_python():
                 list(open_log(rows).batches())
     with pytest.raises(RequestError, match="column town: .*utf-8"):
         list(open_log([{"town": b"\xff"}]).batches())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(WORDS, FLOATS, FLOATS.map(repr), st.integers(), st.booleans(), st.none(), ITEMS, st.text(max_size=6)))
+@pytest.mark.parametrize("form", [CellForm(";"), CellForm(";", canonical=False)])
+def test_a_value_alone_has_the_text_that_it_has_in_a_column(form, value):
+    assert form.text(value) == form.apply(as_texts([value], "a", ";"))[0].as_py()
 
 
 def test_the_schema_says_whether_texts_are_canonical(tmp_path):
