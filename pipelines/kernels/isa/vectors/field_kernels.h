@@ -48,10 +48,11 @@ inline void pair_tile(const int32_t *const *w, int64_t w_step, const int32_t *x,
     if constexpr (Rows > 1 && Vectors > 1) sums[1][1] = b1, sums[2][1] = c1, sums[3][1] = d1;
 }
 
-// store(row, lane, sums) for every row 0 .. rows - 1 and every vector of lanes, rows in order; row r begins at w + r * w_row.
+// store(row, lane, sums) for every row 0 .. rows - 1 and every vector of lanes, rows in order; row r begins at w + r * w_row, the lanes of a
+// pair of x `x_step` behind those of the one before.
 template <class Store>
-inline void pair_products(const int32_t *w, int64_t rows, int64_t w_row, int64_t w_step, const int32_t *x, int64_t lanes, int64_t pairs,
-                          Store store) {
+inline void pair_products(const int32_t *w, int64_t rows, int64_t w_row, int64_t w_step, const int32_t *x, int64_t x_step, int64_t lanes,
+                          int64_t pairs, Store store) {
     IntVec sums[4][kMostVectors];
     const int32_t *row[4];
     for (int64_t r = 0; r < rows;) {
@@ -61,9 +62,9 @@ inline void pair_products(const int32_t *w, int64_t rows, int64_t w_row, int64_t
             auto *to = reinterpret_cast<IntVec(*)[kMostVectors]>(&sums[0][l / kVecLanes]);
             const bool two = l + kVecLanes < lanes;
             if (count == 4)
-                two ? pair_tile<4, 2>(row, w_step, x + l, lanes, pairs, to) : pair_tile<4, 1>(row, w_step, x + l, lanes, pairs, to);
+                two ? pair_tile<4, 2>(row, w_step, x + l, x_step, pairs, to) : pair_tile<4, 1>(row, w_step, x + l, x_step, pairs, to);
             else
-                two ? pair_tile<1, 2>(row, w_step, x + l, lanes, pairs, to) : pair_tile<1, 1>(row, w_step, x + l, lanes, pairs, to);
+                two ? pair_tile<1, 2>(row, w_step, x + l, x_step, pairs, to) : pair_tile<1, 1>(row, w_step, x + l, x_step, pairs, to);
         }
         for (int64_t k = 0; k < count; ++k)
             for (int64_t l = 0; l < lanes; l += kVecLanes) store(r + k, l, sums[k][l / kVecLanes]);
@@ -73,70 +74,95 @@ inline void pair_products(const int32_t *w, int64_t rows, int64_t w_row, int64_t
 
 inline IntVec paired(IntVec even, IntVec odd) { return (even & 0xFFFF) | (odd << 16); }
 
-void field_attention(const FieldAttention &a, const int16_t *x, int64_t x_stride, int64_t n, int16_t *out, int64_t out_stride) {
-    const int64_t fields = a.fields, lanes = round_up(fields, kVecLanes), inputs = (a.inputs + 1) / 2, half = (a.size + 1) / 2;
-    const int64_t width = a.heads * a.size, others = (fields + 1) / 2;
-    auto *memory = static_cast<char *>(kernel_scratch(lanes * 4 * (inputs + 2 * a.heads * half + 4 * width + fields + others + 1)));
-    const auto take = [&](int64_t rows) {
-        char *at = memory;
-        memory += rows * lanes * 4;
-        return at;
-    };
-    auto *turned = reinterpret_cast<int32_t *>(take(inputs)), *q = reinterpret_cast<int32_t *>(take(a.heads * half)),
-         *k = reinterpret_cast<int32_t *>(take(a.heads * half)), *scores = reinterpret_cast<int32_t *>(take(fields)),
-         *weights = reinterpret_cast<int32_t *>(take(others));
-    auto *floats = reinterpret_cast<float *>(take(3 * width)), *inverse = reinterpret_cast<float *>(take(1));
-    auto *v = reinterpret_cast<int16_t *>(take(width));
-    std::memset(turned, 0, static_cast<size_t>(inputs * lanes * 4));
-    std::memset(q, 0, static_cast<size_t>(2 * a.heads * half * lanes * 4));
-    for (int64_t s = 0; s < n; ++s, x += x_stride, out += out_stride) {
-        if (a.at) {
-            for (int64_t f = 0; f < fields; ++f)
-                for (int64_t p = 0; p < inputs; ++p) std::memcpy(turned + p * lanes + f, x + a.at[f] + 2 * p, 4);
-            if (a.inputs % 2)
-                for (int64_t l = 0; l < lanes; ++l) turned[(inputs - 1) * lanes + l] &= 0xFFFF;
-        } else {
-            for (int64_t p = 0; p < inputs; ++p)
-                for (int64_t l = 0; l < lanes; l += kVecLanes)
-                    store_as(turned + p * lanes + l, paired(load_words(x + 2 * p * fields + l),
-                                                            2 * p + 1 < a.inputs ? load_words(x + (2 * p + 1) * fields + l) : IntVec{}));
-        }
-        pair_products(a.weight, a.outputs, inputs, 1, turned, lanes, inputs, [&](int64_t o, int64_t l, IntVec sums) {
-            const Vec y = to_float(sums) * a.scale[o] + a.bias[o];
-            const int64_t part = o / width, column = o % width;
-            if (part == 3) return store_float(floats + 2 * width * lanes + column * lanes + l, y);
-            const IntVec codes = round_clipped(y, -kCodeLimit, kCodeLimit);
-            if (part == 2) return store_words(v + column * lanes + l, codes);
-            int32_t *to = (part ? k : q) + (column / a.size * half + column % a.size / 2) * lanes + l;
-            store_as(to, column % a.size % 2 ? load_as<IntVec>(to) | codes << 16 : codes & 0xFFFF);
-        });
-        const float *residual = a.outputs == 4 * width ? floats + 2 * width * lanes : nullptr;
-        for (int64_t h = 0; h < a.heads; ++h) {
-            pair_products(k + h * half * lanes, fields, 1, lanes, q + h * half * lanes, lanes, half,
-                          [&](int64_t j, int64_t l, IntVec sums) { store_as(scores + j * lanes + l, sums); });
-            for (int64_t l = 0; l < lanes; l += kVecLanes) {
-                IntVec most = load_as<IntVec>(scores + l), sum{};
-                for (int64_t j = 1; j < fields; ++j) {
-                    const IntVec next = load_as<IntVec>(scores + j * lanes + l);
-                    most = next > most ? next : most;
-                }
-                for (int64_t j = 0; j < fields; j += 2) {
-                    IntVec e[2]{};
-                    for (int64_t o = 0; o < 2 && j + o < fields; ++o) {
-                        const Vec below = to_float(load_as<IntVec>(scores + (j + o) * lanes + l) - most) * a.score;
-                        e[o] = round_clipped(exponential(below) * a.most, 0, a.most);
-                        sum += e[o];
-                    }
-                    store_as(weights + j / 2 * lanes + l, paired(e[0], e[1]));
-                }
-                store_float(inverse + l, a.value / to_float(sum));
+constexpr int64_t kLanesTogether = 96;  // fields of several samples that pass the layers together: their vectors are full
+
+// Attention of one sample. q, k, residual: its lanes among those of all samples, `stride` a row; v: of its own, [width, room].
+inline void attend_fields(const FieldAttention &a, const int32_t *q, const int32_t *k, const int16_t *v, int64_t room, const float *residual,
+                          int64_t stride, int32_t *scores, int32_t *weights, float *inverse, int16_t *out) {
+    const int64_t fields = a.fields, lanes = round_up(fields, kVecLanes), half = (a.size + 1) / 2, others = (fields + 1) / 2;
+    for (int64_t h = 0; h < a.heads; ++h) {
+        pair_products(k + h * half * stride, fields, 1, stride, q + h * half * stride, stride, lanes, half,
+                      [&](int64_t j, int64_t l, IntVec sums) { store_as(scores + j * lanes + l, sums); });
+        for (int64_t l = 0; l < lanes; l += kVecLanes) {
+            IntVec most = load_as<IntVec>(scores + l), sum{};
+            for (int64_t j = 1; j < fields; ++j) {
+                const IntVec next = load_as<IntVec>(scores + j * lanes + l);
+                most = next > most ? next : most;
             }
-            pair_products(reinterpret_cast<const int32_t *>(v) + h * a.size * (lanes / 2), a.size, lanes / 2, 1, weights, lanes, others,
-                          [&](int64_t c, int64_t l, IntVec sums) {
-                              Vec y = to_float(sums) * load_float<Vec>(inverse + l);
-                              if (residual) y += load_float<Vec>(residual + (h * a.size + c) * lanes + l);
-                              store_words(out + (h * a.size + c) * fields + l, round_clipped(y, a.relu ? 0 : -kCodeLimit, kCodeLimit));
-                          });
+            for (int64_t j = 0; j < fields; j += 2) {
+                IntVec e[2]{};
+                for (int64_t o = 0; o < 2 && j + o < fields; ++o) {
+                    const Vec below = to_float(load_as<IntVec>(scores + (j + o) * lanes + l) - most) * a.score;
+                    e[o] = round_clipped(exponential(below) * a.most, 0, a.most);
+                    sum += e[o];
+                }
+                store_as(weights + j / 2 * lanes + l, paired(e[0], e[1]));
+            }
+            store_float(inverse + l, a.value / to_float(sum));
+        }
+        pair_products(reinterpret_cast<const int32_t *>(v) + h * a.size * (room / 2), a.size, room / 2, 1, weights, lanes, lanes, others,
+                      [&](int64_t c, int64_t l, IntVec sums) {
+                          Vec y = to_float(sums) * load_float<Vec>(inverse + l);
+                          if (residual) y += load_float<Vec>(residual + (h * a.size + c) * stride + l);
+                          store_words(out + (h * a.size + c) * fields + l, round_clipped(y, a.relu ? 0 : -kCodeLimit, kCodeLimit));
+                      });
+    }
+}
+
+void field_attention(const FieldAttention &a, const int16_t *x, int64_t x_stride, int64_t n, int16_t *out, int64_t out_stride) {
+    const int64_t fields = a.fields, own = round_up(fields, kVecLanes), inputs = (a.inputs + 1) / 2, half = (a.size + 1) / 2;
+    const int64_t width = a.heads * a.size, together = fields < kLanesTogether ? kLanesTogether / fields : 1;
+    const int64_t stride = round_up(together * fields, kVecLanes) + kVecLanes;  // the lanes of a sample may be read up to whole vectors
+    const int64_t sizes[] = {inputs * stride, a.heads * half * stride, a.heads * half * stride, fields * own, (fields + 1) / 2 * own,
+                             width * stride, own, width * stride / 2, width * own / 2};
+    constexpr int kParts = sizeof(sizes) / sizeof(sizes[0]);
+    int64_t all = 0;
+    for (const int64_t each : sizes) all += round_up(each, kVecLanes);
+    auto *memory = static_cast<int32_t *>(kernel_scratch(all * 4));
+    int32_t *at[kParts];
+    for (int i = 0; i < kParts; ++i) at[i] = memory, memory += round_up(sizes[i], kVecLanes);
+    int32_t *turned = at[0], *q = at[1], *k = at[2], *scores = at[3], *weights = at[4];
+    auto *residual = reinterpret_cast<float *>(at[5]), *inverse = reinterpret_cast<float *>(at[6]);
+    auto *v = reinterpret_cast<int16_t *>(at[7]), *values = reinterpret_cast<int16_t *>(at[8]);
+    std::memset(at[0], 0, static_cast<size_t>(all) * 4);
+    for (int64_t first = 0; first < n; first += together) {
+        const int64_t count = n - first < together ? n - first : together, lanes = round_up(count * fields, kVecLanes);
+        for (int64_t s = 0; s < count; ++s) {
+            const int16_t *row = x + (first + s) * x_stride;
+            int32_t *to = turned + s * fields;
+            for (int64_t p = 0; p < inputs; ++p)
+                if (a.at)
+                    for (int64_t f = 0; f < fields; ++f) std::memcpy(to + p * stride + f, row + a.at[f] + 2 * p, 4);
+                else
+                    for (int64_t l = 0; l < fields; l += kVecLanes)
+                        store_as(to + p * stride + l, paired(load_words(row + 2 * p * fields + l),
+                                                             2 * p + 1 < a.inputs ? load_words(row + (2 * p + 1) * fields + l) : IntVec{}));
+        }
+        if (a.at && a.inputs % 2)
+            for (int64_t l = 0; l < lanes; ++l) turned[(inputs - 1) * stride + l] &= 0xFFFF;
+        // y of the columns from `from` on, a part or a head of one
+        const auto project = [&](int64_t from, int64_t columns, auto store) {
+            pair_products(a.weight + from * inputs, columns, inputs, 1, turned, stride, lanes, inputs, [&](int64_t c, int64_t l, IntVec sums) {
+                store(c, l, to_float(sums) * a.scale[from + c] + a.bias[from + c]);
+            });
+        };
+        const auto codes = [](Vec y) { return round_clipped(y, -kCodeLimit, kCodeLimit); };
+        for (int64_t head = 0; head < 2 * a.heads; ++head) {
+            int32_t *part = (head < a.heads ? q : k) + head % a.heads * half * stride;
+            project(head * a.size, a.size, [&](int64_t c, int64_t l, Vec y) {
+                int32_t *to = part + c / 2 * stride + l;
+                store_as(to, c % 2 ? load_as<IntVec>(to) | codes(y) << 16 : codes(y) & 0xFFFF);
+            });
+        }
+        project(2 * width, width, [&](int64_t c, int64_t l, Vec y) { store_words(v + c * stride + l, codes(y)); });
+        if (a.outputs == 4 * width)
+            project(3 * width, width, [&](int64_t c, int64_t l, Vec y) { store_float(residual + c * stride + l, y); });
+        for (int64_t s = 0; s < count; ++s) {
+            const int64_t begin = s * fields;
+            for (int64_t c = 0; c < width; ++c)
+                for (int64_t l = 0; l < own; l += kVecLanes) store_as(values + c * own + l, load_as<HalfWords>(v + c * stride + begin + l));
+            attend_fields(a, q + begin, k + begin, values, own, a.outputs == 4 * width ? residual + begin : nullptr, stride, scores, weights,
+                          inverse, out + (first + s) * out_stride);
         }
     }
 }
