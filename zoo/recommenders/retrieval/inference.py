@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.data.tables import writing
@@ -168,6 +169,71 @@ class TwoTowerPipeline(LogPipeline):
         catalogue = self.catalogue(items)
         joined = self.item_vectors(catalogue)
         return list(catalogue.places), FaissIndex(joined, faiss) if faiss else ItemIndex(joined)
+
+    def retrieve(self, user: Any, catalogue: Catalogue, count: int = 1000, exclude: Iterable[Any] = ()) -> list[Any]:
+        """Finds the items nearest to one user, candidates for a ranker.
+
+        The items' embeddings are computed once for a catalogue and searched exactly in int8.
+
+        Args:
+            user: {column: value} of the columns that are not the items', or a source of one row.
+            catalogue: Items, see `LogPipeline.catalogue`.
+            count: Number of items.
+            exclude: Ids of items that are left out.
+
+        Returns:
+            Ids of the items, the nearest first; those that a next-item model finds in the history are left out.
+
+        Raises:
+            RequestError: A column is missing, or `count` is below 1.
+        """
+        rows = self.sides.join(self.sides.read_user(user), catalogue.rows, slice(1))
+        found, _ = self.nearest(rows, catalogue, whole_number("count", count), exclude)
+        return catalogue.ids(found) or found.tolist()
+
+    def nearest(
+        self, rows: dict[str, NDArray[Any]], catalogue: Catalogue, count: int, exclude: Iterable[Any]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Finds the items nearest to one user, see `retrieve`.
+
+        Args:
+            rows: Inputs of the model, one row with the user.
+            catalogue: Items.
+            count: Number of items.
+            exclude: Ids of items that are left out.
+
+        Returns:
+            Positions in the catalogue, int64 [n], and cosines, float32 [n].
+        """
+        places = [catalogue.places.get(str(name), -1) for name in exclude]
+        left_out = np.union1d(np.array(places, np.int64), self.seen(rows, catalogue))
+        vector, index = np.asarray(self.predict(rows)["user"]), self.indexed(catalogue)
+        best, scores = index.top(vector, min(count + int((left_out >= 0).sum()), len(catalogue)))
+        kept = np.flatnonzero(~np.isin(best[0], left_out))[:count]
+        return best[0][kept], scores[0][kept]
+
+    def seen(self, rows: dict[str, NDArray[Any]], catalogue: Catalogue) -> NDArray[np.int64]:
+        """Returns the positions of items that a user is not shown again; -1 for others.
+
+        Args:
+            rows: Inputs of the model, one row with the user.
+            catalogue: Items.
+        """
+        return np.zeros(0, np.int64)
+
+    def indexed(self, catalogue: Catalogue) -> ItemIndex:
+        """Returns the index of a catalogue, which is kept for the last one.
+
+        Args:
+            catalogue: Items.
+        """
+        kept, index = self._indexed
+        if kept is not catalogue or index is None:
+            index = ItemIndex(self.item_vectors(catalogue))
+            self._indexed = catalogue, index
+        return index
+
+    _indexed: tuple[Catalogue | None, ItemIndex | None] = (None, None)
 
     def item_vectors(self, catalogue: Catalogue) -> NDArray[np.float32]:
         """Computes the embeddings of the items of a catalogue.

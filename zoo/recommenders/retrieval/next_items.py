@@ -191,32 +191,41 @@ class NextItemPipeline(TwoTowerPipeline):
         top = None if top is None else whole_number("top", top)
         catalogue = self.candidates(items, ids)
         rows = self.sides.join(self.sides.read_user(user), catalogue.rows, slice(1))
-        vector = np.asarray(self.predict(rows)["user"])
-        codes, (slope, bias) = self._codes(catalogue)
-        scores = (codes @ quantized(vector)[0].astype(np.float32)) / np.float32(127 * 127)
-        positions = np.arange(len(catalogue)) if ids is None else catalogue.find(ids)
-        left = catalogue.without(exclude, positions)
-        positions = positions if left is None else left
-        if catalogue is items:
-            seen = self.history_places(rows["ids"], self._places_of(catalogue))[0]
-            positions = positions[~np.isin(positions, seen)]
-        chosen = positions[best(scores[positions], top)]
+        slope, bias = self._line(catalogue)
+        if catalogue is items and ids is None and top is not None:
+            chosen, scores = self.nearest(rows, catalogue, top, exclude)
+        else:
+            positions = np.arange(len(catalogue)) if ids is None else catalogue.find(ids)
+            left = catalogue.without(exclude, positions)
+            positions = positions if left is None else left
+            if catalogue is items:
+                positions = positions[~np.isin(positions, self.seen(rows, catalogue))]
+            vector, codes = np.asarray(self.predict(rows)["user"]), self.indexed(catalogue).codes[positions]
+            scores = (codes.astype(np.float32) @ quantized(vector)[0].astype(np.float32)) / np.float32(127 * 127)
+            first = best(scores, top)
+            chosen, scores = positions[first], scores[first]
         names = catalogue.ids(chosen)
-        probability = (1 / (1 + np.exp(-(slope * scores[chosen] + bias)))).astype(np.float32)
+        probability = (1 / (1 + np.exp(-(slope * scores + bias)))).astype(np.float32)
         return {"row": chosen, **({} if names is None else {"item": names}), "probability": probability}
 
-    def _codes(self, catalogue: Catalogue) -> tuple[NDArray[np.float32], tuple[float, float]]:
-        """Codes of the items' embeddings, kept for the last catalogue, and (slope, bias) of the logit by the cosine."""
-        if self._coded[0] is not catalogue:
-            codes = quantized(self.item_vectors(catalogue)).astype(np.float32)
+    def seen(self, rows: dict[str, NDArray[Any]], catalogue: Catalogue) -> NDArray[np.int64]:
+        """See `TwoTowerPipeline.seen`: the items of the history."""
+        if self._placed[0] is not catalogue:
+            self._placed = catalogue, self._places_of(catalogue)
+        return np.asarray(self.history_places(rows["ids"], self._placed[1])[0])
+
+    def _line(self, catalogue: Catalogue) -> tuple[float, float]:
+        """(slope, bias) of the logit by the cosine, kept for the last catalogue."""
+        if self._lined[0] is not catalogue:
             known = self.known_items if self.key.column.encoding["type"] == "vocabulary" else catalogue
             out = self.predict(self.sides.join(self.sides.absent_user, known.rows, slice(BLOCK)))
             cosine = (out["user"] * out["item"]).sum(1, dtype=np.float64)
             p = out["probability"].ravel().astype(np.float64)
             alike = len(p) < 2 or np.ptp(cosine) < 1e-6
             line = (1.0, 0.0) if alike else np.polyfit(cosine, np.log(p / (1 - p)), 1)
-            self._coded = catalogue, (codes, (float(line[0]), float(line[1])))
-        return self._coded[1]
+            self._lined = catalogue, (float(line[0]), float(line[1]))
+        return self._lined[1]
 
-    _coded: tuple[Catalogue | None, tuple[Any, tuple[float, float]]] = (None, (None, (1.0, 0.0)))
+    _lined: tuple[Catalogue | None, tuple[float, float]] = (None, (1.0, 0.0))
+    _placed: tuple[Catalogue | None, NDArray[np.int64]] = (None, np.zeros(0, np.int64))
     _places: NDArray[np.int64] = np.zeros(0, np.int64)

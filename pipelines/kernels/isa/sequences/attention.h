@@ -108,6 +108,23 @@ void layer(const FloatLayer &l, const float *x, int64_t stride, int64_t n, const
         }
 }
 
+void attend_heads(const float *q, const float *keys, const float *values, int64_t count, int64_t heads, int64_t size, float *scores, float *out) {
+    const int64_t room = round_up(count, kLanes);
+    for (int64_t h = 0; h < heads; ++h, q += size, keys += size * room, values += size * room, out += size) {
+        for (int64_t t = 0; t < room; t += kVecLanes) {
+            Vec sum{};
+            for (int64_t d = 0; d < size; ++d) sum += load_float<Vec>(keys + d * room + t) * q[d];
+            store_float(scores + t, sum);
+        }
+        const float inverse = softmax(scores, count);
+        for (int64_t d = 0; d < size; ++d) {
+            Vec16 sum = broadcast<Vec16>(0);
+            for (int64_t t = 0; t < room; t += kLanes) sum = sum + load_float<Vec16>(scores + t) * load_float<Vec16>(values + d * room + t);
+            out[d] = reduce_add(sum) * inverse;
+        }
+    }
+}
+
 void add(const float *x, const float *y, int64_t count, float *out) {
     for (int64_t j = 0; j < count; j += kVecLanes) store_float(out + j, load_float<Vec>(x + j) + load_float<Vec>(y + j));
 }
@@ -128,7 +145,7 @@ void transpose(const float *x, int64_t stride, int64_t n, int64_t width, int64_t
         }
 }
 
-constexpr SequenceKernels kSequences = {.attend = attend, .activate = activate, .layer = layer, .add = add, .transpose = transpose};
+constexpr SequenceKernels kSequences = {.attend = attend, .activate = activate, .layer = layer, .attend_heads = attend_heads, .add = add, .transpose = transpose};
 
 }  // namespace
 }  // namespace zoo

@@ -34,6 +34,9 @@ struct SequenceKernels {
     void (*activate)(const Unit &unit, const float *x, int64_t stride, int64_t width, int64_t n, float *out);
     // n rows, whole fours, of one stride; residual: added to the result, or null
     void (*layer)(const FloatLayer &layer, const float *x, int64_t stride, int64_t n, const float *residual, float *out);
+    // One query over `count` keys and values, [heads * size, count rounded up to 16], those behind `count` finite; scores: scratch of a row.
+    void (*attend_heads)(const float *q, const float *keys, const float *values, int64_t count, int64_t heads, int64_t size, float *scores,
+                         float *out);
     // out = x + y, whole sixteens
     void (*add)(const float *x, const float *y, int64_t count, float *out);
     // [n, stride] of `width` columns to [width, room]; both whole fours

@@ -2,6 +2,7 @@
 // into each version's file, where the compiler lowers it. A reduction runs over the sixteen lanes (lane l adds elements l, l + 16, ...),
 // then over one fixed tree, and every operation is rounded alone: all versions and the references in numpy return the same bits.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -165,6 +166,20 @@ inline float max_of(const float *x, int64_t count) {
         largest = next > largest ? next : largest;
     }
     return reduce_max<float>(largest);
+}
+
+// Softmax of `count` scores in place, not yet normalized: returns 1 / sum. There is room for whole sixteens.
+inline float softmax(float *weights, int64_t count) {
+    const int64_t room = round_up(count, kLanes);
+    for (int64_t t = count; t < room; ++t) weights[t] = -INFINITY;
+    const Vec16 base = broadcast<Vec16>(max_of(weights, room));
+    Vec16 total = broadcast<Vec16>(0);
+    for (int64_t t = 0; t < room; t += kLanes) {
+        const Vec16 weight = exponential(load_float<Vec16>(weights + t) - base);
+        store_float(weights + t, weight);
+        total = total + weight;
+    }
+    return 1.0f / reduce_add(total);
 }
 
 }  // namespace

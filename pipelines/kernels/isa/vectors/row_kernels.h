@@ -118,20 +118,6 @@ inline void add_weighted_values(const float *weights, int64_t room, const Float1
         }
 }
 
-// Softmax of `count` scores in place, not yet normalized: returns 1 / sum. There is room for whole sixteens.
-inline float softmax(float *weights, int64_t count) {
-    const int64_t room = round_up(count, kLanes);
-    for (int64_t t = count; t < room; ++t) weights[t] = -INFINITY;
-    const Vec16 base = broadcast<Vec16>(max_of(weights, room));
-    Vec16 total = broadcast<Vec16>(0);
-    for (int64_t t = 0; t < room; t += kLanes) {
-        const Vec16 weight = exponential(load_float<Vec16>(weights + t) - base);
-        store_float(weights + t, weight);
-        total = total + weight;
-    }
-    return 1.0f / reduce_add(total);
-}
-
 // Decoder self-attention of one query, softmax_t(q . k_t) v_t in each head, over a float16 KV cache. q: [heads * size]; keys[t]: the key of
 // position t, as many columns, its value behind it. Four positions at a time, all their heads: memory is read in order.
 void self_attention(const float *q, const Float16 *const *keys, int64_t count, int64_t heads, int64_t size, float *out) {

@@ -60,26 +60,21 @@ class TransformerSteps : public SequenceProgram {
         const int64_t kept = shared ? kept_bytes((t->history_size() + 16) * 4) : 0;
         add({}, {whole(to)}, false, [=](const Block &b) {
             static thread_local Buffer<float> memory;
-            const int64_t n = round_up(b.n, 4), heads_size = t->heads * t->room;
-            memory.reserve(3 * n * t->stride + 2 * heads_size + t->history_size());
-            float *x = memory.data(), *y = x + n * t->stride, *z = y + n * t->stride;
-            float *queries = z + n * t->stride, *sums = queries + heads_size;
-            float *history = shared ? reinterpret_cast<float *>(b.memory + kept) : sums + heads_size;
+            const int64_t n = round_up(b.n, 4);
+            memory.reserve(3 * n * t->stride + round_up(1 + t->count, 16) + t->history_size());
+            float *x = memory.data(), *y = x + n * t->stride, *z = y + n * t->stride, *scores = z + n * t->stride;
+            float *history = shared ? reinterpret_cast<float *>(b.memory + kept) : scores + round_up(1 + t->count, 16);
             std::memset(x, 0, static_cast<size_t>(3 * n * t->stride) * 4);
             for (int64_t s = 0; s < b.n; ++s)
                 kernels->add(t->items + b.ids[s * t->ids + t->column] * t->room, t->position, t->room, x + s * t->stride);
             kernels->layer(t->layers[0], x, t->stride, n, nullptr, y);
-            std::memset(queries, 0, static_cast<size_t>(heads_size) * 4);
-            const int64_t part = t->size / t->heads;
             int64_t known = 0;
             if (shared && !b.first) std::memcpy(&known, history + t->history_size(), sizeof known);
             for (int64_t s = 0; s < b.n; ++s) {
                 if (!shared || (b.first && s == 0)) known = t->place(*kernels, b.ids + s * t->ids, history);
                 t->place_target(*kernels, b.ids[s * t->ids + t->column], known, history);
-                for (int64_t h = 0; h < t->heads; ++h) std::copy_n(y + s * t->stride + h * part, part, queries + h * t->room + h * part);
-                const KeysValues<float> kv{history + (1 + t->count) * 2 * t->room + 8 * t->room, history + t->room, known, 2 * t->room, 0};
-                row_kernels->attention(queries, t->room, t->heads, kv, 1, t->room, sums, t->room);
-                for (int64_t h = 0; h < t->heads; ++h) std::copy_n(sums + h * t->room + h * part, part, z + s * t->stride + h * part);
+                kernels->attend_heads(y + s * t->stride, t->keys(history), t->values(history), known, t->heads, t->size / t->heads, scores,
+                                      z + s * t->stride);
             }
             if (shared && b.first) std::memcpy(history + t->history_size(), &known, sizeof known);
             kernels->layer(t->layers[1], z, t->stride, n, x, y);
@@ -142,8 +137,11 @@ class TransformerSteps : public SequenceProgram {
         LayerNorm norms[2];
         Unit slope{};
 
-        // Of a history: rows of keys and values, whole fours, and the keys transposed.
-        int64_t history_size() const { return (1 + count) * 2 * room + 8 * room + round_up(1 + count, 16) * room; }
+        // Of a history: rows of keys and values, whole sixteens, and both transposed.
+        int64_t places_room() const { return round_up(1 + count, 16); }
+        int64_t history_size() const { return 4 * places_room() * room; }
+        float *keys(float *history) const { return history + 2 * places_room() * room; }
+        float *values(float *history) const { return history + 3 * places_room() * room; }
 
         // Keys and values of the items of a sequence, behind those of the target; returns their number with the target.
         int64_t place(const SequenceKernels &kernels, const uint32_t *row, float *history) const {
@@ -153,16 +151,19 @@ class TransformerSteps : public SequenceProgram {
                 if (id == padding) continue;
                 kernels.add(keys_values + id * 2 * room, places + (1 + p) * 2 * room, 2 * room, history + known++ * 2 * room);
             }
+            const int64_t whole = round_up(known, 16);
             std::memset(history, 0, static_cast<size_t>(2 * room) * 4);
-            std::memset(history + known * 2 * room, 0, static_cast<size_t>(6 * room) * 4);
-            kernels.transpose(history, 2 * room, round_up(known, 4), room, round_up(known, 16), history + (1 + count) * 2 * room + 8 * room);
+            std::memset(history + known * 2 * room, 0, static_cast<size_t>((whole - known) * 2 * room) * 4);
+            kernels.transpose(history, 2 * room, whole, room, whole, keys(history));
+            kernels.transpose(history + room, 2 * room, whole, room, whole, values(history));
             return known;
         }
 
         void place_target(const SequenceKernels &kernels, uint32_t id, int64_t known, float *history) const {
+            const int64_t whole = round_up(known, 16);
             kernels.add(keys_values + id * 2 * room, places, 2 * room, history);
-            float *keys = history + (1 + count) * 2 * room + 8 * room;
-            for (int64_t j = 0; j < room; ++j) keys[j * round_up(known, 16)] = history[j];
+            float *key = keys(history), *value = values(history);
+            for (int64_t j = 0; j < size; ++j) key[j * whole] = history[j], value[j * whole] = history[room + j];
         }
     };
 

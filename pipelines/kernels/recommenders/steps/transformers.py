@@ -58,7 +58,7 @@ class TargetTransformer(Step):
         y = norm(x + joined(attention of q to k and v));  out = norm'(y + outer(f(inner(y))))
 
     f multiplies by `slope` below 0. Places with the id `padding` are left out. Sums run in the order of the inputs,
-    those of attention as in `pipelines.kernels.transformer.reference.attention`.
+    those over the keys in sixteen lanes.
 
     Attributes:
         out: Buffer "f4" of the width d of an item.
@@ -146,7 +146,7 @@ class TargetTransformer(Step):
             known = np.concatenate([[target], items[items != self.padding]])
             both = self.keys_values[known] + self.places[places]
             keys, values = both[:, :width], both[:, room : room + width]
-            attended[row] = reference.attention(queries[row : row + 1], keys, values, self.heads)[0]
+            attended[row] = _attention(queries[row], keys, values, self.heads)
         first, second, third, fourth = self.norms
         y = reference.layer_norm(_layer(attended, *joined) + x, first, second, self.epsilon)
         hidden = _layer(y, *inner)
@@ -294,6 +294,17 @@ class SequenceEncoder(Step):
             self.epsilon,
             [array for layer in layers for array in (layer.weight, layer.scale, layer.bias)],
         )
+
+
+def _attention(query: Array, keys: Array, values: Array, heads: int) -> Array:
+    """Attention of one query, float32 [d], over keys and values, float32 [t, d]."""
+    scores = np.zeros((heads, len(keys)), np.float32)
+    for factor, column in zip(query.reshape(heads, -1).T, keys.reshape(len(keys), heads, -1).T, strict=True):
+        scores = scores + factor[:, None] * column
+    weights = reference.exponential(scores - scores.max(axis=1, keepdims=True))
+    inverse = np.float32(1) / reference.sum_lanes(weights)
+    sums = reference.sum_lanes(values.reshape(len(values), heads, -1).transpose(1, 2, 0) * weights[:, None])
+    return np.asarray(sums * inverse[:, None]).ravel()
 
 
 def _layer(x: Array, weight: Array, bias: Array) -> Array:

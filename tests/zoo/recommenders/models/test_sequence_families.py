@@ -180,6 +180,11 @@ def test_next_items_of_a_catalogue(next_items):
     user = {"user_id": "u1", "history": "i3|i4"}
     ranked = next_items.rank(user, catalogue, 5)
     assert not {each["item"] for each in ranked} & {"i3", "i4"} and len(ranked) == 5
+    assert next_items.rank(user, catalogue)[:5] == ranked
+    assert next_items.retrieve(user, catalogue, 5) == [each["item"] for each in ranked]
+    without = next_items.rank(user, catalogue, 4, exclude=[ranked[0]["item"], "unknown"])
+    assert [each["item"] for each in without] == [each["item"] for each in ranked[1:]]
+    assert len(next_items.retrieve(user, catalogue, 999)) == len(catalogue) - 2
     full = [
         {"user_id": "u1", "history": "i3|i4", **rows.iloc[each["row"]][["price", "genres"]], "item_id": each["item"]}
         for each in ranked

@@ -144,6 +144,11 @@ def test_two_towers_are_judged_by_what_they_find(models, log, tmp_path):
     vectors = opened.predict(opened.encode(rows))["user"]
     best, scores = index.top(vectors, 3)
     assert [names[at] for at in best[0]] == [each["item"] for each in lines[:3]]
+    with log.open(newline="") as file:
+        user = next(csv.DictReader(file))
+    catalogue = opened.catalogue(log)
+    assert opened.retrieve(user, catalogue, 3) == [names[at] for at in best[0]]
+    assert opened.retrieve(user, catalogue, 2, exclude=[names[best[0][0]]]) == [names[at] for at in best[0][1:]]
     exact = index.codes.astype(int) @ np.rint(vectors[0] * 127).astype(int)
     assert sorted(exact, reverse=True)[:3] == np.rint(scores[0] * 127**2).astype(int).tolist()
 
