@@ -40,7 +40,7 @@ from zoo.recommenders.importers.inputs import Array, InputSource, input_arrays, 
 RANKER = "ranker.onnx"
 PROBABILITY = "probability"  # the output of one label; of several, those of this prefix
 CALIBRATION_ROWS = 4096
-TOLERANCE = 1e-6  # of probabilities
+TOLERANCE = 1e-5  # between probabilities of two orders of float32 sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,6 +325,8 @@ def _written(
                 f"{path}: its result {output.name} is {list(result.shape)}, expected a probability a row"
             )
     truth = np.concatenate([result.reshape(count, -1) for result in results], axis=1)
+    if len(outputs) == 1 and len(features.schema.labels) == 2 and _is_esmm(truth):
+        outputs, truth = [_without_conditional(model)], truth[:, 1:]
     labels = _labels(features.schema, outputs, truth.shape[1], path)
     names = [PROBABILITY] if truth.shape[1] == 1 else [f"{PROBABILITY}_{label}" for label in labels]
     if labels != features.schema.labels:
@@ -353,6 +355,24 @@ def _written(
         return Ranker(made, features, GENERIC, f"mapped as any graph: {why}", rows, difference)
     family, reason, features = family_of(made, features)
     return Ranker(made, features, family, reason, rows, difference, rewriter.pools)
+
+
+def _is_esmm(probabilities: Array) -> bool:
+    """Whether columns are those of ESMM in torch-rechub: of a conversion after a click, of a click, and of both."""
+    if probabilities.shape[1] != 3:
+        return False
+    after_click, click, both = probabilities.T
+    return bool(np.allclose(after_click * click, both, rtol=1e-5, atol=0))
+
+
+def _without_conditional(model: ir.Model) -> ir.Value:
+    """Leaves the first column out of the only result of a graph, and returns the rest."""
+    (output,) = model.graph.outputs
+    columns = edit.initializer(model.graph, "probability.columns", np.array([1, 2]), query.used_names(model.graph))
+    node = edit.node("Gather", [output, columns], f"{output.name}.labels", axis=1, dtype=ir.DataType.FLOAT)
+    model.graph.append(node)
+    model.graph.outputs[:] = node.outputs
+    return node.outputs[0]
 
 
 def _difference(model: ir.Model, rows: dict[str, Array], truth: Array) -> float:
