@@ -23,6 +23,7 @@ class DeepFMConfig(TrainConfig):
     """
 
     embedding_size: int = 32
+    dropout: float = 0.3
 
 
 class DeepFM(LazyModule):

@@ -24,6 +24,7 @@ class DLRMConfig(TrainConfig):
     """
 
     embedding_size: int = 32
+    dropout: float = 0.3
     bottom: tuple[int, ...] = (64,)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 class ESMMConfig(TrainConfig):
     """Training settings of ESMM; `hidden` are the widths of the layers of every tower."""
 
+    embedding_size: int = 32
     hidden: tuple[int, ...] = (128, 64)
     dropout: float = 0.3
     l2_embeddings: tuple[float, ...] = (10.0, 30.0)
@@ -33,7 +34,8 @@ class ESMM(LazyModule):
 
     The first label is the click, every other one a conversion, which is 0 where there is no click. All rows train
     pCTR and pCTCVR. A conversion has the probability pCTCVR; with `where`, which makes it a label of the clicked rows
-    alone, pCVR.
+    alone, pCVR. Every label's logit is that of a multilayer perceptron and the sum of the dot products of all pairs of
+    embeddings, as in DeepFM.
 
     Attributes:
         parents: Label whose probability multiplies that of each label, -1 where there is none.
@@ -45,11 +47,12 @@ class ESMM(LazyModule):
     def __init__(self, features: Features, config: ESMMConfig) -> None:
         from torch import nn
 
-        from zoo.recommenders.models.layers import Embeddings, counts, mlp
+        from zoo.recommenders.models.layers import Embeddings, FactorizationMachine, counts, mlp
 
         super().__init__()
-        _, self.numbers = counts(features)
+        fields, self.numbers = counts(features)
         self.embeddings = Embeddings(features.fields, config.embedding_size)
+        self.order2 = FactorizationMachine(fields, config.embedding_size)
         width = self.embeddings.width + self.numbers
         columns = features.schema.of("label")
         self.towers = nn.ModuleList(mlp(width, config.hidden, 1, config.dropout) for _ in columns)
@@ -68,8 +71,9 @@ class ESMM(LazyModule):
         """
         from zoo.recommenders.models.layers import concat_numbers
 
-        x = concat_numbers(self.embeddings(ids, scales), numbers, self.numbers)
-        return concatenated([tower(x) for tower in self.towers])
+        flat = self.embeddings(ids, scales)
+        x, pairs = concat_numbers(flat, numbers, self.numbers), self.order2(flat)
+        return concatenated([tower(x) + pairs for tower in self.towers])
 
     def losses(self, results: Any, ids: torch.Tensor, labels: torch.Tensor) -> Any:
         """Computes the cross-entropies of pCTR and of every pCTCVR, added.

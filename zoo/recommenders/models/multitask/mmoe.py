@@ -25,6 +25,7 @@ class MMoEConfig(TrainConfig):
         tower: Widths of the hidden layers of a label's tower.
     """
 
+    embedding_size: int = 32
     hidden: tuple[int, ...] = (128, 64)
     dropout: float = 0.3
     l2_embeddings: tuple[float, ...] = (10.0, 30.0)
@@ -33,10 +34,10 @@ class MMoEConfig(TrainConfig):
 
 
 class MMoE(LazyModule):
-    """Multi-gate mixture of experts: y_k = h_k(sum_e softmax(W_k x)_e f_e(x)) for every label k.
+    """Multi-gate mixture of experts: y_k = h_k(sum_e softmax(W_k x)_e f_e(x)) + y_FM for every label k.
 
     The experts f_e are multilayer perceptrons on the embeddings and numbers x, shared by all labels; the gate W_k and
-    the tower h_k are a label's own.
+    the tower h_k are a label's own. y_FM is the sum of the dot products of all pairs of embeddings, as in DeepFM.
     """
 
     labels: ClassVar = (1, 1000)
@@ -45,12 +46,13 @@ class MMoE(LazyModule):
     def __init__(self, features: Features, config: MMoEConfig) -> None:
         from torch import nn
 
-        from zoo.recommenders.models.layers import Embeddings, counts, mlp
+        from zoo.recommenders.models.layers import Embeddings, FactorizationMachine, counts, mlp
 
         super().__init__()
-        _, self.numbers = counts(features)
+        fields, self.numbers = counts(features)
         count = max(len(features.schema.labels), 1)
         self.embeddings = Embeddings(features.fields, config.embedding_size)
+        self.order2 = FactorizationMachine(fields, config.embedding_size)
         width = self.embeddings.width + self.numbers
         self.experts = experts(config.experts, width, config.hidden, config.dropout)
         self.gates = nn.ModuleList(nn.Linear(width, config.experts, bias=False) for _ in range(count))
@@ -70,10 +72,11 @@ class MMoE(LazyModule):
         """
         from zoo.recommenders.models.layers import concat_numbers
 
-        x = concat_numbers(self.embeddings(ids, scales), numbers, self.numbers)
+        flat = self.embeddings(ids, scales)
+        x, pairs = concat_numbers(flat, numbers, self.numbers), self.order2(flat)
         outputs = [expert(x) for expert in self.experts]
         mixtures = [mixture(gate(x), *outputs) for gate, mixture in zip(self.gates, self.mixtures, strict=True)]
-        return concatenated([tower(x) for tower, x in zip(self.towers, mixtures, strict=True)])
+        return concatenated([tower(x) + pairs for tower, x in zip(self.towers, mixtures, strict=True)])
 
 
 MMOE = TrainableRankingFamily(

@@ -32,6 +32,7 @@ class PLEConfig(TrainConfig):
         tower: Widths of the hidden layers of a label's tower.
     """
 
+    embedding_size: int = 32
     hidden: tuple[int, ...] = (128, 64)
     dropout: float = 0.3
     l2_embeddings: tuple[float, ...] = (10.0, 30.0)
@@ -78,7 +79,10 @@ class Extraction(LazyModule):
 
 
 class PLE(LazyModule):
-    """Progressive layered extraction: levels of experts, some of one label and some shared, then a tower a label."""
+    """Progressive layered extraction: levels of experts, some of one label and some shared, then a tower a label.
+
+    Every label's logit has the sum of the dot products of all pairs of embeddings added, as in DeepFM.
+    """
 
     labels: ClassVar = (1, 1000)
     widths: ClassVar = {"embeddings": ("embedding_size",), "levels.*.experts.*.*": ("hidden",), "towers.*": ("tower",)}
@@ -86,12 +90,13 @@ class PLE(LazyModule):
     def __init__(self, features: Features, config: PLEConfig) -> None:
         from torch import nn
 
-        from zoo.recommenders.models.layers import Embeddings, counts, mlp
+        from zoo.recommenders.models.layers import Embeddings, FactorizationMachine, counts, mlp
 
         super().__init__()
-        _, self.numbers = counts(features)
+        fields, self.numbers = counts(features)
         self.count = max(len(features.schema.labels), 1)
         self.embeddings = Embeddings(features.fields, config.embedding_size)
+        self.order2 = FactorizationMachine(fields, config.embedding_size)
         widths = [self.embeddings.width + self.numbers] + [config.hidden[-1]] * (config.levels - 1)
         self.levels = nn.ModuleList(
             Extraction(width, self.count, config, level == config.levels) for level, width in enumerate(widths, 1)
@@ -111,11 +116,12 @@ class PLE(LazyModule):
         """
         from zoo.recommenders.models.layers import concat_numbers
 
-        x = concat_numbers(self.embeddings(ids, scales), numbers, self.numbers)
+        flat = self.embeddings(ids, scales)
+        x, pairs = concat_numbers(flat, numbers, self.numbers), self.order2(flat)
         inputs = [x] * (self.count + 1)
         for level in self.levels:
             inputs = level(inputs)
-        return concatenated([tower(x) for tower, x in zip(self.towers, inputs, strict=True)])
+        return concatenated([tower(x) + pairs for tower, x in zip(self.towers, inputs, strict=True)])
 
 
 PLE_FAMILY = TrainableRankingFamily(

@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import itertools
 import json
 import subprocess
 import sys
@@ -108,6 +109,24 @@ def test_answers_of_a_server(models, family):
         assert [found[f"probability_{label}"] for label in LABELS] == pytest.approx(
             [wanted[f"probability_{label}"] for label in LABELS], abs=1e-7
         )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pairs_of_vectors_are_multiplied(models, log, family):
+    """Without its towers, every logit is the sum of the dot products of all pairs of embeddings."""
+    about, network = zoo.entry(family).network(models[family])
+    (rows, *_) = zoo.pipeline(models[family], engine="onnxruntime").rows(str(log))
+    ids, numbers, scales = (torch.from_numpy(getattr(rows, name)) for name in ("ids", "numbers", "scales"))
+    with torch.inference_mode():
+        for tower in network.towers:
+            tower[-1].weight.zero_()
+            tower[-1].bias.zero_()
+        vectors = network.embeddings(ids, scales).split(about["config"].embedding_size, 1)
+        expected = sum((a * b).sum(1) for a, b in itertools.combinations(vectors, 2))
+        found = network(ids, numbers, scales)
+    assert found.shape[1] == 2 and expected.abs().max() > 0.01
+    for logits in found.T:
+        np.testing.assert_allclose(logits.numpy(), expected.numpy(), atol=1e-4)
 
 
 def test_missing_labels_do_not_train(log, tmp_path):
