@@ -29,6 +29,9 @@ class DCNv2Config(TrainConfig):
     """
 
     embedding_size: int = 32
+    dropout: float = 0.3
+    learning_rate: float = 1e-3
+    l2_embeddings: tuple[float, ...] = (30.0, 1000.0, 20000.0)
     l2_layers: float = 20.0
     layers: int = 2
     rank: int = 32

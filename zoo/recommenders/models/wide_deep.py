@@ -117,7 +117,9 @@ class WideDeepConfig(TrainConfig):
     """Training settings of Wide & Deep on any log; tables have 32 columns, as in the paper."""
 
     embedding_size: int = 32
+    learning_rate: float = 1e-3
     dropout: float = 0.3
+    l2_embeddings: tuple[float, ...] = (30.0, 1000.0, 20000.0)
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,6 @@ class CriteoConfig(WideDeepConfig):
     categorical: int = CATEGORICAL
     buckets: int = BUCKETS
     hidden: tuple[int, ...] = (1024, 512, 256)
-    learning_rate: float = 1e-3
     ema: float = 0.98
     l2_embeddings: tuple[float, ...] = (5000.0,)
     l2_scalars: float = 8.0
